@@ -242,7 +242,7 @@ class AcesoActions:
     # -- micro batches ----------------------------------------------------------------------------
 
     def _resized(self, config: AcesoConfig, *, grow: bool) -> AcesoConfig | None:
-        """The next micro batch size; every stage chooses its degrees anew."""
+        """The next micro batch size, with new degrees for every stage."""
         sizes = self.model.inputs.micro_batches
         position = sizes.index(config.micro_batch) + (1 if grow else -1)
         if not 0 <= position < len(sizes):

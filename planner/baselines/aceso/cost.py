@@ -49,7 +49,7 @@ class AcesoRepairs:
     all_gpus: bool = True
     """Else the first configuration gives no stage more GPUs than the largest tensor degree."""
     last_output: bool = True
-    """Else the last stage pays for sending its output, the logits, to nobody."""
+    """Else the last stage pays for sending its output, the logits, although no stage follows."""
     sync: bool = True
     """Else summing gradients is free."""
     any_size: bool = True

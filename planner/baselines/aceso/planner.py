@@ -33,7 +33,7 @@ from planner.baselines.shared import equal_gpus
 from planner.compare.interface import Case, Mode, Proposal
 
 PROMISING = 1.2
-"""A configuration is worth going on from later if it is at most so much slower than the best."""
+"""A configuration stays open if it is slower than the best by at most this factor."""
 RETURNS_MAX = 5
 """Times that the search comes back to an explored configuration when nothing else is left."""
 

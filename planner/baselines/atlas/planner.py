@@ -83,7 +83,7 @@ def place_stages(
 def layouts(
     inputs: AtlasInputs, mode: Mode, shape_fits: Callable[[int, int], bool]
 ) -> Iterator[AtlasLayout]:
-    """All layouts; ``shape_fits`` says whether so many stages hold such a micro batch."""
+    """All layouts; ``shape_fits`` tells whether stages hold a micro batch."""
     for pp in range(1, inputs.layer_count):
         for size in sorted(inputs.micro_batches):
             if not shape_fits(pp, size):

@@ -141,7 +141,7 @@ def move_around(
         if here in movers:
             device, there = movers[here], int(gain[here].argmax())
         else:
-            device, there = moves[-1][0], start  # Nobody may leave: the last mover goes home.
+            device, there = moves[-1][0], start  # No device may leave: the last mover returns.
         closing.append(float(gain[here, start]))
         gained.append(gained[-1] + float(gain[here].max()))
         moves.append((device, here))

@@ -23,7 +23,7 @@ MENU: dict[int, tuple[tuple[int, ...], ...]] = {
     7: ((4, 2, 1), (2, 2, 2, 1)),
     8: ((8,), (4, 4), (4, 2, 2)),
 }
-"""TP groups that so many GPUs of a machine may form."""
+"""TP groups that a number of GPUs of a machine may form."""
 
 
 def tp_groups(

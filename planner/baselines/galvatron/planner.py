@@ -34,7 +34,7 @@ MICRO_BATCHES = (1, 2, 4)
 """Sizes of micro batch per device that were profiled; others are not considered."""
 LARGE_MEMORY_MB = 20 * 1024
 RESERVED_SHARE = 0.2
-"""What is left free of a large memory."""
+"""Memory that stays free on GPUs with a large memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class GalvatronPlan:
 def layer_seconds(
     inputs: GalvatronInputs, strategy: Strategy, samples: float, *, sync: bool = True
 ) -> float:
-    """Seconds of a layer for so many samples over all replicas; with ``sync``, in the last pass."""
+    """Seconds of a layer for the samples of all replicas; with ``sync``, in the last pass."""
     t, d = strategy.t, strategy.d
     forward = inputs.forward_ms * (samples / d) / t
     backward = 2 * forward
@@ -286,7 +286,7 @@ def _plan(inputs: GalvatronInputs, stages: int, chunks: int) -> GalvatronPlan | 
 
 
 def strategies(inputs: GalvatronInputs, stages: int) -> Iterator[Strategy]:
-    """All ways to use the devices of one of so many stages, narrow TP first."""
+    """All ways to use the devices of one of ``stages`` stages, narrow TP first."""
     devices = inputs.devices // stages
     for t in _powers(min(devices, inputs.tp_max)):
         d = devices // t

@@ -62,7 +62,7 @@ def _share_slices(capacities: Sequence[float], demands: Sequence[float]) -> list
         while position < reserved:
             position += 1
             if left[stage] <= slices[position - 1]:
-                break  # Nobody's for now; the next stage starts behind it.
+                break  # Unassigned for now; the next stage starts after it.
             give(position - 1, stage)
     free = [index for index, owner in enumerate(owners) if owner < 0]
     for count, index in enumerate(reversed(free)):

@@ -25,7 +25,7 @@ def device_groups(
 
 
 def _ascending(shapes: Sequence[int], count: int, total: int) -> Iterator[tuple[int, ...]]:
-    """Non-decreasing tuples of so many shapes with that total, in lexicographic order."""
+    """Non-decreasing tuples of ``count`` shapes with that total, in lexicographic order."""
     if count == 0:
         if total == 0:
             yield ()

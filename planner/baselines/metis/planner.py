@@ -120,7 +120,7 @@ def partition(
     """Cuts that balance speed and fit in memory, the memory left over, the attempts made."""
     try:
         return _partition(inputs, ranks, chosen, batches, repairs)
-    except KeyError:  # A kind was never profiled with so many ranks or samples.
+    except KeyError:  # The profile lacks this number of ranks or samples.
         return None, None, 0
 
 

@@ -42,9 +42,9 @@ class OobleckInputs:
     """Of each layer, for one micro batch on one GPU."""
     backward: tuple[float, ...]
     within: Mapping[int, tuple[float, ...]]
-    """All-reduce of each layer among so many GPUs of a node, by powers of two."""
+    """All-reduce of each layer by number of GPUs of a node, in powers of two."""
     between: tuple[float, ...]
-    """All-reduce of the first layer among so many pipelines, from 0 on."""
+    """All-reduce of the first layer by number of pipelines, from 0 on."""
     memory_bytes: tuple[float, ...]
     """Of each layer: 6 x its parameters and its activations."""
     node_memory_bytes: float
@@ -145,7 +145,7 @@ class OobleckTemplates:
         self._found: dict[tuple[int, int, int], _Pipelines | None] = {}
 
     def template(self, nodes: int) -> OobleckTemplate | None:
-        """The best pipeline for so many nodes, the one of fewest stages among equals."""
+        """The best pipeline for ``nodes`` nodes, the one with the fewest stages among equals."""
         best = None
         for stages in range(nodes, self.layers + 1):
             found = self._pipelines(stages, nodes, self.inputs.gpus_per_node)

@@ -24,7 +24,7 @@ from planner.compare.interface import Mode
 BUDGET_STEPS = 100
 """``fixed`` tells budgets apart by such shares of the whole."""
 STAGES_TRIED_MAX = {"published": 1_000_000, "fixed": 250_000}
-"""It stops after so many: with three kinds there are millions, and what it finds comes early."""
+"""Plans after which it stops; with three kinds there are millions, and good ones come early."""
 Left = tuple[tuple[int, ...], ...]
 """GPUs that are left in each zone of a region, by kind."""
 Order = tuple[str, ...]
@@ -316,7 +316,7 @@ class _Walk:
                 if here:
                     column.append(((zone, kind, tp), here))
                 wanted -= here
-                # Kept for zones that were passed: what is left of them still counts.
+                # Kept for zones already passed: their remaining GPUs still count.
                 rest[place][kind] -= here * tp
             if wanted:
                 return (), left

@@ -15,7 +15,7 @@ STATE_BYTES_PER_PARAMETER = 24
 OVERHEAD_BYTES = {True: 2e9, False: 3e9}
 """What a GPU holds besides, with TP 1 and with more."""
 SPEEDUP_LEAST = 1.5
-"""A TP degree must be so much faster than the one before to be worth its GPUs."""
+"""A TP degree must be faster than the one before by this factor to be worth its GPUs."""
 
 
 def stage_fits(

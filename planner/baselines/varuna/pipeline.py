@@ -86,9 +86,9 @@ def own_orders(pipeline: Pipeline) -> list[list[Pass]]:
 
 
 def simulate_us(pipeline: Pipeline, mode: Mode = "fixed") -> float | None:
-    """Time of an iteration by running every stage's passes; ``None`` for a deadlock.
+    """Iteration time by running every stage's passes; ``None`` for a deadlock.
 
-    Beyond so many micro batches a pipeline has long found its rhythm, and goes on in it.
+    A pipeline with more micro batches than the limit is extrapolated at its steady pace.
     """
     more = pipeline.micro_batches - MICRO_BATCHES_MAX
     if more <= 0:

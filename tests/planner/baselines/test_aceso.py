@@ -81,7 +81,7 @@ def test_a_stage_pays_for_work_and_messages_in_every_step():
     inputs, config = inputs_of(3.0, 3.0, 6.0), config_of(2, (2, 2, 1), (1, 1, 2))
     judged = AcesoModel(inputs, PUBLISHED).judge(config)
     # Work of 6 x 2 / 2 and 6 ms; 4 MB come in at 4 MB/ms and leave between the nodes at 1; then
-    # 2 MB per replica come and leave between nodes, the last for nobody.
+    # 2 MB per replica come and leave between nodes, the last although no stage follows.
     assert judged.step_ms == pytest.approx([6 + 1 + 4, 6 + 2 + 2])
     assert judged.times_ms == pytest.approx([11 * 3 + 21, 10 * 3 + 21])
     fixed = AcesoModel(inputs, FIXED).judge(config)
