@@ -12,7 +12,7 @@ from agents.rpc.signing import read_key
 from agents.store import check_address
 from sailord.capacity.core.model import Policy
 from sailord.core.options import Options
-from sailord.providers.config import Choice, read_provider
+from sailord.providers.config import ProviderConfig, read_provider
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.cluster_file import load_cluster
 from simulator.documents.fields import InvalidValue, Table, open_table, quote
@@ -71,7 +71,7 @@ class Config:
     options: Options
     webhooks: Webhooks
     capacity: Policy = field(default_factory=Policy)
-    provider: Choice | None = None
+    provider: ProviderConfig | None = None
     """Where machines come from; ``None``: they come by themselves."""
 
 

@@ -28,7 +28,7 @@ from agents.store import (
 )
 from agents.store.sqlite_store import EmbeddedStore
 from sailord.api.app import Api, build_app, build_public_app
-from sailord.capacity.loop import Procurer
+from sailord.capacity.loop import CapacityLoop
 from sailord.cluster_records import Gateway, World
 from sailord.config import Config
 from sailord.controller.agent_client import Calls
@@ -75,7 +75,7 @@ class Daemon:
     shell: Shell
     api: Api
     outgoing: Outgoing
-    procurer: Procurer | None = None
+    procurer: CapacityLoop | None = None
     """Only where a provider is configured."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     _is_ready: bool = False
@@ -315,7 +315,9 @@ def _assemble(config: Config, store: Store, state: StateFolder, key: bytes) -> D
     if config.provider is not None:
         provider = open_provider(config.provider, config.cluster, clock.now)
         own = Gateway(store, keys)
-        procurer = Procurer(config, provider, config.capacity, shell, shell.planning, own, clock)
+        procurer = CapacityLoop(
+            config, provider, config.capacity, shell, shell.planning, own, clock
+        )
         api.procurer = procurer
     return Daemon(
         config, store, state, clock, gateway, election, shell, api, outgoing, procurer, woken

@@ -20,7 +20,7 @@ from agents.rpc.signing import Verifier
 from agents.store import StoreError, StoreUnavailable
 from sailord.api.load_limits import BODY_S, DOOR, BodyLate, Door
 from sailord.api.types import Problems, ProblemView
-from sailord.capacity.loop import Procurer
+from sailord.capacity.loop import CapacityLoop
 from sailord.cluster_records import Gateway
 from sailord.config import Config
 from sailord.controller.loop import Shell
@@ -71,7 +71,7 @@ class Api:
     key: bytes
     woken: asyncio.Event
     """Set so that the store is read now."""
-    procurer: Procurer | None = None
+    procurer: CapacityLoop | None = None
     """Only where a provider is configured."""
     leader: Leader | None = None
     plans_seen: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = field(

@@ -14,7 +14,7 @@ from sailord.api.app import API, Api, answer
 from sailord.api.types import CapacityGlance
 from sailord.capacity.core.budget import spent_usd, unpriced, usd_left, usd_per_hour
 from sailord.capacity.core.decide import obtainable
-from sailord.capacity.core.model import Capacity, Machine, Stop
+from sailord.capacity.core.model import CapacityState, RentedInstance, Stop
 from sailord.capacity.core.planner_view import agents_of
 from sailord.core.state import State
 from sailord.planning.machine_lifetimes import pool_label
@@ -141,7 +141,7 @@ async def show_capacity(request: web.Request) -> web.Response:
 def capacity_of(api: Api) -> CapacityView:
     """The view of this sailord's own knowledge."""
     procurer, shell = api.procurer, api.shell
-    capacity = Capacity(api.config.capacity) if procurer is None else procurer.state
+    capacity = CapacityState(api.config.capacity) if procurer is None else procurer.state
     offered = () if procurer is None else procurer.provider.pools
     kind = None if api.config.provider is None else kind_of(api.config.provider)
     return capacity_view(kind, capacity, offered, shell.state, shell.observed.history)
@@ -149,7 +149,7 @@ def capacity_of(api: Api) -> CapacityView:
 
 def capacity_view(
     kind: str | None,
-    capacity: Capacity,
+    capacity: CapacityState,
     offered: Sequence[Pool],
     state: State,
     history: History,
@@ -192,9 +192,9 @@ def glance_of(api: Api) -> CapacityGlance | None:
     )
 
 
-def _pool_view(capacity: Capacity, pool: Pool, asked: int, history: History) -> PoolView:
+def _pool_view(capacity: CapacityState, pool: Pool, asked: int, history: History) -> PoolView:
     here = [_state_of(m) for m in capacity.machines.values() if m.instance.pool == pool]
-    rest = capacity.rests.get(pool)
+    rest = capacity.cooldowns.get(pool)
     quotas = [quota for quota in capacity.quotas or () if pool in quota.pools]
     life = history.record(pool_label(pool.gpu, pool.zone, is_spot=pool.spot), capacity.now)
     return PoolView(
@@ -217,7 +217,7 @@ def _pool_view(capacity: Capacity, pool: Pool, asked: int, history: History) -> 
     )
 
 
-def _state_of(machine: Machine) -> MachineState:
+def _state_of(machine: RentedInstance) -> MachineState:
     if machine.ended_at is not None:
         return "ended"
     if machine.why:
@@ -229,7 +229,7 @@ def _state_of(machine: Machine) -> MachineState:
     return "up" if machine.joined_at is not None else "awaited"
 
 
-def _machine_view(capacity: Capacity, machine: Machine) -> MachineView:
+def _machine_view(capacity: CapacityState, machine: RentedInstance) -> MachineView:
     instance, pool = machine.instance, machine.instance.pool
     return MachineView(
         id=instance.id,
@@ -247,7 +247,7 @@ def _machine_view(capacity: Capacity, machine: Machine) -> MachineView:
     )
 
 
-def _strangers(capacity: Capacity, state: State) -> tuple[str, ...]:
+def _strangers(capacity: CapacityState, state: State) -> tuple[str, ...]:
     if capacity.observed_at is None:
         return ()  # Before the first look everybody would be one.
     known = {machine.instance.node for machine in capacity.machines.values()}
@@ -255,7 +255,7 @@ def _strangers(capacity: Capacity, state: State) -> tuple[str, ...]:
     return tuple(sorted(name for name in agents if name not in known))
 
 
-def _money_view(capacity: Capacity) -> MoneyView:
+def _money_view(capacity: CapacityState) -> MoneyView:
     policy = capacity.policy
     return MoneyView(
         spent_usd=spent_usd(capacity),

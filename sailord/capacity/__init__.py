@@ -1,1 +1,1 @@
-"""Which machines to rent: pure decisions, and the loop that runs them."""
+"""Rents and deletes instances: pure decisions in ``core``, and the loop that runs them."""

@@ -1,7 +1,7 @@
-"""Carries messages between the decisions about capacity and a provider, and decides nothing.
+"""Runs the capacity decisions: feeds them events, executes their commands at the provider.
 
-The books are stored under our term as leader before anything is asked for, so that whoever leads
-next knows what may have been made. Whatever takes long runs by itself and ends in an event.
+The record is stored under the leader's term before a request is sent, so that the next leader knows
+what may have been made. Slow calls run as tasks and end in an event.
 """
 
 from __future__ import annotations
@@ -21,64 +21,71 @@ from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.records import Intent, JobId
 from agents.store import Put, StoreError
 from sailord.capacity.cluster_view import ClusterView
-from sailord.capacity.core.budget import usd_left, usd_per_hour_most
-from sailord.capacity.core.decide import books_of, decide
+from sailord.capacity.core.budget import usd_left, usd_per_hour_limit
+from sailord.capacity.core.decide import decide, record_of
 from sailord.capacity.core.model import (
     AgentsCounted,
-    Answered,
-    Books,
-    Capacity,
+    CapacityRecord,
+    CapacityState,
     Command,
     Create,
     Delete,
     DeletionAnswered,
     Drain,
     Event,
+    Log,
     Observed,
-    Passed,
+    PauseJob,
     Policy,
-    Priced,
+    PricesRead,
     QuotasRead,
-    Say,
+    RequestAnswered,
     SteppedDown,
-    StopWork,
-    Targeted,
+    TargetSet,
+    Tick,
     TookOver,
 )
-from sailord.capacity.core.planner_view import agents_of, question_of, target_of
+from sailord.capacity.core.planner_view import agents_of, pool_supplies, target_of
 from sailord.cluster_records import Gateway
 from sailord.config import Config
 from sailord.core.phases import Held
 from sailord.planning.messages import CapacityAnswer, CapacityRequest, PoolSupply
 from sailord.planning.pool import PlannerPool
-from sailord.providers.interface import Ask, Deleted, InDoubt, Notice, Provider, ProviderError
+from sailord.providers.interface import (
+    DeleteResult,
+    InDoubt,
+    InstanceRequest,
+    Notice,
+    Provider,
+    ProviderError,
+)
 from simulator.documents.problems import InputError
 
 log = structlog.get_logger("sailord")
 
 TICK_S = 0.5
 READ_S = 300.0
-"""How often prices and quotas are read, ..."""
+"""Interval at which prices and quotas are read, ..."""
 READ_AGAIN_S = 30.0
-"""... again if that fails, as nothing is asked for without them, ..."""
+"""... after a failure, as no request is sent without them, ..."""
 QUOTAS_S = 5.0
-"""... and quotas as soon as machines have come or gone, if they were not just read."""
+"""... and for quotas after instances came or went."""
 SAVE_S = 10.0
-"""The books are stored at the latest, as long as they change."""
+"""A changed record is stored within this time."""
 RETRY_S = 0.5
 WANT_S = 2.0
-"""Between two questions which machines to want."""
+"""Interval of questions to the planner, if something changed; ..."""
 WANT_AGAIN_S = 300.0
-"""An answer is asked for anew after so long, though nothing has changed."""
+"""... and if nothing changed."""
 WANT_TIMEOUT_S = 120.0
 MOVE_S = 60.0
-"""Assumed for a move to machines that are not there yet; the move itself is judged by its own
-price when they are."""
+"""Assumed duration of a reconfiguration to instances that do not exist yet; the real one is judged
+by its own cost."""
 
 
 @dataclass(eq=False)
-class Procurer:
-    """One leader's hands at a provider."""
+class CapacityLoop:
+    """Rents and deletes instances at a provider while this process is the leader."""
 
     config: Config
     provider: Provider
@@ -88,48 +95,48 @@ class Procurer:
     gateway: Gateway
     clock: Clock
     new_id: Callable[[], str] = lambda: str(uuid.uuid4())
-    """Something that nobody ever gave before, nor will."""
-    state: Capacity = field(init=False)
+    """A globally unique id."""
+    state: CapacityState = field(init=False)
     _term: int | None = None
     _events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
-    """Machines have come or gone, so that quotas are other ones."""
+    """Instances came or went, so quotas have changed."""
     _unsaved: asyncio.Event = field(default_factory=asyncio.Event)
-    """The same, and the books do not show it yet."""
+    """The same, and the stored record lacks it."""
     _saving: asyncio.Lock = field(default_factory=asyncio.Lock)
     _tasks: Tasks = field(default_factory=Tasks)
-    _saved: Books | None = None
+    _saved: CapacityRecord | None = None
     _asked: tuple[object, ...] = ()
     _asked_at: float = float("-inf")
 
     def __post_init__(self) -> None:
-        self.state = Capacity(self.policy, self.clock.now())
+        self.state = CapacityState(self.policy, self.clock.now())
 
     async def check(self) -> None:
-        """Raise ``InputError`` for what a person must put right; a provider that is away is not.
+        """Raise ``InputError`` for configuration errors, unless instances may exist already.
 
-        What is rented already needs its head more than a faultless file: a key that expired is
-        then told, and no reason to stay away.
+        Rented instances need a running sailord, so that an expired key is only logged then. A
+        provider that does not answer is no error.
         """
         try:
             await self.provider.check()
         except ProviderError as error:
-            log.warning("the provider cannot be asked yet", error=str(error))
+            log.warning("the provider does not answer yet", error=str(error))
         except InputError as error:
             if not await self._may_have_machines():
                 raise
-            log.error("nothing more can be rented", error=str(error))
+            log.error("no further instance can be rented", error=str(error))
 
     async def _may_have_machines(self) -> bool:
         try:
             entry = await self.gateway.store.get(self.gateway.keys.capacity)
-            books = Books() if entry is None else decode(Books, entry.value)
+            books = CapacityRecord() if entry is None else decode(CapacityRecord, entry.value)
         except (StoreError, WireError):
             return True
         return bool(books.machines or books.asks)
 
     async def run(self) -> None:
-        """Follow the leadership for ever, and look, ask and delete while we have it."""
+        """Run for ever; act only while this process is the leader."""
         try:
             async with asyncio.TaskGroup() as group:
                 for work in (
@@ -169,14 +176,14 @@ class Procurer:
                 self._tasks.start(self._delete(command.ids))
             case Drain():
                 self._tasks.start(self._drain(command))
-            case StopWork():
+            case PauseJob():
                 self._tasks.start(self._pause(command.why))
-            case Say():
+            case Log():
                 log.info("capacity", text=command.text)
             case _:
                 assert_never(command)
 
-    # ---- leading ------------------------------------------------------------------------------
+    # ---- leadership and storage ---------------------------------------------------------------
 
     async def _tick(self) -> None:
         while True:
@@ -190,29 +197,31 @@ class Procurer:
                 if self.cluster.is_store_available:
                     agents, in_use = agents_of(self.cluster.state)
                     self._feed(AgentsCounted(now, agents, in_use))
-                self._feed(Passed(now))
+                self._feed(Tick(now))
             await asyncio.sleep(TICK_S)
 
     async def _take_over(self, term: int) -> None:
         try:
             entry = await self.gateway.store.get(self.gateway.keys.capacity)
-            books = Books() if entry is None else decode(Books, entry.value)
+            books = CapacityRecord() if entry is None else decode(CapacityRecord, entry.value)
         except StoreError:
-            return  # The next tick tries again; until then nothing is asked for.
+            return  # The next tick tries again; no request until then.
         except WireError as error:
-            log.error("the books of capacity cannot be read: nothing is rented", error=str(error))
+            log.error(
+                "unreadable capacity record in the store; nothing is rented", error=str(error)
+            )
             return
         self._term, self._asked, self._saved = term, (), books
-        # Not the term: a store that was made anew counts from the same number again.
+        # Not the term: a new store starts at the same number.
         self._feed(TookOver(self.clock.now(), self.new_id(), books))
         self._tasks.start(self._read())
         self._tasks.start(self._look())
 
     async def _save(self) -> bool:
-        """Store what the next leader must know; ``False``: somebody else leads."""
-        async with self._saving:  # Older books never come after newer ones.
+        """Store the record; return False if another process is the leader."""
+        async with self._saving:  # An older record never replaces a newer one.
             while True:
-                term, books = self._term, books_of(self.state)
+                term, books = self._term, record_of(self.state)
                 if term is None or not self.state.prefix:
                     return False
                 order = Put(self.gateway.keys.capacity, encode(books))
@@ -220,19 +229,19 @@ class Procurer:
                     if not await self.gateway.write_as_leader(term, [order]):
                         return False
                 except StoreError as error:
-                    log.warning("the store did not take the books", error=str(error))
+                    log.warning("cannot store the capacity record", error=str(error))
                     await asyncio.sleep(RETRY_S)
                 else:
                     self._saved = books
                     return True
 
     async def _keep(self) -> None:
-        """Store the books at times, and as soon as machines have come or gone."""
+        """Store the record every ``SAVE_S``, and as soon as instances came or went."""
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._unsaved.wait(), SAVE_S)
             self._unsaved.clear()
-            if self._term is not None and self._saved != books_of(self.state):
+            if self._term is not None and self._saved != record_of(self.state):
                 await self._save()
 
     # ---- the provider -------------------------------------------------------------------------
@@ -263,22 +272,22 @@ class Procurer:
         try:
             prices = await self.provider.prices()
         except ProviderError as error:
-            log.warning("prices cannot be read", error=str(error))
+            log.warning("cannot read prices", error=str(error))
             return False
-        self._feed(Priced(self.clock.now(), prices))
+        self._feed(PricesRead(self.clock.now(), prices))
         return True
 
     async def _read_quotas(self) -> bool:
         try:
             quotas = await self.provider.quotas()
         except ProviderError as error:
-            log.warning("quotas cannot be read", error=str(error))
+            log.warning("cannot read quotas", error=str(error))
             return False
         self._feed(QuotasRead(self.clock.now(), tuple(quotas)))
         return True
 
     async def _follow_quotas(self) -> None:
-        """What an ask took away, and a machine that went gave back, is known soon."""
+        """Read quotas soon after instances came or went."""
         while True:
             await self._moved.wait()
             await asyncio.sleep(QUOTAS_S)
@@ -286,20 +295,20 @@ class Procurer:
             if self._term is not None:
                 await self._read_quotas()
 
-    async def _create(self, ask: Ask) -> None:
+    async def _create(self, ask: InstanceRequest) -> None:
         if not await self._save():
-            return  # Nobody was asked, and whoever leads now does not know of it.
+            return  # Not sent: the new leader does not know of it.
         try:
             outcome = await self.provider.create(ask)
         except ProviderError as error:
             outcome = InDoubt(ask.request_id, str(error))
-        self._feed(Answered(self.clock.now(), outcome))
+        self._feed(RequestAnswered(self.clock.now(), outcome))
 
     async def _delete(self, ids: tuple[str, ...]) -> None:
         try:
             deleted = await self.provider.delete(ids)
         except ProviderError as error:
-            deleted = Deleted((), dict.fromkeys(ids, str(error)))
+            deleted = DeleteResult((), dict.fromkeys(ids, str(error)))
         self._feed(DeletionAnswered(self.clock.now(), deleted))
 
     async def _hear(self) -> None:
@@ -308,7 +317,7 @@ class Procurer:
                 self._tasks.start(self._warn(notice))
 
     async def _warn(self, notice: Notice) -> None:
-        """The same as if the agent had warned: once for each machine."""
+        """Preempt the node once, as its agent's own notice would."""
         leaves_at = notice.at + notice.seconds
         id_ = f"capacity-{notice.kind}-{notice.instance}"
         reason = f"the provider announced {notice.kind}"
@@ -339,12 +348,12 @@ class Procurer:
     async def _want(self) -> None:
         active, now = self.cluster.state.active, self.clock.now()
         if active is not None and isinstance(active.phase, Held):
-            return  # A person decides; what it has in memory stays.
+            return  # Keep the instances: they hold the job's state while an operator decides.
         if active is None or self.state.stop:
             self._asked = ()
-            self._feed(Targeted(now, {}))
+            self._feed(TargetSet(now, {}))
             return
-        pools = question_of(self.state, self.provider.pools, self.cluster.state)
+        pools = pool_supplies(self.state, self.provider.pools, self.cluster.state)
         key = (active.job, pools)
         if key == self._asked and now < self._asked_at + WANT_AGAIN_S:
             return
@@ -353,12 +362,12 @@ class Procurer:
             return
         self._asked, self._asked_at = key, now
         log.info("capacity wanted", why=wanted.why, counts=wanted.counts)
-        after = question_of(self.state, self.provider.pools, self.cluster.state)
+        after = pool_supplies(self.state, self.provider.pools, self.cluster.state)
         if _up(after) != _up(pools):
-            self._asked = ()  # What came meanwhile was not in the question: it is no surplus yet.
+            self._asked = ()  # Outdated: instances that came meanwhile are no surplus.
         elif wanted.counts is not None:
             target = target_of(self.provider.pools, pools, wanted.counts)
-            self._feed(Targeted(self.clock.now(), target))
+            self._feed(TargetSet(self.clock.now(), target))
 
     async def _ask_planner(
         self, job: JobId, pools: tuple[PoolSupply, ...]
@@ -374,7 +383,7 @@ class Procurer:
             cluster_file=self.config.cluster_file,
             profiles=self.config.profiles,
             pools=pools,
-            usd_per_hour_max=usd_per_hour_most(self.state),
+            usd_per_hour_max=usd_per_hour_limit(self.state),
             move_s=MOVE_S,
             usd_left=usd_left(self.state),
             mix=self.policy.mix,
@@ -383,12 +392,12 @@ class Procurer:
         return await self.planner.ask_capacity(request, timeout_s=WANT_TIMEOUT_S)
 
 
-def _there(state: Capacity) -> tuple[frozenset[str], frozenset[str]]:
-    """What draws on quotas: machines, and asks that are not answered."""
+def _there(state: CapacityState) -> tuple[frozenset[str], frozenset[str]]:
+    """Return what draws on quotas: instances and pending requests."""
     up = (id_ for id_, machine in state.machines.items() if machine.ended_at is None)
     return frozenset(up), frozenset(state.asks)
 
 
 def _up(pools: tuple[PoolSupply, ...]) -> list[PoolSupply]:
-    """What is there, without what could be had."""
+    """Return what is up or requested, without what is available."""
     return [replace(pool, obtainable=0, usd_per_hour=None) for pool in pools]

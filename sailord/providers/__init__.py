@@ -1,1 +1,1 @@
-"""Where machines come from: one small interface, and those who speak it."""
+"""Providers of instances: one interface, and its implementations."""

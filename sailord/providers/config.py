@@ -1,4 +1,4 @@
-"""Which provider sailord's file names, read with all its mistakes at once, and opened."""
+"""Reads the section ``[provider]`` of sailord's file, and opens the provider that it names."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sailord.providers.emulated import EmulatedProvider, Kind
+from sailord.providers.emulated import EmulatedPool, EmulatedProvider
 from sailord.providers.gce.config import GceConfig, read_gce
 from sailord.providers.interface import Pool, Provider
 from sailord.providers.static import Host, StaticProvider
-from sailord.providers.trace import ReplayedProvider
+from sailord.providers.trace import TraceProvider
 from simulator.cluster.cluster import Cluster
 from simulator.documents.fields import Table
 from simulator.documents.problems import InputError
@@ -21,38 +21,38 @@ KINDS = ("gce", "static", "emulated", "trace")
 
 
 @dataclass(frozen=True, slots=True)
-class StaticChoice:
-    """A list of hosts."""
+class StaticConfig:
+    """Configuration of the provider ``static``."""
 
     hosts: tuple[Host, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class EmulatedChoice:
-    """Agents on this machine, as many as may be, or as a trace has it."""
+class EmulatedConfig:
+    """Configuration of the providers ``emulated`` and ``trace``."""
 
     folder: Path
     agent: str
-    kinds: tuple[Kind, ...]
+    kinds: tuple[EmulatedPool, ...]
     trace: Trace | None = None
     columns: tuple[Pool, ...] = ()
     speed: float = 1.0
 
 
-Choice = GceConfig | StaticChoice | EmulatedChoice
+ProviderConfig = GceConfig | StaticConfig | EmulatedConfig
 
 
 def read_provider(
     top: Table, *, folder: Path, cluster_name: str, cluster: Cluster | None
-) -> Choice | None:
-    """Read ``[provider]``; ``None`` where there is none, or where something is wrong with it."""
+) -> ProviderConfig | None:
+    """Read ``[provider]``; ``None`` if it is absent or has mistakes, which are reported."""
     if "provider" not in top:
         return None
     table = top.section("provider")
     kind = table.choice("kind", KINDS, required=True)
-    choice: Choice | None = None
+    choice: ProviderConfig | None = None
     if cluster is None:
-        return None  # Its own mistakes come first.
+        return None  # The cluster file has mistakes of its own, reported elsewhere.
     match kind:
         case "gce":
             choice = read_gce(
@@ -68,37 +68,35 @@ def read_provider(
     return choice
 
 
-def kind_of(choice: Choice) -> str:
-    """Which kind was chosen, as the file has it."""
+def kind_of(choice: ProviderConfig) -> str:
+    """Return the provider's kind, as the file names it."""
     match choice:
-        case StaticChoice():
+        case StaticConfig():
             return "static"
-        case EmulatedChoice():
+        case EmulatedConfig():
             return "emulated" if choice.trace is None else "trace"
         case GceConfig():
             return "gce"
 
 
-def open_provider(choice: Choice, cluster: Cluster, now: Callable[[], float]) -> Provider:
-    """Make ready to ask it; what it needs is imported only here."""
+def open_provider(choice: ProviderConfig, cluster: Cluster, now: Callable[[], float]) -> Provider:
+    """Open the provider; its libraries are imported only here."""
     match choice:
-        case StaticChoice():
+        case StaticConfig():
             return StaticProvider(choice.hosts, now, now())
-        case EmulatedChoice():
+        case EmulatedConfig():
             emulated = EmulatedProvider(choice.folder, choice.agent, choice.kinds, now)
             if choice.trace is None:
                 return emulated
-            return ReplayedProvider(
-                emulated, choice.trace, choice.columns, now, now(), choice.speed
-            )
+            return TraceProvider(emulated, choice.trace, choice.columns, now, now(), choice.speed)
         case GceConfig():
-            from sailord.providers.gce.provider import open_gce  # noqa: PLC0415 - only who rents needs it
+            from sailord.providers.gce.provider import open_gce  # noqa: PLC0415 - an optional package
 
             return open_gce(choice, cluster.catalogue)
 
 
 def _pool(table: Table, cluster: Cluster) -> Pool:
-    """Read a pool; what the catalogue knows of the machine type need not be said."""
+    """Read a pool; GPU kind and count default to those of the machine type."""
     catalogue, regions = cluster.catalogue, dict(cluster.zone_regions)
     zone = _known(table, "zone", lambda name: name if catalogue.zone_region(name, regions) else "")
     machine = _known(table, "machine", lambda name: catalogue.machine(name).name)
@@ -118,7 +116,7 @@ def _pool(table: Table, cluster: Cluster) -> Pool:
 
 
 def _known(table: Table, key: str, named: Callable[[str], str]) -> str:
-    """A name that the catalogue knows, spelt as it spells it; empty where something is wrong."""
+    """Read a name, and return it as the catalogue spells it; empty after a mistake."""
     text = table.text(key)
     if text is None:
         if key not in table:
@@ -132,10 +130,10 @@ def _known(table: Table, key: str, named: Callable[[str], str]) -> str:
 
 
 def _missing(table: Table, key: str) -> None:
-    table.report(key, "is missing", "say it for each of them")
+    table.report(key, "is missing", "every entry needs it")
 
 
-def _static(table: Table, cluster: Cluster) -> StaticChoice:
+def _static(table: Table, cluster: Cluster) -> StaticConfig:
     hosts: list[Host] = []
     for entry in table.tables("host"):
         name = entry.text("name")
@@ -148,13 +146,13 @@ def _static(table: Table, cluster: Cluster) -> StaticChoice:
         entry.finish()
     if not hosts and "host" not in table:
         table.report("host", "is missing", "add [[provider.host]] with name, zone and machine")
-    return StaticChoice(tuple(hosts))
+    return StaticConfig(tuple(hosts))
 
 
 def _emulated(
     table: Table, folder: Path, cluster: Cluster, *, is_replayed: bool
-) -> EmulatedChoice | None:
-    kinds: list[Kind] = []
+) -> EmulatedConfig | None:
+    kinds: list[EmulatedPool] = []
     columns = tuple(
         Pool(p.zone, p.machine, p.gpu, p.gpus_per_machine, p.spot) for p in cluster.pools
     )
@@ -167,8 +165,8 @@ def _emulated(
             entry.report("machine", f"is {pool} a second time", "list each pool once")
         if is_replayed and pool.machine and pool not in columns:
             cure = "add it there as a [[pool]]: a trace counts the pools of the cluster file"
-            entry.report("machine", f"is {pool}, which the cluster file does not have", cure)
-        kinds.append(Kind(pool, price, entry.integer("machines_max", default=8)))
+            entry.report("machine", f"is {pool}, which is not in the cluster file", cure)
+        kinds.append(EmulatedPool(pool, price, entry.integer("machines_max", default=8)))
         entry.finish()
     if not kinds:
         table.report(
@@ -188,7 +186,7 @@ def _emulated(
             return None
     if place is None or text is None:
         return None
-    return EmulatedChoice(folder / place, text, tuple(kinds), trace, columns, speed)
+    return EmulatedConfig(folder / place, text, tuple(kinds), trace, columns, speed)
 
 
 def _text(table: Table, key: str, path: Path | None) -> str | None:
@@ -197,6 +195,10 @@ def _text(table: Table, key: str, path: Path | None) -> str | None:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        table.report(key, f"{path} cannot be read: {why}", "name the file that agents share")
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        table.report(
+            key,
+            f"{path} cannot be read: {why}",
+            "name the configuration file that the agents share",
+        )
         return None

@@ -1,7 +1,6 @@
-"""Machines on this machine: each is an agent with emulated GPUs, in a folder of its own.
+"""A provider of emulated instances: each is an agent on this host, in a folder of its own.
 
-What there is stands in the folders, so that a sailord that starts anew finds its machines again
-and makes none of them twice.
+The folders hold the state, so that a restarted sailord finds its instances and repeats no request.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from typing import Any
 from agents.daemon.atomic_file import replace_file
 from agents.daemon.process_cleanup import end_all, mark_of
 from sailord.providers.interface import (
-    Ask,
-    Deleted,
+    DeleteResult,
     Granted,
     Instance,
+    InstanceRequest,
     Notice,
     Observation,
     Outcome,
@@ -41,8 +40,8 @@ ENDED_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """Machines that can be had here."""
+class EmulatedPool:
+    """A pool of the provider, with its price and its stock."""
 
     pool: Pool
     usd_per_hour: float
@@ -51,13 +50,13 @@ class Kind:
 
 @dataclass(eq=False)
 class EmulatedProvider:
-    """Starts agents as processes and ends them with all that they started."""
+    """Starts agents as processes, and ends them with all their children."""
 
     folder: Path
     agent: str
-    """The text of an agent's configuration, but for name, zone, machine and spot; relative paths
-    in it are seen from one machine's folder."""
-    kinds: tuple[Kind, ...]
+    """Text of the agents' configuration without name, zone, machine and spot; paths in it are
+    relative to an instance's folder."""
+    kinds: tuple[EmulatedPool, ...]
     now: Callable[[], float]
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _ended_at: dict[str, float] = field(default_factory=dict)
@@ -67,7 +66,7 @@ class EmulatedProvider:
         return tuple(kind.pool for kind in self.kinds)
 
     async def check(self) -> Sequence[Problem]:
-        """Nothing can be wrong that its file does not show."""
+        """Return nothing: reading the file has checked everything."""
         return ()
 
     async def observe(self) -> Observation:
@@ -80,23 +79,23 @@ class EmulatedProvider:
                 await self._end(instance.id)
         return Observation(at, tuple(found), ended_at=dict(self._ended_at))
 
-    async def create(self, ask: Ask) -> Outcome:
+    async def create(self, ask: InstanceRequest) -> Outcome:
         there = [instance for instance, _ in self._cards()]
         made = tuple(i for i in there if i.request_id == ask.request_id)
         if made:
             return Granted(ask.request_id, made)
         most = {kind.pool: kind.machines_max for kind in self.kinds}.get(ask.pool)
         if most is None:
-            return Refused(ask.request_id, "bad_request", f"there is no {ask.pool} here")
+            return Refused(ask.request_id, "bad_request", f"the provider has no pool {ask.pool}")
         count = min(ask.count, most - sum(i.pool == ask.pool for i in there))
         if count <= 0:
             return Refused(ask.request_id, "stockout", f"all {most} of {ask.pool} are up")
         return Granted(ask.request_id, tuple(self._start(ask) for _ in range(count)))
 
-    async def delete(self, ids: Sequence[str]) -> Deleted:
+    async def delete(self, ids: Sequence[str]) -> DeleteResult:
         for id_ in ids:
             await self._end(id_)
-        return Deleted(tuple(ids), {})
+        return DeleteResult(tuple(ids), {})
 
     async def prices(self) -> Mapping[Pool, float]:
         return {kind.pool: kind.usd_per_hour for kind in self.kinds}
@@ -113,14 +112,14 @@ class EmulatedProvider:
         return no_notices()
 
     async def close(self) -> None:
-        """Machines outlive whoever watches them."""
+        """Do nothing: the instances outlive sailord."""
 
     # ---- folders and processes ----------------------------------------------------------------
 
     def _cards(self) -> Iterator[tuple[Instance, int]]:
-        """Every machine that has a folder, and the process that is it."""
+        """Yield every instance that has a folder, and its process id."""
         for path in sorted(self.folder.glob(f"*/{CARD}")):
-            with suppress(FileNotFoundError):  # Somebody is just removing it.
+            with suppress(FileNotFoundError):  # Removed just now.
                 card: dict[str, Any] = json.loads(path.read_bytes())
                 pool = Pool(**card["pool"])
                 yield (
@@ -140,7 +139,7 @@ class EmulatedProvider:
         ((name, value),) = mark_of(self.folder / id_).items()
         return f"{name}={value}".encode() in environment.split(b"\0")
 
-    def _start(self, ask: Ask) -> Instance:
+    def _start(self, ask: InstanceRequest) -> Instance:
         id_, pool = secrets.token_hex(6), ask.pool
         name, folder = f"m-{id_}", self.folder / id_
         folder.mkdir(mode=0o700, parents=True)
@@ -173,7 +172,7 @@ class EmulatedProvider:
     async def _end(self, id_: str) -> None:
         folder = self.folder / id_
         if not (folder / CARD).is_file():
-            return  # It ended before, or is none of ours.
+            return  # Already ended, or not ours.
         await asyncio.to_thread(end_all, folder)
         process = self._processes.pop(id_, None)
         if process is not None:

@@ -1,9 +1,9 @@
-"""What a provider of machines can be asked, and what it answers: plain data and one protocol.
+"""The interface of a provider of instances: plain data and one protocol.
 
-A provider never decides. Whatever can go wrong in the ordinary course of a cloud is an answer
-here, not an exception: a refusal has a kind, an answer that never came is ``InDoubt``, and a look
-that saw only some zones says which it did not see. What raises is ``ProviderError`` (nothing could
-be seen at all) and, at the start, ``InputError`` for what a person has to put right.
+A provider decides nothing. Ordinary failures of a cloud are results, not exceptions: a refusal has
+a kind, a request without an answer is ``InDoubt``, an observation names the zones it lacks.
+Exceptions are ``ProviderError`` (nothing could be observed) and, at the start, ``InputError`` for
+what the user must fix.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Literal, Protocol
 
 from simulator.documents.problems import Problem
 
-Standing = Literal["pending", "running", "stopping", "preempted", "gone"]
+InstanceState = Literal["pending", "running", "stopping", "preempted", "gone"]
 RefusalKind = Literal["stockout", "quota", "rate", "permission", "bad_request", "unknown"]
 NoticeKind = Literal["preemption", "maintenance"]
 
 
 class ProviderError(Exception):
-    """Nothing could be seen: the machines are unknown, not gone."""
+    """The provider could not be observed: its instances are unknown, not gone."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Pool:
-    """Machines that are alike: what is asked for, counted, priced and cooled down."""
+    """Instances of one zone, machine type and contract: the unit of requests and prices."""
 
     zone: str
     machine: str
@@ -33,7 +33,7 @@ class Pool:
     gpu: str
     """The catalogue's name of the GPU."""
     gpus: int
-    """Of one machine."""
+    """Per instance."""
     spot: bool
 
     def __str__(self) -> str:
@@ -42,18 +42,18 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One machine, from its creation until it is deleted."""
+    """A rented machine, from its creation to its deletion."""
 
     id: str
-    """The provider's unique number: a name may come back with another machine, this never does."""
+    """The provider's unique number; unlike a name it is never reused."""
     name: str
     pool: Pool
-    state: Standing
-    """``preempted`` was taken and still stands there, its disk and its name with it."""
+    state: InstanceState
+    """``preempted``: stopped by the provider; its disk and its name still exist."""
     created_at: float
-    """Unix time; it costs money from here on."""
+    """Unix time; it is billed from here on."""
     request_id: str
-    """Of the ask that it was made for, read back from its label; empty: not made by an ask."""
+    """Of the request that made it, read from its label; empty: not made by a request."""
     node: str = ""
     """The name that its agent registers under; empty while unknown."""
     boot: str = ""
@@ -62,7 +62,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """The provider says that it took a machine; told once or often, it means the same."""
+    """The provider preempted an instance; idempotent."""
 
     instance: str
     at: float
@@ -70,26 +70,25 @@ class Preemption:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One look at everything that carries this cluster's label."""
+    """A list of all instances with this cluster's label."""
 
     at: float
-    """When the look began: what was made later may be missing from it."""
+    """When the listing began: later instances may be missing."""
     instances: tuple[Instance, ...]
     unseen_zones: tuple[str, ...] = ()
     """Zones that did not answer: their instances are unknown, not gone."""
     preemptions: tuple[Preemption, ...] = ()
     pending_requests: frozenset[str] = frozenset()
-    """Requests whose operation still runs: their instances may yet appear."""
+    """Requests whose operation still runs: more of their instances may appear."""
     ended_at: Mapping[str, float] = field(default_factory=dict)
-    """By id, when a deletion took effect, as far as the provider's operations tell: from then on
-    a machine costs nothing, and without it whoever keeps the books assumes the next look."""
+    """By id, when a deletion took effect and billing ended, where the provider reports it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """An order for machines. The same request id, sent again, must never make more of them.
+class InstanceRequest:
+    """A request for instances. Repeated with the same id it must never make more of them.
 
-    Spot machines get the longest warning before a preemption that the provider gives.
+    Spot instances get the longest preemption notice that the provider offers.
     """
 
     request_id: str
@@ -99,7 +98,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """These were made, or are being made. It may be fewer than were asked for."""
+    """These were made or are being made; possibly fewer than requested."""
 
     request_id: str
     instances: tuple[Instance, ...]
@@ -107,18 +106,18 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Nothing was made, and why."""
+    """Nothing was made."""
 
     request_id: str
     kind: RefusalKind
     text: str
     retry_after_s: float | None = None
-    """The provider's own word on when to ask again, from now."""
+    """When to retry, where the provider says so."""
 
 
 @dataclass(frozen=True, slots=True)
 class InDoubt:
-    """No answer came in time: it may have been made. Looking settles it, asking anew does not."""
+    """No answer in time: instances may have been made; an observation settles it."""
 
     request_id: str
     text: str = ""
@@ -128,23 +127,23 @@ Outcome = Granted | Refused | InDoubt
 
 
 @dataclass(frozen=True, slots=True)
-class Deleted:
-    """What became of an order to delete."""
+class DeleteResult:
+    """The result of a deletion."""
 
     ids: tuple[str, ...]
-    """Deleted, being deleted, or not there any more."""
+    """Deleted, being deleted, or already gone."""
     failed: Mapping[str, str]
-    """By id, why it could not be deleted; it is tried again."""
+    """By id, why it could not be deleted; the caller retries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """How many GPUs of one kind may still be had in some zones, by one limit."""
+    """A limit on GPUs of one kind in some zones, and its usage."""
 
     name: str
-    """As the provider calls it, for people."""
+    """The provider's name of the quota."""
     pools: tuple[Pool, ...]
-    """The pools that draw on it, together."""
+    """The pools that share it."""
     limit_gpus: float
     used_gpus: float
 
@@ -155,57 +154,51 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """The provider warns that a machine will go. The agent's own warning means the same."""
+    """The provider announces that an instance will end; same as the agent's own notice."""
 
     at: float
     instance: str
-    """The machine's unique number."""
+    """Its unique number."""
     node: str
     kind: NoticeKind
     seconds: float
-    """How long it will still run from ``at`` on."""
+    """Time from ``at`` until it ends."""
 
 
 class Provider(Protocol):
-    """Where machines come from.
-
-    Every call has a deadline of its own and none blocks the loop.
-    """
+    """A source of instances. Every call has its own timeout, and none blocks the event loop."""
 
     @property
     def pools(self) -> Sequence[Pool]:
-        """All pools that may be asked of it; none where machines come by themselves."""
+        """All pools that may be requested; none where nodes join by themselves."""
 
     async def check(self) -> Sequence[Problem]:
-        """Raise ``InputError`` for what a person has to put right before anything can be had.
-
-        What is returned is amiss, too, but keeps nobody from renting.
-        """
+        """Raise ``InputError`` for what makes renting impossible; return lesser problems."""
 
     async def observe(self) -> Observation:
-        """Look at everything that is ours."""
+        """List all instances of this cluster."""
 
-    async def create(self, ask: Ask) -> Outcome:
-        """Make machines; called once, or again with the same request id."""
+    async def create(self, ask: InstanceRequest) -> Outcome:
+        """Make instances; idempotent by the request id."""
 
-    async def delete(self, ids: Sequence[str]) -> Deleted:
-        """Remove machines by their unique numbers, disks included."""
+    async def delete(self, ids: Sequence[str]) -> DeleteResult:
+        """Delete instances by their unique numbers, with their disks."""
 
     async def prices(self) -> Mapping[Pool, float]:
-        """Dollars an hour for one machine; a pool without a price is absent and never asked for."""
+        """Return dollars an hour per instance; a pool without a price is never requested."""
 
     async def quotas(self) -> Sequence[Quota]:
-        """The limits as they stand now; a pool that no limit names has none."""
+        """Return the quotas now; a pool without one is unlimited."""
 
     def notices(self) -> AsyncIterator[Notice]:
-        """Warnings as they come; an iterator that ends at once where there are none."""
+        """Iterate over notices as they arrive; ends at once if the provider sends none."""
 
     async def close(self) -> None:
-        """Let go of connections and threads."""
+        """Close connections and threads."""
 
 
 async def no_notices() -> AsyncIterator[Notice]:
-    """Of a provider that never warns."""
+    """Return an empty iterator, for providers without notices."""
     nothing: tuple[Notice, ...] = ()
     for notice in nothing:
         yield notice

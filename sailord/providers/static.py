@@ -1,4 +1,4 @@
-"""Hosts that are simply there: their agents register themselves, and nobody makes or ends them."""
+"""A provider of listed hosts: their agents register themselves; none is made or deleted."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sailord.providers.interface import (
-    Ask,
-    Deleted,
+    DeleteResult,
     Instance,
+    InstanceRequest,
     Notice,
     Observation,
     Outcome,
@@ -22,13 +22,13 @@ from simulator.documents.problems import Problem
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One machine of the list."""
+    """A host of the list."""
 
     name: str
-    """Under which its agent registers."""
+    """Name under which its agent registers."""
     pool: Pool
     usd_per_hour: float | None = None
-    """For whoever wants to see what it costs; it is nobody's to delete."""
+    """Only for the cost report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class StaticProvider:
     hosts: tuple[Host, ...]
     now: Callable[[], float]
     since: float
-    """From when on their cost is counted: nobody knows when they were bought."""
+    """Start of the cost count."""
 
     @property
     def pools(self) -> Sequence[Pool]:
         return ()
 
     async def check(self) -> Sequence[Problem]:
-        """Nothing can be wrong that its file does not show."""
+        """Return nothing: reading the file has checked everything."""
         return ()
 
     async def observe(self) -> Observation:
@@ -55,11 +55,13 @@ class StaticProvider:
         )
         return Observation(self.now(), found)
 
-    async def create(self, ask: Ask) -> Outcome:
-        return Refused(ask.request_id, "bad_request", "the list of hosts is all there is")
+    async def create(self, ask: InstanceRequest) -> Outcome:
+        return Refused(
+            ask.request_id, "bad_request", "the static provider has only the listed hosts"
+        )
 
-    async def delete(self, ids: Sequence[str]) -> Deleted:
-        return Deleted((), dict.fromkeys(ids, "a host of the list is nobody's to delete"))
+    async def delete(self, ids: Sequence[str]) -> DeleteResult:
+        return DeleteResult((), dict.fromkeys(ids, "a listed host is never deleted"))
 
     async def prices(self) -> Mapping[Pool, float]:
         return {h.pool: h.usd_per_hour for h in self.hosts if h.usd_per_hour is not None}
@@ -71,4 +73,4 @@ class StaticProvider:
         return no_notices()
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""

@@ -1,7 +1,7 @@
-"""A trace of what could be had, replayed against a real daemon.
+"""A provider that replays a trace of availability.
 
-Another provider makes the machines; the trace says how many it may have at each moment. When
-fewer are up, the youngest are taken away; when somebody asks for more, there is a stock-out.
+Another provider makes the instances; the trace limits how many it has at each moment. Beyond that
+the youngest are preempted, and requests end in a stockout.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sailord.providers.interface import (
-    Ask,
-    Deleted,
+    DeleteResult,
     Instance,
+    InstanceRequest,
     Notice,
     Observation,
     Outcome,
@@ -27,18 +27,18 @@ from simulator.traces.trace import Trace
 
 
 @dataclass(eq=False)
-class ReplayedProvider:
-    """What another provider has, as far as the trace has it at this moment."""
+class TraceProvider:
+    """Another provider, limited to the counts of a trace."""
 
     within: Provider
     trace: Trace
     columns: tuple[Pool, ...]
-    """The pool of each count of the trace."""
+    """The pool of each column of the trace."""
     now: Callable[[], float]
     since: float
-    """When the trace begins."""
+    """When the replay began."""
     speed: float = 1.0
-    """Seconds of the trace that pass in one second; after its end its last moment stays."""
+    """Seconds of the trace per second; after its end the last counts stay."""
     _taken: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -46,7 +46,7 @@ class ReplayedProvider:
         return self.within.pools
 
     def stock(self, pool: Pool) -> int:
-        """Machines of a pool that there may be now."""
+        """Return how many instances of a pool the trace allows now."""
         at = (self.now() - self.since) * self.speed
         here = [i for i in self.trace.intervals if i.start_s <= at] or self.trace.intervals[:1]
         columns = zip(self.columns, here[-1].gpus, strict=True)
@@ -70,16 +70,16 @@ class ReplayedProvider:
         here = sorted((i for i in instances if i.pool == pool), key=lambda i: i.created_at)
         return here[self.stock(pool) :]
 
-    async def create(self, ask: Ask) -> Outcome:
+    async def create(self, ask: InstanceRequest) -> Outcome:
         seen = await self.within.observe()
         if any(i.request_id == ask.request_id for i in seen.instances):
             return await self.within.create(ask)
         room = self.stock(ask.pool) - sum(i.pool == ask.pool for i in seen.instances)
         if room <= 0:
-            return Refused(ask.request_id, "stockout", "the trace has no more at this moment")
+            return Refused(ask.request_id, "stockout", "the trace has no more now")
         return await self.within.create(replace(ask, count=min(ask.count, room)))
 
-    async def delete(self, ids: Sequence[str]) -> Deleted:
+    async def delete(self, ids: Sequence[str]) -> DeleteResult:
         return await self.within.delete(ids)
 
     async def prices(self) -> Mapping[Pool, float]:

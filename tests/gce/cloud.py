@@ -12,10 +12,10 @@ from typing import Any
 
 from google.auth.credentials import AnonymousCredentials
 
-from sailord.providers.gce.client import Api
+from sailord.providers.gce.client import GceClient
 from sailord.providers.gce.config import GceConfig
-from sailord.providers.gce.provider import Gce
-from sailord.providers.interface import Ask, Pool
+from sailord.providers.gce.provider import GceProvider
+from sailord.providers.interface import InstanceRequest, Pool
 from simulator.hardware.catalogue import load_catalogue
 from tests.fakes.gce.cloud import Cloud
 from tests.fakes.gce.rest import Rest
@@ -31,9 +31,9 @@ def pool(zone: str = HERE, machine: str = "a2-highgpu-1g", *, spot: bool = True)
 
 def ask(
     count: int = 1, *, of: Pool | None = None, number: int = 0, request_id: str | None = None
-) -> Ask:
+) -> InstanceRequest:
     """An ask; each number is a request of its own."""
-    return Ask(request_id or str(uuid.UUID(int=number + 1)), of or pool(), count)
+    return InstanceRequest(request_id or str(uuid.UUID(int=number + 1)), of or pool(), count)
 
 
 def config(address: str, *pools: Pool) -> GceConfig:
@@ -56,11 +56,13 @@ def config(address: str, *pools: Pool) -> GceConfig:
 @contextlib.contextmanager
 def provider(
     cloud: Cloud, *pools: Pool, rest: Rest | None = None, **changes: object
-) -> Iterator[Gce]:
+) -> Iterator[GceProvider]:
     """The real provider, which speaks to a fake cloud."""
     with gce_server(cloud, rest) as address:
         settled = replace(config(address, *pools), **changes)
-        yield Gce(settled, load_catalogue(), Api(AnonymousCredentials(), address, settled.call_s))
+        yield GceProvider(
+            settled, load_catalogue(), GceClient(AnonymousCredentials(), address, settled.call_s)
+        )
 
 
 async def until(holds: Callable[[], Any], seconds: float = 20.0) -> Any:

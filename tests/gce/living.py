@@ -18,7 +18,7 @@ from agents.daemon.process_cleanup import end_all, mark_of
 from agents.protocol.codec import decode
 from agents.protocol.store_keys import Keys
 from agents.store import open_store
-from sailord.capacity.core.model import Books
+from sailord.capacity.core.model import CapacityRecord
 from sailord.client import Client
 from sailord.local.paths import Place
 from tests.fakes.gce.cloud import Cloud, Group, Hooks, Offer, Vm
@@ -158,31 +158,31 @@ class Life:
         """What happened to the job, in words."""
         return [e["text"] for e in self.client.ask("GET", "/v1/events?follow=false")["events"]]
 
-    def end_job(self) -> Books:
+    def end_job(self) -> CapacityRecord:
         """Cancel the job, and return the books once every machine is given back."""
         self.client.ask("POST", "/v1/jobs/tale/cancel", {})
         wait_until(lambda: not self.cloud.there())
         assert self.cloud.disks() == []
         assert self.machines.agents == {}
 
-        def closed() -> Books | None:
+        def closed() -> CapacityRecord | None:
             books = read_books(self.place)
             return None if books.machines or books.asks else books
 
         return wait_until(closed)
 
 
-def read_books(place: Place) -> Books:
+def read_books(place: Place) -> CapacityRecord:
     """What the next leader would know of machines and money."""
 
-    async def read() -> Books:
+    async def read() -> CapacityRecord:
         store = await open_store(f"unix://{place.folder}/head/store.sock")
         try:
             entry = await store.get(Keys("local").capacity)
         finally:
             await store.close()
         assert entry is not None
-        return decode(Books, entry.value)
+        return decode(CapacityRecord, entry.value)
 
     return asyncio.run(read())
 

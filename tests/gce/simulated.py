@@ -10,36 +10,36 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from agents.protocol.codec import decode, encode
-from sailord.capacity.core.decide import books_of, decide, obtainable
+from sailord.capacity.core.decide import decide, obtainable, record_of
 from sailord.capacity.core.model import (
     Agent,
     AgentsCounted,
-    Answered,
-    Books,
-    Capacity,
+    CapacityRecord,
+    CapacityState,
     Command,
     Create,
     Delete,
     DeletionAnswered,
     Drain,
     Event,
+    Log,
     Observed,
-    Passed,
+    PauseJob,
     Policy,
-    Priced,
+    PricesRead,
     QuotasRead,
-    Say,
+    RequestAnswered,
     SteppedDown,
-    StopWork,
-    Targeted,
+    TargetSet,
+    Tick,
     TookOver,
 )
 from sailord.providers.interface import (
-    Ask,
-    Deleted,
+    DeleteResult,
     Granted,
     InDoubt,
     Instance,
+    InstanceRequest,
     Observation,
     Pool,
     Preemption,
@@ -80,7 +80,7 @@ class Run:
     now: float = 1_000_000.0
     calm: bool = False
     sent: Counter[str] = field(default_factory=Counter)
-    asked: dict[str, Ask] = field(default_factory=dict)
+    asked: dict[str, InstanceRequest] = field(default_factory=dict)
     made: Counter[str] = field(default_factory=Counter)
     machines: dict[str, Machine] = field(default_factory=dict)
     past: list[Machine] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Run:
     said: list[str] = field(default_factory=list)
     leads: bool = False
     _terms: int = 0
-    _books: Books = field(default_factory=Books)
+    _books: CapacityRecord = field(default_factory=CapacityRecord)
     _saved_at: float = 0.0
     _queue: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _count: itertools.count[int] = field(default_factory=itertools.count)
@@ -100,7 +100,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self.state = Capacity(self.policy)
+        self.state = CapacityState(self.policy)
         self.stock = {pool: self.random.choice((0, 0, 2, 5, 50)) for pool in POOLS}
         self.limits = {
             z: self.random.choice((0, 4, 12, 60)) for z in ("zone-a", "zone-b", "zone-c")
@@ -129,7 +129,7 @@ class Run:
 
     def begin(self) -> None:
         self.lead()
-        self.every(5.0, lambda: self.feed(Passed(self.now)))
+        self.every(5.0, lambda: self.feed(Tick(self.now)))
         self.every(self.policy.look_s, self.look)
         self.every(5.0, self.count_agents)
         self.every(30.0, self.plan)
@@ -141,7 +141,9 @@ class Run:
     def lead(self) -> None:
         self._terms += 1
         self.leads = True
-        self.feed(TookOver(self.now, f"t{self._terms}", decode(Books, encode(self._books))))
+        self.feed(
+            TookOver(self.now, f"t{self._terms}", decode(CapacityRecord, encode(self._books)))
+        )
         self.read()
 
     def depose(self) -> None:
@@ -155,7 +157,7 @@ class Run:
         self.state, commands = decide(self.state, event)
         is_due = self.now > self._saved_at + 10.0 or any(isinstance(c, Create) for c in commands)
         if self.state.prefix and is_due:
-            self._books, self._saved_at = books_of(self.state), self.now
+            self._books, self._saved_at = record_of(self.state), self.now
         for command in commands:
             self.perform(command)
         self.check_money()
@@ -169,9 +171,9 @@ class Run:
             case Drain():
                 self.want[next(m.instance.pool for m in self.machines.values()
                                if m.instance.node == command.node)] = 0  # fmt: skip
-            case StopWork():
+            case PauseJob():
                 self.at(self.random.uniform(1, 60), self.stop_work)
-            case Say():
+            case Log():
                 self.said.append(command.text)
 
     def stop_work(self) -> None:
@@ -185,12 +187,12 @@ class Run:
             )
         if not self.works or self.state.stop:
             self.want = Counter()
-        self.feed(Targeted(self.now, dict(self.want)))
+        self.feed(TargetSet(self.now, dict(self.want)))
 
     def read(self) -> None:
         if self.is_storm():
             return
-        self.feed(Priced(self.now, {p: usd for p, usd in PRICES.items() if p != POOLS[-1]}))
+        self.feed(PricesRead(self.now, {p: usd for p, usd in PRICES.items() if p != POOLS[-1]}))
         self.feed(QuotasRead(self.now, self.quotas()))
 
     def count_agents(self) -> None:
@@ -237,7 +239,7 @@ class Run:
         if self.random.random() < 0.5:  # Or it stands there until somebody deletes it.
             self.at(self.random.uniform(0, 60), lambda: self.forget(machine))
 
-    def create(self, ask: Ask) -> None:
+    def create(self, ask: InstanceRequest) -> None:
         self.sent[ask.request_id] += 1
         self.asked[ask.request_id] = ask
         lag = self.random.uniform(0.2, 20.0)
@@ -245,26 +247,26 @@ class Run:
             made = self.random.random() < 0.3
             if made:
                 self.at(lag, lambda: self.make(ask, ask.count))
-            self.at(10.0, lambda: self.feed(Answered(self.now, InDoubt(ask.request_id))))
+            self.at(10.0, lambda: self.feed(RequestAnswered(self.now, InDoubt(ask.request_id))))
             return
         used = self.used(ask.pool.zone)
         room = min(self.stock[ask.pool], (self.limits[ask.pool.zone] - used) // ask.pool.gpus)
         if self.chance(0.1) or room <= 0:
             kind = "stockout" if room <= 0 else self.random.choice(KINDS)
             refused = Refused(ask.request_id, kind, "as scripted")  # type: ignore[arg-type] # a KIND
-            self.at(lag, lambda: self.feed(Answered(self.now, refused)))
+            self.at(lag, lambda: self.feed(RequestAnswered(self.now, refused)))
             return
         count = min(ask.count, room)
 
         def grant() -> None:
             made = self.make(ask, count)
             if not self.chance(0.2):
-                self.feed(Answered(self.now, Granted(ask.request_id, made)))
+                self.feed(RequestAnswered(self.now, Granted(ask.request_id, made)))
             else:
-                self.feed(Answered(self.now, InDoubt(ask.request_id)))
+                self.feed(RequestAnswered(self.now, InDoubt(ask.request_id)))
 
         if self.chance(0.15):
-            self.feed_later(10.0, Answered(self.now + 10.0, InDoubt(ask.request_id)))
+            self.feed_later(10.0, RequestAnswered(self.now + 10.0, InDoubt(ask.request_id)))
             self.at(self.random.uniform(10.0, 60.0), lambda: self.make(ask, count) and None)
         else:
             self.at(lag, grant)
@@ -272,7 +274,7 @@ class Run:
     def feed_later(self, seconds: float, event: Event) -> None:
         self.at(seconds, lambda: self.feed(event))
 
-    def make(self, ask: Ask, count: int) -> tuple[Instance, ...]:
+    def make(self, ask: InstanceRequest, count: int) -> tuple[Instance, ...]:
         found = []
         for _ in range(count):
             number = next(self._count)
@@ -310,7 +312,7 @@ class Run:
 
     def delete(self, ids: tuple[str, ...]) -> None:
         if self.is_storm() or self.chance(0.1):
-            failed = Deleted((), dict.fromkeys(ids, "503"))
+            failed = DeleteResult((), dict.fromkeys(ids, "503"))
             self.feed_later(5.0, DeletionAnswered(self.now + 5.0, failed))
             return
         for machine in [self.machines[id_] for id_ in ids if id_ in self.machines]:

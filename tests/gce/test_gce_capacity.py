@@ -7,25 +7,25 @@ from dataclasses import replace
 import pytest
 
 from sailord.capacity.core.budget import spent_usd, usd_per_hour
-from sailord.capacity.core.decide import books_of, decide, obtainable, supply
+from sailord.capacity.core.decide import decide, obtainable, record_of, supply
 from sailord.capacity.core.model import (
     Agent,
     AgentsCounted,
-    Answered,
-    Books,
-    Capacity,
+    CapacityRecord,
+    CapacityState,
     Create,
     Delete,
     Drain,
     Event,
+    Log,
     Observed,
-    Passed,
+    PauseJob,
     Policy,
-    Priced,
+    PricesRead,
     QuotasRead,
-    Say,
-    StopWork,
-    Targeted,
+    RequestAnswered,
+    TargetSet,
+    Tick,
     TookOver,
     request_id_of,
 )
@@ -50,10 +50,10 @@ FIRST, SECOND = (request_id_of("t1", number) for number in (1, 2))
 class Story:
     """Events in their order, and what each led to."""
 
-    def __init__(self, policy: Policy | None = None, books: Books | None = None) -> None:
-        self.state, self.orders = Capacity(policy or Policy()), ()
-        self.hear(TookOver(0.0, "t1", books or Books()))
-        self.hear(Priced(0.0, PRICES)).hear(QuotasRead(0.0, ()))
+    def __init__(self, policy: Policy | None = None, books: CapacityRecord | None = None) -> None:
+        self.state, self.orders = CapacityState(policy or Policy()), ()
+        self.hear(TookOver(0.0, "t1", books or CapacityRecord()))
+        self.hear(PricesRead(0.0, PRICES)).hear(QuotasRead(0.0, ()))
 
     def hear(self, event: Event) -> Story:
         self.state, self.orders = decide(self.state, event)
@@ -74,28 +74,28 @@ def machine(number=1, pool=A, request=FIRST, state="running", at=10.0):
 
 
 def test_gce_nothing_is_asked_before_the_first_look():
-    story = Story().hear(Targeted(1.0, {A: 2}))
+    story = Story().hear(TargetSet(1.0, {A: 2}))
     assert story.asks() == []
     assert story.see(2.0).asks() == [(A, 2)]
 
 
 def test_gce_an_ask_of_the_last_leader_counts_as_made_until_looking_says_otherwise():
-    first = Story().see(1.0).hear(Targeted(1.0, {A: 2}))
-    story = Story(books=books_of(first.state)).hear(Targeted(2.0, {A: 2}))
+    first = Story().see(1.0).hear(TargetSet(1.0, {A: 2}))
+    story = Story(books=record_of(first.state)).hear(TargetSet(2.0, {A: 2}))
     assert story.see(50.0).asks() == []
     assert story.see(200.0).asks() == []  # It came to nothing, and its pool rests a while.
     assert not story.state.asks
-    assert story.hear(Passed(500.0)).asks() == [(A, 2)]
+    assert story.hear(Tick(500.0)).asks() == [(A, 2)]
 
 
 def test_gce_a_new_leader_knows_what_an_open_ask_has_made_and_counts_it_once():
     policy = Policy(usd_max=1.0)
-    first = Story(policy).see(1.0).hear(Targeted(1.0, {A: 4}))
+    first = Story(policy).see(1.0).hear(TargetSet(1.0, {A: 4}))
     (order,) = first.of(Create)
     # As the provider writes it on the machines, and whoever leads later reads it.
     label = label_of(order.ask.request_id)
     made = [machine(number, request=label, at=5.0) for number in range(4)]
-    story = Story(policy, books_of(first.state)).hear(Targeted(20.0, {A: 4}))
+    story = Story(policy, record_of(first.state)).hear(TargetSet(20.0, {A: 4}))
     assert story.see(20.0, *made).orders == ()
     assert not story.state.asks
     assert supply(story.state)[A] == 4
@@ -103,7 +103,7 @@ def test_gce_a_new_leader_knows_what_an_open_ask_has_made_and_counts_it_once():
     story.hear(AgentsCounted(40.0, {f"n{number}": Agent(4) for number in range(4)}))
     assert story.see(40.0, *made).orders == (), "all of them stay"
     story.see(200.0, *made)
-    assert not story.state.rests, "it was answered"
+    assert not story.state.cooldowns, "it was answered"
 
 
 def test_gce_two_leaders_never_ask_by_the_same_id():
@@ -112,25 +112,25 @@ def test_gce_two_leaders_never_ask_by_the_same_id():
 
 
 def test_gce_a_doubt_ends_as_soon_as_its_operation_has_and_shows_what_it_made():
-    story = Story().see(1.0).hear(Targeted(1.0, {A: 2}))
-    story.hear(Answered(5.0, InDoubt(FIRST)))
+    story = Story().see(1.0).hear(TargetSet(1.0, {A: 2}))
+    story.hear(RequestAnswered(5.0, InDoubt(FIRST)))
     story.see(20.0, machine(), pending_requests=frozenset({FIRST}))
     assert story.asks() == []
     assert story.see(30.0, machine()).asks() == [(A, 1)]
 
 
 def test_gce_an_ask_in_doubt_that_made_some_lets_no_pool_rest():
-    story = Story().see(1.0).hear(Targeted(1.0, {A: 2}))
-    story.hear(Answered(5.0, InDoubt(FIRST)))
+    story = Story().see(1.0).hear(TargetSet(1.0, {A: 2}))
+    story.hear(RequestAnswered(5.0, InDoubt(FIRST)))
     hung = frozenset({FIRST})
     assert story.see(100.0, machine(), pending_requests=hung).asks() == []
     assert story.see(130.0, machine(), pending_requests=hung).asks() == [(A, 1)]
-    assert [order.text for order in story.of(Say)] == [f"{FIRST} made 1 of 2: {A}"]
+    assert [order.text for order in story.of(Log)] == [f"{FIRST} made 1 of 2: {A}"]
 
 
 def test_gce_a_second_ask_for_a_pool_waits_for_the_first():
-    story = Story().see(1.0).hear(Targeted(1.0, {A: 1}))
-    assert story.hear(Targeted(2.0, {A: 3})).asks() == []
+    story = Story().see(1.0).hear(TargetSet(1.0, {A: 1}))
+    assert story.hear(TargetSet(2.0, {A: 3})).asks() == []
 
 
 @pytest.mark.parametrize(
@@ -142,29 +142,33 @@ def test_gce_a_second_ask_for_a_pool_waits_for_the_first():
 )
 def test_gce_a_refused_pool_rests_by_kind_and_twice_as_long_again(kind, seconds):
     others = B, replace(A, machine="small"), replace(A, spot=False)
-    story = Story().see(1.0).hear(Priced(1.0, PRICES | dict.fromkeys(others, 3.6)))
-    story.hear(Targeted(1.0, {A: 1})).hear(Answered(10.0, Refused(FIRST, kind, "no")))
+    story = Story().see(1.0).hear(PricesRead(1.0, PRICES | dict.fromkeys(others, 3.6)))
+    story.hear(TargetSet(1.0, {A: 1})).hear(RequestAnswered(10.0, Refused(FIRST, kind, "no")))
     assert obtainable(story.state, A) == 0
     for other in others:  # Of zone, machine type and contract each has a rest of its own.
         assert obtainable(story.state, other) > 0
-    assert story.hear(Passed(10.0 + seconds - 1)).asks() == []
-    assert story.hear(Passed(10.0 + seconds)).asks() == [(A, 1)]
+    assert story.hear(Tick(10.0 + seconds - 1)).asks() == []
+    assert story.hear(Tick(10.0 + seconds)).asks() == [(A, 1)]
     now = 10.0 + seconds
-    story.hear(Answered(now, Refused(SECOND, kind, "no")))
-    assert story.hear(Passed(now + 2 * seconds - 1)).asks() == []
-    assert story.hear(Passed(now + 2 * seconds)).asks() == [(A, 1)]
+    story.hear(RequestAnswered(now, Refused(SECOND, kind, "no")))
+    assert story.hear(Tick(now + 2 * seconds - 1)).asks() == []
+    assert story.hear(Tick(now + 2 * seconds)).asks() == [(A, 1)]
 
 
 def test_gce_a_quota_is_read_before_asking_and_what_was_asked_counts():
     quota = Quota("PREEMPTIBLE_GPUS", (A, B), 9.0, 0.0)
-    story = Story().hear(QuotasRead(0.5, (quota,))).see(1.0).hear(Targeted(1.0, {A: 2, B: 2}))
+    story = Story().hear(QuotasRead(0.5, (quota,))).see(1.0).hear(TargetSet(1.0, {A: 2, B: 2}))
     assert story.asks() == [(A, 2)]
 
 
 def test_gce_nothing_is_asked_before_quotas_were_read_though_there_be_none():
-    state, _ = decide(Capacity(), TookOver(0.0, "t1", Books()))
+    state, _ = decide(CapacityState(), TookOver(0.0, "t1", CapacityRecord()))
     orders = ()
-    for event in (Priced(1.0, PRICES), Observed(2.0, Observation(2.0, ())), Targeted(3.0, {A: 1})):
+    for event in (
+        PricesRead(1.0, PRICES),
+        Observed(2.0, Observation(2.0, ())),
+        TargetSet(3.0, {A: 1}),
+    ):
         state, orders = decide(state, event)
         assert orders == ()
     assert obtainable(state, A) == 0
@@ -174,33 +178,33 @@ def test_gce_nothing_is_asked_before_quotas_were_read_though_there_be_none():
 
 def test_gce_a_pool_without_a_price_is_never_asked_for():
     other = replace(A, machine="rare")
-    assert Story().see(1.0).hear(Targeted(1.0, {other: 1})).asks() == []
+    assert Story().see(1.0).hear(TargetSet(1.0, {other: 1})).asks() == []
 
 
 def test_gce_the_budget_by_the_hour_counts_asks_in_flight():
     policy = Policy(usd_per_hour_max=11.0)
-    story = Story(policy).see(1.0).hear(Targeted(1.0, {A: 2, B: 1}))
+    story = Story(policy).see(1.0).hear(TargetSet(1.0, {A: 2, B: 1}))
     assert story.asks() == [(A, 2)]
 
 
 def test_gce_nothing_is_asked_for_that_the_total_budget_could_not_end_in_time():
     policy = Policy(usd_max=0.19)  # 200 s of one machine of A are $0.20.
-    assert Story(policy).see(1.0).hear(Targeted(1.0, {A: 1})).asks() == []
+    assert Story(policy).see(1.0).hear(TargetSet(1.0, {A: 1})).asks() == []
     policy = Policy(usd_max=0.21)
-    assert Story(policy).see(1.0).hear(Targeted(1.0, {A: 1})).asks() == [(A, 1)]
+    assert Story(policy).see(1.0).hear(TargetSet(1.0, {A: 1})).asks() == [(A, 1)]
 
 
 def test_gce_a_total_budget_first_stops_the_work_and_then_everything():
-    story = Story(Policy(usd_max=3.6)).see(1.0).hear(Targeted(1.0, {A: 1}))
-    story.hear(Answered(10.0, Granted(FIRST, (machine(),))))
+    story = Story(Policy(usd_max=3.6)).see(1.0).hear(TargetSet(1.0, {A: 1}))
+    story.hear(RequestAnswered(10.0, Granted(FIRST, (machine(),))))
     story.hear(AgentsCounted(60.0, {"n1": Agent(4)}, frozenset({"n1"})))
-    assert story.hear(Passed(3400.0)).of(StopWork) == []
-    story.hear(Passed(3430.0))
-    assert len(story.of(StopWork)) == 1
+    assert story.hear(Tick(3400.0)).of(PauseJob) == []
+    story.hear(Tick(3430.0))
+    assert len(story.of(PauseJob)) == 1
     assert story.of(Delete) == [], "it is being saved"
-    assert story.hear(Passed(3530.0)).of(Delete) == [Delete(("1",))]
-    later = Story(Policy(usd_max=3.6), books_of(story.state)).see(3540.0)
-    assert later.hear(Targeted(3541.0, {A: 1})).asks() == []
+    assert story.hear(Tick(3530.0)).of(Delete) == [Delete(("1",))]
+    later = Story(Policy(usd_max=3.6), record_of(story.state)).see(3540.0)
+    assert later.hear(TargetSet(3541.0, {A: 1})).asks() == []
 
 
 def test_gce_only_what_was_asked_for_is_ever_deleted():
@@ -212,18 +216,18 @@ def test_gce_only_what_was_asked_for_is_ever_deleted():
 
 def test_gce_a_surplus_goes_after_a_while_the_unused_first():
     both = machine(1), machine(2)
-    story = Story().see(11.0, *both).hear(Targeted(11.0, {A: 2}))
+    story = Story().see(11.0, *both).hear(TargetSet(11.0, {A: 2}))
     agents = {"n1": Agent(4), "n2": Agent(4)}
     story.hear(AgentsCounted(20.0, agents, frozenset({"n2"})))
-    assert story.hear(Targeted(30.0, {A: 1})).of(Delete) == []
-    assert story.hear(Passed(329.0)).of(Delete) == []
-    assert story.hear(Passed(331.0)).of(Delete) == [Delete(("1",))]
+    assert story.hear(TargetSet(30.0, {A: 1})).of(Delete) == []
+    assert story.hear(Tick(329.0)).of(Delete) == []
+    assert story.hear(Tick(331.0)).of(Delete) == [Delete(("1",))]
 
 
 def test_gce_a_machine_in_use_that_is_not_wanted_is_drained_and_then_deleted():
-    story = Story().see(11.0, machine()).hear(Targeted(11.0, {A: 0}))
+    story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 0}))
     story.hear(AgentsCounted(20.0, {"n1": Agent(4)}, frozenset({"n1"})))
-    story.hear(Passed(320.0))
+    story.hear(Tick(320.0))
     assert [order.node for order in story.of(Drain)] == ["n1"]
     assert story.of(Delete) == []
     story.hear(AgentsCounted(330.0, {"n1": Agent(4, is_leaving=True)}, frozenset()))
@@ -231,9 +235,9 @@ def test_gce_a_machine_in_use_that_is_not_wanted_is_drained_and_then_deleted():
 
 
 def test_gce_a_new_leader_drains_again_what_the_last_one_may_not_have_come_to():
-    story = Story().see(11.0, machine()).hear(Targeted(11.0, {A: 0}))
-    story.hear(AgentsCounted(20.0, {"n1": Agent(4)}, frozenset({"n1"}))).hear(Passed(320.0))
-    later, orders = decide(Capacity(), TookOver(330.0, "t2", books_of(story.state)))
+    story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 0}))
+    story.hear(AgentsCounted(20.0, {"n1": Agent(4)}, frozenset({"n1"}))).hear(Tick(320.0))
+    later, orders = decide(CapacityState(), TookOver(330.0, "t2", record_of(story.state)))
     assert [type(order) for order in orders] == [Drain], "the job may stand on it"
     counted = AgentsCounted(340.0, {"n1": Agent(4)}, frozenset({"n1"}))
     later, orders = decide(later, counted)
@@ -244,9 +248,9 @@ def test_gce_a_new_leader_drains_again_what_the_last_one_may_not_have_come_to():
 
 def test_gce_a_new_leader_of_a_spent_budget_deletes_nothing_before_it_knows_what_is_in_use():
     story = Story(Policy(usd_max=3.6)).see(11.0, machine())
-    story.hear(AgentsCounted(60.0, {"n1": Agent(4)}, frozenset({"n1"}))).hear(Passed(3430.0))
-    later = Story(Policy(usd_max=3.6), books_of(story.state))
-    assert later.hear(Passed(3440.0)).of(Delete) == []
+    story.hear(AgentsCounted(60.0, {"n1": Agent(4)}, frozenset({"n1"}))).hear(Tick(3430.0))
+    later = Story(Policy(usd_max=3.6), record_of(story.state))
+    assert later.hear(Tick(3440.0)).of(Delete) == []
     assert later.hear(AgentsCounted(3441.0, {"n1": Agent(4)})).of(Delete) == [Delete(("1",))]
 
 
@@ -258,11 +262,11 @@ def _surplus_in_use(usd_per_hour_max) -> Story:
 
 
 def test_gce_surplus_in_use_that_leaves_no_money_for_what_is_wanted_goes_first():
-    story = _surplus_in_use(11.0).hear(Targeted(30.0, {B: 1}))
-    assert story.hear(Passed(310.0)).orders == ()
-    story.hear(Passed(331.0))
+    story = _surplus_in_use(11.0).hear(TargetSet(30.0, {B: 1}))
+    assert story.hear(Tick(310.0)).orders == ()
+    story.hear(Tick(331.0))
     assert [order.node for order in story.of(Drain)] == ["n1"], "one is enough"
-    assert story.hear(Passed(340.0)).orders == (), "the money of the first counts on"
+    assert story.hear(Tick(340.0)).orders == (), "the money of the first counts on"
     agents = {"n1": Agent(4, is_leaving=True), "n2": Agent(4)}
     story.hear(AgentsCounted(350.0, agents, frozenset({"n2"})))
     assert story.of(Delete) == [Delete(("1",))]
@@ -272,14 +276,14 @@ def test_gce_surplus_in_use_that_leaves_no_money_for_what_is_wanted_goes_first()
 
 @pytest.mark.parametrize("usd_per_hour_max", [None, 14.4, 7.1], ids=["no limit", "enough", "never"])
 def test_gce_surplus_in_use_stays_where_its_end_would_bring_nothing(usd_per_hour_max):
-    story = _surplus_in_use(usd_per_hour_max).hear(Targeted(30.0, {B: 1}))
-    assert story.hear(Passed(331.0)).of(Drain) == []
-    assert story.hear(Passed(9999.0)).of(Drain) == []
+    story = _surplus_in_use(usd_per_hour_max).hear(TargetSet(30.0, {B: 1}))
+    assert story.hear(Tick(331.0)).of(Drain) == []
+    assert story.hear(Tick(9999.0)).of(Drain) == []
 
 
 def test_gce_surplus_in_use_stays_while_what_is_wanted_cannot_be_had():
     story = _surplus_in_use(11.0).hear(QuotasRead(25.0, (Quota("GPUS", (B,), 3.0, 0.0),)))
-    assert story.hear(Targeted(30.0, {B: 1})).hear(Passed(331.0)).of(Drain) == []
+    assert story.hear(TargetSet(30.0, {B: 1})).hear(Tick(331.0)).of(Drain) == []
     assert [d.node for d in story.hear(QuotasRead(400.0, ())).of(Drain)] == ["n1"]
 
 
@@ -289,19 +293,19 @@ def test_gce_of_the_surplus_in_use_the_dearest_goes_first():
     agents = {"n1": Agent(4), "n2": Agent(4)}
     story.hear(AgentsCounted(20.0, agents, frozenset(agents)))
     c = replace(A, zone="zone-c")
-    story.hear(Priced(25.0, {**PRICES, c: 6.0})).hear(Targeted(30.0, {c: 1}))
-    assert [order.node for order in story.hear(Passed(331.0)).of(Drain)] == ["n2"]
+    story.hear(PricesRead(25.0, {**PRICES, c: 6.0})).hear(TargetSet(30.0, {c: 1}))
+    assert [order.node for order in story.hear(Tick(331.0)).of(Drain)] == ["n2"]
 
 
 def test_gce_a_replacement_is_asked_for_at_the_notice():
-    story = Story().see(11.0, machine()).hear(Targeted(11.0, {A: 1}))
+    story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
     story.hear(AgentsCounted(20.0, {"n1": Agent(4)}))
     assert story.asks() == []
     assert story.hear(AgentsCounted(30.0, {"n1": Agent(4, is_leaving=True)})).asks() == [(A, 1)]
 
 
 def test_gce_a_preempted_machine_is_deleted_and_costs_nothing_from_its_preemption_on():
-    story = Story().see(11.0, machine()).hear(Targeted(11.0, {A: 1}))
+    story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
     taken = (Preemption("1", 1010.0),)
     story.see(1020.0, machine(state="preempted"), preemptions=taken)
     assert story.of(Delete) == [Delete(("1",))]
@@ -320,7 +324,7 @@ def test_gce_a_preempted_machine_is_deleted_and_costs_nothing_from_its_preemptio
     ids=["never boots", "boots without a GPU"],
 )
 def test_gce_a_machine_of_no_use_is_deleted_and_its_pool_rests(agents, at):
-    story = Story().see(11.0, machine()).hear(Targeted(11.0, {A: 1}))
+    story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
     story.hear(AgentsCounted(at, agents))
     assert story.of(Delete) == [Delete(("1",))]
     assert story.asks() == []
@@ -328,7 +332,7 @@ def test_gce_a_machine_of_no_use_is_deleted_and_its_pool_rests(agents, at):
 
 
 def test_gce_a_silent_death_is_deleted_and_replaced():
-    story = Story().see(11.0, machine()).hear(Targeted(11.0, {A: 1}))
+    story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
     story.hear(AgentsCounted(20.0, {"n1": Agent(4)}))
     story.hear(AgentsCounted(30.0, {}))
     assert story.asks() == [(A, 1)]
@@ -337,21 +341,21 @@ def test_gce_a_silent_death_is_deleted_and_replaced():
 
 
 def test_gce_a_zone_that_did_not_answer_says_nothing_about_its_machines():
-    story = Story().see(11.0, machine()).hear(Targeted(11.0, {A: 1}))
+    story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
     assert story.see(20.0, unseen_zones=("zone-a",)).asks() == []
     assert story.see(30.0).asks() == [(A, 1)]
 
 
 def test_gce_a_look_from_before_a_machine_was_made_does_not_end_it():
-    story = Story().see(1.0).hear(Targeted(1.0, {A: 1}))
-    story.hear(Answered(10.0, Granted(FIRST, (machine(),))))
+    story = Story().see(1.0).hear(TargetSet(1.0, {A: 1}))
+    story.hear(RequestAnswered(10.0, Granted(FIRST, (machine(),))))
     story.hear(Observed(12.0, Observation(9.0, ())))
     assert "1" in story.state.machines
     assert story.asks() == []
 
 
 def test_gce_a_machine_costs_until_the_provider_says_that_it_ended_though_a_look_later():
-    story = Story().see(11.0, machine()).hear(Targeted(11.0, {A: 1}))
+    story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
     assert story.see(1020.0).asks() == [(A, 1)], "another takes its place at once"
     assert story.of(Delete) == []
     assert spent_usd(story.state) == pytest.approx(1.01)
@@ -388,5 +392,5 @@ def test_gce_a_preemption_whose_moment_is_told_later_costs_until_then():
 
 def test_gce_a_new_price_counts_from_now_on():
     story = Story().see(10.0, machine())
-    story.hear(Priced(1010.0, {A: 7.2}))
-    assert spent_usd(story.hear(Passed(2010.0)).state) == pytest.approx(3.0)
+    story.hear(PricesRead(1010.0, {A: 7.2}))
+    assert spent_usd(story.hear(Tick(2010.0)).state) == pytest.approx(3.0)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from sailord.config import load_config
-from sailord.providers.config import EmulatedChoice, StaticChoice, kind_of, open_provider
+from sailord.providers.config import EmulatedConfig, StaticConfig, kind_of, open_provider
 from sailord.providers.emulated import EmulatedProvider
 from sailord.providers.interface import Pool
 from sailord.providers.static import StaticProvider
-from sailord.providers.trace import ReplayedProvider
+from sailord.providers.trace import TraceProvider
 from simulator.documents.problems import InputError
 
 HOST = '[[provider.host]]\nname = "gpu-1"\nzone = "us-central1-a"\nmachine = "a2-highgpu-4g"\n'
@@ -40,7 +40,7 @@ def read(folder: Path, provider: str):
 
 def test_gce_a_list_of_hosts_says_no_more_than_the_catalogue_does_not_know(tmp_path):
     config = read(tmp_path, STATIC)
-    assert isinstance(config.provider, StaticChoice)
+    assert isinstance(config.provider, StaticConfig)
     (host,) = config.provider.hosts
     assert (host.name, host.pool, host.usd_per_hour) == ("gpu-1", A100S, 3.5)
     assert kind_of(config.provider) == "static"
@@ -49,7 +49,7 @@ def test_gce_a_list_of_hosts_says_no_more_than_the_catalogue_does_not_know(tmp_p
 
 def test_gce_emulated_machines_and_a_trace_of_them(tmp_path):
     config = read(tmp_path, EMULATED)
-    assert isinstance(config.provider, EmulatedChoice)
+    assert isinstance(config.provider, EmulatedConfig)
     assert [(kind.pool, kind.machines_max) for kind in config.provider.kinds] == [(A100S, 8)]
     assert kind_of(config.provider) == "emulated"
     made = open_provider(config.provider, config.cluster, lambda: 1.0)
@@ -58,7 +58,7 @@ def test_gce_emulated_machines_and_a_trace_of_them(tmp_path):
     assert kind_of(config.provider) == "trace"
     now = 1000.0
     made = open_provider(config.provider, config.cluster, lambda: now)
-    assert isinstance(made, ReplayedProvider)
+    assert isinstance(made, TraceProvider)
     assert made.stock(A100S) == 2
     now += 11 / 60
     assert made.stock(A100S) == 1

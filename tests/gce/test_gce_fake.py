@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
-from sailord.providers.gce.client import Api
-from sailord.providers.gce.errors import Failure
+from sailord.providers.gce.client import GceClient
+from sailord.providers.gce.errors import GceError
 from tests.fakes.gce.cloud import STOCKOUT, Cloud, Group, Hooks, Vm
 from tests.fakes.gce.server import gce_server
 from tests.gce.cloud import HERE, until
@@ -21,17 +21,17 @@ MACHINE = f"zones/{HERE}/machineTypes/a2-highgpu-1g"
 
 
 @contextlib.contextmanager
-def client(cloud: Cloud) -> Iterator[Api]:
+def client(cloud: Cloud) -> Iterator[GceClient]:
     """The real client library, which speaks to a fake cloud."""
     with gce_server(cloud) as address:
-        api = Api(AnonymousCredentials(), address, 10.0)
+        api = GceClient(AnonymousCredentials(), address, 10.0)
         try:
             yield api
         finally:
             api.close()
 
 
-async def insert(api: Api, name: str, number: int = 1, **changes: Any) -> Any:
+async def insert(api: GceClient, name: str, number: int = 1, **changes: Any) -> Any:
     """Make one machine; return the operation."""
     body = {"name": name, "machine_type": MACHINE, **changes}
     request_id = f"00000000-0000-0000-0000-{number:012}"
@@ -41,7 +41,7 @@ async def insert(api: Api, name: str, number: int = 1, **changes: Any) -> Any:
 
 
 def test_one_machine_is_inserted_once_and_found_by_name_and_by_number():
-    async def story(api: Api) -> None:
+    async def story(api: GceClient) -> None:
         first, again = await insert(api, "one"), await insert(api, "one")
         assert (first.operation_type, again.name) == ("insert", first.name)
         await until(lambda: cloud.vms[0].status == "RUNNING")
@@ -50,9 +50,9 @@ def test_one_machine_is_inserted_once_and_found_by_name_and_by_number():
         assert by_name == by_number
         assert by_name.id == first.target_id
         assert by_name.machine_type.endswith(MACHINE)
-        with pytest.raises(Failure, match="already exists"):
+        with pytest.raises(GceError, match="already exists"):
             await insert(api, "one", 2)
-        with pytest.raises(Failure, match="was not found") as told:
+        with pytest.raises(GceError, match="was not found") as told:
             await api.call("Instances", "get", **HOME, instance="two")
         assert (told.value.status, told.value.code) == (404, "notFound")
 
@@ -63,7 +63,7 @@ def test_one_machine_is_inserted_once_and_found_by_name_and_by_number():
 
 
 def test_a_machine_that_cannot_be_had_ends_as_an_operation_with_an_error():
-    async def story(cloud: Cloud, api: Api) -> None:
+    async def story(cloud: Cloud, api: GceClient) -> None:
         operation = await insert(api, "one")
         await until(lambda: not cloud.running_operations())
         ended = await api.call("ZoneOperations", "get", **HOME, operation=operation.name)
@@ -90,7 +90,7 @@ class Warnings(Hooks):
 
 @pytest.mark.parametrize("notice_s", [0, 1])
 def test_a_preemption_may_be_ordered_and_comes_after_the_notice_that_was_asked_for(notice_s):
-    async def story(cloud: Cloud, api: Api) -> None:
+    async def story(cloud: Cloud, api: GceClient) -> None:
         scheduling = {
             "provisioning_model": "SPOT",
             "instance_termination_action": "DELETE",
@@ -113,7 +113,7 @@ def test_a_preemption_may_be_ordered_and_comes_after_the_notice_that_was_asked_f
 
 
 def test_a_group_is_resized_by_hand():
-    async def story(cloud: Cloud, api: Api) -> None:
+    async def story(cloud: Cloud, api: GceClient) -> None:
         name = {**HOME, "instance_group_manager": "pool"}
         for size in (3, 1):
             await api.call("InstanceGroupManagers", "resize_unary", **name, size=size)
@@ -123,7 +123,7 @@ def test_a_group_is_resized_by_hand():
         pages = await api.pages("InstanceGroupManagers", "list_managed_instances", **name)
         members = [one for page in pages for one in page.managed_instances]
         assert [one.id for one in members] == [vm.id for vm in cloud.there()]
-        with pytest.raises(Failure, match="'instanceGroupManagers/other' was not found"):
+        with pytest.raises(GceError, match="'instanceGroupManagers/other' was not found"):
             await api.call("InstanceGroupManagers", "get", **HOME, instance_group_manager="other")
 
     cloud = Cloud(groups={"pool": Group("pool", HERE, {"machineType": "a2-highgpu-1g"})})

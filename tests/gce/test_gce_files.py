@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from agents.config import load_config
-from sailord.providers.gce.config import read_gce, shape_of
-from sailord.providers.gce.errors import failure_of
-from sailord.providers.gce.requests import TORCH, bulk_insert_of, names_of, startup_script
+from sailord.providers.gce.config import machine_shape, read_gce
+from sailord.providers.gce.errors import gce_error
+from sailord.providers.gce.requests import TORCH, bulk_insert_body, instance_names, startup_script
 from sailord.providers.interface import Pool
 from simulator.documents.fields import open_table
 from simulator.documents.files import load_document
@@ -62,7 +62,7 @@ def test_a_file_may_name_groups(tmp_path: Path):
     assert problems == []
     assert found.groups == {pool("us-east1-b"): "mig"}
     _, problems = read(tmp_path, GOOD + group.replace("us-east1-b", "us-east4-b"))
-    assert ["is no pool" in str(problem) for problem in problems] == [True]
+    assert ["is not a pool" in str(problem) for problem in problems] == [True]
 
 
 @pytest.mark.parametrize(
@@ -103,10 +103,10 @@ def test_a_package_is_a_version_or_a_wheel_by_its_sum(tmp_path: Path, package):
 
 
 def test_machines_to_which_gpus_are_attached():
-    assert shape_of("n1-standard-16-v100-2") == ("n1-standard-16", "nvidia-tesla-v100", 2)
-    assert shape_of("a2-highgpu-2g") == ("a2-highgpu-2g", "", 0)
+    assert machine_shape("n1-standard-16-v100-2") == ("n1-standard-16", "nvidia-tesla-v100", 2)
+    assert machine_shape("a2-highgpu-2g") == ("a2-highgpu-2g", "", 0)
     v100 = Pool(HERE, "n1-standard-16-v100-2", "V100-16", 2, True)
-    properties = bulk_insert_of(ask(1, of=v100), config(""))["instance_properties"]
+    properties = bulk_insert_body(ask(1, of=v100), config(""))["instance_properties"]
     assert properties["machine_type"] == "n1-standard-16"
     assert properties["guest_accelerators"] == [
         {"accelerator_type": "nvidia-tesla-v100", "accelerator_count": 2}
@@ -114,15 +114,15 @@ def test_machines_to_which_gpus_are_attached():
 
 
 def test_a_bulk_insert_gives_names_by_its_keys_alone():
-    asked = bulk_insert_of(ask(2), config(""))
-    assert asked["per_instance_properties"] == {name: {} for name in names_of(ask(2), "prod")}
+    asked = bulk_insert_body(ask(2), config(""))
+    assert asked["per_instance_properties"] == {name: {} for name in instance_names(ask(2), "prod")}
 
 
 def test_names_follow_from_the_request_and_are_names():
-    many = [name for number in range(50) for name in names_of(ask(16, number=number), "prod")]
+    many = [name for number in range(50) for name in instance_names(ask(16, number=number), "prod")]
     assert len(set(many)) == 50 * 16
-    assert names_of(ask(16), "prod") == names_of(ask(16), "prod")
-    (longest,) = names_of(ask(1), "a" * 64)
+    assert instance_names(ask(16), "prod") == instance_names(ask(16), "prod")
+    (longest,) = instance_names(ask(1), "a" * 64)
     assert all(re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name) for name in (*many, longest))
 
 
@@ -169,7 +169,7 @@ def test_the_script_takes_a_python_that_will_do_or_says_why_none_does(tmp_path: 
         (tmp_path / name).write_text(f"#!{shutil.which('bash')}\n{does[kind]}\n")
         (tmp_path / name).chmod(0o755)
     (tmp_path / "touch").symlink_to(shutil.which("touch") or "")
-    before, found, _ = script().partition("# A pinned version, once")
+    before, found, _ = script().partition("# Pinned, so a second boot installs nothing.")
     assert found
     done = subprocess.run(
         [shutil.which("bash") or "", "-c", f"{before}\npython=$(find_python)\necho it is $python"],
@@ -272,12 +272,12 @@ def test_the_manifest_configures_an_agent(tmp_path: Path):
     ],
 )
 def test_codes_speak_before_statuses(status, errors, kind):
-    found = failure_of(status, errors)
+    found = gce_error(status, errors)
     assert found.kind == kind
     assert found.code in found.text, "it is told as it came"
 
 
 def test_only_what_says_nothing_is_transient():
-    assert failure_of(503, [("backendError", "x")]).is_transient
-    assert not failure_of(503, [("ZONE_RESOURCE_POOL_EXHAUSTED", "x")]).is_transient
-    assert not failure_of(418, [("ODD", "x")]).is_transient
+    assert gce_error(503, [("backendError", "x")]).is_transient
+    assert not gce_error(503, [("ZONE_RESOURCE_POOL_EXHAUSTED", "x")]).is_transient
+    assert not gce_error(418, [("ODD", "x")]).is_transient

@@ -6,21 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from sailord.capacity.core.decide import decide, is_out, obtainable
+from sailord.capacity.core.decide import decide, is_out_of_stock, obtainable
 from sailord.capacity.core.model import (
-    Answered,
-    Books,
-    Capacity,
+    CapacityRecord,
+    CapacityState,
     Observed,
-    Passed,
     Policy,
-    Priced,
+    PricesRead,
     QuotasRead,
-    Targeted,
+    RequestAnswered,
+    TargetSet,
+    Tick,
     TookOver,
     request_id_of,
 )
-from sailord.capacity.core.planner_view import question_of
+from sailord.capacity.core.planner_view import pool_supplies
 from sailord.core.state import State
 from sailord.planning.messages import PoolSupply
 from sailord.planning.mix import Mix
@@ -98,9 +98,9 @@ POLICY = Policy(on_demand_after_s=300.0, machines_per_pool_max=4)
 
 class Story:
     def __init__(self) -> None:
-        self.state = Capacity(POLICY)
-        self.hear(TookOver(0.0, "t1", Books()))
-        self.hear(Priced(0.0, {SPOT: 1.0, FIRM: 3.0})).hear(QuotasRead(0.0, ()))
+        self.state = CapacityState(POLICY)
+        self.hear(TookOver(0.0, "t1", CapacityRecord()))
+        self.hear(PricesRead(0.0, {SPOT: 1.0, FIRM: 3.0})).hear(QuotasRead(0.0, ()))
         self.hear(Observed(0.0, Observation(0.0, ())))
 
     def hear(self, event) -> Story:
@@ -108,12 +108,14 @@ class Story:
         return self
 
     def ask_and_refuse(self, at: float, kind: str = "stockout") -> Story:
-        self.hear(Targeted(at, {SPOT: 1}))
-        self.hear(Answered(at, Refused(request_id_of("t1", self.state.requests), kind, "no")))
-        return self.hear(Targeted(at, {}))
+        self.hear(TargetSet(at, {SPOT: 1}))
+        self.hear(
+            RequestAnswered(at, Refused(request_id_of("t1", self.state.requests), kind, "no"))
+        )
+        return self.hear(TargetSet(at, {}))
 
     def on_demand(self) -> int:
-        asked = question_of(self.state, (SPOT, FIRM), State())
+        asked = pool_supplies(self.state, (SPOT, FIRM), State())
         return next(pool.obtainable for pool in asked if not pool.spot)
 
 
@@ -122,30 +124,32 @@ def test_gce_on_demand_is_offered_once_spot_was_out_for_long_enough():
     assert obtainable(story.state, FIRM) == 4
     assert story.on_demand() == 0
     story.ask_and_refuse(10.0).ask_and_refuse(80.0).ask_and_refuse(250.0)
-    assert story.hear(Passed(309.0)).on_demand() == 0
-    assert story.hear(Passed(310.0)).on_demand() == 4
+    assert story.hear(Tick(309.0)).on_demand() == 0
+    assert story.hear(Tick(310.0)).on_demand() == 4
     # Nobody has asked for Spot for long: it may be back, and goes first again.
-    assert story.hear(Passed(2000.0)).on_demand() == 0
+    assert story.hear(Tick(2000.0)).on_demand() == 0
     machine = Instance("1", "n", SPOT, "running", 2000.0, request_id_of("t1", 4), "n")
-    story.hear(Targeted(2000.0, {SPOT: 1}))
-    story.hear(Answered(2001.0, Granted(request_id_of("t1", story.state.requests), (machine,))))
+    story.hear(TargetSet(2000.0, {SPOT: 1}))
+    story.hear(
+        RequestAnswered(2001.0, Granted(request_id_of("t1", story.state.requests), (machine,)))
+    )
     story.ask_and_refuse(2002.0)
-    assert story.hear(Passed(2011.0)).on_demand() == 0, "what was granted ends the count"
+    assert story.hear(Tick(2011.0)).on_demand() == 0, "what was granted ends the count"
 
 
 def test_gce_too_many_requests_say_nothing_about_stock():
     story = Story().ask_and_refuse(10.0, "rate").ask_and_refuse(200.0, "rate")
-    assert story.hear(Passed(330.0)).on_demand() == 0
+    assert story.hear(Tick(330.0)).on_demand() == 0
 
 
 def test_gce_spot_without_a_quota_is_out_at_once():
     story = Story().hear(QuotasRead(1.0, (Quota("PREEMPTIBLE", (SPOT,), 0.0, 0.0),)))
-    assert is_out(story.state, SPOT, 300.0)
+    assert is_out_of_stock(story.state, SPOT, 300.0)
     assert story.on_demand() == 4
 
 
 def test_gce_refusals_of_long_ago_count_no_more():
     story = Story().ask_and_refuse(10.0)
     story.ask_and_refuse(10_000.0)
-    rest = story.state.rests[SPOT]
+    rest = story.state.cooldowns[SPOT]
     assert (rest.refusals, rest.since) == (1, 10_000.0)

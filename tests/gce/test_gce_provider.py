@@ -98,7 +98,7 @@ def test_an_operation_that_never_ends_is_in_doubt_and_pending():
     with provider(cloud, operation_s=0.2) as gce:
         outcome = asyncio.run(gce.create(ask(1)))
         assert isinstance(outcome, InDoubt)
-        assert "has not ended after" in outcome.text
+        assert "did not end within" in outcome.text
         look = asyncio.run(gce.observe())
     assert look.pending_requests == {ask(1).request_id}
 
@@ -409,7 +409,7 @@ def lines_of(act) -> list[str]:
             "gcloud services enable cloudbilling.googleapis.com --project=test-project",
         ),
         ({"is_expired": True}, "gcloud auth application-default login"),
-        ({"moods": [Mood("/skus", 10, 503)]}, "it is asked again"),
+        ({"moods": [Mood("/skus", 10, 503)]}, "retried every"),
     ],
 )
 def test_where_the_billing_catalogue_may_not_be_read_prices_are_the_built_in_ones(behave, cure):
@@ -441,6 +441,6 @@ def test_prices_that_were_read_once_stay_until_they_can_be_read_again():
         cloud.denied.clear()
         rest.skus[0] = sku(what, "GPU", "us-central1", 2.0, spot=True)
         assert lines_of(lambda: asyncio.run(gce.prices())) == [
-            "the Cloud Billing catalogue is read again "
+            "the Cloud Billing catalogue can be read again "
         ]
         assert asyncio.run(gce.prices())[pool()] == pytest.approx(first[pool()] + 1.0)

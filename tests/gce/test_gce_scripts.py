@@ -43,9 +43,9 @@ def judge(seed: int) -> None:
     run.run(1500.0)
     if not run.state.stop and run.policy.usd_max is None:
         up = Counter(m.instance.pool for m in run.machines.values() if m.ends_at is None)
-        rests = {p: r for p, r in run.state.rests.items() if r.until > run.now}
+        cooldowns = {p: r for p, r in run.state.cooldowns.items() if r.until > run.now}
         missing = {p for p, count in run.want.items() if up[p] < count}
-        assert missing <= rests.keys(), (seed, up, run.said[-10:])
+        assert missing <= cooldowns.keys(), (seed, up, run.said[-10:])
         assert all(up[p] <= run.want[p] for p in up), (seed, up, run.want)
         assert supply(run.state) == +up, seed
     run.works, run.want = False, Counter()

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from agents.protocol.codec import encode
 from agents.protocol.store_keys import Keys
 from agents.store import Entry, StoreUnavailable
-from sailord.capacity.core.model import Books, Machine, Policy
-from sailord.capacity.loop import Procurer
+from sailord.capacity.core.model import CapacityRecord, Policy, RentedInstance
+from sailord.capacity.loop import CapacityLoop
 from sailord.local.paths import Place
 from sailord.main import main
 from sailord.providers.gce.provider import open_gce
@@ -24,9 +24,9 @@ from tests.fakes.gce.server import gce_server
 from tests.gce.cloud import pool, provider
 from tests.gce.living import LARGE, configure
 
-RENTED = Books(
+RENTED = CapacityRecord(
     machines=(
-        Machine(
+        RentedInstance(
             Instance("7", "m7", pool(), "running", 0.0, "t1-1"),
             usd_per_hour=1.0,
             priced_from=0.0,
@@ -39,7 +39,7 @@ RENTED = Books(
 class Store:
     """A store with the books of whoever led before."""
 
-    def __init__(self, books: Books | None) -> None:
+    def __init__(self, books: CapacityRecord | None) -> None:
         self.books = books
 
     async def get(self, key: str) -> Entry | None:
@@ -48,17 +48,17 @@ class Store:
         return Entry(key, encode(self.books), 1, 1)
 
 
-def start(cloud: Cloud, books: Books | None) -> None:
+def start(cloud: Cloud, books: CapacityRecord | None) -> None:
     """Do what sailord does before it opens its doors."""
     gateway = SimpleNamespace(keys=Keys("prod"), store=Store(books))
     with provider(cloud) as gce:
         clock = SimpleNamespace(now=lambda: 0.0)
-        asyncio.run(Procurer(None, gce, Policy(), None, None, gateway, clock).check())
+        asyncio.run(CapacityLoop(None, gce, Policy(), None, None, gateway, clock).check())
 
 
 def test_gce_who_has_rented_nothing_is_told_at_once():
     with pytest.raises(InputError, match="gcloud auth"):
-        start(Cloud(is_expired=True), Books())
+        start(Cloud(is_expired=True), CapacityRecord())
 
 
 @pytest.mark.parametrize("books", [RENTED, None], ids=["machines", "no store"])
@@ -67,7 +67,7 @@ def test_gce_who_may_have_machines_leads_them_whatever_is_wrong(books):
 
 
 def test_gce_a_cloud_that_is_away_keeps_nobody_from_starting():
-    start(Cloud(moods=[Mood(".*", 1000, status=503)]), Books())
+    start(Cloud(moods=[Mood(".*", 1000, status=503)]), CapacityRecord())
 
 
 @pytest.mark.parametrize(

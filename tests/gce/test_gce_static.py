@@ -7,8 +7,15 @@ import asyncio
 import pytest
 
 from sailord.capacity.core.budget import spent_usd
-from sailord.capacity.core.model import Agent, AgentsCounted, Delete, Observed, Priced, Targeted
-from sailord.providers.interface import Ask, Pool, Refused
+from sailord.capacity.core.model import (
+    Agent,
+    AgentsCounted,
+    Delete,
+    Observed,
+    PricesRead,
+    TargetSet,
+)
+from sailord.providers.interface import InstanceRequest, Pool, Refused
 from sailord.providers.static import Host, StaticProvider
 from tests.gce.test_gce_capacity import Story
 from tests.sailord.daemon.running import Place, wait_until
@@ -33,7 +40,7 @@ def test_gce_a_list_of_hosts_neither_makes_nor_deletes():
         assert listed.pools == ()
         assert [i.node for i in (await listed.observe()).instances] == ["a", "b"]
         assert await listed.prices() == {POOL: 3.6}
-        assert isinstance(await listed.create(Ask("r", POOL, 1)), Refused)
+        assert isinstance(await listed.create(InstanceRequest("r", POOL, 1)), Refused)
         assert set((await listed.delete(["a"])).failed) == {"a"}
         assert [notice async for notice in listed.notices()] == []
 
@@ -41,8 +48,8 @@ def test_gce_a_list_of_hosts_neither_makes_nor_deletes():
 
 
 def test_gce_a_host_costs_from_the_start_on_and_is_never_deleted():
-    story = Story().hear(Priced(0.0, asyncio.run(provider(*HOSTS).prices())))
-    look(story, 100.0, *HOSTS).hear(Targeted(100.0, {POOL: 0}))
+    story = Story().hear(PricesRead(0.0, asyncio.run(provider(*HOSTS).prices())))
+    look(story, 100.0, *HOSTS).hear(TargetSet(100.0, {POOL: 0}))
     story.hear(AgentsCounted(1010.0, {"a": Agent(2)}))
     assert spent_usd(story.state) == pytest.approx(2.0), "both, since the moment 10"
     # One never registers, one falls silent: a person has to see to both.

@@ -15,16 +15,16 @@ from agents.daemon.process_cleanup import end_all
 from sailord.client import Client
 from sailord.local.paths import Place
 from sailord.providers.interface import (
-    Ask,
-    Deleted,
+    DeleteResult,
     Granted,
     Instance,
+    InstanceRequest,
     Observation,
     Pool,
     Refused,
     no_notices,
 )
-from sailord.providers.trace import ReplayedProvider
+from sailord.providers.trace import TraceProvider
 from simulator.traces.trace import Interval, Trace
 from tests.gce.test_gce_emulated import agent_text, cards, wait_until
 
@@ -49,7 +49,7 @@ class Endless:
     async def observe(self) -> Observation:
         return Observation(self.at, tuple(self.made.values()))
 
-    async def create(self, ask: Ask):
+    async def create(self, ask: InstanceRequest):
         known = tuple(i for i in self.made.values() if i.request_id == ask.request_id)
         new = tuple(
             Instance(f"{ask.request_id}.{n}", "", ask.pool, "running", self.at, ask.request_id)
@@ -58,10 +58,10 @@ class Endless:
         self.made |= {instance.id: instance for instance in new}
         return Granted(ask.request_id, known or new)
 
-    async def delete(self, ids) -> Deleted:
+    async def delete(self, ids) -> DeleteResult:
         for id_ in ids:
             self.made.pop(id_, None)
-        return Deleted(tuple(ids), {})
+        return DeleteResult(tuple(ids), {})
 
     async def prices(self):
         return {A: 1.0, B: 2.0}
@@ -75,14 +75,16 @@ class Endless:
 
 def test_gce_a_trace_gives_and_takes_as_it_says():
     within = Endless()
-    replayed = ReplayedProvider(within, TRACE, (A, B), lambda: within.at, 0.0, 2.0)
+    replayed = TraceProvider(within, TRACE, (A, B), lambda: within.at, 0.0, 2.0)
 
     async def play() -> None:
-        granted = await replayed.create(Ask("r1", A, 3))
+        granted = await replayed.create(InstanceRequest("r1", A, 3))
         assert isinstance(granted, Granted)
         assert len(granted.instances) == 2, "no more than the trace has"
-        assert await replayed.create(Ask("r1", A, 3)) == granted, "one request, one effect"
-        assert isinstance(await replayed.create(Ask("r2", B, 1)), Refused)
+        assert await replayed.create(InstanceRequest("r1", A, 3)) == granted, (
+            "one request, one effect"
+        )
+        assert isinstance(await replayed.create(InstanceRequest("r2", B, 1)), Refused)
         within.at = 4.9
         assert len((await replayed.observe()).instances) == 2
         within.at = 5.1  # Twice as fast: the trace is at 10.2 s.
@@ -92,7 +94,7 @@ def test_gce_a_trace_gives_and_takes_as_it_says():
         assert seen.ended_at == {taken.instance: 5.1}
         assert len(within.made) == 1
         within.at = 6.0
-        assert isinstance(await replayed.create(Ask("r3", B, 2)), Granted)
+        assert isinstance(await replayed.create(InstanceRequest("r3", B, 2)), Granted)
         within.at = 100.0  # After its end the last moment stays.
         seen = await replayed.observe()
         assert [i.pool for i in seen.instances] == [B]
@@ -105,7 +107,7 @@ def test_gce_of_those_that_a_trace_takes_the_youngest_go():
     within = Endless()
     old = Instance("old", "", A, "running", 1.0, "r")
     within.made = {"new": replace(old, id="new", created_at=2.0), "old": old}
-    replayed = ReplayedProvider(within, TRACE, (A, B), lambda: 15.0, 0.0)
+    replayed = TraceProvider(within, TRACE, (A, B), lambda: 15.0, 0.0)
     assert [i.id for i in asyncio.run(replayed.observe()).instances] == ["old"]
 
 

@@ -12,13 +12,13 @@ from sailord.api.metrics import _capacity_lines
 from sailord.capacity.core.model import (
     Agent,
     AgentsCounted,
-    Answered,
-    Capacity,
-    Passed,
+    CapacityState,
     Policy,
     QuotasRead,
+    RequestAnswered,
     SteppedDown,
-    Targeted,
+    TargetSet,
+    Tick,
 )
 from sailord.core.nodes import Node
 from sailord.core.state import State
@@ -40,10 +40,10 @@ def story() -> Story:
     """Two wanted in zone-a, of which one is up and one awaited; zone-b has refused one."""
     story = Story(Policy(usd_max=10.0, usd_per_hour_max=20.0)).see(1.0)
     story.hear(QuotasRead(1.0, (Quota("GPUS", (A, B), 16.0, 0.0),)))
-    story.hear(Targeted(1.0, {A: 2, B: 1}))
+    story.hear(TargetSet(1.0, {A: 2, B: 1}))
     first, second = sorted(story.state.asks.values(), key=lambda asked: asked.ask.pool)
-    story.hear(Answered(2.0, Granted(first.ask.request_id, (machine(1), machine(2)))))
-    story.hear(Answered(3.0, Refused(second.ask.request_id, "stockout", "none left")))
+    story.hear(RequestAnswered(2.0, Granted(first.ask.request_id, (machine(1), machine(2)))))
+    story.hear(RequestAnswered(3.0, Refused(second.ask.request_id, "stockout", "none left")))
     story.hear(AgentsCounted(20.0, {"n1": Agent(4)}, frozenset({"n1"})))
     return story
 
@@ -64,14 +64,14 @@ def test_gce_the_view_tells_what_is_up_wanted_and_resting(story):
     assert [quota.used_gpus for quota in b.quotas] == [12.0], "what was asked for counts"
     assert view.money.usd_per_hour == pytest.approx(7.2)
     assert view.money.usd_left == pytest.approx(10.0 - view.money.spent_usd)
-    assert view_of(story.hear(Passed(64.0))).pools[1].rest is None
+    assert view_of(story.hear(Tick(64.0))).pools[1].rest is None
 
 
 def test_gce_an_orphan_is_one_that_would_not_be_deleted(story):
-    story.hear(Targeted(30.0, {}))
-    story.hear(Passed(331.0))
+    story.hear(TargetSet(30.0, {}))
+    story.hear(Tick(331.0))
     assert view_of(story).orphans == ()
-    story.hear(Passed(362.0)).hear(Passed(393.0))
+    story.hear(Tick(362.0)).hear(Tick(393.0))
     assert view_of(story).orphans == ("m2",)
     assert view_of(story).machines[1].state == "going"
 
@@ -80,7 +80,7 @@ def test_gce_who_does_not_lead_knows_nothing_of_machines(story):
     view = capacity_view("gce", story.hear(SteppedDown(30.0)).state, (A, B), State(), History())
     assert (view.leads, view.pools, view.machines) == (False, (), ())
     assert "no leader elected yet" in capacity_text(plain(view))
-    alone = capacity_view(None, Capacity(), (), State(term=1), History())
+    alone = capacity_view(None, CapacityState(), (), State(term=1), History())
     assert "no provider" in capacity_text(plain(alone))
 
 

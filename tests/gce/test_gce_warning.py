@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 
 from sailord.capacity.core.model import Policy
-from sailord.capacity.loop import Procurer
+from sailord.capacity.loop import CapacityLoop
 from sailord.core.state import State
 from sailord.providers.interface import Notice, Observation
 from tests.gce.unplugged import Gateway, VirtualLoop
@@ -45,7 +45,7 @@ def test_gce_what_a_provider_announces_is_a_notice_of_the_node_with_one_id():
         gateway.term = 1
         cluster = SimpleNamespace(state=State(term=1), is_store_available=True)
         clock = SimpleNamespace(now=lambda: 100.0)
-        hands = Procurer(None, Warner(), Policy(), cluster, None, gateway, clock)
+        hands = CapacityLoop(None, Warner(), Policy(), cluster, None, gateway, clock)
         work = asyncio.create_task(hands.run())
         await asyncio.sleep(20.0)
         work.cancel()

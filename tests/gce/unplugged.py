@@ -6,20 +6,19 @@ import asyncio
 import json
 import selectors
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partialmethod
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import requests
 from google.auth.credentials import AnonymousCredentials
+from requests.adapters import HTTPAdapter
 
 from agents.protocol.records import Intent
 from agents.protocol.store_keys import Keys
 from agents.store import Entry, StoreUnavailable
-from sailord.providers.gce.client import Api, told_as_failure
-from sailord.providers.gce.errors import Failure
+from sailord.providers.gce.client import GceClient, raise_gce_error
+from sailord.providers.gce.errors import GceError
+from sailord.providers.gce.partial_lists import with_partial_results
 from tests.fakes.gce.rest import Request, Rest
 
 
@@ -47,35 +46,27 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._virtual.now
 
 
-@dataclass(eq=False)
-class Session:
-    """What the client library takes for its HTTP session; its requests end at the fake."""
+class FakeAdapter(HTTPAdapter):
+    """Answers requests from the fake, without a network."""
 
-    rest: Rest
-    prepare: Callable[[Any], Any]
-    """What the provider does to a request before it leaves."""
+    def __init__(self, rest: Rest) -> None:
+        super().__init__()
+        self._rest = rest
 
-    def _ask(
-        self, method: str, url: str, *, timeout: float, params: Any = (), data: str = "{}", **_: Any
-    ) -> Any:
-        assert timeout > 0, "a request without a deadline"
-        sent = requests.Request(method, url, params=params, auth=self.prepare).prepare()
-        address, body = urlsplit(sent.url), json.loads(data)
-        request = Request(method, unquote(address.path), dict(parse_qsl(address.query)), body)
-        reply = self.rest.respond(request, self.rest.mood_for(request))
-        return SimpleNamespace(
-            status_code=reply.status,
-            headers=reply.headers,
-            content=json.dumps(reply.body),
-            json=lambda: reply.body,
-            request=SimpleNamespace(method=method, url=url),
-        )
-
-    get, post = partialmethod(_ask, "GET"), partialmethod(_ask, "POST")
-    delete = partialmethod(_ask, "DELETE")
+    def send(self, request: requests.PreparedRequest, *_: Any, timeout: float, **__: Any) -> Any:
+        assert timeout > 0, "a request without a timeout"
+        sent = with_partial_results(request)
+        address, body = urlsplit(sent.url), json.loads(sent.body or "{}")
+        asked = Request(sent.method, unquote(address.path), dict(parse_qsl(address.query)), body)
+        reply = self._rest.respond(asked, self._rest.mood_for(asked))
+        response = requests.Response()
+        response.status_code, response.request, response.url = reply.status, sent, sent.url
+        response.headers.update(reply.headers)
+        response._content = json.dumps(reply.body).encode()
+        return response
 
 
-class VirtualApi(Api):
+class VirtualClient(GceClient):
     """The client library without threads: a request takes its time, and may come late."""
 
     def __init__(self, rest: Rest, call_s: float, lag: Callable[[], tuple[float, float]]) -> None:
@@ -88,9 +79,9 @@ class VirtualApi(Api):
         is_new = name not in self._clients
         client = super()._client(name)
         if is_new:
-            theirs = client.transport._session
-            ours = Session(self._rest, theirs.auth)
-            theirs.get, theirs.post, theirs.delete = ours.get, ours.post, ours.delete
+            session = client.transport._session
+            session.trust_env = False
+            session.mount("http://", FakeAdapter(self._rest))
         return client
 
     async def _in_thread(self, act: Callable[[], Any], *, share: float = 1.0) -> Any:
@@ -101,8 +92,8 @@ class VirtualApi(Api):
         try:
             answer = await asyncio.wait_for(asyncio.shield(task), share * self._call_s)
         except TimeoutError:
-            raise Failure("unknown", "Google did not answer in time") from None
-        if isinstance(answer, Failure):
+            raise GceError("unknown", "Google did not answer in time") from None
+        if isinstance(answer, GceError):
             raise answer
         return answer
 
@@ -110,8 +101,8 @@ class VirtualApi(Api):
         there_s, back_s = self._lag()
         await asyncio.sleep(there_s)
         try:
-            answer = told_as_failure(act)
-        except Failure as failure:
+            answer = raise_gce_error(act)
+        except GceError as failure:
             answer = failure
         await asyncio.sleep(back_s)
         return answer

@@ -18,19 +18,19 @@ from typing import Any
 
 from agents.protocol.records import Intent, NodeRecord
 from sailord.capacity.core.budget import spent_usd
-from sailord.capacity.core.model import Outstanding, Policy
-from sailord.capacity.loop import Procurer
+from sailord.capacity.core.model import PendingRequest, Policy
+from sailord.capacity.loop import CapacityLoop
 from sailord.core.nodes import Node, Nodes
 from sailord.core.state import State
 from sailord.planning.messages import CapacityAnswer, CapacityRequest, PoolSupply
 from sailord.providers.gce.config import GceConfig
-from sailord.providers.gce.provider import Gce
+from sailord.providers.gce.provider import GceProvider
 from sailord.providers.gce.requests import REQUEST_LABEL, request_uuid
 from sailord.providers.interface import Pool
 from simulator.hardware.catalogue import load_catalogue
 from tests.fakes.gce.cloud import Cloud, Group, Hooks, Mood, Offer, Vm
 from tests.fakes.gce.rest import Rest
-from tests.gce.unplugged import Gateway, VirtualApi
+from tests.gce.unplugged import Gateway, VirtualClient
 
 ZONES = {"us-central1-a": "us-central1", "us-central1-b": "us-central1", "us-east1-b": "us-east1"}
 MACHINES = {"a2-highgpu-1g": 1, "a2-highgpu-2g": 2}
@@ -58,7 +58,7 @@ STORM_S = 30.0
 class Head:
     """One sailord, from its start to its end."""
 
-    procurer: Procurer
+    procurer: CapacityLoop
     task: asyncio.Task[None]
 
 
@@ -94,7 +94,7 @@ class World(Hooks):
     _dear_since: float | None = None
     _known: set[str] = field(default_factory=set)
     """The numbers of all machines that sailord ever knew."""
-    _open: dict[str, Outstanding] = field(default_factory=dict)
+    _open: dict[str, PendingRequest] = field(default_factory=dict)
     """The asks that sailord had a second ago, ..."""
     _unanswered: dict[Pool, float] = field(default_factory=dict)
     """... and since when it lets pools rest that, it thinks, never answered."""
@@ -254,11 +254,11 @@ class World(Hooks):
 
     def _lead(self) -> None:
         self._gateway.term += 1
-        api = VirtualApi(self._rest, self._config.call_s, self._lag)
+        api = VirtualClient(self._rest, self._config.call_s, self._lag)
         state = State(term=self._gateway.term, nodes=Nodes(self._nodes), active=self._job())
-        procurer = Procurer(
+        procurer = CapacityLoop(
             SimpleNamespace(cluster_name="test", cluster_file=None, profiles=None),
-            Gce(self._config, CATALOGUE, api, self.now),
+            GceProvider(self._config, CATALOGUE, api, self.now),
             self.policy,
             SeenCluster(state, self),
             SimpleNamespace(ask_capacity=self._plan),
@@ -373,7 +373,7 @@ class World(Hooks):
         made = Counter(_request_of(vm) for vm in known)
         for id_, asked in state.asks.items():
             assert made[request_uuid(id_)] < asked.ask.count, (self.seed, id_, "counted twice")
-        unanswered = {p: r.since for p, r in state.rests.items() if r.text == UNANSWERED}
+        unanswered = {p: r.since for p, r in state.cooldowns.items() if r.text == UNANSWERED}
         for id_, asked in self._open.items():
             since = unanswered.get(asked.ask.pool)
             is_new = since is not None and since != self._unanswered.get(asked.ask.pool)

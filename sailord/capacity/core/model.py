@@ -1,4 +1,7 @@
-"""What is known of rented machines, what happens to them and what is ordered: plain data."""
+"""State, events and commands of the capacity decisions: plain data.
+
+Fields of ``CapacityRecord`` and of what it holds are keys in the store.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from uuid import UUID, uuid5
 
 from sailord.planning.mix import Mix
 from sailord.providers.interface import (
-    Ask,
-    Deleted,
+    DeleteResult,
     Instance,
+    InstanceRequest,
     Observation,
     Outcome,
     Pool,
@@ -20,29 +23,29 @@ from sailord.providers.interface import (
 )
 
 Stop = Literal["", "parting", "ended"]
-"""Of a total budget: machines may save what they have; nothing may cost any more."""
+"""What a spent total budget demands. ``parting``: save and give back; ``ended``: delete all."""
 _REQUESTS = UUID("0b6b6d0e-6a55-4e0b-9f1e-8f0d3c1f7a52")
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How much may be spent, and how long is waited for what."""
+    """The user's budgets, timeouts and limits."""
 
     usd_per_hour_max: float | None = None
     usd_max: float | None = None
     parting_s: float = 180.0
-    """So long before a total budget is spent the work stops: half of it is for saving, the rest
-    for deletions that have to be repeated."""
+    """Stop the job this long before the total budget is spent: half of it is for saving, half for
+    repeating deletions."""
     look_s: float = 10.0
-    """How often the provider is looked at: the interval of decisions about money."""
+    """Interval of observations, and so of decisions about money."""
     boot_s: float = 600.0
-    """For a running machine until its agent registers."""
+    """Timeout from a running instance to its registered agent."""
     lost_s: float = 60.0
-    """A machine whose agent was away for so long is dead, whatever the provider says."""
+    """Delete an instance whose agent was gone for this long, whatever the provider says."""
     doubt_s: float = 120.0
-    """After so long an ask whose fate is unknown, and of which nothing is seen, came to nothing."""
+    """Give up a request with unknown outcome if no observation shows it for this long."""
     surplus_s: float = 300.0
-    """A machine is deleted once it was more than wanted for so long."""
+    """Delete an instance after it was surplus for this long."""
     delete_again_s: float = 30.0
     stockout_s: float = 60.0
     quota_s: float = 300.0
@@ -50,22 +53,22 @@ class Policy:
     permission_s: float = 600.0
     bad_request_s: float = 1800.0
     unknown_s: float = 60.0
-    """The first rest of a pool after each kind of refusal; each further one doubles it."""
+    """The first cooldown of a pool after each kind of refusal; doubled by each further one."""
     rest_max_s: float = 3600.0
     machines_per_ask_max: int = 16
     machines_per_pool_max: int = 16
-    """What is taken to be obtainable where no quota says less."""
+    """Assumed to be available where no quota says less."""
     on_demand_min: int = 0
     on_demand_share_min: float = field(default=0.0, metadata={"most": 1.0})
     on_demand_after_s: float | None = None
 
     @property
     def mix(self) -> Mix:
-        """How Spot and on demand are mixed."""
+        """The mix of Spot and on-demand instances."""
         return Mix(self.on_demand_min, self.on_demand_share_min, self.on_demand_after_s)
 
-    def rest_s(self, kind: RefusalKind) -> float:
-        """How long a pool rests after its first refusal of a kind."""
+    def cooldown_s(self, kind: RefusalKind) -> float:
+        """Return the cooldown after a first refusal of this kind."""
         match kind:
             case "stockout":
                 return self.stockout_s
@@ -82,61 +85,61 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """One instance and what we know beyond the provider's word."""
+class RentedInstance:
+    """An instance, with its cost, its agent and its deletion."""
 
     instance: Instance
     usd_per_hour: float | None
-    """``None``: nobody knows its price."""
+    """``None``: unknown."""
     priced_from: float
-    """Since when it costs that; what it cost before is in ``paid_usd``."""
+    """When this price began; earlier cost is in ``paid_usd``."""
     known_since: float
     paid_usd: float = 0.0
     was_seen: bool = False
-    """By a look, not only granted: from then on a look without it means that it is gone."""
+    """An observation has shown it; a later one without it means that it is gone."""
     running_since: float | None = None
     joined_at: float | None = None
-    """Its agent registered then."""
+    """When its agent registered."""
     absent_since: float | None = None
-    """Its agent is not registered since then, after it was."""
+    """Since when its agent is no longer registered."""
     is_leaving: bool = False
     is_drained: bool = False
-    """The job was asked to move off it."""
+    """The job was told to move off it."""
     gpus: int | None = None
-    """As its agent counts them."""
+    """As reported by its agent."""
     ended_at: float | None = None
-    """It costs nothing since then."""
+    """Since when it costs nothing."""
     is_missed: bool = False
-    """The last look did not show it, and nobody has told yet when it ended: at that look, until
-    the next one."""
+    """The last observation did not show it and its end is not known yet; assumed to be that
+    observation until the next one."""
     deletion_at: float | None = None
-    """Its deletion was ordered then, the last time."""
+    """When its deletion was last ordered."""
     deletions: int = 0
-    """How often it was ordered."""
+    """How often its deletion was ordered."""
     why: str = ""
-    """Why it is to go."""
+    """Why it is marked for deletion; empty: it is not."""
 
     def usd(self, now: float) -> float:
-        """What it has cost."""
+        """Return what it has cost up to ``now``."""
         end = now if self.ended_at is None else min(self.ended_at, now)
         hours = max(end - self.priced_from, 0.0) / 3600
         return self.paid_usd + (self.usd_per_hour or 0.0) * hours
 
     @property
     def is_live(self) -> bool:
-        """Whether it can be counted on."""
+        """Whether it is usable: up, its agent present, not draining, not marked for deletion."""
         is_up = self.instance.state in ("pending", "running") and self.ended_at is None
         is_well = not (self.is_leaving or self.is_drained) and self.absent_since is None
         return is_up and is_well and not self.why
 
 
 @dataclass(frozen=True, slots=True)
-class Outstanding:
-    """An ask whose outcome is not known yet. It is never sent a second time."""
+class PendingRequest:
+    """A request without an outcome. It is never sent a second time."""
 
-    ask: Ask
+    ask: InstanceRequest
     usd_per_hour: float
-    """Of one machine."""
+    """Of one instance."""
     since: float
     is_in_doubt: bool = False
 
@@ -146,64 +149,64 @@ class Outstanding:
 
 
 def request_id_of(prefix: str, number: int) -> str:
-    """Give the id of a leader's ask: a UUID, as clouds want it.
+    """Return the id of a leader's request: a UUID, as clouds require.
 
-    So it stands as it is on all that is made for it, and whoever leads next knows that again.
+    The provider labels instances with it unchanged, so the next leader recognises them.
     """
     return str(uuid5(_REQUESTS, f"{prefix}-{number}"))
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
-    """A pool is not asked again before a moment."""
+class Cooldown:
+    """A pool gets no request before ``until``."""
 
     until: float
     kind: RefusalKind
     refusals: int
-    """Since something was last had there."""
+    """Since its last grant."""
     text: str
     since: float
-    """When the first of them came."""
+    """When the first of these refusals came."""
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
-    """What the next leader must know: stored before anything is asked for."""
+class CapacityRecord:
+    """What the next leader must know; stored before a request is sent."""
 
     spent_usd: float = 0.0
-    asks: tuple[Outstanding, ...] = ()
-    machines: tuple[Machine, ...] = ()
+    asks: tuple[PendingRequest, ...] = ()
+    machines: tuple[RentedInstance, ...] = ()
     stop: Stop = ""
     stopped_at_usd: float | None = None
-    """The total budget that was spent; a larger one lets it go on."""
+    """The total budget that was spent; a larger one lifts the stop."""
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
-    """Everything known; the same events give the same."""
+class CapacityState:
+    """Everything that the decisions know; the same events give the same state."""
 
     policy: Policy = field(default_factory=Policy)
     now: float = 0.0
     prefix: str = ""
-    """Of our requests: two leaders never have the same. Empty: we do not lead."""
+    """Prefix of this leader's request ids, globally unique. Empty: not the leader."""
     requests: int = 0
     prices: Mapping[Pool, float] = field(default_factory=dict)
     quotas: tuple[Quota, ...] | None = None
-    """``None``: not read yet. A provider without limits says that it has none."""
+    """``None``: not read yet. A provider without quotas reports none."""
     target: Mapping[Pool, int] = field(default_factory=dict)
-    asks: Mapping[str, Outstanding] = field(default_factory=dict)
-    machines: Mapping[str, Machine] = field(default_factory=dict)
+    asks: Mapping[str, PendingRequest] = field(default_factory=dict)
+    machines: Mapping[str, RentedInstance] = field(default_factory=dict)
     deleted: frozenset[str] = frozenset()
-    """Machines whose account is closed for good: an older list or answer may still have them."""
-    rests: Mapping[Pool, Rest] = field(default_factory=dict)
+    """Instances known to be deleted; an older observation may still list them."""
+    cooldowns: Mapping[Pool, Cooldown] = field(default_factory=dict)
     surplus_since: Mapping[Pool, float] = field(default_factory=dict)
     in_use: frozenset[str] = frozenset()
-    """Names of nodes that the job stands on."""
+    """Names of the nodes that the job uses."""
     looked_at: float = 0.0
     """When agents were last counted."""
     observed_at: float | None = None
     spent_usd: float = 0.0
-    """By machines that are gone."""
+    """Cost of instances that are gone."""
     stop: Stop = ""
 
 
@@ -212,31 +215,31 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class TookOver:
-    """We lead, and read what the last leader wrote."""
+    """This process became leader and read the last leader's record."""
 
     at: float
     prefix: str
-    books: Books
+    books: CapacityRecord
 
 
 @dataclass(frozen=True, slots=True)
 class SteppedDown:
-    """Somebody else leads."""
+    """This process is no longer the leader."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The provider was looked at."""
+    """The provider's instances were listed."""
 
     at: float
     observation: Observation
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """An ask was answered, or its deadline passed."""
+class RequestAnswered:
+    """A request was answered or timed out."""
 
     at: float
     outcome: Outcome
@@ -244,15 +247,15 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class DeletionAnswered:
-    """An order to delete was answered."""
+    """A deletion was answered."""
 
     at: float
-    deleted: Deleted
+    deleted: DeleteResult
 
 
 @dataclass(frozen=True, slots=True)
-class Priced:
-    """Prices as they are now."""
+class PricesRead:
+    """Prices were read."""
 
     at: float
     prices: Mapping[Pool, float]
@@ -260,7 +263,7 @@ class Priced:
 
 @dataclass(frozen=True, slots=True)
 class QuotasRead:
-    """Quotas as they are now."""
+    """Quotas were read."""
 
     at: float
     quotas: tuple[Quota, ...]
@@ -268,7 +271,7 @@ class QuotasRead:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A registered agent, as far as it matters here."""
+    """What the decisions need of a registered agent."""
 
     gpus: int
     is_leaving: bool = False
@@ -276,7 +279,7 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class AgentsCounted:
-    """All agents that are registered, by their names, and those that the job stands on."""
+    """All registered agents by name, and the names of those that the job uses."""
 
     at: float
     agents: Mapping[str, Agent]
@@ -284,16 +287,16 @@ class AgentsCounted:
 
 
 @dataclass(frozen=True, slots=True)
-class Targeted:
-    """The planner chose how many machines of each pool there should be."""
+class TargetSet:
+    """The planner set how many instances of each pool there should be."""
 
     at: float
     target: Mapping[Pool, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
-    """Time has passed."""
+class Tick:
+    """Time passed."""
 
     at: float
 
@@ -302,13 +305,13 @@ Event = (
     TookOver
     | SteppedDown
     | Observed
-    | Answered
+    | RequestAnswered
     | DeletionAnswered
-    | Priced
+    | PricesRead
     | QuotasRead
     | AgentsCounted
-    | Targeted
-    | Passed
+    | TargetSet
+    | Tick
 )
 
 
@@ -317,41 +320,38 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Write the books, then send this ask, once."""
+    """Store the record, then send this request once."""
 
-    ask: Ask
+    ask: InstanceRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete machines by their unique numbers; harmless if repeated."""
+    """Delete instances by their unique numbers; idempotent."""
 
     ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Write the books, then let the job move off this node: the machine is to go once it is unused.
-
-    Repeated, it is the same order.
-    """
+    """Store the record, then drain this node; its instance is deleted once unused. Idempotent."""
 
     node: str
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class StopWork:
-    """Have the job save itself and give its machines back."""
+class PauseJob:
+    """Pause the job, so that it saves its state and its instances can be deleted."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
-    """A sentence for the log."""
+class Log:
+    """Log a sentence."""
 
     text: str
 
 
-Command = Create | Delete | Drain | StopWork | Say
+Command = Create | Delete | Drain | PauseJob | Log

@@ -1,4 +1,4 @@
-"""The job and the cluster as decisions about capacity see them, and the question to the planner."""
+"""Converts between the cluster's state, the capacity decisions and the planner's questions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from agents.protocol.records import NodeId
-from sailord.capacity.core.decide import is_out, obtainable, supply
-from sailord.capacity.core.model import Agent, Capacity
+from sailord.capacity.core.decide import is_out_of_stock, obtainable, supply
+from sailord.capacity.core.model import Agent, CapacityState
 from sailord.core.phases import Opening, Stopping
 from sailord.core.proposal import Proposal
 from sailord.core.state import State
@@ -17,7 +17,7 @@ from sailord.providers.interface import Pool
 
 
 def agents_of(state: State) -> tuple[Mapping[str, Agent], frozenset[str]]:
-    """The agents that are there, by the names of their nodes, and those that the job stands on."""
+    """Return present agents by node name, and the names of the nodes that the job uses."""
     agents = {
         node.record.name: Agent(
             node.record.gpus,
@@ -41,10 +41,10 @@ def agents_of(state: State) -> tuple[Mapping[str, Agent], frozenset[str]]:
     return agents, frozenset(names[id_] for id_ in members if id_ in names)
 
 
-def question_of(
-    capacity: Capacity, offered: Sequence[Pool], state: State
+def pool_supplies(
+    capacity: CapacityState, offered: Sequence[Pool], state: State
 ) -> tuple[PoolSupply, ...]:
-    """What is up, or on its way, and what could be had: machines that nobody rents among it."""
+    """Return each pool's supply: up or requested, available, and nodes that are not rented."""
     there = supply(capacity)
     rented = {machine.instance.node for machine in capacity.machines.values()}
     others: Counter[Pool] = Counter()
@@ -73,7 +73,7 @@ def question_of(
     mix = capacity.policy.mix
     wait_s = mix.on_demand_after_s or 0.0
     return hold_back_on_demand(
-        asked, mix, lambda wanted: is_out(capacity, _pool_of(wanted), wait_s)
+        asked, mix, lambda wanted: is_out_of_stock(capacity, _pool_of(wanted), wait_s)
     )
 
 
@@ -86,7 +86,7 @@ def target_of(
     pools: Sequence[PoolSupply],
     counts: Sequence[int],
 ) -> dict[Pool, int]:
-    """The planner's answer as a target; only what the provider offers can be one."""
+    """Return the planner's answer as a target, restricted to pools of the provider."""
     found = {}
     for wanted, count in zip(pools, counts, strict=True):
         pool = _pool_of(wanted)

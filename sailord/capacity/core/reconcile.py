@@ -1,8 +1,7 @@
-"""What a look at the provider says of machines and of asks: pure.
+"""Reconciles the known instances and requests with an observation of the provider.
 
-What a machine costs is told by the provider's own moments, of its creation and of its end. A look
-that does not show a machine any more may be younger than the list of ends that came with it, so
-that the moment is awaited for one more look before its account is closed.
+The provider's times of creation and deletion determine what an instance cost. An observation may
+miss an instance before it reports the deletion, so its end is awaited for one more observation.
 """
 
 from __future__ import annotations
@@ -11,17 +10,19 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sailord.capacity.core.model import Capacity, Command, Machine, Outstanding, Say
+from sailord.capacity.core.model import CapacityState, Command, Log, PendingRequest, RentedInstance
 from sailord.providers.interface import Instance, Observation
 
 
-def adopt(state: Capacity, instance: Instance, price: float | None, *, was_seen: bool) -> Capacity:
-    """Take a machine as it is now into the books."""
+def adopt(
+    state: CapacityState, instance: Instance, price: float | None, *, was_seen: bool
+) -> CapacityState:
+    """Record an instance as it is now."""
     if instance.id in state.deleted:
         return state
     known = state.machines.get(instance.id)
     if known is None:
-        known = Machine(instance, price, instance.created_at, state.now)
+        known = RentedInstance(instance, price, instance.created_at, state.now)
     if known.is_missed:
         known = replace(known, is_missed=False, ended_at=None)
     since = known.running_since
@@ -33,8 +34,8 @@ def adopt(state: Capacity, instance: Instance, price: float | None, *, was_seen:
     return replace(state, machines={**state.machines, instance.id: known})
 
 
-def look(state: Capacity, seen: Observation) -> tuple[Capacity, tuple[Command, ...]]:
-    """Take in what there is; close the accounts of machines that are gone."""
+def observe(state: CapacityState, seen: Observation) -> tuple[CapacityState, tuple[Command, ...]]:
+    """Apply an observation; settle the cost of instances that are gone."""
     there = {i.id: i for i in seen.instances if i.state != "gone"}
     taken = {p.instance: p.at for p in seen.preemptions}
     for instance in there.values():
@@ -50,13 +51,13 @@ def look(state: Capacity, seen: Observation) -> tuple[Capacity, tuple[Command, .
             machines[id_] = replace(machine, ended_at=seen.at, is_missed=True)
         elif is_gone:
             closed_usd += replace(machine, ended_at=end).usd(max(state.now, seen.at))
-            told.append(Say(f"{name} is gone: {machine.why or 'it was taken'}"))
+            told.append(Log(f"{name} is gone: {machine.why or 'deleted by the provider'}"))
         elif is_taken and machine.ended_at is None:
-            told.append(Say(f"{name} was preempted"))
-            machines[id_] = replace(machine, ended_at=end or seen.at, why="it was preempted")
+            told.append(Log(f"{name} was preempted"))
+            machines[id_] = replace(machine, ended_at=end or seen.at, why="preempted")
         else:
             machines[id_] = replace(machine, ended_at=end)
-    asks = _made_by(state, seen, there)
+    asks = _still_open(state, seen, there)
     spent = state.spent_usd + closed_usd
     deleted = state.deleted | (state.machines.keys() & seen.ended_at.keys() - machines.keys())
     state = replace(state, machines=machines, asks=asks, spent_usd=spent, observed_at=seen.at)
@@ -65,29 +66,29 @@ def look(state: Capacity, seen: Observation) -> tuple[Capacity, tuple[Command, .
 
 
 def _end_of(
-    machine: Machine, taken: Mapping[str, float], ended_at: Mapping[str, float]
+    machine: RentedInstance, taken: Mapping[str, float], ended_at: Mapping[str, float]
 ) -> float | None:
-    """When a machine ended, as far as is known: by the provider's word, or by our looks."""
+    """Return when an instance ended: as the provider reports, else as we observed."""
     id_ = machine.instance.id
     if id_ in taken:
         return taken[id_]
     told = ended_at.get(id_)
     if told is None or (machine.ended_at is not None and not machine.is_missed):
-        return machine.ended_at  # It was taken, so that it was at no cost when it was deleted.
+        return machine.ended_at  # Preempted before: it cost nothing by its deletion.
     return told
 
 
-def _is_gone(state: Capacity, machine: Machine, seen: Observation) -> bool:
-    """Whether a look that does not show a machine means that there is none."""
+def _is_gone(state: CapacityState, machine: RentedInstance, seen: Observation) -> bool:
+    """Return whether an observation without the instance means that it is gone."""
     if machine.instance.pool.zone in seen.unseen_zones:
         return False
     return machine.was_seen or seen.at >= machine.known_since + state.policy.doubt_s
 
 
-def _made_by(
-    state: Capacity, seen: Observation, there: Mapping[str, Instance]
-) -> dict[str, Outstanding]:
-    """The asks that are still open: those in doubt are settled by what they have made."""
+def _still_open(
+    state: CapacityState, seen: Observation, there: Mapping[str, Instance]
+) -> dict[str, PendingRequest]:
+    """Return the requests without an outcome; those in doubt are settled by their instances."""
     made = Counter(i.request_id for i in there.values())
     left = {}
     for id_, asked in state.asks.items():

@@ -1,1 +1,1 @@
-"""Google Compute Engine as a provider of machines."""
+"""Google Compute Engine as a provider of instances."""

@@ -1,6 +1,6 @@
-"""Google's client library, kept off the event loop: loaded late, called with deadlines.
+"""Calls Google's client library in threads, with timeouts; its errors become ``GceError``.
 
-It is the only module that imports the library. What it raises becomes a ``Failure``.
+The only module that imports the library, and only when it is first used.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sailord.providers.gce.errors import Failure, failure_of
+from sailord.providers.gce.errors import GceError, gce_error
 from simulator.documents.problems import InputError, Problem
 
 T = TypeVar("T")
 
 THREADS = 8
 SPARE_S = 5.0
-"""Waited beyond a request's own deadline, which ends most of them."""
+"""Added to a request's own timeout, which ends most of them."""
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 LOGIN = (
     "run `gcloud auth application-default login`, set GOOGLE_APPLICATION_CREDENTIALS,"
@@ -27,8 +27,8 @@ LOGIN = (
 )
 
 
-class Api:
-    """The clients of one project, each made when it is first asked for."""
+class GceClient:
+    """The API clients of one project, each made on first use."""
 
     def __init__(self, credentials: Any, endpoint: str | None, call_s: float) -> None:
         self._credentials = credentials
@@ -39,10 +39,7 @@ class Api:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="gce")
 
     async def call(self, client: str, method: str, **fields: Any) -> Any:
-        """Call a method of a client with the fields of its request; once, without retries.
-
-        Whoever calls decides when to ask again, as only that one knows whether it may.
-        """
+        """Call a method of a client once; only the caller knows whether a retry is safe."""
         return await self._in_thread(
             lambda: getattr(self._client(client), method)(
                 request=fields, retry=None, timeout=self._call_s
@@ -57,7 +54,7 @@ class Api:
         is_enough: Callable[[Any], bool] | None = None,
         **fields: Any,
     ) -> list[Any]:
-        """Call a method that lists, and return its pages, up to one that is enough."""
+        """Call a method that lists; return its pages up to the first that ``is_enough``."""
 
         def read() -> list[Any]:
             pager = getattr(self._client(client), method)(
@@ -70,11 +67,11 @@ class Api:
                     break
             return found
 
-        # Each page is a request with a deadline; all of them may take a few times as long.
+        # Each page has a timeout of its own; all together may take four times as long.
         return await self._in_thread(read, share=4.0)
 
     async def get_json(self, url: str, query: dict[str, str]) -> dict[str, Any]:
-        """Read a document of another of Google's APIs."""
+        """Read a JSON document from another API of Google's."""
 
         def read() -> dict[str, Any]:
             from google.api_core import exceptions  # noqa: PLC0415 - slow to load
@@ -93,51 +90,45 @@ class Api:
         return await self._in_thread(read)
 
     def close(self) -> None:
-        """Let go of the threads; what still waits for an answer ends with its own deadline."""
+        """Stop the threads; open requests end with their own timeouts."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _client(self, name: str) -> Any:
         if name not in self._clients:
             from google.cloud import compute_v1  # noqa: PLC0415 - see _load
 
+            from sailord.providers.gce.partial_lists import (  # noqa: PLC0415 - slow to load
+                PartialListAdapter,
+            )
+
             options = {} if self._endpoint is None else {"api_endpoint": self._endpoint}
             kind = getattr(compute_v1, f"{name}Client")
             client = kind(credentials=self._credentials, client_options=options)
-            # Of all hooks of the library and of its session, this one alone may change an address.
-            client.transport._session.auth = _take_part_of_lists
+            for scheme in ("https://", "http://"):
+                client.transport._session.mount(scheme, PartialListAdapter())
             self._clients[name] = client
         return self._clients[name]
 
     async def _in_thread(self, act: Callable[[], T], *, share: float = 1.0) -> T:
         loop = asyncio.get_running_loop()
         if not self._is_loaded:
-            # It takes seconds, many on a busy machine, and says nothing of Google.
+            # Takes seconds, which must not count against the timeout.
             await loop.run_in_executor(self._threads, _load)
             self._is_loaded = True
         deadline_s = share * self._call_s + SPARE_S
         try:
             async with asyncio.timeout(deadline_s):
-                return await loop.run_in_executor(self._threads, lambda: told_as_failure(act))
+                return await loop.run_in_executor(self._threads, lambda: raise_gce_error(act))
         except TimeoutError:
-            raise Failure("unknown", f"Google did not answer within {deadline_s:.0f} s") from None
-
-
-def _take_part_of_lists(request: Any) -> Any:
-    """Ask an aggregated list for what can be seen: else one bad zone fails it for all zones.
-
-    The library's requests have no field for that.
-    """
-    if "/aggregated/" in request.path_url:
-        request.prepare_url(request.url, {"returnPartialSuccess": "true"})
-    return request
+            raise GceError("unknown", f"Google did not answer within {deadline_s:.0f} s") from None
 
 
 def _load() -> None:
-    importlib.import_module("google.cloud.compute_v1")  # It takes seconds.
+    importlib.import_module("google.cloud.compute_v1")  # Takes seconds.
 
 
-def told_as_failure(act: Callable[[], T]) -> T:
-    """Do something, and raise whatever the library makes of an error as a ``Failure``."""
+def raise_gce_error(act: Callable[[], T]) -> T:
+    """Call ``act``; turn the library's errors into ``GceError``."""
     import requests  # noqa: PLC0415 - slow to load
     from google.api_core import exceptions  # noqa: PLC0415 - slow to load
     from google.auth.exceptions import GoogleAuthError, TransportError  # noqa: PLC0415 - slow to load
@@ -147,13 +138,13 @@ def told_as_failure(act: Callable[[], T]) -> T:
     except exceptions.GoogleAPICallError as error:
         status = int(error.code or 0)
         errors = list(_errors_of(error.errors)) or list(_details_of(error.details))
-        raise failure_of(
+        raise gce_error(
             status, errors, message=error.message, retry_after_s=_retry_after(error)
         ) from None
     except (TransportError, requests.RequestException) as error:
-        raise Failure("unknown", f"Google cannot be reached: {error}") from None
+        raise GceError("unknown", f"Google cannot be reached: {error}") from None
     except GoogleAuthError as error:
-        raise Failure("permission", f"the credentials are not accepted ({error})", 401) from None
+        raise GceError("permission", f"the credentials are rejected ({error})", 401) from None
 
 
 def _errors_of(errors: Iterable[Any]) -> Iterable[tuple[str, str]]:
@@ -177,9 +168,9 @@ def _retry_after(error: Any) -> float | None:
 
 
 def find_credentials(path: Path | None, endpoint: str | None = None) -> Any:
-    """Return the credentials of a key file, or those that this machine has.
+    """Return the credentials of a key file, or this machine's default ones.
 
-    An endpoint without TLS is somebody's imitation, and is shown none.
+    An endpoint without TLS is a fake for tests; it gets no credentials.
     """
     try:
         import google.auth  # noqa: PLC0415 - slow to load
@@ -198,7 +189,7 @@ def find_credentials(path: Path | None, endpoint: str | None = None) -> Any:
         untyped = service_account.Credentials
         return untyped.from_service_account_file(str(path), scopes=[SCOPE])
     except (OSError, ValueError, exceptions.DefaultCredentialsError) as error:
-        what = f"there are no credentials for Google Cloud ({error})"
+        what = f"no credentials for Google Cloud ({error})"
         if path is not None:
-            what = f"{path} is no key of a service account ({error})"
+            what = f"{path} is not the key of a service account ({error})"
         raise InputError(Problem("provider.credentials", what, LOGIN)) from None

@@ -1,4 +1,4 @@
-"""The part of sailord's file that says what may be rented from Google Cloud, and how."""
+"""Reads the section ``[provider]`` with ``kind = "gce"``: what may be rented, and how."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import Catalogue
 
 ATTACHED = re.compile(r"(?P<host>n1-.+)-(?P<card>v100|t4)-(?P<count>[0-9]+)\Z")
-"""The catalogue's names of machines to which GPUs are attached one by one."""
+"""The catalogue's names of machine types to which GPUs are attached."""
 PROJECT = re.compile(r"[a-z][a-z0-9.:-]{4,61}[a-z0-9]\Z")
 ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z]\Z")
 SECRET = re.compile(r"projects/[^/]+/secrets/[^/]+/versions/[^/]+\Z")
@@ -22,12 +22,12 @@ PACKAGE = re.compile(
     r"|([A-Za-z0-9][A-Za-z0-9._-]*(\[[a-z0-9,_-]+\])?@)?"
     r"[a-z]+://[^\s'\"\\$`#]+\.whl#sha256=[0-9a-f]{64}\Z"
 )
-"""What pip installs the same of each time: a version, or a wheel by its sum; safe in a script."""
+"""A pinned requirement that is safe in a shell script: a version, or a wheel with its hash."""
 IMAGE = (
     "projects/deeplearning-platform-release/global/images/family/"
     "common-cu129-ubuntu-2404-nvidia-580"
 )
-"""Google's list of Deep Learning VM images has it: Ubuntu 24.04, Python 3.12, NVIDIA's driver."""
+"""A Deep Learning VM image: Ubuntu 24.04, Python 3.12, NVIDIA's driver."""
 QUOTA_METRICS: Mapping[str, str] = {
     "V100-16": "NVIDIA_V100_GPUS",
     "T4": "NVIDIA_T4_GPUS",
@@ -41,7 +41,7 @@ QUOTA_METRICS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class GceConfig:
-    """What may be rented, how a machine is made, and how long an answer is waited for."""
+    """What may be rented, how an instance is made, and the timeouts."""
 
     project: str
     cluster_name: str
@@ -53,27 +53,27 @@ class GceConfig:
     subnetwork: str | None = None
     external_ip: bool = True
     service_account: str | None = None
-    """Of the machines; ``None``: the project's default one."""
+    """Of the instances; ``None``: the project's default one."""
     tags: tuple[str, ...] = ()
     placement: Mapping[str, str] = field(default_factory=dict)
-    """By region, the name of the compact placement policy that is there."""
+    """Name of the compact placement policy, by region."""
     store: str = ""
-    """The store as agents on the machines reach it."""
+    """Address of the store, as seen from the instances."""
     key_secret: str = ""
-    """Where the Secret Manager keeps the cluster's key."""
+    """The cluster's key in the Secret Manager."""
     package: str = ""
-    """What pip installs on a machine, pinned; empty: the image has the agent already."""
+    """Pinned requirement that pip installs; empty: the image contains the agent."""
     groups: Mapping[Pool, str] = field(default_factory=dict)
-    """Managed instance groups, GKE's node pools among them, that make the machines of a pool."""
+    """Managed instance groups that make the instances of a pool, GKE's node pools included."""
     billing: bool = False
-    """Prices are read from the Cloud Billing catalogue where it has them."""
+    """Read prices from the Cloud Billing catalogue."""
     credentials: Path | None = None
     endpoint: str | None = None
     billing_endpoint: str = "https://cloudbilling.googleapis.com"
     call_s: float = 30.0
-    """For one request."""
+    """Timeout of a request."""
     operation_s: float = 180.0
-    """For an operation to end; after that its outcome is in doubt."""
+    """Timeout of an operation; its outcome is in doubt after that."""
     poll_s: float = 1.0
 
     @property
@@ -86,12 +86,12 @@ class GceConfig:
 
 
 def region_of(zone: str) -> str:
-    """Google names a zone by its region and a letter."""
+    """Return the region of a zone: us-central1 of us-central1-a."""
     return zone.rpartition("-")[0]
 
 
-def shape_of(machine: str) -> tuple[str, str, int]:
-    """Give Google's machine type, and the kind and number of GPUs to attach to it."""
+def machine_shape(machine: str) -> tuple[str, str, int]:
+    """Return Google's machine type, and the kind and number of GPUs to attach."""
     found = ATTACHED.match(machine)
     if found is None:
         return machine, "", 0
@@ -101,7 +101,7 @@ def shape_of(machine: str) -> tuple[str, str, int]:
 def read_gce(
     table: Table, *, folder: Path, cluster_name: str, catalogue: Catalogue
 ) -> GceConfig | None:
-    """Read the keys of ``[provider]``; ``None`` if something is wrong, which is then told."""
+    """Read the keys of ``[provider]``; ``None`` after a mistake, which is reported."""
     before = len(table.problems.found)
     project = table.value("project", _project, required=True)
     zones = _words(table, "zones", required=True)
@@ -172,8 +172,8 @@ def _groups(table: Table, pools: tuple[Pool, ...]) -> dict[Pool, str]:
         entry.finish()
         fitting = [p for p in pools if (p.zone, p.machine, p.spot) == (zone, machine, spot)]
         if zone is not None and machine is not None and not fitting:
-            what = f"{machine} in {zone} ({'spot' if spot else 'on demand'}) is no pool"
-            entry.report("zone", what, "name a zone, a machine and a contract that stand above")
+            what = f"{machine} in {zone} ({'spot' if spot else 'on demand'}) is not a pool"
+            entry.report("zone", what, "name a zone, a machine and a contract listed above")
         groups |= dict.fromkeys(fitting, name or "")
     return groups
 
@@ -206,7 +206,7 @@ def _project(value: object) -> str:
 
 def _store(value: object) -> str:
     if not isinstance(value, str) or not value.startswith("etcd://"):
-        cure = "give etcd://HOST:PORT, since machines elsewhere reach no other store"
+        cure = "give etcd://HOST:PORT, since instances reach no other store"
         raise InvalidValue(f"is {quote(value)}", cure)
     return value
 
@@ -220,6 +220,6 @@ def _secret(value: object) -> str:
 
 def _package(value: object) -> str:
     if not isinstance(value, str) or not PACKAGE.match(value):
-        cure = "pin a wheel of yours: sailor[worker]@https://HOST/NAME.whl#sha256=SUM"
+        cure = "pin a wheel: sailor[worker]@https://HOST/NAME.whl#sha256=SUM"
         raise InvalidValue(f"is {quote(value)}", cure)
     return value

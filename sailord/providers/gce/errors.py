@@ -1,4 +1,4 @@
-"""What an error of Google's API means: one kind of refusal, a sentence, and when to ask again."""
+"""Classifies errors of Google's API: a kind of refusal, a message, and when to retry."""
 
 from __future__ import annotations
 
@@ -36,41 +36,40 @@ BAD_REQUEST_CODES = frozenset(
 )
 TRANSIENT_STATUSES = frozenset({408, 500, 502, 503, 504})
 NO_CAUSE = frozenset({"VM_MIN_COUNT_NOT_REACHED"})
-"""Codes that say that too few were made, and nothing of why; another beside them does."""
+"""Codes without a cause; another code beside them has it."""
 
 
 @dataclass(eq=False)
-class Failure(Exception):  # noqa: N818 - what an answer said, for whoever asked
-    """A call or an operation failed, and this is what its error says."""
+class GceError(Exception):
+    """A call or an operation failed."""
 
     kind: RefusalKind
     text: str
     status: int = 0
-    """Of HTTP, where an answer came; 0: none did."""
+    """HTTP status; 0: no answer."""
     retry_after_s: float | None = None
     code: str = ""
 
     @property
     def is_transient(self) -> bool:
-        """It says nothing about what was asked for: that may have been done or not."""
+        """Whether the outcome is unknown: the request may have been executed or not."""
         return self.kind == "unknown" and (self.status == 0 or self.status in TRANSIENT_STATUSES)
 
     def __str__(self) -> str:
         return self.text
 
 
-def failure_of(
+def gce_error(
     status: int,
     errors: Sequence[tuple[str, str]],
     *,
     message: str = "",
     retry_after_s: float | None = None,
-) -> Failure:
-    """Say what an answer means, by its HTTP status and its pairs of code and message.
+) -> GceError:
+    """Classify an answer by its HTTP status and its pairs of code and message.
 
-    The codes speak first, as a stock-out comes with status 503 and a quota with 403. A code that
-    nobody knows is ``unknown``; it is told as it came, and stands for a lack of capacity, whatever
-    the status: a 400 may be a resource that is not ready yet. Only 401 and 429 mean one thing.
+    Codes come first, as a stockout has status 503 and a quota 403. An unlisted code is ``unknown``
+    whatever the status, as a 400 may be a resource that is not ready yet; except 401 and 429.
     """
     known = [(kind_of_code(code, text), code, text) for code, text in errors]
     telling = [one for one in known if one[0] is not None] or [
@@ -81,17 +80,17 @@ def failure_of(
         kind = _kind_of_status(status)
     sentence = text or message or f"HTTP status {status}"
     told = f"{code}: {sentence}" if code and code not in sentence else sentence
-    return Failure(kind or "unknown", told, status, retry_after_s, code)
+    return GceError(kind or "unknown", told, status, retry_after_s, code)
 
 
 def kind_of_code(code: str, text: str) -> RefusalKind | None:
-    """Give the kind of a code, or ``None`` for one that is not known."""
+    """Return the kind of a code; ``None`` for an unlisted one."""
     if code.startswith(STOCKOUT_PREFIXES) or code in STOCKOUT_CODES:
         return "stockout"
     if code in RATE_CODES:
         return "rate"
     if code in QUOTA_CODES:
-        # Requests per minute are a quota in name alone: they come back by themselves.
+        # Requests per minute are a rate, though called a quota.
         return "rate" if re.search(r"per (minute|second|100 seconds)", text) else "quota"
     if code in PERMISSION_CODES:
         return "permission"

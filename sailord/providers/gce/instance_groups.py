@@ -1,8 +1,7 @@
-"""Machines made by a managed instance group, such as the one behind a node pool of GKE.
+"""Instances made by a managed instance group, such as a node pool of GKE.
 
-A group is not told how many machines it is to have, but which: by names that follow from the
-request, so that an order which is repeated makes nothing new, and a group never takes back another
-machine than the one that is meant.
+A group is told the names of its instances, derived from the request, and not their number: so a
+repeated request makes nothing new, and a deletion removes exactly the instance that is meant.
 """
 
 from __future__ import annotations
@@ -11,18 +10,18 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from sailord.providers.gce.client import Api
+from sailord.providers.gce.client import GceClient
 from sailord.providers.gce.config import GceConfig
-from sailord.providers.gce.errors import Failure, failure_of
-from sailord.providers.gce.requests import group_instances_of, names_of, request_uuid
-from sailord.providers.interface import Ask
+from sailord.providers.gce.errors import GceError, gce_error
+from sailord.providers.gce.requests import group_instances_body, instance_names, request_uuid
+from sailord.providers.interface import InstanceRequest
 
 CLIENT = "InstanceGroupManagers"
 
 
-async def order(api: Api, config: GceConfig, ask: Ask) -> Any:
-    """Order the machines of an ask; return the operation."""
-    instances = group_instances_of(ask, config)
+async def create(api: GceClient, config: GceConfig, ask: InstanceRequest) -> Any:
+    """Create the instances of a request; return the operation."""
+    instances = group_instances_body(ask, config)
     return await api.call(
         CLIENT,
         "create_instances_unary",
@@ -34,14 +33,16 @@ async def order(api: Api, config: GceConfig, ask: Ask) -> Any:
     )
 
 
-async def wait_made(api: Api, config: GceConfig, ask: Ask) -> Failure | None:
-    """Return once all machines are there, or why some are not; those are withdrawn.
+async def wait_created(api: GceClient, config: GceConfig, ask: InstanceRequest) -> GceError | None:
+    """Wait for all instances; return why some are missing, after removing those from the group.
 
-    A group goes on trying for ever. What it could not make now must not turn up, and cost money,
-    when nobody waits for it any more.
+    A group retries for ever, so a missing instance could appear later and be billed unnoticed.
     """
     loop = asyncio.get_running_loop()
-    deadline, names = loop.time() + config.operation_s, set(names_of(ask, config.cluster_name))
+    deadline, names = (
+        loop.time() + config.operation_s,
+        set(instance_names(ask, config.cluster_name)),
+    )
     while True:
         members = await _members(api, config, ask)
         missing = sorted(name for name in names if name in members and not members[name].id)
@@ -52,20 +53,22 @@ async def wait_made(api: Api, config: GceConfig, ask: Ask) -> Failure | None:
         if errors or is_late:
             await remove(api, config, ask, missing)
             told = [(error.code, error.message) for error in errors]
-            return failure_of(0, told, message="the group made nothing in time")
+            return gce_error(0, told, message="the group made nothing in time")
         await asyncio.sleep(config.poll_s)
 
 
-async def remove(api: Api, config: GceConfig, ask: Ask, names: Sequence[str]) -> None:
-    """Take machines out of a group, and delete them."""
+async def remove(
+    api: GceClient, config: GceConfig, ask: InstanceRequest, names: Sequence[str]
+) -> None:
+    """Remove instances from a group, and delete them."""
     links = [f"zones/{ask.pool.zone}/instances/{name}" for name in names]
     await remove_links(api, config, ask.pool.zone, config.groups[ask.pool], links)
 
 
 async def remove_links(
-    api: Api, config: GceConfig, zone: str, group: str, links: Sequence[str]
+    api: GceClient, config: GceConfig, zone: str, group: str, links: Sequence[str]
 ) -> None:
-    """Take the machines under these links out of a group, and delete them."""
+    """Remove the instances with these links from a group, and delete them."""
     await api.call(
         CLIENT,
         "delete_instances_unary",
@@ -76,7 +79,7 @@ async def remove_links(
     )
 
 
-async def _members(api: Api, config: GceConfig, ask: Ask) -> dict[str, Any]:
+async def _members(api: GceClient, config: GceConfig, ask: InstanceRequest) -> dict[str, Any]:
     pages = await api.pages(
         CLIENT,
         "list_managed_instances",

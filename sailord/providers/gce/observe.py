@@ -1,4 +1,4 @@
-"""What Google's answers say of machines and operations: from its resources to plain data."""
+"""Reads instances and operations from Google's resources into plain data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from sailord.providers.gce.requests import MACHINE_LABEL, REQUEST_LABEL
-from sailord.providers.interface import Instance, Pool, Preemption, Standing
+from sailord.providers.interface import Instance, InstanceState, Pool, Preemption
 from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import Catalogue
 
@@ -17,8 +17,8 @@ CREATING = frozenset(
     {"insert", "bulkInsert", "compute.instanceGroupManagers.createInstances"},
 )
 HISTORY_S = 3600.0
-"""Operations that ended before the last hour say nothing new."""
-STANDINGS: Mapping[str, Standing] = {
+"""Operations that ended earlier are ignored."""
+STATES: Mapping[str, InstanceState] = {
     "PROVISIONING": "pending",
     "STAGING": "pending",
     "PENDING": "pending",
@@ -28,7 +28,7 @@ STANDINGS: Mapping[str, Standing] = {
     "STOPPING": "stopping",
     "SUSPENDING": "stopping",
     "DEPROVISIONING": "stopping",
-    # Nobody but Google stops our machines, and one that stands still only costs its disk.
+    # Only Google stops our instances; a stopped one costs its disk.
     "STOPPED": "preempted",
     "SUSPENDED": "preempted",
     "TERMINATED": "preempted",
@@ -36,17 +36,17 @@ STANDINGS: Mapping[str, Standing] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
-    """What the zones' operations tell of machines."""
+class OperationHistory:
+    """Preemptions, running requests and deletions, from the zones' operations."""
 
     preemptions: tuple[Preemption, ...]
     pending_requests: frozenset[str]
-    """As Google knows them."""
+    """Google's ids of the requests."""
     ended_at: Mapping[str, float]
 
 
-def instance_of(resource: Any, requests: Mapping[str, str], catalogue: Catalogue) -> Instance:
-    """Read a machine; ``requests`` gives our ids by the ones that Google knows."""
+def read_instance(resource: Any, requests: Mapping[str, str], catalogue: Catalogue) -> Instance:
+    """Read an instance; ``requests`` maps Google's request ids to ours."""
     labels = dict(resource.labels)
     items = {item.key: item.value for item in resource.metadata.items}
     request = items.get(REQUEST_LABEL) or labels.get(REQUEST_LABEL, "")
@@ -55,8 +55,8 @@ def instance_of(resource: Any, requests: Mapping[str, str], catalogue: Catalogue
         id=str(resource.id),
         name=resource.name,
         pool=_pool_of(resource, zone, labels, catalogue),
-        state=STANDINGS.get(resource.status, "pending"),
-        created_at=moment_of(resource.creation_timestamp),
+        state=STATES.get(resource.status, "pending"),
+        created_at=parse_time(resource.creation_timestamp),
         request_id=requests.get(request, request),
         node=resource.name,
     )
@@ -72,18 +72,18 @@ def _pool_of(resource: Any, zone: str, labels: Mapping[str, str], catalogue: Cat
     try:
         machine = catalogue.machine(name)
     except InputError:
-        # Somebody put our label on a machine of a kind that we would not have made.
+        # Our label on an instance that we did not make.
         return Pool(zone, name, "", 0, spot)
     return Pool(zone, machine.name, machine.gpu, machine.gpus, spot)
 
 
-def past_of(operations: Iterable[Any], now: float) -> Past:
-    """Read what happened in the last hour, and what still goes on."""
+def operation_history(operations: Iterable[Any], now: float) -> OperationHistory:
+    """Read the operations that ended in the last hour or still run."""
     preemptions, pending, ended = [], set(), {}
     for one in operations:
-        # An enumeration in Python, a word in JSON.
+        # An enum in the library, a string in JSON.
         is_done = getattr(one.status, "name", one.status) == "DONE"
-        at = moment_of(one.end_time or one.insert_time)
+        at = parse_time(one.end_time or one.insert_time)
         if is_done and at < now - HISTORY_S:
             continue
         if one.operation_type == PREEMPTED:
@@ -92,16 +92,16 @@ def past_of(operations: Iterable[Any], now: float) -> Past:
             ended[str(one.target_id)] = at
         elif one.operation_type in CREATING and not is_done and one.client_operation_id:
             pending.add(one.client_operation_id)
-    return Past(tuple(preemptions), frozenset(pending), ended)
+    return OperationHistory(tuple(preemptions), frozenset(pending), ended)
 
 
-def moment_of(text: str) -> float:
-    """Read a moment as Google writes it."""
+def parse_time(text: str) -> float:
+    """Parse Google's time format to Unix time."""
     return datetime.fromisoformat(text).timestamp()
 
 
-def scopes_of(pages: Iterable[Any], what: str) -> tuple[list[Any], tuple[str, ...]]:
-    """Read an aggregated list: what it holds, and the zones that it could not see."""
+def read_aggregated(pages: Iterable[Any], what: str) -> tuple[list[Any], tuple[str, ...]]:
+    """Read an aggregated list; return its resources and the zones that did not answer."""
     found: list[Any] = []
     unseen: set[str] = set()
     for page in pages:

@@ -1,41 +1,41 @@
-"""What a person has to put right before anything can be rented, all of it told at once."""
+"""Checks the configuration against Google's API before anything is rented."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sailord.providers.gce.client import LOGIN, Api
-from sailord.providers.gce.config import GceConfig, region_of, shape_of
-from sailord.providers.gce.errors import Failure
-from sailord.providers.gce.observe import scopes_of
-from sailord.providers.gce.quotas import EVERY_GPU, Limits, limits_of, metric_of
+from sailord.providers.gce.client import LOGIN, GceClient
+from sailord.providers.gce.config import GceConfig, machine_shape, region_of
+from sailord.providers.gce.errors import GceError
+from sailord.providers.gce.observe import read_aggregated
+from sailord.providers.gce.quotas import EVERY_GPU, Limits, quota_metric, read_limits
 from sailord.providers.gce.requests import CLUSTER_LABEL
 from sailord.providers.interface import Pool, ProviderError
 from simulator.documents.problems import Problem, Problems, nearest
 
 ROLE = "roles/compute.instanceAdmin.v1"
 MACHINE_ROLE = "roles/iam.serviceAccountUser"
-"""To make machines that act as a service account of their own."""
+"""To make instances with a service account of their own."""
 LISTED = {"MachineTypes": "machine_types", "AcceleratorTypes": "accelerator_types"}
 NOT_ENABLED = frozenset({"accessNotConfigured", "SERVICE_DISABLED"})
 
 
-async def check(api: Api, config: GceConfig) -> None:
-    """Ask Google about everything that the file names; ``InputError`` tells what is wrong."""
+async def check(api: GceClient, config: GceConfig) -> None:
+    """Check all that the configuration names; raise ``InputError`` with every mistake."""
     problems = Problems()
     try:
-        project = limits_of((await _project(api, config)).quotas)
-    except Failure as failure:
-        # Without the project nothing else can be asked.
-        problems.found.append(_said(failure, config))
+        project = read_limits((await _project(api, config)).quotas)
+    except GceError as failure:
+        # Nothing else can be checked without the project.
+        problems.found.append(_problem_of(failure, config))
         problems.raise_if_any()
-        raise AssertionError("a failure is told") from failure
+        raise AssertionError("raise_if_any has raised") from failure
     zones: frozenset[str] = frozenset()
     try:
         zones = await _known_zones(api, config)
-    except Failure as failure:
-        problems.found.append(_said(failure, config))
+    except GceError as failure:
+        problems.found.append(_problem_of(failure, config))
     else:
         problems.found += [
             Problem("provider.zones", f'Google has no zone "{zone}"', nearest(zone, zones))
@@ -44,24 +44,24 @@ async def check(api: Api, config: GceConfig) -> None:
         ]
     pools = [pool for pool in config.pools if pool.zone in zones]
     for found in (
-        _check_sight(api, config),
+        _check_listing(api, config),
         _check_machines(api, config, pools),
         _check_quotas(api, config, pools, project),
     ):
         try:
             problems.found += await found
-        except Failure as failure:
-            problems.found.append(_said(failure, config))
-    # One permission that is missing may stand behind several of them.
+        except GceError as failure:
+            problems.found.append(_problem_of(failure, config))
+    # One missing permission may cause several.
     problems.found = list(dict.fromkeys(problems.found))
     problems.raise_if_any()
 
 
-async def _project(api: Api, config: GceConfig) -> Any:
+async def _project(api: GceClient, config: GceConfig) -> Any:
     return await api.call("Projects", "get", project=config.project)
 
 
-async def _check_sight(api: Api, config: GceConfig) -> Sequence[Problem]:
+async def _check_listing(api: GceClient, config: GceConfig) -> Sequence[Problem]:
     rule = f'labels.{CLUSTER_LABEL}="{config.cluster_name}"'
     project = config.project
     await api.pages("Instances", "aggregated_list", project=project, filter=rule)
@@ -74,18 +74,20 @@ async def _check_sight(api: Api, config: GceConfig) -> Sequence[Problem]:
     return ()
 
 
-async def _known_zones(api: Api, config: GceConfig) -> frozenset[str]:
+async def _known_zones(api: GceClient, config: GceConfig) -> frozenset[str]:
     pages = await api.pages("Zones", "list", project=config.project)
     return frozenset(zone.name for page in pages for zone in page.items)
 
 
-async def _check_machines(api: Api, config: GceConfig, pools: Sequence[Pool]) -> Sequence[Problem]:
+async def _check_machines(
+    api: GceClient, config: GceConfig, pools: Sequence[Pool]
+) -> Sequence[Problem]:
     zones: dict[tuple[str, str], set[str]] = {}
     for pool in pools:
-        machine, card, _ = shape_of(pool.machine)
+        machine, card, _ = machine_shape(pool.machine)
         zones.setdefault(("MachineTypes", machine), set()).add(pool.zone)
         if card:
-            # GPUs that are attached are offered, or not, by themselves.
+            # Attached GPUs are offered per zone on their own.
             zones.setdefault(("AcceleratorTypes", card), set()).add(pool.zone)
     found: list[Problem] = []
     for (client, name), wanted in sorted(zones.items()):
@@ -94,32 +96,32 @@ async def _check_machines(api: Api, config: GceConfig, pools: Sequence[Pool]) ->
 
 
 async def _check_offered(
-    api: Api, config: GceConfig, client: str, name: str, wanted: set[str]
+    api: GceClient, config: GceConfig, client: str, name: str, wanted: set[str]
 ) -> Sequence[Problem]:
     pages = await api.pages(
         client, "aggregated_list", project=config.project, filter=f'name="{name}"'
     )
-    kinds, unseen = scopes_of(pages, LISTED[client])
+    kinds, unseen = read_aggregated(pages, LISTED[client])
     offered = sorted({kind.zone.rpartition("/")[2] for kind in kinds})
     found = []
     for zone in sorted(wanted.difference(offered, unseen)):
         near = [one for one in offered if region_of(one) == region_of(zone)]
         cure = f"it is offered in {', '.join((near or offered)[:8])}"
         if not offered:
-            cure = "no zone that this project may use offers it"
+            cure = "no zone of this project offers it"
         found.append(Problem("provider.machines", f"{name} is not offered in {zone}", cure))
     return found
 
 
 async def _check_quotas(
-    api: Api, config: GceConfig, pools: Sequence[Pool], project: Limits
+    api: GceClient, config: GceConfig, pools: Sequence[Pool], project: Limits
 ) -> Sequence[Problem]:
     found = []
     by_region = await limits_by_region(api, config, {region_of(pool.zone) for pool in pools})
     for pool in pools:
         region = region_of(pool.zone)
         limits = by_region[region]
-        metric = metric_of(pool, limits)
+        metric = quota_metric(pool, limits)
         if metric is not None and metric in limits and limits[metric][0] < pool.gpus:
             contract = "spot" if pool.spot else "on demand"
             what = f"{region} grants {limits[metric][0]:g} {pool.gpu} {contract} by {metric}"
@@ -134,18 +136,18 @@ async def _check_quotas(
 
 
 async def limits_by_region(
-    api: Api, config: GceConfig, regions: Iterable[str]
+    api: GceClient, config: GceConfig, regions: Iterable[str]
 ) -> dict[str, Limits]:
     """Read the quotas of some regions."""
     found = {}
     for region in sorted(regions):
         told = await api.call("Regions", "get", project=config.project, region=region)
-        found[region] = limits_of(told.quotas)
+        found[region] = read_limits(told.quotas)
     return found
 
 
-def cure_of(failure: Failure, project: str) -> str:
-    """Say what a person can do about a refusal; empty: nothing, or the text says it."""
+def cure_of(failure: GceError, project: str) -> str:
+    """Return what the user can do about a refusal; empty: nothing, or the text says it."""
     match failure.kind:
         case "permission" if failure.status == 401:
             return LOGIN
@@ -162,14 +164,14 @@ def cure_of(failure: Failure, project: str) -> str:
             return ""
 
 
-def _said(failure: Failure, config: GceConfig) -> Problem:
-    """Say what a person can do about a failure; what nobody can is a ``ProviderError``."""
+def _problem_of(failure: GceError, config: GceConfig) -> Problem:
+    """Return a failure as a problem of the configuration, else raise ``ProviderError``."""
     match failure.kind:
         case "permission":
             return Problem("provider.credentials", failure.text, cure_of(failure, config.project))
         case "bad_request" if failure.status == 404:
-            what = f'no project "{config.project}" is there for this account ({failure.text})'
-            cure = "see `gcloud projects list`, and give the project's ID, not its name"
+            what = f'this account sees no project "{config.project}" ({failure.text})'
+            cure = "give the project's ID, not its name; `gcloud projects list` shows it"
             return Problem("provider.project", what, cure)
         case "bad_request":
             return Problem("provider", failure.text, "see docs/gce.md")

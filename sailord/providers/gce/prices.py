@@ -1,6 +1,6 @@
-"""Prices: the catalogue's, and those of the Cloud Billing catalogue where it is asked.
+"""Prices of instances.
 
-The order of trust is: a user's own file, the Cloud Billing catalogue, the built-in catalogue.
+Precedence: the user's own file, the Cloud Billing catalogue, the built-in catalogue.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from simulator.hardware.catalogue import Catalogue, load_catalogue
 from simulator.hardware.types import MachineType
 
 SERVICE = "6F81-5844-456A"
-"""Compute Engine, in the Cloud Billing catalogue."""
+"""Id of Compute Engine in the Cloud Billing catalogue."""
 GPU_NAMES: Mapping[str, str] = {
     "V100-16": "nvidia tesla v100 gpu",
     "T4": "nvidia tesla t4 gpu",
@@ -29,12 +29,12 @@ GPU_NAMES: Mapping[str, str] = {
 _HOST = re.compile(r"(?:spot preemptible )?(\w+) (?:predefined )?instance (core|ram)\b")
 
 Rates = Mapping[tuple[str, str, bool], float]
-"""Dollars an hour of one unit, by its kind, region and whether it is Spot. Units are a GPU by its
-name in the catalogue, and a core or a GiB of memory as ``a2 core`` and ``a2 ram``."""
+"""Dollars an hour per unit, by unit, region and whether it is Spot. Units are GPUs by their
+catalogue name, cores (``a2 core``) and GiB of memory (``a2 ram``)."""
 
 
 def rates_of(skus: Iterable[Mapping[str, Any]]) -> Rates:
-    """Read the prices of the Cloud Billing catalogue that machines with GPUs are made of."""
+    """Read the rates of GPUs, cores and memory from the Cloud Billing catalogue."""
     rates: dict[tuple[str, str, bool], float] = {}
     for sku in skus:
         category = sku.get("category", {})
@@ -52,7 +52,7 @@ def rates_of(skus: Iterable[Mapping[str, Any]]) -> Rates:
         ):
             continue
         for region in sku.get("serviceRegions", ()):
-            # Some units stand there twice, at other prices for other uses: the dearer is safe.
+            # A unit may be listed twice for different uses: take the higher price.
             key = (unit, region, spot)
             rates[key] = max(usd, rates.get(key, 0.0))
     return rates
@@ -84,7 +84,7 @@ def _usd_per_hour(sku: Mapping[str, Any]) -> float | None:
 def prices_of(
     pools: Sequence[Pool], catalogue: Catalogue, rates: Rates | None = None
 ) -> Mapping[Pool, float]:
-    """Dollars an hour of one machine of each pool; a pool that nobody prices is absent."""
+    """Return dollars an hour per instance of each pool; unpriced pools are absent."""
     prices = {}
     for pool in pools:
         usd = _of_catalogue(pool, catalogue)
@@ -102,7 +102,7 @@ def _of_catalogue(pool: Pool, catalogue: Catalogue) -> float | None:
 
 
 def _is_own(pool: Pool, usd: float | None) -> bool:
-    """Whether the price is a user's: the built-in catalogue says something else, or nothing."""
+    """Return whether the price is the user's own: not the one of the built-in catalogue."""
     if usd is None:
         return False
     try:
@@ -112,7 +112,7 @@ def _is_own(pool: Pool, usd: float | None) -> bool:
 
 
 def _of_parts(pool: Pool, machine: MachineType, rates: Rates) -> float | None:
-    """What the parts of a machine cost together; ``None`` where one of them has no price."""
+    """Return the sum of a machine's parts; ``None`` if a part has no price."""
     if machine.vcpus is None or machine.host_memory_bytes is None:
         return None
     series, region = machine.name.partition("-")[0], region_of(pool.zone)

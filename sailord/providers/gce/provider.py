@@ -1,8 +1,7 @@
-"""Google Cloud as a provider of machines.
+"""The provider for Google Compute Engine.
 
-Nothing here decides. A request is sent once; what cannot be told of it is ``InDoubt``, and only a
-later look says what became of it. Names follow from the request, so that even a request that is
-repeated after Google forgot it cannot make a machine twice.
+A request is sent once; without an answer it is ``InDoubt`` until an observation settles it. Names
+are derived from the request id, so that a repeated request cannot make an instance twice.
 """
 
 from __future__ import annotations
@@ -14,19 +13,30 @@ from typing import Any
 
 from sailord.providers.gce import instance_groups, preflight
 from sailord.providers.gce.billing import Billing
-from sailord.providers.gce.client import Api, find_credentials
+from sailord.providers.gce.client import GceClient, find_credentials
 from sailord.providers.gce.config import GceConfig
-from sailord.providers.gce.errors import Failure, failure_of
-from sailord.providers.gce.observe import HISTORY_S, instance_of, moment_of, past_of, scopes_of
+from sailord.providers.gce.errors import GceError, gce_error
+from sailord.providers.gce.observe import (
+    HISTORY_S,
+    operation_history,
+    parse_time,
+    read_aggregated,
+    read_instance,
+)
 from sailord.providers.gce.prices import prices_of
-from sailord.providers.gce.quotas import limits_of, quotas_of
-from sailord.providers.gce.requests import CLUSTER_LABEL, bulk_insert_of, names_of, request_uuid
+from sailord.providers.gce.quotas import quotas_of, read_limits
+from sailord.providers.gce.requests import (
+    CLUSTER_LABEL,
+    bulk_insert_body,
+    instance_names,
+    request_uuid,
+)
 from sailord.providers.interface import (
-    Ask,
-    Deleted,
+    DeleteResult,
     Granted,
     InDoubt,
     Instance,
+    InstanceRequest,
     Notice,
     Observation,
     Outcome,
@@ -41,18 +51,18 @@ from simulator.hardware.catalogue import Catalogue
 NOT_FOUND, CONFLICT = 404, 409
 
 
-class _UnsettledError(Exception):
+class _OperationTimeoutError(Exception):
     """An operation did not end in time."""
 
 
-class Gce:
-    """One project, as far as it carries one cluster's label."""
+class GceProvider:
+    """The instances of one project with one cluster's label."""
 
     def __init__(
         self,
         config: GceConfig,
         catalogue: Catalogue,
-        api: Api,
+        api: GceClient,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
@@ -61,25 +71,25 @@ class Gce:
         self._now = now
         self._billing = Billing(api, config)
         self._requests: dict[str, str] = {}
-        """Our request ids by those that Google knows, where they differ."""
+        """Our request ids by Google's, where they differ."""
         self._seen: dict[str, Instance] = {}
-        """By number, as last seen: a deletion needs to know where a machine is."""
+        """By number, as last observed: a deletion needs the zone."""
 
     @property
     def pools(self) -> Sequence[Pool]:
-        """Every zone with every machine under every contract that the file names."""
+        """Return each combination of the configured zones, machine types and contracts."""
         return self._config.pools
 
     async def check(self) -> Sequence[Problem]:
-        """Raise an ``InputError`` that tells all a person has to put right."""
+        """Raise ``InputError`` with every mistake that prevents renting."""
         await preflight.check(self._api, self._config)
         trouble = await self._billing.read()
         return () if trouble is None else (trouble,)
 
-    # ---- looking --------------------------------------------------------------------------------
+    # ---- observing ------------------------------------------------------------------------------
 
     async def observe(self) -> Observation:
-        """Look at all machines with our label, and at what happened to them."""
+        """List all instances with our label, and the operations on them."""
         at = self._now()
         rule = f'labels.{CLUSTER_LABEL}="{self._config.cluster_name}"'
         try:
@@ -93,15 +103,15 @@ class Gce:
                     is_enough=lambda page: _is_old(page, at - HISTORY_S),
                 ),
             )
-        except Failure as failure:
+        except GceError as failure:
             raise ProviderError(failure.text) from failure
-        resources, unseen = scopes_of(pages, "instances")
+        resources, unseen = read_aggregated(pages, "instances")
         found = tuple(self._instance(one) for one in resources)
         self._seen = {
             **{i.id: i for i in self._seen.values() if i.pool.zone in unseen},
             **{i.id: i for i in found},
         }
-        past = past_of(scopes_of(operations, "operations")[0], at)
+        past = operation_history(read_aggregated(operations, "operations")[0], at)
         return Observation(
             at=at,
             instances=found,
@@ -118,51 +128,51 @@ class Gce:
         return await self._api.pages(client, "aggregated_list", project=project, **fields)
 
     def _instance(self, resource: Any) -> Instance:
-        return instance_of(resource, self._requests, self._catalogue)
+        return read_instance(resource, self._requests, self._catalogue)
 
-    # ---- making ---------------------------------------------------------------------------------
+    # ---- creating -------------------------------------------------------------------------------
 
-    async def create(self, ask: Ask) -> Outcome:
-        """Make machines, as many of them as can be had, and wait for Google's word on it."""
-        assert ask.count > 0, "nothing was asked for"
+    async def create(self, ask: InstanceRequest) -> Outcome:
+        """Make as many instances as available, and wait for the outcome."""
+        assert ask.count > 0, "a request for no instance"
         config = self._config
         self._requests[request_uuid(ask.request_id)] = ask.request_id
         grouped = ask.pool in config.groups
         try:
             operation = await (
-                instance_groups.order(self._api, config, ask) if grouped else self._order(ask)
+                instance_groups.create(self._api, config, ask) if grouped else self._order(ask)
             )
-        except Failure as failure:
+        except GceError as failure:
             if failure.is_transient:
                 return InDoubt(ask.request_id, failure.text)
-            # A name that is taken is ours: this request came through before.
+            # The names are ours: this request succeeded before.
             is_repeated = failure.status == CONFLICT or "already exists" in failure.text
             return await self._outcome(ask, failure) if is_repeated else self._refused(ask, failure)
         try:
             refusal = await self._settle(ask.pool.zone, operation)
             if grouped and refusal is None:
-                refusal = await instance_groups.wait_made(self._api, config, ask)
-        except (Failure, _UnsettledError) as error:
+                refusal = await instance_groups.wait_created(self._api, config, ask)
+        except (GceError, _OperationTimeoutError) as error:
             return InDoubt(ask.request_id, str(error))
         return await self._outcome(ask, refusal)
 
-    async def _order(self, ask: Ask) -> Any:
+    async def _order(self, ask: InstanceRequest) -> Any:
         return await self._api.call(
             *("Instances", "bulk_insert_unary"),
             project=self._config.project,
             zone=ask.pool.zone,
             request_id=request_uuid(ask.request_id),
-            bulk_insert_instance_resource_resource=bulk_insert_of(ask, self._config),
+            bulk_insert_instance_resource_resource=bulk_insert_body(ask, self._config),
         )
 
-    async def _settle(self, zone: str, operation: Any) -> Failure | None:
-        """Wait until an operation ends; return what its errors say."""
+    async def _settle(self, zone: str, operation: Any) -> GceError | None:
+        """Wait until an operation ends; return its error, if any."""
         loop = asyncio.get_running_loop()
         deadline, name, trouble = loop.time() + self._config.operation_s, operation.name, ""
         while operation.status.name != "DONE":
             if loop.time() > deadline:
-                told = f"operation {name} has not ended after {self._config.operation_s:.0f} s"
-                raise _UnsettledError(f"{told}{f' ({trouble})' if trouble else ''}")
+                told = f"operation {name} did not end within {self._config.operation_s:.0f} s"
+                raise _OperationTimeoutError(f"{told}{f' ({trouble})' if trouble else ''}")
             await asyncio.sleep(self._config.poll_s)
             try:
                 operation = await self._api.call(
@@ -171,16 +181,16 @@ class Gce:
                     zone=zone,
                     operation=name,
                 )
-            except Failure as failure:
-                # It goes on whether or not it can be watched.
+            except GceError as failure:
+                # The operation continues even if polling fails.
                 trouble = failure.text
         errors = [(error.code, error.message) for error in operation.error.errors]
         status = operation.http_error_status_code
-        return failure_of(status, errors, message=operation.http_error_message) if errors else None
+        return gce_error(status, errors, message=operation.http_error_message) if errors else None
 
-    async def _outcome(self, ask: Ask, refusal: Failure | None) -> Outcome:
-        """Say what was made, by looking at it."""
-        names = set(names_of(ask, self._config.cluster_name))
+    async def _outcome(self, ask: InstanceRequest, refusal: GceError | None) -> Outcome:
+        """Return what was made, by listing it."""
+        names = set(instance_names(ask, self._config.cluster_name))
         try:
             pages = await self._api.pages(
                 *("Instances", "list"),
@@ -188,7 +198,7 @@ class Gce:
                 zone=ask.pool.zone,
                 filter=f'labels.{CLUSTER_LABEL}="{self._config.cluster_name}"',
             )
-        except Failure as failure:
+        except GceError as failure:
             return InDoubt(ask.request_id, failure.text)
         found = [one for page in pages for one in page.items if one.name in names]
         made = tuple(self._instance(one) for one in found)
@@ -197,33 +207,33 @@ class Gce:
             return self._refused(ask, refusal)
         return Granted(ask.request_id, made)
 
-    def _refused(self, ask: Ask, failure: Failure) -> Refused:
+    def _refused(self, ask: InstanceRequest, failure: GceError) -> Refused:
         cure = preflight.cure_of(failure, self._config.project)
         text = f"{failure.text}; {cure}" if cure else failure.text
         return Refused(ask.request_id, failure.kind, text, failure.retry_after_s)
 
-    # ---- removing -------------------------------------------------------------------------------
+    # ---- deleting -------------------------------------------------------------------------------
 
-    async def delete(self, ids: Sequence[str]) -> Deleted:
-        """Order machines to be deleted, by their numbers, and their disks with them."""
+    async def delete(self, ids: Sequence[str]) -> DeleteResult:
+        """Delete instances by their numbers, with their disks."""
         wanted = tuple(dict.fromkeys(ids))
         failed: dict[str, str] = {}
         if any(one not in self._seen for one in wanted):
             try:
                 look = await self.observe()
             except ProviderError as error:
-                return Deleted((), dict.fromkeys(wanted, str(error)))
+                return DeleteResult((), dict.fromkeys(wanted, str(error)))
             if look.unseen_zones:
-                text = f"nothing is known of {', '.join(look.unseen_zones)}"
+                text = f"no answer from {', '.join(look.unseen_zones)}"
                 failed = {one: text for one in wanted if one not in self._seen}
         known = [one for one in wanted if one in self._seen]
         answers = await asyncio.gather(*(self._delete(self._seen[one]) for one in known))
         failed |= {one: why for one, why in zip(known, answers, strict=True) if why is not None}
-        return Deleted(tuple(one for one in wanted if one not in failed), failed)
+        return DeleteResult(tuple(one for one in wanted if one not in failed), failed)
 
     async def _delete(self, instance: Instance) -> str | None:
-        """Order one deletion; return why it was not taken."""
-        # The number, as another machine may bear the name by now.
+        """Delete one instance; return why that failed."""
+        # By number: another instance may have the name by now.
         one = {
             "project": self._config.project,
             "zone": instance.pool.zone,
@@ -235,58 +245,58 @@ class Gce:
                 if await self._is_removed(instance.pool, found.name):
                     return None
             await self._api.call("Instances", "delete_unary", **one)
-        except Failure as failure:
+        except GceError as failure:
             return None if failure.status == NOT_FOUND else failure.text
         return None
 
     async def _is_removed(self, pool: Pool, name: str) -> bool:
-        """Have its group delete a machine, as it would replace one that was only deleted."""
+        """Delete through the group, which would otherwise replace the instance."""
         config, link = self._config, f"zones/{pool.zone}/instances/{name}"
         try:
             await instance_groups.remove_links(
                 self._api, config, pool.zone, config.groups[pool], [link]
             )
-        except Failure as failure:
+        except GceError as failure:
             if failure.kind != "bad_request":
                 raise
-            return False  # It belongs to the group no more.
+            return False  # No longer a member of the group.
         return True
 
-    # ---- what may be had ------------------------------------------------------------------------
+    # ---- prices, quotas, notices ----------------------------------------------------------------
 
     async def prices(self) -> Mapping[Pool, float]:
-        """Dollars an hour for one machine of each pool."""
+        """Return dollars an hour per instance of each pool."""
         return prices_of(self.pools, self._catalogue, await self._billing.rates())
 
     async def quotas(self) -> Sequence[Quota]:
-        """The limits on GPUs, of every region and of the whole project."""
+        """Return the GPU quotas of every region and of the project."""
         try:
             by_region = await preflight.limits_by_region(
                 self._api, self._config, self._config.regions
             )
             project = await self._api.call("Projects", "get", project=self._config.project)
-        except Failure as failure:
+        except GceError as failure:
             raise ProviderError(failure.text) from failure
-        return quotas_of(self.pools, by_region, limits_of(project.quotas))
+        return quotas_of(self.pools, by_region, read_limits(project.quotas))
 
     async def notices(self) -> AsyncIterator[Notice]:
-        """None: agents hear them from the metadata server, sooner than anybody here could."""
+        """Yield nothing: agents get notices earlier, from the metadata server."""
         nothing: tuple[Notice, ...] = ()
         for notice in nothing:
             yield notice
 
     async def close(self) -> None:
-        """Let go of the threads."""
+        """Stop the threads."""
         self._api.close()
 
 
-def open_gce(config: GceConfig, catalogue: Catalogue) -> Gce:
-    """Find credentials; ``InputError`` says how to come by some. It blocks for a while."""
+def open_gce(config: GceConfig, catalogue: Catalogue) -> GceProvider:
+    """Find credentials and open the provider; blocks, and raises ``InputError`` without any."""
     credentials = find_credentials(config.credentials, config.endpoint)
-    return Gce(config, catalogue, Api(credentials, config.endpoint, config.call_s))
+    return GceProvider(config, catalogue, GceClient(credentials, config.endpoint, config.call_s))
 
 
 def _is_old(page: Any, before: float) -> bool:
-    # The latest come first.
+    # Sorted by time, latest first.
     operations = [one for scope in page.items.values() for one in scope.operations]
-    return any(one.insert_time and moment_of(one.insert_time) < before for one in operations)
+    return any(one.insert_time and parse_time(one.insert_time) < before for one in operations)

@@ -1,4 +1,4 @@
-"""Quotas: which limits the pools draw on, by region and for the whole project."""
+"""Quotas on GPUs: which pools share them, per region and for the project."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ PREEMPTIBLE = "PREEMPTIBLE_"
 EVERY_GPU = "GPUS_ALL_REGIONS"
 
 Limits = Mapping[str, tuple[float, float]]
-"""By metric, the limit and how much of it is used."""
+"""Limit and usage, by metric."""
 
 
-def limits_of(quotas: Iterable[Any]) -> Limits:
+def read_limits(quotas: Iterable[Any]) -> Limits:
     """Read the quotas of a region or of a project."""
     return {one.metric: (one.limit, one.usage) for one in quotas}
 
@@ -23,14 +23,14 @@ def limits_of(quotas: Iterable[Any]) -> Limits:
 def quotas_of(
     pools: Sequence[Pool], by_region: Mapping[str, Limits], project: Limits
 ) -> tuple[Quota, ...]:
-    """Say which limits the pools draw on. What Google does not list limits nothing here.
+    """Return the quotas that limit the pools.
 
-    A Spot machine draws on the preemptible quota of its region. A region in which nobody asked
-    for one has it at 0, and Spot machines then draw on the usual quota, as Google does it.
+    Spot instances use the preemptible quota of their region, or the regular one where the
+    preemptible quota is 0, as Google does it.
     """
     drawn: dict[tuple[str, str], list[Pool]] = {}
     for pool in pools:
-        metric = metric_of(pool, by_region.get(region_of(pool.zone), {}))
+        metric = quota_metric(pool, by_region.get(region_of(pool.zone), {}))
         if metric is not None:
             drawn.setdefault((region_of(pool.zone), metric), []).append(pool)
     found = [
@@ -44,8 +44,8 @@ def quotas_of(
     return tuple(found)
 
 
-def metric_of(pool: Pool, limits: Limits) -> str | None:
-    """Name the metric that a pool draws on; ``None``: no quota counts this GPU."""
+def quota_metric(pool: Pool, limits: Limits) -> str | None:
+    """Return the metric of a pool's quota; ``None``: no quota for this GPU."""
     usual = QUOTA_METRICS.get(pool.gpu)
     if usual is None:
         return None

@@ -1,4 +1,4 @@
-"""What Google is asked for when machines are made: plain documents, from an ask and the file."""
+"""Builds the request bodies that make instances, from a request and the configuration."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from sailord.providers.gce.config import GceConfig, region_of, shape_of
-from sailord.providers.interface import Ask, Pool
+from sailord.providers.gce.config import GceConfig, machine_shape, region_of
+from sailord.providers.interface import InstanceRequest, Pool
 
 CLUSTER_LABEL = "sailor-cluster"
 REQUEST_LABEL = "sailor-request"
 MACHINE_LABEL = "sailor-machine"
 NOTICE_S = 120
-"""The longest warning that Google gives before it takes a Spot machine."""
+"""The longest preemption notice that Google offers for Spot."""
 SHUTDOWN_S = 30
-"""From Google's shutdown signal to the end of the power, on demand or Spot."""
+"""From Google's shutdown signal to power off."""
 TORCH = "torch==2.13.0"
 _NAMESPACE = uuid.UUID("5d0a3c3e-1c0c-4c0e-9a55-3f6f7b1a9d10")
 
 
 def request_uuid(request_id: str) -> str:
-    """Give the UUID by which Google knows a request; one that is a UUID stays as it is."""
+    """Return a request id as a UUID, as Google requires; a UUID stays unchanged."""
     try:
         return str(uuid.UUID(request_id))
     except ValueError:
         return str(uuid.uuid5(_NAMESPACE, request_id))
 
 
-def names_of(ask: Ask, cluster_name: str) -> tuple[str, ...]:
-    """Name the machines of an ask: always the same, so that none can be made twice."""
+def instance_names(ask: InstanceRequest, cluster_name: str) -> tuple[str, ...]:
+    """Return the names of a request's instances: a function of the request, so none is doubled."""
     mark = hashlib.sha256(request_uuid(ask.request_id).encode()).hexdigest()[:16]
     stem = f"sailor-{cluster_name[:32].rstrip('-')}-{mark}"
     return tuple(f"{stem}-{index}" for index in range(ask.count))
 
 
 def label_of(request_id: str) -> str:
-    """Write a request id as the value of a label."""
+    """Return a request id as a label's value."""
     return request_id if _is_uuid(request_id) else request_uuid(request_id)
 
 
@@ -46,26 +46,27 @@ def _is_uuid(text: str) -> bool:
     return text == request_uuid(text)
 
 
-def bulk_insert_of(ask: Ask, config: GceConfig) -> dict[str, Any]:
-    """Describe all machines of an ask; as many as can be had are made, from one on."""
+def bulk_insert_body(ask: InstanceRequest, config: GceConfig) -> dict[str, Any]:
+    """Return the body of a bulk insert: as many instances as available, at least one."""
     return {
         "count": ask.count,
         "min_count": 1,
-        "per_instance_properties": {name: {} for name in names_of(ask, config.cluster_name)},
+        "per_instance_properties": {name: {} for name in instance_names(ask, config.cluster_name)},
         "instance_properties": _properties(ask, config),
     }
 
 
-def group_instances_of(ask: Ask, config: GceConfig) -> list[dict[str, Any]]:
-    """Describe the machines of an ask that a group is to make from its template."""
+def group_instances_body(ask: InstanceRequest, config: GceConfig) -> list[dict[str, Any]]:
+    """Return the instances that a group makes from its template."""
     preserved = {"metadata": {REQUEST_LABEL: ask.request_id}}
     return [
-        {"name": name, "preserved_state": preserved} for name in names_of(ask, config.cluster_name)
+        {"name": name, "preserved_state": preserved}
+        for name in instance_names(ask, config.cluster_name)
     ]
 
 
-def labels_of(ask: Ask, config: GceConfig) -> dict[str, str]:
-    """What is written on every machine, and on its disk."""
+def instance_labels(ask: InstanceRequest, config: GceConfig) -> dict[str, str]:
+    """Return the labels of an instance and its disk."""
     return {
         CLUSTER_LABEL: config.cluster_name,
         REQUEST_LABEL: label_of(ask.request_id),
@@ -73,10 +74,10 @@ def labels_of(ask: Ask, config: GceConfig) -> dict[str, str]:
     }
 
 
-def _properties(ask: Ask, config: GceConfig) -> dict[str, Any]:
+def _properties(ask: InstanceRequest, config: GceConfig) -> dict[str, Any]:
     pool = ask.pool
-    machine, card, cards = shape_of(pool.machine)
-    labels = labels_of(ask, config)
+    machine, card, cards = machine_shape(pool.machine)
+    labels = instance_labels(ask, config)
     region = region_of(pool.zone)
     interface: dict[str, Any] = {"network": f"global/networks/{config.network}"}
     if config.subnetwork is not None:
@@ -90,7 +91,7 @@ def _properties(ask: Ask, config: GceConfig) -> dict[str, Any]:
         "disks": [
             {
                 "boot": True,
-                # Whatever ends a machine also removes its disk, which costs money too.
+                # The disk is billed, too.
                 "auto_delete": True,
                 "initialize_params": {
                     "source_image": config.image,
@@ -120,7 +121,7 @@ def _properties(ask: Ask, config: GceConfig) -> dict[str, Any]:
 
 
 def _scheduling(pool: Pool) -> dict[str, Any]:
-    # No machine with GPUs can be moved to another host while it runs.
+    # Instances with GPUs cannot migrate live.
     if not pool.spot:
         return {
             "provisioning_model": "STANDARD",
@@ -131,14 +132,14 @@ def _scheduling(pool: Pool) -> dict[str, Any]:
         "provisioning_model": "SPOT",
         "on_host_maintenance": "TERMINATE",
         "automatic_restart": False,
-        # A machine that was only stopped would keep its name and its disk.
+        # A stopped instance would keep its name and its disk.
         "instance_termination_action": "DELETE",
         "preemption_notice_duration": {"seconds": NOTICE_S},
     }
 
 
 def startup_script(pool: Pool, config: GceConfig) -> str:
-    """Write the script that brings the agent up on a machine of a pool."""
+    """Return the startup script that installs and starts the agent."""
     told: Mapping[str, str] = {
         "PACKAGE": config.package,
         "TORCH": TORCH,

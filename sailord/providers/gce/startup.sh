@@ -1,5 +1,5 @@
 #!/bin/bash
-# Brings the agent of this machine up; runs as root at every boot, and may be repeated.
+# Installs and starts the agent; runs as root at every boot, idempotent.
 set -euo pipefail
 
 metadata() {
@@ -7,7 +7,7 @@ metadata() {
         "http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance/$1"
 }
 
-# Images differ in how they call their Pythons, and Debian and Ubuntu keep venv in a package of its own.
+# Names of Python differ between images; Debian and Ubuntu package venv separately.
 is_new() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 makes_venvs() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
 find_python() {
@@ -23,7 +23,7 @@ find_python() {
     echo "$newest"
 }
 
-# A pinned version, once: a second boot finds it. torch goes first, in a call of its own.
+# Pinned, so a second boot installs nothing. torch first, in a call of its own.
 if [[ -n '@PACKAGE@' && "$(cat /opt/sailor/.package 2>/dev/null || true)" != '@PACKAGE@' ]]; then
     python=$(find_python)
     "$python" -m venv /opt/sailor
@@ -36,7 +36,7 @@ fi
 id sailor >/dev/null 2>&1 || useradd --system --home-dir /var/lib/sailor-agent --shell /usr/sbin/nologin sailor
 install -d -m 0755 /etc/sailor
 
-# The key is in nobody's metadata: whoever may list machines could read it there.
+# The key is not in the metadata, which everyone who may list instances can read.
 token=$(metadata service-accounts/default/token | python3 -c 'import json, sys; print(json.load(sys.stdin)["access_token"])')
 curl -sSf --retry 10 --retry-all-errors -H "Authorization: Bearer $token" \
     'https://secretmanager.googleapis.com/v1/@KEY_SECRET@:access' |
