@@ -43,7 +43,7 @@ from torch.distributed import TCPStore
 from sailord.local.cluster import FIRST_NODES, LocalCluster
 from sailord.local.paths import Place
 from sailord.local.tour.director import PHASES, Director
-from sailord.local.tour.step_log import Ledger
+from sailord.local.tour.step_log import StepLog
 from simulator.inputs.plan_file import load_plan
 from worker.cli.local_launcher import run_ranks
 from worker.distributed.process_groups import ProcessTransport
@@ -72,7 +72,7 @@ def under_sailor(processes: int, hidden: int, keep: Path) -> list[dict[str, Any]
         cluster.start()
         job = job_text(place, hidden)
         cluster.client.ask("POST", "/v1/jobs", {"job": job, "id": "job"})
-        director = Director(cluster, "job", Ledger(place.folder, "job"), lambda _: None)
+        director = Director(cluster, "job", StepLog(place.folder, "job"), lambda _: None)
         director.begin()
         plan = cluster.client.ask("GET", "/v1/jobs/job/plan")["plan"]
         (keep / "plan.json").write_text(json.dumps(plan))

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from agents.daemon.backoff import Backoff
-from sailord.local.paths import Place, usual_folder
+from sailord.local.paths import Place, default_folder
 from simulator.documents.problems import InputError, Problem
 
 T = TypeVar("T")
@@ -208,7 +208,7 @@ def client_from(server: str | None, token_file: Path | None) -> Client:
 
 def _usual() -> str:
     """The machine's own sailord; where there is none, that of the person's local cluster."""
-    local = Place(usual_folder(), port=0).socket
+    local = Place(default_folder(), port=0).socket
     if Path(DEFAULT.removeprefix("unix://")).exists():
         return DEFAULT
     with contextlib.suppress(OSError):

@@ -20,12 +20,12 @@ TRACKER = b"multiprocessing.resource_tracker"
 TRACKER_S = 5.0
 
 
-def mark_of(folder: Path) -> dict[str, str]:
+def mark(folder: Path) -> dict[str, str]:
     """Return the variables that mark a process of this cluster."""
     return {MARK: str(folder)}
 
 
-def marked(folder: Path) -> list[int]:
+def cluster_pids(folder: Path) -> list[int]:
     """Return the pids of all living processes of the cluster, except this one."""
     numbers = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return [pid for pid in numbers if pid != os.getpid() and _is_marked(pid, folder)]
@@ -39,10 +39,10 @@ def _is_marked(pid: int, folder: Path) -> bool:
     return f"{MARK}={folder}".encode() in environment.split(b"\0")
 
 
-def end_all(folder: Path) -> list[int]:
+def kill_all(folder: Path) -> list[int]:
     """Kill all processes of the cluster; return the pids that are left after ``GONE_S``."""
     begin, killed = time.monotonic(), set[int]()
-    left = marked(folder)
+    left = cluster_pids(folder)
     while left and time.monotonic() < begin + GONE_S:
         spares = time.monotonic() < begin + TRACKER_S
         for pid in left:
@@ -51,7 +51,7 @@ def end_all(folder: Path) -> list[int]:
         killed.update(left)
         reap(killed)
         time.sleep(0.02)
-        left = marked(folder)
+        left = cluster_pids(folder)
     reap(killed)
     return left
 

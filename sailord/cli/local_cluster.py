@@ -14,12 +14,12 @@ import click
 from sailord.cli.exit_codes import FAILED
 from sailord.cli.options import FILE
 from sailord.client import ServerProblem
-from sailord.local.cluster import Failed, LocalCluster
+from sailord.local.cluster import ClusterError, LocalCluster
 from sailord.local.control import Control, ask, listen
-from sailord.local.paths import Place, usual_folder
+from sailord.local.paths import Place, default_folder
 from sailord.local.screen import Screen, hints_of
 from sailord.local.signals import Ended, ended_by_signals, ignore
-from sailord.local.tour.story import tell
+from sailord.local.tour.story import run_tour
 from simulator.documents.problems import InputError, Problem
 
 LOOK_S = 1.0
@@ -37,7 +37,7 @@ def up(steps: int | None, worker: str, folder: Path | None) -> None:
     It has sailord with its store, eight nodes in three zones, and two kinds of emulated GPUs that
     share this machine's cores. It trains a small LLaMA until Ctrl-C, which removes everything.
     """
-    raise SystemExit(_within(Place(folder or usual_folder(), worker), lambda c: _train(c, steps)))
+    raise SystemExit(_within(Place(folder or default_folder(), worker), lambda c: _train(c, steps)))
 
 
 @click.command()
@@ -55,8 +55,8 @@ def tour(worker: str, folder: Path | None, out: Path) -> None:
 
     Nodes leave and join while two jobs train; exits with 0 if no step is lost for good.
     """
-    place = Place(folder or usual_folder(), worker)
-    raise SystemExit(_within(place, lambda cluster: 0 if tell(cluster, out) else FAILED))
+    place = Place(folder or default_folder(), worker)
+    raise SystemExit(_within(place, lambda cluster: 0 if run_tour(cluster, out) else FAILED))
 
 
 def _within(place: Place, act: Callable[[LocalCluster], int]) -> int:
@@ -68,7 +68,7 @@ def _within(place: Place, act: Callable[[LocalCluster], int]) -> int:
             cluster.claim()
             is_ours = True
             return act(cluster)
-        except Failed as failure:
+        except ClusterError as failure:
             click.echo(f"error: {failure}", err=True)
             return FAILED
         except Ended as ended:
@@ -109,7 +109,7 @@ def _live(cluster: LocalCluster, control: Control, screen: Screen) -> NoReturn:
             screen.say(str(problem))
             continue
         seen = news[-1]["id"] if news else seen
-        screen.hear(news)
+        screen.add_events(news)
         for name in cluster.play_cloud(status):
             screen.say(f"the notice of {name} ran out: the node is preempted")
         screen.draw(status, nodes)
@@ -141,7 +141,7 @@ def kill_(node: str, folder: Path | None) -> None:
 
 def _ask(folder: Path | None, asked: dict[str, str]) -> None:
     try:
-        click.echo(ask(Place(folder or usual_folder(), port=0).control, asked))
+        click.echo(ask(Place(folder or default_folder(), port=0).control, asked))
     except ServerProblem as problem:
         click.echo(f"error: {problem}", err=True)
         raise SystemExit(FAILED) from None

@@ -1,1 +1,1 @@
-"""A whole cluster on this machine: sailord, agents and workers as real processes."""
+"""A cluster on this machine: sailord, agents and workers as real processes."""

@@ -1,10 +1,9 @@
-"""A local cluster's processes: started, counted, killed one node at a time, and all ended."""
+"""Starts, watches and ends the processes of a local cluster."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import importlib.util
 import os
 import signal
@@ -16,14 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents.daemon.process_cleanup import children_of, end_all, kill, mark_of, reap
+from agents.daemon.process_cleanup import children_of, kill, kill_all, mark, reap
+from agents.daemon.state_folder import lock_file
 from sailord.client import Client, ServerProblem
 from sailord.local.paths import Place, temporary
 from simulator.documents.problems import InputError, Problem
 
 _PR_SET_CHILD_SUBREAPER = 36
 NO_CLOUD = "127.0.0.1:9"
-"""Where no metadata server answers, whatever this machine is."""
+"""An address without a metadata server, so that no node believes to be in a cloud."""
 START_S = 60.0
 KINDS: Mapping[str, str] = {"large": "emulated-large", "small": "emulated-small"}
 ZONES = ("zone-a", "zone-b", "zone-c")
@@ -34,13 +34,13 @@ FIRST_NODES = (
 )
 
 
-class Failed(Exception):  # noqa: N818 - what happened, in a sentence for a person
-    """A process of the cluster did not come up, or ended."""
+class ClusterError(Exception):
+    """A process of the cluster did not start in time, or ended unexpectedly."""
 
 
 @dataclass(eq=False)
 class Node:
-    """One emulated machine."""
+    """One emulated node: its agent and its fork server."""
 
     name: str
     kind: str
@@ -48,21 +48,21 @@ class Node:
     words: tuple[str, ...]
     """The command line of its agent."""
     agent: subprocess.Popen[bytes]
-    nursery: int
+    fork_server: int
 
 
 @dataclass(eq=False)
 class LocalCluster:
-    """All processes of one local cluster; a context in which it lives."""
+    """All processes of one local cluster; a context manager that ends them."""
 
     place: Place
     machines: Sequence[tuple[str, str]] = FIRST_NODES
-    """Kind and zone of those that are there at the beginning."""
+    """Kind and zone of the nodes at the start."""
     nodes: dict[str, Node] = field(default_factory=dict)
     gone: list[str] = field(default_factory=list)
-    """Machines that were taken away."""
+    """Names of killed nodes."""
     _head: subprocess.Popen[bytes] | None = None
-    _hatchery: subprocess.Popen[bytes] | None = None
+    _shared_fork_server: subprocess.Popen[bytes] | None = None
     _guard: subprocess.Popen[bytes] | None = None
     _lock: int | None = None
     _orphans: set[int] = field(default_factory=set)
@@ -75,28 +75,28 @@ class LocalCluster:
 
     @property
     def client(self) -> Client:
-        """Speaks to the cluster's sailord."""
+        """A client of the cluster's sailord."""
         return Client(f"unix://{self.place.socket}")
 
-    # ---- beginning ------------------------------------------------------------------------------
+    # ---- starting -------------------------------------------------------------------------------
 
     def claim(self) -> None:
-        """Take the folder, or refuse it; nothing runs before."""
+        """Lock and create the folder; raise if another cluster uses it."""
         if importlib.util.find_spec("torch") is None:
             what, cure = "torch is not installed", "install the group worker: make install"
             raise InputError(Problem("workers", what, cure))
-        self._take_place()
+        self._take_folder()
 
     def start(self) -> None:
-        """Start sailord and the first nodes; return when all of it is ready."""
+        """Start sailord and the first nodes; return when all are ready."""
         if self._lock is None:
             self.claim()
-        # Whoever loses its parent becomes our child, so that none is left without one.
+        # Orphans become our children, so that they can be reaped.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         place = self.place
         self._guard = self._run("guard", "sailord.local.guard", str(place.folder), is_marked=False)
-        self._hatchery = self._run(
-            "hatchery", "agents.workers.shared_fork_server", place.worker, answers=True
+        self._shared_fork_server = self._run(
+            "fork_server", "agents.workers.shared_fork_server", place.worker, answers=True
         )
         self._head = self._run_head()
         for kind, zone in self.machines:
@@ -108,28 +108,23 @@ class LocalCluster:
         config = str(self.place.folder / "sailord.toml")
         return self._run("sailord", "sailord.main", "run", "--config", config)
 
-    def _take_place(self) -> None:
+    def _take_folder(self) -> None:
         place = self.place
-        path = place.folder.with_name(f"{place.folder.name}.lock")
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            self._lock = lock_file(place.folder.with_name(f"{place.folder.name}.lock"))
         except OSError as error:
-            what, cure = f"cannot be made: {error.strerror}", "name another with --folder"
+            what, cure = f"cannot be created: {error.strerror}", "name another with --folder"
             raise InputError(Problem(str(place.folder), what, cure)) from None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
+        if self._lock is None:
             what = "another cluster runs there"
             cure = "stop it with Ctrl-C where it runs, or name another folder with --folder"
-            raise InputError(Problem(str(place.folder), what, cure)) from None
-        self._lock = descriptor
-        # What a killed launcher and its killed guard have left goes now.
-        end_all(place.folder)
+            raise InputError(Problem(str(place.folder), what, cure))
+        # Remove what a killed launcher and its killed guard have left.
+        kill_all(place.folder)
         place.remove()
         if place.folder.exists():
-            what = "is there already, and no cluster's"
-            cure = "name one that is not there, with --folder"
+            what = "exists, and is not a local cluster's folder"
+            cure = "name a new one with --folder"
             raise InputError(Problem(str(place.folder), what, cure))
         place.make()
 
@@ -137,14 +132,14 @@ class LocalCluster:
         self, name: str, module: str, *words: str, is_marked: bool = True, answers: bool = False
     ) -> subprocess.Popen[bytes]:
         folder = self.place.folder
-        mark = mark_of(folder) if is_marked else {}
+        marked = mark(folder) if is_marked else {}
         with (folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", module, *words],
                 stdin=subprocess.PIPE if answers or not is_marked else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if answers else log,
                 stderr=log,
-                env={**os.environ, **mark, **temporary(folder), "GCE_METADATA_HOST": NO_CLOUD},
+                env={**os.environ, **marked, **temporary(folder), "GCE_METADATA_HOST": NO_CLOUD},
                 start_new_session=True,
             )
 
@@ -154,72 +149,72 @@ class LocalCluster:
         """Start a node's agent; return the node's name."""
         if kind not in KINDS or zone not in ZONES:
             cure = f"give one of {', '.join(KINDS)} at one of {', '.join(ZONES)}"
-            raise InputError(Problem(f"{kind}@{zone}", "is no such machine", cure))
+            raise InputError(Problem(f"{kind}@{zone}", "is not a kind of node", cure))
         letter, number = zone[-1], 1
         while f"{letter}{number}" in (*self.nodes, *self.gone):
             number += 1
         name = f"{letter}{number}"
         config = self.place.write_agent(name, KINDS[kind], zone, spot=kind == "small")
         warm = self.place.node(name) / "fork_server.sock"
-        nursery = self._hatch(warm)
-        self.wait(f"the warm parent of {name}", warm.exists)  # Or the agent starts its own.
+        fork_server = self._fork_node_server(warm)
+        self.wait(f"the fork server of {name}", warm.exists)  # Otherwise the agent starts its own.
         words = ("run", "--config", str(config), "--emulate", f"1x{KINDS[kind]}")
         agent = self._run(name, "agents.main", *words)
-        self.nodes[name] = Node(name, kind, zone, words, agent, nursery)
+        self.nodes[name] = Node(name, kind, zone, words, agent, fork_server)
         return name
 
-    def _hatch(self, path: Path) -> int:
-        assert self._hatchery is not None
-        assert self._hatchery.stdin is not None
-        assert self._hatchery.stdout is not None
+    def _fork_node_server(self, path: Path) -> int:
+        assert self._shared_fork_server is not None
+        assert self._shared_fork_server.stdin is not None
+        assert self._shared_fork_server.stdout is not None
         try:
-            self._hatchery.stdin.write(bytes(path) + b"\n")
-            self._hatchery.stdin.flush()
-            answer = self._hatchery.stdout.readline()
+            self._shared_fork_server.stdin.write(bytes(path) + b"\n")
+            self._shared_fork_server.stdin.flush()
+            answer = self._shared_fork_server.stdout.readline()
         except BrokenPipeError:
             answer = b""
         if not answer:
-            raise Failed(f"the warm parent ended: {self._last_steering_orders('hatchery')}")
+            raise ClusterError(f"the fork server ended: {self._last_line('fork_server')}")
         return int(answer)
 
     def kill_node(self, name: str) -> None:
-        """Take a machine away: kill all that runs on it, and remove what it had in memory."""
+        """Kill all processes of a node, and delete its snapshots in memory."""
         node, folder = self.nodes.pop(name), self.place.folder
         ours = set(children_of(os.getpid()))
-        workers = children_of(node.nursery)
-        for pid in (node.agent.pid, node.nursery, *workers):
+        workers = children_of(node.fork_server)
+        for pid in (node.agent.pid, node.fork_server, *workers):
             kill(pid, folder)
-        # Whoever was being forked meanwhile has become our child.
+        # A worker forked meanwhile has become our child.
         workers += [pid for pid in children_of(os.getpid()) if pid not in ours]
         for pid in workers:
             kill(pid, folder)
         node.agent.wait()
-        self._orphans.update((node.nursery, *workers))
+        self._orphans.update((node.fork_server, *workers))
         self.gone.append(name)
         self.place.forget_memory(name)
 
     def hang_workers(self, name: str) -> None:
-        """Stop a machine's workers as something in the kernel might: they hear nothing."""
-        for pid in children_of(self.nodes[name].nursery):
+        """Stop a node's workers with SIGSTOP, like a hang in the kernel."""
+        for pid in children_of(self.nodes[name].fork_server):
             os.kill(pid, signal.SIGSTOP)
 
     def ready_nodes(self) -> set[str]:
-        """The names of the nodes that are ready for work."""
+        """Return the names of the ready nodes."""
         nodes = self.client.ask("GET", "/v1/nodes")["nodes"]
         return {node["name"] for node in nodes if node["state"] == "ready"}
 
-    # ---- living ---------------------------------------------------------------------------------
+    # ---- running --------------------------------------------------------------------------------
 
     def look_after(self) -> list[str]:
-        """Bury what ended; tell of processes that should not have.
+        """Reap ended processes, and report those that should still run.
 
-        A killed service is started again, as systemd does on a real machine.
+        A killed sailord or agent is restarted, as systemd does on a real machine.
         """
         reap(self._orphans)
         told = []
         if self._head is not None and (code := self._head.poll()) is not None:
             if code >= 0:
-                raise Failed(f"sailord ended: {self._last_steering_orders('sailord')}")
+                raise ClusterError(f"sailord ended: {self._last_line('sailord')}")
             self._head = self._run_head()
             told.append(f"sailord {_killed(code)}")
         for name, node in list(self.nodes.items()):
@@ -228,12 +223,12 @@ class LocalCluster:
                 node.agent = self._run(name, "agents.main", *node.words)
                 told.append(f"the agent of {name} {_killed(code)}")
             elif code is not None:
-                told.append(f"the agent of {name} ended: {self._last_steering_orders(name)}")
+                told.append(f"the agent of {name} ended: {self._last_line(name)}")
                 self.kill_node(name)
         return told
 
     def play_cloud(self, status: Mapping[str, Any]) -> list[str]:
-        """Take away the machines whose notice has run out; tell which."""
+        """Kill the nodes whose notice has run out; return their names."""
         taken = [
             node["name"]
             for node in status["leaving"]
@@ -246,43 +241,43 @@ class LocalCluster:
         return taken
 
     def wait(self, what: str, holds: Callable[[], object]) -> None:
-        """Return once something holds; ``Failed`` if it does not in time."""
+        """Wait until ``holds`` returns true; raise ``ClusterError`` after ``START_S``."""
         end = time.monotonic() + START_S
         while time.monotonic() < end:
             with contextlib.suppress(ServerProblem):
                 if holds():
                     return
             for told in self.look_after():
-                raise Failed(told)
+                raise ClusterError(told)
             time.sleep(0.02)
-        raise Failed(f"{what} did not come up within {START_S:.0f} s")
+        raise ClusterError(f"{what} did not start within {START_S:.0f} s")
 
-    def _last_steering_orders(self, name: str) -> str:
+    def _last_line(self, name: str) -> str:
         try:
             lines = (self.place.folder / f"{name}.log").read_text(errors="replace").splitlines()
         except OSError:
-            return "it left no log"
-        return lines[-1] if lines else "it said nothing"
+            return "it has no log"
+        return lines[-1] if lines else "its log is empty"
 
     # ---- ending ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End all processes and remove all files."""
+        """Kill all processes and delete all files."""
         if self._lock is None:
             return
-        for process in (self._head, self._hatchery):
+        for process in (self._head, self._shared_fork_server):
             if process is not None:
                 process.send_signal(signal.SIGKILL)
-        end_all(self.place.folder)
+        kill_all(self.place.folder)
         reap(self._orphans)
         self.place.remove()
-        # Last of all: whoever kills us before this has the guard do it.
-        for process in (self._hatchery, self._guard):
+        # Last: if we are killed before this, the guard cleans up.
+        for process in (self._shared_fork_server, self._guard):
             for end in () if process is None else (process.stdin, process.stdout):
                 if end is not None:
                     with contextlib.suppress(OSError):
                         end.close()
-        for process in (self._guard, self._hatchery, self._head):
+        for process in (self._guard, self._shared_fork_server, self._head):
             if process is not None:
                 process.wait()
         for node in self.nodes.values():
@@ -293,4 +288,4 @@ class LocalCluster:
 
 
 def _killed(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}, and is started again"
+    return f"was killed by {signal.Signals(-code).name} and is restarted"

@@ -1,4 +1,4 @@
-"""How the second terminal speaks to the launcher: one line of JSON each way, over its socket."""
+"""The control socket of ``sailorctl up``, for ``sailorctl local``: one line of JSON each way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sailord.client import ServerProblem
-from sailord.local.cluster import Failed, LocalCluster
+from sailord.local.cluster import ClusterError, LocalCluster
 from simulator.documents.problems import InputError
 
 ANSWER_S = 30.0
@@ -21,13 +21,13 @@ LINE_BYTES_MAX = 4096
 
 @dataclass(eq=False)
 class Control:
-    """The launcher's ear."""
+    """The server's end of the control socket."""
 
     cluster: LocalCluster
     listener: socket.socket
 
     def serve(self, wait_s: float) -> str | None:
-        """Answer whoever asks within this time; return what was done, for the log."""
+        """Serve one request within this time; return what was done, for the log."""
         if not select.select([self.listener], [], [], wait_s)[0]:
             return None
         connection, _ = self.listener.accept()
@@ -41,7 +41,7 @@ class Control:
                 answer = {"done": done}
             except InputError as error:
                 answer = {"problem": "\n".join(map(str, error.problems))}
-            except Failed as error:
+            except ClusterError as error:
                 answer = {"problem": str(error)}
             connection.sendall(json.dumps(answer).encode() + b"\n")
         return done
@@ -52,13 +52,13 @@ class Control:
             return f"{name} is starting: one {asked['kind']} GPU in {asked['zone']}"
         name = asked["node"]
         if name not in self.cluster.nodes:
-            raise Failed(f"there is no node {name}; there are {', '.join(self.cluster.nodes)}")
+            raise ClusterError(f"there is no node {name}; nodes: {', '.join(self.cluster.nodes)}")
         self.cluster.kill_node(name)
-        return f"{name} is gone: everything on it was killed, its memory with it"
+        return f"{name} is killed, and its memory is lost"
 
 
 def listen(cluster: LocalCluster) -> Control:
-    """Open the launcher's socket."""
+    """Open the control socket."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(cluster.place.control))
     listener.listen(8)
@@ -66,7 +66,7 @@ def listen(cluster: LocalCluster) -> Control:
 
 
 def ask(path: Path, asked: dict[str, Any]) -> str:
-    """Have the launcher do something; return what it did."""
+    """Send a request to the launcher; return what it did."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ANSWER_S)
         try:

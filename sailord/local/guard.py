@@ -1,7 +1,7 @@
-"""The last to leave: tidies up after a launcher that was killed.
+"""Cleans up after a launcher that was killed.
 
-``python -m sailord.local.guard FOLDER`` waits until nobody holds the other end of its
-input any more. Whoever ends well has tidied up before, and leaves it nothing to do.
+``python -m sailord.local.guard FOLDER`` waits for the end of its input, which comes when the
+launcher ends. After an orderly end there is nothing left to do.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import signal
 import sys
 from pathlib import Path
 
-from agents.daemon.process_cleanup import end_all
+from agents.daemon.process_cleanup import kill_all
 from sailord.local.paths import Place
 
 
 def main(folder: Path) -> None:
-    """Wait, then sweep."""
+    """Wait for the end of input, then kill all processes and delete the folders."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.read()
-    end_all(folder)
+    kill_all(folder)
     Place(folder, port=0).remove()
 
 

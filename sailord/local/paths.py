@@ -1,4 +1,4 @@
-"""Where a local cluster lives: one folder, one in memory, and the files that configure it."""
+"""The folders and configuration files of a local cluster."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from simulator.documents.problems import InputError, Problem
 DATA = Path(__file__).resolve().parent / "data"
 MEMORY = Path("/dev/shm")
 SOCKET_PATH_MAX = 107
-"""What the kernel takes for the address of a Unix socket."""
+"""Longest path of a Unix socket."""
 TEMPORARY = "tmp"
 LONGEST = f"{TEMPORARY}/pymp-12345678/listener-12345678"
-"""The socket with the longest path: the one that Python's process pools make for themselves."""
+"""The longest path of a socket in the folder, made by Python's process pools."""
 LEASE_S = 4.0
-OURS = "made-by-sailorctl-up"
+MARKER = "made-by-sailorctl-up"
 
 
 def temporary(folder: Path) -> dict[str, str]:
-    """Return what makes processes keep their temporary files in the folder, and go with it.
+    """Return the environment that puts temporary files into the folder, to be deleted with it.
 
-    Python's process pools and torch leave some behind where a process is killed.
+    Python's process pools and torch leave some behind when a process is killed.
     """
     return {"TMPDIR": str(folder / TEMPORARY)}
 
 
-def usual_folder() -> Path:
-    """Return where a person's local cluster is unless another place is named."""
+def default_folder() -> Path:
+    """Return the folder of a user's local cluster, unless --folder names another."""
     return Path(tempfile.gettempdir()) / f"sailor-{os.getuid()}"
 
 
@@ -51,24 +51,24 @@ class Place:
 
     folder: Path
     worker: str = "worker.control.worker_process"
-    """The module whose ``main`` is a worker."""
+    """The module that workers run."""
     port: int = field(default_factory=_free_port)
     memory_gib: float = 1.455
-    """What an emulated GPU can hold: it decides how many stages a pipeline needs."""
+    """Memory of an emulated GPU; it decides how many stages a pipeline needs."""
 
     @property
     def socket(self) -> Path:
-        """Where sailord listens for people."""
+        """The socket of sailord's API."""
         return self.folder / "head" / "sailord.sock"
 
     @property
     def control(self) -> Path:
-        """Where the launcher listens."""
+        """The control socket of the launcher."""
         return self.folder / "up.sock"
 
     @property
     def memory(self) -> Path:
-        """Where the nodes keep snapshots; each has a folder of its own in it."""
+        """The folder of all nodes' snapshots, in memory."""
         name = f"sailor-local-{os.getuid()}-{zlib.crc32(bytes(self.folder)):08x}"
         return (MEMORY if MEMORY.is_dir() else self.folder) / name
 
@@ -77,17 +77,17 @@ class Place:
         return self.folder / name
 
     def make(self) -> None:
-        """Make both folders anew and write what does not depend on nodes."""
+        """Create both folders and the files that do not depend on nodes."""
         if len(bytes(self.folder / LONGEST)) > SOCKET_PATH_MAX:
-            what = "is too long a path for the sockets in it"
+            what = "is too long for the paths of the sockets in it"
             raise InputError(Problem(str(self.folder), what, "set TMPDIR to a shorter one"))
         try:
             self.folder.mkdir(mode=0o700, parents=True)
-            (self.folder / OURS).touch()
+            (self.folder / MARKER).touch()
             (self.folder / TEMPORARY).mkdir()
             self.memory.mkdir(mode=0o700)
         except OSError as error:
-            what = f"cannot be made: {error.strerror}"
+            what = f"cannot be created: {error.strerror}"
             raise InputError(Problem(str(error.filename), what)) from None
         _write_secret(self.folder / "key", secrets.token_hex(32))
         shutil.copyfile(DATA / "cluster.toml", self.folder / "cluster.toml")
@@ -100,7 +100,7 @@ class Place:
             f'log = "json"\n[listen]\nport = {self.port}\n'
             f"[options]\nlease_s = {LEASE_S}\ngrace_s = 0.5\nstart_gather_s = 0.5\n"
             "additions_gather_s = 2.0\nfailure_pause_s = 0.2\nbroken_s = 0.3\nprobe_s = 0.1\n"
-            # Nodes that share a computer's cores differ by chance.
+            # Nodes that share cores differ in speed at random.
             "slow_times = 3.0\n",
             encoding="utf-8",
         )
@@ -112,12 +112,12 @@ class Place:
         np.save(self.folder / "text.npy", text.astype(np.uint16))
 
     def job(self, name: str) -> str:
-        """Return an example job's text, which names its data wherever it is read."""
+        """Return an example job, with the absolute path of its data."""
         text = (DATA / name).read_text(encoding="utf-8")
         return text.replace('"text.npy"', json.dumps(str(self.folder / "text.npy")))
 
     def write_agent(self, name: str, gpu: str, zone: str, *, spot: bool) -> Path:
-        """Configure one node's agent."""
+        """Write the configuration of a node's agent."""
         folder, memory = self.node(name), self.memory / name
         folder.mkdir(mode=0o700)
         memory.mkdir(mode=0o700)
@@ -133,19 +133,19 @@ class Place:
         return config
 
     def forget_memory(self, name: str) -> None:
-        """Remove the snapshots of a machine that is gone; what its workers wrote can be read on."""
+        """Delete the snapshots of a killed node; its logs stay."""
         shutil.rmtree(self.memory / name, ignore_errors=True)
 
     def remove(self) -> None:
-        """Remove both folders, if there is a local cluster's, and nothing else ever."""
+        """Delete both folders, if they belong to a local cluster."""
         if self.is_ours:
             shutil.rmtree(self.memory, ignore_errors=True)
             shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
     def is_ours(self) -> bool:
-        """Only a folder that a launcher made is a launcher's to remove."""
-        return (self.folder / OURS).is_file()
+        """Whether a launcher created the folder."""
+        return (self.folder / MARKER).is_file()
 
 
 def _write_secret(path: Path, text: str) -> None:

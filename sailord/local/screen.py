@@ -1,4 +1,4 @@
-"""What `sailorctl up` shows: the cluster's status, its nodes, and what happened last."""
+"""The screen of ``sailorctl up``: the cluster's status, its nodes and the last events."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 
 import click
 
-from sailord.local.paths import Place, usual_folder
+from sailord.local.paths import Place, default_folder
 from sailord.text.cluster_text import event_text, nodes_text, status_text
 
 LINES_KEPT = 8
 HINTS = """\
 in another terminal:
-  sailorctl preempt NODE --notice 30      the cloud takes a machine away in 30 s
-  sailorctl local kill NODE               it takes one away without a word
-  sailorctl local add large@zone-a        a machine comes (large or small, zone-a to zone-c)
-  sailorctl drain NODE                    a machine is given back, with nothing lost
+  sailorctl preempt NODE --notice 30      announce that a node goes in 30 s
+  sailorctl local kill NODE               kill a node without notice
+  sailorctl local add large@zone-a        add a node (large or small, zone-a to zone-c)
+  sailorctl drain NODE                    move the job off a node, losing no step
   sailorctl status, nodes, events -f, why, logs NODE
-Ctrl-C here ends all of it, and leaves nothing behind."""
+Ctrl-C here ends the cluster and deletes its files."""
 
 
 def hints_of(place: Place) -> str:
-    """What else can be done, and what makes the commands find a cluster at an unusual place."""
-    if place.folder == usual_folder():
+    """Return the hints, with the address of a cluster that is not in the default folder."""
+    if place.folder == default_folder():
         return HINTS
     found = f"with SAILOR_SERVER=unix://{place.socket} (and local with --folder {place.folder}):"
     return HINTS.replace("in another terminal:", f"in another terminal, {found}", 1)
@@ -33,25 +33,25 @@ def hints_of(place: Place) -> str:
 
 @dataclass(eq=False)
 class Screen:
-    """A terminal that is drawn anew, or a file to which only what is new is added."""
+    """Redraws a terminal, or appends only new lines to a file."""
 
     is_terminal: bool
     hints: str = HINTS
     _last: deque[str] = field(default_factory=lambda: deque(maxlen=LINES_KEPT))
 
     def say(self, line: str) -> None:
-        """Tell one thing that happened."""
+        """Add a line."""
         self._last.append(line)
         if not self.is_terminal:
             click.echo(line)
 
-    def hear(self, happenings: Iterable[dict[str, Any]]) -> None:
-        """Tell what sailord says that happened."""
-        for happening in happenings:
-            self.say(event_text(happening))
+    def add_events(self, events: Iterable[dict[str, Any]]) -> None:
+        """Add events of sailord."""
+        for event in events:
+            self.say(event_text(event))
 
     def draw(self, status: dict[str, Any], nodes: list[dict[str, Any]]) -> None:
-        """Show how everything stands."""
+        """Show the status and the nodes, if this is a terminal."""
         if self.is_terminal:
             click.clear()
             shown = (status_text(status), nodes_text(nodes), *self._story(), self.hints)

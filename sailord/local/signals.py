@@ -1,4 +1,4 @@
-"""Signals that ask a launcher to end are raised where it is at, so that all is tidied up."""
+"""Turns signals that end a launcher into an exception, so that it cleans up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Ended(BaseException):
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Raise ``Ended`` at the first of them within; none of them interrupts what follows it."""
+    """Raise ``Ended`` at the first signal in the block, and ignore further ones."""
     before = {number: signal.signal(number, _end) for number in ENDING}
     try:
         yield
@@ -31,7 +31,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def ignore() -> None:
-    """From now on nothing interrupts us."""
+    """Ignore these signals from now on."""
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
 

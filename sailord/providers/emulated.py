@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.daemon.atomic_file import replace_file
-from agents.daemon.process_cleanup import end_all, mark_of
+from agents.daemon.process_cleanup import kill_all, mark
 from sailord.providers.interface import (
     DeleteResult,
     Granted,
@@ -136,7 +136,7 @@ class EmulatedProvider:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
             return False
-        ((name, value),) = mark_of(self.folder / id_).items()
+        ((name, value),) = mark(self.folder / id_).items()
         return f"{name}={value}".encode() in environment.split(b"\0")
 
     def _start(self, ask: InstanceRequest) -> Instance:
@@ -157,7 +157,7 @@ class EmulatedProvider:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **mark_of(folder), "GCE_METADATA_HOST": "127.0.0.1:9"},
+                env={**os.environ, **mark(folder), "GCE_METADATA_HOST": "127.0.0.1:9"},
                 start_new_session=True,
             )
         self._processes[id_] = process
@@ -173,7 +173,7 @@ class EmulatedProvider:
         folder = self.folder / id_
         if not (folder / CARD).is_file():
             return  # Already ended, or not ours.
-        await asyncio.to_thread(end_all, folder)
+        await asyncio.to_thread(kill_all, folder)
         process = self._processes.pop(id_, None)
         if process is not None:
             await asyncio.to_thread(process.wait)

@@ -15,10 +15,10 @@ from itertools import combinations
 from pathlib import Path
 
 from agents.protocol.records import JobId
-from sailord.local.cluster import Failed
+from sailord.local.cluster import ClusterError
 from sailord.local.paths import MEMORY
 from sailord.local.signals import ended_by_signals
-from sailord.local.tour.reference_run import start_uninterrupted
+from sailord.local.tour.reference_run import start_reference_run
 from sailord.local.tour.story import TOLERANCE
 from tests.chaos.care import Stuck
 from tests.chaos.checker import judge
@@ -121,7 +121,7 @@ def run(asked: argparse.Namespace) -> int:
         try:
             job = job_text(cluster, asked)
             soak.begin(job)
-            reference = start_uninterrupted(place.folder, asked.job, job)
+            reference = start_reference_run(place.folder, asked.job, job)
             say("it trains")
             passes = fail(soak, asked)
             soak.storm(asked.seconds, asked.every)
@@ -137,7 +137,7 @@ def run(asked: argparse.Namespace) -> int:
                 json.dumps({"passed": passes.passed, "missed": passes.missed})
             )
             code = 0
-        except (Stuck, Failed) as failure:
+        except (Stuck, ClusterError) as failure:
             say(f"error: {failure}")
             recorder.write("breaches", {"at": time.time(), "text": str(failure)})
         finally:

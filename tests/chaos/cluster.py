@@ -16,7 +16,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from agents.daemon.failpoints import FAIL_AT
-from agents.daemon.process_cleanup import children_of, kill, marked, reap
+from agents.daemon.process_cleanup import children_of, cluster_pids, kill, reap
 from sailord.local.cluster import KINDS, LocalCluster, Node
 from sailord.local.paths import Place
 from tests.chaos.faulty import TROUBLE
@@ -136,7 +136,7 @@ class ChaosCluster(LocalCluster):
             TROUBLE: str(self._storage_trouble),
             "PYTHONPATH": os.pathsep.join((str(site), str(ROOT))),
         }
-        if name not in ("guard", "hatchery"):
+        if name not in ("guard", "fork_server"):
             more[CLOCK] = str(self._clock(name))
             self.set_clock(name, self.ahead_s.get(name, 0.0))
         with patch.dict(os.environ, more):
@@ -244,7 +244,7 @@ class ChaosCluster(LocalCluster):
 
     def workers(self, name: str) -> list[int]:
         """The node's workers."""
-        return children_of(self.nodes[name].nursery)
+        return children_of(self.nodes[name].fork_server)
 
     def kill_workers(self, name: str) -> None:
         """SIGKILL of all that computes on the node."""
@@ -254,7 +254,7 @@ class ChaosCluster(LocalCluster):
     def family(self, name: str) -> list[int]:
         """All processes of the node."""
         node = self.nodes[name]
-        return [node.agent.pid, node.nursery, *self.workers(name)]
+        return [node.agent.pid, node.fork_server, *self.workers(name)]
 
     def stop(self, pids: list[int]) -> None:
         """SIGSTOP."""
@@ -279,10 +279,10 @@ class ChaosCluster(LocalCluster):
         place.node(name).rename(place.folder / f"{name}.{self.lives[name]}")
         place.write_agent(name, KINDS[gone.kind], gone.zone, spot=gone.kind == "small")
         warm = place.node(name) / "fork_server.sock"
-        nursery = self._hatch(warm)
-        self.wait(f"the warm parent of {name}", warm.exists)
+        fork_server = self._fork_node_server(warm)
+        self.wait(f"the fork server of {name}", warm.exists)
         agent = self._agent(name, gone.kind)
-        self.nodes[name] = replace(gone, agent=agent, nursery=nursery)
+        self.nodes[name] = replace(gone, agent=agent, fork_server=fork_server)
         self.gone.remove(name)
 
     # ---- folders --------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ class ChaosCluster(LocalCluster):
         """Everything of the cluster that is still there."""
         place = self.place
         return [
-            *(f"process {pid}" for pid in marked(place.folder)),
+            *(f"process {pid}" for pid in cluster_pids(place.folder)),
             *(str(path) for path in (place.folder, place.memory) if path.exists()),
         ]
 

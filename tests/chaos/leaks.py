@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from agents.daemon.process_cleanup import marked
+from agents.daemon.process_cleanup import cluster_pids
 from agents.protocol.records import JobId, Point
 from sailord.checkpoints.catalog import complete_at, folders_at
 from sailord.checkpoints.manifest import PREFIX, Manifest
@@ -30,7 +30,7 @@ def in_shared_memory(place: Place) -> Iterator[str]:
 
     ``/dev/shm`` must be the cluster's own.
     """
-    had = "".join(_maps(pid) for pid in marked(place.folder))
+    had = "".join(_maps(pid) for pid in cluster_pids(place.folder))
     for path in sorted(MEMORY.iterdir()):
         if path != place.memory and f"{path}\n" not in had:
             yield f"shared memory {path}"
@@ -46,7 +46,7 @@ def _maps(pid: int) -> str:
 def ports(folder: Path, others: Iterable[int] = ()) -> Iterator[str]:
     """Ports at which one of the cluster's processes listens, beyond what its kind may."""
     at = listening()
-    for pid in marked(folder):
+    for pid in cluster_pids(folder):
         held = sorted(at[inode] for inode in sockets_of(pid) if inode in at)
         words = _words(pid)
         allowed = 1 if any(module in words for module in LONE_SERVERS) else 0

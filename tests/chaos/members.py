@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
 
-from agents.daemon.process_cleanup import mark_of
+from agents.daemon.process_cleanup import mark
 from tests.agents.store.places import ETCD, Cluster
 
 SIZE = 3
@@ -26,7 +26,7 @@ class Members(Cluster):
             raise SystemExit(
                 "there is no etcd here: install etcd-server, or leave out --store etcd"
             )
-        self._mark = mark_of(folder)
+        self._mark = mark(folder)
         super().__init__(SIZE, arguments=ARGUMENTS)
 
     def start(self, members: Sequence[int] | None = None) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from agents.daemon.process_cleanup import mark_of
+from agents.daemon.process_cleanup import mark
 from agents.snapshots.upload import upload_pieces
 from sailord.checkpoints.object_storage import Away, open_storage
 from sailord.local.paths import Place
@@ -44,7 +44,7 @@ def test_a_port_of_a_process_that_needs_none_is_found(tmp_path):
     assert not list(leaks.ports(tmp_path))
     with subprocess.Popen(
         [sys.executable, "-c", LISTENER],
-        env={**os.environ, **mark_of(tmp_path)},
+        env={**os.environ, **mark(tmp_path)},
         stdout=subprocess.PIPE,
     ) as process:
         assert process.stdout is not None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.cloud.notices import PREEMPTED
-from agents.daemon.process_cleanup import end_all, mark_of
+from agents.daemon.process_cleanup import kill_all, mark
 from agents.protocol.codec import decode
 from agents.protocol.store_keys import Keys
 from agents.store import open_store
@@ -92,7 +92,7 @@ class Machines(Hooks):
             self.agents[vm.name] = subprocess.Popen(
                 [sys.executable, "-m", *words],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env={**os.environ, **mark_of(folder), "GCE_METADATA_HOST": server.address},
+                env={**os.environ, **mark(folder), "GCE_METADATA_HOST": server.address},
             )  # fmt: skip
 
     def warned(self, vm: Vm, seconds: float) -> None:
@@ -102,7 +102,7 @@ class Machines(Hooks):
     def ended(self, vm: Vm) -> None:
         agent = self.agents.pop(vm.name, None)
         if agent is not None:
-            end_all(self.place.folder / vm.name)
+            kill_all(self.place.folder / vm.name)
             agent.wait()
 
 

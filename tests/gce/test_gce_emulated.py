@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from agents.daemon.process_cleanup import end_all
+from agents.daemon.process_cleanup import kill_all
 from agents.protocol.codec import decode
 from sailord.api.capacity import CapacityView
 from sailord.cli.main import main
@@ -63,7 +63,7 @@ def place(tmp_path_factory) -> Iterator[Place]:
     head.send_signal(signal.SIGTERM)
     head.wait(20)
     for card in (place.folder / "machines").glob("*"):
-        end_all(card)
+        kill_all(card)
     place.remove()
 
 
@@ -122,7 +122,7 @@ def test_gce_machines_come_for_a_job_are_replaced_and_go_with_it(place):
     # Its silent death: the process that is the machine is gone with all that it started.
     gone = cards(place)[0]
     os.kill(gone["pid"], signal.SIGKILL)
-    end_all(place.folder / "machines" / gone["id"])
+    kill_all(place.folder / "machines" / gone["id"])
     wait_until(lambda: cards(place) and gone["id"] not in {card["id"] for card in cards(place)})
     before = step()
     wait_until(lambda: step() > before + 3)

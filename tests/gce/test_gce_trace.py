@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from agents.daemon.process_cleanup import end_all
+from agents.daemon.process_cleanup import kill_all
 from sailord.client import Client
 from sailord.local.paths import Place
 from sailord.providers.interface import (
@@ -150,7 +150,7 @@ def place(tmp_path_factory) -> Iterator[Place]:
     head.send_signal(signal.SIGTERM)
     head.wait(20)
     for folder in (place.folder / "machines").glob("*"):
-        end_all(folder)
+        kill_all(folder)
     place.remove()
 
 

@@ -1,1 +1,1 @@
-"""The tour: a story told by a real cluster on this machine."""
+"""The tour: a demonstration of recovery on a real cluster on this machine."""

@@ -1,4 +1,4 @@
-"""What the tour does to a cluster, one event at a time, and what each of them cost."""
+"""Causes the events of the tour, and measures what each of them cost."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sailord.local.cluster import Failed, LocalCluster
-from sailord.local.tour.plan_holders import inner, only_holders, shared_holders
-from sailord.local.tour.step_log import Ledger
+from sailord.local.cluster import ClusterError, LocalCluster
+from sailord.local.tour.plan_holders import middle_node, replicated_holders, sole_holders
+from sailord.local.tour.step_log import StepLog
 
 STEPS_BETWEEN = 4
-"""A generation does at least so many before the next event."""
+"""Steps that a generation does before the next event."""
 WITHIN_S = 60.0
 NOTICE_S = 30.0
 NOTICE, LOSS, ADDITION = "notice", "loss", "addition"
-"""Events at which nothing may be lost; elsewhere a step that its buddy did not yet have may be."""
+"""Events that may lose no step; others may lose a step that the buddy node did not have yet."""
 PHASES = ("detect", "plan", "quiesce", "fetch", "rebuild", "verify", "first_step")
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event, and what came of it."""
+    """An event and its measured cost."""
 
     kind: str
     about: str
@@ -34,12 +34,12 @@ class Event:
 
     @property
     def steps_allowed(self) -> int:
-        """More than so many mean that something was lost."""
+        """Steps that this event may lose."""
         return 0 if self.kind in (NOTICE, LOSS, ADDITION) else 1
 
     @property
     def lost(self) -> str:
-        """In words."""
+        """The steps lost, as text."""
         return f"{self.steps_lost} step{'s' if self.steps_lost != 1 else ''} lost"
 
     def to_json(self) -> dict[str, Any]:
@@ -56,75 +56,75 @@ class Event:
 
 @dataclass(eq=False)
 class Director:
-    """One job's story on a cluster."""
+    """Runs the events of one job on a cluster."""
 
     cluster: LocalCluster
     job: str
-    ledger: Ledger
+    ledger: StepLog
     say: Callable[[str], None]
     events: list[Event] = field(default_factory=list)
 
-    # ---- the four events ------------------------------------------------------------------------
+    # ---- events ---------------------------------------------------------------------------------
 
     def give_notice(self) -> None:
-        """The cloud says that it will take a machine in 30 seconds."""
+        """Announce that a node will be preempted in 30 s."""
         plan = self._plan()
-        node = inner(shared_holders(plan, longest_first=True) or only_holders(plan), plan)
+        node = middle_node(replicated_holders(plan, longest_first=True) or sole_holders(plan), plan)
         name = self._names()[node]
 
         def act() -> None:
             body = {"leaves_at": time.time() + NOTICE_S, "reason": "the tour"}
             self.cluster.client.ask("POST", f"/v1/nodes/{name}/preempt", body)
 
-        about = f"{name} is to be taken away in {NOTICE_S:.0f} s"
+        about = f"{name} will be preempted in {NOTICE_S:.0f} s"
         self._stage(NOTICE, about, act, notice_s=NOTICE_S, is_planned=True)
-        # Its notice need not run out before we go on: nothing runs on it any more.
+        # No need to wait for the end of the notice: nothing runs on it any more.
         self.cluster.kill_node(name)
 
     def lose_a_replica(self) -> None:
-        """A machine dies whose layers live elsewhere too."""
+        """Kill a node whose layers other nodes train, too."""
         plan = self._plan()
-        nodes = shared_holders(plan)
+        nodes = replicated_holders(plan)
         if not nodes:
-            raise Failed("no machine's layers live elsewhere too; the tour cannot go on")
-        name = self._names()[inner(nodes, plan)]
-        about = f"{name} dies at once; its layers live elsewhere too"
+            raise ClusterError("no node has only replicated layers; the tour cannot continue")
+        name = self._names()[middle_node(nodes, plan)]
+        about = f"{name} dies; other nodes train its layers, too"
         self._stage(LOSS, about, lambda: self.cluster.kill_node(name))
 
     def lose_the_only_copy(self) -> None:
-        """A machine dies that alone had its layers; its buddy has copies of their snapshots."""
-        while not (nodes := only_holders(self._plan())):
+        """Kill a node that alone trains its layers; its buddy has replicas of the snapshots."""
+        while not (nodes := sole_holders(self._plan())):
             self.lose_a_replica()
-        name = self._names()[inner(nodes, self._plan())]
-        about = f"{name} dies at once; nobody else trains its layers, but its buddy has a copy"
+        name = self._names()[middle_node(nodes, self._plan())]
+        about = f"{name} dies; no other node trains its layers, its buddy has a replica"
         self._stage("loss of the only copy", about, lambda: self.cluster.kill_node(name))
 
     def lose_beside_hung_workers(self) -> None:
-        """A machine dies, and all workers but one hang: they hear nothing, and are killed."""
+        """Kill a node while the workers of all others but one hang and must be killed."""
         plan, names = self._plan(), self._names()
-        lost = inner(shared_holders(plan) or only_holders(plan), plan)
-        _, *others = sorted({*shared_holders(plan), *only_holders(plan)} - {lost})
+        lost = middle_node(replicated_holders(plan) or sole_holders(plan), plan)
+        _, *others = sorted({*replicated_holders(plan), *sole_holders(plan)} - {lost})
 
         def act() -> None:
             for node in others:
                 self.cluster.hang_workers(names[node])
             self.cluster.kill_node(names[lost])
 
-        about = f"{names[lost]} dies at once, and all workers but one hang"
+        about = f"{names[lost]} dies, and all workers but one hang"
         self._stage("loss, others killed", about, act)
 
     def add_machines(self, *machines: tuple[str, str]) -> None:
-        """New machines come."""
+        """Add nodes."""
 
         def act() -> None:
             for kind, zone in machines:
                 self.cluster.add_node(kind, zone)
 
-        about = f"{len(machines)} machines come"
+        about = f"{len(machines)} nodes join"
         self._stage(ADDITION, about, act, is_planned=True)
 
     def end(self) -> int:
-        """End the job; return the last step that it did."""
+        """Cancel the job; return its last step."""
         last = self._trains()
         self.cluster.client.ask("POST", f"/v1/jobs/{self.job}/cancel")
 
@@ -136,7 +136,7 @@ class Director:
         self.ledger.look()
         return self.ledger.highest(last)
 
-    # ---- what an event costs --------------------------------------------------------------------
+    # ---- measuring ------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Wait until the job trains."""
@@ -156,7 +156,7 @@ class Director:
         before = self._wait_steps()
         at = time.time()
         act()
-        self._wait("the job did not go on", lambda: self._trains() > before)
+        self._wait("the job did not resume", lambda: self._trains() > before)
         after = self._trains()
         record = self._job()["generation"]
         restored = record["restore"]["point"]["step"]
@@ -179,20 +179,20 @@ class Director:
         )
         self.events.append(event)
         self.say(
-            f"  goes on from step {restored} ({record['restore']['source']}): "
-            f"{event.lost}, {event.downtime_s:.2f} s without a step"
+            f"  resumes from step {restored} ({record['restore']['source']}): "
+            f"{event.lost}, {event.downtime_s:.2f} s downtime"
         )
         self._wait_steps()
 
     def _wait_steps(self) -> int:
-        """Wait until a generation has done some steps; return which."""
+        """Wait until the generation has done ``STEPS_BETWEEN`` steps; return its number."""
 
         def has_done_some() -> bool:
             generation = self._job()["generation"]
             done = self.ledger.highest(generation["number"])
             return done >= int(generation["restore"]["point"]["step"]) + STEPS_BETWEEN
 
-        self._wait("the job does not get on", has_done_some)
+        self._wait("the job makes no progress", has_done_some)
         return self._trains()
 
     def _move(self, generation: int) -> Mapping[str, Any]:
@@ -203,24 +203,24 @@ class Director:
             found.extend(move for move in moves if move["generation"] == generation)
             return bool(found)
 
-        self._wait("sailord does not tell what the move took", look)
+        self._wait("sailord did not record the reconfiguration", look)
         return {**found[0], "phases": dict(found[0]["phases"])}
 
-    # ---- looking --------------------------------------------------------------------------------
+    # ---- observing ------------------------------------------------------------------------------
 
     def _active(self) -> dict[str, Any] | None:
-        """The job as it stands; none: it has not begun, or is over."""
+        """Return the job's status; ``None`` before its start and after its end."""
         job: dict[str, Any] | None = self.cluster.client.ask("GET", "/v1/status")["job"]
         if job is None or job["id"] != self.job:
             return None
         if job["phase"]["name"] == "held":
-            raise Failed(f"{self.job} is on hold: {job['phase']['reason']}")
+            raise ClusterError(f"{self.job} is held: {job['phase']['reason']}")
         return job
 
     def _job(self) -> dict[str, Any]:
         job = self._active()
         if job is None:
-            raise Failed(f"{self.job} is not what runs")
+            raise ClusterError(f"{self.job} does not run")
         return job
 
     def _plan(self) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class Director:
         return {node["id"]: node["name"] for node in nodes}
 
     def _trains(self) -> int:
-        """The generation that trains, by the steps that it has done; 0 while none does."""
+        """Return the generation that has done a step; 0 if none has."""
         job = self._active()
         if job is None or job["generation"] is None:
             return 0
@@ -247,6 +247,6 @@ class Director:
             if holds():
                 return
             for told in self.cluster.look_after():
-                raise Failed(told)
-            time.sleep(0.05)  # Whoever looks more often disturbs what it looks at.
-        raise Failed(f"{complaint} within {WITHIN_S:.0f} s")
+                raise ClusterError(told)
+            time.sleep(0.05)  # More often would slow the cluster down.
+        raise ClusterError(f"{complaint} within {WITHIN_S:.0f} s")

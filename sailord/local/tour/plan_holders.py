@@ -1,4 +1,4 @@
-"""Who holds which layers under a plan: whom a loss hurts, and whom it does not."""
+"""Which nodes hold which layers under a plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def pipelines_of(plan: Mapping[str, Any]) -> list[list[tuple[range, str]]]:
-    """Each pipeline's stages: their layers and their node."""
+    """Return the layers and the node of each stage, by pipeline."""
     return [
         [(range(*stage["layers"]), _node(stage)) for stage in pipeline["stages"]]
         for pipeline in plan["pipelines"]
@@ -20,8 +20,8 @@ def _node(stage: Mapping[str, Any]) -> str:
     return str(place["node"])
 
 
-def only_holders(plan: Mapping[str, Any]) -> list[str]:
-    """Nodes without which a layer would have no holder, in the order of their stages."""
+def sole_holders(plan: Mapping[str, Any]) -> list[str]:
+    """Return the nodes that alone hold some layer, in stage order."""
     holders: dict[int, set[str]] = defaultdict(set)
     order: dict[str, None] = {}
     for pipeline in pipelines_of(plan):
@@ -33,14 +33,14 @@ def only_holders(plan: Mapping[str, Any]) -> list[str]:
     return [node for node in order if node in alone]
 
 
-def shared_holders(plan: Mapping[str, Any], *, longest_first: bool = False) -> list[str]:
-    """Nodes whose layers all live elsewhere too, pipeline by pipeline in order of their length."""
-    alone = set(only_holders(plan))
+def replicated_holders(plan: Mapping[str, Any], *, longest_first: bool = False) -> list[str]:
+    """Return the nodes whose layers other nodes hold, too; pipelines ordered by length."""
+    alone = set(sole_holders(plan))
     ordered = sorted(pipelines_of(plan), key=len, reverse=longest_first)
     return [node for pipeline in ordered for _, node in pipeline if node not in alone]
 
 
-def inner(nodes: list[str], plan: Mapping[str, Any]) -> str:
-    """One of the nodes, in the middle of its pipeline if there is such a one."""
+def middle_node(nodes: list[str], plan: Mapping[str, Any]) -> str:
+    """Return one of the nodes, preferably from the middle of a pipeline."""
     ends = {node for pipeline in pipelines_of(plan) for _, node in (pipeline[0], pipeline[-1])}
     return next((node for node in nodes if node not in ends), nodes[0])

@@ -1,7 +1,6 @@
-"""What the workers of a local cluster said that they have done: each step, when, and its loss.
+"""Reads the steps of a job from the logs of its workers: when each was done, and its loss.
 
-A worker prints a line of JSON at the end of each step. They are read as they come, and stay
-readable when the machine that wrote them is gone.
+A worker prints a line of JSON at the end of each step. The logs stay after the node is killed.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 LAST = 10
-"""The median step is taken over so many."""
+"""Number of steps in the median."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step that is done, as the first that said so said it."""
+    """A step, as reported by the first rank that finished it."""
 
     generation: int
     step: int
@@ -29,8 +28,8 @@ class Step:
 
 
 @dataclass(eq=False)
-class Ledger:
-    """All steps of one job, in every generation that did them."""
+class StepLog:
+    """All steps of one job, by generation."""
 
     folder: Path
     job: str
@@ -38,7 +37,7 @@ class Ledger:
     _read: dict[Path, int] = field(default_factory=dict)
 
     def look(self) -> None:
-        """Read what was written since."""
+        """Read new lines."""
         for path in self.folder.glob("*/process/*/output"):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
@@ -59,19 +58,19 @@ class Ledger:
             self.steps[key] = Step(*key, said["at"], said["loss"])
 
     def highest(self, generation: int) -> int:
-        """The last step that anybody has done in a generation; 0 if there is none."""
+        """Return the last step of a generation; 0 if there is none."""
         return max((step for of, step in self.steps if of == generation), default=0)
 
     def end_of(self, generation: int, step: int) -> Step | None:
-        """When a generation did a step, if it did."""
+        """Return a step of a generation, if it was done."""
         return self.steps.get((generation, step))
 
     def median_s(self, generation: int) -> float:
-        """How long a step took in a generation."""
+        """Return the median duration of a generation's last steps."""
         ends = sorted(one.at for one in self.steps.values() if one.generation == generation)
         gaps = [after - before for before, after in pairwise(ends)]
         return statistics.median(gaps[-LAST:])
 
     def losses(self) -> dict[int, float]:
-        """Each step's loss, in the generation that did it for good: the last that did it."""
+        """Return each step's loss, from the last generation that did it."""
         return {one.step: one.loss for _, one in sorted(self.steps.items())}

@@ -1,8 +1,7 @@
-"""The story of `make tour`: a job trains, machines go and come, and nothing is lost.
+"""The sequence of ``make tour``: two jobs train while nodes leave and join, and no step is lost.
 
-It is told twice: with a small LLaMA, which a person would recognise, and with the exact trainer,
-whose losses must come out the same to the last bit. Both are compared with runs that nobody
-disturbed. What is told is what was measured.
+One job is a small LLaMA, the other the exact trainer, whose losses must be bit-equal. Both are
+compared with reference runs without events.
 """
 
 from __future__ import annotations
@@ -19,27 +18,27 @@ from typing import Any
 import click
 
 from sailord.client import ServerProblem
-from sailord.local.cluster import FIRST_NODES, Failed, LocalCluster
+from sailord.local.cluster import FIRST_NODES, ClusterError, LocalCluster
 from sailord.local.tour.director import Director, Event
-from sailord.local.tour.reference_run import Uninterrupted, largest_difference, start_uninterrupted
-from sailord.local.tour.step_log import Ledger
+from sailord.local.tour.reference_run import ReferenceRun, largest_difference, start_reference_run
+from sailord.local.tour.step_log import StepLog
 from sailord.text.cluster_text import event_text, nodes_text
 
 TOLERANCE = 1e-4
-"""How far apart losses of the LLaMA may be: its sums are in another order under another plan."""
+"""Relative tolerance of the LLaMA's losses: another plan sums in another order."""
 LINES_LAST = 12
 NEWCOMERS = (("large", "zone-a"), ("large", "zone-b"))
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """One job's story."""
+class JobResult:
+    """The events and losses of one job."""
 
     job: str
     events: tuple[Event, ...]
     losses: dict[int, float]
     difference: float
-    """The largest of a loss from that of the uninterrupted run, relative."""
+    """The largest relative difference to the reference run's losses."""
 
     @property
     def final_step(self) -> int:
@@ -51,30 +50,30 @@ class Told:
 
 
 OFTEN = "\n[checkpoint]\nmemory_every = 1\n"
-"""What a loss costs is not to hang on what snapshots cost this machine."""
+"""A snapshot at every step, so that a loss costs the same on every machine."""
 
 
 @dataclass(eq=False)
 class Tour:
-    """Both stories on one cluster."""
+    """Both jobs on one cluster."""
 
     cluster: LocalCluster
     begun_s: float = field(default_factory=time.monotonic)
-    told: dict[str, Told] = field(default_factory=dict)
+    told: dict[str, JobResult] = field(default_factory=dict)
 
     def say(self, text: str) -> None:
-        """Tell a line, with the second at which it happens."""
+        """Print a line with the seconds since the start."""
         click.echo(f"{time.monotonic() - self.begun_s:6.1f} s  {text}")
 
     def run(self) -> None:
-        """Tell all of it."""
+        """Run both jobs and compare their losses."""
         place = self.cluster.place
         self.say("sailord and eight nodes in three zones are starting")
         self.cluster.start()
         names = ("tale", "exact")
         files = {"tale": "job.toml", "exact": "exact.toml"}
         jobs = {name: place.job(files[name]) + OFTEN for name in names}
-        references = [start_uninterrupted(place.folder, name, jobs[name]) for name in names]
+        references = [start_reference_run(place.folder, name, jobs[name]) for name in names]
         for name in names:
             self._tell(name, jobs[name])
         for node in list(self.cluster.nodes):
@@ -84,7 +83,7 @@ class Tour:
     def _tell(self, name: str, job: str) -> None:
         self._fill_up()
         self.cluster.client.ask("POST", "/v1/jobs", {"job": job, "id": name})
-        director = Director(self.cluster, name, Ledger(self.cluster.place.folder, name), self.say)
+        director = Director(self.cluster, name, StepLog(self.cluster.place.folder, name), self.say)
         director.begin()
         self.say(f"{name} trains on {len(self.cluster.nodes)} nodes")
         director.give_notice()
@@ -92,12 +91,12 @@ class Tour:
         director.lose_the_only_copy()
         director.add_machines(*NEWCOMERS)
         final = director.end()
-        self.say(f"{name} is ended after step {final}")
+        self.say(f"{name} is cancelled after step {final}")
         losses = {step: loss for step, loss in director.ledger.losses().items() if step <= final}
-        self.told[name] = Told(name, tuple(director.events), losses, float("inf"))
+        self.told[name] = JobResult(name, tuple(director.events), losses, float("inf"))
 
     def _fill_up(self) -> None:
-        """Have the same eight machines again as at the beginning."""
+        """Restore the eight nodes of the start."""
         spare = Counter(FIRST_NODES)
         for node in list(self.cluster.nodes.values()):
             if spare[node.kind, node.zone] > 0:
@@ -109,24 +108,24 @@ class Tour:
         wanted = set(self.cluster.nodes)
         self.cluster.wait("the nodes", lambda: self.cluster.ready_nodes() == wanted)
 
-    def _compare(self, references: list[Uninterrupted]) -> None:
-        self.say("the uninterrupted runs catch up")
+    def _compare(self, references: list[ReferenceRun]) -> None:
+        self.say("waiting for the reference runs")
         for reference in references:
             told = self.told[reference.name]
             theirs = reference.losses(told.final_step)
             reference.end()
             difference = largest_difference(told.losses, theirs)
-            self.told[told.job] = Told(told.job, told.events, told.losses, difference)
+            self.told[told.job] = JobResult(told.job, told.events, told.losses, difference)
 
-    # ---- the end --------------------------------------------------------------------------------
+    # ---- results --------------------------------------------------------------------------------
 
     @property
     def is_equal(self) -> bool:
-        """Both jobs' losses are those of the uninterrupted runs."""
+        """Whether both jobs' losses match the reference runs."""
         return self.told["exact"].difference == 0.0 and self.told["tale"].difference <= TOLERANCE
 
     def to_json(self) -> dict[str, Any]:
-        """Build/tour.json."""
+        """Return the content of build/tour.json."""
         tale, exact = self.told["tale"], self.told["exact"]
         return {
             "events": [event.to_json() for event in tale.events],
@@ -142,7 +141,7 @@ class Tour:
         }
 
     def sum_up(self) -> bool:
-        """Tell what it came to; whether nothing was lost."""
+        """Print the results; return whether nothing was lost."""
         for told in self.told.values():
             click.echo(f"\n{told.job}, {told.final_step} steps, in four events:")
             for event in told.events:
@@ -153,11 +152,11 @@ class Tour:
                 )
                 click.echo(
                     f"  {event.kind:21} {event.lost + ',':13} {event.downtime_s:5.2f} s "
-                    f"without a step (predicted {event.predicted_s or 0.0:.2f} s; {spent})"
+                    f"downtime (predicted {event.predicted_s or 0.0:.2f} s; {spent})"
                 )
         exact, tale = self.told["exact"], self.told["tale"]
-        same = "the same bits as" if exact.difference == 0.0 else "NOT the same bits as"
-        click.echo(f"\nthe exact trainer's losses are {same} those of its uninterrupted run;")
+        same = "bit-equal to" if exact.difference == 0.0 else "NOT bit-equal to"
+        click.echo(f"\nthe exact trainer's losses are {same} those of its reference run;")
         click.echo(
             f"the LLaMA's are within {tale.difference:.1e} of theirs "
             f"(loss {tale.losses[min(tale.losses)]:.3f} -> {tale.losses[tale.final_step]:.3f})"
@@ -166,17 +165,17 @@ class Tour:
 
 
 def write(tour: Tour, path: Path) -> None:
-    """Keep the figures for programs."""
+    """Write the figures as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(tour.to_json(), indent=1) + "\n", encoding="utf-8")
 
 
-def tell(cluster: LocalCluster, path: Path) -> bool:
-    """Run the tour; whether nothing was lost."""
+def run_tour(cluster: LocalCluster, path: Path) -> bool:
+    """Run the tour; return whether nothing was lost."""
     tour = Tour(cluster)
     try:
         tour.run()
-    except Failed as failure:
+    except ClusterError as failure:
         click.echo(f"error: {failure}", err=True)
         _tell_last(cluster)
         return False
@@ -188,17 +187,17 @@ def tell(cluster: LocalCluster, path: Path) -> bool:
 
 
 def verdict(*, is_whole: bool, steps_lost: int) -> str:
-    """The last line of the story; steps that were done twice are no secret, even where allowed."""
+    """Return the last line of the output; repeated steps are reported even where allowed."""
     if not is_whole:
         return "something was LOST"
     if steps_lost:
         again = "1 step" if steps_lost == 1 else f"{steps_lost} steps"
-        return f"nothing was lost for good; {again} had to be done again"
+        return f"nothing was lost for good; {again} repeated"
     return "nothing was lost"
 
 
 def _tell_last(cluster: LocalCluster) -> None:
-    """Show what happened last, and how the nodes stand, to whoever looks for the cause."""
+    """Print the last events and the nodes, to help find the cause of a failure."""
     with contextlib.suppress(ServerProblem):
         nodes = cluster.client.ask("GET", "/v1/nodes")["nodes"]
         news = cluster.client.ask("GET", "/v1/events?follow=false")["events"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.daemon.process_cleanup import marked
+from agents.daemon.process_cleanup import cluster_pids
 from sailord.client import Client, ServerProblem
 from sailord.local.paths import Place
 from tests.sailord.daemon.running import wait_until
@@ -72,7 +72,7 @@ class Launched:
     def semaphores(self) -> set[Path]:
         """Those of Python's process pools: files in shared memory that outlive a killed process."""
         found = set()
-        for pid in marked(self.place.folder):
+        for pid in cluster_pids(self.place.folder):
             with contextlib.suppress(OSError):
                 lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
                 found |= {Path(line.split()[5]) for line in lines if "/dev/shm/sem." in line}
@@ -81,7 +81,7 @@ class Launched:
     def left_behind(self) -> list[str]:
         """Everything of the cluster that is still there."""
         return [
-            *(f"process {pid}" for pid in marked(self.place.folder)),
+            *(f"process {pid}" for pid in cluster_pids(self.place.folder)),
             *(str(path) for path in (self.place.folder, self.place.memory) if path.exists()),
         ]
 

@@ -69,13 +69,13 @@ def tell(folder: Path) -> dict[str, Any]:
         wait("it does not go on", lambda: job()["generation"]["number"] > 1)
         moved = job()["generation"]["restore"]["point"]["step"]
         wait("it stands still", lambda: job()["step"] > moved + 5)
-        after, marked = job(), node("a2")
+        after, cluster_pids = job(), node("a2")
         client.ask("POST", "/v1/nodes/a2/uncordon", {})
         wait("it is not given back", lambda: node("a2")["state"] == "ready")
         return {
             "before": first["members"],
             "after": after["members"],
-            "marked": marked,
+            "marked": cluster_pids,
             "failures": after["failures"],
             "reason": after["generation"]["reason"],
             "moves": client.ask("GET", "/v1/jobs/exact/moves")["moves"],

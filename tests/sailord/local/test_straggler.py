@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.daemon.process_cleanup import end_all
+from agents.daemon.process_cleanup import kill_all
 from sailord.local.paths import Place
 from tests.sailord.local.running import ROOT
 
@@ -23,7 +23,7 @@ def folder():
     # Sockets have short addresses; pytest's own folders are too deep.
     base = Path(tempfile.mkdtemp(prefix="limp-"))
     yield base / "c"
-    end_all(base / "c")
+    kill_all(base / "c")
     Place(base / "c", port=0).remove()
     shutil.rmtree(base)
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from sailord.local.tour.director import PHASES
-from sailord.local.tour.plan_holders import inner, only_holders, shared_holders
+from sailord.local.tour.plan_holders import middle_node, replicated_holders, sole_holders
 from sailord.local.tour.reference_run import largest_difference
-from sailord.local.tour.step_log import Ledger
+from sailord.local.tour.step_log import StepLog
 from tests.sailord.local.running import ROOT, SAILORCTL
 
 
@@ -31,17 +31,17 @@ def plan(*pipelines: dict[str, tuple[int, int]]) -> dict:
 
 def test_who_alone_has_a_layer():
     two = plan({"a": (0, 2), "b": (2, 4)}, {"c": (0, 1), "d": (1, 3), "e": (3, 4)})
-    assert only_holders(two) == []
-    assert shared_holders(two) == ["a", "b", "c", "d", "e"]
-    assert shared_holders(two, longest_first=True) == ["c", "d", "e", "a", "b"]
-    assert inner(["c", "d", "e"], two) == "d"
-    assert inner(["a", "b"], two) == "a", "where all stand at an end, the first"
+    assert sole_holders(two) == []
+    assert replicated_holders(two) == ["a", "b", "c", "d", "e"]
+    assert replicated_holders(two, longest_first=True) == ["c", "d", "e", "a", "b"]
+    assert middle_node(["c", "d", "e"], two) == "d"
+    assert middle_node(["a", "b"], two) == "a", "where all stand at an end, the first"
 
 
 def test_a_node_in_a_pipeline_of_its_own_kind_alone():
     one = plan({"a": (0, 2), "b": (2, 4)})
-    assert only_holders(one) == ["a", "b"]
-    assert shared_holders(one) == []
+    assert sole_holders(one) == ["a", "b"]
+    assert replicated_holders(one) == []
 
 
 def line(generation: int, step: int, at: float, loss: float, job: str = "tale") -> str:
@@ -53,7 +53,7 @@ def test_the_ledger_reads_what_every_worker_wrote(tmp_path):
     homes = [tmp_path / node / "process" / "tale.1.0" for node in ("a1", "a2")]
     for home in homes:
         home.mkdir(parents=True)
-    ledger = Ledger(tmp_path, "tale")
+    ledger = StepLog(tmp_path, "tale")
     (homes[0] / "output").write_text(
         "generation 1 rank 0\n"
         + line(1, 1, 10.0, 5.0)

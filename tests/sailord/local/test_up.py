@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.daemon.process_cleanup import MARK, end_all, mark_of, marked
+from agents.daemon.process_cleanup import MARK, cluster_pids, kill_all, mark
 from sailord.client import ServerProblem
 from sailord.local.control import ask
 from sailord.local.paths import Place
@@ -29,7 +29,7 @@ def folder():
     # Sockets have short addresses; pytest's own folders are too deep.
     base = Path(tempfile.mkdtemp(prefix="up-"))
     yield base / "c"
-    end_all(base / "c")
+    kill_all(base / "c")
     Place(base / "c", port=0).remove()
     shutil.rmtree(base)
 
@@ -57,12 +57,12 @@ def test_a_cluster_is_disturbed_and_ended(folder):
 
         assert "in 1.0 s" in up.told("preempt", "c2", "--notice", "1")
         up.wait_for(lambda: up.generation() == 2)
-        up.wait_for(lambda: "the cloud took it" in up.log.read_text())
+        up.wait_for(lambda: "the node is preempted" in up.log.read_text())
 
-        before = set(marked(folder))
-        assert up.told("local", "kill", "a2", "--folder", str(folder)).startswith("a2 is gone")
+        before = set(cluster_pids(folder))
+        assert up.told("local", "kill", "a2", "--folder", str(folder)).startswith("a2 is killed")
         assert f"with SAILOR_SERVER=unix://{up.place.socket}" in up.log.read_text()
-        assert len(before - set(marked(folder))) >= 3, "agent, warm parent and worker"
+        assert len(before - set(cluster_pids(folder))) >= 3, "agent, fork server and worker"
         assert not (up.place.memory / "a2").exists()
         up.wait_for(lambda: up.generation() == 3)
 
@@ -87,10 +87,10 @@ def test_killed_services_are_started_again_and_training_goes_on(folder):
     try:
         up.wait_for(lambda: up.generation() == 1 and up.job()["step"] > 0)
         for module, told in (
-            ("sailord.main", "sailord was killed by SIGKILL, and is started again"),
-            ("agents.main", "was killed by SIGKILL, and is started again"),
+            ("sailord.main", "sailord was killed by SIGKILL and is restarted"),
+            ("agents.main", "was killed by SIGKILL and is restarted"),
         ):
-            pid = next(pid for pid in marked(folder) if module in command_of(pid))
+            pid = next(pid for pid in cluster_pids(folder) if module in command_of(pid))
             os.kill(pid, signal.SIGKILL)
             up.wait_for(lambda told=told: told in up.log.read_text())
             step = up.wait_for(lambda: up.job()["step"])
@@ -112,7 +112,7 @@ def test_a_killed_launcher_is_tidied_up_after(folder):
     up = launch(folder, worker=WORKER)
     try:
         up.wait_for(lambda: up.generation() == 1)
-        assert len(marked(folder)) >= 26, "for each node an agent, a warm parent and a worker"
+        assert len(cluster_pids(folder)) >= 26, "per node an agent, a fork server and a worker"
         semaphores = up.semaphores()
         assert semaphores
         up.end(signal.SIGKILL)
@@ -156,7 +156,7 @@ def test_a_folder_that_is_no_cluster_is_never_touched(folder):
         [*SAILORCTL, "up", "--folder", str(folder)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert "is there already, and no cluster's" in done.stderr
+    assert "exists, and is not a local cluster's folder" in done.stderr
     assert done.stdout == "", "nothing was started, and nothing is ended"
     assert (folder / "thesis.tex").read_text() == "years of work"
     assert [path.name for path in folder.parent.iterdir()] == ["c"]
@@ -173,19 +173,17 @@ def test_whatever_forked_is_found_by_its_mark(tmp_path):
         "        time.sleep(60)\n"
         "    os._exit(0)\n"
     )
-    subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **mark_of(tmp_path)}, check=True
-    )
-    wait_until(lambda: marked(tmp_path))
-    assert end_all(tmp_path) == []
-    assert marked(tmp_path) == []
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, **mark(tmp_path)}, check=True)
+    wait_until(lambda: cluster_pids(tmp_path))
+    assert kill_all(tmp_path) == []
+    assert cluster_pids(tmp_path) == []
 
 
 def test_a_stranger_is_left_alone(tmp_path):
     other = {**os.environ, MARK: f"{tmp_path}-other"}
     stranger = subprocess.Popen(["sleep", "60"], env=other)
     try:
-        end_all(tmp_path)
+        kill_all(tmp_path)
         assert stranger.poll() is None
     finally:
         stranger.kill()
@@ -196,5 +194,5 @@ def test_mistakes_are_told(folder):
     with pytest.raises(ServerProblem, match="start one with sailorctl up"):
         ask(folder / "up.sock", {"ask": "add"})
     long = Path(tempfile.gettempdir()) / ("x" * 90)
-    with pytest.raises(InputError, match="too long a path"):
+    with pytest.raises(InputError, match="too long for the paths"):
         Place(long, port=0).make()

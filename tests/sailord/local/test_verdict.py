@@ -11,8 +11,8 @@ from sailord.local.tour.story import verdict
     ("is_whole", "steps_lost", "said"),
     [
         (True, 0, "nothing was lost"),
-        (True, 1, "nothing was lost for good; 1 step had to be done again"),
-        (True, 2, "nothing was lost for good; 2 steps had to be done again"),
+        (True, 1, "nothing was lost for good; 1 step repeated"),
+        (True, 2, "nothing was lost for good; 2 steps repeated"),
         (False, 0, "something was LOST"),
     ],
 )
