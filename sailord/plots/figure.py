@@ -1,4 +1,4 @@
-"""A picture as a file: SVG or PNG by its name, the same bytes for the same content."""
+"""Writes a figure as SVG or PNG, by the file's suffix; same content, same bytes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _STYLE: dict[Any, Any] = {
     "axes.titlesize": 9,
     "axes.titlelocation": "left",
     "hatch.linewidth": 0.6,
-    "svg.fonttype": "none",  # Text stays text: small files that can be searched.
-    "svg.hashsalt": "sailor",  # Otherwise the names inside are random.
-    "text.parse_math": False,  # Two dollar signs are prices.
+    "svg.fonttype": "none",  # Text stays text: small, searchable files.
+    "svg.hashsalt": "sailor",  # Otherwise ids are random.
+    "text.parse_math": False,  # Dollar signs are prices.
 }
 
 
 def check_picture(path: Path) -> None:
-    """Refuse what could not be drawn, before anybody waits for what is to be on it."""
+    """Refuse a path that cannot be written, before the work for its content begins."""
     if path.suffix.lower() not in FORMATS:
         raise InputError(
             Problem(str(path), f'a plot cannot be a "{path.suffix}" file', "use .svg or .png")
@@ -40,7 +40,7 @@ def check_picture(path: Path) -> None:
 
 
 def write_figure(path: Path, draw: Callable[[Figure], None]) -> None:
-    """Let ``draw`` fill a figure, and write it."""
+    """Draw a figure with ``draw``, and write it."""
     check_picture(path)
     form = FORMATS[path.suffix.lower()]
     try:
@@ -50,11 +50,11 @@ def write_figure(path: Path, draw: Callable[[Figure], None]) -> None:
         cure = "install the group plot: make install, or pip install 'CHECKOUT[plot]'"
         raise InputError(Problem("--plot", "matplotlib is not installed", cure)) from None
     with mpl.rc_context():
-        mpl.rcdefaults()  # A person's own style must not change the picture.
+        mpl.rcdefaults()  # Ignore the user's own style.
         mpl.rcParams.update(_STYLE)
         figure = Figure()
         draw(figure)
-        # Neither the date nor the release of the library belongs into the file.
+        # No date and no release of the library, for equal bytes.
         metadata = {"Date": None, "Creator": None} if form == "svg" else {"Software": None}
         try:
             figure.savefig(path, format=form, dpi=100, metadata=metadata)

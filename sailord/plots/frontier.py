@@ -1,4 +1,4 @@
-"""A picture of a frontier: throughput over dollars, by the hour and by the iteration."""
+"""Draws a frontier: throughput over cost, per hour and per iteration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDTH, _TOP, _PANEL, _LINE = 12.0, 0.75, 4.6, 0.17
 
 
 def draw_frontier(found: Frontier, job: str, path: Path) -> None:
-    """Draw a frontier as SVG or PNG, as the file's name says."""
+    """Draw a frontier as SVG or PNG, by the file's suffix."""
     write_figure(path, lambda figure: _draw(figure, found, job))
 
 
@@ -52,7 +52,7 @@ def _draw(figure: Figure, found: Frontier, job: str) -> None:
 
 
 def _panel(axes: Axes, found: Frontier, dollars: list[float]) -> None:
-    """The front as a staircase: between two plans the slower one is all that money buys."""
+    """Draw the frontier as steps: between two costs the cheaper plan is the best."""
     rates = [point.estimate.throughput_samples_per_s for point in found.points]
     order = sorted(range(len(dollars)), key=lambda number: dollars[number])
     axes.step(

@@ -1,6 +1,6 @@
-"""The panels of a plan's picture: a schedule, memory bars, and a pie of dollars.
+"""The panels of a plan's picture: schedule, memory and cost.
 
-Colours are those of Okabe and Ito, which people tell apart whatever their sight.
+Colours are those of Okabe and Ito, which colour-blind people can tell apart.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ GREY = "#555555"
 SLICE_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442", "#D55E00")
 SLICES_MAX = len(SLICE_COLOURS)
 DENSE = 60
-"""Passes in a row beyond which only the start and the end of an iteration are drawn."""
+"""With more passes in a row, only the start and the end of an iteration are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A row of the picture: a device group, and how far down it stands."""
+    """A row of the picture: a stage group, and its vertical position."""
 
     top: float
     lane: Lane
@@ -56,7 +56,7 @@ class Line:
 
 
 def lines_of(lanes: Sequence[Lane], *, heading: float) -> tuple[list[Line], list[float]]:
-    """Rows from top to bottom with a heading over each pipeline; the second are the headings."""
+    """Return the rows from top to bottom, and the positions of the pipelines' headings."""
     lines: list[Line] = []
     headings = []
     top = 0.0
@@ -73,7 +73,7 @@ def lines_of(lanes: Sequence[Lane], *, heading: float) -> tuple[list[Line], list
 
 
 def windows_of(lanes: Sequence[Lane], iteration_s: float) -> list[tuple[float, float]]:
-    """The whole iteration, or its start and end where hundreds of passes would be a blur."""
+    """Return the windows of time to draw: the iteration, or its start and its end if dense."""
     rows = [[bar for bar in row.work if bar.kind != "optimizer"] for r in lanes for row in r.rows]
     if max(map(len, rows)) <= DENSE:
         return [(0.0, iteration_s)]
@@ -87,14 +87,14 @@ def windows_of(lanes: Sequence[Lane], iteration_s: float) -> list[tuple[float, f
 
 
 def draw_schedule(axes: Axes, lines: Sequence[Line], window: tuple[float, float]) -> None:
-    """What each device group does within a window of time; what stays white is waiting."""
+    """Draw what each stage group does in a window of time; white is idle."""
     start, end = window
     axes.set_xlim(start, end)
     dots_per_inch = axes.figure.dpi
     row_in = axes.bbox.height / dots_per_inch / axes.get_ylim()[0]
     inch_per_s = axes.bbox.width / dots_per_inch / (end - start)
     for line in lines:
-        # A sync fills the row; passes that it overlaps are drawn over all but its lower edge.
+        # A sync fills the row; overlapped passes leave its lower edge visible.
         _bars(axes, line.row.sync, window, top=line.top + 0.08, height=0.84)
         _bars(axes, line.row.work, window, top=line.top + 0.08, height=0.62)
         if row_in < 0.2:
@@ -128,8 +128,7 @@ def _bars(
             for bar in seen
             if bar.kind == kind
         ]
-        # A white seam tells neighbours apart where there is room for it; an optimizer step of
-        # a millisecond must not vanish.
+        # White seams separate wide passes; an edge keeps a short optimizer step visible.
         seam = kind in ("forward", "backward") and shortest_s > 0.012 * (end - start)
         axes.broken_barh(
             spans,
@@ -137,7 +136,7 @@ def _bars(
             facecolors=colour,
             edgecolors="white" if seam else colour,
             linewidth=0.4 if seam else 0.8 if kind == "optimizer" else 0.0,
-            snap=False,  # Rounded to whole dots, passes thinner than one would vanish.
+            snap=False,  # Snapping would hide passes thinner than a dot.
         )
 
 
@@ -147,9 +146,9 @@ def _bars(
 def draw_memory(
     axes: Axes, lines: Sequence[Line], memory: Sequence[Sequence[DeviceMemory]]
 ) -> None:
-    """How full the devices of each group are; a black line is all that they have."""
+    """Draw the memory of each group's devices; a black line is the capacity."""
     shown = [(line, memory[line.lane.pipelines[0]][line.row.stage]) for line in lines]
-    # A split stage is judged by its fullest share, so its bar spans the rows of all of them.
+    # The bar of a split stage is its fullest share, across the rows of all shares.
     firsts = [(line, device) for line, device in shown if line.row.share == 0]
     shares = {
         id(line): sum(o.lane is line.lane and o.row.stage == line.row.stage for o in lines)
@@ -189,7 +188,7 @@ def draw_memory(
 
 
 def slices_of(money: Money) -> list[tuple[str, float]]:
-    """What costs something, dearest first; the many small ones together."""
+    """Return the parts of the cost, largest first; small ones as one."""
     parts = [(f"{pool} compute", usd) for pool, usd in money.by_pool_usd]
     parts += [(f"{direction} egress", usd) for direction, usd in money.by_egress_usd]
     parts = sorted((part for part in parts if part[1] > 0), key=lambda part: (-part[1], part[0]))
@@ -200,7 +199,7 @@ def slices_of(money: Money) -> list[tuple[str, float]]:
 
 
 def money_sentence(money: Money) -> str | None:
-    """What to say where there is no pie."""
+    """Return the text in place of a pie, if there is none."""
     if money.unpriced:
         return "Unknown: there is no price for " + ", ".join(money.unpriced) + "."
     if not slices_of(money):
@@ -209,7 +208,7 @@ def money_sentence(money: Money) -> str | None:
 
 
 def draw_money(axes: Axes, money: Money) -> None:
-    """A pie of an iteration's dollars, with the sums in words; egress is hatched."""
+    """Draw the cost of an iteration as a pie with a legend; egress is hatched."""
     parts = slices_of(money)
     whole = sum(usd for _, usd in parts)
     pie = axes.pie(

@@ -1,7 +1,6 @@
-"""A picture of an estimate: the pipelines over time, their memory, and where the dollars go.
+"""Draws an estimate: the pipelines over time, their memory, and the cost.
 
-Every row is one device group: what it does when, at the left, and how full it is, at the right.
-The same plan gives the same file, byte for byte.
+A row is a stage group: its schedule on the left, its memory on the right.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ _GAP = 0.18
 
 
 def write_plot(plan: Plan, estimate: Estimate, judge: Estimator, path: Path) -> None:
-    """Draw a plan that was checked before as SVG or PNG, as the file's name says."""
+    """Draw a checked plan as SVG or PNG, by the file's suffix."""
     lanes, missing = _lanes(plan, judge)
     write_figure(path, lambda figure: _draw(figure, plan, estimate, lanes, missing))
 
 
 def _lanes(plan: Plan, judge: Estimator) -> tuple[tuple[Lane, ...], str]:
-    """The pipelines to draw, and why nothing is known of their schedule, if so."""
+    """Return the pipelines to draw, and why they have no schedule, if so."""
     if not isinstance(judge, EventEstimator):
         return bare_lanes(plan), (
-            f"No schedule is drawn: the {judge.name} estimator is a formula and knows none."
+            f"No schedule is drawn: the {judge.name} estimator is a formula without one."
         )
     try:
         return lanes_of(plan, judge), ""
@@ -79,7 +78,7 @@ def _draw(
 
 
 def _shown(lanes: Sequence[Lane]) -> list[Lane]:
-    """The first pipelines, as many as fit on a page, and one at least."""
+    """Return the first pipelines that fit on a page, at least one."""
     shown = [lanes[0]]
     for lane in lanes[1:LANES_MAX]:
         if sum(len(other.rows) for other in (*shown, lane)) > ROWS_MAX:
@@ -104,7 +103,7 @@ def _title(page: _Page, estimate: Estimate, *, more: int) -> None:
 
 
 class _Page:
-    """Places things on the figure in inches from its lower left corner."""
+    """Places axes and text in inches from the lower left corner."""
 
     def __init__(
         self, figure: Figure, height: float, rows_bottom: float, depth: float, rows_height: float
@@ -122,7 +121,7 @@ class _Page:
         )
 
     def rows(self, left: float, right: float) -> Axes:
-        """Axes over all rows, which count from the top."""
+        """Add axes over all rows, counted from the top."""
         axes = self.axes(left, self.rows_bottom, right, self.rows_bottom + self.rows_height)
         axes.set_ylim(self.depth, 0)
         axes.set_yticks([])

@@ -1,4 +1,4 @@
-"""A picture of a replay: GPUs that are up, those that each policy uses, and how fast it trains."""
+"""Draws a replay: available GPUs, those that each policy uses, and its throughput."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ POLICY_COLOURS = {
     "oracle": "#000000",
 }
 _WIDTH, _LEFT, _RIGHT = 12.0, 0.9, 9.3
-"""Inches: the page, and from where to where the time goes."""
+"""Inches: the page's width, and the range of the time axis."""
 _TOP, _GAP, _BOTTOM = 0.75, 0.3, 0.55
 _GPUS, _POLICY, _SPEED = 1.6, 0.85, 2.1
 """Inches of height of the three kinds of panels."""
 
 
 def draw_replay(result: Replay, shown: Sequence[PolicyResult], path: Path) -> None:
-    """Draw a replay over time as SVG or PNG, as the file's name says."""
+    """Draw a replay over time as SVG or PNG, by the file's suffix."""
     write_figure(path, lambda figure: _draw(figure, result, shown))
 
 
@@ -37,7 +37,7 @@ def _draw(figure: Figure, result: Replay, shown: Sequence[PolicyResult]) -> None
     height = _TOP + _GPUS + len(shown) * (_POLICY + _GAP) + _GAP + _SPEED + _BOTTOM
     figure.set_size_inches(_WIDTH, height)
     unit_s, unit = _unit(result.trace.end_s)
-    title = f"{result.trace.name}: what a job trains while GPUs come and go"
+    title = f"{result.trace.name}: training while GPUs come and go"
     figure.text(0.2 / _WIDTH, 1 - 0.35 / height, title, fontsize=13, fontweight="bold")
     top = height - _TOP
 
@@ -69,7 +69,7 @@ def _unit(end_s: float) -> tuple[float, str]:
 
 
 def _gpus(axes: Axes, result: Replay, unit_s: float) -> None:
-    """GPUs that are up, place upon place."""
+    """Draw the available GPUs, stacked by pool."""
     edges = [span.start_s / unit_s for span in result.spans]
     edges.append(result.trace.end_s / unit_s)
     below = [0] * len(result.spans)
@@ -82,13 +82,13 @@ def _gpus(axes: Axes, result: Replay, unit_s: float) -> None:
         )  # fmt: skip
         below = above
     axes.set_ylim(0, max(*below, 1) * 1.05)
-    axes.set_title("GPUs that are up")
+    axes.set_title("available GPUs")
     axes.locator_params(axis="y", integer=True, nbins=5)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=7.5)
 
 
 def _used(axes: Axes, result: Replay, outcome: PolicyResult, unit_s: float) -> None:
-    """GPUs in use under what is up; red where nobody trains."""
+    """Draw the GPUs in use below those available; red where the job does not train."""
     edges = [span.start_s / unit_s for span in result.spans]
     edges.append(result.trace.end_s / unit_s)
     up = [sum(span.up) for span in result.spans]
@@ -103,15 +103,15 @@ def _used(axes: Axes, result: Replay, outcome: PolicyResult, unit_s: float) -> N
                 [span], (0, used), facecolors=POLICY_COLOURS[outcome.policy], alpha=0.6
             )
         else:
-            # A move of seconds in a trace of days must not vanish.
-            moves = segment.kind == "reconfiguring"
+            # An edge keeps a downtime of seconds visible in a trace of days.
+            is_move = segment.kind == "reconfiguring"
             axes.broken_barh(
                 [span], (0, top), facecolors=TOO_MUCH, edgecolors=TOO_MUCH,
-                linewidth=0.9 if moves else 0.0, alpha=0.9 if moves else 0.25,
+                linewidth=0.9 if is_move else 0.0, alpha=0.9 if is_move else 0.25,
             )  # fmt: skip
     axes.set_ylim(0, top)
     axes.locator_params(axis="y", integer=True, nbins=3)
-    axes.set_title(f"{outcome.policy}: GPUs used; red: moving, pale red: nothing can run")
+    axes.set_title(f"{outcome.policy}: GPUs used; red: downtime, pale red: idle")
 
 
 def _note(result: Replay, outcome: PolicyResult) -> str:
@@ -123,12 +123,12 @@ def _note(result: Replay, outcome: PolicyResult) -> str:
     return (
         f"{outcome.goodput_samples_per_s:.4g} samples/s, {share:.1%} of ideal\n"
         f"{usd}, {outcome.reconfigurations} moves, {outcome.steps_lost:,.0f} steps lost\n"
-        f"{down:.1%} down, {lost:.1%} lost, {idle:.1%} standing"
+        f"{down:.1%} down, {lost:.1%} lost, {idle:.1%} idle"
     )
 
 
 def _speeds(axes: Axes, result: Replay, shown: Sequence[PolicyResult], unit_s: float) -> Axes:
-    """Samples per second of each policy; lines lie beside each other where they are equal."""
+    """Draw the throughput of each policy; the oracle's line is wide and pale below the others."""
     most = 0.0
     for outcome in shown:
         edges, rates = [0.0], []

@@ -1,7 +1,7 @@
-"""What each device group does when in one iteration, and the same as a trace for Perfetto.
+"""The schedule of each stage group in one iteration, also as a trace for Perfetto.
 
-Equal pipelines do the same at the same moments, so they are shown once. The trace is in the
-Trace Event Format, which ui.perfetto.dev and chrome://tracing open.
+Equal pipelines have equal schedules and are shown once. The trace is in the Trace Event Format,
+which ui.perfetto.dev and chrome://tracing open.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _GroupId = tuple[int, int, int]
 """(pipeline, stage, index within the stage's split), as in the estimator's details."""
 
 PASSES_MAX = 200_000
-"""Most forwards and backwards in one picture; Perfetto takes a few seconds to load as many."""
+"""Largest number of passes in one picture; Perfetto loads it in a few seconds."""
 
-# No thread is 0 or equal to a process: traces keep those for the idle and the main thread.
+# Traces reserve thread 0 and the thread with the process's number.
 _THREADS = 10_000
 
 Kind = Literal["forward", "backward", "sync", "optimizer"]
@@ -34,50 +34,50 @@ Kind = Literal["forward", "backward", "sync", "optimizer"]
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Something that a device group does from one moment to another."""
+    """A pass, a gradient sync or an optimizer step of a stage group."""
 
     kind: Kind
     start_s: float
     end_s: float
     layers: tuple[int, int] | None = None
-    """First layer and the one after the last; an optimizer step concerns all that are held."""
+    """First layer, and the one after the last; ``None`` for an optimizer step: all of them."""
     micro_batch: int | None = None
     algorithm: str = ""
-    """How gradients are summed: ``"ring"``, ``"hierarchical"`` or ``"tied"``."""
+    """How gradients are reduced: ``"ring"``, ``"hierarchical"`` or ``"tied"``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All that one device group does."""
+    """The schedule of one stage group."""
 
     stage: int
     share: int
-    """Which of the places of a split stage."""
+    """Index in a split stage."""
     name: str
     layers: str
     devices: str
     work: tuple[Bar, ...]
-    """Passes, then the optimizer step: one after the other."""
+    """Passes, then the optimizer step; they do not overlap."""
     sync: tuple[Bar, ...]
-    """Gradients on their way, one after the other, but beside the passes where they overlap."""
+    """Gradient syncs; they do not overlap each other, but may overlap passes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One pipeline, standing for all that equal it."""
+    """One pipeline, for all that are equal to it."""
 
     pipelines: tuple[int, ...]
     rows: tuple[Row, ...]
 
     @property
     def title(self) -> str:
-        """The first of them by number, and how many there are."""
+        """Number of the first pipeline, and how many there are."""
         first, count = self.pipelines[0], len(self.pipelines)
         return f"pipeline {first}" + (f" (x{count})" if count > 1 else "")
 
 
 def lanes_of(plan: Plan, judge: EventEstimator) -> tuple[Lane, ...]:
-    """Every different pipeline of a plan, with all that its device groups do."""
+    """Return every different pipeline of a plan, with its schedule."""
     shapes = [plan.pipelines[same[0]] for same in _equal_pipelines(plan)]
     passes = sum(
         2 * shape.micro_batches * sum(len(stage.places) for stage in shape.stages)
@@ -95,13 +95,13 @@ def lanes_of(plan: Plan, judge: EventEstimator) -> tuple[Lane, ...]:
         )
     details = judge.details(plan)
     sync = _sync_bars(plan, details)
-    # Pipelines of one shape can still differ in their links, by the machines that they stand on.
+    # Pipelines of one shape may differ in their links, which depend on their nodes.
     equal = _equal_pipelines(plan, details.pipelines)
     return tuple(Lane(same, _rows(plan, same[0], details, sync)) for same in equal)
 
 
 def trace(plan: Plan, judge: EventEstimator, *, iteration_s: float) -> dict[str, Any]:
-    """One iteration in the Trace Event Format: a process per pipeline, a thread per group."""
+    """Return an iteration in the Trace Event Format: a process per pipeline, a thread per group."""
     title = f"one iteration, {plan.samples_per_iteration:,} samples"
     events = [*process_named(1, title), *thread_named(1, _THREADS, "iteration")]
     events.append(complete_event("iteration", 1, _THREADS, 0.0, iteration_s, {}))
@@ -120,7 +120,7 @@ def trace(plan: Plan, judge: EventEstimator, *, iteration_s: float) -> dict[str,
 
 
 def write_timeline(plan: Plan, judge: EventEstimator, path: Path) -> None:
-    """Write the trace of a plan that was checked before."""
+    """Write the trace of a checked plan."""
     document = trace(plan, judge, iteration_s=judge.estimate(plan).iteration_s)
     try:
         with path.open("w", encoding="utf-8") as file:
@@ -131,7 +131,7 @@ def write_timeline(plan: Plan, judge: EventEstimator, path: Path) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> InputError:
-    """The answer to a picture's path that cannot be written."""
+    """Return the error for a path that cannot be written."""
     reason = error.strerror or str(error)
     return InputError(Problem(str(path), f"cannot be written: {reason}", "name another file"))
 
@@ -140,7 +140,7 @@ def unwritable(path: Path, error: OSError) -> InputError:
 
 
 def bare_lanes(plan: Plan) -> tuple[Lane, ...]:
-    """The different pipelines of a plan of which nobody knows what they do when."""
+    """Return the different pipelines of a plan without a schedule."""
     equal = _equal_pipelines(plan)
     return tuple(
         Lane(
@@ -158,10 +158,10 @@ def bare_lanes(plan: Plan) -> tuple[Lane, ...]:
 def _equal_pipelines(
     plan: Plan, works: Sequence[PipelineTimes] | None = None
 ) -> list[tuple[int, ...]]:
-    """The numbers of the pipelines that are alike, and do the same at the same moments."""
+    """Return the numbers of equal pipelines with equal schedules, as groups."""
     same: defaultdict[object, list[int]] = defaultdict(list)
     for p, pipeline in enumerate(plan.pipelines):
-        # On which node a stage stands matters by its links alone, and those are in its work.
+        # A stage's node matters only by its links, which are in its times.
         stages = tuple(
             (
                 *(stage.layers, stage.tp, stage.recompute, stage.split),
@@ -175,7 +175,7 @@ def _equal_pipelines(
 
 
 def _sync_bars(plan: Plan, details: IterationDetails) -> dict[_GroupId, list[Bar]]:
-    """Gradient syncs of each device group, those of all its chunks together."""
+    """Return the gradient syncs of each stage group, over all its chunks."""
     bars: defaultdict[_GroupId, list[Bar]] = defaultdict(list)
     for start, job in details.sync:
         bar = Bar("sync", start, start + job.seconds, job.layers, algorithm=job.algorithm)

@@ -1,4 +1,4 @@
-"""A metadata server as Google's machines have one: real HTTP, its marks, and its bad moods."""
+"""A fake of Google's metadata server: real HTTP, etags, and failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ear that systemd lends to a service: a real datagram socket, and all that was said to it."""
+"""A fake of systemd's notify socket that records every message."""
 
 from __future__ import annotations
 

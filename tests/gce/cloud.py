@@ -1,4 +1,4 @@
-"""A fake cloud with the real client pointed at it, and what most tests ask of them."""
+"""A fake cloud with the real client pointed at it, shared by most tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many random scripts at once: each is one thread's work for a second, and there are hundreds."""
+"""Runs hundreds of random scripts in parallel processes."""
 
 from __future__ import annotations
 

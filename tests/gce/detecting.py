@@ -1,4 +1,4 @@
-"""A real sailord, real agents beside a metadata server of ours, and an ear at the API."""
+"""A real sailord and real agents with a fake metadata server, followed through the API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is decided about capacity, one rule at a time (``gce``)."""
+"""The capacity decisions, one rule at a time."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def machine(number=1, pool=A, request=FIRST, state="running", at=10.0):
     return Instance(str(number), f"m{number}", pool, state, at, request, f"n{number}")
 
 
-def test_gce_nothing_is_asked_before_the_first_look():
+def test_no_request_before_the_first_observation():
     story = Story().hear(TargetSet(1.0, {A: 2}))
     assert story.asks() == []
     assert story.see(2.0).asks() == [(A, 2)]
 
 
-def test_gce_an_ask_of_the_last_leader_counts_as_made_until_looking_says_otherwise():
+def test_an_open_request_of_the_last_leader_counts_as_granted_until_observed():
     first = Story().see(1.0).hear(TargetSet(1.0, {A: 2}))
     story = Story(books=record_of(first.state)).hear(TargetSet(2.0, {A: 2}))
     assert story.see(50.0).asks() == []
@@ -88,7 +88,7 @@ def test_gce_an_ask_of_the_last_leader_counts_as_made_until_looking_says_otherwi
     assert story.hear(Tick(500.0)).asks() == [(A, 2)]
 
 
-def test_gce_a_new_leader_knows_what_an_open_ask_has_made_and_counts_it_once():
+def test_a_new_leader_counts_instances_of_an_open_request_once():
     policy = Policy(usd_max=1.0)
     first = Story(policy).see(1.0).hear(TargetSet(1.0, {A: 4}))
     (order,) = first.of(Create)
@@ -106,12 +106,12 @@ def test_gce_a_new_leader_knows_what_an_open_ask_has_made_and_counts_it_once():
     assert not story.state.cooldowns, "it was answered"
 
 
-def test_gce_two_leaders_never_ask_by_the_same_id():
+def test_two_leaders_never_use_the_same_request_id():
     ids = {request_id_of(prefix, number) for prefix in ("a", "b") for number in range(9)}
     assert len(ids) == 18
 
 
-def test_gce_a_doubt_ends_as_soon_as_its_operation_has_and_shows_what_it_made():
+def test_a_request_in_doubt_is_settled_when_its_operation_ends():
     story = Story().see(1.0).hear(TargetSet(1.0, {A: 2}))
     story.hear(RequestAnswered(5.0, InDoubt(FIRST)))
     story.see(20.0, machine(), pending_requests=frozenset({FIRST}))
@@ -119,7 +119,7 @@ def test_gce_a_doubt_ends_as_soon_as_its_operation_has_and_shows_what_it_made():
     assert story.see(30.0, machine()).asks() == [(A, 1)]
 
 
-def test_gce_an_ask_in_doubt_that_made_some_lets_no_pool_rest():
+def test_a_request_in_doubt_that_made_some_causes_no_cooldown():
     story = Story().see(1.0).hear(TargetSet(1.0, {A: 2}))
     story.hear(RequestAnswered(5.0, InDoubt(FIRST)))
     hung = frozenset({FIRST})
@@ -128,7 +128,7 @@ def test_gce_an_ask_in_doubt_that_made_some_lets_no_pool_rest():
     assert [order.text for order in story.of(Log)] == [f"{FIRST} made 1 of 2: {A}"]
 
 
-def test_gce_a_second_ask_for_a_pool_waits_for_the_first():
+def test_a_pool_has_one_open_request_at_a_time():
     story = Story().see(1.0).hear(TargetSet(1.0, {A: 1}))
     assert story.hear(TargetSet(2.0, {A: 3})).asks() == []
 
@@ -140,7 +140,7 @@ def test_gce_a_second_ask_for_a_pool_waits_for_the_first():
         *(("bad_request", 1800), ("unknown", 60)),
     ],
 )
-def test_gce_a_refused_pool_rests_by_kind_and_twice_as_long_again(kind, seconds):
+def test_a_cooldown_depends_on_the_refusal_and_doubles(kind, seconds):
     others = B, replace(A, machine="small"), replace(A, spot=False)
     story = Story().see(1.0).hear(PricesRead(1.0, PRICES | dict.fromkeys(others, 3.6)))
     story.hear(TargetSet(1.0, {A: 1})).hear(RequestAnswered(10.0, Refused(FIRST, kind, "no")))
@@ -155,13 +155,13 @@ def test_gce_a_refused_pool_rests_by_kind_and_twice_as_long_again(kind, seconds)
     assert story.hear(Tick(now + 2 * seconds)).asks() == [(A, 1)]
 
 
-def test_gce_a_quota_is_read_before_asking_and_what_was_asked_counts():
+def test_open_requests_count_against_the_quota():
     quota = Quota("PREEMPTIBLE_GPUS", (A, B), 9.0, 0.0)
     story = Story().hear(QuotasRead(0.5, (quota,))).see(1.0).hear(TargetSet(1.0, {A: 2, B: 2}))
     assert story.asks() == [(A, 2)]
 
 
-def test_gce_nothing_is_asked_before_quotas_were_read_though_there_be_none():
+def test_no_request_before_quotas_are_read():
     state, _ = decide(CapacityState(), TookOver(0.0, "t1", CapacityRecord()))
     orders = ()
     for event in (
@@ -176,25 +176,25 @@ def test_gce_nothing_is_asked_before_quotas_were_read_though_there_be_none():
     assert [type(order) for order in orders] == [Create]
 
 
-def test_gce_a_pool_without_a_price_is_never_asked_for():
+def test_a_pool_without_a_price_is_never_requested():
     other = replace(A, machine="rare")
     assert Story().see(1.0).hear(TargetSet(1.0, {other: 1})).asks() == []
 
 
-def test_gce_the_budget_by_the_hour_counts_asks_in_flight():
+def test_the_hourly_budget_counts_open_requests():
     policy = Policy(usd_per_hour_max=11.0)
     story = Story(policy).see(1.0).hear(TargetSet(1.0, {A: 2, B: 1}))
     assert story.asks() == [(A, 2)]
 
 
-def test_gce_nothing_is_asked_for_that_the_total_budget_could_not_end_in_time():
+def test_no_request_that_the_total_budget_could_not_end_in_time():
     policy = Policy(usd_max=0.19)  # 200 s of one machine of A are $0.20.
     assert Story(policy).see(1.0).hear(TargetSet(1.0, {A: 1})).asks() == []
     policy = Policy(usd_max=0.21)
     assert Story(policy).see(1.0).hear(TargetSet(1.0, {A: 1})).asks() == [(A, 1)]
 
 
-def test_gce_a_total_budget_first_stops_the_work_and_then_everything():
+def test_a_spent_total_budget_stops_the_job_then_deletes_all():
     story = Story(Policy(usd_max=3.6)).see(1.0).hear(TargetSet(1.0, {A: 1}))
     story.hear(RequestAnswered(10.0, Granted(FIRST, (machine(),))))
     story.hear(AgentsCounted(60.0, {"n1": Agent(4)}, frozenset({"n1"})))
@@ -207,14 +207,14 @@ def test_gce_a_total_budget_first_stops_the_work_and_then_everything():
     assert later.hear(TargetSet(3541.0, {A: 1})).asks() == []
 
 
-def test_gce_only_what_was_asked_for_is_ever_deleted():
+def test_only_instances_with_a_request_id_are_deleted():
     story = Story().see(1.0, machine(request=""))
     story.hear(AgentsCounted(1000.0, {}))
     assert story.see(2000.0, machine(request="")).of(Delete) == []
     assert supply(story.state)[A] == 1
 
 
-def test_gce_a_surplus_goes_after_a_while_the_unused_first():
+def test_surplus_is_deleted_after_surplus_s_unused_first():
     both = machine(1), machine(2)
     story = Story().see(11.0, *both).hear(TargetSet(11.0, {A: 2}))
     agents = {"n1": Agent(4), "n2": Agent(4)}
@@ -224,7 +224,7 @@ def test_gce_a_surplus_goes_after_a_while_the_unused_first():
     assert story.hear(Tick(331.0)).of(Delete) == [Delete(("1",))]
 
 
-def test_gce_a_machine_in_use_that_is_not_wanted_is_drained_and_then_deleted():
+def test_surplus_in_use_is_drained_then_deleted():
     story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 0}))
     story.hear(AgentsCounted(20.0, {"n1": Agent(4)}, frozenset({"n1"})))
     story.hear(Tick(320.0))
@@ -234,7 +234,7 @@ def test_gce_a_machine_in_use_that_is_not_wanted_is_drained_and_then_deleted():
     assert story.of(Delete) == [Delete(("1",))]
 
 
-def test_gce_a_new_leader_drains_again_what_the_last_one_may_not_have_come_to():
+def test_a_new_leader_repeats_stored_drains():
     story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 0}))
     story.hear(AgentsCounted(20.0, {"n1": Agent(4)}, frozenset({"n1"}))).hear(Tick(320.0))
     later, orders = decide(CapacityState(), TookOver(330.0, "t2", record_of(story.state)))
@@ -246,7 +246,7 @@ def test_gce_a_new_leader_drains_again_what_the_last_one_may_not_have_come_to():
     assert orders == (Delete(("1",)),)
 
 
-def test_gce_a_new_leader_of_a_spent_budget_deletes_nothing_before_it_knows_what_is_in_use():
+def test_a_new_leader_deletes_nothing_before_agents_are_counted():
     story = Story(Policy(usd_max=3.6)).see(11.0, machine())
     story.hear(AgentsCounted(60.0, {"n1": Agent(4)}, frozenset({"n1"}))).hear(Tick(3430.0))
     later = Story(Policy(usd_max=3.6), record_of(story.state))
@@ -261,7 +261,7 @@ def _surplus_in_use(usd_per_hour_max) -> Story:
     return story.hear(AgentsCounted(20.0, agents, frozenset(agents)))
 
 
-def test_gce_surplus_in_use_that_leaves_no_money_for_what_is_wanted_goes_first():
+def test_surplus_in_use_that_blocks_the_target_by_cost_is_drained():
     story = _surplus_in_use(11.0).hear(TargetSet(30.0, {B: 1}))
     assert story.hear(Tick(310.0)).orders == ()
     story.hear(Tick(331.0))
@@ -275,19 +275,19 @@ def test_gce_surplus_in_use_that_leaves_no_money_for_what_is_wanted_goes_first()
 
 
 @pytest.mark.parametrize("usd_per_hour_max", [None, 14.4, 7.1], ids=["no limit", "enough", "never"])
-def test_gce_surplus_in_use_stays_where_its_end_would_bring_nothing(usd_per_hour_max):
+def test_surplus_in_use_stays_if_its_cost_would_not_suffice(usd_per_hour_max):
     story = _surplus_in_use(usd_per_hour_max).hear(TargetSet(30.0, {B: 1}))
     assert story.hear(Tick(331.0)).of(Drain) == []
     assert story.hear(Tick(9999.0)).of(Drain) == []
 
 
-def test_gce_surplus_in_use_stays_while_what_is_wanted_cannot_be_had():
+def test_surplus_in_use_stays_while_the_target_is_unavailable():
     story = _surplus_in_use(11.0).hear(QuotasRead(25.0, (Quota("GPUS", (B,), 3.0, 0.0),)))
     assert story.hear(TargetSet(30.0, {B: 1})).hear(Tick(331.0)).of(Drain) == []
     assert [d.node for d in story.hear(QuotasRead(400.0, ())).of(Drain)] == ["n1"]
 
 
-def test_gce_of_the_surplus_in_use_the_dearest_goes_first():
+def test_the_most_expensive_surplus_in_use_is_drained_first():
     cheap, dear = machine(1), replace(machine(2), pool=B)
     story = Story(Policy(usd_per_hour_max=14.0)).see(11.0, cheap, dear)
     agents = {"n1": Agent(4), "n2": Agent(4)}
@@ -297,14 +297,14 @@ def test_gce_of_the_surplus_in_use_the_dearest_goes_first():
     assert [order.node for order in story.hear(Tick(331.0)).of(Drain)] == ["n2"]
 
 
-def test_gce_a_replacement_is_asked_for_at_the_notice():
+def test_a_replacement_is_requested_at_the_notice():
     story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
     story.hear(AgentsCounted(20.0, {"n1": Agent(4)}))
     assert story.asks() == []
     assert story.hear(AgentsCounted(30.0, {"n1": Agent(4, is_leaving=True)})).asks() == [(A, 1)]
 
 
-def test_gce_a_preempted_machine_is_deleted_and_costs_nothing_from_its_preemption_on():
+def test_a_preempted_instance_is_deleted_and_costs_nothing_more():
     story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
     taken = (Preemption("1", 1010.0),)
     story.see(1020.0, machine(state="preempted"), preemptions=taken)
@@ -323,7 +323,7 @@ def test_gce_a_preempted_machine_is_deleted_and_costs_nothing_from_its_preemptio
     [({}, 620.0), ({"n1": Agent(3)}, 20.0)],
     ids=["never boots", "boots without a GPU"],
 )
-def test_gce_a_machine_of_no_use_is_deleted_and_its_pool_rests(agents, at):
+def test_a_faulty_instance_is_deleted_and_its_pool_cools_down(agents, at):
     story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
     story.hear(AgentsCounted(at, agents))
     assert story.of(Delete) == [Delete(("1",))]
@@ -331,7 +331,7 @@ def test_gce_a_machine_of_no_use_is_deleted_and_its_pool_rests(agents, at):
     assert obtainable(story.state, A) == 0
 
 
-def test_gce_a_silent_death_is_deleted_and_replaced():
+def test_an_instance_whose_agent_is_gone_is_deleted_and_replaced():
     story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
     story.hear(AgentsCounted(20.0, {"n1": Agent(4)}))
     story.hear(AgentsCounted(30.0, {}))
@@ -340,13 +340,13 @@ def test_gce_a_silent_death_is_deleted_and_replaced():
     assert story.hear(AgentsCounted(90.0, {})).of(Delete) == [Delete(("1",))]
 
 
-def test_gce_a_zone_that_did_not_answer_says_nothing_about_its_machines():
+def test_an_unseen_zone_leaves_its_instances_unchanged():
     story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
     assert story.see(20.0, unseen_zones=("zone-a",)).asks() == []
     assert story.see(30.0).asks() == [(A, 1)]
 
 
-def test_gce_a_look_from_before_a_machine_was_made_does_not_end_it():
+def test_an_observation_older_than_an_instance_does_not_end_it():
     story = Story().see(1.0).hear(TargetSet(1.0, {A: 1}))
     story.hear(RequestAnswered(10.0, Granted(FIRST, (machine(),))))
     story.hear(Observed(12.0, Observation(9.0, ())))
@@ -354,7 +354,7 @@ def test_gce_a_look_from_before_a_machine_was_made_does_not_end_it():
     assert story.asks() == []
 
 
-def test_gce_a_machine_costs_until_the_provider_says_that_it_ended_though_a_look_later():
+def test_cost_ends_at_the_time_that_the_provider_reports():
     story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
     assert story.see(1020.0).asks() == [(A, 1)], "another takes its place at once"
     assert story.of(Delete) == []
@@ -364,33 +364,33 @@ def test_gce_a_machine_costs_until_the_provider_says_that_it_ended_though_a_look
     assert spent_usd(replace(story.state, asks={})) == pytest.approx(1.0)
 
 
-def test_gce_a_machine_that_is_told_of_no_more_ended_at_the_look_that_missed_it():
+def test_without_a_report_cost_ends_at_the_observation_that_missed_it():
     story = Story().see(11.0, machine()).see(1010.0).see(1500.0)
     assert story.state.machines == {}
     assert spent_usd(story.state) == pytest.approx(1.0)
 
 
-def test_gce_a_machine_that_a_look_missed_and_the_next_one_shows_costs_on():
+def test_an_instance_missed_once_and_seen_again_costs_on():
     story = Story().see(11.0, machine()).see(1010.0).see(2010.0, machine())
     assert supply(story.state)[A] == 1
     assert spent_usd(story.state) == pytest.approx(2.0)
 
 
-def test_gce_a_list_that_is_older_than_a_deletion_brings_no_machine_back():
+def test_an_observation_older_than_a_deletion_revives_nothing():
     story = Story().see(11.0, machine()).see(1020.0, ended_at={"1": 1010.0})
     story.see(1015.0, machine())
     assert story.state.machines == {}
     assert spent_usd(story.state) == pytest.approx(1.0)
 
 
-def test_gce_a_preemption_whose_moment_is_told_later_costs_until_then():
+def test_a_preemption_reported_late_costs_until_its_time():
     story = Story().see(11.0, machine()).see(1020.0, machine(state="preempted"))
     assert spent_usd(story.state) == pytest.approx(1.01)
     story.see(1030.0, machine(state="preempted"), preemptions=(Preemption("1", 1010.0),))
     assert spent_usd(story.state) == pytest.approx(1.0)
 
 
-def test_gce_a_new_price_counts_from_now_on():
+def test_a_new_price_counts_from_now_on():
     story = Story().see(10.0, machine())
     story.hear(PricesRead(1010.0, {A: 7.2}))
     assert spent_usd(story.hear(Tick(2010.0)).state) == pytest.approx(3.0)

@@ -1,4 +1,4 @@
-"""Which provider a file names, and what is wrong with it (``gce``)."""
+"""Reading the section [provider], and its mistakes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read(folder: Path, provider: str):
     return load_config(path)
 
 
-def test_gce_a_list_of_hosts_says_no_more_than_the_catalogue_does_not_know(tmp_path):
+def test_a_host_needs_only_what_the_catalogue_lacks(tmp_path):
     config = read(tmp_path, STATIC)
     assert isinstance(config.provider, StaticConfig)
     (host,) = config.provider.hosts
@@ -47,7 +47,7 @@ def test_gce_a_list_of_hosts_says_no_more_than_the_catalogue_does_not_know(tmp_p
     assert isinstance(open_provider(config.provider, config.cluster, lambda: 1.0), StaticProvider)
 
 
-def test_gce_emulated_machines_and_a_trace_of_them(tmp_path):
+def test_emulated_pools_and_traces_are_read(tmp_path):
     config = read(tmp_path, EMULATED)
     assert isinstance(config.provider, EmulatedConfig)
     assert [(kind.pool, kind.machines_max) for kind in config.provider.kinds] == [(A100S, 8)]
@@ -89,14 +89,14 @@ def test_gce_emulated_machines_and_a_trace_of_them(tmp_path):
         (STATIC, STATIC, "[capacity]\nnotice_s = 30\n", "notice_s"),
     ],
 )
-def test_gce_a_mistake_in_a_provider_is_told_with_its_cure(tmp_path, text, old, new, words):
+def test_a_mistake_in_the_provider_is_reported_with_its_cure(tmp_path, text, old, new, words):
     assert old in text
     with pytest.raises(InputError) as told:
         read(tmp_path, text.replace(old, new, 1))
     assert words in str(told.value)
 
 
-def test_gce_a_mix_is_read(tmp_path):
+def test_the_on_demand_mix_is_read(tmp_path):
     text = "[capacity]\non_demand_min = 2\non_demand_share_min = 0.25\non_demand_after_s = 600\n"
     mix = read(tmp_path, text).capacity.mix
     assert (mix.on_demand_min, mix.on_demand_share_min, mix.on_demand_after_s) == (2, 0.25, 600.0)

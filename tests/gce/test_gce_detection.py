@@ -1,4 +1,4 @@
-"""A real sailord hears the metadata server's notice, and misses who says nothing (``gce``).
+"""A real sailord hears the metadata server's notice, and misses who says nothing.
 
 How long that takes is measured by ``python -m benchmarks.notices``, and held here, too, where
 ``SAILOR_EXAMPLES`` is set: a machine that does other work besides says nothing of it.
@@ -31,7 +31,7 @@ def has_stored_the_loss(here: Scene) -> bool:
     return any(line.startswith("b is lost: its lease expired") for line in here.cluster.history())
 
 
-def test_gce_a_notice_moves_the_job_and_silent_deaths_are_noticed(tmp_path):
+def test_a_notice_drains_the_node_and_dead_nodes_are_lost(tmp_path):
     async def play() -> None:
         async with scene(tmp_path) as here:
             _, decided_s = await here.hear(lambda: here.flip("TRUE"), is_going, is_stopping)
@@ -49,7 +49,7 @@ def test_gce_a_notice_moves_the_job_and_silent_deaths_are_noticed(tmp_path):
     asyncio.run(play())
 
 
-def test_gce_flag_webhook_and_shutdown_of_one_machine_are_one_notice_and_one_move(tmp_path):
+def test_three_signals_of_one_preemption_cause_one_reconfiguration(tmp_path):
     async def play() -> None:
         async with scene(tmp_path) as here:
             before = len([one for one in here.happenings() if is_stopping(one)])

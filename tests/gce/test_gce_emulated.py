@@ -1,4 +1,4 @@
-"""A real sailord gets its machines by itself: agents on this machine, from nothing (``gce``)."""
+"""A real sailord rents emulated instances: agents on this machine."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _look_at_capacity(client: Client, place: Place) -> None:
 
 
 @pytest.mark.slow
-def test_gce_machines_come_for_a_job_are_replaced_and_go_with_it(place):
+def test_instances_are_rented_for_a_job_replaced_and_deleted_after_it(place):
     client = Client(f"unix://{place.socket}")
     wait_until(lambda: client.ask("GET", "/readyz"))
     assert cards(place) == [], "nobody wants a machine before there is a job"

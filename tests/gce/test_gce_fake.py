@@ -1,4 +1,4 @@
-"""What the fake cloud offers beyond the provider's own requests, asked for with the real client."""
+"""What the fake cloud offers beyond the provider's requests, checked with the real client."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def insert(api: GceClient, name: str, number: int = 1, **changes: Any) -> 
     )
 
 
-def test_one_machine_is_inserted_once_and_found_by_name_and_by_number():
+def test_an_inserted_instance_is_found_by_name_and_by_number():
     async def story(api: GceClient) -> None:
         first, again = await insert(api, "one"), await insert(api, "one")
         assert (first.operation_type, again.name) == ("insert", first.name)
@@ -62,7 +62,7 @@ def test_one_machine_is_inserted_once_and_found_by_name_and_by_number():
     assert [vm.name for vm in cloud.vms] == ["one"]
 
 
-def test_a_machine_that_cannot_be_had_ends_as_an_operation_with_an_error():
+def test_a_stockout_ends_the_operation_with_an_error():
     async def story(cloud: Cloud, api: GceClient) -> None:
         operation = await insert(api, "one")
         await until(lambda: not cloud.running_operations())
@@ -89,7 +89,7 @@ class Warnings(Hooks):
 
 
 @pytest.mark.parametrize("notice_s", [0, 1])
-def test_a_preemption_may_be_ordered_and_comes_after_the_notice_that_was_asked_for(notice_s):
+def test_an_ordered_preemption_follows_its_notice(notice_s):
     async def story(cloud: Cloud, api: GceClient) -> None:
         scheduling = {
             "provisioning_model": "SPOT",

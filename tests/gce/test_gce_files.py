@@ -1,4 +1,4 @@
-"""What is written for Google's machines: sailord's file, the start-up script, GKE's manifest."""
+"""Files for Google Cloud: sailord's configuration, the startup script, GKE's manifest."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read(tmp_path: Path, text: str):
     return found, problems.found
 
 
-def test_a_file_names_every_pool(tmp_path: Path):
+def test_pools_are_all_combinations_of_zones_machines_and_contracts(tmp_path: Path):
     found, problems = read(tmp_path, GOOD)
     assert problems == []
     assert set(found.pools) == {
@@ -56,7 +56,7 @@ def test_a_file_names_every_pool(tmp_path: Path):
     assert found.regions == ("us-central1", "us-east1")
 
 
-def test_a_file_may_name_groups(tmp_path: Path):
+def test_groups_are_read_and_must_match_a_pool(tmp_path: Path):
     group = '[[group]]\nzone = "us-east1-b"\nmachine = "a2-highgpu-1g"\nname = "mig"\n'
     found, problems = read(tmp_path, GOOD + group)
     assert problems == []
@@ -82,7 +82,7 @@ def test_a_file_may_name_groups(tmp_path: Path):
         ("package", 'package = "x"\nimagee = "y"', "unknown key"),
     ],
 )
-def test_a_file_with_a_mistake(tmp_path: Path, line, wrong, words):
+def test_a_mistake_in_the_file_is_reported_at_its_key(tmp_path: Path, line, wrong, words):
     text = re.sub(rf"^{line} = .*$", lambda _: wrong, GOOD, flags=re.MULTILINE)
     _, problems = read(tmp_path, text)
     assert words in "\n".join(str(problem) for problem in problems)
@@ -96,13 +96,13 @@ def test_a_file_with_a_mistake(tmp_path: Path, line, wrong, words):
         f"sailor@file:///opt/sailor-0.1.0-py3-none-any.whl#sha256={'0' * 64}",
     ],
 )
-def test_a_package_is_a_version_or_a_wheel_by_its_sum(tmp_path: Path, package):
+def test_a_package_is_pinned_by_version_or_hash(tmp_path: Path, package):
     text = re.sub(r"^package = .*$", f'package = "{package}"', GOOD, flags=re.MULTILINE)
     found, problems = read(tmp_path, text)
     assert (problems, found.package) == ([], package)
 
 
-def test_machines_to_which_gpus_are_attached():
+def test_attached_gpus_are_requested_as_accelerators():
     assert machine_shape("n1-standard-16-v100-2") == ("n1-standard-16", "nvidia-tesla-v100", 2)
     assert machine_shape("a2-highgpu-2g") == ("a2-highgpu-2g", "", 0)
     v100 = Pool(HERE, "n1-standard-16-v100-2", "V100-16", 2, True)
@@ -113,12 +113,12 @@ def test_machines_to_which_gpus_are_attached():
     ]
 
 
-def test_a_bulk_insert_gives_names_by_its_keys_alone():
+def test_a_bulk_insert_names_instances_by_keys():
     asked = bulk_insert_body(ask(2), config(""))
     assert asked["per_instance_properties"] == {name: {} for name in instance_names(ask(2), "prod")}
 
 
-def test_names_follow_from_the_request_and_are_names():
+def test_instance_names_are_a_function_of_the_request():
     many = [name for number in range(50) for name in instance_names(ask(16, number=number), "prod")]
     assert len(set(many)) == 50 * 16
     assert instance_names(ask(16), "prod") == instance_names(ask(16), "prod")
@@ -139,7 +139,7 @@ def heredoc(after: str) -> str:
     return found[1]
 
 
-def test_the_script_is_bash_and_holds_no_key():
+def test_the_startup_script_is_valid_bash_without_the_key():
     done = subprocess.run(["bash", "-n"], input=script(), text=True, check=False)
     assert done.returncode == 0
     assert "secretmanager.googleapis.com/v1/projects/test-project/secrets/key" in script()
@@ -158,7 +158,7 @@ def test_the_script_is_bash_and_holds_no_key():
         ({"python3.12": "bare", "apt-get": "good"}, "python3.12"),
     ],
 )
-def test_the_script_takes_a_python_that_will_do_or_says_why_none_does(tmp_path: Path, there, said):
+def test_the_startup_script_finds_a_suitable_python_or_says_why_not(tmp_path: Path, there, said):
     """A Python is ``old``, ``bare`` (it makes no environments) or ``good``."""
     does = {
         "old": "exit 1",
@@ -181,7 +181,7 @@ def test_the_script_takes_a_python_that_will_do_or_says_why_none_does(tmp_path: 
 
 
 @pytest.mark.parametrize("spot", [True, False])
-def test_the_script_writes_a_file_that_the_agent_reads(tmp_path: Path, spot):
+def test_the_startup_script_writes_a_valid_agent_file(tmp_path: Path, spot):
     text = startup_script(pool(spot=spot), config(""))
     found = re.search(r"agent.toml <<END\n(.*?)\nEND\n", text, re.DOTALL)
     assert found is not None
@@ -195,7 +195,7 @@ def test_the_script_writes_a_file_that_the_agent_reads(tmp_path: Path, spot):
     assert agent.address == "10.0.0.7:7078"
 
 
-def test_the_script_runs_the_agent_as_its_own_unit_does():
+def test_the_startup_script_runs_the_agent_like_its_systemd_unit():
     def service(text: str) -> dict[str, str]:
         unit = configparser.ConfigParser(strict=False)
         unit.optionxform = str
@@ -211,7 +211,7 @@ def test_the_script_runs_the_agent_as_its_own_unit_does():
 # ---- GKE ----------------------------------------------------------------------------------------
 
 
-def test_the_manifest_configures_an_agent(tmp_path: Path):
+def test_the_gke_manifest_configures_an_agent(tmp_path: Path):
     yaml = pytest.importorskip("yaml")
     documents = yaml.safe_load_all((ROOT / "examples/gke/agents.yaml").read_text())
     space, quota, settings, agents = documents
@@ -271,13 +271,13 @@ def test_the_manifest_configures_an_agent(tmp_path: Path):
         ),
     ],
 )
-def test_codes_speak_before_statuses(status, errors, kind):
+def test_error_codes_take_precedence_over_http_statuses(status, errors, kind):
     found = gce_error(status, errors)
     assert found.kind == kind
     assert found.code in found.text, "it is told as it came"
 
 
-def test_only_what_says_nothing_is_transient():
+def test_only_errors_without_a_meaning_are_transient():
     assert gce_error(503, [("backendError", "x")]).is_transient
     assert not gce_error(503, [("ZONE_RESOURCE_POOL_EXHAUSTED", "x")]).is_transient
     assert not gce_error(418, [("ODD", "x")]).is_transient

@@ -50,7 +50,7 @@ def agent_of(folder: Path) -> Config:
 
 
 @pytest.mark.asyncio
-async def test_gce_an_agent_of_the_manifest_tells_of_its_pods_time(tmp_path, monkeypatch):
+async def test_an_agent_in_a_pod_announces_the_pods_grace_period(tmp_path, monkeypatch):
     agent, events = agent_of(tmp_path), list[Event]()
     notices = Notices(NodeId("n"), agent.notice_s, agent.shutdown_s, Clock(), events.append)
     async with metadata_server() as server, aiohttp.ClientSession() as session:
@@ -81,7 +81,7 @@ def pool_of(zone: str) -> Group:
     not os.environ.get("SAILOR_EXAMPLES"),
     reason="it takes a minute, and test_gce_story has the same on machines with more time",
 )
-def test_gce_a_job_leaves_a_node_of_gke_before_its_pod_ends(tmp_path_factory):
+def test_a_job_moves_off_a_gke_node_before_its_pod_ends(tmp_path_factory):
     groups = [pool_of(zone) for zone in (HERE, THERE)]
     with living(tmp_path_factory.mktemp("gke") / "c", CAPACITY, POD_S, groups) as life:
         _tell(life)

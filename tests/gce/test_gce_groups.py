@@ -1,4 +1,4 @@
-"""Machines that a managed group makes, such as a node pool of GKE, with the real client library."""
+"""Instances made by a managed group, such as a node pool of GKE, with the real client library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def grouped(story) -> Cloud:
     return cloud
 
 
-def test_a_group_makes_machines_by_name_and_takes_back_what_it_could_not_make():
+def test_a_group_creates_by_name_and_withdraws_missing_instances():
     async def story(cloud, gce):
         granted = await gce.create(ask(2))
         assert len(granted.instances) == 2
@@ -46,7 +46,7 @@ def test_a_group_makes_machines_by_name_and_takes_back_what_it_could_not_make():
     grouped(story)
 
 
-def test_a_number_that_is_gone_costs_nobody_else_of_its_name_the_life():
+def test_deleting_an_old_number_spares_a_new_instance_of_that_name():
     async def story(cloud, gce):
         (old,) = (await gce.create(ask(1))).instances
         await until(lambda: cloud.vms[0].status == "RUNNING")
@@ -66,7 +66,7 @@ def test_a_number_that_is_gone_costs_nobody_else_of_its_name_the_life():
     grouped(story)
 
 
-def test_one_that_its_group_gave_up_is_deleted_like_any_other():
+def test_an_instance_abandoned_by_its_group_is_deleted():
     async def story(cloud, gce):
         (one,) = (await gce.create(ask(1))).instances
         cloud.groups["pool"].wanted.clear()
@@ -76,7 +76,7 @@ def test_one_that_its_group_gave_up_is_deleted_like_any_other():
     grouped(story)
 
 
-def test_a_group_that_does_not_answer_deletes_nothing_by_another_way():
+def test_without_an_answer_of_the_group_nothing_is_deleted():
     async def story(cloud, gce):
         (one,) = (await gce.create(ask(1))).instances
         for path in ("GET .*/instances/", "POST .*/deleteInstances"):

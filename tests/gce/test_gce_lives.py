@@ -1,4 +1,4 @@
-"""What was seen of machines' lives outlives the leader that saw it (``gce``)."""
+"""Observed lifetimes of nodes survive a change of leader."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def lead(gateway: Gateway) -> int:
     return entry.created
 
 
-def test_gce_lives_are_kept_and_the_time_without_a_leader_says_nothing(tmp_path):
+def test_lifetimes_survive_leaders_and_ignore_the_time_without_one(tmp_path):
     async def play(gateway):
         await keep_lives(gateway, SEEN, await lead(gateway))
         return await recall_lives(gateway)
@@ -45,7 +45,7 @@ def test_gce_lives_are_kept_and_the_time_without_a_leader_says_nothing(tmp_path)
     assert found.record(POOL, 7200.0).lived_s < SEEN.record(POOL, 7200.0).lived_s
 
 
-def test_gce_who_leads_no_more_does_not_overwrite_what_is_remembered(tmp_path):
+def test_a_former_leader_does_not_overwrite_lifetimes(tmp_path):
     async def play(gateway):
         term = await lead(gateway)
         await keep_lives(gateway, SEEN, term)
@@ -55,7 +55,7 @@ def test_gce_who_leads_no_more_does_not_overwrite_what_is_remembered(tmp_path):
     assert POOL in in_a_store(tmp_path, play).pools
 
 
-def test_gce_what_cannot_be_read_is_forgotten(tmp_path):
+def test_unreadable_lifetimes_are_dropped(tmp_path):
     async def play(gateway):
         assert await recall_lives(gateway) == History()
         await gateway.store.transact([], [Put(gateway.keys.lives, b'{"pools": 3}')])

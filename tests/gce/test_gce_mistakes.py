@@ -1,4 +1,4 @@
-"""What a person has to put right before Google Cloud gives machines, each told with its cure."""
+"""Configuration errors that Google Cloud would reject, each reported with its cure."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def test_bad_input_says_what_to_do(behave, place, words):
         ),
     ],
 )  # fmt: skip
-def test_a_refusal_that_only_a_person_can_end_says_how(behave, words):
+def test_a_refusal_that_needs_the_user_names_the_cure(behave, words):
     with provider(Cloud(**behave)) as gce:
         refused = asyncio.run(gce.create(ask()))
     assert isinstance(refused, Refused)
     assert words in refused.text
 
 
-def test_all_that_is_wrong_is_told_at_once():
+def test_all_mistakes_are_reported_at_once():
     cloud = Cloud(
         not_offered={(HERE, "a2-highgpu-1g")},
         quotas={("us-central1", "NVIDIA_A100_GPUS"): 0, ("us-east1", "NVIDIA_A100_GPUS"): 0},
@@ -97,13 +97,13 @@ def test_all_that_is_wrong_is_told_at_once():
     assert len(told.value.problems) == 3
 
 
-def test_a_cloud_that_is_away_is_nobodys_mistake():
+def test_an_unreachable_cloud_is_no_configuration_error():
     cloud = Cloud(moods=[Mood(".*", 1000, status=503)])
     with provider(cloud) as gce, pytest.raises(ProviderError):
         asyncio.run(gce.check())
 
 
-def test_a_gpu_that_is_attached_is_offered_or_not_by_itself():
+def test_attached_gpus_are_checked_on_their_own():
     t4 = [Pool(zone, "n1-standard-8-t4-1", "T4", 1, True) for zone in (HERE, THERE)]
     cloud = Cloud(not_offered={(THERE, "nvidia-tesla-t4")})
     with provider(cloud, *t4) as gce:
@@ -119,17 +119,17 @@ def test_a_gpu_that_is_attached_is_offered_or_not_by_itself():
         assert len(asyncio.run(gce.create(ask(of=t4[1]))).instances) == 1
 
 
-def test_all_is_well():
+def test_a_correct_configuration_has_no_problems():
     with provider(Cloud(), *OUR_POOLS) as gce:
         asyncio.run(gce.check())
 
 
-def test_a_zone_that_cannot_be_seen_now_is_nobodys_mistake_either():
+def test_an_unreachable_zone_is_no_configuration_error():
     with provider(Cloud(unreachable={HERE}), *OUR_POOLS) as gce:
         asyncio.run(gce.check())
 
 
-def test_without_credentials(monkeypatch, tmp_path: Path):
+def test_missing_credentials_are_reported_with_the_cure(monkeypatch, tmp_path: Path):
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
@@ -139,7 +139,7 @@ def test_without_credentials(monkeypatch, tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "not JSON"])
-def test_a_key_file_that_is_none(tmp_path: Path, text):
+def test_an_invalid_key_file_is_reported(tmp_path: Path, text):
     path = tmp_path / "key.json"
     if text is not None:
         path.write_text(text)

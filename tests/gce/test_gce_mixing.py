@@ -1,4 +1,4 @@
-"""Spot and on demand are mixed as the file says (``gce``)."""
+"""The mix of Spot and on-demand instances."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ HERE, THERE = ("gpu", "m", "a"), ("gpu", "m", "b")
         (Mix(0, 0.0, 60.0), (0, 0, 0, 0), {HERE: 5}, (3, 0, 0, 0)),
     ],
 )
-def test_gce_a_plan_is_shared_out_between_contracts(mix, up, gpus, counts):
+def test_a_plan_is_split_between_contracts(mix, up, gpus, counts):
     pools = [replace(pool, up=count) for pool, count in zip(POOLS, up, strict=True)]
     assert split_by_pool(gpus, pools, mix) == counts
 
@@ -61,7 +61,7 @@ def room(pools) -> list[int]:
     return [pool.obtainable for pool in pools]
 
 
-def test_gce_on_demand_waits_for_spot_of_any_zone_and_the_cheapest_keeps_the_minimum():
+def test_on_demand_waits_for_spot_and_the_cheapest_fills_the_minimum():
     mix = Mix(2, 0.0, 300.0)
     assert (
         room(hold_back_on_demand(POOLS, replace(mix, on_demand_after_s=None), lambda _: False))
@@ -76,14 +76,14 @@ def test_gce_on_demand_waits_for_spot_of_any_zone_and_the_cheapest_keeps_the_min
     assert room(hold_back_on_demand(none, mix, lambda _: False)) == [0, 0, 0, 2]
 
 
-def test_gce_a_share_on_demand_grows_with_what_spot_could_give():
+def test_the_on_demand_share_grows_with_the_spot_supply():
     # Eight Spot machines could come: with eight on demand half of all would be.
     assert room(hold_back_on_demand(POOLS, Mix(0, 0.5, 300.0), lambda _: False)) == [4, 4, 4, 4]
     assert room(hold_back_on_demand(POOLS, Mix(0, 0.25, 300.0), lambda _: False)) == [4, 0, 4, 3]
     assert room(hold_back_on_demand(POOLS, Mix(0, 1.0, 300.0), lambda _: False)) == [4, 4, 4, 4]
 
 
-def test_gce_a_gpu_that_is_not_to_be_had_on_spot_is_had_on_demand():
+def test_a_gpu_without_spot_is_rented_on_demand():
     other = replace(FIRM_A, gpu="other", machine="o")
     assert room(
         hold_back_on_demand((SPOT_A, FIRM_A, other), Mix(0, 0.0, 9.0), lambda _: False)
@@ -119,7 +119,7 @@ class Story:
         return next(pool.obtainable for pool in asked if not pool.spot)
 
 
-def test_gce_on_demand_is_offered_once_spot_was_out_for_long_enough():
+def test_on_demand_is_offered_after_spot_was_out_of_stock_long_enough():
     story = Story()
     assert obtainable(story.state, FIRM) == 4
     assert story.on_demand() == 0
@@ -137,18 +137,18 @@ def test_gce_on_demand_is_offered_once_spot_was_out_for_long_enough():
     assert story.hear(Tick(2011.0)).on_demand() == 0, "what was granted ends the count"
 
 
-def test_gce_too_many_requests_say_nothing_about_stock():
+def test_a_rate_limit_is_no_stockout():
     story = Story().ask_and_refuse(10.0, "rate").ask_and_refuse(200.0, "rate")
     assert story.hear(Tick(330.0)).on_demand() == 0
 
 
-def test_gce_spot_without_a_quota_is_out_at_once():
+def test_spot_without_quota_is_out_of_stock_at_once():
     story = Story().hear(QuotasRead(1.0, (Quota("PREEMPTIBLE", (SPOT,), 0.0, 0.0),)))
     assert is_out_of_stock(story.state, SPOT, 300.0)
     assert story.on_demand() == 4
 
 
-def test_gce_refusals_of_long_ago_count_no_more():
+def test_old_refusals_do_not_count():
     story = Story().ask_and_refuse(10.0)
     story.ask_and_refuse(10_000.0)
     rest = story.state.cooldowns[SPOT]

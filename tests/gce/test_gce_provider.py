@@ -15,7 +15,7 @@ from tests.gce.cloud import HERE, THERE, ask, pool, provider, until
 BULK = r"POST .*/bulkInsert"
 
 
-def test_machines_are_made_seen_and_deleted():
+def test_instances_are_created_observed_and_deleted():
     async def story(cloud, gce):
         granted = await gce.create(ask(3))
         assert isinstance(granted, Granted)
@@ -45,7 +45,7 @@ def test_machines_are_made_seen_and_deleted():
         asyncio.run(story(cloud, gce))
 
 
-def test_a_machine_is_asked_for_as_the_file_says():
+def test_a_request_matches_the_configuration():
     cloud = Cloud()
     with provider(cloud, network="lab", placement={"us-central1": "near"}) as gce:
         asyncio.run(gce.create(ask(1)))
@@ -71,7 +71,7 @@ def test_a_machine_is_asked_for_as_the_file_says():
     assert "@" not in script.replace("@:access", "").replace("versions/1:access", "")
 
 
-def test_the_same_request_never_makes_a_machine_twice():
+def test_a_repeated_request_creates_nothing():
     cloud = Cloud()
     with provider(cloud) as gce:
         first = asyncio.run(gce.create(ask(2)))
@@ -84,7 +84,7 @@ def test_the_same_request_never_makes_a_machine_twice():
     assert len(cloud.vms) == 2
 
 
-def test_an_answer_that_is_lost_leaves_the_request_in_doubt():
+def test_a_lost_answer_leaves_the_request_in_doubt():
     cloud = Cloud(moods=[Mood(BULK, 1, status=503, is_done=True)])
     with provider(cloud) as gce:
         assert isinstance(asyncio.run(gce.create(ask(2))), InDoubt)
@@ -103,7 +103,7 @@ def test_an_operation_that_never_ends_is_in_doubt_and_pending():
     assert look.pending_requests == {ask(1).request_id}
 
 
-def test_a_request_by_another_name_than_a_uuid_is_told_back():
+def test_a_request_id_that_is_no_uuid_is_restored():
     cloud = Cloud(hung=1)
     with provider(cloud, operation_s=0.1) as gce:
         asyncio.run(gce.create(ask(1, request_id="third try")))
@@ -149,7 +149,7 @@ def test_a_refusal_has_its_kind(behave, kind, words):
     assert cloud.vms == []
 
 
-def test_part_of_what_was_asked_for_may_be_had():
+def test_a_request_may_be_granted_in_part():
     cloud = Cloud(stock={(HERE, "a2-highgpu-1g", True): 2})
     with provider(cloud) as gce:
         outcome = asyncio.run(gce.create(ask(4)))
@@ -158,7 +158,7 @@ def test_part_of_what_was_asked_for_may_be_had():
 
 
 @pytest.mark.parametrize("warns", [True, False])
-def test_many_pages_and_zones_that_do_not_answer(warns):
+def test_all_pages_are_read_and_silent_zones_are_named(warns):
     cloud = Cloud(page=2, warns=warns)
     with provider(cloud) as gce:
         asyncio.run(gce.create(ask(5)))
@@ -174,7 +174,7 @@ def test_many_pages_and_zones_that_do_not_answer(warns):
         assert asyncio.run(gce.delete([gone])).ids == (gone,), "it is known from before"
 
 
-def test_strangers_machines_are_not_seen():
+def test_instances_without_our_label_are_ignored():
     cloud = Cloud()
     with provider(cloud, cluster_name="other") as gce:
         asyncio.run(gce.create(ask(1)))
@@ -200,7 +200,7 @@ class Diary(Hooks):
         self.lines.append("ended")
 
 
-def test_a_preempted_machine_is_told_of_and_leaves_nothing():
+def test_a_preempted_instance_is_reported_and_deleted():
     async def story(cloud, gce):
         (one,) = (await gce.create(ask(1))).instances
         await until(lambda: cloud.vms[0].status == "RUNNING")
@@ -224,7 +224,7 @@ def test_a_preempted_machine_is_told_of_and_leaves_nothing():
     assert diary.lines[:3] == ["booted with its GPU", "warned 0.05", "ended"]
 
 
-def test_a_deletion_means_a_number_and_never_a_name():
+def test_a_deletion_is_by_number():
     async def story(cloud, gce):
         (old,) = (await gce.create(ask(1))).instances
         await until(lambda: cloud.vms[0].status == "RUNNING")
@@ -241,7 +241,7 @@ def test_a_deletion_means_a_number_and_never_a_name():
         asyncio.run(story(cloud, gce))
 
 
-def test_a_look_that_shows_a_machine_gone_while_it_is_being_deleted():
+def test_a_deletion_during_an_observation_succeeds():
     async def story(cloud, gce):
         granted = (await gce.create(ask(2))).instances
         await until(lambda: all(vm.status == "RUNNING" for vm in cloud.there()))
@@ -259,7 +259,7 @@ def test_a_look_that_shows_a_machine_gone_while_it_is_being_deleted():
         asyncio.run(story(cloud, gce))
 
 
-def test_machines_that_do_not_boot_or_lack_their_gpu():
+def test_instances_that_do_not_boot_or_lack_a_gpu_are_observed():
     diary = Diary()
     cloud = Cloud(hooks=diary, dead=1, blind=2)
     with provider(cloud) as gce:
@@ -268,7 +268,7 @@ def test_machines_that_do_not_boot_or_lack_their_gpu():
     assert sorted(diary.lines) == ["booted with its GPU", "booted without its GPU"]
 
 
-def test_a_storm_of_503_says_nothing_of_machines():
+def test_answers_503_leave_instances_unknown():
     cloud = Cloud()
     with provider(cloud) as gce:
         (one,) = asyncio.run(gce.create(ask(1))).instances
@@ -280,13 +280,13 @@ def test_a_storm_of_503_says_nothing_of_machines():
         assert len(asyncio.run(gce.observe()).instances) == 1
 
 
-def test_an_answer_that_does_not_come_has_a_deadline():
+def test_a_call_times_out():
     cloud = Cloud(moods=[Mood("aggregated/instances", 1, delay_s=3.0)])
     with provider(cloud, call_s=0.5) as gce, pytest.raises(ProviderError, match="timed out"):
         asyncio.run(gce.observe())
 
 
-def test_the_loop_goes_on_meanwhile():
+def test_a_call_does_not_block_the_event_loop():
     async def story(gce):
         looking = asyncio.create_task(gce.observe())
         turns = 0
@@ -301,7 +301,7 @@ def test_the_loop_goes_on_meanwhile():
         assert asyncio.run(story(gce)) > 10
 
 
-def test_quotas_of_regions_and_of_the_project():
+def test_quotas_are_read_per_region_and_for_the_project():
     quotas = {
         ("us-central1", "NVIDIA_A100_GPUS"): 16,
         ("us-central1", "PREEMPTIBLE_NVIDIA_A100_GPUS"): 4,
@@ -327,7 +327,7 @@ def test_quotas_of_regions_and_of_the_project():
     assert told["GPUS_ALL_REGIONS of the project"].free_gpus == 5
 
 
-def test_a_quota_that_shrinks():
+def test_a_lowered_quota_is_read():
     key = ("us-central1", "NVIDIA_A100_GPUS")
     cloud = Cloud(quotas={key: 4})
     with provider(cloud, pool()) as gce:
@@ -339,7 +339,7 @@ def test_a_quota_that_shrinks():
         assert len(asyncio.run(gce.observe()).instances) == 2, "what runs, runs on"
 
 
-def test_what_happened_long_ago_is_not_told_again():
+def test_old_operations_are_not_reported():
     async def story(cloud, gce):
         (one,) = (await gce.create(ask(1))).instances
         await until(lambda: cloud.vms[0].status == "RUNNING")
@@ -356,7 +356,7 @@ def test_what_happened_long_ago_is_not_told_again():
         asyncio.run(story(cloud, gce))
 
 
-def test_prices_come_from_the_billing_catalogue_where_it_has_them():
+def test_billing_catalogue_prices_take_precedence():
     cloud = Cloud()
     rest = Rest(cloud)
     rest.skus = [
@@ -412,7 +412,7 @@ def lines_of(act) -> list[str]:
         ({"moods": [Mood("/skus", 10, 503)]}, "retried every"),
     ],
 )
-def test_where_the_billing_catalogue_may_not_be_read_prices_are_the_built_in_ones(behave, cure):
+def test_without_the_billing_catalogue_built_in_prices_are_used(behave, cure):
     with provider(Cloud()) as gce:
         built_in = asyncio.run(gce.prices())
     with provider(Cloud(**behave), billing=True) as gce:
@@ -422,7 +422,7 @@ def test_where_the_billing_catalogue_may_not_be_read_prices_are_the_built_in_one
         assert lines_of(lambda: asyncio.run(gce.prices())) == [], "it is told once"
 
 
-def test_prices_that_were_read_once_stay_until_they_can_be_read_again():
+def test_the_last_prices_stay_while_reading_fails():
     cloud = Cloud()
     rest = Rest(cloud)
     what = "Nvidia Tesla A100 GPU attached to Spot Preemptible VMs"

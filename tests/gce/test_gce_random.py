@@ -1,4 +1,4 @@
-"""Random scripts of the fake Google Cloud, with the real provider renting from it (``gce``)."""
+"""Random scripts of the fake Google Cloud, with the real provider."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def play_alone(seed: int) -> None:
         runner.run(play(seed))
 
 
-def test_gce_quotas_that_cannot_be_read_at_first_are_read_again_soon():
+def test_a_failed_reading_of_quotas_is_retried_soon():
     async def play() -> None:
         world = World(1, policy_of(0))
         world.settle()
@@ -91,7 +91,5 @@ def test_gce_quotas_that_cannot_be_read_at_first_are_read_again_soon():
 
 
 @pytest.mark.parametrize("group", the_first_quick(range(GROUPS), quick=1))
-def test_gce_random_scripts_make_no_duplicate_leave_no_orphan_and_keep_to_the_budget(
-    group, play_all
-):
+def test_random_scripts_with_the_provider_keep_all_invariants(group, play_all):
     play_all(play_alone, range(group, SCRIPTS, GROUPS))

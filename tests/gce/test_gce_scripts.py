@@ -1,4 +1,4 @@
-"""Random scripts of a cloud's behaviour against the decisions about capacity alone (``gce``).
+"""Random scripts of a simulated cloud against the capacity decisions alone.
 
 ``test_gce_random`` has the provider and the fake Google Cloud between them.
 """
@@ -61,5 +61,5 @@ def judge(seed: int) -> None:
 
 
 @pytest.mark.parametrize("group", the_first_quick(range(GROUPS), quick=2))
-def test_gce_scripts_make_no_duplicate_leave_no_orphan_and_keep_to_the_budget(group, play_all):
+def test_random_scripts_of_the_decisions_keep_all_invariants(group, play_all):
     play_all(judge, range(group, SCRIPTS, GROUPS))

@@ -1,4 +1,4 @@
-"""What a mistake in the provider's table does to a sailord that starts (``gce``)."""
+"""What a mistake in [provider] does when sailord starts."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ def start(cloud: Cloud, books: CapacityRecord | None) -> None:
         asyncio.run(CapacityLoop(None, gce, Policy(), None, None, gateway, clock).check())
 
 
-def test_gce_who_has_rented_nothing_is_told_at_once():
+def test_a_provider_mistake_stops_a_start_without_instances():
     with pytest.raises(InputError, match="gcloud auth"):
         start(Cloud(is_expired=True), CapacityRecord())
 
 
 @pytest.mark.parametrize("books", [RENTED, None], ids=["machines", "no store"])
-def test_gce_who_may_have_machines_leads_them_whatever_is_wrong(books):
+def test_a_provider_mistake_does_not_stop_a_start_with_instances(books):
     start(Cloud(is_expired=True), books)
 
 
-def test_gce_a_cloud_that_is_away_keeps_nobody_from_starting():
+def test_an_unreachable_cloud_does_not_stop_a_start():
     start(Cloud(moods=[Mood(".*", 1000, status=503)]), CapacityRecord())
 
 
@@ -80,7 +80,7 @@ def test_gce_a_cloud_that_is_away_keeps_nobody_from_starting():
     ],
     ids=["well", "expired", "away", "none"],
 )
-def test_gce_a_file_is_checked_with_its_provider(tmp_path, behave, code, words):
+def test_sailord_check_asks_the_provider(tmp_path, behave, code, words):
     cloud = Cloud(offers={LARGE: Offer("nvidia-tesla-a100", 1, "NVIDIA_A100_GPUS", 2.0, 0.8)})
     for name, value in (behave or {}).items():
         setattr(cloud, name, value)
@@ -99,9 +99,7 @@ def test_gce_a_file_is_checked_with_its_provider(tmp_path, behave, code, words):
     assert (done.exit_code, words in done.output) == (code, True), done.output
 
 
-def test_gce_a_check_tells_of_prices_that_may_not_be_read_and_of_nothing_else(
-    tmp_path, monkeypatch
-):
+def test_sailord_check_warns_of_unreadable_prices(tmp_path, monkeypatch):
     cloud = Cloud(
         offers={LARGE: Offer("nvidia-tesla-a100", 1, "NVIDIA_A100_GPUS", 2.0, 0.8)},
         denied={"billing"},

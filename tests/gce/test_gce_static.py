@@ -1,4 +1,4 @@
-"""Hosts of a list: their agents come by themselves, and nobody makes or ends them (``gce``)."""
+"""The static provider: listed hosts, none created or deleted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def look(story: Story, at: float, *hosts: Host) -> Story:
     return story.hear(Observed(at, seen))
 
 
-def test_gce_a_list_of_hosts_neither_makes_nor_deletes():
+def test_a_static_provider_creates_and_deletes_nothing():
     async def play():
         listed = provider(*HOSTS)
         assert await listed.check() == ()
@@ -47,7 +47,7 @@ def test_gce_a_list_of_hosts_neither_makes_nor_deletes():
     asyncio.run(play())
 
 
-def test_gce_a_host_costs_from_the_start_on_and_is_never_deleted():
+def test_a_listed_host_costs_from_the_start_and_is_never_deleted():
     story = Story().hear(PricesRead(0.0, asyncio.run(provider(*HOSTS).prices())))
     look(story, 100.0, *HOSTS).hear(TargetSet(100.0, {POOL: 0}))
     story.hear(AgentsCounted(1010.0, {"a": Agent(2)}))
@@ -58,14 +58,14 @@ def test_gce_a_host_costs_from_the_start_on_and_is_never_deleted():
     assert set(story.state.machines) == {"a", "b"}
 
 
-def test_gce_a_host_that_is_taken_from_the_list_is_gone():
+def test_a_host_removed_from_the_list_is_gone():
     story = look(Story(), 100.0, *HOSTS)
     look(look(story, 200.0, HOSTS[1]), 210.0, HOSTS[1])
     assert set(story.state.machines) == {"b"}
 
 
 @pytest.mark.slow
-def test_gce_listed_hosts_register_and_others_are_told_apart(tmp_path):
+def test_listed_and_other_hosts_are_told_apart(tmp_path):
     hosts = "".join(
         f'[[provider.host]]\nname = "{name}"\nzone = "us-central1-b"\nmachine = "A100-40x4"\n'
         for name in ("a", "b")

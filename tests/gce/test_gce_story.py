@@ -1,4 +1,4 @@
-"""The story of docs/operations.md, end to end: a fake Google Cloud, and all else real (``gce``)."""
+"""The preemption of docs/operations.md end to end: only Google Cloud is fake."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ rest_max_s = 6.0
 
 
 @pytest.mark.slow
-def test_gce_the_story_of_a_preemption_a_stockout_and_a_replacement_elsewhere(tmp_path_factory):
+def test_a_preemption_a_stockout_and_a_replacement_in_another_zone(tmp_path_factory):
     with living(tmp_path_factory.mktemp("story") / "c", CAPACITY) as life:
         _tell(life)
 

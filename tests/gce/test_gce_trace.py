@@ -1,4 +1,4 @@
-"""A trace of what could be had, replayed against a real sailord (``gce``)."""
+"""The trace provider, alone and with a real sailord."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Endless:
         return no_notices()
 
 
-def test_gce_a_trace_gives_and_takes_as_it_says():
+def test_a_trace_limits_and_preempts():
     within = Endless()
     replayed = TraceProvider(within, TRACE, (A, B), lambda: within.at, 0.0, 2.0)
 
@@ -103,7 +103,7 @@ def test_gce_a_trace_gives_and_takes_as_it_says():
     asyncio.run(play())
 
 
-def test_gce_of_those_that_a_trace_takes_the_youngest_go():
+def test_a_trace_preempts_the_youngest():
     within = Endless()
     old = Instance("old", "", A, "running", 1.0, "r")
     within.made = {"new": replace(old, id="new", created_at=2.0), "old": old}
@@ -155,7 +155,7 @@ def place(tmp_path_factory) -> Iterator[Place]:
 
 
 @pytest.mark.slow
-def test_gce_a_trace_takes_machines_from_a_real_sailord_and_gives_others(place):
+def test_a_real_sailord_follows_a_trace(place):
     client = Client(f"unix://{place.socket}")
     wait_until(lambda: client.ask("GET", "/readyz"))
     client.ask("POST", "/v1/jobs", {"job": place.job("job.toml"), "id": "tale"})

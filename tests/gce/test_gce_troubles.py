@@ -1,4 +1,4 @@
-"""What clouds do to their users while a job trains on: all real but the cloud (``gce``)."""
+"""Failures of a cloud while a job trains: only the cloud is fake."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def train(life: Life) -> None:
 
 @pytest.mark.slow
 @at_length
-def test_gce_machines_of_no_use_and_an_operation_that_never_ends(tmp_path_factory):
+def test_faulty_instances_and_a_stuck_operation_are_replaced(tmp_path_factory):
     """One never boots, one boots without its GPU, and the operation that made them never ends."""
     with trouble(tmp_path_factory) as life:
         cloud = life.cloud
@@ -71,7 +71,7 @@ def test_gce_machines_of_no_use_and_an_operation_that_never_ends(tmp_path_factor
 
 @pytest.mark.slow
 @at_length
-def test_gce_nothing_follows_from_a_storm_of_503_but_that_one_looks_again(tmp_path_factory):
+def test_answers_503_cause_only_further_observations(tmp_path_factory):
     with trouble(tmp_path_factory) as life:
         cloud = life.cloud
         train(life)
@@ -87,7 +87,7 @@ def test_gce_nothing_follows_from_a_storm_of_503_but_that_one_looks_again(tmp_pa
 
 
 @pytest.mark.slow
-def test_gce_a_silent_death_while_credentials_are_expired(tmp_path_factory):
+def test_a_node_lost_while_credentials_are_expired_is_replaced(tmp_path_factory):
     """Nobody may rent another machine until somebody logs in again; the job goes on without."""
     with trouble(tmp_path_factory) as life:
         cloud = life.cloud
@@ -107,7 +107,7 @@ def test_gce_a_silent_death_while_credentials_are_expired(tmp_path_factory):
 
 @pytest.mark.slow
 @at_length
-def test_gce_a_quota_that_shrank_before_a_machine_was_taken(tmp_path_factory):
+def test_a_quota_lowered_before_a_preemption_is_kept(tmp_path_factory):
     """What runs, runs on, and no other machine can be had until the quota is raised."""
     with trouble(tmp_path_factory) as life:
         cloud = life.cloud

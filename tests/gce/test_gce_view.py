@@ -1,4 +1,4 @@
-"""What people and programs see of rented machines (``gce``)."""
+"""What the API, the CLI and metrics show of rented instances."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def story() -> Story:
     return story
 
 
-def test_gce_the_view_tells_what_is_up_wanted_and_resting(story):
+def test_the_view_shows_supply_target_and_cooldowns(story):
     view = view_of(story, NAMED)
     a, b = view.pools
     assert (a.wanted, a.up, a.awaited, a.asked, a.rest) == (2, 1, 1, 0, None)
@@ -67,7 +67,7 @@ def test_gce_the_view_tells_what_is_up_wanted_and_resting(story):
     assert view_of(story.hear(Tick(64.0))).pools[1].rest is None
 
 
-def test_gce_an_orphan_is_one_that_would_not_be_deleted(story):
+def test_an_orphan_is_an_instance_that_could_not_be_deleted(story):
     story.hear(TargetSet(30.0, {}))
     story.hear(Tick(331.0))
     assert view_of(story).orphans == ()
@@ -76,7 +76,7 @@ def test_gce_an_orphan_is_one_that_would_not_be_deleted(story):
     assert view_of(story).machines[1].state == "going"
 
 
-def test_gce_who_does_not_lead_knows_nothing_of_machines(story):
+def test_only_the_leader_shows_instances(story):
     view = capacity_view("gce", story.hear(SteppedDown(30.0)).state, (A, B), State(), History())
     assert (view.leads, view.pools, view.machines) == (False, (), ())
     assert "no leader elected yet" in capacity_text(plain(view))
@@ -84,12 +84,12 @@ def test_gce_who_does_not_lead_knows_nothing_of_machines(story):
     assert "no provider" in capacity_text(plain(alone))
 
 
-def test_gce_the_view_survives_the_wire(story):
+def test_the_view_survives_encoding(story):
     view = view_of(story, NAMED)
     assert decode(CapacityView, encode(view)) == view
 
 
-def test_gce_capacity_is_told_in_words(story):
+def test_the_text_of_capacity_shows_pools_cooldowns_and_cost(story):
     text = capacity_text(plain(view_of(story, NAMED)))
     for words in (
         "zone-a  large    spot           2   1         1          0          1  3.60",
@@ -103,7 +103,7 @@ def test_gce_capacity_is_told_in_words(story):
         assert words in text, text
 
 
-def test_gce_metrics_tell_each_pool(story):
+def test_each_pool_has_metrics(story):
     lines = list(_capacity_lines(view_of(story)))
     label = 'zone="zone-b",machine="large",spot="true"'
     assert f'sailor_machines{{{label},state="wanted"}} 1' in lines
@@ -112,7 +112,7 @@ def test_gce_metrics_tell_each_pool(story):
     assert "sailor_machines_orphaned 0" in lines
 
 
-def test_gce_a_glance_and_the_doctor():
+def test_status_and_doctor_summarise_capacity():
     glance = {"wanted": 3, "up": 1, "awaited": 1, "asked": 0, "resting": 1, "usd_per_hour": 7.2,
               "spent_usd": 1.0, "stop": "", "orphans": ["m2"]}  # fmt: skip
     assert glance_text(glance) == (

@@ -1,4 +1,4 @@
-"""Which machines the planner wants, within what may be spent (``gce``)."""
+"""The target that the planner sets within the budget."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ QUESTION = CapacityRequest(JOB, CLUSTER, None, (POOL,), None, 60.0)
 
 
 @pytest.mark.slow
-def test_gce_what_may_be_spent_by_the_hour_limits_what_is_wanted():
+def test_the_hourly_budget_limits_the_target():
     assert choose_capacity(QUESTION).counts == (3,)
     assert choose_capacity(replace(QUESTION, usd_per_hour_max=4.5)).counts == (2,)
 
 
 @pytest.mark.slow
-def test_gce_nothing_more_is_wanted_for_the_last_dollars():
+def test_the_last_dollars_buy_no_instance():
     wanted = choose_capacity(replace(QUESTION, usd_left=0.1))
     assert wanted.counts == (1,)
     assert "stay" in wanted.why
 
 
-def test_gce_what_is_wanted_is_mixed():
+def test_the_target_keeps_the_mix():
     firm = replace(POOL, spot=False, up=0, obtainable=1, usd_per_hour=5.0)
     three = replace(QUESTION, pools=(POOL, firm), usd_per_hour_max=9.5)
     assert choose_capacity(three).counts == (2, 1)
@@ -49,7 +49,7 @@ def state(policy: Policy, *, hours: float) -> CapacityState:
     return CapacityState(policy, hours * 3600.0, "t1", machines={"1": machine})
 
 
-def test_gce_what_is_left_of_a_budget_limits_the_hour():
+def test_the_rest_of_a_total_budget_limits_the_hourly_cost():
     # $3.60 have to last for the 180 s of parting and two looks of 10 s.
     later = state(Policy(usd_max=7.2), hours=1.0)
     assert usd_left(later) == pytest.approx(3.6)

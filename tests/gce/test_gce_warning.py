@@ -1,4 +1,4 @@
-"""A provider's own warning that a machine will go reaches the job (``gce``)."""
+"""A provider's preemption notice reaches the job."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Warner:
         """Nothing is open."""
 
 
-def test_gce_what_a_provider_announces_is_a_notice_of_the_node_with_one_id():
+def test_a_provider_notice_drains_the_node_under_one_id():
     given = []
 
     async def play() -> None:

@@ -1,4 +1,4 @@
-"""Google's client library without a network, a loop without a wait, and a store without a file."""
+"""Google's client library without a network, a virtual event loop, an in-memory store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cloud's REST face: its paths, its JSON, its pages, its errors."""
+"""The fake cloud's REST API: paths, JSON, pages and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fake cloud on a port of its own, in a thread of its own, with time going on."""
+"""The fake cloud as an HTTP server in a thread, with advancing time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fake cloud is made of, and what it may be told to do: plain data."""
+"""The resources of the fake cloud and its injectable failures: plain data."""
 
 from __future__ import annotations
 

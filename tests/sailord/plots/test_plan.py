@@ -140,7 +140,7 @@ def test_more_pipelines_than_fit_are_counted(judge, tmp_path):
 def test_an_estimator_without_a_schedule_shows_the_rest(judge, tmp_path):
     estimate = replace(judge.estimate(PLAN), estimator="formula", stages=())
     said, _ = drawn(Formula(estimate), tmp_path, estimate=estimate)
-    assert "No schedule is drawn: the formula estimator is a formula and knows none." in said
+    assert "No schedule is drawn: the formula estimator is a formula without one." in said
     assert "stage 1: layers 3-5" in said
     assert "V100-16@us-central1-a compute" in said
     assert "idle" not in said
