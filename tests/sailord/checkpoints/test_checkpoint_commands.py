@@ -34,7 +34,7 @@ def test_checkpoints_are_listed_pinned_and_gone_back_to(place):
     assert _generation(place, 1)["generation"]["restore"]["point"]["step"] == 20
 
     listed = call(place, "checkpoint", "ls", JOB)
-    assert "20    1" in listed.output, listed.output
+    assert "  20           1" in listed.output, listed.output
     assert f"at file://{kept}/j" in listed.output
     assert "durable" in listed.output
     assert call(place, "checkpoint", "pin", JOB, "10").output == "step 10 of j is pinned\n"

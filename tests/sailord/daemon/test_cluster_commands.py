@@ -62,7 +62,7 @@ def test_what_goes_wrong_is_said_in_a_sentence(place):
     queued = call(place, "submit", str(file), "--id", "doubtful")
     assert queued.exit_code == 0
     assert queued.stdout == "doubtful is queued\n"
-    assert "warning: [data] tokens: /no/such/file is not to be seen" in queued.stderr
+    assert "warning: [data] tokens: /no/such/file is not visible" in queued.stderr
     unknown = call(place, "cancel", "../../x")
     assert unknown.exit_code == 1
     assert "there is no job" in unknown.output
