@@ -111,7 +111,7 @@ class Care:
         for name, node in list(self.cluster.nodes.items()):
             has_failed = name in self.armed and not self.is_armed(name)
             if (has_failed or name not in self._busy) and node.agent.poll() is not None:
-                self._ended(name, self.cluster.last_steering_orders(name))
+                self._ended(name, self.cluster.last_line(name))
                 self.cluster.start_agent(name)
         with contextlib.suppress(ServerProblem):
             if self._whim.random() < 0.02:

@@ -215,11 +215,11 @@ class ChaosCluster(LocalCluster):
     def head_ended(self) -> str:
         """Sailord's last words if it has ended."""
         assert self._head is not None
-        return "" if self._head.poll() is None else self._last_steering_orders("sailord")
+        return "" if self._head.poll() is None else self._last_line("sailord")
 
-    def last_steering_orders(self, name: str) -> str:
+    def last_line(self, name: str) -> str:
         """The last line of a log."""
-        return self._last_steering_orders(name)
+        return self._last_line(name)
 
     # ---- agents and workers ---------------------------------------------------------------------
 
