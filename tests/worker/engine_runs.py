@@ -40,7 +40,9 @@ def train(
         logical, progress = begin
         trainer.restore({key: torch.from_numpy(array) for key, array in logical.items()}, progress)
     losses = [trainer.step().loss for _ in range(steps)]
-    pieces = rank_tensors(trainer.buffers.values()) if engine == "sailor" else trainer.pieces()
+    pieces = (
+        rank_tensors(trainer.buffers.values()) if engine == "sailor" else trainer.rank_tensors()
+    )
     (transport if engine == "sailor" else trainer).close()
     arrays = {key: [(atoms, t.numpy()) for atoms, t in held] for key, held in pieces.items()}
     return losses, arrays, trainer.progress
