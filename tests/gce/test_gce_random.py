@@ -18,7 +18,7 @@ from tests.gce.virtual import POOLS, World
 
 SCRIPTS = int(os.environ.get("SAILOR_SCRIPTS", "500"))
 """They take half a second each and more, on one core."""
-GROUPS = 10
+GROUPS = 25
 UNSEEN_USD = 0.2
 """The dearest machine costs that in a minute and a half, in which storm and list may hide it."""
 TICK_S = 4.0

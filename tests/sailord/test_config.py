@@ -21,7 +21,7 @@ def test_all_mistakes_are_told_at_once(tmp_path):
     with pytest.raises(InputError) as told:
         load_config(file)
     text = str(told.value)
-    for word in ("cluster_name", "key", "none.toml", "no kind of store", "unknown", "port",
+    for word in ("cluster_name", "key", "none.toml", "unknown scheme", "unknown", "port",
                  "token_file", "lease_s", "url", "secret_file"):  # fmt: skip
         assert word in text, text
     done = CliRunner().invoke(main, ["check", "--config", str(file)])

@@ -92,7 +92,7 @@ def test_a_bug_ends_it_with_a_line_as_all_others():
         [sys.executable, "-c",
          "from agents.daemon.logs import *\nimport logging, warnings\nbegin_log('json')\n"
          "warnings.warn('old')\nlogging.getLogger('theirs').error('%s failed', 'it')\n"
-         "with failures_are_told():\n    assert False, 'a bug'"],
+         "with log_crash():\n    assert False, 'a bug'"],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert said.returncode == 1

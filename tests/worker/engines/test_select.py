@@ -67,5 +67,5 @@ global_batch = 8
 sequence = 6
 engine = "deepspeed"
 """
-    with pytest.raises(InputError, match=r'engine.*is "deepspeed", whose sums are not those of'):
+    with pytest.raises(InputError, match=r'engine.*is "deepspeed", which cannot compute'):
         job_from_document(parse_document(text.encode(), name="job.toml"))
