@@ -1,4 +1,4 @@
-"""One sailord from its start to its end: the store, the election, the eyes and the doors."""
+"""One sailord from start to stop: election, reading the store, the controller and the API."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 from aiohttp import web
@@ -14,7 +14,6 @@ from aiohttp import web
 from agents.daemon.clock import Clock
 from agents.daemon.logs import begin_log
 from agents.daemon.systemd import notify
-from agents.protocol.records import JobId
 from agents.protocol.store_keys import Keys
 from agents.rpc.signing import read_key
 from agents.store import (
@@ -27,14 +26,14 @@ from agents.store import (
     serve,
 )
 from agents.store.sqlite_store import EmbeddedStore
-from sailord.api.app import Api, build_app, build_public_app
+from sailord.api.app import build_app, build_public_app
+from sailord.api.context import ApiContext
 from sailord.capacity.loop import CapacityLoop
 from sailord.cluster_records import Gateway, World
 from sailord.config import Config
-from sailord.controller.agent_client import Calls
-from sailord.controller.election import Election, StateFolder, take_state
-from sailord.controller.lifetime_store import KEEP_S, keep_lives, recall_lives
-from sailord.controller.loop import Shell
+from sailord.controller.election import Election, StateFolder, lock_state_folder
+from sailord.controller.lifetime_store import SAVE_S, load_lifetimes, save_lifetimes
+from sailord.controller.loop import Controller, build_controller
 from sailord.core.events import (
     Deposed,
     Elected,
@@ -44,8 +43,7 @@ from sailord.core.events import (
     StoreReturned,
     Ticked,
 )
-from sailord.notify.feed import Feed, Happening
-from sailord.notify.webhook_sender import Outgoing
+from sailord.notify.webhook_sender import WebhookSender
 from sailord.providers.config import open_provider
 from simulator.documents.problems import InputError, Problem
 
@@ -54,12 +52,12 @@ log = structlog.get_logger("sailord")
 TICK_S = 0.1
 ACCEPTED_AT_ONCE = 64
 QUEUED_MAX = 4096
-LOOK_S = 1.0
-"""How often the store is read where no watch wakes us before."""
-LOOK_S_MIN = 0.05
-GO_S = 1.0
-"""What an end waits for the store to take what may also be lost."""
-MAY_WRITE = "its user needs to read and write what docs/operations.md names, all four prefixes"
+READ_S = 1.0
+"""How often the store is read if no watch reports a change."""
+READ_S_MIN = 0.05
+SHUTDOWN_SAVE_S = 1.0
+"""How long a shutdown waits for the store to save node lifetimes, which may be lost."""
+PERMISSIONS = "its user must be allowed to read and write the four prefixes in docs/operations.md"
 
 
 @dataclass(eq=False)
@@ -68,31 +66,29 @@ class Daemon:
 
     config: Config
     store: Store
-    state: StateFolder
     clock: Clock
     gateway: Gateway
     election: Election
-    shell: Shell
-    api: Api
-    outgoing: Outgoing
+    controller: Controller
+    api: ApiContext
+    webhooks: WebhookSender
     procurer: CapacityLoop | None = None
-    """Only where a provider is configured."""
-    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    """Only if a provider is configured."""
     _is_ready: bool = False
     _led: int | None = None
-    """The term for which everything was read; who has won one and could not read has yet to."""
+    """The term that the controller was told of; a term is won before the store could be read."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until told to stop."""
+        """Serve until ``stop`` is set."""
         works = [
-            self.shell.planning.preload(),
-            self.shell.run(),
+            self.controller.effects.planner.preload(),
+            self.controller.run(),
             self._lead(),
-            self._look(),
-            self._watch(),
+            self._read_store(),
+            self._watch_store(),
             self._tick(),
-            self._remember(),
-            self.outgoing.run(),
+            self._save_lifetimes_often(),
+            self.webhooks.run(),
         ]
         if self.procurer is not None:
             works.append(self.procurer.run())
@@ -102,68 +98,70 @@ class Daemon:
             notify("STOPPING=1")
             for task in tasks:
                 task.cancel()
-        await self._keep_lives()
+        await self._save_lifetimes()
         await self.election.resign()
 
-    # ---- leading ------------------------------------------------------------------------------
+    # ---- election -----------------------------------------------------------------------------
 
     async def _lead(self) -> None:
         pause_s = self.config.options.lease_s / 8
         while True:
             try:
                 if self.election.term is not None:
-                    await self._stay(pause_s)
+                    await self._renew(pause_s)
                 else:
                     self._led = None
-                    await self.election.run_for_leader()
+                    await self.election.campaign()
                 if self.election.term not in (None, self._led):
                     await self._take_over()
                 self.api.leader = self.election.seen
                 if self.api.leader is not None:
-                    self._tell_ready("somebody leads")
+                    self._report_ready("leader elected")
             except StoreRefused as error:
-                await self._cannot_lead(error)
+                await self._give_up_leading(error)
             except StoreError as error:
-                self._see_away(error)
+                self._note_outage(error)
                 await asyncio.sleep(0.2)
-            # Who does not lead looks often: somebody must, soon after a lease has run out.
+            # A standby looks more often, to take over soon after the leader's lease expires.
             await asyncio.sleep(pause_s if self.election.term is not None else min(pause_s, 0.5))
 
-    async def _stay(self, pause_s: float) -> None:
-        if self.shell.resign_asked.is_set():
-            self.shell.resign_asked.clear()
+    async def _renew(self, pause_s: float) -> None:
+        if self.controller.resign_asked.is_set():
+            self.controller.resign_asked.clear()
             await self.election.resign()
             await asyncio.sleep(pause_s)
             return
-        await self.election.stay()
+        await self.election.renew()
         if self.election.term is None:
-            self.shell.feed_event(Deposed(self.clock.now()))
+            self.controller.inbox.put(Deposed(self.clock.now()))
 
-    async def _cannot_lead(self, error: StoreRefused) -> None:
-        """Another sailord may be let do what we are not; the store's own word says what it was."""
-        why = f"{error}; {MAY_WRITE}"
-        log.error("the store does not let us lead", cause="StoreRefused", error=why)
+    async def _give_up_leading(self, error: StoreRefused) -> None:
+        """Resign and wait: another sailord may have the permissions that we lack."""
+        log.error("cannot lead: the store refuses access", cause="StoreRefused",
+                  error=f"{error}; {PERMISSIONS}")  # fmt: skip
         await self.election.resign()
         self.api.leader = None
         await asyncio.sleep(self.config.options.lease_s / 2)
 
     async def _take_over(self) -> None:
+        """Load all that a leader needs from the store, then tell the controller."""
         term = self.election.term
         if term is None:
             return
         world = await self.gateway.read_world()
         for job in world.jobs:
-            await self._recall(job.id)
-        self.shell.observed.history = await recall_lives(self.gateway)
-        await self.shell.outbox.load()
-        await self.outgoing.begin(term)
+            history = await self.gateway.read_history(job.id)
+            self.controller.announcer.restore(job.id, history)
+        self.controller.cluster.lifetimes.history = await load_lifetimes(self.gateway)
+        await self.controller.announcer.outbox.load()
+        await self.webhooks.begin(term)
         if self.election.term != term:
-            return  # It took so long that we are no longer sure to lead: the next try reads anew.
-        self.shell.resign_asked.clear()
+            return  # Reading took longer than our lease; the next round reads again.
+        self.controller.resign_asked.clear()
         about = {"nodes": len(world.nodes), "jobs": len(world.jobs)}
-        log.info("leading", term=term, cause="Elected", **about)
+        log.info("elected leader", term=term, cause="Elected", **about)
         self._led = term
-        self.shell.feed_event(
+        self.controller.inbox.put(
             Elected(
                 self.clock.now(),
                 term,
@@ -175,98 +173,90 @@ class Daemon:
             )
         )
 
-    async def _recall(self, job: JobId) -> None:
-        history = await self.gateway.read_history(job)
-        self.shell.feed.recall(
-            Happening(
-                line.id, line.at, "transition", line.text, job, None, line.generation, line.step,
-                line.term,
-            )
-            for line in history
-        )  # fmt: skip
-
     async def _tick(self) -> None:
         while True:
-            if self.election.term is not None and not self.election.is_sure:
+            if self.election.term is not None and not self.election.is_valid:
                 self.election.term = None
-                log.warning("no longer sure to lead", cause="Ticked")
-                self.shell.feed_event(Deposed(self.clock.now()))
-            self.shell.feed_event(Ticked(self.clock.now()))
+                log.warning("lease may have expired; no longer leader", cause="Ticked")
+                self.controller.inbox.put(Deposed(self.clock.now()))
+            self.controller.inbox.put(Ticked(self.clock.now()))
             await asyncio.sleep(TICK_S)
 
-    async def _remember(self) -> None:
+    async def _save_lifetimes_often(self) -> None:
         while True:
-            await asyncio.sleep(KEEP_S)
-            await self._keep_lives()
+            await asyncio.sleep(SAVE_S)
+            await self._save_lifetimes()
 
-    async def _keep_lives(self) -> None:
+    async def _save_lifetimes(self) -> None:
         term = self.election.term
         if term is not None:
-            with contextlib.suppress(StoreError, TimeoutError):  # The next time will do.
-                async with asyncio.timeout(GO_S):
-                    await keep_lives(self.gateway, self.shell.observed.history, term)
+            with contextlib.suppress(StoreError, TimeoutError):  # The next save will do.
+                async with asyncio.timeout(SHUTDOWN_SAVE_S):
+                    history = self.controller.cluster.lifetimes.history
+                    await save_lifetimes(self.gateway, history, term)
 
-    # ---- looking ------------------------------------------------------------------------------
+    # ---- reading the store --------------------------------------------------------------------
 
-    async def _look(self) -> None:
+    async def _read_store(self) -> None:
         while True:
-            self.woken.clear()
+            self.api.store_changed.clear()
             try:
                 world = await self.gateway.read_world()
             except StoreError as error:
-                self._see_away(error)
+                self._note_outage(error)
                 await asyncio.sleep(0.3)
                 continue
-            self._see(world)
-            await asyncio.sleep(LOOK_S_MIN)
+            self._take_in(world)
+            await asyncio.sleep(READ_S_MIN)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.woken.wait(), LOOK_S)
+                await asyncio.wait_for(self.api.store_changed.wait(), READ_S)
 
-    def _see(self, world: World) -> None:
-        now, was_away = self.clock.now(), self.shell.store.mark_available()
-        if was_away:
-            log.info("the store is back", cause="StoreReturned")
+    def _take_in(self, world: World) -> None:
+        """Turn what was read into events for the controller."""
+        now, is_back = self.clock.now(), self.controller.cluster.store.mark_available()
+        if is_back:
+            log.info("store available again", cause="StoreReturned")
         for fault in world.unreadable:
-            log.warning("the store holds what nobody can read", cause="WireError", what=fault)
-        state = self.shell.state
+            log.warning("unreadable record in the store", cause="WireError", what=fault)
+        state = self.controller.cluster.state
         if state.term is None or state.term != self.election.term:
             return
-        feed = self.shell.feed_event
-        if was_away:
-            feed(StoreReturned(now))
-        feed(NodesObserved(now, world.nodes))
+        put = self.controller.inbox.put
+        if is_back:
+            put(StoreReturned(now))
+        put(NodesObserved(now, world.nodes))
         durables = dict(world.durables)
         for job in world.jobs:
             if job.id not in state.jobs:
-                feed(JobSubmitted(now, job, durables.get(job.id)))
+                put(JobSubmitted(now, job, durables.get(job.id)))
         fresh = [intent for intent in world.intents if intent.id not in state.intents]
         if fresh:
-            feed(IntentGiven(now, fresh[0], tuple(fresh[1:])))
+            put(IntentGiven(now, fresh[0], tuple(fresh[1:])))
 
-    def _see_away(self, error: StoreError) -> None:
-        if self.shell.store.mark_unavailable(str(error), at=self.clock.now()):
-            log.warning("the store is away", cause=type(error).__name__, error=str(error))
-            self._tell_ready("the store is away")
+    def _note_outage(self, error: StoreError) -> None:
+        if self.controller.cluster.store.mark_unavailable(str(error), at=self.clock.now()):
+            log.warning("store unavailable", cause=type(error).__name__, error=str(error))
+            self._report_ready("store unavailable")
 
-    def _tell_ready(self, status: str) -> None:
-        """The doors are open, and what they answer is so: also that the store is away."""
+    def _report_ready(self, status: str) -> None:
+        """Tell systemd that the API answers, also if it answers that the store is unavailable."""
         if not self._is_ready:
             self._is_ready = True
             notify(f"READY=1\nSTATUS={status}")
 
-    async def _watch(self) -> None:
-        """A change wakes the looking, and means nothing else."""
+    async def _watch_store(self) -> None:
+        """Have the store read on every change; the change itself is not looked at."""
         while True:
             try:
                 after = (await self.gateway.store.snapshot(self.gateway.keys.leader)).revision
                 watch = self.store.watch(self.gateway.keys.all, after=after)
                 async with contextlib.aclosing(watch) as changes:
                     async for change in changes:
-                        self.woken.set()
+                        self.api.store_changed.set()
                         if isinstance(change, Compacted):
                             break
             except StoreError:
-                pass  # Looking goes on without it, and says that the store is away.
+                pass  # Polling continues, and reports the outage.
             await asyncio.sleep(0.2)
 
 
@@ -276,7 +266,7 @@ async def run_daemon(config: Config) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    state = take_state(config.state)
+    state = lock_state_folder(config.state)
     key = read_key(config.key)
     async with contextlib.AsyncExitStack() as stack:
         store = await _open_store(config)
@@ -285,12 +275,12 @@ async def run_daemon(config: Config) -> None:
             server = await serve(store, config.store_socket)
             stack.push_async_callback(server.close)
         daemon = _assemble(config, store, state, key)
-        stack.push_async_callback(daemon.shell.calls.close)
-        stack.callback(daemon.shell.planning.close)
+        stack.push_async_callback(daemon.controller.effects.agents.close)
+        stack.callback(daemon.controller.effects.planner.close)
         if daemon.procurer is not None:
             await daemon.procurer.check()
-        await _open_doors(daemon, stack)
-        begin_log(config.log_format, daemon.shell.standing)
+        await _listen(daemon, stack)
+        begin_log(config.log_format, daemon.controller.cluster.log_fields)
         await daemon.run(stop)
 
 
@@ -298,60 +288,55 @@ async def _open_store(config: Config) -> Store:
     try:
         return await open_store(config.store)
     except StoreUnavailable as error:
-        raise InputError(Problem("store", str(error), "stop the process that has it")) from None
+        cure = "stop the process that uses it"
+        raise InputError(Problem("store", str(error), cure)) from None
 
 
 def _assemble(config: Config, store: Store, state: StateFolder, key: bytes) -> Daemon:
-    clock, keys, feed = Clock(), Keys(config.cluster_name), Feed()
+    clock, keys = Clock(), Keys(config.cluster_name)
     gateway = Gateway(store, keys)
-    shell = Shell(config, gateway, Calls(key), clock, feed)
-    lease_s = config.options.lease_s
-    election = Election(store, keys.leader, state, config.address, lease_s)
-    woken = asyncio.Event()
-    api = Api(config, shell, Gateway(store, keys), clock, key, woken)
-    receivers = config.webhooks.receivers
-    outgoing = Outgoing(receivers, shell.outbox, lambda: shell.state.term)
-    procurer = None
+    controller = build_controller(config, gateway, clock, key)
+    election = Election(store, keys.leader, state, config.address, config.options.lease_s)
+    api = ApiContext(config, controller, Gateway(store, keys), clock, key, asyncio.Event())
+    outbox, cluster = controller.announcer.outbox, controller.cluster
+    webhooks = WebhookSender(config.webhooks.receivers, outbox, cluster)
     if config.provider is not None:
         provider = open_provider(config.provider, config.cluster, clock.now)
-        own = Gateway(store, keys)
-        procurer = CapacityLoop(
-            config, provider, config.capacity, shell, shell.planning, own, clock
+        planner = controller.effects.planner
+        api.procurer = CapacityLoop(
+            config, provider, config.capacity, cluster, planner, Gateway(store, keys), clock
         )
-        api.procurer = procurer
-    return Daemon(
-        config, store, state, clock, gateway, election, shell, api, outgoing, procurer, woken
-    )
+    return Daemon(config, store, clock, gateway, election, controller, api, webhooks, api.procurer)
 
 
-async def _open_doors(daemon: Daemon, stack: contextlib.AsyncExitStack) -> None:
-    """Listen for agents and people: over TCP with a token, over the Unix socket without."""
+async def _listen(daemon: Daemon, stack: contextlib.AsyncExitStack) -> None:
+    """Serve the API: over TCP with the token, over the Unix socket without."""
     config = daemon.config
-    inside = web.AppRunner(build_app(daemon.api), access_log=None, shutdown_timeout=1.0)
-    outside = web.AppRunner(build_public_app(daemon.api), access_log=None, shutdown_timeout=1.0)
-    for runner in (inside, outside):
+    local = web.AppRunner(build_app(daemon.api), access_log=None, shutdown_timeout=1.0)
+    public = web.AppRunner(build_public_app(daemon.api), access_log=None, shutdown_timeout=1.0)
+    for runner in (local, public):
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
     early = config.socket.with_name(f".{config.socket.name}.new")
     early.unlink(missing_ok=True)
     try:
-        await web.UnixSite(inside, early, backlog=1024).start()
+        await web.UnixSite(local, early, backlog=1024).start()
         early.chmod(0o600)
         early.rename(config.socket)
     except OSError as error:
-        what = f"cannot be a socket: {error.strerror or error}"
+        what = f"cannot create the socket: {error.strerror or error}"
         raise InputError(Problem(str(config.socket), what, "name another file")) from None
     try:
-        await _listen(outside, config.host, config.port)
+        await _listen_tcp(public, config.host, config.port)
     except OSError as error:
-        what = f"cannot be listened on: {error.strerror}"
+        what = f"cannot listen: {error.strerror}"
         place = f"{config.host}:{config.port}"
-        raise InputError(Problem(place, what, "give another address under [listen]")) from None
+        raise InputError(Problem(place, what, "name another address under [listen]")) from None
 
 
-async def _listen(door: web.AppRunner, host: str, port: int) -> None:
-    """Take a few connections at each turn of the loop; many may wait in the kernel's queue."""
+async def _listen_tcp(runner: web.AppRunner, host: str, port: int) -> None:
+    """Accept few connections per turn of the event loop; many may wait in the kernel's queue."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.create_server((host, port), family=family)
-    await web.SockSite(door, listening, backlog=ACCEPTED_AT_ONCE).start()
+    await web.SockSite(runner, listening, backlog=ACCEPTED_AT_ONCE).start()
     listening.listen(QUEUED_MAX)

@@ -1,4 +1,4 @@
-"""What the API says of machines that are rented: what is there, wanted, on its way, and why not."""
+"""Handler of ``/v1/capacity``: rented machines, wanted machines, refusals, quotas and costs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Literal
 from aiohttp import web
 
 from planner.move_policy.node_lifetimes import History
-from sailord.api.app import API, Api, answer
+from sailord.api.context import CONTEXT, ApiContext
+from sailord.api.responses import answer
 from sailord.api.types import CapacityGlance
 from sailord.capacity.core.budget import spent_usd, unpriced, usd_left, usd_per_hour
 from sailord.capacity.core.decide import obtainable
@@ -22,26 +23,26 @@ from sailord.providers.config import kind_of
 from sailord.providers.interface import Pool, RefusalKind
 
 ORPHAN_AFTER = 3
-"""Orders to delete it; a cloud may need a minute for the first."""
+"""Deletions ordered before a machine counts as an orphan; a cloud may take a minute for one."""
 MachineState = Literal["awaited", "up", "leaving", "silent", "going", "ended"]
 
 
 @dataclass(frozen=True, slots=True)
 class RestView:
-    """Why a pool is not asked now, and until when."""
+    """Why no machine is requested of a pool now, and until when."""
 
     kind: RefusalKind
     since: float
-    """When the first of the refusals came."""
+    """Time of the first refusal."""
     until: float
     refusals: int
-    """Since something was last had there."""
+    """Consecutive refusals."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaView:
-    """One limit that a pool draws on, alone or with others."""
+    """A quota that the pool draws on, alone or with other pools."""
 
     name: str
     limit_gpus: float
@@ -50,7 +51,7 @@ class QuotaView:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """Machines of one zone, type and contract: how many there are, and how many there should be."""
+    """Machines of one zone, type and contract: existing and wanted."""
 
     zone: str
     machine: str
@@ -59,19 +60,19 @@ class PoolView:
     """Of one machine."""
     spot: bool
     usd_per_hour: float | None
-    """Of one machine; null: nobody knows it, and none is ever asked for."""
+    """Of one machine; null: unknown, so none is requested."""
     wanted: int
     up: int
     awaited: int
-    """Made, and their agents have not registered yet."""
+    """Created; their agents have not registered yet."""
     asked: int
-    """Asked for, and not answered yet."""
+    """Requested; the provider has not answered yet."""
     obtainable: int
-    """How many more could be asked for now."""
+    """How many more could be requested now."""
     rest: RestView | None
     quotas: tuple[QuotaView, ...]
     life_s: float
-    """How long one of them lives, by what was seen of late."""
+    """Expected lifetime of one machine, by recent observations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,69 +83,69 @@ class MachineView:
     """The provider's unique number."""
     name: str
     node: str
-    """The name that its agent registers under; empty while unknown."""
+    """The name under which its agent registers; empty while unknown."""
     zone: str
     machine: str
     spot: bool
     state: MachineState
-    """``ended``: it was taken, and still stands there."""
+    """``ended``: it was preempted or stopped and is not deleted yet."""
     created_at: float
     usd: float
-    """What it has cost."""
+    """Its cost so far."""
     in_use: bool
-    """The job stands on it."""
+    """The job runs on it."""
     rented: bool
-    """It was asked for, and so it may be deleted."""
+    """Rented by sailord, which may therefore delete it."""
     why: str
-    """Why it is to go."""
+    """Why it will be deleted; empty: it will not."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoneyView:
-    """What machines cost, and what they may cost."""
+    """Costs and budgets."""
 
     spent_usd: float
     usd_per_hour: float
-    """Asks that are not answered yet among it."""
+    """Includes requests that are not answered yet."""
     usd_per_hour_max: float | None
     usd_max: float | None
     usd_left: float | None
     stop: Stop
-    """Of a total budget: what is unused goes, or everything."""
+    """Of a total budget: whether unused machines, or all, are deleted."""
     unpriced: tuple[str, ...]
-    """Machines whose price nobody knows: what they cost is in no sum."""
+    """Machines of unknown price; the sums leave them out."""
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityView:
-    """Everything that is known of machines; as the leader knows it, and empty elsewhere."""
+    """All machines, as the leader knows them; empty on other sailords."""
 
     provider: str | None
-    """Null: machines come by themselves."""
+    """Null: no provider is configured, machines are started by hand."""
     leads: bool
     observed_at: float | None
-    """When the provider was last seen."""
+    """When the provider last listed its machines."""
     pools: tuple[PoolView, ...]
     machines: tuple[MachineView, ...]
     orphans: tuple[str, ...]
-    """Rented, wanted by nobody, and still there though their deletion was ordered three times."""
+    """Rented, not wanted, and still existing after three ordered deletions; they cost money."""
     strangers: tuple[str, ...]
-    """Nodes that registered and that the provider does not know."""
+    """Registered nodes that the provider does not list."""
     money: MoneyView
 
 
 async def show_capacity(request: web.Request) -> web.Response:
-    """Machines that are there, wanted and on their way, and why others are not."""
-    return answer(capacity_of(request.app[API]))
+    """Show existing, wanted and requested machines, refusals and costs."""
+    return answer(capacity_of(request.app[CONTEXT]))
 
 
-def capacity_of(api: Api) -> CapacityView:
-    """The view of this sailord's own knowledge."""
-    procurer, shell = api.procurer, api.shell
+def capacity_of(api: ApiContext) -> CapacityView:
+    """The view of this sailord."""
+    procurer, lifetimes = api.procurer, api.controller.cluster.lifetimes
     capacity = CapacityState(api.config.capacity) if procurer is None else procurer.state
     offered = () if procurer is None else procurer.provider.pools
     kind = None if api.config.provider is None else kind_of(api.config.provider)
-    return capacity_view(kind, capacity, offered, shell.state, shell.observed.history)
+    return capacity_view(kind, capacity, offered, api.state, lifetimes.history)
 
 
 def capacity_view(
@@ -154,13 +155,13 @@ def capacity_view(
     state: State,
     history: History,
 ) -> CapacityView:
-    """What is known, in the form that everybody reads."""
+    """Build the view."""
     machines = sorted(capacity.machines.values(), key=lambda m: (m.instance.pool, m.instance.name))
     asked = Counter[Pool]()
     for each in capacity.asks.values():
         asked[each.ask.pool] += each.ask.count
     names = {machine.instance.pool for machine in machines}
-    # A person who has no provider sees no pools, and one whose sailord does not lead sees none yet.
+    # Without a provider, and until the first election, there are no pools to show.
     pools = sorted({*offered, *names, *asked, *capacity.target}) if capacity.prefix else []
     return CapacityView(
         provider=kind,
@@ -174,8 +175,8 @@ def capacity_view(
     )
 
 
-def glance_of(api: Api) -> CapacityGlance | None:
-    """What a status says of machines; nothing where nobody provides them."""
+def glance_of(api: ApiContext) -> CapacityGlance | None:
+    """The summary for the status; ``None`` without a provider."""
     if api.procurer is None:
         return None
     view = capacity_of(api)
@@ -249,7 +250,7 @@ def _machine_view(capacity: CapacityState, machine: RentedInstance) -> MachineVi
 
 def _strangers(capacity: CapacityState, state: State) -> tuple[str, ...]:
     if capacity.observed_at is None:
-        return ()  # Before the first look everybody would be one.
+        return ()  # Before the provider listed its machines, every node would be one.
     known = {machine.instance.node for machine in capacity.machines.values()}
     agents, _ = agents_of(state)
     return tuple(sorted(name for name in agents if name not in known))

@@ -1,7 +1,8 @@
-"""News of capacity from outside: told to whoever follows events, each once.
+"""Capacity webhook: adds a note such as "4 A100-40 available in us-central1-a" to the event feed.
 
-What was told stands in the store under the sender's own id, so that a message that comes again is
-known, also to a sailord that was started anew or leads since. It takes the same forms as notices.
+It has no other effect: nothing is rented, and no pool is retried earlier, because of it. Each
+message is noted once; its id is stored, so that a new leader recognizes a repeated message too.
+It takes the same forms as the preemption webhook.
 """
 
 from __future__ import annotations
@@ -18,24 +19,27 @@ from typing import Any
 from aiohttp import web
 
 from agents.protocol.codec import decode, encode
+from agents.protocol.names import JOB_ID
 from agents.store import Delete, Entry, ModifiedAt, Put, WriteUnknown
-from sailord.api.app import API, answer, refusal
-from sailord.api.jobs_and_nodes import ID, OTHER_ID, read_object
-from sailord.api.preemption_webhook import ALERTS_MAX, SEE, Refused, read_message
+from sailord.api.bodies import ID_CURE, read_object
+from sailord.api.context import CONTEXT
+from sailord.api.orders import OTHER_ID
+from sailord.api.preemption_webhook import ALERTS_MAX, SEE, MessageRefused, read_message
+from sailord.api.responses import answer, refusal
 from sailord.api.types import Accepted
 from sailord.cluster_records import Gateway, Given
-from sailord.notify.feed import Happening
+from sailord.notify.feed import FeedEvent
 from simulator.documents.problems import InputError, Problem
 
 GPUS_MAX = 10**6
 KEPT = 1_000
-"""So many are remembered; one that comes again after as many others counts as new."""
+"""Stored messages; one that is repeated after as many others counts as new."""
 _COUNT = re.compile(r"[0-9]{1,7}\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """So many GPUs of a kind can be had in a zone."""
+class AvailableGpus:
+    """How many GPUs of a kind are available in a zone."""
 
     id: str
     zone: str
@@ -44,11 +48,11 @@ class News:
 
 
 async def capacity(request: web.Request) -> web.Response:
-    """More machines can be had somewhere; told to whoever follows."""
-    api = request.app[API]
+    """Note available GPUs in the event feed; there is no other effect."""
+    api = request.app[CONTEXT]
     try:
         form, body = await read_message(request)
-    except Refused as error:
+    except MessageRefused as error:
         return error.response
     if form == "pubsub":
         news = [_from_pubsub(body)]
@@ -58,40 +62,42 @@ async def capacity(request: web.Request) -> web.Response:
         kinds: dict[str, type] = {"id": str, "zone": str, "gpu": str, "gpus": int}
         news = [_news("plain", await read_object(request, kinds, tuple(kinds)))]
 
-    def tell(each: News) -> None:
-        now = api.clock.now()
-        text = f"{each.gpus} {each.gpu} can be had in {each.zone}"
-        api.shell.feed.add(Happening(api.shell.feed.next_id(now), now, "note", text))
+    feed = api.controller.announcer.feed
 
-    given = await tell_each(api.gateway, news, tell)
+    def note(each: AvailableGpus) -> None:
+        now = api.clock.now()
+        text = f"{each.gpus} {each.gpu} available in {each.zone}"
+        feed.add(FeedEvent(feed.next_id(now), now, "note", text))
+
+    given = await note_new(api.gateway, news, note)
     if "other" in given:
         return refusal(409, OTHER_ID)
     return answer(Accepted(len(news), given.count("new")), status=202)
 
 
-async def tell_each(
-    gateway: Gateway, news: Sequence[News], tell: Callable[[News], None]
+async def note_new(
+    gateway: Gateway, news: Sequence[AvailableGpus], note: Callable[[AvailableGpus], None]
 ) -> list[Given]:
-    """Tell what is new, each as soon as it is remembered; raises what the store raises."""
+    """Note each new message as soon as it is stored; raises what the store raises."""
     given: list[Given] = []
-    kept = await recorded(gateway)
+    kept = await stored_messages(gateway)
     for each in news:
-        # Whatever is known when the store goes away was told: it does not come again as new.
-        given.append(await remember(gateway, each, kept))
+        # Noted one by one: if the store fails midway, the sender's retry repeats none of them.
+        given.append(await store_message(gateway, each, kept))
         if given[-1] == "new":
-            tell(each)
+            note(each)
     return given
 
 
-async def recorded(gateway: Gateway) -> list[Entry]:
-    """What is remembered, oldest first."""
+async def stored_messages(gateway: Gateway) -> list[Entry]:
+    """The stored messages, oldest first."""
     entries = (await gateway.store.snapshot(gateway.keys.news)).entries
     return sorted(entries, key=lambda entry: entry.created)
 
 
-async def remember(gateway: Gateway, news: News, entries: Sequence[Entry]) -> Given:
-    """Store it under its id unless it was; raises what the store raises."""
-    # Whatever characters a sender's id has, its hash is a safe key.
+async def store_message(gateway: Gateway, news: AvailableGpus, entries: Sequence[Entry]) -> Given:
+    """Store a message under its id unless it is there; raises what the store raises."""
+    # The hash is a safe key, whatever characters the sender's id has.
     name = hashlib.sha256(news.id.encode("utf-8", "replace")).hexdigest()[:32]
     store, key = gateway.store, gateway.keys.news + name
     old = [Delete(entry.key) for entry in entries[: max(len(entries) + 1 - KEPT, 0)][:50]]
@@ -99,48 +105,50 @@ async def remember(gateway: Gateway, news: News, entries: Sequence[Entry]) -> Gi
         try:
             outcome = await store.transact([ModifiedAt(key, 0)], [Put(key, encode(news)), *old])
         except WriteUnknown:
-            return "new"  # Rather told twice than never.
+            return "new"  # Rather noted twice than never.
         if outcome.is_applied:
             return "new"
     there = await store.get(key)
     if there is None:
-        return "known"  # It was forgotten just now.
-    known = decode(News, there.value)
-    # A count may be another one each time that the same is told.
+        return "known"  # It was deleted just now.
+    known = decode(AvailableGpus, there.value)
+    # The count may differ between repetitions of a message.
     return "known" if (known.zone, known.gpu) == (news.zone, news.gpu) else "other"
 
 
-def _news(form: str, said: dict[str, Any]) -> News:
-    """News from its parts; ``InputError`` where they cannot be any."""
+def _news(form: str, said: dict[str, Any]) -> AvailableGpus:
+    """Build a message from its parts; raises ``InputError``."""
     id_, zone, gpu, gpus = (said.get(key) for key in ("id", "zone", "gpu", "gpus"))
-    if not isinstance(id_, str) or (form == "plain" and not ID.match(id_)):
-        raise InputError(Problem("body: id", "is no name", SEE))
+    if not isinstance(id_, str) or (form == "plain" and not JOB_ID.match(id_)):
+        raise InputError(Problem("body: id", "invalid id", SEE))
     for key, name in (("zone", zone), ("gpu", gpu)):
-        if not isinstance(name, str) or not ID.match(name):
-            raise InputError(Problem(f"body: {key}", "is no name", "give it as the cluster does"))
+        if not isinstance(name, str) or not JOB_ID.match(name):
+            raise InputError(Problem(f"body: {key}", "invalid name", ID_CURE))
     if type(gpus) is not int or not 0 <= gpus <= GPUS_MAX:
-        raise InputError(Problem("body: gpus", "is no count", f"give 0 to {GPUS_MAX:,}"))
+        raise InputError(
+            Problem("body: gpus", "invalid count", f"give an integer from 0 to {GPUS_MAX:,}")
+        )
     assert isinstance(zone, str)
     assert isinstance(gpu, str)
-    return News(f"{form}:{id_}", zone, gpu, gpus)
+    return AvailableGpus(f"{form}:{id_}", zone, gpu, gpus)
 
 
-def _from_pubsub(body: dict[str, Any]) -> News:
+def _from_pubsub(body: dict[str, Any]) -> AvailableGpus:
     try:
         message = body["message"]
         said = json.loads(base64.b64decode(message["data"], validate=True))
         said = {**said, "id": message["messageId"]}
     except (KeyError, TypeError, ValueError, binascii.Error, RecursionError):
-        what = "is no push of a message with zone, gpu and gpus"
+        what = "is not a push of a message with zone, gpu and gpus"
         raise InputError(Problem("body", what, SEE)) from None
     return _news("pubsub", said)
 
 
-def _from_alerts(body: dict[str, Any]) -> list[News]:
+def _from_alerts(body: dict[str, Any]) -> list[AvailableGpus]:
     alerts = body.get("alerts")
     if not isinstance(alerts, list) or len(alerts) > ALERTS_MAX:
-        raise InputError(Problem("body: alerts", f"is no list of up to {ALERTS_MAX}", SEE))
-    found: dict[str, News] = {}
+        raise InputError(Problem("body: alerts", f"is not a list of at most {ALERTS_MAX}", SEE))
+    found: dict[str, AvailableGpus] = {}
     for alert in alerts:
         try:
             labels, status = alert["labels"], alert["status"]
@@ -149,9 +157,9 @@ def _from_alerts(body: dict[str, Any]) -> list[News]:
             zone, gpu = labels["zone"], labels["gpu"]
         except (KeyError, TypeError, AttributeError):
             cure = "give it the labels zone and gpu, and gpus as a label or an annotation"
-            raise InputError(Problem("body: alerts", "holds one without capacity", cure)) from None
+            raise InputError(Problem("body: alerts", "an alert lacks labels", cure)) from None
         if status not in ("firing", "resolved") or not _COUNT.match(count):
-            raise InputError(Problem("body: alerts", "holds one that is no alert", SEE))
+            raise InputError(Problem("body: alerts", "an entry is not an alert", SEE))
         gpus = int(count) if status == "firing" else 0
         each = _news("alert", {"id": id_, "zone": zone, "gpu": gpu, "gpus": gpus})
         found[each.id] = each

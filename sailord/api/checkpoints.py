@@ -1,4 +1,4 @@
-"""What the API says of a job's checkpoints and moves, and does with them."""
+"""Handlers of a job's checkpoints (list, pin, roll back) and of its reconfiguration timings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from aiohttp import web
 
 from agents.protocol.records import Durable, Intent, JobId, Point
 from sailord.api import types
-from sailord.api.app import API, Api, answer, refusal
-from sailord.api.jobs_and_nodes import ID, NAMES, give, job_of, read_object
+from sailord.api.bodies import check_id, read_object
+from sailord.api.context import CONTEXT, ApiContext
+from sailord.api.jobs import job_of
+from sailord.api.orders import REASON_MAX, store_order
+from sailord.api.responses import answer, refusal
 from sailord.checkpoints.catalog import Unreadable, folders_at, look_at, reach
 from sailord.checkpoints.manifest import Manifest, folder_of
 from sailord.checkpoints.object_storage import Missing, StorageError
@@ -27,14 +30,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CheckpointView:
-    """One checkpoint in the durable store."""
+    """One checkpoint in the storage."""
 
     step: int
     generation: int
     bytes: int
     manifest: str
     is_durable: bool
-    """The one from which the job would go on."""
+    """The one that the job would resume from."""
     is_pinned: bool
     samples: int
     label_tokens: int
@@ -42,7 +45,7 @@ class CheckpointView:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableView:
-    """A checkpoint of which not even the manifest can be read, and why."""
+    """A checkpoint whose manifest cannot be read, and why."""
 
     step: int
     generation: int
@@ -58,16 +61,16 @@ class CheckpointsView:
     uri: str | None
     checkpoints: tuple[CheckpointView, ...]
     unfinished_bytes: int
-    """Of uploads that are under way, or came to nothing."""
+    """Of uploads that are in progress or were abandoned."""
     trouble: str
-    """Why the durable store took nothing of late."""
+    """Why the last upload to the storage failed."""
     unreadable: tuple[UnreadableView, ...]
-    """What stands among them and cannot be used."""
+    """Checkpoints whose manifests cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """Whether a checkpoint is kept whatever comes."""
+    """Whether a checkpoint is excluded from retention."""
 
     job: str
     step: int
@@ -77,24 +80,24 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What a job's moves to other generations took, oldest first."""
+    """Timings of a job's reconfigurations, oldest first."""
 
     job: str
     moves: tuple[ReconfigurationTiming, ...]
 
 
 async def list_moves(request: web.Request) -> web.Response:
-    """What each reconfiguration took, phase by phase, beside what was predicted."""
+    """List the reconfigurations of a job: measured and predicted seconds by phase."""
     job = job_of(request)
-    history = await request.app[API].gateway.read_history(JobId(job.id))
+    history = await request.app[CONTEXT].gateway.read_history(JobId(job.id))
     moves = tuple(line.move for line in history if line.move is not None)
     return answer(Moves(job.id, moves))
 
 
 async def list_checkpoints(request: web.Request) -> web.Response:
-    """All checkpoints of a job that the durable store holds."""
-    api, job = request.app[API], job_of(request)
-    active = api.shell.shown.active
+    """List the checkpoints of a job in its storage."""
+    api, job = request.app[CONTEXT], job_of(request)
+    active = api.last_led.active
     trouble = active.checkpointing.trouble if active is not None and active.job == job.id else ""
     if job.saving.uri is None:
         return answer(CheckpointsView(job.id, None, (), 0, trouble, ()))
@@ -102,7 +105,7 @@ async def list_checkpoints(request: web.Request) -> web.Response:
     if isinstance(found, web.Response):
         return found
     folders, complete, broken = found
-    durable = api.shell.shown.durables.get(JobId(job.id))
+    durable = api.last_led.durables.get(JobId(job.id))
     complete.sort(key=lambda pair: (pair[0].point, pair[0].term))
     shown = tuple(_view(m, d, folders.get(m.point), is_durable=d == durable) for m, d in complete)
     unfinished = sum(f.bytes for f in folders.values() if not f.manifests)
@@ -138,16 +141,16 @@ def _view(
 
 
 async def pin_checkpoint(request: web.Request) -> web.Response:
-    """Keep a checkpoint whatever comes, or no longer."""
-    api, job = request.app[API], job_of(request)
+    """Exclude a checkpoint from retention, or include it again."""
+    api, job = request.app[CONTEXT], job_of(request)
     is_pinned = request.match_info["order"] == "pin"
     found = await _found(api, job, request.match_info["step"])
     if isinstance(found, web.Response):
         return found
     manifest, _ = found
-    assert job.saving.uri is not None, "what was found has a place"
+    assert job.saving.uri is not None, "a checkpoint was found, so the job has a uri"
     id_, point = JobId(job.id), manifest.point
-    work = api.shell.checkpoints.pin(id_, job.saving.uri, point, is_pinned=is_pinned)
+    work = api.controller.effects.checkpoints.pin(id_, job.saving.uri, point, is_pinned=is_pinned)
     failed = await _reached(work)
     if isinstance(failed, web.Response):
         return failed
@@ -155,52 +158,54 @@ async def pin_checkpoint(request: web.Request) -> web.Response:
 
 
 async def roll_back(request: web.Request) -> web.Response:
-    """Order a job to go back to an older checkpoint and to go on from there."""
-    api, job = request.app[API], job_of(request)
+    """Order a job to roll back to an older checkpoint and to continue from there."""
+    api, job = request.app[CONTEXT], job_of(request)
     body = await read_object(request, {"id": str, "reason": str}, ())
     id_ = body.get("id") or uuid.uuid4().hex
-    if not ID.match(id_):
-        raise InputError(Problem("id", "is no name", NAMES))
-    active = api.shell.shown.active
+    check_id(id_, "id")
+    active = api.last_led.active
     if active is None or active.job != job.id:
-        cure = "resume it first, or wait for its turn"
-        return refusal(409, Problem(job.id, f"it is {job.state}: it has no cluster", cure))
+        cure = "only the active job can be rolled back: resume it, or wait for its turn"
+        return refusal(409, Problem(job.id, f"is {job.state}, not active", cure))
     found = await _found(api, job, request.match_info["step"])
     if isinstance(found, web.Response):
         return found
     _, durable = found
-    newest = api.shell.shown.durables.get(active.job)
+    newest = api.last_led.durables.get(active.job)
     if newest is not None and durable.point.step > newest.point.step:
         what = f"step {durable.point.step} is beyond the durable step {newest.point.step}"
-        return refusal(409, Problem("step", what, "one can only go back"))
-    reason = body.get("reason", "")[:500] or f"back to step {durable.point.step}, as ordered"
+        return refusal(409, Problem("step", what, "give an older step"))
+    reason = (
+        body.get("reason", "")[:REASON_MAX]
+        or f"rolled back to step {durable.point.step} by an operator"
+    )
     intent = Intent(id_, "rollback", job.id, None, reason, durable)
-    return await give(api, intent)
+    return await store_order(api, intent)
 
 
 async def _found(
-    api: Api, job: types.JobView, step: str
+    api: ApiContext, job: types.JobView, step: str
 ) -> tuple[Manifest, Durable] | web.Response:
-    """The checkpoint of a step, if it can be read; else what is said instead."""
+    """Find the readable checkpoint of a step; else the refusal to answer with."""
     uri = job.saving.uri
     if uri is None:
-        cure = "submit jobs with a uri under [checkpoint]"
-        return refusal(409, Problem("job", "names no place for checkpoints", cure))
+        cure = "submit the job with a uri under [checkpoint]"
+        return refusal(409, Problem("job", "has no checkpoint storage", cure))
     if not step.isascii() or not step.isdecimal() or len(step) > 18:
-        raise InputError(Problem("step", "is no step", "give its number"))
+        raise InputError(Problem("step", "invalid step", "give an integer"))
     id_ = JobId(job.id)
     try:
-        found = await api.shell.checkpoints.find(id_, uri, int(step))
+        found = await api.controller.effects.checkpoints.find(id_, uri, int(step))
         faults = await asyncio.to_thread(
             lambda: faults_of(reach(uri), found[0], job=id_, is_thorough=False)
         )
     except Missing as error:
-        return refusal(404, Problem("step", str(error), "sailorctl checkpoint ls lists all"))
+        return refusal(404, Problem("step", str(error), f"sailorctl checkpoint ls {id_} lists all"))
     except StorageError as error:
         return _away(error)
     if faults:
         folder = folder_of(id_, found[0].point)
-        return refusal(409, *(Problem(folder, fault, "take an older one") for fault in faults[:9]))
+        return refusal(409, *(Problem(folder, fault, "use an older one") for fault in faults[:9]))
     return found
 
 
@@ -212,5 +217,5 @@ async def _reached(work: Awaitable[T]) -> T | web.Response:
 
 
 def _away(error: StorageError) -> web.Response:
-    cure = "see that it can be reached from here, then try again"
-    return refusal(502, Problem("the durable store", str(error), cure))
+    cure = "check that it is reachable from this host, then retry"
+    return refusal(502, Problem("checkpoint storage", str(error), cure))

@@ -1,7 +1,4 @@
-"""A sailord that does not lead passes on what it is asked to the one that does.
-
-Whoever asks need not know who leads: any sailord of the cluster gives the same answer.
-"""
+"""Passes requests on to the leader, so that a client may ask any sailord of the cluster."""
 
 from __future__ import annotations
 
@@ -11,28 +8,27 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from sailord.api.app import API, OWN_LOCK, Handler, refusal
-from sailord.api.load_limits import DOOR, read_body, read_unsigned
+from sailord.api.context import CONTEXT, Handler
+from sailord.api.load_limits import LOAD, read_body, read_unsigned
+from sailord.api.responses import refusal
+from sailord.api.route import Route
+from sailord.api.routes import route_of
 from simulator.documents.problems import Problem
 
-OWN_VIEW = frozenset({"livez", "readyz", "metrics", "openapi", "report", "webhook_preemption"})
-"""Routes that each sailord answers for itself: they are about it, or need the store alone."""
-WITHOUT_LEADER = frozenset({"status", "submit"})
-"""Routes that also make sense while nobody leads: who leads, and what waits for one who does."""
 MARK = "Sailor-Passed-On"
-"""Set on what is passed on, which goes one step and no further."""
+"""Header of a request that was passed on; it is not passed on again."""
 REQUEST_HEADERS = ("Authorization", "Content-Type", "Last-Event-ID", "Sailor-Webhook")
 REPLY_HEADERS = (
     "Content-Type", "Cache-Control", "Location", "Retry-After", "Sailor-Log-Mark",
     "X-Accel-Buffering",
 )  # fmt: skip
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=60.0)
-"""A stream of events has no end, and gives a sign of life every 15 s."""
+"""An event stream never ends, but sends a keepalive every 15 s."""
 SESSION = web.AppKey("session", aiohttp.ClientSession)
 
 
 async def keep_session(app: web.Application) -> AsyncIterator[None]:
-    """One way out for as long as the application lives."""
+    """Keep one client session for as long as the application runs."""
     async with aiohttp.ClientSession(timeout=TIMEOUT, auto_decompress=False) as session:
         app[SESSION] = session
         yield
@@ -40,41 +36,38 @@ async def keep_session(app: web.Application) -> AsyncIterator[None]:
 
 @web.middleware
 async def pass_on(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer what only the leader knows as the leader does."""
-    api = request.app[API]
-    route = request.match_info.route.name
-    is_ours = route is None or route in OWN_VIEW
-    if is_ours or api.shell.state.term is not None:
+    """Answer the request here, or have the leader answer it."""
+    api, route = request.app[CONTEXT], route_of(request)
+    if route is None or route.served_by == "any" or api.state.term is not None:
         return await handler(request)
-    leader, is_away = api.leader, not api.shell.store.is_available
+    leader, is_down = api.leader, not api.controller.cluster.store.is_available
     if leader is None or leader.address == api.config.address or MARK in request.headers:
-        # While the store is away nobody knows more than who led last; who never did knows nothing.
-        if route in WITHOUT_LEADER or (is_away and api.shell.shown.term is not None):
+        # While the store is unavailable, the last leader answers from what it knew.
+        if route.served_by == "leader_if_elected" or (is_down and api.last_led.term is not None):
             return await handler(request)
-        what = "nobody leads yet" + (", and the store is away" if is_away else "")
-        problem = Problem("sailord", what, "try again in some seconds")
-        return refusal(503, problem, headers={"Retry-After": "1"})
+        what = "no leader elected yet" + (", and the store is unavailable" if is_down else "")
+        cure = f"retry in about {api.config.options.lease_s:g} s"
+        return refusal(503, Problem("sailord", what, cure), headers={"Retry-After": "1"})
     try:
-        return await _ask(request, leader.address)
+        return await _ask_leader(request, route, leader.address)
     except (aiohttp.ClientError, TimeoutError) as error:
         what = f"at {leader.address}, does not answer: {error or type(error).__name__}"
-        cure = "try again in some seconds: if it is gone, another one will lead"
-        if is_away:
-            cure = "the store cannot be reached from here either: ask another sailord"
-        problem = Problem("the sailord that leads", what, cure)
+        cure = "retry in some seconds: if it is dead, another leader will be elected"
+        if is_down:
+            cure = "the store is not reachable from this host either: ask another sailord"
+        problem = Problem("the leader", what, cure)
         return refusal(503, problem, headers={"Retry-After": "5"})
 
 
-async def _ask(request: web.Request, address: str) -> web.StreamResponse:
-    api = request.app[API]
+async def _ask_leader(request: web.Request, route: Route, address: str) -> web.StreamResponse:
+    api = request.app[CONTEXT]
     headers = {name: request.headers[name] for name in REQUEST_HEADERS if name in request.headers}
     headers[MARK] = "1"
     if api.config.token is not None:
-        # Over the Unix socket none is shown; the leader's door is the one over TCP.
+        # A request over the Unix socket has no token, but the leader's TCP port requires it.
         headers.setdefault("Authorization", f"Bearer {api.config.token.decode('ascii')}")
     url = URL(f"http://{address}{request.rel_url.raw_path_qs}", encoded=True)
-    is_stranger = request.match_info.route.name in OWN_LOCK
-    body = await (read_unsigned if is_stranger else read_body)(request)
+    body = await (read_body if route.auth == "token" else read_unsigned)(request)
     async with request.app[SESSION].request(
         request.method, url, data=body, headers=headers, allow_redirects=False
     ) as said:
@@ -84,9 +77,9 @@ async def _ask(request: web.Request, address: str) -> web.StreamResponse:
         reply = web.StreamResponse(status=said.status, headers=kept)
         await reply.prepare(request)
         try:
-            with request.app[DOOR].aside():
+            with request.app[LOAD].uncounted():
                 async for part in said.content.iter_any():
                     await reply.write(part)
         except (ConnectionError, aiohttp.ClientError, TimeoutError):
-            return reply  # One of both ends has gone; whoever listened asks again where it was.
+            return reply  # Client or leader disconnected; the client resumes where it was.
         return reply

@@ -1,9 +1,9 @@
-"""Keeps those who are slow, or too many, out of everybody else's way.
+"""Load limits: bound the requests in progress, and the time a body may take to arrive.
 
-Whoever may open the Unix socket and whoever shows the token are counted apart, so that neither
-keeps the other out. Agents and webhooks sign their bodies, so that nobody knows who they are before
-the body has come: until then they are strangers, who get a little time, and of too many of whom the
-one who has kept us longest has to go. Honest senders send head and body together and never wait.
+The Unix socket and the TCP port are counted apart, so that neither can starve the other. Agents
+and webhooks sign their bodies, so they are unauthenticated until the body is there. Unauthenticated
+bodies get 5 s, and if too many are waited for, the oldest is dropped. Well-behaved senders send
+head and body together and never wait.
 """
 
 from __future__ import annotations
@@ -16,74 +16,74 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 BODY_S = 5.0
-"""What a body may take to come: 1 MiB at 2 Mbit/s; most are some hundred bytes."""
-AT_ONCE_MAX = 512
-"""Requests that are worked on at a time at one door; more are turned away at once."""
-STRANGERS_MAX = 512
-"""Those whose bodies are waited for at a time."""
+"""Time for a body to arrive: 1 MiB at 2 Mbit/s; most bodies are some hundred bytes."""
+IN_PROGRESS_MAX = 512
+"""Requests in progress on one listener; more are answered with 429."""
+UNSIGNED_MAX = 512
+"""Unauthenticated bodies waited for at the same time."""
 
 
-class BodyLate(Exception):  # noqa: N818 - an answer like any other: the sender took too long
-    """A body did not come in time; answered with 408."""
+class BodyLate(Exception):  # noqa: N818 - an expected answer, not a failure of ours
+    """A body did not arrive in time; answered with 408."""
 
 
 @dataclass(eq=False)
-class Door:
-    """One way in, and how many are inside."""
+class Load:
+    """The load on one listener."""
 
-    inside: int = 0
-    strangers: dict[asyncio.Timeout, None] = field(default_factory=dict)
-    """The waits for bodies of whoever has not shown who it is, oldest first."""
+    in_progress: int = 0
+    unsigned: dict[asyncio.Timeout, None] = field(default_factory=dict)
+    """The timeouts of unauthenticated bodies, oldest first."""
 
     @property
     def is_full(self) -> bool:
-        return self.inside >= AT_ONCE_MAX
+        return self.in_progress >= IN_PROGRESS_MAX
 
     @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
-        """Count one more inside."""
-        self.inside += 1
+    def counted(self) -> Iterator[None]:
+        """Count a request."""
+        self.in_progress += 1
         try:
             yield
         finally:
-            self.inside -= 1
+            self.in_progress -= 1
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """Whoever only listens is not in anybody's way."""
-        self.inside -= 1
+    def uncounted(self) -> Iterator[None]:
+        """Do not count a request while it only streams."""
+        self.in_progress -= 1
         try:
             yield
         finally:
-            self.inside += 1
+            self.in_progress += 1
 
 
-DOOR = web.AppKey("door", Door)
+LOAD = web.AppKey("load", Load)
 
 
 async def read_body(request: web.Request) -> bytes:
-    """The body of one who is counted, in bounded time; raises ``BodyLate``."""
+    """Read the body of an authenticated request; raises ``BodyLate``."""
     try:
         async with asyncio.timeout(BODY_S):
             return await request.read()
-    except (TimeoutError, ConnectionError):  # Who has hung up hears no answer anyway.
+    except (TimeoutError, ConnectionError):  # A client that disconnected gets no answer anyway.
         raise BodyLate from None
 
 
 async def read_unsigned(request: web.Request) -> bytes:
-    """The body of one of whom nobody knows who it is; raises ``BodyLate``."""
-    strangers = request.app[DOOR].strangers
-    if len(strangers) >= STRANGERS_MAX:
-        oldest = next(iter(strangers))
-        del strangers[oldest]
-        with contextlib.suppress(RuntimeError):  # Its time is over already.
+    """Read the body of an unauthenticated request; raises ``BodyLate``."""
+    unsigned = request.app[LOAD].unsigned
+    if len(unsigned) >= UNSIGNED_MAX:
+        oldest = next(iter(unsigned))
+        del unsigned[oldest]
+        with contextlib.suppress(RuntimeError):  # It has expired already.
             oldest.reschedule(asyncio.get_running_loop().time())
     limit = asyncio.timeout(BODY_S)
     try:
         async with limit:
-            strangers[limit] = None
+            unsigned[limit] = None
             return await request.read()
-    except (TimeoutError, ConnectionError):  # Who has hung up hears no answer anyway.
+    except (TimeoutError, ConnectionError):  # A client that disconnected gets no answer anyway.
         raise BodyLate from None
     finally:
-        strangers.pop(limit, None)
+        unsigned.pop(limit, None)

@@ -1,20 +1,17 @@
-"""The API's own description, made from the table of routes that it serves."""
+"""Makes the OpenAPI document from the table of routes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agents.protocol.names import JOB_ID_PATTERN
-from sailord.api.app import BODY_BYTES_MAX, OWN_LOCK
-from sailord.api.leader_proxy import OWN_VIEW
-from sailord.api.request_schemas import schema_of
+from sailord.api.json_schema import schema_of
+from sailord.api.responses import BODY_BYTES_MAX
+from sailord.api.route import Route
 from sailord.api.types import Problems
-
-if TYPE_CHECKING:
-    from sailord.api.routes import Route
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -36,7 +33,7 @@ _STREAM = _object(
     is_open=True,
     id=_TEXT,
     event=_TEXT,
-    data={"type": "string", "contentMediaType": JSON, "description": "A Happening."},
+    data={"type": "string", "contentMediaType": JSON, "description": "A FeedEvent."},
 )
 """One event of a stream."""
 
@@ -46,10 +43,10 @@ BODIES: dict[str, Any] = {
         job={
             "type": "string",
             "minLength": 1,
-            "description": "A job file, as text (docs/formats.md); one that cannot be used is 422.",
+            "description": "A job file, as text (docs/formats.md); 422 if invalid.",
         },
         id=_NAME,
-        resume={"type": "string", "description": "A step that is durable, or newest."},
+        resume={"type": "string", "description": "A durable step, or newest."},
         priority={"type": "integer", "minimum": -1_000_000, "maximum": 1_000_000},
     ),
     "Order": _object(id=_NAME, reason=_TEXT, leaves_at=_MOMENT),
@@ -58,19 +55,19 @@ BODIES: dict[str, Any] = {
     "Preemption": _object(is_open=True),
     "Capacity": _object(is_open=True),
 }
-"""What is sent. The last three are signed, and their forms stand in docs/api.md."""
+"""Schemas of request bodies; docs/api.md describes the three signed ones."""
 
 REFUSALS = {
-    401: "Who sends this did not show who it is.",
-    404: "There is no such thing.",
-    408: "The body did not come in time.",
-    409: "There is one of that name already, or it would change nothing as things stand.",
+    401: "The sender is not authenticated.",
+    404: "It does not exist.",
+    408: "The body did not arrive in time.",
+    409: "It exists already, or the order would have no effect.",
     413: f"The body is larger than {BODY_BYTES_MAX} bytes.",
-    422: "What was sent cannot be used.",
-    429: "Too often, or too many at once.",
-    500: "A fault of sailord, of which its log says more.",
-    502: "The node's agent did not answer.",
-    503: "The store is away, or nobody leads yet.",
+    422: "The request is invalid.",
+    429: "Too many requests.",
+    500: "An internal error; see sailord's log.",
+    502: "The node's agent or the checkpoint storage did not answer.",
+    503: "The store is unavailable, or no leader is elected yet.",
 }
 _CHOICES = re.compile(r"\{(\w+):([a-z|]+)\}")
 _QUERIES: dict[str, dict[str, Any]] = {
@@ -83,14 +80,14 @@ _QUERIES: dict[str, dict[str, Any]] = {
         "after": {
             "type": "string",
             "pattern": r"^[A-Za-z0-9.:,_-]{0,4000}\Z",
-            "description": "The Sailor-Log-Mark of an answer: what was written since.",
+            "description": "Sailor-Log-Mark of an answer: only what was written since.",
         },
     },
 }
 
 
 def document(routes: Iterable[Route]) -> dict[str, Any]:
-    """The whole OpenAPI document."""
+    """Return the whole OpenAPI document."""
     paths: dict[str, dict[str, Any]] = {}
     schemas = dict(BODIES)
     for route in routes:
@@ -103,7 +100,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
         "info": {
             "title": "Sailor",
             "version": version("sailor"),
-            "description": "What sailord answers, over its Unix socket or over TCP.",
+            "description": "The API of sailord, over its Unix socket or over TCP.",
         },
         "paths": paths,
         "components": {
@@ -116,7 +113,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
 def _operation(
     route: Route, path: str, choices: dict[str, str], schemas: dict[str, Any]
 ) -> dict[str, Any]:
-    assert route.handler.__doc__, f"{route.name} does not say what it does"
+    assert route.handler.__doc__, f"{route.name} has no docstring"
     parameters = []
     for name in re.findall(r"\{(\w+)\}", path):
         schema: dict[str, Any] = (
@@ -145,7 +142,7 @@ def _operation(
                 for status in sorted(refusals_of(route))
             },
         },
-        "security": [] if route.name in OWN_LOCK else [{"token": []}],
+        "security": [{"token": []}] if route.auth == "token" else [],
     }
     for status, each in route.others.items():
         operation["responses"][str(status)]["content"] = {
@@ -160,11 +157,11 @@ def _operation(
 
 
 def refusals_of(route: Route) -> set[int]:
-    """The statuses with which an address may refuse."""
+    """Return the statuses with which a route may refuse a request."""
     found = {429, 500, *route.refuses, *route.others}
-    if route.name not in OWN_LOCK:
+    if route.auth == "token":
         found.add(401)
-    if route.name not in OWN_VIEW:
+    if route.served_by != "any":
         found.add(503)
     if "{" in route.path:
         found.add(404)

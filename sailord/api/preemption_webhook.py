@@ -1,7 +1,7 @@
-"""Warnings from outside: signed JSON, Pub/Sub's push of a log sink, and Alertmanager's form.
+"""Preemption webhook: notices as signed JSON, as Pub/Sub pushes, or from Alertmanager.
 
-What is accepted stands in the store under the sender's own id before it is answered, so that a
-message that comes twice has one effect.
+A notice is stored under the sender's id before it is answered, so that a repeated message has no
+second effect. Pub/Sub pushes come from a log sink on preemptions.
 """
 
 from __future__ import annotations
@@ -19,49 +19,44 @@ from typing import Any, Literal
 from aiohttp import web
 
 from agents.protocol.records import Intent, IntentKind
-from sailord.api.app import API, answer, refusal, too_many
-from sailord.api.jobs_and_nodes import ID, LEAVES_MAX, NAMES, OTHER_ID, read_object
+from sailord.api.bodies import check_id, check_moment, read_object
+from sailord.api.context import CONTEXT
 from sailord.api.load_limits import read_unsigned
+from sailord.api.orders import OTHER_ID
+from sailord.api.responses import answer, refusal, too_many
 from sailord.api.types import Accepted
 from sailord.api.webhook_tokens import TokenError, check_token, read_keys
 from sailord.config import Webhooks
+from sailord.notify.webhook_signature import SIGNATURE_HEADER, sign
 from simulator.documents.problems import InputError, Problem
 
-SIGNATURE_HEADER = "Sailor-Webhook"
 AGE_S_MAX = 300.0
 _SIGNATURE = re.compile(r"t=([0-9]{1,12}),v1=([0-9a-f]{64})\Z", re.ASCII)
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,252}\Z")
 ALERTS_MAX = 500
-SEE = "docs/api.md tells the forms of webhooks"
+SEE = "docs/api.md describes the forms of webhooks"
 Form = Literal["plain", "pubsub", "alertmanager"]
 PREEMPTED = "compute.instances.preempted"
 
 
-class Unknown(Exception):  # noqa: N818 - not an error of ours: the sender is answered with it
-    """The sender is not one that we listen to."""
+class Unauthenticated(Exception):  # noqa: N818 - an expected answer, not a failure of ours
+    """The sender did not authenticate itself; answered with 401."""
 
 
-class Refused(Exception):  # noqa: N818 - as above
-    """A message is not looked at; its sender is answered so."""
+class MessageRefused(Exception):  # noqa: N818 - an expected answer, not a failure of ours
+    """The message is refused unread; holds the response."""
 
     def __init__(self, response: web.Response) -> None:
         super().__init__(response.status)
         self.response = response
 
 
-def sign(secret: bytes, body: bytes, at: float) -> str:
-    """The header's value by which a body is known; the same form for webhooks out."""
-    moment = str(int(at))
-    mac = hmac.new(secret, moment.encode() + b"." + body, hashlib.sha256).hexdigest()
-    return f"t={moment},v1={mac}"
-
-
 async def preemption(request: web.Request) -> web.Response:
-    """Machines will go away, or will not after all."""
-    api = request.app[API]
+    """Take preemption notices, and withdrawals of notices."""
+    api = request.app[CONTEXT]
     try:
         form, body = await read_message(request)
-    except Refused as error:
+    except MessageRefused as error:
         return error.response
     if form == "pubsub":
         intents = _from_pubsub(body)
@@ -70,25 +65,25 @@ async def preemption(request: web.Request) -> web.Response:
     else:
         intents = [await _from_plain(request)]
     given = await asyncio.gather(*(api.gateway.give_intent(intent) for intent in intents))
-    api.woken.set()
+    api.store_changed.set()
     if "other" in given:
         return refusal(409, OTHER_ID)
     return answer(Accepted(len(intents), given.count("new")), status=202)
 
 
 async def read_message(request: web.Request) -> tuple[Form, dict[str, Any]]:
-    """What somebody sends whom we know; raises :class:`Refused`."""
-    api = request.app[API]
+    """Read a message of an authenticated sender; raises ``MessageRefused``."""
+    api = request.app[CONTEXT]
     if not api.allows(request.remote or ""):
-        raise Refused(too_many("messages"))
+        raise MessageRefused(too_many("messages"))
     try:
-        return await _read_known(request, api.config.webhooks)
-    except Unknown as error:
-        raise Refused(refusal(401, Problem("the sender", str(error), SEE))) from None
+        return await _read_authenticated(request, api.config.webhooks)
+    except Unauthenticated as error:
+        raise MessageRefused(refusal(401, Problem("the sender", str(error), SEE))) from None
 
 
-async def _read_known(request: web.Request, hooks: Webhooks) -> tuple[Form, dict[str, Any]]:
-    """Who sends, by what it shows; nothing of the body is believed, or waited for, before."""
+async def _read_authenticated(request: web.Request, hooks: Webhooks) -> tuple[Form, dict[str, Any]]:
+    """Authenticate the sender as far as headers allow, and only then read the body."""
     header = request.headers.get(SIGNATURE_HEADER)
     if header is not None:
         form = _signature_form(hooks.secret, header)
@@ -101,38 +96,37 @@ async def _read_known(request: web.Request, hooks: Webhooks) -> tuple[Form, dict
 async def _bearer_form(hooks: Webhooks, header: str) -> Form:
     kind, _, token = header.partition(" ")
     if kind != "Bearer" or not token:
-        raise Unknown(f"neither {SIGNATURE_HEADER} nor a token was sent")
+        raise Unauthenticated(f"neither {SIGNATURE_HEADER} nor a bearer token was sent")
     if token.count(".") == 2 and hooks.pubsub_keys is not None:
         assert hooks.pubsub_audience is not None
         assert hooks.pubsub_email is not None
         try:
             keys = await asyncio.to_thread(read_keys, hooks.pubsub_keys)
-            check_token(
-                token, keys, audience=hooks.pubsub_audience, email=hooks.pubsub_email,
-                at=time.time(),
-            )  # fmt: skip
+            check_token(token, keys, audience=hooks.pubsub_audience, email=hooks.pubsub_email)
         except TokenError as error:
-            raise Unknown(str(error)) from None
+            raise Unauthenticated(str(error)) from None
         return "pubsub"
     expected = (hooks.alertmanager_token or "").encode()
     if not expected or not hmac.compare_digest(token.encode("utf-8", "replace"), expected):
-        raise Unknown("the token is wrong")
+        raise Unauthenticated("the token is wrong")
     return "alertmanager"
 
 
 def _signature_form(secret: bytes | None, header: str) -> re.Match[str]:
-    """What can be said of a signature before the body is there."""
+    """Check form and age of a signature, before the body has arrived."""
     form = _SIGNATURE.match(header)
     if secret is None or form is None:
-        raise Unknown("the signature is malformed, or no secret is configured")
+        raise Unauthenticated("malformed signature, or no secret is configured")
     if abs(time.time() - float(form[1])) > AGE_S_MAX:
-        raise Unknown("the signature is too old, or a clock is wrong")
+        raise Unauthenticated(
+            f"the signature is more than {AGE_S_MAX:g} s old, or a clock is wrong"
+        )
     return form
 
 
 def _check_signature(secret: bytes | None, body: bytes, form: re.Match[str]) -> None:
     if secret is None or not hmac.compare_digest(sign(secret, body, float(form[1])), form[0]):
-        raise Unknown("the signature is wrong")
+        raise Unauthenticated("the signature is wrong")
 
 
 def _object(raw: bytes) -> dict[str, Any]:
@@ -141,7 +135,7 @@ def _object(raw: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise InputError(Problem("body", "is no JSON object", SEE))
+        raise InputError(Problem("body", "is not a JSON object", SEE))
     return value
 
 
@@ -150,13 +144,11 @@ async def _from_plain(request: web.Request) -> Intent:
         "id": str, "node": str, "leaves_at": float, "withdrawn": bool, "reason": str,
     }  # fmt: skip
     body = await read_object(request, kinds, ("id", "node"))
-    if not ID.match(body["id"]):
-        raise InputError(Problem("body: id", "is no name", NAMES))
+    check_id(body["id"], "body: id")
     kind: IntentKind = "withdraw" if body.get("withdrawn") else "preempt"
     leaves_at = body.get("leaves_at")
-    if leaves_at is not None and not 0 < leaves_at < LEAVES_MAX:
-        raise InputError(Problem("body: leaves_at", "is no moment", "give seconds since 1970"))
-    # What takes a notice back may bear that notice's id, and is another order all the same.
+    check_moment(leaves_at, "body: leaves_at")
+    # A withdrawal may carry the notice's id, but is a different order.
     id_ = f"plain:{body['id']}" + (":withdrawn" if kind == "withdraw" else "")
     return _intent(id_, kind, body["node"], leaves_at, body.get("reason", ""))
 
@@ -168,16 +160,16 @@ def _from_pubsub(body: dict[str, Any]) -> list[Intent]:
         method = entry["protoPayload"]["methodName"]
         name, id_ = entry["protoPayload"]["resourceName"], message["messageId"]
     except (KeyError, TypeError, ValueError, binascii.Error, RecursionError):
-        raise InputError(Problem("body", "is no push of a log entry", SEE)) from None
+        raise InputError(Problem("body", "is not a push of a log entry", SEE)) from None
     if method != PREEMPTED:
-        return []  # Acknowledged, or it would come again and again.
+        return []  # Acknowledged, or Pub/Sub would send it again.
     return [_intent(f"pubsub:{id_}", "preempt", str(name).rpartition("/")[2], None, method)]
 
 
 def _from_alerts(body: dict[str, Any]) -> list[Intent]:
     alerts = body.get("alerts")
     if not isinstance(alerts, list) or len(alerts) > ALERTS_MAX:
-        raise InputError(Problem("body: alerts", f"is no list of up to {ALERTS_MAX}", SEE))
+        raise InputError(Problem("body: alerts", f"is not a list of at most {ALERTS_MAX}", SEE))
     intents = {}
     for alert in alerts:
         try:
@@ -187,10 +179,10 @@ def _from_alerts(body: dict[str, Any]) -> list[Intent]:
             name = str(labels.get("alertname", ""))
         except (KeyError, TypeError, AttributeError):
             raise InputError(
-                Problem("body: alerts", "holds one without a node", "give it the label node")
+                Problem("body: alerts", "an alert has no node", "give it the label node")
             ) from None
         if not isinstance(node, str) or status not in ("firing", "resolved"):
-            raise InputError(Problem("body: alerts", "holds one that is no alert", SEE))
+            raise InputError(Problem("body: alerts", "an entry is not an alert", SEE))
         intent = _intent(id_, "withdraw" if status == "resolved" else "preempt", node, None, name)
         intents[intent.id] = intent
     return list(intents.values())
@@ -198,7 +190,7 @@ def _from_alerts(body: dict[str, Any]) -> list[Intent]:
 
 def _intent(id_: str, kind: IntentKind, node: str, leaves_at: float | None, reason: str) -> Intent:
     if not NODE.match(node):
-        raise InputError(Problem("body", "names no node", "give a node's name"))
-    # Whatever characters a sender's id has, its hash is a safe key.
+        raise InputError(Problem("body", "invalid node name", "give the name of a node"))
+    # The hash is a safe key, whatever characters the sender's id has.
     key = f"hook-{hashlib.sha256(id_.encode('utf-8', 'replace')).hexdigest()[:32]}"
     return Intent(key, kind, node, leaves_at, reason[:200].encode("utf-8", "replace").decode())

@@ -1,4 +1,4 @@
-"""How the controller's state is shown: the same for every client."""
+"""Converts the controller's state into the API's answer types."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sailord.api.types import (
     Why,
 )
 from sailord.cluster_records import Transition
-from sailord.controller.step_rate import Pace
+from sailord.controller.step_rate import StepRate
 from sailord.core.drain_status import drained
 from sailord.core.job_cost import billed, costs
 from sailord.core.job_queue import in_queue
@@ -64,10 +64,10 @@ def node_view(node: Node, *, safe_to_stop: bool, slow: str) -> NodeView:
 
 
 def _unheard(node: Node) -> str:
-    """Why nothing is known of a node that is there."""
+    """Why a present node has no report."""
     if not isinstance(node.standing, Unreachable):
         return ""
-    return f"its agent said nothing and does not answer at {node.record.address}"
+    return f"no report yet, and its agent does not answer at {node.record.address}"
 
 
 def _node_state(node: Node) -> SeenState:
@@ -94,12 +94,12 @@ def nodes_view(state: State) -> Nodes:
 
 
 def counts_view(state: State) -> dict[str, int]:
-    """How many nodes are in which state."""
+    """Number of nodes by state."""
     return dict(sorted(Counter(_node_state(node) for node in state.nodes.values()).items()))
 
 
 def leaving_view(state: State) -> tuple[Leaving, ...]:
-    """The nodes that go away; the first to go first, and those of unknown time last."""
+    """The draining nodes, by announced end; those without one last."""
     free = drained(state)
     leaving = [
         Leaving(node.record.name, node.record.leaves_at, safe_to_stop=id_ in free)
@@ -138,19 +138,19 @@ def job_view(state: State, id_: JobId) -> JobView | None:
 
 
 def fields_of(job: JobRecord) -> dict[str, Any]:
-    """A record's own, for a shape that adds to them."""
+    """A record's fields, for a type that extends it."""
     return {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
 
 
 def phase_view(state: State, active: Active) -> PhaseView:
-    """What the job is at, and until when that may take."""
+    """The job's phase and its deadline."""
     phase, question = active.phase, active.question
     if question is not None:
         return PhaseView("planning", None, question.deadline, question.reason)
     deadline = phase.deadline if isinstance(phase, Starting | Stopping) else None
-    securing = active.checkpointing.securing
-    if isinstance(phase, Stopping) and securing is not None:
-        deadline = max(phase.deadline, securing.until)  # Parked until its last step is durable.
+    if isinstance(phase, Stopping) and active.checkpointing.securing is not None:
+        # The job is stopped, and its state is being made durable.
+        deadline = max(phase.deadline, active.checkpointing.securing.until)
     reason = getattr(phase, "reason", None)
     name: Any = type(phase).__name__.lower()
     return PhaseView(
@@ -163,22 +163,22 @@ def phase_view(state: State, active: Active) -> PhaseView:
 
 def active_view(
     state: State,
-    pace: Pace,
+    step_rate: StepRate,
     plan: Mapping[str, Any] | None,
     about: Mapping[str, Any],
-    told_at: Mapping[str, float],
+    reported_at: Mapping[str, float],
     now: float,
 ) -> ActiveView | None:
-    """The job that has the cluster: where it stands, and against what was predicted.
+    """The active job: progress, prediction and measurement.
 
-    ``told_at`` says of each message when that happened of which it tells.
+    ``reported_at`` has the time of each reported fact, by message id.
     """
     active = state.active
     if active is None:
         return None
     durable = state.durables.get(active.job)
     durable_step = 0 if durable is None else durable.point.step
-    durable_at = None if durable is None else told_at.get(committed_id(active.job, durable))
+    durable_at = None if durable is None else reported_at.get(committed_id(active.job, durable))
     members = () if active.generation is None else active.generation.members
     return ActiveView(
         id=active.job,
@@ -192,7 +192,7 @@ def active_view(
         members=tuple(state.nodes[id_].record.name for id_ in members if id_ in state.nodes),
         plan=plan,
         predicted=_predicted(about),
-        measured=_measured(state, active, pace, about),
+        measured=_measured(state, active, step_rate, about),
         durable_step=None if durable is None else durable_step,
         durable_age_s=None if durable_at is None else max(now - durable_at, 0.0),
         steps_at_risk=max(active.progress.step - durable_step, 0),
@@ -233,10 +233,12 @@ def _predicted(about: Mapping[str, Any]) -> Predicted:
     return Predicted(seconds, rate, estimate.get("cost_usd_per_hour"))
 
 
-def _measured(state: State, active: Active, pace: Pace, about: Mapping[str, Any]) -> Measured:
-    """What workers say of themselves; their pace as it was seen from here, where they do not."""
+def _measured(
+    state: State, active: Active, step_rate: StepRate, about: Mapping[str, Any]
+) -> Measured:
+    """Measurements reported by workers; else the step rate as sailord observed it."""
     is_running = isinstance(active.phase, Running) or active.question is not None
-    seen_s = pace.iteration_s if is_running else None
+    seen_s = step_rate.iteration_s if is_running else None
     reports = _reports(state, active)
     said = next((r.tokens_per_s for r in reports if r.tokens_per_s is not None), None)
     rate = _rate(about.get("tokens_per_iteration"), seen_s) if said is None else said
@@ -246,7 +248,7 @@ def _measured(state: State, active: Active, pace: Pace, about: Mapping[str, Any]
 
 
 def _reports(state: State, active: Active) -> list[Report]:
-    """What members said last of the present generation, those that are ahead first."""
+    """The members' last reports on the present generation, the most advanced first."""
     generation = active.generation
     if generation is None:
         return []
@@ -261,7 +263,7 @@ def _rate(tokens: Any, seconds: Any) -> float | None:
 
 
 def waits_for(state: State, id_: JobId) -> tuple[JobId, ...]:
-    """The jobs before it, if it waits for its turn: who has the cluster, then the queue."""
+    """The jobs before a queued job: the active one, then the queue."""
     queue = [job.id for job in in_queue(state)]
     if id_ not in queue:
         return ()
@@ -274,9 +276,9 @@ def why_view(
     job: JobView,
     about: Mapping[str, Any],
     history: tuple[Transition, ...],
-    away: float | None,
+    unavailable_since: float | None,
 ) -> Why:
-    """Why the job is where it is: the last transitions, and the planner's own reasons."""
+    """Why the job is in its state: the last transitions and the planner's reasons."""
     return Why(
         job=job.id,
         state=job.state,
@@ -287,7 +289,7 @@ def why_view(
         move=about.get("move"),
         last=history[-5:],
         waits_for=waits_for(state, job.id),
-        store_away_since=away,
+        store_away_since=unavailable_since,
     )
 
 

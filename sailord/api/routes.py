@@ -1,88 +1,88 @@
-"""Every address of the API in one table, from which the application and its document are made."""
+"""The table of all addresses, from which the application and its OpenAPI document are made."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import Any
 
 from aiohttp import web
 
 from agents.protocol.records import ReportReply
 from sailord.api import (
+    agent_reports,
     capacity,
     capacity_webhook,
     checkpoints,
+    events,
+    jobs,
+    nodes,
     preemption_webhook,
+    status,
     types,
 )
-from sailord.api import (
-    jobs_and_nodes as handlers,
-)
-from sailord.api.app import Handler, answer
 from sailord.api.openapi import EVENTS, document
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One address and what it is for."""
-
-    method: str
-    path: str
-    name: str
-    handler: Handler
-    answers: tuple[type | str, ...]
-    """What comes back: a shape, as JSON, or a media type of text."""
-    body: str | None = None
-    """The schema of what is sent."""
-    success: int = 200
-    refuses: tuple[int, ...] = ()
-    """With which statuses, beside those that follow from the rest."""
-    others: Mapping[int, type] = field(default_factory=dict)
-    """Statuses other than ``success`` that may come with a shape of their own."""
+from sailord.api.responses import answer
+from sailord.api.route import Route
 
 
 async def _openapi(request: web.Request) -> web.Response:
-    """This document."""
+    """Return this document."""
     del request
     return answer(document(ROUTES))
 
 
+def _get(path: str, name: str, handler: Any, *answers: type | str, **columns: Any) -> Route:
+    return Route(method="GET", path=path, name=name, handler=handler, answers=answers, **columns)
+
+
+def _post(path: str, name: str, handler: Any, *answers: type, **columns: Any) -> Route:
+    return Route(method="POST", path=path, name=name, handler=handler, answers=answers, **columns)
+
+
 _TEXT = "text/plain"
+_JOB = "/v1/jobs/{job}"
+_CHECKPOINT = f"{_JOB}/checkpoints/{{step}}"
+_JOB_ORDER = f"{_JOB}/{{order:cancel|pause|resume|replan|checkpoint}}"
+_NODE_ORDER = "/v1/nodes/{node}/{order:drain|cordon|uncordon|preempt|withdraw}"
 ROUTES: tuple[Route, ...] = (
-    Route("GET", "/livez", "livez", handlers.livez, (types.Live,)),
-    Route("GET", "/readyz", "readyz", handlers.readyz, (types.Ready,), refuses=(503,)),
-    Route("GET", "/metrics", "metrics", handlers.metrics, (_TEXT,)),
-    Route("GET", "/openapi.json", "openapi", _openapi, (dict,)),
-    Route("GET", "/v1/status", "status", handlers.status, (types.Status,)),
-    Route("GET", "/v1/jobs", "jobs", handlers.list_jobs, (types.Jobs,)),
-    Route("POST", "/v1/jobs", "submit", handlers.submit_job, (types.Submitted,), "Submission", 201,
-          (409, 503)),
-    Route("GET", "/v1/jobs/{job}", "job", handlers.show_job, (types.JobView,)),
-    Route("GET", "/v1/jobs/{job}/plan", "plan", handlers.show_plan, (types.PlanView,),
-          refuses=(503,)),
-    Route("GET", "/v1/jobs/{job}/history", "history", handlers.show_history, (types.History,),
-          refuses=(503,)),
-    Route("GET", "/v1/jobs/{job}/why", "why", handlers.show_why, (types.Why,), refuses=(503,)),
-    Route("POST", "/v1/jobs/{job}/{order:cancel|pause|resume|replan|checkpoint}", "order_job",
-          handlers.order_job, (types.Taken,), "Order", 202, (409, 503)),
-    Route("GET", "/v1/jobs/{job}/moves", "moves", checkpoints.list_moves, (checkpoints.Moves,),
-          refuses=(503,)),
-    Route("GET", "/v1/jobs/{job}/checkpoints", "checkpoints", checkpoints.list_checkpoints,
-          (checkpoints.CheckpointsView,), refuses=(502,)),
-    Route("POST", "/v1/jobs/{job}/checkpoints/{step}/{order:pin|unpin}", "pin",
-          checkpoints.pin_checkpoint, (checkpoints.Pinned,), refuses=(409, 502)),
-    Route("POST", "/v1/jobs/{job}/checkpoints/{step}/rollback", "rollback",
-          checkpoints.roll_back, (types.Taken,), "Rollback", 202, (409, 502, 503)),
-    Route("GET", "/v1/nodes", "nodes", handlers.list_nodes, (types.Nodes,)),
-    Route("GET", "/v1/nodes/{node}/logs", "logs", handlers.logs, (_TEXT,), refuses=(502,)),
-    Route("POST", "/v1/nodes/{node}/{order:drain|cordon|uncordon|preempt|withdraw}", "order_node",
-          handlers.order_node, (types.Taken,), "Order", 202, (409, 503)),
-    Route("GET", "/v1/capacity", "capacity", capacity.show_capacity, (capacity.CapacityView,)),
-    Route("GET", "/v1/events", "events", handlers.events, (EVENTS, types.Events)),
-    Route("POST", "/v1/agents/report", "report", handlers.report, (ReportReply,), "Report",
-          refuses=(401,), others={409: ReportReply}),
-    Route("POST", "/v1/webhooks/preemption", "webhook_preemption", preemption_webhook.preemption,
-          (types.Accepted,), "Preemption", 202, (401, 409, 503)),
-    Route("POST", "/v1/webhooks/capacity", "webhook_capacity", capacity_webhook.capacity,
-          (types.Accepted,), "Capacity", 202, (401, 409, 503)),
+    _get("/livez", "livez", status.livez, types.Live, auth="none", served_by="any"),
+    _get("/readyz", "readyz", status.readyz, types.Ready, auth="none", served_by="any",
+         refuses=(503,)),
+    _get("/metrics", "metrics", status.metrics, _TEXT, served_by="any"),
+    _get("/openapi.json", "openapi", _openapi, dict, auth="none", served_by="any"),
+    _get("/v1/status", "status", status.status, types.Status, served_by="leader_if_elected"),
+    _get("/v1/jobs", "jobs", jobs.list_jobs, types.Jobs),
+    _post("/v1/jobs", "submit", jobs.submit_job, types.Submitted, served_by="leader_if_elected",
+          body="Submission", success=201, refuses=(409, 503)),
+    _get(_JOB, "job", jobs.show_job, types.JobView),
+    _get(f"{_JOB}/plan", "plan", jobs.show_plan, types.PlanView, refuses=(503,)),
+    _get(f"{_JOB}/history", "history", jobs.show_history, types.History, refuses=(503,)),
+    _get(f"{_JOB}/why", "why", jobs.show_why, types.Why, refuses=(503,)),
+    _post(_JOB_ORDER, "order_job", jobs.order_job, types.Taken, body="Order", success=202,
+          refuses=(409, 503)),
+    _get(f"{_JOB}/moves", "moves", checkpoints.list_moves, checkpoints.Moves, refuses=(503,)),
+    _get(f"{_JOB}/checkpoints", "checkpoints", checkpoints.list_checkpoints,
+         checkpoints.CheckpointsView, refuses=(502,)),
+    _post(f"{_CHECKPOINT}/{{order:pin|unpin}}", "pin", checkpoints.pin_checkpoint,
+          checkpoints.Pinned, refuses=(409, 502)),
+    _post(f"{_CHECKPOINT}/rollback", "rollback", checkpoints.roll_back, types.Taken,
+          body="Rollback", success=202, refuses=(409, 502, 503)),
+    _get("/v1/nodes", "nodes", nodes.list_nodes, types.Nodes),
+    _get("/v1/nodes/{node}/logs", "logs", nodes.logs, _TEXT, refuses=(502,)),
+    _post(_NODE_ORDER, "order_node", nodes.order_node, types.Taken, body="Order", success=202,
+          refuses=(409, 503)),
+    _get("/v1/capacity", "capacity", capacity.show_capacity, capacity.CapacityView),
+    _get("/v1/events", "events", events.events, EVENTS, types.Events),
+    _post("/v1/agents/report", "report", agent_reports.report, ReportReply, auth="signature",
+          served_by="any", body="Report", refuses=(401,), others={409: ReportReply}),
+    _post("/v1/webhooks/preemption", "webhook_preemption", preemption_webhook.preemption,
+          types.Accepted, auth="signature", served_by="any", body="Preemption", success=202,
+          refuses=(401, 409, 503)),
+    _post("/v1/webhooks/capacity", "webhook_capacity", capacity_webhook.capacity, types.Accepted,
+          auth="signature", body="Capacity", success=202, refuses=(401, 409, 503)),
 )  # fmt: skip
+_BY_NAME = {route.name: route for route in ROUTES}
+
+
+def route_of(request: web.Request) -> Route | None:
+    """The route of a request; ``None``: the address is unknown."""
+    return _BY_NAME.get(request.match_info.route.name or "")

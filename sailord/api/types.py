@@ -1,4 +1,4 @@
-"""What the API answers, as types: the document is made from them, and so is every answer."""
+"""Types of the API's answers; the OpenAPI document is made from them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from agents.protocol.records import Durable, GenerationRecord, JobRecord
 from sailord.cluster_records import Transition
-from sailord.notify.feed import Happening
+from sailord.notify.feed import FeedEvent
 
 SeenState = Literal["joining", "ready", "draining", "cordoned", "slow", "suspect", "lost"]
 PhaseName = Literal[
@@ -18,7 +18,7 @@ PhaseName = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ProblemView:
-    """One thing that is wrong, and what would help."""
+    """One problem and its cure."""
 
     place: str
     what: str
@@ -27,21 +27,21 @@ class ProblemView:
 
 @dataclass(frozen=True, slots=True)
 class Problems:
-    """Why something was refused."""
+    """Why a request was refused."""
 
     problems: tuple[ProblemView, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """The loop turns."""
+    """The event loop runs."""
 
     live: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Somebody leads; ``leads``: this one."""
+    """A leader is elected; ``leads``: it is this sailord."""
 
     ready: bool
     leads: bool
@@ -49,7 +49,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One life of a machine."""
+    """One node, from its registration to its loss."""
 
     id: str
     name: str
@@ -62,20 +62,20 @@ class NodeView:
     address: str
     cordoned: bool
     leaves_at: float | None
-    """When it goes away, in seconds since 1970, if that was announced."""
+    """Announced end, in seconds since 1970; null: none, or unknown."""
     taking: str | None
     generation: int | None
     step: int | None
     failure: str
     why_lost: str
     trouble: str
-    """What keeps its snapshots from where they should be."""
+    """Why its snapshots are not replicated or uploaded."""
     safe_to_stop: bool
-    """It is to go away, and no job needs anything on it any more."""
+    """It is draining, and no job needs its data any more."""
     unsound: str
-    """Why no plan uses it: a device is broken, or its memory has no room for snapshots."""
+    """Why no plan uses it: a broken device, or too little memory for snapshots."""
     slow: str
-    """How much slower it computes than it should; where it trains on nevertheless, also why."""
+    """How much slower than predicted a straggler is, and why it is used nevertheless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True)
 class PhaseView:
-    """What a job is at, since when, and until when that may take."""
+    """A job's phase, its begin and its deadline."""
 
     name: PhaseName
     since: float | None
@@ -97,7 +97,7 @@ class PhaseView:
 
 @dataclass(frozen=True, slots=True)
 class JobView(JobRecord):
-    """A job's record, and where it stands."""
+    """A job's record and its progress."""
 
     generation: GenerationRecord | None = None
     phase: PhaseView | None = None
@@ -108,10 +108,10 @@ class JobView(JobRecord):
 
 @dataclass(frozen=True, slots=True)
 class Submitted(JobRecord):
-    """A job's record as it was stored, and what may be wrong with the job."""
+    """A submitted job's record, with warnings."""
 
     warnings: tuple[str, ...] = ()
-    """Files that cannot be seen from here, and that each node must have."""
+    """Files that are not visible on sailord's host; every node needs them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Jobs:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What the planner said of the plan; null where a price or a plan is missing."""
+    """The planner's estimate; null where a price or the plan is missing."""
 
     iteration_s: float | None
     tokens_per_s: float | None
@@ -132,31 +132,31 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the last steps took; null before enough were seen."""
+    """Measurements of the last steps; null before there are enough."""
 
     iteration_s: float | None
     tokens_per_s: float | None
     loss: float | None
     stall_s: float | None
-    """How long the last snapshot made a step wait."""
+    """How long the last snapshot stalled a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What the job has cost so far, and what it costs now."""
+    """Cost of the job."""
 
     usd: float
-    """Without the time at unknown prices."""
+    """So far, without the time at unknown prices."""
     unpriced_s: float
     usd_per_hour: float | None
-    """Of what runs now; null where a price is not known, zero where nothing runs."""
+    """Now; null if a price is unknown, zero if nothing runs."""
     usd_max: float | None
     """Its budget, if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveView:
-    """The job that has the cluster."""
+    """The job that the cluster works on."""
 
     id: str
     state: str
@@ -174,18 +174,18 @@ class ActiveView:
     durable_step: int | None
     durable_age_s: float | None
     steps_at_risk: int
-    """Done since the last durable step."""
+    """Steps since the last durable one."""
     storage_trouble: str
-    """Why the durable store took nothing of late."""
+    """Why the last upload to the storage failed."""
     troubles: tuple[str, ...]
-    """What its nodes' uploads and copies of snapshots came up against of late."""
+    """Recent problems of its nodes with uploading and replicating snapshots."""
     failures: int
     spent: Spent
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderView:
-    """Who leads."""
+    """The present leader."""
 
     host: str
     address: str
@@ -193,47 +193,47 @@ class LeaderView:
 
 @dataclass(frozen=True, slots=True)
 class StoreView:
-    """Whether the store answers, and if not, since when."""
+    """Whether the store is available."""
 
     answers: bool
     away_since: float | None
     trouble: str = ""
-    """What was last heard of it while it is away, or why it does not take what is to be written."""
+    """The last error while it is unavailable, or why it refuses a write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """A node that goes away, and when, if that is known."""
+    """A draining node."""
 
     name: str
     leaves_at: float | None
     safe_to_stop: bool
-    """No job needs anything on it any more."""
+    """No job needs its data any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityGlance:
-    """Rented machines in numbers; /v1/capacity tells the rest."""
+    """Numbers of rented machines; /v1/capacity has the details."""
 
     wanted: int
     up: int
     awaited: int
-    """Made, and their agents have not registered yet."""
+    """Created; their agents have not registered yet."""
     asked: int
-    """Asked for, and not answered yet."""
+    """Requested; the provider has not answered yet."""
     resting: int
-    """Pools that are not asked now, since they refused."""
+    """Pools in backoff after a refusal."""
     usd_per_hour: float
     spent_usd: float
     stop: str
-    """Of a total budget: empty, ``parting`` or ``ended``."""
+    """Of a total budget: empty, ``parting`` (unused machines go) or ``ended`` (all go)."""
     orphans: tuple[str, ...]
-    """Machines that would not be deleted."""
+    """Machines that could not be deleted and are still billed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Everything at a glance."""
+    """An overview of cluster, job and store."""
 
     cluster: str
     at: float
@@ -244,17 +244,17 @@ class Status:
     job: ActiveView | None
     queued: int
     nodes: Mapping[str, int]
-    """How many are in which state."""
+    """Number of nodes by state."""
     leaving: tuple[Leaving, ...]
     capacity: CapacityGlance | None = None
-    """Null: machines come by themselves."""
+    """Null: no provider is configured."""
     unheard: tuple[str, ...] = ()
-    """Receivers of webhooks that do not take what they are told now, and why."""
+    """Webhook receivers that do not accept messages at present, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanView:
-    """A plan in the form of plan files, and what the planner said of it."""
+    """A plan in the format of plan files, and the planner's estimate and reasons."""
 
     sha256: str
     plan: Mapping[str, Any] | None
@@ -268,12 +268,12 @@ class History:
     job: str
     history: tuple[Transition, ...]
     store_away_since: float | None = None
-    """If so, these are what sailord remembers, without what moves took."""
+    """If set, these come from memory, without reconfiguration timings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Why a job is where it is."""
+    """Why a job is in its state and has its plan."""
 
     job: str
     state: str
@@ -281,25 +281,25 @@ class Why:
     phase: PhaseView | None
     generation_reason: str | None
     plan: tuple[str, ...]
-    """The planner's own reasons."""
+    """The planner's reasons."""
     move: Mapping[str, Any] | None
     last: tuple[Transition, ...]
     store_away_since: float | None = None
-    """If so, all this is what sailord remembers."""
+    """If set, all this comes from memory."""
     waits_for: tuple[str, ...] = ()
-    """If it waits for its turn: the jobs before it."""
+    """If it is queued: the jobs before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """What happened, oldest first."""
+    """Events, oldest first."""
 
-    events: tuple[Happening, ...]
+    events: tuple[FeedEvent, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """An order stands in the store; ``is_new``: it did not before."""
+    """An order was stored; ``is_new``: not by an earlier request with the same id."""
 
     id: str
     is_new: bool
@@ -307,7 +307,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """So many messages were taken, and so many of them were not known before."""
+    """Number of accepted messages, and of those that were not known before."""
 
     accepted: int
     new: int

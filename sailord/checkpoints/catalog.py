@@ -40,7 +40,7 @@ class Checkpoints:
         default_factory=lambda: defaultdict(asyncio.Lock)
     )
 
-    async def describe(self, order: WriteManifest, *, term: int, spec: str) -> Durable:
+    async def write_manifest(self, order: WriteManifest, *, term: int, spec: str) -> Durable:
         """Write the manifest of a checkpoint; ``StorageError`` says why that cannot be."""
         return await self._alone(order.job.id, lambda: _describe(order, term, spec))
 
@@ -48,7 +48,7 @@ class Checkpoints:
         """Find the newest checkpoint that can be read."""
         return await self._alone(order.job.id, lambda: _check(order))
 
-    async def sweep(self, order: CollectGarbage) -> int:
+    async def collect_garbage(self, order: CollectGarbage) -> int:
         """Remove what nobody will ask for again; how many objects that were."""
         return await self._alone(order.job.id, lambda: _sweep(order))
 

@@ -1,4 +1,4 @@
-"""What sailord says to agents over HTTP, signed both ways."""
+"""Sends signed requests to agents and checks that their answers are signed with the same key."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ANSWER_BYTES_MAX = 16 << 20
 
 
 @dataclass(eq=False)
-class Calls:
-    """One session for all agents."""
+class AgentClient:
+    """One HTTP session for all agents."""
 
     key: bytes
     _session: aiohttp.ClientSession | None = field(default=None)
 
     async def abort(self, address: str, word: Abort) -> None:
-        """Say that everything of a job up to a generation is over."""
+        """Tell the agent to stop every generation of a job up to the given one."""
         await self.call(address, "POST", "/v1/abort", encode(word))
 
     async def wake(self, address: str) -> None:
@@ -30,7 +30,7 @@ class Calls:
         await self.call(address, "POST", "/v1/wake")
 
     async def report(self, address: str) -> Report:
-        """Ask how the node stands."""
+        """Ask the agent for its report; the call times out after ``PROBE_S``."""
         body = await self.call(address, "GET", "/v1/report", timeout_s=PROBE_S)
         try:
             return decode(Report, body)
@@ -46,7 +46,7 @@ class Calls:
         *,
         timeout_s: float = TIMEOUT_S,
     ) -> bytes:
-        """Ask, and check that the cluster's own answered."""
+        """Send a signed request; raises ``CallFailed`` unless an agent of this cluster answers."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=256), auto_decompress=False

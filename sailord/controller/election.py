@@ -1,8 +1,8 @@
-"""Who leads: one sailord at a time, for as long as it keeps a lease.
+"""Leader election: the sailord that holds the lease on the leader key is the leader.
 
-The leader stops acting before its lease can have ended, by a clock that goes on while the
-machine sleeps. A daemon that starts on the same state folder has proof that its predecessor is
-dead, since it holds the folder's lock; it ends that one's lease and leads at once.
+A leader stops acting before its lease can have expired, by a clock that also runs while the
+machine is suspended. A daemon that restarts on the same state folder holds that folder's lock,
+which proves that its predecessor is dead: it revokes the old lease and becomes leader at once.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ MARGIN_S_MAX = 2.0
 
 @dataclass(frozen=True, slots=True)
 class StateFolder:
-    """A folder that is ours alone for as long as this process lives."""
+    """A state folder that this process has locked."""
 
     path: Path
     id: str
-    """Made with the folder: no other folder on any machine has it."""
+    """Globally unique, made with the folder."""
     lock: int
     """A descriptor that is never closed."""
 
 
-def take_state(folder: Path) -> StateFolder:
-    """Make the folder ours, or say who has it."""
+def lock_state_folder(folder: Path) -> StateFolder:
+    """Lock the state folder; ``InputError`` if another sailord holds it."""
     lock = lock_folder(folder, service="sailord")
     name = folder / "id"
     if not name.exists():
@@ -46,7 +46,7 @@ def take_state(folder: Path) -> StateFolder:
 
 @dataclass(eq=False)
 class Election:
-    """One daemon's part in it."""
+    """This daemon's part in the election."""
 
     store: Store
     key: str
@@ -55,19 +55,20 @@ class Election:
     lease_s: float
     daemon: str = field(default_factory=lambda: uuid.uuid4().hex)
     term: int | None = None
+    """Our term; ``None`` while we are not the leader."""
     seen: Leader | None = None
-    """Who led when we last looked."""
+    """The leader when we last read the key."""
     _lease: int = 0
     _granted_s: float = 0.0
-    _sure_until: float = 0.0
+    _valid_until: float = 0.0
 
     @property
-    def is_sure(self) -> bool:
-        """We lead, and nobody else can do so yet."""
-        return self.term is not None and since_boot_s() < self._sure_until
+    def is_valid(self) -> bool:
+        """Whether we are the leader and our lease cannot have expired yet."""
+        return self.term is not None and since_boot_s() < self._valid_until
 
-    async def run_for_leader(self) -> bool:
-        """Lead if nobody does; raises what the store raises."""
+    async def campaign(self) -> bool:
+        """Become the leader if there is none; raises what the store raises."""
         entry = await self.store.get(self.key)
         if entry is not None:
             self.seen = _leader(entry.value)
@@ -76,8 +77,8 @@ class Election:
             await self.store.revoke(self.seen.lease)
         asked = since_boot_s()
         lease = await self.store.grant(self.lease_s)
-        me = self._me(lease.id)
-        with contextlib.suppress(WriteUnknown):  # What stands there afterwards tells.
+        me = self._record(lease.id)
+        with contextlib.suppress(WriteUnknown):  # The read below says whether it was written.
             await self.store.transact(
                 [CreatedAt(self.key, 0)], [Put(self.key, encode(me), lease.id)]
             )
@@ -88,38 +89,38 @@ class Election:
             return False
         self.seen, self.term = me, entry.created
         self._lease, self._granted_s = lease.id, lease.ttl_s
-        self._trust(asked)
+        self._extend(asked)
         return True
 
-    async def stay(self) -> None:
-        """Keep leading; ``term`` is gone if that was in vain."""
+    async def renew(self) -> None:
+        """Renew the lease; sets ``term`` to ``None`` if it has expired or may have."""
         asked = since_boot_s()
         try:
             is_kept = await self.store.keep(self._lease)
         except (StoreUnavailable, WriteUnknown):
             is_kept = None
         if is_kept:
-            self._trust(asked)
-        elif is_kept is False or not self.is_sure:
+            self._extend(asked)
+        elif is_kept is False or not self.is_valid:
             self.term = None
 
     async def resign(self) -> None:
-        """Let another lead at once."""
+        """Revoke the lease, so that another sailord can be elected at once."""
         lease, self.term, self._lease = self._lease, None, 0
         if lease:
             with contextlib.suppress(StoreError):
                 await self.store.revoke(lease)
 
-    def _trust(self, asked: float) -> None:
+    def _extend(self, asked: float) -> None:
         margin_s = min(MARGIN_S_MAX, self._granted_s / 5)
-        self._sure_until = asked + self._granted_s - margin_s
+        self._valid_until = asked + self._granted_s - margin_s
 
-    def _me(self, lease: int) -> Leader:
+    def _record(self, lease: int) -> Leader:
         host, state = socket.gethostname(), self.state.id
         return Leader(self.daemon, host, boot_id(), os.getpid(), state, self.address, lease)
 
     def _is_dead(self, leader: Leader) -> bool:
-        """Its state folder's lock is ours now, so no process has it."""
+        """Whether the leader ran on our state folder, whose lock we hold now."""
         return leader.state == self.state.id
 
 

@@ -1,4 +1,4 @@
-"""An event loop that does a little at each turn, so that no flood holds up a decision."""
+"""An asyncio event loop that handles few sockets per turn, so that a flood delays no decision."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import asyncio
 import selectors
 
 EVENTS_MAX = 128
-"""Sockets that are looked after at one turn; the others wait for the next, in their order."""
+"""Sockets handled per turn; the others wait for the next turn, in order."""
 
 
-class FewAtOnce(selectors.DefaultSelector):
-    """Tells of a few sockets only; those left out are still ready when it is asked again."""
+class FairSelector(selectors.DefaultSelector):
+    """Returns at most ``EVENTS_MAX`` ready sockets; the rest are still ready next time."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         return super().select(timeout)[:EVENTS_MAX]
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """The loop of a process that must never be busy for long."""
-    return asyncio.SelectorEventLoop(FewAtOnce())
+    """A new event loop with the fair selector."""
+    return asyncio.SelectorEventLoop(FairSelector())

@@ -1,4 +1,4 @@
-"""Keeps what was seen of machines' lives in the store, so that the next leader knows it too."""
+"""Stores the observed lifetimes of nodes, so that the next leader starts with them."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from sailord.cluster_records import Gateway
 
 log = structlog.get_logger("sailord")
 
-KEEP_S = 60.0
-"""How often it is written: what a leader saw since then is all that is lost with it."""
+SAVE_S = 60.0
+"""How often they are written: a leader that dies loses at most this much."""
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
-    """What is remembered of one pool, by its name."""
+class PoolLifetimes:
+    """The stored history of one pool."""
 
     pool: str
     record: PoolRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Lives:
-    """As it stands in the store."""
+class StoredLifetimes:
+    """The record in the store."""
 
-    pools: tuple[Life, ...]
+    pools: tuple[PoolLifetimes, ...]
 
 
-def written(history: History) -> Lives:
+def to_record(history: History) -> StoredLifetimes:
     """The history as a record."""
-    return Lives(tuple(Life(name, record) for name, record in sorted(history.pools.items())))
+    return StoredLifetimes(tuple(PoolLifetimes(n, r) for n, r in sorted(history.pools.items())))
 
 
-def recalled(lives: Lives) -> History:
-    """The history of a record; while nobody led, nobody saw who was up and who was lost."""
-    return History({life.pool: replace(life.record, nodes_up=0) for life in lives.pools})
+def from_record(stored: StoredLifetimes) -> History:
+    """The history of a record, without live nodes: what happened since was not observed."""
+    return History({each.pool: replace(each.record, nodes_up=0) for each in stored.pools})
 
 
-async def keep_lives(gateway: Gateway, history: History, term: int) -> None:
-    """Write it as the leader of a term; raises what the store raises."""
-    await gateway.write_as_leader(term, [Put(gateway.keys.lives, encode(written(history)))])
+async def save_lifetimes(gateway: Gateway, history: History, term: int) -> None:
+    """Write the history as leader of the term; raises what the store raises."""
+    await gateway.write_as_leader(term, [Put(gateway.keys.lives, encode(to_record(history)))])
 
 
-async def recall_lives(gateway: Gateway) -> History:
-    """Read what the last leader saw; raises what the store raises."""
+async def load_lifetimes(gateway: Gateway) -> History:
+    """Read the last leader's history; raises what the store raises."""
     entry = await gateway.store.get(gateway.keys.lives)
     try:
-        return History() if entry is None else recalled(decode(Lives, entry.value))
+        return History() if entry is None else from_record(decode(StoredLifetimes, entry.value))
     except WireError as error:
-        log.warning("what is known of machines' lives cannot be read", error=str(error))
+        log.warning("unreadable record of node lifetimes; starting without", error=str(error))
         return History()

@@ -1,4 +1,4 @@
-"""How fast a job trains by what was seen, to stand beside what was predicted."""
+"""Measures how fast the active job trains, for comparison with the prediction."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 
 from sailord.core.state import State
 
-SEEN_MAX = 64
+SAMPLES_MAX = 64
 
 
 @dataclass(eq=False)
-class Pace:
-    """The last steps of the present generation and when they were heard of."""
+class StepRate:
+    """The last steps of the present generation, and when sailord heard of them."""
 
     generation: int = 0
-    seen: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=SEEN_MAX))
+    seen: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
 
-    def look(self, state: State) -> None:
-        """Note a new step."""
+    def observe(self, state: State) -> None:
+        """Record the step, if it is a new one."""
         active = state.active
         number = 0 if active is None or active.generation is None else active.generation.number
         if number != self.generation:
@@ -31,9 +31,9 @@ class Pace:
 
     @property
     def iteration_s(self) -> float | None:
-        """Seconds a step over the last steps; ``None`` while too few were seen."""
+        """Mean seconds per step; ``None`` before the third sample."""
         if len(self.seen) < 3:
             return None
-        # The first of them may have come with the news of many.
+        # The first sample may have come with a backlog of steps.
         (begun, first), (ended, last) = self.seen[1], self.seen[-1]
         return (ended - begun) / (last - first) if last > first else None

@@ -1,4 +1,4 @@
-"""What happened, numbered, for everybody who wants to follow it."""
+"""The event feed: what happened, numbered, for everyone who follows it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ IDS_PER_S = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
-    """One thing that happened; ``id`` grows with each, over restarts too."""
+class FeedEvent:
+    """One thing that happened; ids increase, across restarts too."""
 
     id: int
     at: float
@@ -35,46 +35,46 @@ class Happening:
     node: str | None = None
     generation: int | None = None
     step: int | None = None
-    """Where the job that has the cluster was then; ``None``: no generation was open."""
+    """Step of the active job at that moment; null while no generation is open."""
     term: int = 0
 
 
 @dataclass(eq=False)
 class Feed:
-    """The last happenings, and a bell for those who wait for the next."""
+    """The last events, and a wake-up for those who wait for the next."""
 
-    kept: deque[Happening] = field(default_factory=lambda: deque(maxlen=KEPT))
+    kept: deque[FeedEvent] = field(default_factory=lambda: deque(maxlen=KEPT))
     _last: int = 0
-    _bell: asyncio.Event = field(default_factory=asyncio.Event)
+    _added: asyncio.Event = field(default_factory=asyncio.Event)
 
     def next_id(self, at: float) -> int:
-        """Microseconds since the epoch, or just above the last one: a clock set back harms not."""
+        """Microseconds since the epoch, or the last id plus one if the clock was set back."""
         self._last = max(int(at * IDS_PER_S), self._last + 1)
         return self._last
 
-    def add(self, happening: Happening) -> None:
-        """Tell everybody."""
-        self._last = max(self._last, happening.id)
-        self.kept.append(happening)
-        bell, self._bell = self._bell, asyncio.Event()
-        bell.set()
+    def add(self, event: FeedEvent) -> None:
+        """Append an event and wake all followers."""
+        self._last = max(self._last, event.id)
+        self.kept.append(event)
+        added, self._added = self._added, asyncio.Event()
+        added.set()
 
-    def recall(self, happenings: Iterable[Happening]) -> None:
-        """Take over what an earlier leader stored; nobody is told."""
-        known = {happening.id for happening in self.kept}
-        merged = [*self.kept, *(h for h in happenings if h.id not in known)]
-        self.kept = deque(sorted(merged, key=lambda h: h.id), maxlen=KEPT)
-        self._last = max(self._last, *(h.id for h in merged), 0)
+    def restore(self, events: Iterable[FeedEvent]) -> None:
+        """Merge events stored by an earlier leader; followers are not woken."""
+        known = {event.id for event in self.kept}
+        merged = [*self.kept, *(event for event in events if event.id not in known)]
+        self.kept = deque(sorted(merged, key=lambda event: event.id), maxlen=KEPT)
+        self._last = max(self._last, *(event.id for event in merged), 0)
 
-    def after(self, id_: int) -> list[Happening]:
-        """Those with a higher id, oldest first."""
-        return [happening for happening in self.kept if happening.id > id_]
+    def after(self, id_: int) -> list[FeedEvent]:
+        """Events with a higher id, oldest first."""
+        return [event for event in self.kept if event.id > id_]
 
-    async def follow(self, after: int) -> AsyncIterator[Happening]:
-        """Yield those with a higher id, and then each as it happens."""
+    async def follow(self, after: int) -> AsyncIterator[FeedEvent]:
+        """Yield the events with a higher id, then each new one."""
         while True:
-            bell = self._bell
-            for happening in self.after(after):
-                after = happening.id
-                yield happening
-            await bell.wait()
+            added = self._added
+            for event in self.after(after):
+                after = event.id
+                yield event
+            await added.wait()

@@ -1,48 +1,37 @@
-"""What others are to be told, kept in the store until they were: no leader's death loses any.
+"""Messages for webhook receivers, kept in the store so that no leader's death loses one.
 
-A message has an id that follows from what it tells, so that two leaders make the same one of the
-same fact. What a record in the store says is put into the outbox with that record; the rest is
-offered by every leader anew and stored unless it was.
+A message's id is derived from the fact that it reports, so two leaders give the same fact the same
+id. A fact that is a record in the store is put into the outbox in the record's own transaction;
+every other fact is offered by each leader and stored unless it was before.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from dataclasses import dataclass, field
 
-from agents.protocol.codec import WireError, decode, encode
+from agents.protocol.codec import encode, plain
 from agents.protocol.records import Durable, GenerationRecord, JobId, JobRecord
 from agents.protocol.store_keys import Keys
 from agents.store import Delete, Operation, Put, Snapshot, Store, StoreError
 from sailord.cluster_records import Gateway
+from sailord.notify.feed import FeedEvent
 
 KEPT = 1_000
-"""Messages that stay in the store, delivered or not: they tell what was told."""
-FORGOTTEN_AT_ONCE = 50
+"""Messages kept in the store, delivered or not: their ids say what was reported."""
+DELETED_AT_ONCE = 50
 RETRY_S = 1.0
 
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One thing to tell; the same fact has the same id, whoever tells it and however often."""
-
-    id: str
-    at: float
-    kind: str
-    """One of ``feed.EventKind``."""
-    text: str
-    job: str | None = None
-    node: str | None = None
-    generation: int | None = None
-    step: int | None = None
-    term: int = 0
+Message = tuple[str, FeedEvent]
+"""A fact's id, and the event that reports it. The id of the event itself is not sent."""
 
 
 def generation_opened(record: GenerationRecord, at: float) -> Message:
-    """Tell of a generation whose record is written."""
-    return Message(
-        id=f"{record.job}.{record.number}.opened",
+    """Report that a generation's record was written."""
+    return f"{record.job}.{record.number}.opened", FeedEvent(
+        id=0,
         at=at,
         kind="generation_opened",
         text=f"generation {record.number} is open: {record.reason}",
@@ -53,33 +42,35 @@ def generation_opened(record: GenerationRecord, at: float) -> Message:
     )
 
 
-def job_left(job: JobRecord, at: float, term: int) -> Message | None:
-    """Tell of a job that goes on no more; none of any other."""
+def job_stopped(job: JobRecord, at: float, term: int) -> Message | None:
+    """Report that a job was held or has ended; ``None`` in any other state."""
     if job.state not in {"held", "done", "failed", "cancelled"}:
         return None
-    # A job may be held more than once, and each time is news.
+    # A job may be held several times; the digest tells them apart.
     digest = hashlib.sha256(encode(job)).hexdigest()[:12]
-    kind = "job_held" if job.state == "held" else "job_finished"
-    text = job.reason if job.state == "held" else f"{job.state}: {job.reason}"
-    return Message(f"{job.id}.{job.state}.{digest}", at, kind, text, job=job.id, term=term)
+    id_ = f"{job.id}.{job.state}.{digest}"
+    if job.state == "held":
+        return id_, FeedEvent(0, at, "job_held", job.reason, job=job.id, term=term)
+    text = f"{job.state}: {job.reason}"
+    return id_, FeedEvent(0, at, "job_finished", text, job=job.id, term=term)
 
 
 def committed_id(job: JobId, durable: Durable) -> str:
-    """The id of the news that a checkpoint counts."""
+    """The id of the message that a checkpoint was committed."""
     return f"{job}.{durable.point.generation}-{durable.point.step}.committed"
 
 
 @dataclass(eq=False)
 class Outbox:
-    """The messages in the store, in the order in which they came there."""
+    """The messages in the store, in order of writing."""
 
     gateway: Gateway
     at_of: dict[str, float] = field(default_factory=dict)
-    """When what a message tells happened, by id, for all that were told or are to be."""
+    """Time of each reported fact, by message id."""
     bell: asyncio.Event = field(default_factory=asyncio.Event)
-    """Rings once, when there may be more to deliver than there was when it was looked up."""
-    unheard: dict[str, str] = field(default_factory=dict)
-    """Receivers that do not take what they are told now, by host, and why."""
+    """Set once when there may be new messages to deliver."""
+    failing: dict[str, str] = field(default_factory=dict)
+    """Receivers that do not accept messages at present, by host, and why."""
     _offered: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
 
     @property
@@ -91,64 +82,70 @@ class Outbox:
         return self.gateway.keys
 
     async def load(self) -> None:
-        """Learn what earlier leaders told."""
-        entries = (await self.look()).entries
-        messages = (
-            _message(entry.value) for entry in sorted(entries, key=lambda entry: entry.created)
-        )
-        self.at_of = {message.id: message.at for message in messages if message is not None}
+        """Read which facts earlier leaders reported."""
+        entries = sorted((await self.read()).entries, key=lambda entry: entry.created)
+        reported = (_id_and_time(entry.value) for entry in entries)
+        self.at_of = dict(each for each in reported if each is not None)
 
-    async def look(self) -> Snapshot:
-        """Everything that is kept."""
+    async def read(self) -> Snapshot:
+        """All stored messages."""
         return await self.store.snapshot(self.keys.outbox)
 
-    def offer(self, message: Message) -> None:
-        """Store it unless it was told before."""
-        if message.id not in self.at_of:
-            self.at_of[message.id] = message.at
-            self._offered.put_nowait(message)
+    def offer(self, id_: str, event: FeedEvent) -> None:
+        """Store a message unless its fact was reported before."""
+        if id_ not in self.at_of:
+            self.at_of[id_] = event.at
+            self._offered.put_nowait((id_, event))
 
     def orders_for(self, message: Message | None) -> tuple[Operation, ...]:
-        """What stores a message together with the record of which it tells."""
+        """Store operations that write a message together with the record it reports."""
         if message is None:
             return ()
-        self.at_of.setdefault(message.id, message.at)
-        return (Put(self.keys.outbox + message.id, encode(message)),)
+        id_, event = message
+        self.at_of.setdefault(id_, event.at)
+        return (self._put(id_, event),)
+
+    def _put(self, id_: str, event: FeedEvent) -> Put:
+        return Put(self.keys.outbox + id_, encode(plain(event) | {"id": id_}))
 
     async def run(self) -> None:
-        """Bring what is offered into the store; while that is away it waits.
+        """Store offered messages; while the store is unavailable they wait.
 
-        Each has a transaction of its own: receivers are told in the order of revisions, and the
-        place of each is the revision up to which it was told.
+        Each has a transaction of its own: receivers are sent messages in order of revision, and
+        each receiver's cursor is a revision.
         """
         while True:
-            message = await self._offered.get()
-            while not await self._store(message):
+            id_, event = await self._offered.get()
+            while not await self._store(id_, event):
                 await asyncio.sleep(RETRY_S)
             self.ring()
 
     def ring(self) -> None:
-        """Say that there is more to deliver."""
+        """Wake the senders: there may be new messages."""
         bell, self.bell = self.bell, asyncio.Event()
         bell.set()
 
-    async def _store(self, message: Message) -> bool:
-        """Whether that is settled. What was offered under an earlier term is the next leader's."""
-        kept = KEPT + 1 + self._offered.qsize()  # What is not stored yet is not to be forgotten.
-        stale = list(self.at_of)[: max(len(self.at_of) - kept, 0)][:FORGOTTEN_AT_ONCE]
-        orders: list[Operation] = [Put(self.keys.outbox + message.id, encode(message))]
-        orders += [Delete(self.keys.outbox + id_) for id_ in stale]
+    async def _store(self, id_: str, event: FeedEvent) -> bool:
+        """Store a message and delete the oldest; ``False``: try again.
+
+        A message offered under an earlier term is not written; the next leader offers it again.
+        """
+        kept = KEPT + 1 + self._offered.qsize()  # Messages not stored yet must not count as old.
+        stale = list(self.at_of)[: max(len(self.at_of) - kept, 0)][:DELETED_AT_ONCE]
+        orders: list[Operation] = [self._put(id_, event)]
+        orders += [Delete(self.keys.outbox + old) for old in stale]
         try:
-            await self.gateway.write_as_leader(message.term, orders)
+            await self.gateway.write_as_leader(event.term, orders)
         except StoreError:
             return False
-        for id_ in stale:
-            self.at_of.pop(id_, None)  # Who came to lead meanwhile has read them all anew.
+        for old in stale:
+            self.at_of.pop(old, None)  # It may be gone: load() runs at each election.
         return True
 
 
-def _message(value: bytes) -> Message | None:
+def _id_and_time(value: bytes) -> tuple[str, float] | None:
     try:
-        return decode(Message, value)
-    except WireError:
+        message = json.loads(value)
+        return str(message["id"]), float(message["at"])
+    except (ValueError, KeyError, TypeError):
         return None

@@ -1,7 +1,7 @@
-"""Tells others what happened: signed, at least once, and again with growing pauses.
+"""Sends the outbox's messages to webhook receivers: signed, at least once, retried with backoff.
 
-Each receiver has a place in the outbox up to which it was told; that stands in the store too, so
-that whoever leads next goes on from there. A message may come twice, and its id tells.
+Each receiver has a cursor in the store, the revision up to which it was sent the outbox, so that
+the next leader continues there. A message may arrive twice; its id tells.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -20,110 +20,120 @@ import structlog
 
 from agents.daemon.backoff import Backoff
 from agents.store import Entry, Put, StoreError
-from sailord.api.preemption_webhook import SIGNATURE_HEADER, sign
 from sailord.config import Receiver
 from sailord.notify.outbox import Outbox
+from sailord.notify.webhook_signature import SIGNATURE_HEADER, sign
 
 log = structlog.get_logger("sailord.notify.webhook_sender")
 
-PAUSE_S_FIRST = 0.5
-PAUSE_S_MAX = 60.0
+BACKOFF_S_FIRST = 0.5
+BACKOFF_S_MAX = 60.0
 REFUSALS_MAX = 60
-"""About an hour: one that refuses a message for so long does not want it, and may want the next."""
+"""A message that a receiver has refused so often (about an hour) is skipped."""
 TIMEOUT_S = 10.0
-LOOK_S = 5.0
-"""How often the outbox is looked at where no bell rings before."""
+POLL_S = 5.0
+"""How often the outbox is read if no bell rings."""
+
+
+class HasTerm(Protocol):
+    """Knows whether this sailord is the leader."""
+
+    @property
+    def term(self) -> int | None:
+        """Our term as leader; ``None`` while we are not: only the leader sends."""
 
 
 @dataclass(eq=False)
-class Outgoing:
-    """One messenger for each receiver, so that none waits for another."""
+class WebhookSender:
+    """One task for each receiver, so that a slow one delays no other."""
 
     receivers: tuple[Receiver, ...]
     outbox: Outbox
-    term: Callable[[], int | None]
-    """Our term as leader: only a leader tells."""
+    leadership: HasTerm
 
     async def begin(self, term: int) -> None:
-        """A new receiver hears what happens from now on; raises what the store raises."""
-        now = (await self.outbox.look()).revision
+        """Set the cursor of each new receiver to now; raises what the store raises."""
+        now = (await self.outbox.read()).revision
         for receiver in self.receivers:
             if await self.outbox.store.get(self.key(receiver)) is None:
-                await self.move(receiver, now, term)
+                await self.set_cursor(receiver, now, term)
 
     async def run(self) -> None:
-        """Tell everything that is in the outbox, and what comes into it."""
+        """Send the outbox, and each new message, for ever."""
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as group:
             for receiver in self.receivers:
-                group.create_task(_Messenger(self, receiver, session).run())
+                group.create_task(_ReceiverTask(self, receiver, session).run())
 
     def key(self, receiver: Receiver) -> str:
-        """Where it stands up to which revision the receiver was told."""
+        """The store key of the receiver's cursor."""
         name = hashlib.sha256(receiver.url.encode()).hexdigest()[:16]
         return self.outbox.keys.cursors + name
 
-    async def move(self, receiver: Receiver, after: int, term: int) -> bool:
-        """Remember it; ``False``: somebody else leads."""
+    async def set_cursor(self, receiver: Receiver, after: int, term: int) -> bool:
+        """Store the cursor; ``False``: we are not the leader any more."""
         value = json.dumps({"after": after, "url": receiver.url}).encode()
         order = Put(self.key(receiver), value)
         return await self.outbox.gateway.write_as_leader(term, [order])
 
 
 @dataclass(eq=False)
-class _Messenger:
-    by: Outgoing
+class _ReceiverTask:
+    by: WebhookSender
     receiver: Receiver
     session: aiohttp.ClientSession
 
     @property
     def host(self) -> str:
-        """What may be shown to anybody: the rest of an address may be a secret."""
+        """The URL without path and user: those may contain secrets."""
         parts = urlsplit(self.receiver.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
     async def run(self) -> None:
         while True:
-            bell, term = self.by.outbox.bell, self.by.term()
+            bell, term = self.by.outbox.bell, self.by.leadership.term
             if term is not None:
-                with contextlib.suppress(StoreError):  # It is asked again soon.
-                    await self._tell_all(term)
+                with contextlib.suppress(StoreError):  # The next round tries again.
+                    await self._send_all(term)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(bell.wait(), LOOK_S)
+                await asyncio.wait_for(bell.wait(), POLL_S)
 
-    async def _tell_all(self, term: int) -> None:
+    async def _send_all(self, term: int) -> None:
         place = await self.by.outbox.store.get(self.by.key(self.receiver))
         if place is None:
-            return  # We have only just come to lead.
+            return  # begin() has not set it yet.
         after = int(json.loads(place.value)["after"])
-        entries = (await self.by.outbox.look()).entries
+        entries = (await self.by.outbox.read()).entries
         for entry in sorted(entries, key=lambda entry: entry.created):
             if entry.created <= after:
                 continue
-            if not await self._insist(entry, term):
+            if not await self._send_until_accepted(entry, term):
                 return
-            if not await self.by.move(self.receiver, entry.created, term):
+            if not await self.by.set_cursor(self.receiver, entry.created, term):
                 return
 
-    async def _insist(self, entry: Entry, term: int) -> bool:
-        """Send until it is taken; ``False``: it is another leader's now."""
-        backoff, refusals, url = Backoff(PAUSE_S_FIRST, PAUSE_S_MAX), 0, self.receiver.url
-        while self.by.term() == term:
-            why, was_heard = await self._send(entry.value)
+    async def _send_until_accepted(self, entry: Entry, term: int) -> bool:
+        """Retry with backoff; ``False``: we are not the leader any more."""
+        refusals, url = 0, self.receiver.url
+        backoff = Backoff(BACKOFF_S_FIRST, BACKOFF_S_MAX)
+        while self.by.leadership.term == term:
+            why, was_reached = await self._send(entry.value)
             if not why:
-                self.by.outbox.unheard.pop(self.host, None)
+                self.by.outbox.failing.pop(self.host, None)
                 return True
-            self.by.outbox.unheard[self.host] = why
-            log.info("a webhook was not taken", url=url, why=why, key=entry.key)
-            refusals += was_heard
+            self.by.outbox.failing[self.host] = why
+            log.info("webhook not accepted; will retry", url=url, why=why, key=entry.key)
+            refusals += was_reached
             if refusals >= REFUSALS_MAX:
-                log.warning("a webhook was given up", url=url, why=why, key=entry.key)
+                log.warning(
+                    "webhook skipped after too many refusals", url=url, why=why, key=entry.key
+                )
                 return True
             await asyncio.sleep(backoff.next_s())
         return False
 
     async def _send(self, body: bytes) -> tuple[str, bool]:
-        """Why it was not taken, if so, and whether the receiver said that itself."""
+        """Why the message was not accepted (empty: it was), and whether the receiver answered."""
         signature = sign(self.receiver.secret, body, time.time())
         headers = {"Content-Type": "application/json", SIGNATURE_HEADER: signature}
         try:

@@ -142,7 +142,7 @@ class Care:
             except ServerProblem as problem:
                 if "would change nothing" in str(problem):
                     return True  # It was done when it was ordered before, or needs no doing.
-                if "there is no node of that name" in str(problem):
+                if "no such node" in str(problem):
                     return False  # It has come, and is not known yet; whatever it was, it is moot.
                 if "did not answer" not in str(problem) and str(problem) != told:
                     told = str(problem)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from agents.cloud.notices import PREEMPTED
-from sailord.api.preemption_webhook import SIGNATURE_HEADER, sign
 from sailord.client import Client, Patience
+from sailord.notify.webhook_signature import SIGNATURE_HEADER, sign
 from tests.control.cluster import LEASE_S, Agent, Cluster, is_leader
 from tests.fakes.metadata import Metadata, metadata_server
 from tests.sailord.daemon.running import JOB, Over, Place, wait_until

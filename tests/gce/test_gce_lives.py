@@ -8,7 +8,7 @@ from agents.protocol.store_keys import Keys
 from agents.store import Put, open_store
 from planner.move_policy.node_lifetimes import History
 from sailord.cluster_records import Gateway
-from sailord.controller.lifetime_store import keep_lives, recall_lives
+from sailord.controller.lifetime_store import load_lifetimes, save_lifetimes
 
 POOL = "A100-40@us-central1-a spot"
 SEEN = History().seen(0.0, up={POOL: 2}, lost={}).seen(3600.0, up={POOL: 1}, lost={POOL: 1})
@@ -34,8 +34,8 @@ async def lead(gateway: Gateway) -> int:
 
 def test_lifetimes_survive_leaders_and_ignore_the_time_without_one(tmp_path):
     async def play(gateway):
-        await keep_lives(gateway, SEEN, await lead(gateway))
-        return await recall_lives(gateway)
+        await save_lifetimes(gateway, SEEN, await lead(gateway))
+        return await load_lifetimes(gateway)
 
     found = in_a_store(tmp_path, play)
     before, after = SEEN.record(POOL, 3600.0), found.record(POOL, 3600.0)
@@ -48,17 +48,17 @@ def test_lifetimes_survive_leaders_and_ignore_the_time_without_one(tmp_path):
 def test_a_former_leader_does_not_overwrite_lifetimes(tmp_path):
     async def play(gateway):
         term = await lead(gateway)
-        await keep_lives(gateway, SEEN, term)
-        await keep_lives(gateway, History(), term - 1)
-        return await recall_lives(gateway)
+        await save_lifetimes(gateway, SEEN, term)
+        await save_lifetimes(gateway, History(), term - 1)
+        return await load_lifetimes(gateway)
 
     assert POOL in in_a_store(tmp_path, play).pools
 
 
 def test_unreadable_lifetimes_are_dropped(tmp_path):
     async def play(gateway):
-        assert await recall_lives(gateway) == History()
+        assert await load_lifetimes(gateway) == History()
         await gateway.store.transact([], [Put(gateway.keys.lives, b'{"pools": 3}')])
-        return await recall_lives(gateway)
+        return await load_lifetimes(gateway)
 
     assert in_a_store(tmp_path, play) == History()

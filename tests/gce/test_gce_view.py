@@ -8,7 +8,7 @@ from agents.protocol.codec import decode, encode, plain
 from agents.protocol.records import NodeId, NodeRecord
 from planner.move_policy.node_lifetimes import History
 from sailord.api.capacity import CapacityView, capacity_view
-from sailord.api.metrics import _capacity_lines
+from sailord.api.metrics import capacity_metrics, exposition
 from sailord.capacity.core.model import (
     Agent,
     AgentsCounted,
@@ -104,12 +104,13 @@ def test_the_text_of_capacity_shows_pools_cooldowns_and_cost(story):
 
 
 def test_each_pool_has_metrics(story):
-    lines = list(_capacity_lines(view_of(story)))
-    label = 'zone="zone-b",machine="large",spot="true"'
-    assert f'sailor_machines{{{label},state="wanted"}} 1' in lines
-    assert f"sailor_pool_resting{{{label}}} 1" in lines
-    assert f"sailor_machines_obtainable{{{label}}} 0" in lines
-    assert "sailor_machines_orphaned 0" in lines
+    lines = exposition(capacity_metrics(view_of(story))).splitlines()
+    label = 'machine="large",spot="true",zone="zone-b"'
+    wanted = label.replace(",zone", ',state="wanted",zone')
+    assert f"sailor_machines{{{wanted}}} 1.0" in lines
+    assert f"sailor_pool_resting{{{label}}} 1.0" in lines
+    assert f"sailor_machines_obtainable{{{label}}} 0.0" in lines
+    assert "sailor_machines_orphaned 0.0" in lines
 
 
 def test_status_and_doctor_summarise_capacity():

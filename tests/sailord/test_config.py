@@ -45,9 +45,9 @@ def test_files_that_a_run_would_miss_are_told_by_the_check(place):
 
 def test_a_second_sailord_on_the_same_folder_is_refused(place):
     assert CliRunner().invoke(main, ["check", "--config", str(place.config)]).exit_code == 0
-    from sailord.controller.election import take_state  # noqa: PLC0415 - the lock is taken in this process
+    from sailord.controller.election import lock_state_folder  # noqa: PLC0415 - the lock is taken in this process
 
-    taken = take_state(place.folder / "x")
+    taken = lock_state_folder(place.folder / "x")
     with pytest.raises(InputError, match="another sailord"):
-        take_state(place.folder / "x")
+        lock_state_folder(place.folder / "x")
     assert len(taken.id) == 32

@@ -1,4 +1,4 @@
-"""News of capacity: in three forms, each told once, also after a restart."""
+"""Capacity messages, in three forms, are noted in the event feed once, also after a restart."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from agents.protocol.store_keys import Keys
 from agents.store import EmbeddedStore, StoreUnavailable, WriteUnknown
 from sailord.api import capacity_webhook as module
-from sailord.api.capacity_webhook import News, recorded, remember, tell_each
+from sailord.api.capacity_webhook import AvailableGpus, note_new, store_message, stored_messages
 from sailord.cluster_records import Gateway
 from tests.sailord.api.conftest import ALERT_TOKEN
 from tests.sailord.api.test_api import assert_refused, post_plain
@@ -21,7 +21,7 @@ PATH = "/v1/webhooks/capacity"
 
 def told(head) -> list[str]:
     happened = head.ask("GET", "/v1/events?follow=false")[1]["events"]
-    return [each["text"] for each in happened if "can be had" in each["text"]]
+    return [each["text"] for each in happened if "available" in each["text"]]
 
 
 def pushed(id_: str, said: object) -> bytes:
@@ -30,10 +30,10 @@ def pushed(id_: str, said: object) -> bytes:
 
 
 @pytest.mark.slow
-def test_news_are_known_by_their_id(head):
+def test_message_is_noted_once_by_its_id(head):
     news = {"id": "c1", "zone": "z1", "gpu": "A100-40", "gpus": 8}
     assert post_plain(head, news, path="capacity") == (202, {"accepted": 1, "new": 1})
-    assert told(head)[-1] == "8 A100-40 can be had in z1"
+    assert told(head)[-1] == "8 A100-40 available in z1"
     before = told(head)
     again = [news, news | {"gpus": 4}]
     for each in again:
@@ -41,7 +41,7 @@ def test_news_are_known_by_their_id(head):
     assert told(head) == before
     assert_refused(post_plain(head, news | {"zone": "z2"}, path="capacity"), 409)
     assert post_plain(head, news | {"id": "c2"}, path="capacity")[1]["new"] == 1
-    assert told(head) == [*before, before[-1]], "another id is other news, whatever it says"
+    assert told(head) == [*before, before[-1]], "another id is another message, whatever it says"
 
 
 @pytest.mark.slow
@@ -49,18 +49,18 @@ def test_news_are_known_by_their_id(head):
     "changed",
     [{"id": "/"}, {"zone": "a b"}, {"gpu": ""}, {"gpus": -1}, {"gpus": 10**7}, {"gpus": "8"}],
 )
-def test_news_that_say_nothing_are_refused(head, changed):
+def test_invalid_message_is_refused(head, changed):
     news = {"id": "bad", "zone": "z1", "gpu": "A100-40", "gpus": 8} | changed
     assert_refused(post_plain(head, news, path="capacity"), 422)
 
 
 @pytest.mark.slow
-def test_news_come_by_pubsub(head, pubsub_key):
+def test_message_arrives_by_pubsub(head, pubsub_key):
     bearer = {"Authorization": f"Bearer {token(pubsub_key)}"}
     body = pushed("p1", {"zone": "z3", "gpu": "V100-16", "gpus": 2})
     assert post(head, PATH, body, bearer) == (202, {"accepted": 1, "new": 1})
     assert post(head, PATH, body, bearer) == (202, {"accepted": 1, "new": 0})
-    assert told(head)[-1] == "2 V100-16 can be had in z3"
+    assert told(head)[-1] == "2 V100-16 available in z3"
     for said in ([], 3, {}, {"zone": "z3", "gpu": "V100-16"}):
         assert_refused(post(head, PATH, pushed("p2", said), bearer), 422)
     other = {"Authorization": f"Bearer {token(pubsub_key, aud='elsewhere')}"}
@@ -68,7 +68,7 @@ def test_news_come_by_pubsub(head, pubsub_key):
 
 
 @pytest.mark.slow
-def test_news_come_from_an_alertmanager(head):
+def test_message_arrives_from_alertmanager(head):
     def alert(status, **labels):
         labels = {"zone": "z4", "gpu": "T4-16"} | labels
         return {
@@ -81,40 +81,40 @@ def test_news_come_from_an_alertmanager(head):
         return post(head, PATH, body, {"Authorization": f"Bearer {ALERT_TOKEN}"})
 
     assert send(alert("firing"), alert("firing"))[1] == {"accepted": 1, "new": 1}
-    assert told(head)[-1] == "6 T4-16 can be had in z4"
+    assert told(head)[-1] == "6 T4-16 available in z4"
     assert send(alert("firing"))[1]["new"] == 0
     assert send(alert("resolved"))[1]["new"] == 1
-    assert told(head)[-1] == "0 T4-16 can be had in z4"
+    assert told(head)[-1] == "0 T4-16 available in z4"
     wrong = [3, alert("odd"), alert("firing", gpus="many"), alert("firing", zone=3), {"labels": {}}]
     for each in wrong:
         assert_refused(send(each), 422)
 
 
-async def told_of(gateway: Gateway, news: News) -> str:
-    return await remember(gateway, news, await recorded(gateway))
+async def told_of(gateway: Gateway, news: AvailableGpus) -> str:
+    return await store_message(gateway, news, await stored_messages(gateway))
 
 
 @pytest.mark.asyncio
-async def test_what_was_told_is_known_after_a_restart_and_not_kept_for_ever(tmp_path, monkeypatch):
+async def test_message_ids_survive_a_restart_and_the_oldest_are_deleted(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "KEPT", 3)
     store = await EmbeddedStore.open(tmp_path / "store")
-    first = News("plain:n0", "z", "g", 1)
+    first = AvailableGpus("plain:n0", "z", "g", 1)
     assert await told_of(Gateway(store, Keys("test")), first) == "new"
     await store.close()
     store = await EmbeddedStore.open(tmp_path / "store")
     gateway = Gateway(store, Keys("test"))
     assert await told_of(gateway, first) == "known"
     for number in range(1, 4):
-        assert await told_of(gateway, News(f"plain:n{number}", "z", "g", 1)) == "new"
+        assert await told_of(gateway, AvailableGpus(f"plain:n{number}", "z", "g", 1)) == "new"
     assert len((await store.snapshot(gateway.keys.news)).entries) == 3
-    assert await told_of(gateway, News("plain:n3", "z", "g", 9)) == "known"
-    assert await told_of(gateway, News("plain:n3", "y", "g", 1)) == "other"
-    assert await told_of(gateway, first) == "new", "the oldest is forgotten"
+    assert await told_of(gateway, AvailableGpus("plain:n3", "z", "g", 9)) == "known"
+    assert await told_of(gateway, AvailableGpus("plain:n3", "y", "g", 1)) == "other"
+    assert await told_of(gateway, first) == "new", "the oldest was deleted"
     await store.close()
 
 
 class Halting:
-    """A store that takes a write and loses the answer, or goes away after some writes."""
+    """A store that loses the answer to a write, or fails after some writes."""
 
     def __init__(self, store: EmbeddedStore, writes: int, *, is_mute: bool) -> None:
         self.store, self.writes, self.is_mute = store, writes, is_mute
@@ -124,22 +124,22 @@ class Halting:
         self.writes -= 1
         if self.writes < 0 and self.is_mute:
             await self.store.transact(*said)
-            raise WriteUnknown("as the test wants it")
+            raise WriteUnknown("by the test")
         if self.writes < 0:
-            raise StoreUnavailable("as the test wants it")
+            raise StoreUnavailable("by the test")
         return await self.store.transact(*said)
 
 
 @pytest.mark.asyncio
-async def test_what_is_known_was_told_though_the_store_goes_away_meanwhile(tmp_path):
+async def test_every_stored_message_was_noted_though_the_store_fails_midway(tmp_path):
     store = await EmbeddedStore.open(tmp_path / "store")
-    news = [News(f"plain:n{number}", "z", "g", 1) for number in range(3)]
+    news = [AvailableGpus(f"plain:n{number}", "z", "g", 1) for number in range(3)]
     said: list[str] = []
     halting = Gateway(Halting(store, 1, is_mute=False), Keys("test"))
     with pytest.raises(StoreUnavailable):
-        await tell_each(halting, news, lambda each: said.append(each.id))
+        await note_new(halting, news, lambda each: said.append(each.id))
     gateway = Gateway(Halting(store, 0, is_mute=True), Keys("test"))
-    assert await tell_each(gateway, news, lambda each: said.append(each.id)) == [
+    assert await note_new(gateway, news, lambda each: said.append(each.id)) == [
         *("known", "new", "new")
     ]
     assert said == [each.id for each in news]

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from agents.rpc.signing import REQUEST_HEADER
-from sailord.api.load_limits import AT_ONCE_MAX, STRANGERS_MAX
-from sailord.api.preemption_webhook import SIGNATURE_HEADER
+from sailord.api.load_limits import IN_PROGRESS_MAX, UNSIGNED_MAX
+from sailord.notify.webhook_signature import SIGNATURE_HEADER
 from tests.sailord.daemon.running import JOB, TOKEN, wait_until
 
 pytestmark = pytest.mark.slow
@@ -103,7 +103,7 @@ def test_ten_thousand_requests_at_once(head, descriptors):
     # Nobody died of it, and the job was followed all the while.
     wait_until(lambda: step(head) > before + 5, within_s=60.0)
     text = (head.folder / "head.log").read_text()
-    assert "a request failed" not in text
+    assert "request failed" not in text
     assert "Traceback" not in text
     assert head.ask("GET", "/v1/jobs/flood")[1]["generation"]["number"] == 1
     head.ask("POST", "/v1/jobs/flood/cancel", {})
@@ -136,7 +136,7 @@ def code_of(wire: socket.socket) -> int:
 
 def test_strangers_who_never_send_their_bodies_keep_nobody_out(head, descriptors):
     """More than may wait: agents go on reporting, people are answered, the slow are sent away."""
-    if descriptors < STRANGERS_MAX + 200:
+    if descriptors < UNSIGNED_MAX + 200:
         pytest.skip(f"this machine lets a process have {descriptors} descriptors")
     assert head.ask("POST", "/v1/jobs", {"job": JOB, "id": "flood-slow"})[0] == 201
     path = "/v1/jobs/flood-slow"
@@ -144,7 +144,7 @@ def test_strangers_who_never_send_their_bodies_keep_nobody_out(head, descriptors
     with ExitStack() as stack:
         wires = [
             opened(stack, head.port, half_sent("/v1/agents/report", looks_like_an_agent(number)))
-            for number in range(STRANGERS_MAX + 50)
+            for number in range(UNSIGNED_MAX + 50)
         ]
         before = head.ask("GET", path)[1]["step"]
         code, status = head.ask("GET", "/v1/status")
@@ -161,14 +161,14 @@ def test_strangers_who_never_send_their_bodies_keep_nobody_out(head, descriptors
 
 def test_who_has_the_token_keeps_nobody_else_out_either(head, descriptors):
     """Those who show it are counted apart from those at the Unix socket, and from agents."""
-    if descriptors < AT_ONCE_MAX + 200:
+    if descriptors < IN_PROGRESS_MAX + 200:
         pytest.skip(f"this machine lets a process have {descriptors} descriptors")
     bearer = {"Authorization": f"Bearer {TOKEN}"}
     with ExitStack() as stack:
 
         def crowded() -> list[Any]:
             half = half_sent("/v1/jobs", bearer)
-            wires = [opened(stack, head.port, half) for _ in range(AT_ONCE_MAX + 1)]
+            wires = [opened(stack, head.port, half) for _ in range(IN_PROGRESS_MAX + 1)]
             return wires if code_of(wires[-1]) == 429 else []
 
         # On a slow machine the first have been sent away before the last one comes.

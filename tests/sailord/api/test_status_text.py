@@ -15,7 +15,7 @@ from agents.protocol.codec import plain
 from agents.protocol.records import Bill, Durable, GenerationRecord, Point
 from sailord.api import render
 from sailord.api.types import LeaderView, Status, StoreView
-from sailord.controller.step_rate import Pace
+from sailord.controller.step_rate import StepRate
 from sailord.core.nodes import Nodes
 from sailord.core.phases import Held, Opening, Phase, Running, Starting, Stopping, Waiting
 from sailord.core.state import KeptStraggler, Securing, State
@@ -144,7 +144,9 @@ def shown(case: Case) -> str:
         store=StoreView(False, NOW - 42, "etcd refused: etcdserver: permission denied")
         if case.is_away
         else StoreView(True, None),
-        job=render.active_view(known, Pace(), plan, ABOUT if case.generation else {}, told_at, NOW),
+        job=render.active_view(
+            known, StepRate(), plan, ABOUT if case.generation else {}, told_at, NOW
+        ),
         queued=2 if case.has_plan else 0,
         nodes=render.counts_view(known),
         leaving=render.leaving_view(known),

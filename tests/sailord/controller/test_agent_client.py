@@ -1,4 +1,4 @@
-"""What sailord says to a real agent, and what it takes for no answer of the cluster's."""
+"""sailord calls a real agent, and accepts only answers signed with the cluster's key."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from aiohttp import web
 from agents.protocol.records import Abort, Fence
 from agents.rpc.client import CallFailed
 from agents.rpc.signing import REPLY_HEADER, REQUEST_HEADER, Verifier, sign_reply
-from sailord.controller.agent_client import Calls
+from sailord.controller.agent_client import AgentClient
 from tests.agents.running import JOB, KEY, place
 
 pytestmark = pytest.mark.asyncio
 
 
-async def test_an_agent_answers_who_has_the_clusters_key(tmp_path):
-    calls, stranger = Calls(KEY), Calls(b"another-key-as-long")
+async def test_agent_answers_only_requests_signed_with_the_clusters_key(tmp_path):
+    client, stranger = AgentClient(KEY), AgentClient(b"another-key-as-long")
     async with place(tmp_path) as here:
         here.start()
         node = await here.ready()
-        assert (await calls.report(node.address)).node == node.id
-        await calls.wake(node.address)
-        await calls.abort(node.address, Abort(JOB, Fence(0, 1)))
+        assert (await client.report(node.address)).node == node.id
+        await client.wake(node.address)
+        await client.abort(node.address, Abort(JOB, Fence(0, 1)))
         with pytest.raises(CallFailed, match="answered 404"):
-            await calls.call(node.address, "GET", "/v1/nothing")
+            await client.call(node.address, "GET", "/v1/nothing")
         with pytest.raises(CallFailed, match="not signed with the cluster's key"):
             await stranger.report(node.address)
     with pytest.raises(CallFailed, match="/v1/report"):
-        await calls.report(node.address)
-    await calls.close()
+        await client.report(node.address)
+    await client.close()
     await stranger.close()
 
 
 @asynccontextmanager
 async def one_that_answers(text: bytes):
-    """An address where one with the key says this to everybody."""
+    """The address of a server that gives this signed answer to every request."""
     verifier = Verifier(KEY)
 
     async def say(request: web.Request) -> web.Response:
@@ -57,11 +57,11 @@ async def one_that_answers(text: bytes):
         await runner.cleanup()
 
 
-async def test_a_long_answer_is_read_to_its_end_and_one_that_is_too_long_is_called_so():
-    calls = Calls(KEY)
+async def test_long_answer_is_read_completely_and_too_long_one_is_an_error():
+    client = AgentClient(KEY)
     async with one_that_answers(b"x" * (3 << 20)) as address:
-        assert len(await calls.call(address, "GET", "/v1/logs", timeout_s=20)) == 3 << 20
+        assert len(await client.call(address, "GET", "/v1/logs", timeout_s=20)) == 3 << 20
     async with one_that_answers(b"x" * ((16 << 20) + 1)) as address:
         with pytest.raises(CallFailed, match="longer than 16777216 bytes"):
-            await calls.call(address, "GET", "/v1/logs", timeout_s=20)
-    await calls.close()
+            await client.call(address, "GET", "/v1/logs", timeout_s=20)
+    await client.close()

@@ -1,4 +1,4 @@
-"""The loop looks after a few sockets at each turn, and after all of them in the end."""
+"""The event loop serves few sockets per turn, and all of them in the end."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import contextlib
 import selectors
 import socket
 
-from sailord.controller.fair_event_loop import EVENTS_MAX, FewAtOnce
+from sailord.controller.fair_event_loop import EVENTS_MAX, FairSelector
 
 
-def test_nobody_is_forgotten():
-    with contextlib.ExitStack() as stack, FewAtOnce() as selector:
+def test_every_ready_socket_is_served_within_a_few_turns():
+    with contextlib.ExitStack() as stack, FairSelector() as selector:
         pairs = [socket.socketpair() for _ in range(2 * EVENTS_MAX + 1)]
         for ours, theirs in pairs:
             stack.enter_context(ours)

@@ -84,7 +84,7 @@ def serve():
 def test_a_stream_goes_on_after_the_last_id_whatever_came_between(serve, pauses):
     server = serve(
         (200, event(1) + event(2) + b'data: {"id": 3'),
-        (503, problem("nobody leads yet")),
+        (503, problem("no leader elected yet")),
         (429, problem("too many")),
         (502, b"<html>a proxy</html>"),
         (200, event(3)),

@@ -121,7 +121,7 @@ def test_who_may_not_read_the_store_says_so_and_leads_as_soon_as_it_may(tmp_path
         def log() -> str:
             return (tmp_path / "head.log").read_text()
 
-        wait_until(lambda: "does not let us lead" in log())
+        wait_until(lambda: "cannot lead" in log())
         assert "all four prefixes" in log()
         assert "permission denied" in log()
         assert head.ask("GET", "/livez")[0] == 200

@@ -50,7 +50,7 @@ def test_systemd_hears_that_it_is_ready_lives_and_stops(place, tmp_path):
         assert systemd.heard.count("READY=1") == 1
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [line for line in lines if not set(FIELDS) < set(line)] == []
-    (leading,) = [line for line in lines if line["event"] == "leading"]
+    (leading,) = [line for line in lines if line["event"] == "elected leader"]
     assert (leading["cause"], leading["term"] > 0) == ("Elected", True)
 
 

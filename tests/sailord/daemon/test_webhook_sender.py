@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from sailord.api.preemption_webhook import sign
+from sailord.notify.webhook_signature import sign
 from tests.sailord.daemon.running import JOB, Place, wait_until
 
 pytestmark = pytest.mark.slow

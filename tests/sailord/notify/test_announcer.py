@@ -1,4 +1,4 @@
-"""What sailord tells whoever follows, from what became of its state."""
+"""Changes of state become events, each once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sailord.core.commands import Note
 from sailord.core.phases import Running, Starting
 from sailord.core.reconfiguration_timing import ReconfigurationTiming
 from sailord.notify import announcer
-from sailord.notify.announcer import Teller
+from sailord.notify.announcer import Announcer
 from sailord.notify.feed import Feed
 from sailord.notify.outbox import Outbox
 from tests.sailord.core.standing import (
@@ -34,65 +34,65 @@ from tests.sailord.core.standing import (
 )
 
 
-class Voice:
-    """A teller whose words are kept."""
+class Published:
+    """An announcer and the events that it published."""
 
     def __init__(self) -> None:
         gateway = Gateway(None, Keys("test"))  # type: ignore[arg-type] # nothing is written here
-        self.teller = Teller(gateway, Feed(), Outbox(gateway))
+        self.announcer = Announcer(gateway, Feed(), Outbox(gateway))
 
-    def told(self, kind: str) -> list[str]:
-        return [each.text for each in self.teller.feed.kept if each.kind == kind]
+    def texts(self, kind: str) -> list[str]:
+        return [each.text for each in self.announcer.feed.kept if each.kind == kind]
 
 
 STARTS, RUNS = state(Starting(NOW - 1, NOW + 30, 1.0)), state(Running(BEGAN))
 ASKS = state(replace(QUESTION, before=Running(BEGAN), is_forced=False))
 
 
-def test_a_generation_that_goes_on_after_a_question_is_told_of_once() -> None:
-    voice = Voice()
+def test_generation_that_continues_after_a_plan_request_is_announced_once() -> None:
+    published = Published()
     for before, after in ((STARTS, RUNS), (RUNS, ASKS), (ASKS, RUNS), (RUNS, ASKS)):
-        voice.teller.look(before, after)
-    assert voice.told("generation_running") == ["generation 3 runs"]
+        published.announcer.observe(before, after)
+    assert published.texts("generation_running") == ["generation 3 runs"]
 
 
-def test_a_generation_about_which_is_asked_at_once_is_told_of_too() -> None:
-    voice = Voice()
-    voice.teller.look(STARTS, ASKS)
-    assert voice.told("generation_running") == ["generation 3 runs"]
+def test_generation_replanned_as_soon_as_it_runs_is_announced_too() -> None:
+    published = Published()
+    published.announcer.observe(STARTS, ASKS)
+    assert published.texts("generation_running") == ["generation 3 runs"]
 
 
-def test_the_next_generation_is_told_of() -> None:
-    voice = Voice()
-    voice.teller.look(RUNS, state(Running(NOW), generation=G4))
-    assert voice.told("generation_running") == ["generation 4 runs"]
+def test_next_generation_is_announced() -> None:
+    published = Published()
+    published.announcer.observe(RUNS, state(Running(NOW), generation=G4))
+    assert published.texts("generation_running") == ["generation 4 runs"]
 
 
-def test_one_that_was_closed_before_a_pause_does_not_open_again_with_its_job() -> None:
-    voice = Voice()
+def test_generation_closed_before_a_pause_is_not_announced_as_opened_on_resume() -> None:
+    published = Published()
     paused = replace(RUNS, active=None)
     closed = state(Running(NOW), generation=replace(G4, state="closed"))
-    voice.teller.look(paused, closed)
-    assert voice.told("generation_opened") == []
-    voice.teller.look(paused, state(Running(NOW), generation=G4))
-    assert len(voice.told("generation_opened")) == 1
+    published.announcer.observe(paused, closed)
+    assert published.texts("generation_opened") == []
+    published.announcer.observe(paused, state(Running(NOW), generation=G4))
+    assert len(published.texts("generation_opened")) == 1
 
 
-def test_a_question_while_it_starts_does_not_tell_that_it_runs() -> None:
-    voice = Voice()
+def test_plan_request_during_the_start_does_not_announce_a_running_generation() -> None:
+    published = Published()
     asks = Planning(4, (A, B), "b leaves", True, NOW + 9, STARTS.active.phase, proposal())  # type: ignore[union-attr, arg-type] # it starts
-    voice.teller.look(STARTS, state(asks))
-    assert voice.told("generation_running") == []
+    published.announcer.observe(STARTS, state(asks))
+    assert published.texts("generation_running") == []
 
 
-def test_each_machine_that_is_lost_is_told_of_once_though_no_plan_is_made_for_it() -> None:
-    voice = Voice()
+def test_each_lost_node_is_announced_once() -> None:
+    published = Published()
     node = ASKS.nodes[B]
     lost = replace(ASKS, nodes=ASKS.nodes.with_({B: changed(node, lost_at=NOW, why_lost="gone")}))
-    voice.teller.look(ASKS, lost)
+    published.announcer.observe(ASKS, lost)
     heard = replace(lost.nodes[B], heard_at=NOW)
-    voice.teller.look(lost, replace(lost, nodes=lost.nodes.with_({B: heard})))
-    assert voice.told("node_lost") == ["machine-b is lost: gone"]
+    published.announcer.observe(lost, replace(lost, nodes=lost.nodes.with_({B: heard})))
+    assert published.texts("node_lost") == ["machine-b is lost: gone"]
 
 
 MOVE = ReconfigurationTiming(
@@ -101,12 +101,12 @@ MOVE = ReconfigurationTiming(
 )  # fmt: skip
 
 
-def test_a_start_is_told_as_one_and_a_move_with_what_it_lost() -> None:
-    voice = Voice()
+def test_start_is_announced_without_and_reconfiguration_with_its_cost() -> None:
+    published = Published()
     moved = replace(MOVE, generation=2, kind="loss", downtime_s=3.0, steps_lost=1, predicted_s=2.5)
     for move in (MOVE, moved):
-        voice.teller._tell_move(move, RUNS.active.job, RUNS)  # type: ignore[union-attr] # it has a job
-    assert voice.told("note") == [
+        published.announcer._report_timing(move, RUNS.active.job, RUNS)  # type: ignore[union-attr] # it has a job
+    assert published.texts("note") == [
         "generation 1 trains, 10.19 s after it could be planned: plan 9.00 s",
         "generation 2 trains, 3.00 s lost and 1 step (predicted 2.50 s): plan 9.00 s",
     ]
@@ -114,7 +114,7 @@ def test_a_start_is_told_as_one_and_a_move_with_what_it_lost() -> None:
 
 @dataclass
 class Away:
-    """A store that does not take the first writes."""
+    """A store that fails the first writes."""
 
     store: EmbeddedStore
     refusals: int
@@ -122,7 +122,7 @@ class Away:
     async def transact(self, *said: Any) -> Any:
         if self.refusals:
             self.refusals -= 1
-            raise StoreUnavailable("as the test wants it")
+            raise StoreUnavailable("by the test")
         return await self.store.transact(*said)
 
     async def snapshot(self, prefix: str) -> Any:
@@ -130,19 +130,19 @@ class Away:
 
 
 @pytest.mark.asyncio
-async def test_history_waits_for_a_store_that_is_away_and_outlives_its_leader(
+async def test_history_lines_wait_for_the_store_and_are_written_after_their_term(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(announcer, "PAUSE_S", 0.001)
-    monkeypatch.setattr(announcer, "PAUSE_S_MAX", 0.002)
+    monkeypatch.setattr(announcer, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(announcer, "BACKOFF_S_MAX", 0.002)
     store = await EmbeddedStore.open(tmp_path / "store")
     gateway = Gateway(Away(store, refusals=20), Keys("test"))  # type: ignore[arg-type] # its half
-    teller = Teller(gateway, Feed(), Outbox(gateway))
+    announcing = Announcer(gateway, Feed(), Outbox(gateway))
     job = RUNS.active.job  # type: ignore[union-attr] # it has a job
-    # Nobody holds the term of these lines any more.
+    # The term of these lines is over.
     for text in ("a rank failed", "no plan"):
-        teller.note(Note(text, job, is_transition=True), RUNS, "Reported", NOW)
-    task = asyncio.create_task(teller.run())
+        announcing.note(Note(text, job, is_transition=True), RUNS, "Reported", NOW)
+    task = asyncio.create_task(announcing.run())
     async with asyncio.timeout(20):
         while len(await gateway.read_history(job)) < 2:
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""What stands in the outbox reaches a receiver, whoever leads next and wherever one died."""
+"""Every message of the outbox reaches its receiver, also if a leader dies while sending."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from sailord.cluster_records import Gateway
 from sailord.config import Receiver
 from sailord.notify import outbox as outbox_module
 from sailord.notify import webhook_sender
-from sailord.notify.outbox import Message, Outbox
-from sailord.notify.webhook_sender import Outgoing
+from sailord.notify.feed import FeedEvent
+from sailord.notify.outbox import Outbox
+from sailord.notify.webhook_sender import WebhookSender
 
 pytestmark = pytest.mark.asyncio
 
 
 class Ear:
-    """A receiver that takes so many messages and then no more, until it is told to."""
+    """A receiver that accepts ``takes`` messages and refuses more."""
 
     def __init__(self) -> None:
         self.takes, self.taken, self.refused = 0, list[str](), asyncio.Event()
@@ -55,7 +56,7 @@ async def ear():
 
 @pytest_asyncio.fixture
 async def gateway(tmp_path):
-    """The way to a store in which somebody leads."""
+    """Access to a store with a leader key."""
     store = await EmbeddedStore.open(tmp_path / "store")
     keys = Keys("test")
     await store.transact([], [Put(keys.leader, b"{}")])
@@ -70,20 +71,20 @@ async def term_of(gateway: Gateway) -> int:
 
 
 class Leader:
-    """All of a leader that tells; ``die`` is what SIGKILL does to it."""
+    """The parts of a leader that send webhooks; ``die`` simulates SIGKILL."""
 
     def __init__(self, gateway: Gateway, ear: Ear, term: int) -> None:
         self.outbox = Outbox(gateway)
         self.term: int | None = term
         receiver = Receiver(ear.url, b"a-receiver-secret-of-ours")
-        self.outgoing = Outgoing((receiver,), self.outbox, lambda: self.term)
+        self.sender = WebhookSender((receiver,), self.outbox, self)
         self.tasks: list[asyncio.Task[None]] = []
 
     async def lead(self) -> None:
         assert self.term is not None
         await self.outbox.load()
-        await self.outgoing.begin(self.term)
-        self.tasks = [asyncio.create_task(work.run()) for work in (self.outbox, self.outgoing)]
+        await self.sender.begin(self.term)
+        self.tasks = [asyncio.create_task(work.run()) for work in (self.outbox, self.sender)]
 
     async def die(self) -> None:
         for task in self.tasks:
@@ -91,16 +92,15 @@ class Leader:
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
-async def test_of_messages_offered_together_none_is_lost_when_the_leader_dies_between_them(
-    gateway, ear, monkeypatch
-):
-    monkeypatch.setattr(webhook_sender, "PAUSE_S_FIRST", 0.05)
+async def test_no_message_is_lost_when_the_leader_dies_while_sending(gateway, ear, monkeypatch):
+    monkeypatch.setattr(webhook_sender, "BACKOFF_S_FIRST", 0.05)
     term = await term_of(gateway)
     first = Leader(gateway, ear, term)
     await first.lead()
     ids = [f"{name}.leaves" for name in "cabed"]
     for id_ in ids:
-        first.outbox.offer(Message(id_, 1.0, "node_preempted", "a node is going away", term=term))
+        event = FeedEvent(0, 1.0, "node_preempted", "a node is draining", term=term)
+        first.outbox.offer(id_, event)
     ear.takes = 2
     await ear.wait_taken(2)
     await ear.refused.wait()
@@ -110,23 +110,25 @@ async def test_of_messages_offered_together_none_is_lost_when_the_leader_dies_be
     await second.lead()
     await ear.wait_taken(5)
     await second.die()
-    assert list(dict.fromkeys(ear.taken)) == ids, "each, in the order in which it happened"
-    assert len(ear.taken) <= len(ids) + 1, "only the one at hand may come twice"
+    assert list(dict.fromkeys(ear.taken)) == ids, "all of them, in order"
+    assert len(ear.taken) <= len(ids) + 1, "only the message being sent may arrive twice"
 
 
-async def test_while_nobody_listens_only_the_newest_are_kept(gateway, ear, monkeypatch):
-    """Also where more come at once than are kept: what is yet to be stored is not forgotten."""
+async def test_only_the_newest_messages_are_kept_while_no_receiver_accepts_any(
+    gateway, ear, monkeypatch
+):
+    """Also if more are offered at once than are kept: none is deleted before it is stored."""
     monkeypatch.setattr(outbox_module, "KEPT", 5)
-    monkeypatch.setattr(webhook_sender, "PAUSE_S_FIRST", 0.05)
+    monkeypatch.setattr(webhook_sender, "BACKOFF_S_FIRST", 0.05)
     term = await term_of(gateway)
     leader = Leader(gateway, ear, term)
     ids = [f"n{number:02}.leaves" for number in range(20)]
     for id_ in ids:
-        leader.outbox.offer(Message(id_, 1.0, "node_preempted", "it goes", term=term))
+        leader.outbox.offer(id_, FeedEvent(0, 1.0, "node_preempted", "it drains", term=term))
     working = asyncio.create_task(leader.outbox.run())
     async with asyncio.timeout(30.0):
-        while not any(e.key.endswith(ids[-1]) for e in (await leader.outbox.look()).entries):
+        while not any(e.key.endswith(ids[-1]) for e in (await leader.outbox.read()).entries):
             await asyncio.sleep(0.01)
     working.cancel()
-    kept = [json.loads(e.value)["id"] for e in (await leader.outbox.look()).entries]
-    assert sorted(kept) == ids[-6:], "those that are kept, and the one that came last"
+    kept = [json.loads(e.value)["id"] for e in (await leader.outbox.read()).entries]
+    assert sorted(kept) == ids[-6:], "KEPT messages, and the last one"

@@ -1,4 +1,4 @@
-"""JSON schemas made from types, so that the document cannot say anything else than the code."""
+"""Derives JSON schemas from the answer types, so that document and code cannot disagree."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _PLAIN: dict[type, dict[str, Any]] = {
 
 
 def schema_of(kind: Any, found: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a type; those of the dataclasses in it are added to ``found`` by name."""
-    kind = getattr(kind, "__supertype__", kind)  # An identity is a text with a name of its own.
+    """Return a type's schema; schemas of dataclasses in it are added to ``found`` by name."""
+    kind = getattr(kind, "__supertype__", kind)  # A NewType is described as its base type.
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return {}
@@ -50,7 +50,7 @@ def _schema_of_tuple(inner: tuple[Any, ...], found: dict[str, Any]) -> dict[str,
 def _schema_of_record(kind: type, found: dict[str, Any]) -> dict[str, Any]:
     name = kind.__name__
     if name not in found:
-        found[name] = {}  # So that a record may hold others of its kind.
+        found[name] = {}  # Entered first, so that a recursive type terminates.
         hints = typing.get_type_hints(kind)
         names = [field.name for field in dataclasses.fields(kind)]
         assert kind.__doc__ is not None

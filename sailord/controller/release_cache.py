@@ -1,4 +1,4 @@
-"""What agents may forget of the active job, worked out now and then instead of at each report."""
+"""Caches up to which snapshot agents may delete, so that not every report recomputes it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from sailord.core.restore_choice import release_now
 from sailord.core.state import State
 
 AGE_S = 0.2
-"""How old it may be; that of a large cluster takes longer to work out, and is heard less often."""
+"""Maximum age of the cached point; more for large clusters, where it takes longer to compute."""
 NODES_PER_S = 2000
 
 
 @dataclass(eq=False)
-class Releasing:
-    """The last answer, and which generation it is about."""
+class ReleaseCache:
+    """The last release point, and its generation."""
 
-    _of: GenerationRecord | None = None
+    _generation: GenerationRecord | None = None
     _at: float = float("-inf")
     _point: Point | None = None
 
     def point(self, state: State, now: float) -> Point | None:
-        """Snapshots of the active job before this one may be forgotten; ``None``: none of them."""
+        """Older snapshots of the active job may be deleted; ``None``: none of them."""
         present = None if state.active is None else state.active.generation
         age_s = max(AGE_S, len(state.nodes) / NODES_PER_S)
-        if present != self._of or now >= self._at + age_s:
-            self._of, self._at, self._point = present, now, release_now(state)
+        if present != self._generation or now >= self._at + age_s:
+            self._generation, self._at, self._point = present, now, release_now(state)
         return self._point

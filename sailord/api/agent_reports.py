@@ -1,0 +1,40 @@
+"""Handler of ``/v1/agents/report``: agents report their state, signed with the cluster's key."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from agents.protocol.codec import WireError, decode, encode
+from agents.protocol.records import Report
+from agents.rpc.server import answer_signed
+from agents.rpc.signing import REQUEST_HEADER, SignatureError
+from sailord.api.context import CONTEXT
+from sailord.api.load_limits import read_unsigned
+from sailord.api.responses import refusal
+from simulator.documents.problems import Problem
+
+
+async def report(request: web.Request) -> web.StreamResponse:
+    """Take an agent's report, signed with the cluster's key; the answer is signed too."""
+    verifier = request.app[CONTEXT].verifier
+    return await answer_signed(
+        request, verifier, _take_report, read_body=read_unsigned, refuse=_refuse_signature
+    )
+
+
+def _refuse_signature(error: SignatureError) -> web.Response:
+    cure = "sign with the cluster's key, and check this machine's clock"
+    return refusal(401, Problem(REQUEST_HEADER, str(error), cure))
+
+
+async def _take_report(request: web.Request) -> web.StreamResponse:
+    api = request.app[CONTEXT]
+    try:
+        said = decode(Report, await request.read())
+    except WireError as error:
+        return refusal(422, Problem("body", str(error), "run the same version on all machines"))
+    term = api.state.term
+    if term is not None:
+        api.controller.inbox.put_report(said)
+    status, body = 200 if term is not None else 409, encode(api.controller.answer_to(said))
+    return web.Response(body=body, status=status, content_type="application/json")

@@ -1,0 +1,41 @@
+"""Answers in JSON, and the one form that all refusals have."""
+
+from __future__ import annotations
+
+import json
+
+from aiohttp import web
+
+from agents.protocol.codec import plain
+from sailord.api.types import Problems, ProblemView
+from simulator.documents.problems import Problem
+
+BODY_BYTES_MAX = 1 << 20
+
+
+class ResourceMissing(Exception):  # noqa: N818 - an expected answer, not a failure of ours
+    """The path names something that does not exist; answered with 404."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
+def answer(
+    value: object, *, status: int = 200, headers: dict[str, str] | None = None
+) -> web.Response:
+    """A JSON response; ``value`` is one of ``types`` or plain."""
+    text = json.dumps(plain(value), allow_nan=False)
+    return web.Response(text=text, status=status, content_type="application/json", headers=headers)
+
+
+def refusal(status: int, *problems: Problem, headers: dict[str, str] | None = None) -> web.Response:
+    """A response that lists what is wrong and what to do."""
+    listed = tuple(ProblemView(each.place, each.what, each.cure) for each in problems)
+    return answer(Problems(listed), status=status, headers=headers)
+
+
+def too_many(what: str) -> web.Response:
+    """A 429 response."""
+    problem = Problem(what, "too many at once", "retry in 1 s")
+    return refusal(429, problem, headers={"Retry-After": "1"})

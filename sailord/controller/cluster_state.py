@@ -1,0 +1,59 @@
+"""The state after the last decision, and what is observed besides: read by all, written by few."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sailord.controller.step_rate import StepRate
+from sailord.controller.store_health import StoreHealth
+from sailord.core.state import State
+from sailord.planning.machine_lifetimes import MachineLifetimes
+from sailord.planning.messages import MoveContext
+
+
+@dataclass(eq=False)
+class ClusterState:
+    """What this sailord knows of the cluster.
+
+    The event loop replaces ``state`` at each decision. The daemon updates ``store``.
+    """
+
+    state: State
+    last_led: State = field(init=False)
+    """The last state in which this sailord was the leader; what the API shows."""
+    store: StoreHealth = field(default_factory=StoreHealth)
+    step_rate: StepRate = field(default_factory=StepRate)
+    lifetimes: MachineLifetimes = field(default_factory=MachineLifetimes)
+
+    def __post_init__(self) -> None:
+        self.last_led = self.state
+
+    def advance(self, state: State) -> None:
+        """Take over the state after a decision."""
+        self.state = state
+        if state.term is not None:
+            self.last_led = state
+        self.step_rate.observe(state)
+        self.lifetimes.observe(state)
+
+    @property
+    def term(self) -> int | None:
+        """Our term as leader; ``None`` while we are not."""
+        return self.state.term
+
+    @property
+    def move_context(self) -> MoveContext:
+        """What the planner needs to judge a reconfiguration now."""
+        return self.lifetimes.context(self.state)
+
+    @property
+    def is_store_available(self) -> bool:
+        return self.store.is_available
+
+    def log_fields(self) -> dict[str, object]:
+        """Fields of every log line: job, generation, term and step."""
+        term, active = self.state.term, self.state.active
+        if active is None:
+            return {"term": term}
+        number = None if active.generation is None else active.generation.number
+        return {"job": active.job, "generation": number, "term": term, "step": active.progress.step}

@@ -1,0 +1,147 @@
+"""Carries out the core's writes to the store, one after the other, each until it is settled."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import assert_never
+
+import structlog
+
+from agents.daemon.clock import Clock
+from agents.daemon.failpoints import failpoint
+from agents.protocol.codec import WireError
+from agents.store import StoreError, StoreRefused
+from sailord.cluster_records import Gateway
+from sailord.controller.cluster_state import ClusterState
+from sailord.controller.inbox import Inbox
+from sailord.core.commands import (
+    Command,
+    CommitCheckpoint,
+    GiveIntent,
+    SettleIntent,
+    WriteGeneration,
+    WriteJob,
+)
+from sailord.core.events import CheckpointCommitted, CommitFailed, GenerationWritten, WriteRefused
+from sailord.core.state import State
+from sailord.notify.outbox import Outbox, generation_opened, job_stopped
+from sailord.planning.messages import FoundPlan
+
+log = structlog.get_logger("sailord")
+
+RETRY_S = 0.3
+"""Pause before a failed write is retried."""
+
+Write = WriteGeneration | WriteJob | GiveIntent | SettleIntent | CommitCheckpoint
+
+
+@dataclass(eq=False)
+class StoreWriter:
+    """Writes in order; a write that fails is retried until it succeeds or our term ends."""
+
+    gateway: Gateway
+    outbox: Outbox
+    cluster: ClusterState
+    inbox: Inbox
+    clock: Clock
+    plans: dict[str, FoundPlan] = field(default_factory=dict)
+    """Plans that may yet have to be stored, by hash."""
+    _writes: asyncio.Queue[tuple[int, Write]] = field(default_factory=asyncio.Queue)
+
+    def put(self, term: int, write: Write) -> None:
+        """Append a write of our term."""
+        self._writes.put_nowait((term, write))
+
+    async def run(self) -> None:
+        """Carry out the writes, for ever."""
+        while True:
+            term, write = await self._writes.get()
+            while term == self.cluster.term and not await self._try(term, write):
+                await asyncio.sleep(RETRY_S)
+            self.cluster.store.refused_write = ""
+
+    async def _try(self, term: int, write: Write) -> bool:
+        """Try a write once; whether it is settled, by success or by refusal."""
+        try:
+            is_written = await self._write(term, write)
+        except StoreError as error:
+            cause, said = type(error).__name__, str(error)
+            self.cluster.store.refused_write = said if isinstance(error, StoreRefused) else ""
+            log.warning("write to the store failed; will retry", cause=cause, error=said, term=term)
+            return False
+        except WireError as error:
+            log.error("unreadable record in the store", cause="WireError", what=str(error))
+            is_written = False
+        name, generation = failpoint_of(write, self.cluster.state)
+        failpoint(f"after {name}", generation)
+        if not is_written:
+            self.inbox.put(WriteRefused(self.clock.now()))
+        elif isinstance(write, WriteGeneration):
+            self.outbox.ring()
+            self.inbox.put(GenerationWritten(self.clock.now(), write.record))
+        return True
+
+    async def _write(self, term: int, write: Write) -> bool:
+        """``False``: refused, because another leader or another record was first."""
+        match write:
+            case WriteGeneration():
+                return await self._write_generation(write)
+            case WriteJob():
+                message = job_stopped(write.job, self.clock.now(), term)
+                orders = [self.gateway.put_job(write.job), *self.outbox.orders_for(message)]
+                is_written = await self.gateway.write_as_leader(term, orders)
+                self.outbox.ring()
+                return is_written
+            case GiveIntent():
+                order = self.gateway.put_intent(write.intent)
+                return await self.gateway.write_as_leader(term, [order])
+            case SettleIntent():
+                return await self.gateway.write_as_leader(
+                    term, [self.gateway.forget_intent(write.id)]
+                )
+            case CommitCheckpoint():
+                return await self._commit(term, write)
+            case _:
+                assert_never(write)
+
+    async def _write_generation(self, write: WriteGeneration) -> bool:
+        found, is_new = self.plans.get(write.record.plan), write.record.state == "open"
+        message = generation_opened(write.record, self.clock.now()) if is_new else None
+        is_written = await self.gateway.write_generation(
+            write.record,
+            write.replaces,
+            plan=None if found is None else found.plan,
+            about=None if found is None else found.about_bytes,
+            lowers=write.lowers,
+            also=[
+                *self.outbox.orders_for(message),
+                *([self.gateway.forget_intent(write.settles)] if write.settles else ()),
+            ],
+        )
+        if is_written and write.replaces is not None and is_new:
+            kept = {write.record.plan, write.replaces.plan}
+            for sha in self.plans.keys() - kept:
+                del self.plans[sha]
+            await self.gateway.forget_plans(write.record.job, but=kept, term=write.record.term)
+        return is_written
+
+    async def _commit(self, term: int, write: CommitCheckpoint) -> bool:
+        job, durable = write.record.job, write.durable
+        became = await self.gateway.commit(durable, write.record, term)
+        now = self.clock.now()
+        if became == "committed":
+            self.inbox.put(CheckpointCommitted(now, job, durable))
+        elif became == "late":
+            why = "the generation is over, or a later step is durable"
+            self.inbox.put(CommitFailed(now, job, durable.point, why))
+        return became != "deposed"
+
+
+def failpoint_of(command: Command, state: State) -> tuple[str, int | None]:
+    """The failpoint at which a test may kill sailord, and the generation that it belongs to."""
+    if isinstance(command, WriteGeneration):
+        return f"WriteGeneration.{command.record.state}", command.record.number
+    active = state.active
+    generation = None if active is None else active.generation
+    return type(command).__name__, None if generation is None else generation.number

@@ -1,0 +1,32 @@
+"""The release point is cached for a moment, and for one generation only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agents.protocol.records import JobId, Point
+from sailord.controller.release_cache import AGE_S, ReleaseCache
+from sailord.core.state import State
+from tests.sailord.core.standing import NOW, A, B, G, job, node, report, state
+
+
+def at(step: int, of: str = "job") -> State:
+    """A state in which both members have sealed one step."""
+    id_ = JobId(of)
+    nodes = (node(n, report(n, step=step, sealed=(step,), job=id_)) for n in (A, B))
+    return state(None, *nodes, job=job(id=id_), generation=replace(G, job=id_), step=step)
+
+
+def test_point_is_cached_for_a_moment() -> None:
+    cache = ReleaseCache()
+    first = cache.point(at(40), NOW)
+    assert first is not None
+    assert cache.point(at(41), NOW + AGE_S / 2) == first
+    assert cache.point(at(41), NOW + AGE_S) == Point(41, 3) != first
+
+
+def test_point_is_never_reused_for_another_job_or_generation() -> None:
+    cache = ReleaseCache()
+    assert cache.point(at(40), NOW) == Point(40, 3)
+    assert cache.point(at(12, "other"), NOW) == Point(12, 3)
+    assert cache.point(replace(state(), active=None), NOW) is None
