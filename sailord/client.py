@@ -1,4 +1,4 @@
-"""Speaks to a sailord for the command line: over its Unix socket, or over TCP with a token."""
+"""HTTP client of sailord's API, over its Unix socket or over TCP with a token."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,36 +16,37 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from agents.daemon.backoff import Backoff
-from sailord.local.paths import Place, default_folder
 from simulator.documents.problems import InputError, Problem
 
 T = TypeVar("T")
 DEFAULT = "unix:///run/sailor/sailord.sock"
+LOCAL_SOCKET = Path("head", "sailord.sock")
+"""The API socket within the folder of a local cluster."""
 TIMEOUT_S = 20.0
 FOLLOW_S = 60.0
-"""Without even a sign of life for so long, a stream is broken."""
+"""A stream without a keepalive for so long is broken."""
 PAUSE_S_FIRST = 0.25
 PAUSE_S_MAX = 5.0
-"""Between two attempts to reach who was there before."""
+"""First and longest pause between reconnection attempts."""
 
 
-class ServerProblem(Exception):  # noqa: N818 - what the server said, for a person to read
-    """sailord could not be reached, or did not do what was asked."""
+class ServerProblem(Exception):  # noqa: N818 - an answer of the server, shown to the user
+    """sailord is unreachable or refused a request."""
 
     def __init__(self, said: str | Sequence[Problem], status: int | None = None) -> None:
         text = said if isinstance(said, str) else "\n".join(map(str, said))
         super().__init__(text)
         self.problems = () if isinstance(said, str) else tuple(said)
         self.status = status
-        """Of the answer; ``None``: there was none."""
+        """HTTP status; ``None``: no answer."""
 
     @property
     def passes(self) -> bool:
-        """The same may be answered later: nobody is there, nobody leads yet, or too many ask."""
+        """Whether a retry may succeed: unreachable, no leader yet, or too many requests."""
         return self.status is None or self.status in {408, 429, 502, 503}
 
     def about(self, sent: str, file: str) -> ServerProblem:
-        """The same, in which what was sent as ``sent`` is called by its file's name."""
+        """The same problem, with ``sent`` replaced by the name of the submitted file."""
         if not self.problems:
             return self
         called = [replace(each, place=_called(each.place, sent, file)) for each in self.problems]
@@ -71,24 +73,24 @@ class _Local(http.client.HTTPConnection):
 
 @dataclass(eq=False)
 class Patience:
-    """For who follows: sailord may be started anew meanwhile, and is asked again, ever more rarely.
+    """Reconnects a follower with backoff, since sailord may be restarted meanwhile.
 
-    One that has never answered is not waited for: its address may be wrong.
+    A server that has never answered is not retried: its address may be wrong.
     """
 
     tell: Callable[[ServerProblem], None]
-    """Called when an outage begins, not at each attempt."""
+    """Called at the begin of an outage, not at each attempt."""
     _backoff: Backoff = field(default_factory=lambda: Backoff(PAUSE_S_FIRST, PAUSE_S_MAX))
     _has_answered: bool = False
     _is_away: bool = False
 
     def answered(self) -> None:
-        """It is there, so that the next outage begins anew."""
+        """Note an answer: the backoff starts over."""
         self._backoff.reset()
         self._has_answered, self._is_away = True, False
 
     def wait(self, problem: ServerProblem) -> None:
-        """Return when it is time to ask again; raises the problem if it does not pass."""
+        """Sleep until the next attempt; raises a problem that a retry cannot solve."""
         if not problem.passes or (problem.status is None and not self._has_answered):
             raise problem
         self._has_answered |= problem.status is not None
@@ -98,7 +100,7 @@ class Patience:
         time.sleep(self._backoff.next_s())
 
     def insist(self, ask: Callable[[], T]) -> T:
-        """The first answer."""
+        """Retry until there is an answer."""
         while True:
             try:
                 found = ask()
@@ -111,17 +113,17 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One sailord, by its address."""
+    """A client of one sailord."""
 
     server: str
     token: str | None = None
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
-        """The answer's value, or its text where it is no JSON."""
+        """Send a request; return the decoded JSON, or the text."""
         return self._exchange(method, path, body)[0]
 
     def log(self, node: str, rank: int | None, mark: str) -> tuple[str, str]:
-        """What a node's workers wrote since the mark, or the end of it; and the next mark."""
+        """Logs of a node's workers since the mark, or their end; and the next mark."""
         asked = {"after": mark} | ({} if rank is None else {"rank": rank})
         text, headers = self._exchange("GET", f"/v1/nodes/{part(node)}/logs?{urlencode(asked)}")
         return str(text), headers.get("Sailor-Log-Mark", "")
@@ -143,7 +145,7 @@ class Client:
         return value, reply.headers
 
     def follow(self, after: int, patience: Patience) -> Iterator[dict[str, Any]]:
-        """Happenings as they come, resumed by id where the connection breaks."""
+        """Yield events as they occur; reconnects and resumes by id."""
         while True:
             try:
                 for happening in self._stream(after, patience):
@@ -159,16 +161,16 @@ class Client:
             reply = self._send(connection, "GET", f"/v1/events?after={after}", None)
             if reply.status >= 400:
                 raise _refused(reply.status, _value(reply.headers, reply.read()))
-            patience.answered()  # It may have nothing to tell for a long time.
+            patience.answered()  # There may be no event for a long time.
             for line in reply:
-                # Where the connection breaks, so may a line.
+                # A broken connection may truncate a line.
                 if line.startswith(b"data: ") and line.endswith(b"\n"):
                     yield json.loads(line.removeprefix(b"data: "))
         except (OSError, http.client.HTTPException) as error:
             raise self._no_answer(error) from None
         finally:
             connection.close()
-        raise ServerProblem(f"{self.server} has ended the stream")
+        raise ServerProblem(f"{self.server} closed the stream")
 
     def _no_answer(self, error: OSError | http.client.HTTPException) -> ServerProblem:
         return ServerProblem(f"{self.server} did not answer: {_why(error)}{_cure(error)}")
@@ -182,8 +184,8 @@ class Client:
             return (kind or http.client.HTTPConnection)(
                 parts.hostname, parts.port, timeout=timeout_s
             )
-        cure = "write unix:///run/sailor/sailord.sock or http://HOST:PORT"
-        raise InputError(Problem("--server", f'"{self.server}" is no address', cure))
+        cure = "use unix:///run/sailor/sailord.sock or http://HOST:PORT"
+        raise InputError(Problem("--server", f'"{self.server}" is not an address', cure))
 
     def _send(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: object
@@ -195,37 +197,44 @@ class Client:
 
 
 def client_from(server: str | None, token_file: Path | None) -> Client:
-    """The client for what was said on the command line or in the environment."""
+    """Make a client from command-line options and environment."""
     token = None
     if token_file is not None:
         try:
             token = token_file.read_text(encoding="ascii").strip()
         except (OSError, UnicodeError) as error:
             what = f"cannot be read: {_why(error)}"
-            raise InputError(Problem(str(token_file), what, "name a file with the token")) from None
-    return Client(server or os.environ.get("SAILOR_SERVER") or _usual(), token)
+            raise InputError(
+                Problem(str(token_file), what, "name a file that contains the token")
+            ) from None
+    return Client(server or os.environ.get("SAILOR_SERVER") or _default_server(), token)
 
 
-def _usual() -> str:
-    """The machine's own sailord; where there is none, that of the person's local cluster."""
-    local = Place(default_folder(), port=0).socket
+def _default_server() -> str:
+    """The system's sailord; if there is none, that of the user's local cluster."""
+    local = default_folder() / LOCAL_SOCKET
     if Path(DEFAULT.removeprefix("unix://")).exists():
         return DEFAULT
     with contextlib.suppress(OSError):
-        # Anybody may make a folder of that name; only our own is believed.
+        # Any user could create that folder; trust only our own.
         if local.stat().st_uid == os.getuid():
             return f"unix://{local}"
     return DEFAULT
 
 
+def default_folder() -> Path:
+    """Return the folder of the user's local cluster (``sailorctl up``)."""
+    return Path(tempfile.gettempdir()) / f"sailor-{os.getuid()}"
+
+
 def part(name: str) -> str:
-    """A name as part of a path: nothing in it can mean another path."""
+    """Quote a name as one part of a path."""
     return quote(name, safe="")
 
 
 def _value(headers: http.client.HTTPMessage, text: bytes) -> Any:
     if "json" in (headers.get("Content-Type") or ""):
-        with contextlib.suppress(ValueError):  # What stands between may say what it likes.
+        with contextlib.suppress(ValueError):  # A proxy may send invalid JSON.
             return json.loads(text)
     return text.decode("utf-8", "replace")
 
@@ -242,7 +251,9 @@ def _why(error: BaseException) -> str:
 
 
 def _cure(error: BaseException) -> str:
-    """What helps where nobody listens at an address."""
+    """What to do if there is no server at the address."""
     if isinstance(error, FileNotFoundError | ConnectionRefusedError):
-        return "; start sailord, or name another with --server (sailorctl up starts a cluster here)"
+        return (
+            "; start sailord, or name another with --server (sailorctl up starts a local cluster)"
+        )
     return ""

@@ -1,6 +1,6 @@
-"""The store as sailord uses it: records in and out, and every write of a leader fenced.
+"""Reads and writes sailord's records in the store; a leader's writes are fenced by its term.
 
-Whatever is read is read as a whole; a write whose fate is unknown is settled by reading.
+Everything is read in one snapshot. A write with unknown outcome is settled by reading.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from sailord.core.reconfiguration_timing import ReconfigurationTiming
 
 T = TypeVar("T")
 Commitment = Literal["committed", "late", "deposed"]
-"""What became of a checkpoint: it counts; it came too late to; or somebody else leads."""
+"""Outcome of a commit: done; too late; or another sailord is the leader."""
 Given = Literal["new", "known", "other"]
-"""What became of an order: it is stored; it was before; or its id is that of another one."""
+"""Outcome of storing an order: new; known; or the id belongs to another order."""
 SPECS_MAX = 16
 HISTORY_MAX = 200
-"""Transitions kept of a job."""
+"""Transitions stored per job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,12 @@ class Transition:
     step: int | None = None
     term: int = 0
     move: ReconfigurationTiming | None = None
-    """The move that came to its end here, phase by phase."""
+    """Timing of the reconfiguration that ended here."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Everything in the store that a decision may stand on, as it was at one revision."""
+    """Everything that decisions depend on, at one revision."""
 
     revision: int
     nodes: tuple[NodeRecord, ...]
@@ -62,22 +62,22 @@ class World:
     durables: tuple[tuple[JobId, Durable], ...]
     intents: tuple[Intent, ...]
     unreadable: tuple[str, ...] = ()
-    """What stands there and is none of ours, in words."""
+    """Descriptions of unreadable records."""
 
 
 @dataclass(eq=False)
 class Gateway:
-    """One way to the store for one cluster."""
+    """Access to the records of one cluster."""
 
     store: Store
     keys: Keys
     _read: dict[str, tuple[int, object]] = field(default_factory=dict)
-    """Records by key, as they were read at a revision: what did not change is not read again."""
+    """Decoded records by key and revision; unchanged ones are not decoded again."""
     _specs: dict[JobId, str] = field(default_factory=dict)
-    """Jobs' files: the planner is asked though the store is away."""
+    """Jobs' files, so that planning works while the store is unavailable."""
 
     async def read_world(self) -> World:
-        """Look at everything at once."""
+        """Read everything in one snapshot."""
         snapshot = await self.store.snapshot(self.keys.all)
         faults: list[str] = []
         known, self._read = self._read, {}
@@ -128,7 +128,7 @@ class Gateway:
         assert isinstance(value, kind)
         yield value
 
-    # ---- what only a leader writes ------------------------------------------------------------
+    # ---- written by the leader only -----------------------------------------------------------
 
     async def write_generation(
         self,
@@ -140,11 +140,10 @@ class Gateway:
         lowers: Durable | None = None,
         also: Sequence[Operation] = (),
     ) -> bool:
-        """Store the record in the place of ``replaces``; ``False``: something else stands there.
+        """Replace ``replaces`` by the record; ``False``: the store has another record.
 
-        With it ``lowers`` becomes the newest checkpoint, if given, and ``also`` is carried out.
-        May be repeated at will; raises
-        what the store raises.
+        In the same transaction ``lowers``, if given, becomes the newest checkpoint, and ``also``
+        is carried out. Idempotent; raises what the store raises.
         """
         key = self.keys.generation(record.job)
         there = await self.store.get(key)
@@ -168,10 +167,7 @@ class Gateway:
         return (await self.store.transact(compares, orders)).is_applied
 
     async def commit(self, durable: Durable, record: GenerationRecord, term: int) -> Commitment:
-        """Make a checkpoint of the generation the newest, in one transaction.
-
-        May be repeated at will; what stands there says what became of it.
-        """
+        """Make a checkpoint of the generation the newest, in one transaction. Idempotent."""
         generation_key = self.keys.generation(record.job)
         durable_key = self.keys.durable(record.job)
         while True:
@@ -200,7 +196,7 @@ class Gateway:
                 return "deposed"
 
     async def write_as_leader(self, term: int, orders: Sequence[Operation]) -> bool:
-        """Carry out the orders if the term is still ours."""
+        """Carry out the operations if we are still the leader of this term."""
         return (await self.store.transact([CreatedAt(self.keys.leader, term)], orders)).is_applied
 
     def put_job(self, job: JobRecord) -> Operation:
@@ -213,7 +209,7 @@ class Gateway:
         return Delete(self.keys.intent(id_))
 
     async def forget_plans(self, job: JobId, *, but: Iterable[str], term: int) -> None:
-        """Delete plans that no generation needs any more."""
+        """Delete all plans but these."""
         kept = set(but)
         stale = []
         for part in ("plan", "about"):
@@ -223,9 +219,9 @@ class Gateway:
             await self.write_as_leader(term, [Delete(key) for key in stale[:100]])
 
     async def write_transition(self, job: JobId, transition: Transition) -> None:
-        """Add one line to a job's history, and forget the oldest beyond a limit.
+        """Append to a job's history and delete the oldest lines beyond ``HISTORY_MAX``.
 
-        What happened stays true when its leader's term is over meanwhile.
+        Not fenced: a fact remains true after its leader's term.
         """
         prefix = f"{self.keys.papers}{job}/history/"
         orders: list[Operation] = [Put(self.keys.history(job, transition.id), encode(transition))]
@@ -233,7 +229,7 @@ class Gateway:
         orders += [Delete(e.key) for e in lines[: max(len(lines) - HISTORY_MAX, 0)][:100]]
         await self.store.transact([], orders)
 
-    # ---- what anybody may ask or write --------------------------------------------------------
+    # ---- read and written by every sailord ----------------------------------------------------
 
     async def read_history(self, job: JobId) -> tuple[Transition, ...]:
         """The transitions of a job, oldest first."""
@@ -248,7 +244,7 @@ class Gateway:
             return None
 
     async def read_about(self, job: JobId, sha: str) -> dict[str, object]:
-        """What the planner said of a plan; nothing, where nobody can read it."""
+        """The planner's account of a plan; empty if missing or unreadable."""
         entry = await self.store.get(self.keys.about(job, sha))
         try:
             value = {} if entry is None else json.loads(unpack(entry.value))
@@ -258,7 +254,7 @@ class Gateway:
         return value
 
     async def read_spec(self, job: JobId) -> str | None:
-        """The job's file, as it was submitted; it never changes."""
+        """The job's file as submitted; it never changes."""
         if job not in self._specs:
             entry = await self.store.get(self.keys.spec(job))
             if entry is None:
@@ -269,9 +265,9 @@ class Gateway:
         return self._specs[job]
 
     async def submit(self, job: JobRecord, spec: str, durable: Durable | None = None) -> bool:
-        """Put a new job into the queue; ``False``: there is one of that name.
+        """Add a job to the queue; ``False``: the id is taken.
 
-        ``durable`` is the checkpoint that it goes on from.
+        ``durable`` is the checkpoint to start from.
         """
         state = self.keys.state(job.id)
         orders = [Put(self.keys.spec(job.id), spec.encode()), self.put_job(job)]
@@ -280,22 +276,22 @@ class Gateway:
         try:
             return (await self.store.transact([ModifiedAt(state, 0)], orders)).is_applied
         except WriteUnknown:
-            # Its moment tells our job from another of the same name.
+            # The submission time tells our job from another with the same id.
             there = await self.store.get(state)
             if there is None:
                 raise
             return decode(JobRecord, there.value).submitted_at == job.submitted_at
 
     async def give_intent(self, intent: Intent) -> Given:
-        """Store an order under its id, unless one stands there."""
+        """Store an order under its id (idempotency key)."""
         key = self.keys.intent(intent.id)
         outcome = await self.store.transact([ModifiedAt(key, 0)], [Put(key, encode(intent))])
         if outcome.is_applied:
             return "new"
         there = await self.store.get(key)
         if there is None:
-            return "known"  # It was carried out just now.
+            return "known"  # It was carried out and deleted just now.
         known = decode(Intent, there.value)
-        # Who repeats "in 30 s" names another moment each time, and means the same.
+        # A repeated "in 30 s" has another absolute time but is the same order.
         is_same = (known.kind, known.target) == (intent.kind, intent.target)
         return "known" if is_same else "other"

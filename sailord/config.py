@@ -1,4 +1,4 @@
-"""The one file that configures sailord, read and checked as a whole."""
+"""Reads and checks sailord's configuration file."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ LogFormat = Literal["json", "terminal"]
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """Somebody who wants to hear what happens."""
+    """A receiver of outgoing webhooks."""
 
     url: str
     secret: bytes
-    """With which each message is signed."""
+    """Signs each message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Webhooks:
-    """Who may warn us, and whom we tell."""
+    """Credentials of incoming webhooks, and receivers of outgoing ones."""
 
     secret: bytes | None = None
-    """Of the plain form; ``None``: it is not accepted."""
+    """Of the signed-JSON form; ``None``: not accepted."""
     alertmanager_token: str | None = None
     pubsub_audience: str | None = None
     pubsub_email: str | None = None
-    """The service account that Pub/Sub pushes as."""
+    """The service account of the Pub/Sub subscription."""
     pubsub_keys: Path | None = None
-    """A JSON Web Key Set with the keys that sign its tokens."""
+    """A JSON Web Key Set that verifies its tokens."""
     receivers: tuple[Receiver, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything that sailord is told."""
+    """The whole configuration."""
 
     cluster_name: str
     state: Path
@@ -59,11 +59,11 @@ class Config:
     host: str
     port: int
     address: str
-    """Where agents and people reach this sailord, as ``host:port``."""
+    """Where agents and clients reach this sailord, as ``host:port``."""
     key: Path
-    """The cluster's key, shared with agents."""
+    """The cluster's secret key, shared with agents."""
     token: bytes | None
-    """What clients over TCP must show; ``None``: they are refused."""
+    """Bearer token of TCP clients; ``None``: they are refused."""
     cluster_file: Path
     cluster: Cluster
     profiles: Path | None
@@ -72,11 +72,11 @@ class Config:
     webhooks: Webhooks
     capacity: Policy = field(default_factory=Policy)
     provider: ProviderConfig | None = None
-    """Where machines come from; ``None``: they come by themselves."""
+    """Where machines are rented; ``None``: nowhere, nodes are started by hand."""
 
 
 def load_config(path: Path) -> Config:
-    """Read the file, and those that it names; all mistakes are told at once."""
+    """Read the file and the files that it names; all problems are reported at once."""
     document = load_document(path, flaws_raise=False)
     problems = Problems()
     top = open_table(document, problems)
@@ -158,11 +158,13 @@ def _secret(table: Table, key: str, folder: Path) -> bytes | None:
     try:
         secret = path.read_bytes().strip()
     except OSError as error:
-        table.report(key, f"{path} cannot be read: {error.strerror}", "name a file with a secret")
+        table.report(
+            key, f"{path} cannot be read: {error.strerror}", "name a file that contains a secret"
+        )
         return None
     if len(secret) < SECRET_BYTES_MIN or not secret.isascii():
-        what = f"{path} holds no secret of {SECRET_BYTES_MIN} characters or more"
-        table.report(key, what, "make one with: openssl rand -hex 32")
+        what = f"{path} does not contain {SECRET_BYTES_MIN} or more ASCII characters"
+        table.report(key, what, "create one with: openssl rand -hex 32")
         return None
     return secret
 
@@ -214,7 +216,9 @@ def _webhooks(top: Table, folder: Path) -> Webhooks:
         url = entry.value("url", _url, required=True)
         own = _secret(entry, "secret_file", folder)
         if "secret_file" not in entry:
-            entry.report("secret_file", "is missing", "name a file with a secret to sign with")
+            entry.report(
+                "secret_file", "is missing", "name a file that contains the signing secret"
+            )
         entry.finish()
         if url is not None and own is not None:
             receivers.append(Receiver(url, own))
@@ -225,5 +229,5 @@ def _webhooks(top: Table, folder: Path) -> Webhooks:
 
 def _url(value: object) -> str:
     if not isinstance(value, str) or not re.match(r"https?://[^/\s]+", value):
-        raise InvalidValue(f"is {quote(value)}", "give a URL that begins with https:// or http://")
+        raise InvalidValue(f"is {quote(value)}", "give an https:// or http:// URL")
     return value

@@ -94,7 +94,7 @@ WINGS: dict[str, dict[str, str]] = {
         "providers": "providers.gce agents.daemon",
         "capacity.core.model": "providers.interface planning.mix",
         "capacity.core": "capacity.core.model core planning",
-        "config": "capacity.core.model providers agents.daemon agents.rpc agents.store",
+        "config": "core capacity.core.model providers agents.daemon agents.rpc agents.store",
         "notify": "cluster_records config agents.rpc",
         "capacity": "capacity.core cluster_records config",
         "controller": "checkpoints notify cluster_records config planning agents.rpc",

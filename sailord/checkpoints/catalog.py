@@ -1,7 +1,7 @@
-"""The durable store as sailord uses it: manifests written, read, checked, and what is old removed.
+"""The checkpoints of jobs in their storage: write manifests, find, check, pin and delete.
 
-Everything blocks on somebody else's disks, so it runs in threads; one thing of a job at a time, so
-that nobody removes what another has just pinned.
+Operations block on the storage, so they run in threads; one at a time per job, so that a checkpoint
+is not deleted while it is being pinned.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ from sailord.core.events import DurableChecked
 from simulator.documents.problems import InputError
 
 T = TypeVar("T")
-FAULTS_TOLD = 3
+FAULTS_SHOWN = 3
 
 
 @dataclass(eq=False)
 class Checkpoints:
-    """One sailord's way to where checkpoints are."""
+    """Access to the checkpoints of all jobs."""
 
     _locks: defaultdict[JobId, asyncio.Lock] = field(
         default_factory=lambda: defaultdict(asyncio.Lock)
     )
 
     async def write_manifest(self, order: WriteManifest, *, term: int, spec: str) -> Durable:
-        """Write the manifest of a checkpoint; ``StorageError`` says why that cannot be."""
-        return await self._alone(order.job.id, lambda: _describe(order, term, spec))
+        """Write the manifest of a checkpoint; raises ``StorageError``."""
+        return await self._alone(order.job.id, lambda: _write_manifest(order, term, spec))
 
     async def check(self, order: CheckDurable) -> DurableChecked:
-        """Find the newest checkpoint that can be read."""
+        """Find the newest readable checkpoint."""
         return await self._alone(order.job.id, lambda: _check(order))
 
     async def collect_garbage(self, order: CollectGarbage) -> int:
-        """Remove what nobody will ask for again; how many objects that were."""
-        return await self._alone(order.job.id, lambda: _sweep(order))
+        """Delete what retention allows; return the number of objects."""
+        return await self._alone(order.job.id, lambda: _collect_garbage(order))
 
     async def folders(self, job: JobId, uri: str) -> list[Folder]:
-        """Everything that stands there of a job."""
+        """All folders of a job's checkpoints."""
         return await asyncio.to_thread(lambda: folders_at(reach(uri), job))
 
     async def pin(self, job: JobId, uri: str, point: Point, *, is_pinned: bool) -> None:
-        """Keep a checkpoint until it is unpinned, or no longer."""
+        """Pin a checkpoint, which excludes it from retention, or unpin it."""
         await self._alone(job, lambda: _pin(reach(uri), job, point, is_pinned))
 
     async def find(self, job: JobId, uri: str, step: int) -> tuple[Manifest, Durable]:
-        """The committed or complete checkpoint of a step, of the latest generation that has one."""
+        """The checkpoint of a step; of several, the latest generation's."""
         return await asyncio.to_thread(lambda: find(reach(uri), job, step))
 
     async def _alone(self, job: JobId, act: Callable[[], T]) -> T:
@@ -70,15 +70,15 @@ class Checkpoints:
 
 
 def reach(uri: str) -> Storage:
-    """Open a place; what makes it none is told as what is wrong with the storage."""
+    """Open a storage; an invalid address raises ``StorageError`` too."""
     try:
         return open_storage(uri)
     except InputError as error:
         raise StorageError(str(error)) from None
 
 
-def _describe(order: WriteManifest, term: int, spec: str) -> Durable:
-    assert order.job.saving.uri is not None, "who uploads has a place"
+def _write_manifest(order: WriteManifest, term: int, spec: str) -> Durable:
+    assert order.job.saving.uri is not None, "a job that uploads has a uri"
     storage = reach(order.job.saving.uri)
     manifest = compose(storage, order, term=term, spec=spec)
     data, sha256 = manifest_bytes(manifest)
@@ -87,31 +87,33 @@ def _describe(order: WriteManifest, term: int, spec: str) -> Durable:
     return Durable(order.point, storage.uri_of(name), sha256)
 
 
-# ---- which can be read --------------------------------------------------------------------------
+# ---- finding readable checkpoints ---------------------------------------------------------------
 
 
 def _check(order: CheckDurable) -> DurableChecked:
     job, wanted = order.job.id, order.durable
     result = DurableChecked(0.0, job, wanted, None)
-    told: list[str] = []
+    faults_found: list[str] = []
     try:
         storage = reach(order.job.saving.uri or wanted.manifest.rpartition(f"/{job}/")[0])
         for durable in candidates(storage, job, wanted):
             faults = _faults(storage, job, durable, is_thorough=order.is_thorough)
             if not faults:
-                return replace(result, found=durable, why="; ".join(told))
-            told += [f"step {durable.point.step} cannot be read: {_few(faults)}"]
+                return replace(result, found=durable, why="; ".join(faults_found))
+            faults_found += [f"step {durable.point.step} is unreadable: {_few(faults)}"]
     except Away as error:
         return replace(result, why=str(error), is_away=True)
     except StorageError as error:
         return replace(result, why=str(error))
-    return replace(result, why="; ".join(told) or f"no checkpoint is left at {storage.uri}")
+    return replace(
+        result, why="; ".join(faults_found) or f"no readable checkpoint at {storage.uri}"
+    )
 
 
 def _few(faults: list[str]) -> str:
-    rest = len(faults) - FAULTS_TOLD
+    rest = len(faults) - FAULTS_SHOWN
     more = f" and {rest} more" if rest > 0 else ""
-    return ", ".join(faults[:FAULTS_TOLD]) + more
+    return ", ".join(faults[:FAULTS_SHOWN]) + more
 
 
 def _faults(storage: Storage, job: JobId, durable: Durable, *, is_thorough: bool) -> list[str]:
@@ -122,12 +124,12 @@ def _faults(storage: Storage, job: JobId, durable: Durable, *, is_thorough: bool
     except ManifestError as error:
         return [str(error)]
     if manifest.sha256 != durable.sha256:
-        return [f"{durable.manifest} is not the manifest that was committed"]
+        return [f"{durable.manifest} is not the committed manifest"]
     return faults_of(storage, manifest, job=job, is_thorough=is_thorough)
 
 
 def candidates(storage: Storage, job: JobId, newest: Durable) -> list[Durable]:
-    """The newest checkpoint and then older ones: its parents, and where their line breaks, all."""
+    """The newest checkpoint, then its parents; if a parent is unreadable, all older checkpoints."""
     found = [newest]
     while True:
         try:
@@ -147,7 +149,7 @@ def candidates(storage: Storage, job: JobId, newest: Durable) -> list[Durable]:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A checkpoint's manifest that is there and says nothing."""
+    """A checkpoint whose manifest is unreadable."""
 
     point: Point
     manifest: str
@@ -155,14 +157,14 @@ class Unreadable:
 
 
 def complete_at(storage: Storage, job: JobId) -> list[tuple[Manifest, Durable]]:
-    """All checkpoints whose manifests can be read, by step."""
+    """All checkpoints with readable manifests, by step."""
     return look_at(storage, job)[0]
 
 
 def look_at(
     storage: Storage, job: JobId
 ) -> tuple[list[tuple[Manifest, Durable]], list[Unreadable]]:
-    """All checkpoints by step: those whose manifests can be read, and those that cannot."""
+    """All checkpoints by step: those with readable manifests, and the others."""
     found: list[tuple[Manifest, Durable]] = []
     unreadable: list[Unreadable] = []
     for folder in folders_at(storage, job):
@@ -179,12 +181,12 @@ def look_at(
 
 
 def folders_at(storage: Storage, job: JobId) -> list[Folder]:
-    """Everything that stands there of a job, sorted by points."""
+    """All folders of a job's checkpoints, sorted by point."""
     return folders_of(storage.entries(job))
 
 
 def find(storage: Storage, job: JobId, step: int) -> tuple[Manifest, Durable]:
-    """The checkpoint of a step; of several, the one of the latest generation and term."""
+    """The checkpoint of a step; of several, that of the latest generation and term."""
     complete, unreadable = look_at(storage, job)
     found = [pair for pair in complete if pair[0].point.step == step]
     if not found:
@@ -192,22 +194,22 @@ def find(storage: Storage, job: JobId, step: int) -> tuple[Manifest, Durable]:
         what = f"{storage.uri} has no checkpoint of step {step} of {job}"
         whys = [each.why for each in unreadable if each.point.step == step]
         if whys:
-            what = f"the checkpoint of step {step} cannot be read: {whys[-1]}"
-        raise Missing(f"{what}; there are: {known}")
+            what = f"the checkpoint of step {step} is unreadable: {whys[-1]}"
+        raise Missing(f"{what}; existing steps: {known}")
     return max(found, key=lambda pair: (pair[0].point.generation, pair[0].term))
 
 
 def _name_of(storage: Storage, durable: Durable) -> str:
     prefix = f"{storage.uri.rstrip('/')}/"
     if not durable.manifest.startswith(prefix):
-        raise StorageError(f"{durable.manifest} is not below {storage.uri}, where the job keeps")
+        raise StorageError(f"{durable.manifest} is not below {storage.uri}, the job's uri")
     return durable.manifest.removeprefix(prefix)
 
 
-# ---- what is old --------------------------------------------------------------------------------
+# ---- retention ----------------------------------------------------------------------------------
 
 
-def _sweep(order: CollectGarbage) -> int:
+def _collect_garbage(order: CollectGarbage) -> int:
     uri = order.job.saving.uri
     if uri is None:
         return 0
@@ -218,7 +220,7 @@ def _sweep(order: CollectGarbage) -> int:
         try:
             manifest = load_manifest(storage, _name_of(storage, chain[-1]))
         except (Missing, ManifestError):
-            return 0  # What cannot be read may name anything: nothing is removed.
+            return 0  # An unreadable manifest may reference any object: delete nothing.
         referenced[manifest.point] = frozenset(each.name for each in manifest.objects)
         if manifest.parent is None or len(chain) == keep:
             break

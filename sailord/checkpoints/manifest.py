@@ -1,8 +1,7 @@
-"""The manifest of a checkpoint: which objects hold it, and everything to read them by.
+"""The manifest of a checkpoint: its objects, and all that is needed to read them.
 
-It is JSON and holds its own hash, so that one which was cut short or changed is known for that
-without anything else. It stands beside its objects in ``<uri>/<job>/<generation>-<step>/``, and
-holds the job's file, so that a checkpoint can be read where nothing else is left.
+It is JSON, contains its own hash (so that damage is detected) and the job's file (so that a
+checkpoint is self-contained), and lies beside its objects: ``<uri>/<job>/<generation>-<step>/``.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ PREFIX = "manifest-"
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """One object and the pieces that it is read for."""
+    """One object, and the pieces that are read from it."""
 
     name: str
-    """Beside the manifest."""
+    """Relative to the manifest's folder."""
     bytes: int
     checksum: str
-    """Of its header, in which stand the checksums of its pieces."""
+    """Of its header, which contains the checksums of its pieces."""
     holds: tuple[Holding, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One logical tensor; ``layer`` is the last one's number plus one for what layers share."""
+    """One logical tensor; shared tensors have the last layer's number plus one as ``layer``."""
 
     layer: int
     name: str
@@ -44,17 +43,17 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A committed checkpoint, or one that was about to be."""
+    """A checkpoint that is committed or complete."""
 
     job: JobId
     point: Point
     term: int
     plan: str
     model: str
-    """The fingerprint of the model: another one cannot be filled from these bytes."""
+    """The fingerprint of the model; only a model with the same can be restored."""
     layers: int
     atoms: int
-    """Into how many atoms each tensor that is cut is cut (G); pieces are one more."""
+    """Atoms per split tensor (G); a layer has one more piece, for tensors that are not split."""
     dtype: str
     moments: int
     tensors: tuple[Tensor, ...]
@@ -65,7 +64,7 @@ class Manifest:
     parent: Durable | None = None
     format: int = FORMAT
     sha256: str = ""
-    """Of this manifest with nothing in this place."""
+    """Of this manifest with this field empty."""
 
     @property
     def bytes(self) -> int:
@@ -73,35 +72,35 @@ class Manifest:
 
 
 class ManifestError(ValueError):
-    """What stands there is no manifest, or not as it was written."""
+    """The file is not a manifest, or is damaged."""
 
 
 def folder_of(job: JobId, point: Point) -> str:
-    """Where a checkpoint's objects and manifests stand, below the place for checkpoints."""
+    """The folder of a checkpoint's objects and manifests, relative to the uri."""
     return f"{job}/{point.generation}-{point.step}"
 
 
 def manifest_name(job: JobId, point: Point, term: int) -> str:
-    """A name that nobody else ever writes: each leader has its own."""
+    """The name of a manifest; unique to the leader, so that no two leaders write the same file."""
     return f"{folder_of(job, point)}/{PREFIX}{term}.json"
 
 
 def manifest_bytes(manifest: Manifest) -> tuple[bytes, str]:
-    """The manifest as it is written, and its hash."""
+    """The manifest's bytes, and its hash."""
     sha256 = hashlib.sha256(encode(replace(manifest, sha256=""))).hexdigest()
     return encode(replace(manifest, sha256=sha256)), sha256
 
 
 def read_manifest(data: bytes, *, name: str) -> Manifest:
-    """Read a manifest and see that it is as it was written."""
+    """Parse a manifest and verify its hash."""
     try:
         manifest = decode(Manifest, data)
     except WireError as error:
         raise ManifestError(f"{name} {_damage(data)}: {error}") from None
     if manifest.format != FORMAT:
-        raise ManifestError(f"{name} has format {manifest.format}, which is not known here")
+        raise ManifestError(f"{name} has format {manifest.format}; this version reads {FORMAT}")
     if manifest_bytes(manifest)[1] != manifest.sha256:
-        raise ManifestError(f"{name} was changed: its hash is not the one that it holds")
+        raise ManifestError(f"{name} was changed: its hash does not match")
     return manifest
 
 
@@ -109,10 +108,10 @@ def _damage(data: bytes) -> str:
     try:
         json.loads(data)
     except ValueError:
-        return "is cut short or damaged" if data.startswith(b"{") else "is no manifest"
-    return "is no manifest"
+        return "is truncated or damaged" if data.startswith(b"{") else "is not a manifest"
+    return "is not a manifest"
 
 
 def load_manifest(storage: Storage, name: str) -> Manifest:
-    """Read the manifest of that name."""
+    """Read and verify the manifest of that name."""
     return read_manifest(storage.read(name), name=storage.uri_of(name))

@@ -1,6 +1,6 @@
-"""Where checkpoints go: any folder or object store that fsspec knows, and what goes wrong there.
+"""Checkpoint storage: any folder or object store that fsspec supports.
 
-Whatever a backend raises becomes a sentence that says what cannot be done where, and why.
+Every error of a backend becomes a ``StorageError`` that says what failed, where, and why.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ REFUSED = re.compile(
 
 
 class StorageError(Exception):
-    """Something could not be read or written; the message says what, where and why."""
+    """An operation failed; the message says which, where and why."""
 
 
-class Missing(StorageError):  # noqa: N818 - an answer like any other: nothing is there
-    """Nothing stands under the name."""
+class Missing(StorageError):  # noqa: N818 - an expected answer, not a failure of ours
+    """There is no object of that name."""
 
 
-class Away(StorageError):  # noqa: N818 - it says nothing of what the storage holds
-    """The storage does not answer, or lets us not in."""
+class Away(StorageError):  # noqa: N818 - an expected answer, not a failure of ours
+    """The storage is unreachable or refuses access; its contents are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An object, by its name below the place that was listed."""
+    """An object, by its name relative to the listed folder."""
 
     name: str
     bytes: int
@@ -54,7 +54,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """One place for checkpoints. Its operations block: call them in a thread."""
+    """One storage for checkpoints. Operations block: call them in a thread."""
 
     uri: str
     files: Any
@@ -64,13 +64,13 @@ class Storage:
         return f"{self.uri.rstrip('/')}/{name}"
 
     def read(self, name: str) -> bytes:
-        """Read an object as a whole."""
+        """Read a whole object."""
         data = self._tried(name, "read", lambda: self.files.cat_file(self._path(name)))
         assert isinstance(data, bytes)
         return data
 
     def read_range(self, name: str, first: int, end: int) -> bytes:
-        """Read some of an object's bytes; fewer where it ends before."""
+        """Read a range of bytes; fewer at the end of the object."""
         path = self._path(name)
         data = self._tried(name, "read", lambda: self.files.cat_file(path, start=first, end=end))
         assert isinstance(data, bytes)
@@ -80,7 +80,7 @@ class Storage:
         return int(self._tried(name, "read", lambda: self.files.size(self._path(name))))
 
     def entries(self, folder: str) -> list[Entry]:
-        """All objects below a folder; none if it is not there."""
+        """All objects below a folder; none if it does not exist."""
         base = self._path(folder)
         try:
             self.files.invalidate_cache()
@@ -95,14 +95,14 @@ class Storage:
         )  # fmt: skip
 
     def make_root(self) -> None:
-        """Make the place where it is a folder that is not there; an object store needs none."""
+        """Create the root folder; an object store needs none."""
         if isinstance(self.files, LocalFileSystem):
             path = Path(self.root)
             try:
                 path.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 why = os.strerror(error.errno or errno.EIO)
-                raise StorageError(f"{self.uri} cannot be made: {why}") from None
+                raise StorageError(f"{self.uri} cannot be created: {why}") from None
 
     def write(self, name: str, data: bytes) -> None:
         """Write an object as a whole, so that it is there or not, also after a power cut.
@@ -113,12 +113,12 @@ class Storage:
         self._tried(name, "written", lambda: write_once(self.files, path, content))
 
     def delete(self, name: str) -> None:
-        """Remove an object; one that is gone already is well."""
+        """Delete an object; no error if it does not exist."""
         path = self._path(name)
         with contextlib.suppress(Missing):
             self._tried(name, "deleted", lambda: self.files.rm_file(path))
         if isinstance(self.files, LocalFileSystem):
-            # Folders are not objects: an empty one would be found by nobody.
+            # Folders are not objects; remove empty ones.
             with contextlib.suppress(OSError):
                 Path(path).parent.rmdir()
 
@@ -129,15 +129,15 @@ class Storage:
         try:
             return act()
         except Exception as error:
-            raise _told(self.uri_of(name), what, self.uri, error) from None
+            raise _converted(self.uri_of(name), what, self.uri, error) from None
 
 
 def open_storage(uri: str) -> Storage:
-    """Open a place by its address; ``InputError`` where it can be none."""
+    """Open a storage by its URI; raises ``InputError`` for an invalid one."""
     scheme, separator, _ = uri.partition("://")
     if not separator:
         if not PurePosixPath(uri).is_absolute():
-            what = f"{uri!r} is a relative path, which means another folder on each machine"
+            what = f"{uri!r} is a relative path, which is a different folder on each machine"
             raise InputError(Problem("checkpoint: uri", what, "give gs://, s3:// or file:///..."))
         uri = f"file://{uri}"
     try:
@@ -150,15 +150,15 @@ def open_storage(uri: str) -> Storage:
         cure = "give gs://, s3:// or file:///..."
         raise InputError(Problem("checkpoint: uri", f"{uri}: {error}", cure)) from None
     except Exception as error:
-        raise _told(uri, "opened", uri, error) from None
+        raise _converted(uri, "opened", uri, error) from None
     return Storage(uri, files, root.rstrip("/"))
 
 
-def _told(place: str, what: str, uri: str, error: Exception) -> StorageError:
-    """An error of a backend, in a sentence."""
+def _converted(place: str, what: str, uri: str, error: Exception) -> StorageError:
+    """Convert an error of a backend."""
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, FileNotFoundError):
-        return Missing(f"{place} is not there")
+        return Missing(f"{place} does not exist")
     if number == errno.ENOSPC:
         return StorageError(f"{place} cannot be {what}: the storage is full")
     if number == errno.EDQUOT:

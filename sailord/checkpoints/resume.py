@@ -1,4 +1,4 @@
-"""From which checkpoint a job that is submitted begins: none, or one that somebody names."""
+"""Chooses the checkpoint from which a submitted job starts: none, or the requested one."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ NEWEST = "newest"
 
 
 def begins_from(job: Job, id_: JobId, uri: str | None, resume: str | None) -> Durable | None:
-    """The checkpoint that the job goes on from; ``InputError`` says why that cannot be.
+    """The checkpoint to start from, or ``None``; raises ``InputError``.
 
-    A place that holds checkpoints of a job of that name is not begun in anew: two histories in
-    one place could never be told apart again.
+    A job may not start anew in a storage with checkpoints of a job of the same id, since the two
+    histories could not be told apart.
     """
     if uri is None:
         if resume is None:
             return None
-        cure = "name it under [checkpoint] uri"
-        raise InputError(Problem("resume", "the job names no place for checkpoints", cure))
+        cure = "set uri under [checkpoint]"
+        raise InputError(Problem("resume", "the job has no checkpoint storage", cure))
     try:
         storage = open_storage(uri)
         if resume is None:
             if folders_at(storage, id_) and complete_at(storage, id_):
-                what = f"{uri} holds checkpoints of a job {id_} already"
-                cure = "give --resume newest, or another --id"
+                what = f"{uri} already has checkpoints of a job {id_}"
+                cure = "use --resume newest, or another --id"
                 raise InputError(Problem("checkpoint: uri", what, cure))
             storage.make_root()
             return None
@@ -60,9 +60,9 @@ def begins_from(job: Job, id_: JobId, uri: str | None, resume: str | None) -> Du
 def _chosen(
     found: list[tuple[Manifest, Durable]], unreadable: list[Unreadable], resume: str, place: str
 ) -> tuple[Manifest, Durable]:
-    """By step; of several, that of the latest generation and term. The newest is by generation.
+    """The checkpoint of the step, or the newest: latest generation, then step, then term.
 
-    A newer one that cannot be read is not passed over in silence.
+    An unreadable checkpoint that would be newer is an error; it is not skipped silently.
     """
     if resume == NEWEST:
         wanted = found
@@ -74,16 +74,16 @@ def _chosen(
         newest = (each.point.generation, each.point.step)
         if is_meant or (resume == NEWEST and (best is None or newest > _order(best)[:2])):
             steps = sorted({m.point.step for m, _ in found}, reverse=True)
-            cure = f"give --resume {steps[0]} to go on from there" if steps else "see that file"
-            what = f"the checkpoint of step {each.point.step} cannot be read: {each.why}"
+            cure = f"use --resume {steps[0]} to start from there" if steps else "check that file"
+            what = f"the checkpoint of step {each.point.step} is unreadable: {each.why}"
             raise InputError(Problem("resume", what, cure))
     if best is None:
         known = ", ".join(sorted({str(m.point.step) for m, _ in found}, key=int))
         if not found:
-            cure = "give the --id that the job had, or leave --resume out to begin anew"
-            raise InputError(Problem("resume", f"there is no checkpoint at {place}", cure))
-        what = f"there is no checkpoint {resume[:20]!r} at {place}"
-        raise InputError(Problem("resume", what, f"there are: {known}"))
+            cure = "use the job's former --id, or leave --resume out to start anew"
+            raise InputError(Problem("resume", f"no checkpoint at {place}", cure))
+        what = f"no checkpoint {resume[:20]!r} at {place}"
+        raise InputError(Problem("resume", what, f"existing steps: {known}"))
     return best
 
 
@@ -99,25 +99,23 @@ def _check(
     id_: JobId,
     found: list[tuple[Manifest, Durable]],
 ) -> None:
-    """It must be the job's, whose data and model go on, and all of its objects must be there."""
+    """Check that data and model match the job's, and that all objects exist."""
     step = manifest.point.step
     changed = differences(job, read_job(manifest.spec), step=step, place="resume")
     if changed:
         raise InputError(changed)
     if model_of(job) != manifest.model:
-        what = f"the checkpoint of step {step} is of another model than the job it names"
-        raise InputError(Problem("resume", what, "see who wrote it; give another step, or id"))
+        what = f"the checkpoint of step {step} is of another model than its job"
+        raise InputError(Problem("resume", what, "use another step, or another --id"))
     faults = faults_of(storage, manifest, job=id_, is_thorough=False)
     if faults:
         older = max((m.point.step for m, _ in found if m.point.step < step), default=None)
-        cure = (
-            "no older one is there" if older is None else f"the next older one is of step {older}"
-        )
+        cure = "there is no older one" if older is None else f"the next older one is step {older}"
         raise InputError([Problem("resume", fault, cure) for fault in faults[:9]])
 
 
 def take_in(storage: Storage, id_: JobId, job: Job, spec: str, file: Path) -> Durable:
-    """Make a checkpoint of one file that holds every piece; its generation is 0."""
+    """Import one file that contains every piece as a checkpoint of generation 0."""
     header, head = read_header(file), read_head(file)
     point = Point(header.step, 0)
     name = f"{folder_of(id_, point)}/{header.file_name}"

@@ -1,9 +1,9 @@
-"""What may be removed from the durable store: whatever nobody can ever ask for again.
+"""Retention: chooses the objects that may be deleted from the checkpoint storage.
 
-A checkpoint goes if its step is below the durable one, it is none of the last few that were
-committed, nobody pinned it and no manifest that is kept names it. What a generation uploaded that
-is over, and that never became a checkpoint, goes unless somebody begins from it. A checkpoint that
-an operator went back beyond stays until training is past it again.
+Deleted are checkpoints older than the durable one, except the last ``keep`` committed ones, pinned
+ones, and objects that a kept manifest references; and uploads of past generations that never
+became a checkpoint, except the restore point. After a rollback, newer checkpoints stay until
+training has passed their steps again.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from sailord.checkpoints.manifest import PREFIX, folder_of
 from sailord.checkpoints.object_storage import Entry
 
 PIN = "pin"
-"""An object of this name in a checkpoint's folder keeps it."""
+"""An object of this name in a checkpoint's folder pins the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """What stands in the durable store of one point."""
+    """All objects of one point."""
 
     point: Point
     entries: tuple[Entry, ...]
-    """By their names within the folder."""
+    """Names relative to the folder."""
 
     @property
     def manifests(self) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ class Folder:
 
 
 def folders_of(entries: Iterable[Entry]) -> list[Folder]:
-    """Sort what stands below a job's place by points; what is none of ours is left out."""
+    """Group a job's objects by point; other files are ignored."""
     found: dict[Point, list[Entry]] = {}
     for entry in entries:
         name, slash, rest = entry.name.partition("/")
@@ -62,10 +62,10 @@ def garbage(
     keep: int,
     referenced: Mapping[Point, frozenset[str]],
 ) -> tuple[str, ...]:
-    """Names to delete below the place for checkpoints, in this order: manifests first.
+    """Names to delete, in order: manifests first.
 
-    ``chain`` is the newest checkpoint, then its parents; ``generation`` the present one and
-    ``restore`` where it began; ``referenced`` what the manifests that are kept name of a folder.
+    ``chain`` is the newest checkpoint and its parents; ``generation`` the present one, ``restore``
+    its restore point; ``referenced`` the objects of a folder that kept manifests reference.
     """
     chain = tuple(chain)
     if not chain:
@@ -86,7 +86,7 @@ def garbage(
 
 
 def _is_over(folder: Folder, durable: Durable, generation: int) -> bool:
-    """Nothing that is still under way can make a checkpoint of it, or needs it as one."""
+    """Whether no running generation can complete the checkpoint or needs it."""
     if folder.point.step < durable.point.step:
         return True
     return folder.point.generation < generation and not folder.manifests

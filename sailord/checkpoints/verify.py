@@ -1,7 +1,7 @@
-"""Whether a checkpoint can be read: its manifest, its objects, and every byte of them.
+"""Verifies checkpoints: manifest, objects, and on request every byte.
 
-``compose`` makes a manifest of what was uploaded and believes nothing that it can look at;
-``faults_of`` says of a manifest all that is wrong with what it names.
+``compose`` builds a manifest from uploads and checks their headers; ``faults_of`` lists all that is
+wrong with the objects of a manifest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from worker.layout.rank_layout import tensors_by_layer
 from worker.layout.tensor_table import tables_of
 
 FIRST_BYTES = 1 << 16
-"""Read at once of an object: most headers are shorter."""
+"""First read of an object; most headers are shorter."""
 CHUNK_BYTES = 64 << 20
 
 
@@ -44,11 +44,11 @@ def read_head(storage: Storage, name: str) -> tuple[Header, str]:
     return parse_head(data, name=uri), head_checksum(data)
 
 
-# ---- making one ---------------------------------------------------------------------------------
+# ---- composing a manifest -----------------------------------------------------------------------
 
 
 def compose(storage: Storage, order: WriteManifest, *, term: int, spec: str) -> Manifest:
-    """Put together the manifest of what was uploaded; ``StorageError`` says why that cannot be."""
+    """Build the manifest of uploaded parts; raises ``StorageError``."""
     job, point = order.job, order.point
     headers: list[Header] = []
     objects: list[Object] = []
@@ -60,7 +60,7 @@ def compose(storage: Storage, order: WriteManifest, *, term: int, spec: str) -> 
         except SnapshotError as error:
             raise StorageError(str(error)) from None
         if checksum != part.checksum:
-            raise StorageError(f"{part.uri} is not what was uploaded: its header is another one")
+            raise StorageError(f"{part.uri} is not the uploaded object: its header differs")
         if (header.job, header.generation, header.step) != (job.id, point.generation, point.step):
             said = f"step {header.step} of generation {header.generation} of {header.job}"
             raise StorageError(f"{part.uri} is of {said}")
@@ -75,7 +75,9 @@ def compose(storage: Storage, order: WriteManifest, *, term: int, spec: str) -> 
         if _what(header) != _what(first):
             raise StorageError(f"{part.uri} is of another model than {order.parts[0].uri}")
         if header.progress != first.progress:
-            raise StorageError(f"{part.uri} has come to something else than {order.parts[0].uri}")
+            raise StorageError(
+                f"{part.uri} has different training progress than {order.parts[0].uri}"
+            )
     return Manifest(
         job=job.id,
         point=point,
@@ -102,7 +104,7 @@ def _object_name(storage: Storage, job: JobId, part: Uploaded) -> str:
     prefix = f"{storage.uri_of(folder_of(job, part.point))}/"
     name = part.uri.removeprefix(prefix)
     if name == part.uri or "/" in name:
-        raise StorageError(f"{part.uri} does not stand directly below {prefix}")
+        raise StorageError(f"{part.uri} is not directly below {prefix}")
     return name
 
 
@@ -125,11 +127,11 @@ def tensors_of(job: Job) -> tuple[Tensor, ...]:
     )
 
 
-# ---- judging one --------------------------------------------------------------------------------
+# ---- checking a manifest ------------------------------------------------------------------------
 
 
 def faults_of(storage: Storage, manifest: Manifest, *, job: JobId, is_thorough: bool) -> list[str]:
-    """All that is wrong with a checkpoint; a thorough look reads every byte."""
+    """All faults of a checkpoint; a thorough check reads every byte."""
     if manifest.job != job:
         return [f"it is a checkpoint of {manifest.job}, not of {job}"]
     found = list(_coverage(manifest))
@@ -139,16 +141,16 @@ def faults_of(storage: Storage, manifest: Manifest, *, job: JobId, is_thorough: 
 
 
 def _coverage(manifest: Manifest) -> Iterator[str]:
-    """Every piece must stand in exactly one object."""
+    """Every piece must be in exactly one object."""
     held = Counter(key for each in manifest.objects for key in _pieces(each))
     for layer in range(manifest.layers):
         for piece in range(manifest.atoms + 1):
             count = held.pop((layer, piece), 0)
             if count != 1:
                 times = "in no object" if count == 0 else f"in {count} objects"
-                yield f"piece {piece} of layer {layer} stands {times}"
+                yield f"piece {piece} of layer {layer} is {times}"
     for layer, piece in sorted(held):
-        yield f"piece {piece} of layer {layer} is none of this model"
+        yield f"piece {piece} of layer {layer} does not belong to this model"
 
 
 def _object_faults(
@@ -164,9 +166,9 @@ def _object_faults(
     except SnapshotError as error:
         return [str(error)]
     if checksum != each.checksum:
-        return [f"{uri} is another object than the manifest names: its header is another one"]
+        return [f"{uri} is not the object of the manifest: its header differs"]
     if size < header.total_bytes:
-        return [f"{uri} is cut short: {size} bytes instead of {header.total_bytes}"]
+        return [f"{uri} is truncated: {size} bytes instead of {header.total_bytes}"]
     if header.model != manifest.model:
         return [f"{uri} is of another model"]
     if not is_thorough:
@@ -184,4 +186,4 @@ def _piece_fault(storage: Storage, name: str, piece: Piece) -> str:
     if total.hexdigest() == piece.checksum:
         return ""
     where = f"piece {piece.piece} of layer {piece.layer}, bytes {piece.offset} to {end - 1}"
-    return f"{storage.uri_of(name)}: {where}: damaged, its checksum does not fit"
+    return f"{storage.uri_of(name)}: {where}: damaged, checksum mismatch"

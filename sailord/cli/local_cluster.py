@@ -13,10 +13,10 @@ import click
 
 from sailord.cli.exit_codes import FAILED
 from sailord.cli.options import FILE
-from sailord.client import ServerProblem
+from sailord.client import ServerProblem, default_folder
 from sailord.local.cluster import ClusterError, LocalCluster
 from sailord.local.control import Control, ask, listen
-from sailord.local.paths import Place, default_folder
+from sailord.local.paths import Place
 from sailord.local.screen import Screen, hints_of
 from sailord.local.signals import Ended, ended_by_signals, ignore
 from sailord.local.tour.story import run_tour

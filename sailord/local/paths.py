@@ -7,11 +7,11 @@ import os
 import secrets
 import shutil
 import socket
-import tempfile
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sailord.client import LOCAL_SOCKET
 from simulator.documents.problems import InputError, Problem
 
 DATA = Path(__file__).resolve().parent / "data"
@@ -31,11 +31,6 @@ def temporary(folder: Path) -> dict[str, str]:
     Python's process pools and torch leave some behind when a process is killed.
     """
     return {"TMPDIR": str(folder / TEMPORARY)}
-
-
-def default_folder() -> Path:
-    """Return the folder of a user's local cluster, unless --folder names another."""
-    return Path(tempfile.gettempdir()) / f"sailor-{os.getuid()}"
 
 
 def _free_port() -> int:
@@ -59,7 +54,7 @@ class Place:
     @property
     def socket(self) -> Path:
         """The socket of sailord's API."""
-        return self.folder / "head" / "sailord.sock"
+        return self.folder / LOCAL_SOCKET
 
     @property
     def control(self) -> Path:

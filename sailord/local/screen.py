@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from sailord.local.paths import Place, default_folder
+from sailord.client import default_folder
+from sailord.local.paths import Place
 from sailord.text.cluster_text import event_text, nodes_text, status_text
 
 LINES_KEPT = 8

@@ -85,7 +85,7 @@ def state_of(cluster: Cluster, name: str) -> str:
     return next((node["state"] for node in nodes if node["name"] == name), "gone")
 
 
-def test_workers_stay_while_their_steps_go_on(cluster, way):
+def test_workers_survive_a_partition_while_they_make_steps(cluster, way):
     workers = cluster.workers()
     with watching(cluster) as seen:
         way.cut()
@@ -101,7 +101,7 @@ def test_workers_stay_while_their_steps_go_on(cluster, way):
     assert seen.records[-1].number == 1
 
 
-def test_workers_are_parked_when_they_stand_still_and_never_go_back(cluster, way):
+def test_stalled_workers_are_parked_and_never_roll_back(cluster, way):
     old = cluster.workers()
     way.cut()
     wait_until(lambda: state_of(cluster, "b") == "suspect")

@@ -45,7 +45,7 @@ def cluster(tmp_path, etcd):
     made.end()
 
 
-def test_the_other_leads_when_a_leader_dies(cluster, etcd):
+def test_standby_is_elected_when_the_leader_dies(cluster, etcd):
     cluster.begin("a", "b")
     workers = cluster.workers()
     with watching(cluster) as seen:
@@ -74,7 +74,7 @@ def test_the_other_leads_when_a_leader_dies(cluster, etcd):
     assert seen.records[-1].number == 1
 
 
-def test_a_job_goes_on_while_the_store_is_away(cluster, etcd):
+def test_job_continues_while_the_store_is_unavailable(cluster, etcd):
     cluster.begin("a", "b")
     workers, history = cluster.workers(), cluster.history()
     head = cluster.head

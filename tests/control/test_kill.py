@@ -45,7 +45,7 @@ def stored(request, tmp_path):
         yield made
 
 
-def test_a_job_goes_on_whenever_sailord_is_killed(stored):
+def test_job_continues_when_sailord_is_killed_at_any_failpoint(stored):
     """Killed while all is calm, while the job moves to other nodes, and while it starts."""
     cluster = stored
     chance = random.Random(11)
@@ -83,7 +83,7 @@ def test_a_job_goes_on_whenever_sailord_is_killed(stored):
     judge(seen, adopted_s)
 
 
-def test_workers_stay_whenever_their_agents_are_killed(cluster):
+def test_workers_survive_the_kill_of_their_agents(cluster):
     """Any of them is killed, and now and then sailord with it."""
     chance = random.Random(13)
     cluster.begin(*NAMES)

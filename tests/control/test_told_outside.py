@@ -57,7 +57,7 @@ def told(tmp_path_factory):
         ("job_held", {"job": "poor", "generation": None}, "0.00"),
     ],
 )
-def test_what_happens_is_told(told, kind, about, text):
+def test_webhook_receiver_gets_the_events_of_a_job(told, kind, about, text):
     message = told[kind]
     assert text in message["text"], message
     assert about.items() <= message.items()

@@ -73,10 +73,10 @@ def test_an_unreachable_cloud_does_not_stop_a_start():
 @pytest.mark.parametrize(
     ("behave", "code", "words"),
     [
-        ({}, 0, "can be used"),
+        ({}, 0, "is valid"),
         ({"is_expired": True}, 2, "error: provider.credentials"),
-        ({"moods": [Mood(".*", 1000, status=503)]}, 1, "the provider cannot be asked now"),
-        (None, 2, "error: provider: is not in the file"),
+        ({"moods": [Mood(".*", 1000, status=503)]}, 1, "the provider does not answer"),
+        (None, 2, "error: provider: is not configured"),
     ],
     ids=["well", "expired", "away", "none"],
 )
@@ -121,4 +121,4 @@ def test_sailord_check_warns_of_unreadable_prices(tmp_path, monkeypatch):
     assert done.exit_code == 0
     assert "warning: provider.billing: cannot be read" in done.output
     assert "gcloud services enable cloudbilling.googleapis.com" in done.output
-    assert "can be used" in done.output
+    assert "is valid" in done.output

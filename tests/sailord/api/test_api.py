@@ -38,7 +38,7 @@ def assert_refused(answer, status):
     assert "Traceback" not in json.dumps(value)
 
 
-def test_only_who_has_the_token_is_answered_over_tcp(head):
+def test_requests_over_tcp_need_the_token(head):
     assert over_tcp(head, "GET", "/livez")[0] == 200
     for headers in ({}, {"Authorization": "Bearer no"}, {"Authorization": "Basic " + TOKEN}):
         assert_refused(over_tcp(head, "GET", "/v1/status", headers=headers), 401)
@@ -80,7 +80,7 @@ def test_only_who_has_the_token_is_answered_over_tcp(head):
         ("GET", "/v1/events?after=%D9%A3", None, 422),
     ],
 )
-def test_what_cannot_be_used_is_refused_in_words(head, method, path, body, status):
+def test_invalid_request_is_refused_with_problem_and_cure(head, method, path, body, status):
     assert_refused(head.ask(method, path, body), status)
 
 
@@ -93,20 +93,20 @@ def test_what_cannot_be_used_is_refused_in_words(head, method, path, body, statu
         ({}, "is missing", "give a text"),
     ],
 )
-def test_what_is_of_a_wrong_kind_is_told_in_words(head, body, what, cure):
+def test_value_of_the_wrong_type_is_refused_with_the_expected_one(head, body, what, cure):
     code, value = head.ask("POST", "/v1/jobs", body)
     assert (code, value["problems"][0]["what"], value["problems"][0]["cure"]) == (422, what, cure)
 
 
 @pytest.mark.parametrize("raw", [b"{", b"\xff", b"[" * 100_000, b'{"job": NaN}', b"3"])
-def test_a_body_that_is_no_json_is_refused(head, raw):
+def test_body_that_is_not_json_is_refused(head, raw):
     connection = Over(head.socket)
     with contextlib.closing(connection):
         connection.request("POST", "/v1/jobs", raw)
         assert connection.getresponse().status == 422
 
 
-def test_reports_are_taken_from_those_who_have_the_key(head):
+def test_reports_need_a_signature_with_the_clusters_key(head):
     path, key = "/v1/agents/report", head.key.read_bytes()
     header, _ = sign_request(key, "POST", path, b"{}", at=time.time())
     assert_refused(over_tcp(head, "POST", path, b"{}"), 401)
@@ -121,7 +121,7 @@ def post_plain(head, body, *, at=None, secret=SECRET, path="preemption"):
     return over_tcp(head, "POST", f"/v1/webhooks/{path}", raw, {"Sailor-Webhook": header})
 
 
-def test_a_notice_has_one_effect_however_often_it_comes(head):
+def test_repeated_notice_has_one_effect(head):
     notice = {"id": "n1", "node": "a", "leaves_at": time.time() + 1000}
     assert post_plain(head, notice) == (202, {"accepted": 1, "new": 1})
     assert post_plain(head, notice) == (202, {"accepted": 1, "new": 0})
@@ -130,7 +130,7 @@ def test_a_notice_has_one_effect_however_often_it_comes(head):
     wait_until(lambda: head.status()["nodes"].get("ready") == 1)
 
 
-def test_what_takes_a_notice_back_may_bear_its_id(head):
+def test_withdrawal_may_carry_the_id_of_the_notice(head):
     def leaving():
         return [each["name"] for each in head.status()["leaving"]]
 
@@ -139,10 +139,13 @@ def test_what_takes_a_notice_back_may_bear_its_id(head):
     assert post_plain(head, {"id": "n9", "node": "a", "withdrawn": True})[1]["new"] == 1
     wait_until(lambda: leaving() == [])
     code, said = post_plain(head, {"id": "n9", "node": "another"})
-    assert (code, said["problems"][0]["cure"]) == (409, "give each order its own id")
+    assert (code, said["problems"][0]["cure"]) == (
+        409,
+        "use a new id for each order (idempotency key)",
+    )
 
 
-def test_a_notice_from_a_stranger_is_refused(head):
+def test_unauthenticated_notice_is_refused(head):
     assert_refused(post_plain(head, {"id": "x", "node": "a"}, secret="not-our-secret-no"), 401)
     assert_refused(post_plain(head, {"id": "x", "node": "a"}, at=time.time() - 400), 401)
     assert_refused(over_tcp(head, "POST", "/v1/webhooks/preemption", b"{}"), 401)
@@ -160,11 +163,11 @@ def test_a_notice_from_a_stranger_is_refused(head):
         {"id": "/", "node": "a"},
     ],
 )
-def test_a_notice_that_says_nothing_is_refused(head, body):
+def test_invalid_notice_is_refused(head, body):
     assert_refused(post_plain(head, body), 422)
 
 
-def test_alerts_are_notices(head):
+def test_alerts_are_taken_as_notices(head):
     alert = {
         "status": "resolved", "labels": {"alertname": "Gpu", "node": "a"}, "fingerprint": "f",
         "startsAt": "2030-01-01T00:00:00Z",
@@ -178,14 +181,14 @@ def test_alerts_are_notices(head):
         assert_refused(over_tcp(head, "POST", path, raw, headers), 422)
 
 
-def test_news_of_capacity_is_told_once(head):
+def test_capacity_message_is_noted_once(head):
     news = {"id": "c1", "zone": "z", "gpu": "A100-40", "gpus": 8}
     assert post_plain(head, news, path="capacity") == (202, {"accepted": 1, "new": 1})
     assert post_plain(head, news, path="capacity") == (202, {"accepted": 1, "new": 0})
     assert_refused(post_plain(head, {"id": "c1"}, path="capacity"), 422)
 
 
-def test_a_job_is_told_of_from_its_start_to_its_end(head, receiver):
+def test_webhook_receiver_gets_every_stage_of_a_job(head, receiver):
     assert head.ask("POST", "/v1/jobs", {"job": JOB, "id": "told"})[0] == 201
     assert_refused(head.ask("POST", "/v1/jobs", {"job": JOB, "id": "told"}), 409)
 
@@ -210,14 +213,14 @@ def test_a_job_is_told_of_from_its_start_to_its_end(head, receiver):
     assert signature == sign(SECRET.encode(), body, moment)
 
 
-def test_who_has_submitted_a_job_may_ask_for_it_at_once(head):
+def test_submitted_job_is_visible_at_once(head):
     for number in range(10):
         assert head.ask("POST", "/v1/jobs", {"job": JOB, "id": f"at-once-{number}"})[0] == 201
         assert head.ask("GET", f"/v1/jobs/at-once-{number}")[0] == 200
         assert head.ask("POST", f"/v1/jobs/at-once-{number}/cancel", {})[0] == 202
 
 
-def test_an_order_that_would_change_nothing_is_refused_with_what_can_be_done(head):
+def test_order_without_effect_is_refused_with_a_cure(head):
     def order(path, **body):
         code, value = head.ask("POST", path, body)
         return code, value["problems"][0] if "problems" in value else value
@@ -258,7 +261,7 @@ def test_an_order_that_would_change_nothing_is_refused_with_what_can_be_done(hea
         ),
     ],
 )
-def test_what_is_not_there_is_told_with_what_is(head, method, path, status, what, cure):
+def test_missing_resource_is_refused_with_the_nearest_names(head, method, path, status, what, cure):
     code, value = head.ask(method, path, None)
     problem = value["problems"][0]
     assert (code, problem["what"]) == (status, what)
@@ -266,7 +269,7 @@ def test_what_is_not_there_is_told_with_what_is(head, method, path, status, what
     assert problem["place"] in path
 
 
-def test_a_stream_of_events_resumes_after_an_id(head):
+def test_event_stream_resumes_after_an_id(head):
     def happened():
         return head.ask("GET", "/v1/events?follow=false")[1]["events"]
 
@@ -281,7 +284,7 @@ def test_a_stream_of_events_resumes_after_an_id(head):
         assert reply.readline() == f"id: {second['id']}\n".encode()
 
 
-def test_a_listener_that_goes_away_is_no_error(head):
+def test_disconnected_follower_causes_no_logged_error(head):
     def told() -> int:
         return len(head.ask("GET", "/v1/events?follow=false")[1]["events"])
 
@@ -299,13 +302,13 @@ def test_a_listener_that_goes_away_is_no_error(head):
     assert "ClientConnectionResetError" not in said
 
 
-def test_events_are_followed_or_not_and_nothing_else(head):
+def test_follow_must_be_true_or_false(head):
     status, said = head.ask("GET", "/v1/events?follow=maybe")
     assert status == 422
     assert said["problems"][0]["place"] == "follow"
 
 
-def test_the_document_names_every_address(head):
+def test_openapi_document_lists_every_address_with_a_summary(head):
     document = head.ask("GET", "/openapi.json")[1]
     assert document["openapi"] == "3.1.0"
     assert {"/v1/jobs", "/v1/events", "/v1/webhooks/preemption"} <= set(document["paths"])
@@ -314,7 +317,7 @@ def test_the_document_names_every_address(head):
             assert operation["summary"], path
 
 
-def test_metrics_are_in_the_form_that_prometheus_reads(head):
+def test_metrics_are_in_prometheus_text_format(head):
     lines = head.ask("GET", "/metrics")[1].splitlines()
     values = {}
     for line in lines:
@@ -325,7 +328,7 @@ def test_metrics_are_in_the_form_that_prometheus_reads(head):
     assert values["sailor_decisions_total"] > 0
 
 
-def test_many_requests_at_once_do_not_hurt(head):
+def test_many_concurrent_requests_leave_sailord_alive(head):
     with concurrent.futures.ThreadPoolExecutor(32) as pool:
         bad = [pool.submit(over_tcp, head, "POST", "/v1/jobs", b"{") for _ in range(400)]
         assert {each.result()[0] for each in bad} <= {401, 429}

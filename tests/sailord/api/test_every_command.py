@@ -207,7 +207,7 @@ def said(cluster):
     return found
 
 
-def test_there_is_a_line_for_every_command():
+def test_every_command_has_a_case_here():
     typed = [line.typed for line in LINES] + list(FOLLOWED)
     for name, command in commands():
         if name == "checkpoint import":
@@ -243,7 +243,7 @@ def check(document, typed: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(LINES)), ids=lambda n: LINES[n].typed)
-def test_each_command_does_what_it_says(cluster, said, number):
+def test_each_command_answers_in_text_and_json(cluster, said, number):
     line, result = LINES[number], said[number]
     assert result.exit_code == line.code, result.output
     assert line.says in result.output
@@ -258,7 +258,7 @@ def test_each_command_does_what_it_says(cluster, said, number):
 
 @pytest.mark.parametrize("typed", FOLLOWED)
 @pytest.mark.usefixtures("said")
-def test_who_follows_is_told_and_goes_on(cluster, typed):
+def test_following_commands_print_until_interrupted(cluster, typed):
     command = [sys.executable, "-c", "from sailord.cli.main import main; main()", *typed.split()]
     following = subprocess.Popen(
         [*command, "--server", f"unix://{cluster.head.socket}"],

@@ -82,7 +82,7 @@ def latencies(head) -> dict[str, float]:
     }
 
 
-def test_ten_thousand_requests_at_once(head, descriptors):
+def test_10_000_concurrent_requests_do_not_stop_training(head, descriptors):
     if descriptors < REQUESTS + 200:
         pytest.skip(f"this machine lets a process have {descriptors} descriptors")
     assert head.ask("POST", "/v1/jobs", {"job": JOB, "id": "flood"})[0] == 201
@@ -134,7 +134,7 @@ def code_of(wire: socket.socket) -> int:
     return int(wire.recv(4096).split(b" ", 2)[1])
 
 
-def test_strangers_who_never_send_their_bodies_keep_nobody_out(head, descriptors):
+def test_unauthenticated_slow_bodies_do_not_starve_others(head, descriptors):
     """More than may wait: agents go on reporting, people are answered, the slow are sent away."""
     if descriptors < UNSIGNED_MAX + 200:
         pytest.skip(f"this machine lets a process have {descriptors} descriptors")
@@ -159,7 +159,7 @@ def test_strangers_who_never_send_their_bodies_keep_nobody_out(head, descriptors
     head.ask("POST", f"{path}/cancel", {})
 
 
-def test_who_has_the_token_keeps_nobody_else_out_either(head, descriptors):
+def test_slow_clients_with_the_token_do_not_starve_others(head, descriptors):
     """Those who show it are counted apart from those at the Unix socket, and from agents."""
     if descriptors < IN_PROGRESS_MAX + 200:
         pytest.skip(f"this machine lets a process have {descriptors} descriptors")
@@ -191,12 +191,12 @@ def test_who_has_the_token_keeps_nobody_else_out_either(head, descriptors):
         ("/v1/webhooks/preemption", {"Authorization": "Bearer a.b.c"}),
     ],
 )
-def test_who_shows_what_cannot_be_right_is_refused_before_its_body(head, path, headers):
+def test_malformed_credentials_are_refused_before_the_body_arrives(head, path, headers):
     with ExitStack() as stack:
         assert code_of(opened(stack, head.port, half_sent(path, headers))) == 401
 
 
-def test_a_webhook_whose_body_never_comes_is_sent_away(head):
+def test_webhook_whose_body_never_arrives_gets_408(head):
     with ExitStack() as stack:
         asked = half_sent("/v1/webhooks/preemption", looks_like_a_webhook(1))
         assert code_of(opened(stack, head.port, asked)) == 408

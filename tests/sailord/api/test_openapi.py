@@ -39,7 +39,7 @@ def api(trained):
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if route.name != "openapi"],
                          ids=lambda route: route.name)  # fmt: skip
-def test_every_answer_is_one_that_the_document_promises(route, trained, api):
+def test_every_answer_matches_the_openapi_document(route, trained, api):
     path = re.sub(r":[a-z|]+", "", route.path)
 
     @given(case=api[path][route.method].as_strategy())
@@ -78,7 +78,7 @@ NAMED = (
 
 
 @pytest.mark.parametrize("path", NAMED)
-def test_what_is_there_has_the_promised_shape(path, trained, api):
+def test_existing_resources_match_their_schemas(path, trained, api):
     """Chance would hardly guess the names of what is there."""
     import jsonschema  # noqa: PLC0415 - a test of its own
 

@@ -24,7 +24,7 @@ BUSY = state(Running(BEGAN)).with_job(URGENT)
 BUSY = replace(BUSY, jobs=BUSY.jobs | QUEUE)
 
 
-def test_who_waits_is_told_behind_whom() -> None:
+def test_queued_job_lists_the_jobs_before_it() -> None:
     assert waits_for(BUSY, JobId("urgent")) == (JOB,)
     assert waits_for(BUSY, JobId("late")) == (JOB, "urgent", "first")
     told = job_view(BUSY, JobId("late"))
@@ -33,7 +33,7 @@ def test_who_waits_is_told_behind_whom() -> None:
     assert text.splitlines()[1] == f"waits for: {JOB}, urgent, first"
 
 
-def test_who_has_the_cluster_waits_for_nobody() -> None:
+def test_active_job_waits_for_no_other() -> None:
     assert waits_for(BUSY, JOB) == ()
     told = job_view(BUSY, JOB)
     assert told is not None

@@ -13,7 +13,7 @@ from tests.sailord.daemon.test_cluster_commands import call
 pytestmark = pytest.mark.torch
 
 
-def test_checkpoints_are_listed_pinned_and_gone_back_to(place):
+def test_checkpoints_are_listed_pinned_and_rolled_back_to(place):
     kept = place.folder / "kept"
     chain(kept, 10, 20)
     place.start()
@@ -22,9 +22,9 @@ def test_checkpoints_are_listed_pinned_and_gone_back_to(place):
     file = place.folder / "job.toml"
     file.write_text(f'{SPEC}\n[checkpoint]\nuri = "file://{kept}"\n')
     anew = call(place, "submit", str(file), "--id", JOB)
-    assert "holds checkpoints of a job j already; give --resume newest" in anew.output
+    assert "already has checkpoints of a job j; use --resume newest" in anew.output
     unknown = call(place, "submit", str(file), "--id", JOB, "--resume", "15")
-    assert "there are: 10, 20" in unknown.output
+    assert "existing steps: 10, 20" in unknown.output
     changed = place.folder / "changed.toml"
     changed.write_text(file.read_text().replace("hidden = 16", "hidden = 32"))
     other = call(place, "submit", str(changed), "--id", JOB, "--resume", "20")
@@ -48,15 +48,15 @@ def test_checkpoints_are_listed_pinned_and_gone_back_to(place):
     (broken / "manifest-3.json").write_bytes(b"{")
     shown = call(place, "checkpoint", "ls", JOB).output
     assert "unreadable: " in shown, shown
-    assert "is cut short or damaged" in shown
+    assert "is truncated or damaged" in shown
     told = json.loads(call(place, "checkpoint", "ls", JOB, "--json").output)
     assert [each["step"] for each in told["unreadable"]] == [15]
     assert [each["step"] for each in told["checkpoints"]] == [10, 20]
     why = call(place, "checkpoint", "pin", JOB, "15")
-    assert "the checkpoint of step 15 cannot be read" in why.output
+    assert "the checkpoint of step 15 is unreadable" in why.output
     missing = call(place, "checkpoint", "pin", JOB, "11")
     assert missing.exit_code == 1
-    assert "there are: 10, 20" in missing.output
+    assert "existing steps: 10, 20" in missing.output
 
     wait_until(lambda: place.status()["job"]["step"] > 22)
     back = call(place, "checkpoint", "rollback", JOB, "10", "--reason", "the loss went up")
@@ -78,7 +78,7 @@ def _generation(place, number):
     return job if job["generation"]["number"] == number else None
 
 
-def test_a_place_that_can_be_none_is_refused_at_once(place):
+def test_invalid_uri_of_a_submitted_job_is_refused(place):
     place.start()
     wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
     file = place.folder / "job.toml"

@@ -26,7 +26,7 @@ def kept(folder):
     return sorted(int(path.parent.name.partition("-")[2]) for path in folder.glob("*/manifest*"))
 
 
-def test_what_was_committed_outlives_every_node(cluster):
+def test_committed_checkpoint_survives_the_loss_of_all_nodes(cluster):
     store = cluster.folder / "kept"
     saving = f'[checkpoint]\nuri = "{store}"\nmemory_every = 10\npersist_every = 20\nkeep = 2\n'
     cluster.begin("a", "b", job=JOB + saving)
@@ -61,7 +61,7 @@ def call_offline(*arguments):
     return CliRunner().invoke(main, list(arguments))
 
 
-def test_a_paused_job_leaves_its_nodes_with_its_last_step_durable(cluster):
+def test_pausing_a_job_makes_its_last_step_durable(cluster):
     store = cluster.folder / "kept"
     saving = f'[checkpoint]\nuri = "{store}"\nmemory_every = 10\npersist_every = 100000\n'
     cluster.begin("a", "b", job=JOB + saving)

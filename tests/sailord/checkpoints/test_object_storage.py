@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from sailord.checkpoints.object_storage import Away, Missing, StorageError, _told, open_storage
+from sailord.checkpoints.object_storage import Away, Missing, StorageError, _converted, open_storage
 from simulator.documents.problems import InputError
 
 
@@ -20,13 +20,13 @@ from simulator.documents.problems import InputError
         ("gs://bucket/x", "needs gcsfs, which is not installed; pip install gcsfs"),
     ],
 )
-def test_a_place_that_is_none_is_refused_before_anything_runs(uri, said):
+def test_invalid_uri_is_refused_before_anything_runs(uri, said):
     with pytest.raises(InputError, match=said):
         open_storage(uri)
 
 
 @pytest.mark.parametrize("scheme", ["file", "memory"])
-def test_what_is_written_is_there_as_a_whole(tmp_path, scheme):
+def test_object_is_written_completely_or_not_at_all(tmp_path, scheme):
     storage = open_storage(f"{scheme}://{tmp_path}/deep")
     storage.write("j/1-10/a", b"abcdef")
     assert storage.read("j/1-10/a") == b"abcdef"
@@ -37,11 +37,11 @@ def test_what_is_written_is_there_as_a_whole(tmp_path, scheme):
     storage.delete("j/1-10/a")
     storage.delete("j/1-10/a")
     assert storage.entries("j") == []
-    with pytest.raises(Missing, match="j/1-10/a is not there"):
+    with pytest.raises(Missing, match="j/1-10/a does not exist"):
         storage.read("j/1-10/a")
 
 
-def test_an_object_store_keeps_what_a_name_stood_for_first(tmp_path):
+def test_existing_object_is_never_overwritten(tmp_path):
     storage = open_storage(f"memory://{tmp_path}/once")
     storage.write("j/1-10/a", b"abcdef")
     storage.write("j/1-10/a", b"abcdef")
@@ -50,7 +50,7 @@ def test_an_object_store_keeps_what_a_name_stood_for_first(tmp_path):
     assert storage.read("j/1-10/a") == b"abcdef"
 
 
-def test_half_of_an_earlier_try_is_not_in_the_way_for_ever(tmp_path):
+def test_partial_object_of_an_earlier_attempt_is_replaced(tmp_path):
     storage = open_storage(f"memory://{tmp_path}/half")
     storage.write("j/1-10/a", b"abc")
     with pytest.raises(StorageError, match="incomplete object had that name"):
@@ -73,21 +73,21 @@ def test_half_of_an_earlier_try_is_not_in_the_way_for_ever(tmp_path):
         ("gs://b", Exception("the host is not known"), Away, "the host is not known"),
     ],
 )
-def test_a_backends_error_becomes_a_sentence(uri, error, kind, said):
-    told = _told(f"{uri}/o", "written", uri, error)
+def test_backend_error_becomes_a_message_with_place_and_cause(uri, error, kind, said):
+    told = _converted(f"{uri}/o", "written", uri, error)
     assert type(told) is kind
     assert said in str(told)
     assert f"{uri}/o cannot be written" in str(told)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes where nobody may")
-def test_a_folder_that_is_read_only_is_named(tmp_path):
+def test_read_only_folder_is_named_in_the_error(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(StorageError, match="permission is missing"):
         open_storage(f"file://{tmp_path}").write("a/b", b"")
 
 
-def test_a_place_that_cannot_be_written_is_left_as_it_was(tmp_path):
+def test_failed_write_leaves_no_file(tmp_path):
     storage = open_storage(f"file://{tmp_path}")
     (tmp_path / "j").write_text("a file where a folder should be")
     with pytest.raises(StorageError, match="cannot be written"):

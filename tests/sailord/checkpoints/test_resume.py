@@ -22,35 +22,35 @@ def begin(folder, resume, *, spec=SPEC):
     return begins_from(read_job(spec), JOB, f"file://{folder}", resume)
 
 
-def test_without_a_place_there_is_nothing_to_go_on_from():
+def test_resume_without_checkpoint_storage_is_refused():
     assert begins_from(read_job(SPEC), JOB, None, None) is None
-    with pytest.raises(InputError, match="names no place"):
+    with pytest.raises(InputError, match="no checkpoint storage"):
         begins_from(read_job(SPEC), JOB, None, "newest")
 
 
-def test_a_new_job_begins_in_an_empty_place_only(tmp_path):
+def test_new_job_needs_a_storage_without_checkpoints_of_its_id(tmp_path):
     assert begin(tmp_path, None) is None
     chain(tmp_path, 10)
-    with pytest.raises(InputError, match="holds checkpoints of a job j already"):
+    with pytest.raises(InputError, match="already has checkpoints of a job j"):
         begin(tmp_path, None)
 
 
-def test_a_place_that_cannot_be_made_is_refused_at_once(tmp_path):
+def test_storage_folder_that_cannot_be_created_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="file/below cannot be made: Not a directory"):
+    with pytest.raises(InputError, match="file/below cannot be created: Not a directory"):
         begin(tmp_path / "file" / "below", None)
 
 
-def test_where_there_is_none_the_name_is_asked_for(tmp_path):
-    with pytest.raises(InputError, match=r"there is no checkpoint at .*/j; give the --id"):
+def test_resume_without_a_checkpoint_asks_for_the_id(tmp_path):
+    with pytest.raises(InputError, match=r"no checkpoint at .*/j; use the job's former --id"):
         begin(tmp_path, "newest")
 
 
-def test_it_goes_on_from_the_step_that_is_named_or_the_newest(tmp_path):
+def test_resume_takes_the_requested_step_or_the_newest(tmp_path):
     first, second = chain(tmp_path, 10, 20)
     assert begin(tmp_path, "newest") == second.durable
     assert begin(tmp_path, "10") == first.durable
-    with pytest.raises(InputError, match="there are: 10, 20"):
+    with pytest.raises(InputError, match="existing steps: 10, 20"):
         begin(tmp_path, "15")
 
 
@@ -63,7 +63,7 @@ def test_it_goes_on_from_the_step_that_is_named_or_the_newest(tmp_path):
         ("max_tp = 2", 'max_tp = 2\noptimizer = "sgd"'),
     ],
 )
-def test_another_model_is_refused(tmp_path, old, new):
+def test_resume_with_another_model_is_refused(tmp_path, old, new):
     chain(tmp_path, 10)
     with pytest.raises(InputError, match="the model was changed since step 10"):
         begin(tmp_path, "newest", spec=SPEC.replace(old, new))
@@ -84,38 +84,38 @@ def test_another_model_is_refused(tmp_path, old, new):
     ],
     ids=["optimizer", "batch", "sequence", "seed", "data"],
 )
-def test_other_data_are_refused_before_samples_come_twice_or_never(tmp_path, old, new, told):
+def test_resume_with_other_data_is_refused(tmp_path, old, new, told):
     chain(tmp_path, 10)
     assert old in SPEC
     with pytest.raises(InputError, match=f"it was made with {told}"):
         begin(tmp_path, "newest", spec=SPEC.replace(old, new))
 
 
-def test_how_it_is_trained_from_there_may_be_changed(tmp_path):
+def test_resume_may_change_training_options(tmp_path):
     (made,) = chain(tmp_path, 10)
     changed = SPEC.replace("max_tp = 2", "max_tp = 2\nlearning_rate = 0.5\nsteps = 99")
     assert begin(tmp_path, "newest", spec=changed) == made.durable
 
 
-def test_one_that_is_not_whole_is_refused_with_the_next_older_one(tmp_path):
+def test_incomplete_checkpoint_is_refused_and_the_older_one_named(tmp_path):
     chain(tmp_path, 10, 20)
     (tmp_path / "j" / "1-20" / "0-n0.1.snap").unlink()
-    with pytest.raises(InputError, match=r"snap is missing; the next older one is of step 10"):
+    with pytest.raises(InputError, match=r"snap is missing; the next older one is step 10"):
         begin(tmp_path, "newest")
 
 
-def test_a_newest_one_that_cannot_be_read_is_not_passed_over_in_silence(tmp_path):
+def test_unreadable_newest_checkpoint_is_an_error(tmp_path):
     first, second = chain(tmp_path, 10, 20)
     manifest = Path(second.durable.manifest.removeprefix("file://"))
     manifest.write_bytes(manifest.read_bytes()[:-9])
-    with pytest.raises(InputError, match=r"step 20 cannot be read: .*; give --resume 10 to go on"):
+    with pytest.raises(InputError, match=r"step 20 is unreadable: .*; use --resume 10 to start"):
         begin(tmp_path, "newest")
-    with pytest.raises(InputError, match="step 20 cannot be read"):
+    with pytest.raises(InputError, match="step 20 is unreadable"):
         begin(tmp_path, "20")
     assert begin(tmp_path, "10") == first.durable
 
 
-def test_one_file_from_elsewhere_becomes_a_checkpoint(tmp_path):
+def test_imported_file_becomes_a_checkpoint(tmp_path):
     whole = whole_state(SPEC, 30)
     write_full(whole, JOB, tmp_path / "whole.snap")
     storage = open_storage(f"file://{tmp_path}/kept")

@@ -36,7 +36,7 @@ def checkpoint(generation, step):
     return [f"{generation}-{step}/{name}" for name in ("0-n.snap", "manifest-3.json")]
 
 
-def test_the_last_few_stay_and_older_ones_go_manifest_first():
+def test_last_checkpoints_are_kept_and_older_ones_deleted_manifest_first():
     names = [*checkpoint(1, 10), *checkpoint(1, 20), *checkpoint(1, 30)]
     gone = swept(names, [(1, 30), (1, 20), (1, 10)], generation=1, keep=2)
     assert gone == ["1-10/manifest-3.json", "1-10/0-n.snap"]
@@ -54,12 +54,12 @@ def test_the_last_few_stay_and_older_ones_go_manifest_first():
         ("3-x/0-n.snap", 9, False),
     ],
 )
-def test_uploads_that_came_to_nothing(name, generation, goes):
+def test_abandoned_uploads_of_past_generations_are_deleted(name, generation, goes):
     names = [*checkpoint(1, 30), name]
     assert (name in swept(names, [(1, 30)], generation=generation)) is goes
 
 
-def test_what_is_pinned_named_or_begun_from_stays():
+def test_pinned_referenced_and_restored_checkpoints_are_kept():
     old = [*checkpoint(1, 10), "1-10/pin"]
     assert swept([*old, *checkpoint(1, 30)], [(1, 30)], generation=1) == []
     old = checkpoint(1, 10)
@@ -69,5 +69,5 @@ def test_what_is_pinned_named_or_begun_from_stays():
     assert kept == ["1-10/manifest-3.json"]
 
 
-def test_without_a_checkpoint_nothing_goes():
+def test_nothing_is_deleted_before_the_first_checkpoint():
     assert swept(["1-10/0-n.snap"], [], generation=5) == []

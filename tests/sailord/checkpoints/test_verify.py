@@ -48,14 +48,14 @@ def verify(*args):
     return CliRunner().invoke(main, ["checkpoint", "verify", *map(str, args)])
 
 
-def test_a_whole_checkpoint_has_no_faults_and_is_the_one_to_begin_from(tmp_path):
+def test_intact_checkpoint_has_no_faults_and_is_chosen(tmp_path):
     *_, newest = chain(tmp_path, 10, 20)
     assert faults(tmp_path, newest) == []
     found = check(tmp_path, newest.durable, is_thorough=True)
     assert (found.found, found.why) == (newest.durable, "")
 
 
-def test_every_single_flipped_byte_is_found_and_named(tmp_path):
+def test_every_flipped_byte_is_found_and_located(tmp_path):
     (made,) = chain(tmp_path, 10)
     path = object_of(tmp_path, 10)
     header = read_header(path)
@@ -73,7 +73,7 @@ def test_every_single_flipped_byte_is_found_and_named(tmp_path):
     assert "header" in faults(tmp_path, made, is_thorough=False)[0]
 
 
-def test_a_flipped_byte_is_told_with_the_next_older_checkpoint(tmp_path):
+def test_thorough_check_of_a_damaged_checkpoint_falls_back_to_the_older_one(tmp_path):
     chain(tmp_path, 10, 20, 30)
     for step in (20, 30):
         piece = next(p for p in read_header(object_of(tmp_path, step)).pieces if p.bytes)
@@ -90,26 +90,26 @@ def test_a_flipped_byte_is_told_with_the_next_older_checkpoint(tmp_path):
     assert "the next older intact one" in words
 
 
-def test_a_checkpoint_of_another_job_is_passed_over_for_the_next_older_one(tmp_path):
+def test_checkpoint_of_another_job_is_skipped(tmp_path):
     first, second = chain(tmp_path, 10, 20)
     manifest, _ = manifest_bytes(replace(second.manifest, job=JobId("other")))
     (tmp_path / "j" / "1-20" / "manifest-3.json").write_bytes(manifest)
     found = check(tmp_path, second.durable)
     assert found.found == first.durable
-    assert "step 20 cannot be read" in found.why
-    assert "manifest-3.json is not the manifest that was committed" in found.why
+    assert "step 20 is unreadable" in found.why
+    assert "manifest-3.json is not the committed manifest" in found.why
 
 
-def test_a_restore_takes_the_next_older_one_and_says_why(tmp_path):
+def test_restore_falls_back_to_the_older_checkpoint_and_says_why(tmp_path):
     first, second = chain(tmp_path, 10, 20)
     object_of(tmp_path, 20, writer=1).unlink()
     found = check(tmp_path, second.durable)
     assert found.found == first.durable
-    assert "step 20 cannot be read" in found.why
+    assert "step 20 is unreadable" in found.why
     assert "1-n1.1.snap is missing" in found.why
 
 
-def test_bytes_are_read_only_when_asked_for(tmp_path):
+def test_only_a_thorough_check_reads_all_bytes(tmp_path):
     first, second = chain(tmp_path, 10, 20)
     piece = next(p for p in read_header(object_of(tmp_path, 20)).pieces if p.bytes)
     flip(object_of(tmp_path, 20), piece.offset)
@@ -117,26 +117,26 @@ def test_bytes_are_read_only_when_asked_for(tmp_path):
     assert check(tmp_path, second.durable, is_thorough=True).found == first.durable
 
 
-def test_a_damaged_manifest_hides_nothing_older(tmp_path):
+def test_damaged_manifest_does_not_hide_older_checkpoints(tmp_path):
     first, second, third = chain(tmp_path, 10, 20, 30)
     for made in (second, third):
         path = tmp_path / "j" / f"1-{made.durable.point.step}" / "manifest-3.json"
         path.write_bytes(path.read_bytes()[:-9])
     found = check(tmp_path, third.durable)
     assert found.found == first.durable
-    assert "is cut short or damaged" in found.why
+    assert "is truncated or damaged" in found.why
 
 
-def test_where_nothing_can_be_read_nobody_begins_from_nothing(tmp_path):
+def test_no_readable_checkpoint_is_an_error_not_a_fresh_start(tmp_path):
     (made,) = chain(tmp_path, 10)
     object_of(tmp_path, 10).unlink()
     found = check(tmp_path, made.durable)
     assert found.found is None
     assert not found.is_away
-    assert "step 10 cannot be read" in found.why
+    assert "step 10 is unreadable" in found.why
 
 
-def test_a_half_written_folder_is_no_checkpoint(tmp_path):
+def test_folder_without_a_manifest_is_not_a_checkpoint(tmp_path):
     chain(tmp_path, 10)
     (tmp_path / "j" / "1-10" / "manifest-3.json").unlink()
     done = verify(f"file://{tmp_path}/j")
@@ -145,7 +145,7 @@ def test_a_half_written_folder_is_no_checkpoint(tmp_path):
     assert "holds no checkpoint" in verify(f"file://{tmp_path}/other").output
 
 
-def test_a_cut_object_is_told_with_its_sizes(tmp_path):
+def test_truncated_object_is_reported_with_both_sizes(tmp_path):
     (made,) = chain(tmp_path, 10)
     path = object_of(tmp_path, 10)
     data = path.read_bytes()
@@ -154,14 +154,14 @@ def test_a_cut_object_is_told_with_its_sizes(tmp_path):
     assert f"{len(data) - 100} bytes instead of" in fault
 
 
-def test_another_jobs_checkpoint_is_refused(tmp_path):
+def test_checkpoint_of_another_job_is_refused(tmp_path):
     (made,) = chain(tmp_path, 10)
     storage = open_storage(f"file://{tmp_path}")
     found = faults_of(storage, made.manifest, job=JobId("k"), is_thorough=False)
     assert found == ["it is a checkpoint of j, not of k"]
 
 
-def test_a_changed_model_is_refused(tmp_path):
+def test_object_of_another_model_is_refused(tmp_path):
     make(tmp_path, 10)
     wider = SPEC.replace("hidden = 16", "hidden = 32")
     other = make(tmp_path, 20, spec=wider)
@@ -171,21 +171,21 @@ def test_a_changed_model_is_refused(tmp_path):
     )[0]  # fmt: skip
 
 
-def test_pieces_that_are_missing_or_doubled_are_named(tmp_path):
+def test_missing_and_duplicate_pieces_are_named(tmp_path):
     (made,) = chain(tmp_path, 10)
     first, second = made.manifest.objects
     less = replace(made.manifest, objects=(replace(first, holds=first.holds[1:]), second))
     layer = first.holds[0].layer
     storage = open_storage(f"file://{tmp_path}")
     found = faults_of(storage, less, job=JOB, is_thorough=False)
-    assert found == [f"piece {first.holds[0].first} of layer {layer} stands in no object"]
+    assert found == [f"piece {first.holds[0].first} of layer {layer} is in no object"]
     twice = replace(made.manifest, objects=(first, second, first))
     found = faults_of(storage, twice, job=JOB, is_thorough=False)
     assert len(found) == len(first.holds)
-    assert "stands in 2 objects" in found[0]
+    assert "is in 2 objects" in found[0]
 
 
-def test_a_changed_manifest_is_known(tmp_path):
+def test_changed_manifest_is_detected_by_its_hash(tmp_path):
     (made,) = chain(tmp_path, 10)
     data, _ = manifest_bytes(made.manifest)
     assert read_manifest(data, name="m").point == made.manifest.point
@@ -199,13 +199,13 @@ def test_a_changed_manifest_is_known(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"checksum": "0"}, "is not what was uploaded"),
+        ({"checksum": "0"}, "is not the uploaded object"),
         ({"holds": (Holding(2, 0, 9),)}, "has no piece . of layer 2"),
-        ({"uri": "file:///elsewhere/x.snap"}, "does not stand directly below"),
-        ({"point": Point(11, 1)}, "does not stand directly below"),
+        ({"uri": "file:///elsewhere/x.snap"}, "is not directly below"),
+        ({"point": Point(11, 1)}, "is not directly below"),
     ],
 )
-def test_what_was_uploaded_is_looked_at_before_it_counts(tmp_path, change, said):
+def test_uploads_are_verified_before_the_commit(tmp_path, change, said):
     made = make(tmp_path, 10)
     storage = open_storage(f"file://{tmp_path}")
     folder = storage.uri_of("j/1-10")

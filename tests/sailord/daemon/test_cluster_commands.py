@@ -18,7 +18,7 @@ def call(place, *arguments, server=None):
     return CliRunner().invoke(main, [*arguments, "--server", server])
 
 
-def test_a_job_is_followed_from_the_command_line(place):
+def test_job_is_followed_from_the_command_line(place):
     place.start()
     wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
     assert "there is no node" in call(place, "doctor").output
@@ -46,7 +46,7 @@ def test_a_job_is_followed_from_the_command_line(place):
     wait_until(lambda: "cordoned" in call(place, "nodes").output)
 
 
-def test_what_goes_wrong_is_said_in_a_sentence(place):
+def test_errors_are_one_sentence_on_stderr(place):
     refused = call(place, "status")
     assert refused.exit_code == 1
     assert "did not answer" in refused.output
@@ -74,11 +74,11 @@ def test_what_goes_wrong_is_said_in_a_sentence(place):
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_can_complete_our_commands(shell):
+def test_commands_have_shell_completion(shell):
     assert "_SAILORCTL_COMPLETE" in CliRunner().invoke(main, ["completion", shell]).output
 
 
-def test_a_status_is_watched_while_sailord_is_started_anew(place):
+def test_status_is_watched_across_a_restart(place):
     head = place.start()
     wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
     watching = subprocess.Popen(

@@ -81,7 +81,7 @@ def serve():
         each.server_close()
 
 
-def test_a_stream_goes_on_after_the_last_id_whatever_came_between(serve, pauses):
+def test_follower_resumes_after_the_last_id(serve, pauses):
     server = serve(
         (200, event(1) + event(2) + b'data: {"id": 3'),
         (503, problem("no leader elected yet")),
@@ -98,7 +98,7 @@ def test_a_stream_goes_on_after_the_last_id_whatever_came_between(serve, pauses)
     assert pauses == [PAUSE_S_FIRST * 2**n for n in range(4)]
 
 
-def test_one_that_is_gone_is_asked_ever_more_rarely(serve, pauses):
+def test_follower_retries_with_exponential_backoff(serve, pauses):
     server = serve((200, event(7)))
     stream = server.client.follow(0, Patience(print))
     assert next(stream)["id"] == 7
@@ -122,7 +122,7 @@ def test_one_that_is_gone_is_asked_ever_more_rarely(serve, pauses):
 
 @pytest.mark.usefixtures("pauses")
 @pytest.mark.parametrize("status", [401, 404, 422, 500])
-def test_what_does_not_pass_ends_it(serve, status):
+def test_follower_stops_at_a_permanent_error(serve, status):
     server = serve((200, event(1)), (status, problem("no")))
     stream = server.client.follow(0, Patience(print))
     assert next(stream)["id"] == 1
@@ -130,7 +130,7 @@ def test_what_does_not_pass_ends_it(serve, status):
         next(stream)
 
 
-def test_one_that_was_never_there_is_not_waited_for(pauses):
+def test_follower_does_not_wait_for_a_server_that_never_answered(pauses):
     stream = Client(f"http://127.0.0.1:{free_port()}").follow(0, Patience(print))
     with pytest.raises(ServerProblem, match="did not answer"):
         next(stream)
@@ -146,7 +146,7 @@ def follow(place, *arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_events_and_logs_are_followed_while_sailord_is_started_anew(place):
+def test_events_and_logs_are_followed_across_a_restart(place):
     head = place.start()
     wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
     place.start_agent("a")

@@ -48,7 +48,7 @@ def over_tcp(head, method, path, headers=None):
         return reply.status, json.loads(reply.read())
 
 
-def test_any_sailord_answers_as_the_leader_does(heads):
+def test_standby_gives_the_leaders_answers(heads):
     leader, other = heads
     assert other.ask("GET", "/readyz")[1] == {"ready": True, "leads": False}
     leader.start_agent("a")
@@ -71,14 +71,14 @@ def test_any_sailord_answers_as_the_leader_does(heads):
     assert "j: running" in shown.output
 
 
-def test_whoever_is_asked_checks_who_asks(heads):
+def test_standby_checks_the_token_itself(heads):
     _, other = heads
     assert over_tcp(other, "GET", "/v1/nodes")[0] == 401
     bearer = {"Authorization": f"Bearer {TOKEN}"}
     assert over_tcp(other, "GET", "/v1/nodes", bearer) == (200, {"nodes": []})
 
 
-def test_happenings_of_the_leader_are_followed_at_any_other(heads):
+def test_standby_streams_the_leaders_events(heads):
     leader, other = heads
     with closing(Over(other.socket)) as connection:
         connection.request("GET", "/v1/events")
@@ -90,7 +90,7 @@ def test_happenings_of_the_leader_are_followed_at_any_other(heads):
         assert json.loads(next(lines).removeprefix(b"data: "))["job"] == "j"
 
 
-def test_while_the_leader_is_gone_that_is_said(heads):
+def test_standby_says_that_the_leader_does_not_answer(heads):
     leader, other = heads
     leader.processes[0].kill()
     code, said = other.ask("GET", "/v1/nodes")
@@ -100,7 +100,7 @@ def test_while_the_leader_is_gone_that_is_said(heads):
     assert other.ask("GET", "/v1/nodes") == (200, {"nodes": []})
 
 
-def test_who_may_not_read_the_store_says_so_and_leads_as_soon_as_it_may(tmp_path, etcd):
+def test_leader_without_store_permission_resigns_and_leads_once_permitted(tmp_path, etcd):
     """It wins every time, and must not keep others from leading."""
     (tmp_path / "guest").write_text("guest")
 

@@ -36,7 +36,7 @@ def run(place: Place, systemd: Ear, output: int) -> Iterator[subprocess.Popen[by
         process.wait()
 
 
-def test_systemd_hears_that_it_is_ready_lives_and_stops(place, tmp_path):
+def test_systemd_is_notified_of_ready_watchdog_and_stopping(place, tmp_path):
     log = tmp_path / "log"
     with ear(tmp_path) as systemd, log.open("wb") as out, run(place, systemd, out.fileno()) as head:
         systemd.wait_for("READY=1")
@@ -54,7 +54,7 @@ def test_systemd_hears_that_it_is_ready_lives_and_stops(place, tmp_path):
     assert (leading["cause"], leading["term"] > 0) == ("Elected", True)
 
 
-def test_a_loop_that_is_stuck_feeds_no_watchdog(place, tmp_path):
+def test_stuck_event_loop_stops_feeding_the_watchdog(place, tmp_path):
     """Nobody reads its log any more: the next line that it writes holds it up for ever."""
     end, begin = os.pipe()
     fcntl.fcntl(begin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -87,7 +87,7 @@ async def spoil(socket: Path) -> None:
     await store.close()
 
 
-def test_a_bug_ends_it_with_a_line_as_all_others():
+def test_unexpected_exception_ends_sailord_with_a_structured_log_line():
     said = subprocess.run(
         [sys.executable, "-c",
          "from agents.daemon.logs import *\nimport logging, warnings\nbegin_log('json')\n"
@@ -102,7 +102,7 @@ def test_a_bug_ends_it_with_a_line_as_all_others():
     assert all(set(FIELDS) < set(line) for line in lines)
 
 
-def test_it_leaves_no_folder_where_temporary_files_are(place, tmp_path, monkeypatch):
+def test_sailord_leaves_no_temporary_folder(place, tmp_path, monkeypatch):
     folder = tmp_path / "t"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))

@@ -46,7 +46,7 @@ def test_refused_write_is_reported_until_it_is_settled(tmp_path):
         too_long = replace(JOB, reason="r" * TRANSACTION_BYTES_MAX)
         for job in (too_long, JOB):
             writer.put(leader.created, WriteJob(job))
-        await until(lambda: "a transaction takes" in cluster.store.refused_write)
+        await until(lambda: "a transaction of" in cluster.store.refused_write)
         assert await store.get(keys.state(JOB.id)) is None, "no later write overtakes it"
         # After its term the write is dropped and no longer reported.
         cluster.state = replace(cluster.state, term=None)
@@ -57,7 +57,7 @@ def test_refused_write_is_reported_until_it_is_settled(tmp_path):
     asyncio.run(play())
 
 
-@pytest.mark.parametrize("trouble", ["", "1139012 bytes at once; a transaction takes 1048576"])
+@pytest.mark.parametrize("trouble", ["", "a transaction of 1139012 bytes; the limit is 1048576"])
 def test_status_shows_a_refused_write(trouble):
     status = {
         "cluster": "c", "at": 9.0, "leader": None, "job": None, "queued": 0, "nodes": {},

@@ -65,7 +65,7 @@ def typed(head: Place, *words: str) -> str:
     return CliRunner().invoke(main, [*words, "--server", f"unix://{head.socket}"]).output
 
 
-def test_while_the_store_is_away_what_is_known_is_told(tmp_path):
+def test_api_answers_from_memory_while_the_store_is_unavailable(tmp_path):
     """First from a standby alone, which asks the leader; then from the leader too."""
     with ExitStack() as stack:
         etcd = stack.enter_context(closing(Cluster()))
@@ -112,8 +112,8 @@ def test_while_the_store_is_away_what_is_known_is_told(tmp_path):
             }
             code, told = head.ask("GET", paths[2])
             assert (code, told["plan"]) == (200, why["plan"])
-            assert "this is what sailord remembers" in typed(head, "why", "j")
-            assert "this is what sailord remembers" in typed(head, "history", "j")
+            assert "shown from memory of sailord" in typed(head, "why", "j")
+            assert "shown from memory of sailord" in typed(head, "history", "j")
         code, said = other.ask("GET", "/v1/jobs/j/moves")
         assert (code, said["problems"][0]["place"]) == (503, "the store")
 

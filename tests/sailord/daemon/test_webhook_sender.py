@@ -84,7 +84,7 @@ def start(place: Place):
     return head
 
 
-def test_nothing_is_lost_when_sailord_is_killed_at_any_moment(place, receivers):
+def test_webhooks_are_complete_though_sailord_is_killed_at_any_failpoint(place, receivers):
     """One receiver is away all the while, and hears everything when it is back."""
     chance = random.Random(3)
     there, away = receivers
@@ -127,7 +127,7 @@ def test_nothing_is_lost_when_sailord_is_killed_at_any_moment(place, receivers):
         assert sum(each["kind"] == "job_finished" for each in receiver.taken) >= 3
 
 
-def test_a_node_that_goes_is_told_of_after_a_restart_too(place, receivers):
+def test_draining_node_is_reported_after_a_restart_too(place, receivers):
     head = start(place)
     place.start_agent("a")
     wait_until(lambda: place.status()["nodes"].get("ready"))
