@@ -1,4 +1,4 @@
-"""``python -m tests.chaos``: a storm, and whether all that must hold held."""
+"""``python -m tests.chaos``: run a storm of faults and check the protocol's invariants."""
 
 from __future__ import annotations
 
@@ -41,34 +41,36 @@ JOBS: dict[str, tuple[str, float]] = {
     "exact": ("exact.toml", 0.0),
     "tale": ("job.toml", TOLERANCE),
 }
-"""Each job's file, and how far its losses may be from the uninterrupted run's, relative."""
+"""Each job's file, and the relative tolerance of its losses to the uninterrupted run's."""
 COMPARED = 150
-"""So many steps of a job whose numbers are rounded: later on two runs that nobody disturbs, under
-two plans, differ by more than the tolerance too, as training makes each difference larger."""
+"""Steps compared of a job with rounding errors. Later, even two undisturbed runs under different
+plans differ by more than the tolerance, because training amplifies each difference."""
 MOUNTED = "SAILOR_CHAOS_MOUNTS"
 MS_PRIVATE, MS_REC = 1 << 18, 16384
 DURABLE_BYTES = 1 << 30
 LONG_S = 600.0
-"""A storm of so long must have shown something of every rule."""
+"""In a storm of this length every rule must have applied."""
 
 
 def main() -> int:
-    """Read the arguments and do it."""
+    """Run the storm that the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos")
-    parser.add_argument("--job", choices=JOBS, default="exact", help="what is trained")
+    parser.add_argument("--job", choices=JOBS, default="exact", help="the job to train")
     parser.add_argument("--store", choices=("embedded", "etcd"), default="embedded")
     parser.add_argument("--checkpoints", choices=("folder", "objects"), default="folder")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--every", type=float, default=10.0, help="seconds from fault to fault")
-    parser.add_argument("--points", type=int, default=0, help="so many of the named fail points")
-    parser.add_argument("--skip", type=int, default=0, help="so many of them were tried already")
-    parser.add_argument("--point", action="append", help='those, as in "sailord at WakeAgents"')
-    parser.add_argument("--within", type=float, default=math.inf, help="seconds for all of those")
-    parser.add_argument("--pairs", type=float, default=0.0, help="seconds for pairs of them")
+    parser.add_argument("--points", type=int, default=0, help="fail points to try")
+    parser.add_argument("--skip", type=int, default=0, help="fail points to skip")
+    parser.add_argument("--point", action="append", help='as in "sailord at WakeAgents"')
+    parser.add_argument(
+        "--within", type=float, default=math.inf, help="time limit for the fail points"
+    )
+    parser.add_argument("--pairs", type=float, default=0.0, help="seconds for pairs of fail points")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", action="append", help="kinds of faults")
-    parser.add_argument("--folder", type=Path, required=True, help="a short path, made here")
-    parser.add_argument("--out", type=Path, required=True, help="where the record goes")
+    parser.add_argument("--only", action="append", help="inject this kind of fault only")
+    parser.add_argument("--folder", type=Path, required=True, help="a short path; it is created")
+    parser.add_argument("--out", type=Path, required=True, help="the folder of the recording")
     asked = parser.parse_args()
     if MOUNTED not in os.environ:
         in_own_name_space()
@@ -76,7 +78,7 @@ def main() -> int:
 
 
 def in_own_name_space() -> None:
-    """Begin anew where file systems can be mounted that nobody else sees, if that is possible."""
+    """Start this program again in a private mount namespace, if the system allows one."""
     word = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-r", "--mount"]
     does = shutil.which("unshare") and os.spawnvp(os.P_WAIT, word[0], [*word, "true"]) == 0
     words = [*(word if does else []), sys.executable, "-m", "tests.chaos", *sys.argv[1:]]
@@ -84,7 +86,7 @@ def in_own_name_space() -> None:
 
 
 def run(asked: argparse.Namespace) -> int:
-    """One storm."""
+    """Run one storm; return the exit status."""
     has_mounts = bool(os.environ[MOUNTED])
     asked.folder.mkdir(parents=True)
     shutil.rmtree(asked.out, ignore_errors=True)
@@ -154,7 +156,7 @@ def run(asked: argparse.Namespace) -> int:
 
 
 def verdict(asked: argparse.Namespace, soak: Soak) -> int:
-    """Say what the storm was and what the checker makes of it."""
+    """Print a summary and every violation; return 1 if there are any."""
     story = read_story(asked.out)
     said = judge(story)
     found = said.violations
@@ -162,7 +164,7 @@ def verdict(asked: argparse.Namespace, soak: Soak) -> int:
         print(each)
     (asked.out / "verdict.json").write_text(json.dumps(asdict(said)))
     print("applied: " + ", ".join(f"{name} {count} times" for name, count in said.asked.items()))
-    # What several ranks hold each writes a part of, unless parts are as uneven as the exact job's.
+    # I9 needs a piece that several ranks write, which only the exact job's uneven layers give.
     idle = [name for name in said.idle if name != "I9" or asked.job == "exact"]
     if idle:
         print(f"NOTHING WAS SHOWN of {', '.join(idle)}: no moment at which they apply")
@@ -176,7 +178,7 @@ def verdict(asked: argparse.Namespace, soak: Soak) -> int:
 
 
 def fail(soak: Soak, asked: argparse.Namespace) -> Passes:
-    """Let somebody die at each named point, then at two of them; which ones the seed says."""
+    """Try the chosen fail points one by one, then pairs of them, in the seed's order."""
     passes = Passes(soak)
     end = time.monotonic() + asked.within
     order = soak.chance.sample(ALL, len(ALL))
@@ -186,12 +188,12 @@ def fail(soak: Soak, asked: argparse.Namespace) -> Passes:
     soak.chance.shuffle(pairs)
     passes.run(pairs, time.monotonic() + asked.pairs)
     for each in passes.missed:
-        soak.breach(f"never passed: {each}")
+        soak.breach(f"fail point never reached: {each}")
     return passes
 
 
 def job_text(cluster: ChaosCluster, asked: argparse.Namespace) -> str:
-    """A job of `sailorctl up` with checkpoints."""
+    """Return the text of a job of `sailorctl up`, with checkpoints."""
     text = cluster.place.job(JOBS[asked.job][0])
     kind = "faulty" if asked.checkpoints == "objects" else "file"
     often = "memory_every = 1\npersist_every = 10"
@@ -199,7 +201,7 @@ def job_text(cluster: ChaosCluster, asked: argparse.Namespace) -> str:
 
 
 def collect(soak: Soak, place: ChaosPlace, out: Path) -> None:
-    """Keep what stands in the cluster's folder and belongs to the record."""
+    """Copy steps, logs, losses and reconfigurations from the cluster's folder to the recording."""
     with (out / "steps.jsonl").open("w") as file:
         for line in read_steps(place.folder, soak.job):
             file.write(json.dumps(line) + "\n")

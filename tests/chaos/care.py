@@ -1,6 +1,6 @@
-"""A job on a cluster that is harmed: what is waited for, ordered, due, and started again.
+"""Drives one job under faults: waits, orders, delayed actions, restarts of dead processes.
 
-Which faults come is drawn from one seed; how the processes run between them is not.
+The seed determines the faults; how the processes are scheduled between them varies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SETTLE_S = 90.0
 
 
 class Stuck(Exception):  # noqa: N818 - what happened, in a sentence for a person
-    """Something did not come in time."""
+    """A condition did not hold within the time limit."""
 
 
 @dataclass(eq=False)
@@ -37,27 +37,27 @@ class Care:
     chance: random.Random
     say: Callable[[str], None]
     only: tuple[str, ...] = ()
-    """Kinds of faults; none: all."""
+    """Kinds of faults to inject; empty: all."""
     faults: Counter[str] = field(default_factory=Counter)
     resumed: int = 0
     _due: list[tuple[float, str, Callable[[], None]]] = field(default_factory=list)
     _busy: set[str] = field(default_factory=set)
-    """Nodes with which something is being done."""
+    """Nodes (or parts of the cluster) with a fault in progress."""
     _whim: random.Random = field(default_factory=random.Random)
-    """For what is asked for as often as there is time: it must not use up the seed's numbers."""
+    """For choices whose number depends on timing: they must not consume the seeded sequence."""
     armed: set[str] = field(default_factory=set)
-    """Those who are to die at a named place, or have just died there."""
+    """Processes armed with a fail point, or that have just died at one."""
     _is_head_away: bool = False
 
     @property
     def path(self) -> str:
-        """Where the API has the job."""
+        """The job's path in the API."""
         return f"/v1/jobs/{self.job}"
 
-    # ---- looking --------------------------------------------------------------------------------
+    # ---- state of the job -----------------------------------------------------------------------
 
     def generation(self) -> int:
-        """The generation that trains, or may; 0 if none does. A job that is held is resumed."""
+        """Return the running generation's number, or 0; resume the job if it is held."""
         job = self.cluster.client.ask("GET", "/v1/status")["job"]
         if job is None:
             return 0
@@ -66,7 +66,7 @@ class Care:
             self.recorder.write("holds", {"at": time.time(), "reason": job["phase"]["reason"]})
             self.resumed += 1
             self.cluster.client.ask("POST", f"{self.path}/resume")
-        # What runs goes on while the planner is asked whether there is something better.
+        # The generation keeps running while the planner looks for a better plan.
         if job["generation"] is None or job["phase"]["name"] not in ("running", "planning"):
             return 0
         return int(job["generation"]["number"])
@@ -75,13 +75,13 @@ class Care:
         return list(read_steps(self.cluster.place.folder, self.job))
 
     def durable(self) -> Point:
-        """What the job could go back to if all nodes were lost."""
+        """Return the newest durable checkpoint."""
         found = self.cluster.client.ask("GET", f"{self.path}/checkpoints")["checkpoints"]
         points = (Point(at["step"], at["generation"]) for at in found if at["is_durable"])
         return max(points, default=Point(0, 0))
 
     def wait_running(self, steps: int) -> None:
-        """Return when the job trains and has done so many more steps."""
+        """Return once the job runs and has done this many more steps."""
         first: list[int] = []
 
         def holds() -> bool:
@@ -91,10 +91,10 @@ class Care:
             first.append(job["step"])
             return bool(job["step"] >= first[0] + steps)
 
-        self.wait("the job does not get on", holds)
+        self.wait("the job makes no progress", holds)
 
     def wait(self, complaint: str, holds: Callable[[], bool]) -> None:
-        """Return once something holds; ``Stuck`` if it does not in time."""
+        """Return once the condition holds; raise ``Stuck`` after ``SETTLE_S``."""
         end = time.monotonic() + SETTLE_S
         while time.monotonic() < end:
             with contextlib.suppress(ServerProblem):
@@ -104,7 +104,7 @@ class Care:
         raise Stuck(f"{complaint} within {SETTLE_S:.0f} s")
 
     def _look_after(self) -> None:
-        """Whoever ended without having been killed is a finding, and is started again."""
+        """Report and restart every daemon that ended without having been killed."""
         if not self._is_head_away and (told := self.cluster.head_ended()):
             self._ended("sailord", told)
             self.cluster.start_head()
@@ -124,7 +124,7 @@ class Care:
             self.breach(f"{name} ended by itself: {told}")
 
     def first_node(self) -> str:
-        """The node of rank 0."""
+        """Return the node of rank 0."""
         plan = self.cluster.client.ask("GET", f"{self.path}/plan")["plan"]
         first = read_rank_map(json.dumps(plan), NodeId("")).first
         return str(first).partition(".")[0]
@@ -134,16 +134,16 @@ class Care:
         self.recorder.write("breaches", {"at": time.time(), "text": text})
 
     def order(self, path: str, body: dict[str, Any] | None = None) -> bool:
-        """Order something until sailord answers; False if it does not, or refuses."""
+        """Send an order until sailord answers; return False on a timeout or a refusal."""
         end, told = time.monotonic() + SETTLE_S, ""
         while time.monotonic() < end:
             try:
                 self.cluster.client.ask("POST", path, body)
             except ServerProblem as problem:
                 if "would change nothing" in str(problem):
-                    return True  # It was done when it was ordered before, or needs no doing.
+                    return True  # An earlier attempt took effect, or there is nothing to change.
                 if "no such node" in str(problem):
-                    return False  # It has come, and is not known yet; whatever it was, it is moot.
+                    return False  # The node has not registered yet; the order is moot.
                 if "did not answer" not in str(problem) and str(problem) != told:
                     told = str(problem)
                     self.say(f"{path}: {told}")
@@ -153,36 +153,36 @@ class Care:
         return False
 
     def members(self) -> list[str]:
-        """The nodes on which the job runs, as they are called, sorted."""
+        """Return the names of the generation's members, sorted."""
         job = self.cluster.client.ask("GET", "/v1/status")["job"]
         if job is None or job["generation"] is None:
             return []
         names = {member.partition(".")[0] for member in job["generation"]["members"]}
         return sorted(names & set(self.cluster.nodes))
 
-    # ---- who is to die at a named place ---------------------------------------------------------
+    # ---- fail points ----------------------------------------------------------------------------
 
     def arm(self, name: str, where: str) -> None:
-        """Let a daemon, or a node's workers, die there."""
+        """Arm a fail point of a daemon or of a node's workers."""
         self.armed.add(name)
         self.cluster.arm(name, where)
 
     def is_armed(self, name: str) -> bool:
-        """Nobody has died there yet."""
+        """Return whether the fail point has not fired yet."""
         return self.cluster.is_armed(name)
 
     def disarm(self, name: str) -> None:
-        """Nobody is to die there any more; a daemon that has is started again."""
+        """Remove the fail point; restart the daemon if it died there."""
         is_daemon = name == "sailord" or name in self.cluster.nodes
         if is_daemon and not self.is_armed(name):
             self.wait(f"{name} does not die", lambda: name not in self.armed)
         self.cluster.disarm(name)
         self.armed.discard(name)
 
-    # ---- time -----------------------------------------------------------------------------------
+    # ---- delayed actions ------------------------------------------------------------------------
 
     def live(self, seconds: float) -> None:
-        """Let time pass, in which what is due is done."""
+        """Sleep, and run delayed actions as they become due."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self._do_due()

@@ -1,4 +1,4 @@
-"""I1 to I20 of the protocol, each as a rule that says what in a story breaks it."""
+"""The protocol's invariants I1 to I20, each as a rule that yields violations in a story."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ from tests.chaos.story import Fault, File, Generation, Sample, Step, Story
 
 Rule = Callable[[Story], Iterator[str]]
 ASKED = ""
-"""What a rule yields each time that it applies, before it says what is wrong there, if anything."""
+"""Yielded each time that a rule applies; a violation, if any, follows as a text."""
 
 TAKEN = "taken"
-"""A machine goes at that moment, with its memory, whatever was said before."""
+"""The moment at which a machine is lost with its memory, announced or not."""
 END = "end"
-"""The job is ended, and what it holds is given back."""
+"""The job is cancelled and its resources are released."""
 PREEMPTIONS = ("node", "node and back", "notice", "doubled notice", "no notice", "drain", "swap")
-"""Faults of which a machine that goes is all."""
+"""Faults that do nothing but remove a machine."""
 VIOLENT = (
     *(TAKEN, "rank", "stop rank", "stop node", "full memory", "stop agent", "point"),
-    # Agents may be away for longer than a lease.
+    # Agents may be down for longer than a lease.
     *("agent", "all agents", "everybody in charge"),
-    # Who is not reached counts as lost, and so does a node whose clock nobody believes.
+    # A node counts as lost if it is unreachable or its clock is not trusted.
     *("partition", "one way", "slow link", "resets", "sailord cut", "slow store", "clock"),
 )
-"""Faults after which a move need not be a planned one."""
+"""Faults after which a reconfiguration may be unplanned."""
 QUIET = (
     *("agent", "all agents", "sailord", "sailord away", "everybody in charge", "stop sailord"),
     *("store away", "store member", "stop member"),
 )
-"""Faults that workers must not notice."""
+"""Faults that must not interrupt workers."""
 AWAY = ("sailord away", "store away")
 OF_SAILORD = ("sailord", "sailord away", "everybody in charge", "stop sailord")
 OF_RANKS = ("rank", "stop rank")
-"""Faults that leave a machine's memory, and the agent that gives it out, as they are."""
+"""Faults that affect neither a machine's memory nor the agent that serves it."""
 NEAR_S = 15.0
-"""A fault shows within so long."""
+"""The effects of a fault appear within this time, in seconds."""
 HELD_UP_S = 60.0
-"""Nothing may stand still for longer. By the protocol it might be five times the sum of the
-phases' deadlines, which is twenty minutes with the usual options: no storm would ever find that."""
+"""Longest time without progress. The protocol allows five times the sum of the phases' deadlines:
+20 minutes with the default options, too long for a storm to detect."""
 SPIN = 8
-"""So many generations in a row that do no step: a job is held after five failures of its own."""
+"""Generations in a row without a step: a job is held after five failures of its own."""
 AWAY_S = 5.0
 ALARM_S = 3.0
 PREDICTED = {"detect", "plan", "quiesce", "fetch", "rebuild", "verify", "first_step"}
-"""The phases of a move, which are measured and predicted."""
+"""The phases of a reconfiguration, measured and predicted."""
 TOLD_S = 5.0
-"""A move is told of so long after its first step."""
+"""A reconfiguration's timing is published within this time after its first step, in seconds."""
 
 
 def i1(story: Story) -> Iterator[str]:
-    """One effective leader: a record's term is that of the leader at that moment."""
+    """One effective leader: every record carries the term of the leader at that moment."""
     leader, highest = 0, 0
     for change in story.changes:
         if change.key.endswith("/leader"):
@@ -68,39 +68,39 @@ def i1(story: Story) -> Iterator[str]:
 
 
 def i2(story: Story) -> Iterator[str]:
-    """Numbers grow by one, and each means one plan, one restore point, one set of members."""
+    """Generation numbers grow by one; each has one plan, one restore point, one set of members."""
     for before, after in pairwise(story.generations):
         yield ASKED
         if after.number == before.number:
             if after.what != before.what:
-                yield f"generation {after.number} became another one"
+                yield f"generation {after.number} was written twice, with different contents"
         elif after.number != before.number + 1:
-            yield f"generation {after.number} comes after {before.number}"
+            yield f"generation {after.number} follows {before.number}"
 
 
 def i3(story: Story) -> Iterator[str]:
-    """What a generation writes after the next one is opened does not count."""
+    """Writes of a generation have no effect once the next one is open."""
     number = 0
     durables = {change.revision: generation for change, generation, _ in story.durables()}
     opened = {generation.revision: generation.number for generation in story.generations}
-    lowered = set(opened)  # Going back and opening are one transaction.
+    lowered = set(opened)  # A rollback and the opening of its generation are one transaction.
     for revision in sorted({*durables, *opened}):
         number = opened.get(revision, number)
         of = durables.get(revision)
         yield ASKED
         if of is not None and of != number and revision not in lowered:
-            yield f"a checkpoint of generation {of} began to count under generation {number}"
+            yield f"a checkpoint of generation {of} was committed under generation {number}"
     for generation in story.opened:
         of, step = generation.restored
-        # The step in doubt is sealed by survivors who never reported it.
+        # Survivors may have sealed one more step without having reported it.
         if of and step > story.highest(of) + 1:
             yield f"generation {generation.number} begins at step {step}, which {of} never did"
         if of >= generation.number:
-            yield f"generation {generation.number} begins from generation {of}"
+            yield f"generation {generation.number} restores from generation {of}"
 
 
 def i4(story: Story) -> Iterator[str]:
-    """The durable step never goes back, and each checkpoint is whole, to the last byte."""
+    """The durable step never decreases, and every byte of each checkpoint is readable."""
     back = {
         generation.revision for generation in story.opened if is_ordered_back(story, generation)
     }
@@ -115,7 +115,7 @@ def i4(story: Story) -> Iterator[str]:
 
 
 def i5(story: Story) -> Iterator[str]:
-    """No less than what was durable is restored; one lost node costs one interval at most."""
+    """Never restore from before the durable step; one lost node costs one interval at most."""
     for before, after in pairwise(story.opened):
         step = after.restored[1]
         durable = next(
@@ -129,15 +129,15 @@ def i5(story: Story) -> Iterator[str]:
         lost = lost_by(story, before, after)
         struck = violence(story, before, after)
         domains = {name for f in struck for name in f.nodes}
-        # The newest snapshot may be on its way to the buddy, still, where the machine or its agent
-        # is gone for so long that it counts as lost.
+        # The newest snapshot may still be in transfer to the buddy when the machine is lost or
+        # its agent is down for longer than its lease.
         is_sent = any(f.kind not in OF_RANKS for f in struck)
         if len(domains) == 1 and lost > story.memory_every + is_sent:
             yield f"generation {after.number} lost {lost} steps with {', '.join(domains)}"
 
 
 def is_ordered_back(story: Story, generation: Generation) -> bool:
-    """An operator had the job go back: the durable step was set with the generation, in one."""
+    """Return whether this is a rollback: durable step and generation in one transaction."""
     return any(
         change.revision == generation.revision and (of, step) == generation.restored
         for change, of, step in story.durables()
@@ -145,18 +145,18 @@ def is_ordered_back(story: Story, generation: Generation) -> bool:
 
 
 def lost_by(story: Story, before: Generation, after: Generation) -> int:
-    """Steps that a generation had done and the next one does again."""
+    """Return the number of steps that the next generation repeats."""
     done = [step.step for step in story.steps if step.generation == before.number]
     return max(max(done, default=0) - after.restored[1], 0)
 
 
 def violence(story: Story, before: Generation, after: Generation) -> list[Fault]:
-    """What was done to nodes in a generation's life that it need not have survived."""
+    """Return the faults during a generation that may cost it steps."""
     return story.faults_within(before.at - NEAR_S, after.at, *VIOLENT)
 
 
 def i6(story: Story) -> Iterator[str]:
-    """Where no machine was gone yet and nothing else was struck, all stopped at one boundary."""
+    """A planned reconfiguration without other faults stops at a step boundary and loses no step."""
     for before, after in pairwise(story.opened):
         if is_ordered_back(story, after) or violence(story, before, after):
             continue
@@ -166,7 +166,7 @@ def i6(story: Story) -> Iterator[str]:
 
 
 def i7(story: Story) -> Iterator[str]:
-    """Each step has just its samples: the hash of all so far is the uninterrupted run's."""
+    """Each step trains exactly its samples: the running hash equals the uninterrupted run's."""
     for step in story.steps:
         _, expected = story.reference.get(step.step, (0.0, ""))
         yield ASKED
@@ -179,7 +179,7 @@ def i7(story: Story) -> Iterator[str]:
 
 
 def by_node(story: Story) -> dict[tuple[str, int], list[Step]]:
-    """Each node's steps of each generation, in their order."""
+    """Return the steps of each node and generation, in order."""
     found: dict[tuple[str, int], list[Step]] = defaultdict(list)
     for step in story.steps:
         found[step.node, step.generation].append(step)
@@ -187,7 +187,7 @@ def by_node(story: Story) -> dict[tuple[str, int], list[Step]]:
 
 
 def i8(story: Story) -> Iterator[str]:
-    """The losses are the uninterrupted run's, as near as the job's numbers are, and all there."""
+    """All losses are present and equal the uninterrupted run's within the tolerance."""
     done = {step.step for step in story.steps}
     for number in range(1, story.final_step + 1):
         if number not in done or number not in story.reference:
@@ -199,13 +199,13 @@ def i8(story: Story) -> Iterator[str]:
         if story.compared is not None and step.step > story.compared:
             continue
         yield ASKED
-        if not abs(step.loss - expected) <= story.tolerance * abs(expected):  # Also what is NaN.
+        if not abs(step.loss - expected) <= story.tolerance * abs(expected):  # True for NaN, too.
             about = f"step {step.step} of generation {step.generation}"
             yield f"{about}: the loss is {step.loss!r}, not {expected!r}"
 
 
 def checksums(story: Story, wanted: Callable[[File, File], bool]) -> Iterator[str]:
-    """Pieces of one point that are not the same in two files."""
+    """Yield pieces of one restore point whose checksums differ between files."""
     for sample in story.samples:
         first: dict[tuple[int, int, str], list[tuple[File, str]]] = defaultdict(list)
         for file in sample.files:
@@ -221,17 +221,17 @@ def checksums(story: Story, wanted: Callable[[File, File], bool]) -> Iterator[st
 
 
 def i9(story: Story) -> Iterator[str]:
-    """All ranks that hold a weight hold the same bits."""
+    """All replicas of a weight are bit-equal."""
     yield from checksums(story, lambda one, other: one.rank != other.rank)
 
 
 def i10(story: Story) -> Iterator[str]:
-    """A copy has the checksum of what it was copied from."""
+    """A replicated snapshot has the checksum of its original."""
     yield from checksums(story, lambda one, other: one.rank == other.rank)
 
 
 def i11(story: Story) -> Iterator[str]:
-    """Samples and tokens so far are a function of the step."""
+    """The counts of samples and tokens are a function of the step."""
     rates: dict[int, tuple[int, int]] = {}
     for sample in story.samples:
         for file in sample.files:
@@ -245,7 +245,7 @@ def i11(story: Story) -> Iterator[str]:
 
 
 def i12(story: Story) -> Iterator[str]:
-    """No device has two processes at once."""
+    """No device has worker processes of two generations at once."""
     for sample in story.samples:
         for node, pids in sample.workers.items():
             yield ASKED
@@ -254,13 +254,13 @@ def i12(story: Story) -> Iterator[str]:
 
 
 def i13(story: Story) -> Iterator[str]:
-    """What could be gone back to is never older than before, unless a node took it away."""
+    """The newest complete snapshot never gets older, unless a lost node held a part of it."""
     for before, after in pairwise(story.samples):
         was, now = newest_complete(before), newest_complete(after)
         taken = story.faults_within(before.at - ALARM_S, after.at, TAKEN)
         taken += story.faults_within(0.0, after.at, END)
         opened = [g for g in story.opened if g.at <= after.at]
-        # What a generation did beyond the point from which a later one began is void.
+        # Steps beyond the restore point of a later generation are void.
         is_left = was and any(g.number > was[0] and g.restored[1] < was[1] for g in opened)
         if was is None or taken or is_left:
             continue
@@ -270,7 +270,7 @@ def i13(story: Story) -> Iterator[str]:
 
 
 def newest_complete(sample: Sample) -> tuple[int, int] | None:
-    """The newest point of which every piece is there."""
+    """Return the newest point of which every piece is in memory."""
     found: dict[tuple[int, int], set[str]] = defaultdict(set)
     wanted = 0
     for file in sample.files:
@@ -280,7 +280,7 @@ def newest_complete(sample: Sample) -> tuple[int, int] | None:
 
 
 def i14(story: Story) -> Iterator[str]:
-    """Steps go on while sailord and its store are away."""
+    """Training continues while sailord and its store are down."""
     for fault in story.faults:
         if fault.kind not in AWAY:
             continue
@@ -291,16 +291,16 @@ def i14(story: Story) -> Iterator[str]:
             continue
         yield ASKED
         if not any(fault.at + 0.5 < step.at < fault.at + AWAY_S for step in story.steps):
-            yield f"no step was done from {fault.kind} on, at {fault.at:.0f}"
+            yield f"no step after fault {fault.kind!r} at {fault.at:.0f}"
 
 
 def is_training(story: Story, at: float) -> bool:
-    """Did steps end just before that moment?"""
+    """Return whether steps ended just before that moment."""
     return any(at - 3.0 < step.at < at for step in story.steps)
 
 
 def i15(story: Story) -> Iterator[str]:
-    """Everything ends in running or held within a bound, and nothing is left behind."""
+    """After every fault the job is running or held within a bound, and nothing leaks."""
     yield from story.breaches
     ends = sorted(step.at for step in story.steps)
     held = [hold["at"] for hold in story.holds]
@@ -310,7 +310,7 @@ def i15(story: Story) -> Iterator[str]:
             yield f"no step for {after - before:.0f} s from {before:.0f} on"
     last = max((fault.at for fault in story.faults), default=0.0)
     if ends and last - ends[-1] > HELD_UP_S and not any(ends[-1] < at for at in held):
-        yield f"no step any more from {ends[-1]:.0f} on"
+        yield f"no step after {ends[-1]:.0f}"
     idle = 0
     for generation in story.opened[:-1]:
         idle = 0 if story.highest(generation.number) > generation.restored[1] else idle + 1
@@ -319,15 +319,15 @@ def i15(story: Story) -> Iterator[str]:
 
 
 def i16(story: Story) -> Iterator[str]:
-    """A notice has one effect: nobody moves off a node that is no member any more."""
+    """A notice takes effect once: no reconfiguration drains a node that is not a member."""
     for before, after in pairwise(story.opened):
         name, _, rest = after.reason.partition(" is draining")
         if after.reason.endswith(" is draining") and not rest:
             yield ASKED
             names = {member.partition(".")[0] for member in before.members}
             if not names & set(name.replace(" and ", ", ").split(", ")):
-                yield f"generation {after.number} moves off {name}, which had no part"
-    # A leader that hears of a name writes down whom it meant: that is no second order.
+                yield f"generation {after.number} drains {name}, which was no member"
+    # The leader adds the node's id to an order given by name: not a second order.
     orders = [
         c for c in story.changes if "/intent/" in c.key and c.value and not c.value.get("life")
     ]
@@ -337,7 +337,7 @@ def i16(story: Story) -> Iterator[str]:
 
 
 def i17(story: Story) -> Iterator[str]:
-    """Workers live on when those who look after them are killed."""
+    """Workers survive when sailord or their agent is killed."""
     for fault in story.faults:
         if fault.kind not in QUIET:
             continue
@@ -352,11 +352,11 @@ def i17(story: Story) -> Iterator[str]:
             yield ASKED
             for node, pids in old.workers.items():
                 if node in new.workers and set(pids) - set(new.workers[node]):
-                    yield f"workers of {node} ended as {fault.kind} was struck at {fault.at:.0f}"
+                    yield f"workers of {node} ended after fault {fault.kind!r} at {fault.at:.0f}"
 
 
 def i18(story: Story) -> Iterator[str]:
-    """Losses of machines are nobody's bug: the job is not given up for them."""
+    """Machine losses do not count as failures: the job neither fails nor is held for them."""
     for change in story.changes:
         is_state = change.key.endswith(f"job/{story.job}/state") and change.value is not None
         if is_state:
@@ -371,13 +371,13 @@ def i18(story: Story) -> Iterator[str]:
             yield f"{what} counted as a failure of the job's own"
     for hold in story.holds:
         if "are needed for a snapshot" in hold["reason"]:
-            continue  # A folder that is full is nobody's loss: somebody must look.
+            continue  # A full memory folder needs an operator: the job may be held.
         if "attempt" in hold["reason"] or "times" in hold["reason"]:
             yield f"the job was held: {hold['reason']}"
 
 
 def i19(story: Story) -> Iterator[str]:
-    """No more money is spent than was allowed."""
+    """The job's cost stays below its limit."""
     for change in story.changes:
         if not change.key.endswith(f"job/{story.job}/state") or change.value is None:
             continue
@@ -390,30 +390,30 @@ def i19(story: Story) -> Iterator[str]:
 
 
 def i20(story: Story) -> Iterator[str]:
-    """What each move took stands beside what was predicted."""
+    """Every reconfiguration has a timing record with measured and predicted phases."""
     for move in story.moves:
         phases = dict(move["phases"])
         yield ASKED
         missing = PREDICTED - phases.keys()
         if missing:
-            yield f"generation {move['generation']}: nobody says {', '.join(sorted(missing))}"
+            yield f"generation {move['generation']}: not measured: {', '.join(sorted(missing))}"
         if move["predicted_s"] is None:
             yield f"generation {move['generation']}: nothing was predicted"
         if move["predicted_s"] and not dict(move["predicted"]).keys() >= PREDICTED:
             yield f"generation {move['generation']}: not all phases were predicted"
     told = {move["generation"] for move in story.moves}
-    # Between two leaders nobody notes what he sees, however soon the other one is there.
+    # Nothing is recorded between two leaders, however short the gap.
     led = [c.at for c in story.changes if c.key.endswith("/leader")]
     led += [fault.at for fault in story.faults if fault.kind in OF_SAILORD]
     for generation in story.opened:
         steps = [step.at for step in story.steps if step.generation == generation.number]
-        # One may end before it is told of, and a leader takes what it saw with it.
+        # A generation may end before its timing is stored; a dead leader loses what it measured.
         if generation.number in told or not steps or max(steps) - min(steps) < TOLD_S:
             continue
         if generation.number < min(told, default=0):
-            continue  # The history of a job has an end: the first moves of a long one fell out.
+            continue  # A job's history is bounded: that of a long job lacks the first ones.
         if not any(generation.at < at < min(steps) + NEAR_S for at in led):
-            yield f"nobody says what the move to generation {generation.number} took"
+            yield f"generation {generation.number}: no reconfiguration timing was recorded"
 
 
 RULES: dict[str, Rule] = {
@@ -427,12 +427,12 @@ RULES: dict[str, Rule] = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the rules make of a story."""
+    """The result of checking a story against all rules."""
 
     violations: tuple[str, ...]
-    """All that is wrong; none: nothing is."""
+    """Every violation; empty if the story is sound."""
     asked: Mapping[str, int]
-    """How often each rule applied. One that never did has shown nothing."""
+    """How often each rule applied. A rule that never did has tested nothing."""
 
     @property
     def idle(self) -> list[str]:
@@ -441,7 +441,7 @@ class Verdict:
 
 
 def judge(story: Story) -> Verdict:
-    """Ask every rule."""
+    """Check a story against every rule."""
     said = {name: Counter(rule(story)) for name, rule in RULES.items()}
     return Verdict(
         tuple(f"{name}: {text}" for name, found in said.items() for text in sorted(found) if text),

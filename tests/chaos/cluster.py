@@ -1,4 +1,4 @@
-"""A local cluster of which any part can be killed, stopped for a while, and come back."""
+"""A local cluster of which any part can be killed, suspended and restarted."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from tests.chaos.members import Members
 from tests.chaos.net import SAILORD, Ways, etcd_address
 
 MEMORY_BYTES = 256 << 20
-"""Of a node's own file system for snapshots, so that one can be full and no other."""
+"""Size of each node's own file system for snapshots, so that a single one can be full."""
 ROOT = Path(__file__).resolve().parents[2]
 SITE = Path(__file__).resolve().parent / "site"
 CLOCK = "SAILOR_CHAOS_CLOCK"
 STEPS_OF_HEALTH = 2
 ORPHAN_S = 60.0
-"""An agent may need longer than usual to come back where so much goes on."""
+"""Agents may take longer than usual to restart on a busy machine."""
 SPARE_BYTES = 64 << 10
 MS_REMOUNT, MS_BIND, MS_RDONLY = 32, 4096, 1
 
 
 @dataclass(frozen=True, slots=True)
 class ChaosPlace(Place):
-    """The snapshots of each node have a file system of their own, where that can be had."""
+    """A place where each node's snapshots have their own file system, if mounts are possible."""
 
     ways: Ways = field(kw_only=True)
-    """Through which all reach each other."""
+    """The proxies between all processes."""
     has_mounts: bool = False
 
     def make(self) -> None:
-        """Steps are slow where everything is harmed: a few are enough to forgive a failure."""
+        """Write the configuration; few steps reset the failure count, as steps are slow here."""
         Place.make(self)
         path = self.folder / "sailord.toml"
         text = path.read_text(encoding="utf-8")
@@ -54,14 +54,14 @@ class ChaosPlace(Place):
         site = self.site
         site.mkdir()
         shutil.copyfile(SITE / "sitecustomize.py", site / "sitecustomize.py")
-        about = site / "chaos-0.dist-info"  # Where fsspec looks for kinds of storage.
+        about = site / "chaos-0.dist-info"  # fsspec finds storage kinds by their entry points.
         about.mkdir()
         points = "[fsspec.specs]\nfaulty = tests.chaos.faulty.Faulty\n"
         (about / "entry_points.txt").write_text(points, encoding="utf-8")
 
     @property
     def site(self) -> Path:
-        """What Python finds first in the cluster's processes."""
+        """The first folder of the module search path in the cluster's processes."""
         return self.folder / "site"
 
     def write_agent(self, name: str, gpu: str, zone: str, *, spot: bool) -> Path:
@@ -86,40 +86,40 @@ class ChaosPlace(Place):
 
 @dataclass(eq=False)
 class ChaosCluster(LocalCluster):
-    """The cluster of `sailorctl up`, in the hands of somebody who means it harm."""
+    """The cluster of `sailorctl up`, with operations that inject faults."""
 
     stopped: dict[int, float] = field(default_factory=dict)
-    """Processes that stand still, and since when."""
+    """Suspended processes, and since when."""
     lives: dict[str, int] = field(default_factory=dict)
     ahead_s: dict[str, float] = field(default_factory=dict)
-    """Of whom the clock is wrong, and by how much."""
+    """Daemons with a wrong clock, and its offset in seconds."""
 
     def __post_init__(self) -> None:
         self.ways.net.family = self.relatives
 
     @property
     def ways(self) -> Ways:
-        """Through which all reach each other."""
+        """The proxies between all processes."""
         assert isinstance(self.place, ChaosPlace)
         return self.place.ways
 
     @property
     def members(self) -> Members | None:
-        """Of an etcd; ``None``: the store is sailord's own."""
+        """The members of the etcd; ``None`` for the embedded store."""
         return self.ways.members
 
     def relatives(self) -> dict[int, str]:
-        """Whose each process is that speaks for a node, or for sailord."""
+        """Return the owner (a node or sailord) of each process that opens connections."""
         found = {node.agent.pid: name for name, node in list(self.nodes.items())}
         return found if self._head is None else found | {self._head.pid: SAILORD}
 
     @property
     def durable(self) -> Path:
-        """Where checkpoints go; it outlives the cluster's folder, so that it can be looked at."""
+        """The checkpoint folder; it outlives the cluster's folder, so that it can be examined."""
         return self.place.folder.with_name("durable")
 
     def look_after(self) -> list[str]:
-        """Whoever ended was killed by us, or is noticed by the storm."""
+        """Do nothing: the storm killed the process, or reports its end itself."""
         reap(self._orphans)
         return []
 
@@ -128,7 +128,7 @@ class ChaosCluster(LocalCluster):
     def _run(
         self, name: str, module: str, *words: str, is_marked: bool = True, answers: bool = False
     ) -> subprocess.Popen[bytes]:
-        """Start it so that it looks where it is to die, and its workers do."""
+        """Start a daemon that, like its workers, reads its fail points from a file."""
         how = {"is_marked": is_marked, "answers": answers}
         site = self.place.folder / "site"
         more = {
@@ -148,7 +148,7 @@ class ChaosCluster(LocalCluster):
         return self.place.folder / f"clock.{name}"
 
     def set_clock(self, name: str, ahead_s: float) -> None:
-        """Set the clock that sailord or an agent goes by, now and whenever it starts."""
+        """Set the clock offset of sailord or of an agent, now and at its next start."""
         self.ahead_s[name] = ahead_s
         with self._clock(name).open("r+b" if self._clock(name).exists() else "w+b") as file:
             file.write(struct.pack("d", ahead_s))
@@ -160,7 +160,7 @@ class ChaosCluster(LocalCluster):
         return self.place.folder / "objects"
 
     def set_storage_trouble(self, kind: str) -> None:
-        """Let an object store fail in one way; in none if that is empty."""
+        """Make the object store fail in this way; empty: in none."""
         early = self.place.folder / "new.objects"
         early.write_text(kind, encoding="utf-8")
         early.rename(self._storage_trouble)
@@ -169,29 +169,29 @@ class ChaosCluster(LocalCluster):
 
     @property
     def store(self) -> str:
-        """Where the store is, with nothing in between."""
+        """The store's address without the proxy."""
         if self.members is None:
             return f"unix://{self.place.folder}/head/store.sock"
         return etcd_address(self.members.endpoints)
 
-    # ---- who is to die at a named place ---------------------------------------------------------
+    # ---- fail points ----------------------------------------------------------------------------
 
     def _fail_file(self, name: str) -> Path:
-        return self.place.folder / f"fails.{name}"  # A node's workers look at fails.NODE.worker.
+        return self.place.folder / f"fails.{name}"  # A node's workers read fails.NODE.worker.
 
     def arm(self, name: str, where: str) -> None:
-        """Let a daemon, or a node's workers, die there; whoever does removes the file."""
+        """Arm a fail point of a daemon or a node's workers; the dying process removes the file."""
         file = self._fail_file(name)
         early = file.with_name(f"new.{file.name}")
         early.write_text(where, encoding="utf-8")
         early.rename(file)
 
     def disarm(self, name: str) -> None:
-        """Nobody is to die there any more."""
+        """Remove the fail point."""
         self._fail_file(name).unlink(missing_ok=True)
 
     def is_armed(self, name: str) -> bool:
-        """Nobody has died there yet."""
+        """Return whether the fail point has not fired yet."""
         return self._fail_file(name).exists()
 
     # ---- the head -------------------------------------------------------------------------------
@@ -203,38 +203,38 @@ class ChaosCluster(LocalCluster):
         return self._head.pid
 
     def kill_head(self) -> None:
-        """SIGKILL; what it had started ends by itself."""
+        """Kill sailord with SIGKILL; its children end by themselves."""
         assert self._head is not None
         self._head.kill()
         self._head.wait()
 
     def start_head(self) -> None:
-        """Start another in its place."""
+        """Start sailord again."""
         self._head = self._run_head()
 
     def head_ended(self) -> str:
-        """Sailord's last words if it has ended."""
+        """Return the last line of sailord's log if it has ended, else an empty text."""
         assert self._head is not None
         return "" if self._head.poll() is None else self._last_line("sailord")
 
     def last_line(self, name: str) -> str:
-        """The last line of a log."""
+        """Return the last line of a log."""
         return self._last_line(name)
 
     # ---- agents and workers ---------------------------------------------------------------------
 
     def kill_agent(self, name: str) -> None:
-        """SIGKILL of the agent alone."""
+        """Kill the agent alone with SIGKILL."""
         self.nodes[name].agent.kill()
         self.nodes[name].agent.wait()
 
     def start_agent(self, name: str) -> None:
-        """Start another in its place: the same life goes on."""
+        """Start the agent again, with the same node id."""
         node = self.nodes[name]
         node.agent = self._agent(name, node.kind)
 
     def ask_agent_to_end(self, name: str) -> None:
-        """SIGTERM of the agent alone."""
+        """Send SIGTERM to the agent alone."""
         self.nodes[name].agent.terminate()
 
     def _agent(self, name: str, kind: str) -> subprocess.Popen[bytes]:
@@ -243,16 +243,16 @@ class ChaosCluster(LocalCluster):
         return self._run(name, "agents.main", *words)
 
     def workers(self, name: str) -> list[int]:
-        """The node's workers."""
+        """Return the process ids of the node's workers."""
         return children_of(self.nodes[name].fork_server)
 
     def kill_workers(self, name: str) -> None:
-        """SIGKILL of all that computes on the node."""
+        """Kill all workers of the node with SIGKILL."""
         for pid in self.workers(name):
             kill(pid, self.place.folder)
 
     def family(self, name: str) -> list[int]:
-        """All processes of the node."""
+        """Return the ids of all processes of the node."""
         node = self.nodes[name]
         return [node.agent.pid, node.fork_server, *self.workers(name)]
 
@@ -273,7 +273,7 @@ class ChaosCluster(LocalCluster):
     # ---- nodes that come and go -----------------------------------------------------------------
 
     def bring_back(self, gone: Node) -> None:
-        """A machine with the same name comes, with nothing on it."""
+        """Start an empty node with the same name."""
         name, place = gone.name, self.place
         self.lives[name] = self.lives.get(name, 0) + 1
         place.node(name).rename(place.folder / f"{name}.{self.lives[name]}")
@@ -288,21 +288,21 @@ class ChaosCluster(LocalCluster):
     # ---- folders --------------------------------------------------------------------------------
 
     def set_read_only(self, is_read_only: bool) -> None:
-        """Let the durable folder take no writes, or take them again."""
+        """Mount the checkpoint folder read-only, or writable again."""
         flags = MS_REMOUNT | MS_BIND | (MS_RDONLY if is_read_only else 0)
         mount("none", self.durable, "", flags, "")
 
     @property
     def has_own_memory(self) -> bool:
-        """Nobody else keeps anything in ``/dev/shm``, as far as we see it."""
+        """Whether ``/dev/shm`` is a mount of the cluster's own."""
         return isinstance(self.place, ChaosPlace) and self.place.has_mounts
 
     def servers(self) -> list[int]:
-        """Processes that may listen wherever they like."""
+        """Return the processes that may listen at any number of ports."""
         return [] if self.members is None else self.members.pids()
 
     def left_behind(self) -> list[str]:
-        """Everything of the cluster that is still there."""
+        """Return what remains of the cluster: processes, files, mounts."""
         place = self.place
         return [
             *(f"process {pid}" for pid in cluster_pids(place.folder)),
@@ -310,7 +310,7 @@ class ChaosCluster(LocalCluster):
         ]
 
     def close(self) -> None:
-        """Wake all that stands still, then end it."""
+        """Resume all suspended processes, then end the cluster."""
         self.go_on(list(self.stopped))
         super().close()
         self.ways.close()
@@ -318,13 +318,13 @@ class ChaosCluster(LocalCluster):
 
 @contextlib.contextmanager
 def full(folder: Path) -> Iterator[None]:
-    """A file system has no room for a while."""
+    """Fill a file system for the length of the block."""
     filler = folder / ".filler"
     room = os.statvfs(folder)
     free = room.f_bavail * room.f_frsize - SPARE_BYTES
     descriptor = os.open(filler, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
-        with contextlib.suppress(OSError):  # Somebody else may have taken it just now.
+        with contextlib.suppress(OSError):  # Another process may have taken the room meanwhile.
             os.posix_fallocate(descriptor, 0, max(free, 1))
         yield
     finally:
@@ -333,7 +333,7 @@ def full(folder: Path) -> Iterator[None]:
 
 
 def mount(what: str, where: Path, kind: str, flags: int, options: str) -> None:
-    """The system call; only in a name space of one's own."""
+    """Call mount(2); only in a mount namespace of our own."""
     libc = ctypes.CDLL(None, use_errno=True)
     words = (what.encode(), bytes(where), kind.encode(), ctypes.c_ulong(flags), options.encode())
     if libc.mount(*words):
@@ -342,5 +342,5 @@ def mount(what: str, where: Path, kind: str, flags: int, options: str) -> None:
 
 
 def unmount(where: Path) -> None:
-    """Undo ``mount``; nothing there is no mistake."""
+    """Undo ``mount``; ignore a path that is not mounted."""
     ctypes.CDLL(None).umount2(bytes(where), 2)

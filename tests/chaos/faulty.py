@@ -1,10 +1,10 @@
 """An object store that fails on demand: ``faulty:///FOLDER``, known to fsspec inside the storm.
 
-The file that ``SAILOR_CHAOS_OBJECTS`` names says how it fails now, if it is there:
+The file that ``SAILOR_CHAOS_OBJECTS`` names selects the current failure; without it there is none:
 
-- *errors*: three of ten calls come to nothing
-- *short*: what is written ends half way, and nobody is told
-- *twice*: it is done, and the answer is lost, so that it is done again
+- *errors*: three of ten calls fail
+- *short*: writes are truncated to half, without an error
+- *twice*: the answer is lost after the write, so that the client repeats it
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ TROUBLE = "SAILOR_CHAOS_OBJECTS"
 KINDS = ("errors", "short", "twice")
 SHARE = 0.3
 UNSEEN = ".new-"
-"""What was not written to its end is no object."""
+"""Suffix of incomplete uploads, which are not listed."""
 
 
 class Faulty(AbstractFileSystem):  # type: ignore[misc] # it comes without types
-    """Objects in a folder, each there as a whole or not at all, but for what was asked for."""
+    """Objects in a folder, written atomically except for the injected failures."""
 
     protocol = "faulty"
     cachable = False
@@ -61,7 +61,7 @@ class Faulty(AbstractFileSystem):  # type: ignore[misc] # it comes without types
         _may_lose_answer()
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        pass  # There are no folders, only names with slashes.
+        pass  # Object stores have no folders.
 
     def _open(self, path: str, mode: str = "rb", autocommit: bool = True, **_: Any) -> Any:
         if mode == "rb":
@@ -70,7 +70,7 @@ class Faulty(AbstractFileSystem):  # type: ignore[misc] # it comes without types
 
 
 class _Upload(io.BytesIO):
-    """Appears once it is committed."""
+    """An upload that becomes visible on commit."""
 
     def __init__(self, path: Path, autocommit: bool, *, is_new: bool) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ def _write(path: Path, data: bytes, *, is_new: bool) -> None:
     early.write_bytes(data)
     if is_new:
         try:
-            path.hardlink_to(early)  # Of two that create it at once, one does.
+            path.hardlink_to(early)  # Of two concurrent creations one fails.
         finally:
             early.unlink()
     else:

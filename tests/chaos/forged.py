@@ -1,4 +1,4 @@
-"""A small story in which nothing is wrong, to be forged."""
+"""A small sound story, for tests to forge violations in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GEN, DURABLE, STATE = (f"/sailor/v1/c/job/{JOB}/{part}" for part in ("gen", "dur
 
 
 def generation(revision: int, at: float, number: int, **about: Any) -> Change:
-    """A record of a generation on nodes a and b."""
+    """Return a generation record on nodes a and b."""
     said = {
         "number": number,
         "state": "open",
@@ -48,7 +48,7 @@ def loss(step: int) -> float:
 
 
 def did(of: int, first: int, last: int, begin: float) -> list[Step]:
-    """Steps of both nodes, one a second."""
+    """Return steps of both nodes, one a second."""
     return [
         Step(node, of, step, AT + begin + step - first, loss(step), f"hash {step}")
         for step in range(first, last + 1)
@@ -57,7 +57,7 @@ def did(of: int, first: int, last: int, begin: float) -> list[Step]:
 
 
 def files(of: int, step: int, holders: str = "ab") -> tuple[File, ...]:
-    """Each rank keeps one of its own and one that both have."""
+    """Return snapshot files: each rank holds a piece of its own and one that both have."""
     return tuple(
         File(
             holder=holder,
@@ -75,7 +75,7 @@ def files(of: int, step: int, holders: str = "ab") -> tuple[File, ...]:
 
 
 def copies(of: int, step: int) -> tuple[File, ...]:
-    """What b holds of a's."""
+    """Return b's replicas of a's snapshots."""
     return tuple(replace(file, holder="b") for file in files(of, step, "a"))
 
 
@@ -89,7 +89,7 @@ def move(number: int) -> dict[str, Any]:
 
 
 def sound() -> Story:
-    """Two generations: b is taken away with notice, and comes back at once."""
+    """Two generations: b is preempted with notice, and returns at once."""
     return Story(
         job=JOB,
         changes=(
@@ -124,7 +124,7 @@ def sound() -> Story:
 
 
 def with_changes(*more: Change) -> Story:
-    """The story with other changes in the place of those with their revisions, in order."""
+    """Return the story with the changes of these revisions replaced."""
     story = sound()
     found = {change.revision: change for change in (*story.changes, *more)}
     return replace(story, changes=tuple(found[revision] for revision in sorted(found)))

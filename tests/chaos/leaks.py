@@ -1,4 +1,4 @@
-"""What a job has left: looked for while its cluster lives, before the last sweep hides it."""
+"""Finds leaks of a job while its cluster still runs, before the final cleanup hides them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from sailord.local.paths import MEMORY, Place
 from tests.chaos.sockets import listening, sockets_of
 
 LONE_SERVERS = ("agents.main", "sailord.main")
-"""Modules of which each process listens at one port."""
+"""Modules whose processes listen at exactly one port."""
 
 
 def in_memory(memory: Path) -> Iterator[str]:
-    """Snapshots, and what was to become one, on any node."""
+    """Yield snapshots, complete or not, in any node's memory."""
     for path in sorted(memory.rglob("*")):
         if path.is_file() and path.name != ".filler":
             yield f"slot {path}"
 
 
 def in_shared_memory(place: Place) -> Iterator[str]:
-    """Semaphores and segments that no living process of the cluster has.
+    """Yield semaphores and segments that no living process of the cluster maps.
 
     ``/dev/shm`` must be the cluster's own.
     """
@@ -44,7 +44,7 @@ def _maps(pid: int) -> str:
 
 
 def ports(folder: Path, others: Iterable[int] = ()) -> Iterator[str]:
-    """Ports at which one of the cluster's processes listens, beyond what its kind may."""
+    """Yield processes of the cluster that listen at more ports than their kind may."""
     at = listening()
     for pid in cluster_pids(folder):
         held = sorted(at[inode] for inode in sockets_of(pid) if inode in at)
@@ -64,13 +64,13 @@ def _words(pid: int) -> list[str]:
 def in_durable(
     storage: Storage, job: JobId, *, durable: Point, keep: int, begun: Point | None
 ) -> Iterator[str]:
-    """What stands there that no checkpoint needs which is kept, or may still become one."""
+    """Yield objects that no kept or unfinished checkpoint needs."""
     complete = [manifest for manifest, _ in complete_at(storage, job)]
     kept = _line(complete, durable)[:keep]
     named = {each.point: {o.name for o in each.objects} for each in kept}
     for folder in folders_at(storage, job):
         if folder.point.step > durable.step or folder.point == begun:
-            continue  # It is on its way to become one, or what the present generation began from.
+            continue  # Unfinished, or the current generation's restore point.
         for entry in folder.entries:
             is_kept = entry.name in named.get(folder.point, ())
             if not is_kept and not (folder.point in named and entry.name.startswith(PREFIX)):
@@ -79,7 +79,7 @@ def in_durable(
 
 
 def _line(complete: Iterable[Manifest], newest: Point) -> list[Manifest]:
-    """A checkpoint, the one before it, and so on, as far as they are there."""
+    """Return a checkpoint and its ancestors, newest first, as far as they exist."""
     by_point = {manifest.point: manifest for manifest in complete}
     found: list[Manifest] = []
     following: Point | None = newest
@@ -91,6 +91,6 @@ def _line(complete: Iterable[Manifest], newest: Point) -> list[Manifest]:
 
 
 def readable(storage: Storage, job: JobId) -> Iterator[tuple[Point, list[str]]]:
-    """Each checkpoint that stands there, and all that is wrong with it, to the last byte."""
+    """Yield each complete checkpoint, and its faults after reading every byte."""
     for manifest, _ in complete_at(storage, job):
         yield manifest.point, faults_of(storage, manifest, job=job, is_thorough=True)

@@ -1,4 +1,4 @@
-"""An etcd of three members, of which any can be killed or stopped and come again."""
+"""An etcd of three members, of which any can be killed, suspended and restarted."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.agents.store.places import ETCD, Cluster
 
 SIZE = 3
 ARGUMENTS = (
-    # No power cut is played, so nothing need be on the disk; and this machine's cores are busy.
+    # No power cut is simulated, so fsync is not needed; and the cores are busy.
     *("--unsafe-no-fsync", "--heartbeat-interval", "100", "--election-timeout", "1000"),
 )
 
 
 class Members(Cluster):
-    """Marked as the chaos cluster's own processes, so that all of it ends together."""
+    """The members, marked as the cluster's processes so that they end with it."""
 
     def __init__(self, folder: Path) -> None:
         if ETCD is None:
@@ -34,7 +34,7 @@ class Members(Cluster):
             super().start(members)
 
     def pids(self) -> list[int]:
-        """Of all members that run."""
+        """Return the process ids of all running members."""
         return [each.pid for each in self.processes if each is not None and each.poll() is None]
 
     def close(self) -> None:

@@ -1,9 +1,8 @@
-"""What lies between nodes, sailord and the store: connections that can be cut, slow, or half open.
+"""Proxies between nodes, sailord and the store: cut, slow, one-way and reset connections.
 
-Each agent has a way of its own to the store, and is reached, as sailord is, through a way that
-others use. A connection knows whose it is at both ends: the agent that opened it, or sailord, is
-found by its socket. What is cut is not lost: it waits, as it would be sent again, and comes once
-the cut is over. Workers' own connections, on which they train, do not pass here.
+Each agent has its own proxy to the store; others reach it, and sailord, through a proxy, too. Both
+ends of a connection are known: the opener is found by its socket. Cut data waits, as TCP would
+retransmit it, and arrives once the cut is over. Connections between workers are not proxied.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWrite
 CHUNK_BYTES = 1 << 18
 LOOK_S = 0.05
 ABRUPTLY = struct.pack("ii", 1, 0)
-"""As a linger option: what is closed so is reset at the other end."""
+"""A linger option with which closing a socket resets the connection."""
 TIMEOUT_S = 2.0
-"""Of a call to an etcd that is slow or cut off: shorter than a lease."""
+"""Deadline of a call to an etcd that is slow or cut off: shorter than a lease."""
 STORE, SAILORD = "store", "sailord"
-"""How what is no node is called, at an end of a way."""
+"""Names of ends that are not nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """What happens to what one end sends and is sent."""
+    """The faults of one end's traffic, out and in."""
 
     hears: bool = True
     speaks: bool = True
     delay_s: float = 0.0
-    """For every piece of at most 256 KiB."""
+    """Delay of every piece of at most 256 KiB."""
 
 
 FAIR = Weather()
@@ -51,24 +50,24 @@ SLOW = Weather(delay_s=0.3)
 
 @dataclass(eq=False)
 class Net:
-    """All ways of one cluster; they live in a thread until it is closed."""
+    """All proxies of one cluster, served by one thread until closed."""
 
     family: Callable[[], dict[int, str]] = dict
-    """Processes that open connections, and of which node each is."""
+    """Returns the node of each process that opens connections."""
     weather: dict[str, Weather] = field(default_factory=dict)
-    """By nodes and what else is at an end; fair where nothing is said."""
+    """Faults by end; none where an end is not listed."""
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     _open: set[tuple[str, str, asyncio.StreamWriter]] = field(default_factory=set)
     _servers: list[asyncio.Server] = field(default_factory=list)
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to carry."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Carry no more."""
+        """Close all connections and end the thread."""
         if self._thread is not None:
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -83,15 +82,15 @@ class Net:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # ---- ways -----------------------------------------------------------------------------------
+    # ---- proxies --------------------------------------------------------------------------------
 
     def tcp(self, host_port: str, end: str, begin: str | None = None) -> str:
-        """A way to a port; return where it begins. Who begins it is found out, or given."""
+        """Open a proxy to a port and return its own; find the opener by its socket if not given."""
         host, _, port = host_port.rpartition(":")
         return self._listen(lambda: asyncio.open_connection(host, int(port)), end, begin, None)
 
     def unix(self, target: Path, path: Path, end: str, begin: str) -> str:
-        """A way to a socket, which begins at another."""
+        """Open a proxy from one Unix socket to another."""
         return self._listen(lambda: asyncio.open_unix_connection(target), end, begin, path)
 
     def _listen(self, connect: Connect, end: str, begin: str | None, path: Path | None) -> str:
@@ -111,7 +110,7 @@ class Net:
         return asyncio.run_coroutine_threadsafe(serve(), self._loop).result()
 
     def reset(self, name: str) -> None:
-        """Break every connection that has this end."""
+        """Reset every connection of this end."""
 
         def abort() -> None:
             for one, other, writer in list(self._open):
@@ -162,13 +161,13 @@ class Net:
                 await self._wait(begin, end)
                 writer.write(chunk)
                 await writer.drain()
-        await self._wait(begin, end)  # That one end is gone is no news through a cut either.
+        await self._wait(begin, end)  # A cut also delays the news that one end has closed.
         if writer.can_write_eof() and not writer.is_closing():
             with contextlib.suppress(OSError):
                 writer.write_eof()
 
     async def _wait(self, begin: str, end: str) -> None:
-        """Return when a piece may go from one end to the other."""
+        """Return when a piece may pass from one end to the other."""
         while not (self._at(begin).speaks and self._at(end).hears):
             await asyncio.sleep(LOOK_S)
         if delay_s := max(self._at(begin).delay_s, self._at(end).delay_s):
@@ -180,17 +179,17 @@ class Net:
 
 @dataclass(eq=False)
 class Ways:
-    """Has every configuration name the ways of a net in the place of what they lead to."""
+    """Replaces the addresses in every configuration by those of proxies."""
 
     net: Net
     folder: Path
-    """Of the cluster."""
+    """The cluster's folder."""
     has_etcd: bool = False
-    """Else the store is sailord's own."""
+    """Whether the store is an etcd; else it is sailord's own."""
     members: Members | None = None
 
     def open(self) -> None:
-        """Start what is not the cluster's own."""
+        """Start the proxies, and the etcd if there is one."""
         self.net.start()
         if self.has_etcd:
             self.members = Members(self.folder)
@@ -202,7 +201,7 @@ class Ways:
         self.net.close()
 
     def of_sailord(self, text: str) -> str:
-        """Sailord is reached, and reaches the store, through the net."""
+        """Put sailord's own address and its store's behind proxies."""
         port = re.search(r"^port = (\d+)$", text, re.MULTILINE)
         assert port is not None
         address = self.net.tcp(f"127.0.0.1:{port[1]}", SAILORD)
@@ -210,7 +209,7 @@ class Ways:
         return f'store = "{self._store(SAILORD)}"\n{text}' if self.has_etcd else text
 
     def of_agent(self, text: str, name: str) -> str:
-        """The same of an agent."""
+        """Put an agent's address and its store's behind proxies."""
         own, port = f'"unix://{self.folder}/head/store.sock"', free_port()
         assert own in text
         assert "port = 0" in text
@@ -227,12 +226,12 @@ class Ways:
 
 
 def etcd_address(endpoints: Iterable[str]) -> str:
-    """What names the store in a configuration."""
+    """Return the store's address as a configuration names it."""
     return f"etcd://{','.join(endpoints)}?timeout_s={TIMEOUT_S}"
 
 
 def free_port() -> int:
-    """A port that nobody has at this moment."""
+    """Return a port that is free at this moment."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

@@ -1,8 +1,7 @@
-"""Each named fail point once: somebody dies just there, as the job is brought past it.
+"""Kills a process at each named fail point, after provoking what leads there.
 
-What brings it there stands with each point. Daemons and workers have a file each in which the
-place may be written while they run (`agents/daemon/failpoints.py`), so that nothing else is
-disturbed.
+Each point names what provokes it. Daemons and workers read their fail point from a file while
+they run (`agents/daemon/failpoints.py`), so that arming one disturbs nothing else.
 """
 
 from __future__ import annotations
@@ -20,32 +19,32 @@ Way = Literal[
     "training", "loss", "notice", "checkpoint", "rollback", "pause", "node", "all memory",
     "restart", "goodbye", "stuck rank",
 ]  # fmt: skip
-"""What is done so that the point is passed:
+"""What provokes the point:
 
-- *training*: nothing, it is passed anyway
-- *loss*: another node's workers are killed
-- *notice*: another node is to go
-- *checkpoint*, *rollback*, *pause*: ordered; after a pause, to resume as well
-- *node*, *all memory*: another node goes and comes back, or every node
-- *restart*, *goodbye*: the agent is killed, or asked to end
-- *stuck rank*: the node's own worker stands still, and another node's workers are killed
+- *training*: nothing, training reaches it
+- *loss*: kill another node's workers
+- *notice*: send a notice to another node
+- *checkpoint*, *rollback*, *pause*: order it; after a pause, resume
+- *node*, *all memory*: replace another node, or every node
+- *restart*, *goodbye*: kill the agent, or send it SIGTERM
+- *stuck rank*: suspend the node's own worker, and kill another node's workers
 """
 WITHIN_S = 40.0
-"""A point that is not passed within so long is not on the way."""
+"""A point that is not reached within this time counts as missed, in seconds."""
 TRIES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Who dies where, and how it is brought there."""
+    """A process, its fail point, and what provokes it."""
 
     actor: Literal["sailord", "agent", "worker"]
     name: str
     way: Way = "loss"
     is_next: bool = False
-    """Passed all the time: only in the generation that comes next."""
+    """The point is reached at every step: arm it for the next generation only."""
     is_anywhere: bool = False
-    """Which node passes it hangs on the plan: whoever comes by first."""
+    """The plan determines which node reaches it: arm it on all."""
 
     def __str__(self) -> str:
         return f"{self.actor} at {self.name} ({self.way})"
@@ -85,15 +84,15 @@ ALL: tuple[Point, ...] = (
 
 @dataclass(eq=False)
 class Passes:
-    """Lets somebody die at one point after the other, on one cluster."""
+    """Tries one fail point after the other on one cluster."""
 
     soak: Soak
     passed: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
-    """Points that the job did not come by."""
+    """Points that were not reached."""
 
     def run(self, points: Iterable[tuple[Point, ...]], until: float = math.inf) -> None:
-        """Try each, or each pair, until that moment; after each the job must train."""
+        """Try each point or pair until that moment; the job must train after each."""
         for each in points:
             if time.monotonic() < until:
                 self._try(each)
@@ -108,7 +107,7 @@ class Passes:
         self.missed += [str(point) for point in left]
 
     def _once(self, points: tuple[Point, ...]) -> tuple[Point, ...]:
-        """Who was not passed."""
+        """Try the points once, on a random node; return those that were not reached."""
         soak = self.soak
         soak.wait_running(2)
         if any(point.way in ("all memory", "rollback") for point in points):
@@ -116,7 +115,7 @@ class Passes:
         current, members = self._where()
         node, other = soak.chance.sample(members, 2)
         if any(point.name == "meeting" for point in points):
-            node, other = self._first(members)  # Only rank 0 opens the place.
+            node, other = self._first(members)  # Only rank 0 opens the rendezvous.
         soak.say(f"{' and '.join(map(str, points))} on {node}")
         soak.note("point", [node, other])
         spared = [name for name in members if name != other]
@@ -147,28 +146,28 @@ class Passes:
         return nodes if point.is_anywhere else [node]
 
     def _where(self) -> tuple[int, list[str]]:
-        """The generation that trains and where, once that is on two nodes that are well."""
+        """Return the running generation and its members, once there are at least two."""
         soak = self.soak
         found: list[tuple[int, list[str]]] = []
 
         def holds() -> bool:
             current, members = soak.generation(), soak.members()
             if current and len(members) < 2:
-                soak.order(f"{soak.path}/replan")  # After failures it takes few nodes.
+                soak.order(f"{soak.path}/replan")  # After failures a plan may leave nodes out.
                 soak.live(2.0)
             found.append((current, members))
             return bool(current) and len(members) >= 2
 
-        soak.wait("the job does not come to two nodes", holds)
+        soak.wait("the job does not run on two nodes", holds)
         return found[-1]
 
     def _first(self, members: Sequence[str]) -> tuple[str, str]:
-        """The node of rank 0, and another."""
+        """Return the node of rank 0, and another."""
         first = self.soak.first_node()
         return first, next(name for name in members if name != first)
 
     def _arm(self, point: Point, node: str, current: int) -> str:
-        """Have the actor die there; return whose file says so."""
+        """Arm the fail point; return the name that it is armed under."""
         if point.actor != "worker":
             name = "sailord" if point.actor == "sailord" else node
             self.soak.arm(name, point.name)
@@ -209,17 +208,17 @@ class Passes:
                 assert_never(way)
 
     def _make_good(self, way: Way, node: str, other: str) -> None:
-        """Let the job go on after an order, and the node stay."""
+        """Undo what `_provoke` did: resume the job, withdraw the notice, restart the node."""
         soak = self.soak
         if way == "notice":
             soak.withdraw(other)
         elif way == "pause":
             soak.order(f"{soak.path}/resume")
         elif way == "goodbye":
-            soak.strike_node(node)  # Whoever comes after the agent goes on to leave.
+            soak.strike_node(node)  # A restarted agent would continue its shutdown.
         elif way == "stuck rank":
             soak.cluster.go_on(list(soak.cluster.stopped))
 
     def _make_durable(self) -> None:
         self.soak.order(f"{self.soak.path}/checkpoint")
-        self.soak.wait("no checkpoint begins to count", lambda: self.soak.durable().step > 0)
+        self.soak.wait("no checkpoint is committed", lambda: self.soak.durable().step > 0)

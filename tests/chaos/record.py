@@ -1,6 +1,6 @@
-"""What is written down while things go wrong: the store's changes, processes, snapshots, steps.
+"""Records a storm: the store's changes, processes, snapshots, steps.
 
-All of it goes into files as it happens, so that the checker can be run again on what was recorded.
+Everything is written to files as it happens, so that the checker can run again on a recording.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ SAMPLE_S = 0.4
 
 @dataclass(eq=False)
 class Recorder:
-    """Looks at a cluster until it is ended."""
+    """Observes a cluster until ended."""
 
     cluster: ChaosCluster
     folder: Path
     job: JobId
     ended: threading.Event = field(default_factory=threading.Event)
     begun: Point | None = None
-    """Where the present generation began."""
+    """The restore point of the current generation."""
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the observing threads."""
         for work in (self._follow_store, self._sample, self._follow_failures):
             thread = threading.Thread(target=work, daemon=True)
             thread.start()
             self._threads.append(thread)
 
     def end(self) -> None:
-        """Look no more."""
+        """End the observing threads."""
         self.ended.set()
         for thread in self._threads:
             thread.join()
 
     def write(self, name: str, line: dict[str, Any]) -> None:
-        """Append to one of the files."""
+        """Append a line to the file of this name."""
         with (self.folder / f"{name}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -81,7 +81,9 @@ class Recorder:
     async def _follow(self, store: Store) -> None:
         after = 0
         while True:
-            with contextlib.suppress(StoreError):  # It is away; the story goes on where it was.
+            with contextlib.suppress(
+                StoreError
+            ):  # The store is down; resume after the last revision seen.
                 if not after:
                     first = await store.snapshot(KEYS.all)
                     for entry in first.entries:
@@ -110,7 +112,7 @@ class Recorder:
             self._check_durable(decode(Durable, entry.value))
 
     def _check_durable(self, durable: Durable) -> None:
-        """Read every byte of what has just begun to count."""
+        """Read every byte of the checkpoint that was just committed."""
         storage = open_storage(f"file://{self.cluster.durable}")
         name = f"{folder_of(self.job, durable.point)}/{durable.manifest.rpartition('/')[2]}"
         try:
@@ -122,7 +124,7 @@ class Recorder:
         line = {"step": point.step, "generation": point.generation, "faults": faults}
         self.write("commits", {"at": time.time(), **line})
 
-    # ---- what sailord counts --------------------------------------------------------------------
+    # ---- failures -------------------------------------------------------------------------------
 
     def _follow_failures(self) -> None:
         known = None
@@ -145,7 +147,7 @@ class Recorder:
             })  # fmt: skip
 
     def _workers(self, name: str) -> list[list[int]]:
-        """The processes of a node's workers that are on record and live."""
+        """Return pid and start time of a node's recorded workers that live."""
         found = []
         pattern = f"{self.cluster.place.node(name)}/process/*/process.json"
         for path in map(Path, glob.glob(pattern)):
@@ -156,13 +158,13 @@ class Recorder:
         return sorted(found)
 
     def _snapshots(self) -> Iterator[dict[str, Any]]:
-        """All sealed snapshot files, with the checksums of their pieces."""
+        """Yield all sealed snapshot files, with the checksums of their pieces."""
         pattern = f"{self.cluster.place.memory}/*/{self.job}/*/*.snap"
         for path in map(Path, glob.glob(pattern)):  # Path.glob fails if a folder goes meanwhile.
             try:
                 header = read_header(path)
             except (OSError, SnapshotError):
-                continue  # It went, or is written over, as we look.
+                continue  # Removed or overwritten meanwhile.
             progress = header.progress
             yield {
                 "holder": path.parts[-4],
@@ -178,7 +180,7 @@ class Recorder:
 
 
 def read_steps(folder: Path, job: str) -> Iterator[dict[str, Any]]:
-    """Every line that any worker of any node wrote at a step's end."""
+    """Yield every line that a worker of any node wrote at the end of a step."""
     for path in folder.glob("*/process/*/output"):
         node = path.parts[-4]
         for line in path.read_bytes().splitlines():

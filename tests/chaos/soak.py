@@ -1,8 +1,8 @@
-"""A job under a seeded storm of faults, and what became of it.
+"""Runs a job under a seeded storm of faults.
 
-Faults come about every ten seconds, whether or not the last one is over. Which, when, and on what
-is drawn from one seed; how the processes run between them is not. Some rules of the protocol apply
-only where nothing else is wrong; so from time to time there is a lull, and then just that.
+A fault comes about every ten seconds, whether or not the last one is over. The seed determines
+their kinds, times and targets. Some invariants apply only without other faults; so from time to
+time there is a lull, followed by faults of one kind.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ NODES_MIN, NODES_MAX = 3, 6
 EVERY_S = 10.0
 SETTLE_STEPS = 8
 TIDY_S = 80.0
-"""A little more than workers without a generation wait for another one (`IDLE_S` of agents)."""
+"""Time for cleanup: a little more than idle workers wait for a generation (`IDLE_S` of agents)."""
 KEEP = 3
-"""So many checkpoints a job keeps unless it says otherwise."""
+"""Checkpoints that a job keeps by default."""
 FAULTS: dict[str, int] = {
     "rank": 3,
     "agent": 3,
@@ -68,16 +68,16 @@ FAULTS: dict[str, int] = {
     "stop member": 1,
     "move without store": 2,
 }
-"""How often each comes, in relation."""
+"""Relative frequency of each fault."""
 NEEDS_MOUNTS = ("full memory", "read-only", "full disk")
 NEEDS_ETCD = ("store away", "store member", "stop member", "move without store")
 OF_HEAD = ("sailord", "sailord away", "stop sailord", "everybody in charge")
 OF_NO_NODE = ("addition", "read-only", "full disk", "objects", "sailord cut", "slow store", "clock")
 LULL_EVERY_S = 75.0
-"""From the end of one lull to the next, on average."""
+"""Mean time between lulls."""
 CALM_S, MOVED_S = 2 * NEAR_S + 1.0, NEAR_S + 1.0
-"""So long nothing may have happened before what workers must not notice, and before a move of which
-it is asked whether a step was lost."""
+"""Quiet time before faults that workers must not notice, and before a planned reconfiguration that
+must lose no step."""
 APART_S = 8.0
 UNNOTICED = ("agent", "stop sailord", "sailord", "all agents")
 JUMPS_S = (-4000.0, -30.0, 30.0, 4000.0)
@@ -89,9 +89,9 @@ class Soak(Care):
     """One storm."""
 
     has_objects: bool = False
-    """Checkpoints go to an object store, else to a folder."""
+    """Whether checkpoints go to an object store instead of a folder."""
 
-    # ---- the whole of it ------------------------------------------------------------------------
+    # ---- course of the storm --------------------------------------------------------------------
 
     def begin(self, job: str) -> None:
         """Start everything and wait until the job trains."""
@@ -101,7 +101,7 @@ class Soak(Care):
         self.wait_running(0)
 
     def storm(self, seconds: float, every_s: float = EVERY_S) -> None:
-        """Let faults come for so long."""
+        """Inject faults for this time."""
         end, lull_at, lulls = time.monotonic() + seconds, self._next_lull(), self._lulls()
         while time.monotonic() < end:
             if time.monotonic() > lull_at and not self.only:
@@ -119,7 +119,7 @@ class Soak(Care):
         return itertools.cycle(lulls)
 
     def _unnoticed(self) -> None:
-        """Those who look after the workers die, one after the other, and nothing else is wrong."""
+        """Kill sailord and agents, one after the other, without other faults."""
         self._calm(CALM_S)
         first = "sailord away" if self.cluster.members is None else self.chance.choice(AWAY)
         for kind in (first, *self.chance.sample(UNNOTICED, 2)):
@@ -127,7 +127,7 @@ class Soak(Care):
             self.live(APART_S)
 
     def _planned(self) -> None:
-        """Machines come and go as they should, twice: the second move has only that before it."""
+        """Reconfigure twice as planned, so that nothing but a planned one precedes the second."""
         while len(self.cluster.nodes) < NODES_MIN + 2:
             self._addition()
         self._calm(MOVED_S)
@@ -152,7 +152,7 @@ class Soak(Care):
         return self.chance.choices(kinds, [FAULTS[kind] for kind in kinds])[0]
 
     def settle(self) -> int:
-        """Let all be well again; return the step at which the job is ended."""
+        """Wait until all faults are over, cancel the job, and return its last step."""
         while self._due or self.cluster.stopped:
             self.live(0.2)
         self.wait_running(SETTLE_STEPS)
@@ -165,7 +165,7 @@ class Soak(Care):
         return int(step)
 
     def sweep(self) -> None:
-        """Look for what the job that has ended left, while those who tidy up still live."""
+        """Look for leaks of the ended job while the daemons that clean up still run."""
         self._leave_nothing("ended", self._remains)
         self._read_kept()
 
@@ -176,15 +176,15 @@ class Soak(Care):
         self.wait("the last checkpoint is not made", lambda: self.durable().step >= step)
 
     def _leave_nothing(self, when: str, look: Callable[[], list[str]]) -> None:
-        """Whoever tidies up has some time for it."""
+        """Report what is still left after ``TIDY_S``."""
         end = time.monotonic() + TIDY_S
         while (left := look()) and time.monotonic() < end:
             self.live(0.5)
         for each in left:
-            self.breach(f"left when it was {when}: {each}")
+            self.breach(f"left over, job {when}: {each}")
 
     def _orphans(self) -> list[str]:
-        """What the durable store holds beyond the checkpoints that are kept."""
+        """Return objects in the durable store that no kept checkpoint needs."""
         with contextlib.suppress(ServerProblem):
             storage = open_storage(f"file://{self.cluster.durable}")
             begun = self.recorder.begun
@@ -195,7 +195,7 @@ class Soak(Care):
         return ["sailord did not say what is durable"]
 
     def _remains(self) -> list[str]:
-        """What the job has left on the nodes, which live on."""
+        """Return memory, ports and workers that the job has left on the nodes."""
         cluster, place = self.cluster, self.cluster.place
         return [
             *leaks.in_memory(place.memory),
@@ -205,7 +205,7 @@ class Soak(Care):
         ]
 
     def _read_kept(self) -> None:
-        """Whatever happened: each checkpoint that is kept can be read, to the last byte."""
+        """Record whether every byte of each kept checkpoint is readable."""
         storage = open_storage(f"file://{self.cluster.durable}")
         for point, faults in leaks.readable(storage, JobId(self.job)):
             about = {"step": point.step, "generation": point.generation, "faults": faults}
@@ -218,7 +218,7 @@ class Soak(Care):
     # ---- faults ---------------------------------------------------------------------------------
 
     def strike(self, kind: str, among: Collection[str] = ()) -> None:
-        """Let one fault happen, or begin; to one of some nodes, if any can be had of them."""
+        """Inject one fault, on one of the preferred nodes if any of them is free."""
         act = getattr(self, "_" + kind.replace(" ", "_").replace("-", "_"))
         free = [name for name in self.cluster.nodes if name not in self._busy]
         if kind in OF_HEAD or kind in OF_NO_NODE or kind in NEEDS_ETCD:
@@ -277,7 +277,7 @@ class Soak(Care):
         self._sailord()
 
     def _take(self, name: str) -> None:
-        """A machine goes, now: a notice may have been given long ago."""
+        """Remove a machine now, and record the moment apart from an earlier notice's."""
         self.recorder.write("faults", {"at": time.time(), "kind": "taken", "nodes": [name]})
         self.cluster.kill_node(name)
 
@@ -285,10 +285,10 @@ class Soak(Care):
         self._take(name)
         self._busy.discard(name)
         if len(self.cluster.nodes) < NODES_MIN + 1:
-            self.later(self.chance.uniform(1.0, 8.0), "a machine comes", self._addition)
+            self.later(self.chance.uniform(1.0, 8.0), "a machine is added", self._addition)
 
     def strike_node(self, name: str) -> None:
-        """A machine goes, and one with its name comes."""
+        """Replace a machine by an empty one with its name."""
         self._node_and_back(name)
 
     def _node_and_back(self, name: str) -> None:
@@ -299,7 +299,7 @@ class Soak(Care):
 
     def _pause(self, pids: list[int], seconds: float) -> None:
         self.cluster.stop(pids)
-        # A thread of its own: whoever asks what stands still waits.
+        # In a thread of its own: the main one may be waiting for the suspended process.
         threading.Timer(seconds, self.cluster.go_on, (pids,)).start()
 
     def _stop_rank(self, name: str) -> None:
@@ -380,7 +380,7 @@ class Soak(Care):
         self._until(12.0, "objects", over, lambda: self.cluster.set_storage_trouble(""))
 
     def _until(self, seconds: float, who: str, text: str, act: Callable[[], None]) -> None:
-        """End something after some time; nothing else happens to whom it concerns before."""
+        """End a fault after some time; its target gets no other fault before."""
         self._busy.add(who)
 
         def end() -> None:
@@ -389,10 +389,10 @@ class Soak(Care):
 
         self.later(seconds, text, end)
 
-    # ---- clocks and networks --------------------------------------------------------------------
+    # ---- clock and network ----------------------------------------------------------------------
 
     def _clock(self) -> None:
-        """Somebody sets a clock, and sets it right again. Requests are signed with the time."""
+        """Set a daemon's clock wrong, then right again. Requests are signed with the time."""
         free = [name for name in self.cluster.nodes if name not in self._busy]
         name, ahead_s = self.chance.choice((SAILORD, *sorted(free))), self.chance.choice(JUMPS_S)
         self.say(f"  {name} {ahead_s:+.0f} s")
@@ -452,7 +452,7 @@ class Soak(Care):
         self._pause([self.chance.choice(members.pids())], 3.0)
 
     def _move_without_store(self) -> None:
-        """In some phase of the move that follows on a loss."""
+        """Stop the store in some phase of the reconfiguration after a loss."""
         name = self.chance.choice(self.members() or sorted(self.cluster.nodes))
         self.recorder.write("faults", {"at": time.time(), "kind": "rank", "nodes": [name]})
         self.cluster.kill_workers(name)
@@ -464,5 +464,5 @@ class Soak(Care):
         try:
             self.cluster.set_read_only(True)
         except OSError:
-            return  # Somebody writes just now.
+            return  # A file is open for writing just now.
         self.later(8.0, "it takes writes again", lambda: self.cluster.set_read_only(False))

@@ -1,4 +1,4 @@
-"""Whose a socket is, as the kernel tells it."""
+"""Finds a socket's owner in the kernel's tables."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ LISTENING = "0A"
 
 
 def listening() -> dict[int, int]:
-    """Ports at which anybody listens, by the numbers of their sockets."""
+    """Return all listening ports by the inode of their socket."""
     return {inode: port for state, inode, port in _table() if state == LISTENING}
 
 
 def owner_of(port: int, family: Mapping[int, str]) -> str | None:
-    """To which of these processes the near end of a connection belongs; by its name."""
+    """Return the name of the process that owns a connection's near end."""
     wanted = {inode for state, inode, at in _table() if at == port and state != LISTENING}
     return next((name for pid, name in family.items() if wanted & set(sockets_of(pid))), None)
 
 
 def sockets_of(pid: int) -> Iterator[int]:
-    """The numbers of a process's sockets."""
+    """Return the inodes of a process's sockets."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
@@ -32,7 +32,7 @@ def sockets_of(pid: int) -> Iterator[int]:
 
 
 def _table() -> Iterator[tuple[str, int, int]]:
-    """State, number and own port of each of this machine's TCP sockets."""
+    """Yield state, inode and local port of each TCP socket of this machine."""
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(FileNotFoundError):
             for line in Path("/proc/net", name).read_text(encoding="ascii").splitlines()[1:]:

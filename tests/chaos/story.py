@@ -1,4 +1,4 @@
-"""A recorded run as the checker reads it: what changed, who ran, what was kept, what was done."""
+"""A recorded run as the checker reads it: store changes, processes, snapshots, faults."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Change:
     key: str
     created: int = 0
     value: Any = None
-    """``None``: it was deleted."""
+    """``None``: the key was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A line that a worker wrote at a step's end."""
+    """A line that a worker wrote at the end of a step."""
 
     node: str
     generation: int
@@ -35,7 +35,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that was done to the cluster."""
+    """A fault that was injected into the cluster."""
 
     at: float
     kind: str
@@ -44,7 +44,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A sealed snapshot that some node held."""
+    """A sealed snapshot file in some node's memory."""
 
     holder: str
     writer: str
@@ -52,7 +52,7 @@ class File:
     generation: int
     step: int
     keys: int
-    """So many pieces make the whole state."""
+    """The number of pieces of the whole state."""
     pieces: Mapping[str, str]
     samples: int
     label_tokens: int
@@ -64,7 +64,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What there was at one moment."""
+    """The worker processes and snapshot files at one moment."""
 
     at: float
     workers: Mapping[str, tuple[tuple[int, int], ...]]
@@ -73,7 +73,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A record of a generation, at the moment when it came to stand in the store."""
+    """A record of a generation, as it was written to the store."""
 
     at: float
     revision: int
@@ -95,35 +95,35 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """All of it."""
+    """Everything that was recorded of one run."""
 
     job: str
     changes: tuple[Change, ...]
     steps: tuple[Step, ...]
     reference: Mapping[int, tuple[float, str]]
-    """Of the uninterrupted run: each step's loss and sample hash."""
+    """Loss and sample hash of each step of the uninterrupted run."""
     final_step: int
     faults: tuple[Fault, ...] = ()
     samples: tuple[Sample, ...] = ()
     commits: tuple[Mapping[str, Any], ...] = ()
-    """What was found on reading each checkpoint as it began to count."""
+    """The faults found on reading each checkpoint when it was committed."""
     moves: tuple[Mapping[str, Any], ...] = ()
     holds: tuple[Mapping[str, Any], ...] = ()
     failures: tuple[tuple[float, int], ...] = ()
-    """How many attempts in a row sailord counted as failed, whenever that became another number."""
+    """Time and value of each change of sailord's count of failed attempts in a row."""
     breaches: tuple[str, ...] = ()
-    """What the storm itself has found wrong: processes that ended, things that were left."""
+    """Violations that the storm itself found: processes that ended, leaks."""
     tolerance: float = 0.0
-    """How far a loss may be from the uninterrupted run's, relative."""
+    """The largest relative deviation of a loss from the uninterrupted run's."""
     compared: int | None = None
-    """The last step whose loss is compared; ``None``: each is."""
+    """The last step whose loss is compared; ``None``: all are."""
     memory_every: int = 1
     devices: int = 1
-    """Of each node."""
+    """Devices of each node."""
 
     @property
     def generations(self) -> list[Generation]:
-        """Each record that was written, in its order."""
+        """Return every generation record that was written, in order."""
         return list(self._generations())
 
     def _generations(self) -> Iterator[Generation]:
@@ -146,14 +146,14 @@ class Story:
 
     @property
     def opened(self) -> list[Generation]:
-        """Each generation as it was opened."""
+        """Return the first record of each generation."""
         found: dict[int, Generation] = {}
         for generation in self.generations:
             found.setdefault(generation.number, generation)
         return list(found.values())
 
     def durables(self) -> list[tuple[Change, int, int]]:
-        """Each change of the durable checkpoint: generation and step."""
+        """Return each change of the durable checkpoint, with its generation and step."""
         return [
             (change, change.value["point"]["generation"], change.value["point"]["step"])
             for change in self.changes
@@ -161,16 +161,16 @@ class Story:
         ]
 
     def highest(self, generation: int) -> int:
-        """The last step that a generation did; 0 if it did none."""
+        """Return the last step that a generation did; 0 if it did none."""
         return max((step.step for step in self.steps if step.generation == generation), default=0)
 
     def faults_within(self, begin: float, end: float, *kinds: str) -> list[Fault]:
-        """What was done between two moments."""
+        """Return the faults between two moments."""
         return [f for f in self.faults if begin <= f.at <= end and (not kinds or f.kind in kinds)]
 
 
 def read_story(folder: Path) -> Story:
-    """Read what was recorded into a folder."""
+    """Read the story that ``Recorder`` wrote into a folder."""
     about = json.loads((folder / "about.json").read_text())
     final = folder / "final.json"
     reference = {line["step"] + 1: line for line in _lines(folder / "reference.jsonl")}

@@ -1,4 +1,4 @@
-"""What the storm does around the processes does what it says, and its leak sweep finds leaks."""
+"""The storm's network, object store and clock faults work, and its leak checks find leaks."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ SAID = b"said"
 # ---- leaks --------------------------------------------------------------------------------------
 
 
-def test_whatever_a_job_leaves_in_memory_is_found(tmp_path):
+def test_files_left_in_memory_are_found(tmp_path):
     assert not list(leaks.in_memory(tmp_path))
     write_snapshot(tmp_path / "a1", step=5, pieces={(0, 0): b"left"})
     assert len(list(leaks.in_memory(tmp_path))) == 1
 
 
-def test_a_port_of_a_process_that_needs_none_is_found(tmp_path):
+def test_an_unexpected_listening_port_is_found(tmp_path):
     assert not list(leaks.ports(tmp_path))
     with subprocess.Popen(
         [sys.executable, "-c", LISTENER],
@@ -56,7 +56,7 @@ def test_a_port_of_a_process_that_needs_none_is_found(tmp_path):
             process.kill()
 
 
-def test_shared_memory_that_nobody_has_any_more_is_found(tmp_path):
+def test_unmapped_shared_memory_is_found(tmp_path):
     left = Path("/dev/shm") / f"sailor-test-{os.getpid()}"
     left.touch()
     try:
@@ -65,7 +65,7 @@ def test_shared_memory_that_nobody_has_any_more_is_found(tmp_path):
         left.unlink()
 
 
-def test_an_object_that_no_kept_checkpoint_names_is_found(tmp_path):
+def test_an_object_of_no_kept_checkpoint_is_found(tmp_path):
     old = make(tmp_path, 5)
     new = make(tmp_path, 10, parent=old.durable)
     storage = open_storage(f"file://{tmp_path}")
@@ -76,7 +76,7 @@ def test_an_object_that_no_kept_checkpoint_names_is_found(tmp_path):
         )
 
     assert left(2) == []
-    assert left(1)  # Nobody needs the older one then.
+    assert left(1)  # Then the older one is garbage.
     stray = tmp_path / JOB / f"1-{new.durable.point.step}" / "7-gone.snap"
     stray.write_bytes(b"half an object")
     assert len(left(2)) == 1
@@ -90,7 +90,7 @@ def test_an_object_that_no_kept_checkpoint_names_is_found(tmp_path):
 
 @pytest.fixture
 def net() -> Iterator[Net]:
-    """Ways of which this process begins as a."""
+    """Proxies whose opener, this process, is named a."""
     net = Net(lambda: {os.getpid(): "a"})
     net.start()
     yield net
@@ -98,7 +98,7 @@ def net() -> Iterator[Net]:
 
 
 def connect(net: Net, listener: socket.socket) -> tuple[socket.socket, socket.socket]:
-    """Both ends of one way from a to b."""
+    """Return both ends of a connection from a to b."""
     host, port = listener.getsockname()
     begin_host, _, begin_port = net.tcp(f"{host}:{port}", "b").partition(":")
     near = socket.create_connection((begin_host, int(begin_port)))
@@ -109,7 +109,7 @@ def connect(net: Net, listener: socket.socket) -> tuple[socket.socket, socket.so
 
 
 def hears(far: socket.socket, near: socket.socket) -> bool:
-    """Whether what one end sends comes to the other within a while."""
+    """Return whether data from one end reaches the other within a short time."""
     near.sendall(SAID)
     try:
         return far.recv(100) == SAID
@@ -118,7 +118,7 @@ def hears(far: socket.socket, near: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
-def test_what_is_cut_comes_once_the_cut_is_over(net: Net, name: str):
+def test_cut_data_arrives_after_the_cut(net: Net, name: str):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         near, far = connect(net, listener)
         assert hears(far, near)
@@ -132,7 +132,7 @@ def test_what_is_cut_comes_once_the_cut_is_over(net: Net, name: str):
         far.close()
 
 
-def test_one_who_hears_nothing_is_heard_still(net: Net):
+def test_a_deaf_end_can_still_send(net: Net):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         near, far = connect(net, listener)
         net.weather["a"] = DEAF
@@ -146,7 +146,7 @@ def test_one_who_hears_nothing_is_heard_still(net: Net):
         far.close()
 
 
-def test_a_reset_breaks_what_is_open(net: Net):
+def test_a_reset_breaks_open_connections(net: Net):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         near, far = connect(net, listener)
         assert hears(far, near)
@@ -163,7 +163,7 @@ def test_a_reset_breaks_what_is_open(net: Net):
 
 @pytest.fixture
 def bring(tmp_path, monkeypatch):
-    """Bring an object there while the store has some trouble."""
+    """Return a function that uploads an object while the store fails in some way."""
     fsspec.register_implementation("faulty", Faulty, clobber=True)
     trouble = tmp_path / "trouble"
     monkeypatch.setenv(TROUBLE, str(trouble))
@@ -179,7 +179,7 @@ def bring(tmp_path, monkeypatch):
     return bring
 
 
-def test_an_object_store_that_is_well_keeps_what_it_is_given(bring, tmp_path):
+def test_an_object_store_without_faults_stores_objects(bring, tmp_path):
     assert bring("").stat().st_size > 20_000
     storage = open_storage(f"faulty://{tmp_path}/far")
     storage.write("job/other", b"abcd")
@@ -193,16 +193,16 @@ def test_an_object_store_that_is_well_keeps_what_it_is_given(bring, tmp_path):
     ("kind", "said"),
     [("errors", "overloaded"), ("short", "differs from what was written"), ("twice", "reset")],
 )
-def test_its_troubles_are_errors_to_whoever_writes(bring, tmp_path, kind: str, said: str):
+def test_injected_failures_are_errors_for_the_writer(bring, tmp_path, kind: str, said: str):
     with pytest.raises(OSError, match=said):
         bring(kind)
     if kind == "errors":
         with pytest.raises(Away, match=said):
             open_storage(f"faulty://{tmp_path}/far").read("job/object")
-    assert bring("").stat().st_size > 20_000  # Nothing of it is in the way of the next try.
+    assert bring("").stat().st_size > 20_000  # The failed upload does not block the next attempt.
 
 
-def test_a_manifest_that_was_written_by_half_is_no_manifest(bring, tmp_path):
+def test_a_truncated_manifest_is_an_error_and_can_be_rewritten(bring, tmp_path):
     bring("")
     storage = open_storage(f"faulty://{tmp_path}/far")
     (tmp_path / "trouble").write_text("short")
@@ -216,7 +216,7 @@ def test_a_manifest_that_was_written_by_half_is_no_manifest(bring, tmp_path):
 # ---- clocks -------------------------------------------------------------------------------------
 
 
-def test_a_clock_is_set_while_its_process_runs(tmp_path):
+def test_a_clock_offset_applies_to_a_running_process(tmp_path):
     from tests.chaos.cluster import SITE  # noqa: PLC0415 - needs nothing else of the cluster
 
     ahead = tmp_path / "clock"

@@ -1,4 +1,4 @@
-"""The checker finds each breach of the protocol in a forged story, and none in a sound one."""
+"""The checker finds each violation in a forged story, and none in a sound one."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ SOUND = sound()
 
 
 def other_pieces(holder: int) -> Story:
-    """The piece that both hold is another one in one of the files."""
+    """Return files in which the shared piece has two checksums."""
     one, two = files(2, 59)
     bad = replace(one, holder="b", rank=holder, pieces={**one.pieces, "0.2": "another sum"})
     return replace(SOUND, samples=(*SOUND.samples[:3], sample(59.0, one, two, bad, b=13)))
 
 
 def without_steps(first: float, end: float) -> Story:
-    """Nobody did anything for a while."""
+    """Return the story without the steps of a while."""
     kept = tuple(step for step in SOUND.steps if not AT + first < step.at < AT + end)
     return replace(SOUND, steps=kept)
 
 
 def with_step(step: int, **other: object) -> Story:
-    """One step was something else."""
+    """Return the story with one step changed."""
     steps = (replace(s, **other) if s.step == step and s.node == "a" else s for s in SOUND.steps)
     return replace(SOUND, steps=tuple(steps))
 
@@ -127,7 +127,7 @@ FORGED: dict[str, list[Story]] = {
         replace(SOUND, moves=(move(1), {**move(2), "predicted_s": None})),
         replace(SOUND, moves=(move(1), {**move(2), "predicted": [["plan", 1.0]]})),
         replace(SOUND, moves=(move(1),)),
-        # Whoever came to lead before it was opened saw all of it.
+        # The leader was elected before it was opened and saw all of it.
         replace(
             with_changes(
                 Change(5, AT + 39.0, LEADER, 5, {}),
@@ -143,15 +143,15 @@ def test_every_invariant_has_a_rule_and_a_breach():
     assert list(RULES) == list(FORGED) == [f"I{number}" for number in range(1, 21)]
 
 
-def test_nothing_is_wrong_with_a_sound_story():
+def test_a_sound_story_has_no_violations():
     assert judge(SOUND).violations == ()
 
 
-def test_a_loss_within_the_tolerance_is_no_breach():
+def test_a_loss_within_the_tolerance_is_accepted():
     assert judge(replace(with_step(7, loss=3.002), tolerance=1e-3)).violations == ()
 
 
-def test_a_loss_after_those_that_are_compared_is_no_breach():
+def test_losses_after_the_last_compared_step_are_ignored():
     story = replace(with_step(7, loss=3.004), tolerance=1e-3)
     assert judge(replace(story, compared=6)).violations == ()
     assert judge(replace(story, compared=7)).violations != ()
@@ -178,11 +178,11 @@ def test_every_rule_applies_to_the_sound_story():
         ("I4", replace(SOUND, commits=(), changes=SOUND.changes[:3])),
     ],
 )
-def test_a_rule_that_had_nothing_to_say_is_named(name: str, story: Story):
+def test_a_rule_that_never_applied_is_listed_as_idle(name: str, story: Story):
     assert name in judge(story).idle
 
 
-def test_a_move_need_not_be_told_of_while_nobody_leads():
+def test_no_reconfiguration_timing_is_required_without_a_leader():
     story = replace(SOUND, moves=(move(1),))
     away = Fault(AT + 42.0, "sailord away", ())
     late = Fault(AT + 65.0, "sailord away", ())
