@@ -140,12 +140,15 @@ def _run(command: list[str]) -> int:
         lines.put(None)
 
     threading.Thread(target=read, daemon=True).start()
-    said, at, found = [], f"at {' '.join(command[1:4])}", 0
+    said, at, found = [], f"at {command[2]}", 0
+    told_s = time.monotonic()
     while True:
-        try:
-            line = lines.get(timeout=SILENCE_MAX_S)
-        except queue.Empty:
+        if time.monotonic() >= told_s + SILENCE_MAX_S:
             _say(f"    still {at}")
+            told_s = time.monotonic()
+        try:
+            line = lines.get(timeout=max(0.0, told_s + SILENCE_MAX_S - time.monotonic()))
+        except queue.Empty:
             continue
         if line is None:
             break
@@ -154,7 +157,7 @@ def _run(command: list[str]) -> int:
             found += 1
             at = f"at package {found}, {line.split()[1]}"
         if (step := _step(line)) and step != at:
-            at = step
+            at, told_s = step, time.monotonic()
             _say(f"    {step}")
     code = process.wait()
     if code != 0:
