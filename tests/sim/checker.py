@@ -1,8 +1,8 @@
 """Invariants of the simulated world, under any faults.
 
-Each rule names the invariant of the protocol that it watches over: one leader (I1), numbers and
-plans of generations (I2), nothing counts that a dead generation writes (I3), checkpoints (I4),
-what a restart costs (I5, I6), devices (I12), last copies (I13), orders and notices (I16).
+Each rule names its invariant of the protocol: one leader (I1), numbers and plans of generations
+(I2), no effect of an ended generation's writes (I3), checkpoints (I4), steps lost by a restart
+(I5, I6), devices (I12), last copies (I13), orders and notices (I16).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 PEACE_S = 40.0
-"""The effects of a fault may show for so long."""
+"""Time within which the effects of a fault may appear, in seconds."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """Something that happened, for the account that a failing seed prints."""
+    """One line of the account that a failing seed prints."""
 
     at: float
     text: str
@@ -39,7 +39,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Opened:
-    """A generation as it was opened, and what was durable then."""
+    """A generation as it was opened, and the durable checkpoint at that time."""
 
     at: float
     record: GenerationRecord
@@ -65,7 +65,7 @@ class Checker:
         self._jobs: dict[JobId, JobRecord] = {}
         self._pauses = {"ordered": 0, "done": 0}
 
-    # ---- what is seen ---------------------------------------------------------------------
+    # ---- observations ---------------------------------------------------------------------
 
     def next_pid(self) -> int:
         self.pids += 1
@@ -82,7 +82,7 @@ class Checker:
         self.steps.setdefault((record.job, record.number), []).append((self.clock.now, step))
 
     def decided(self, who: str, before: State, after: State) -> None:
-        # Who was frozen may believe for a moment that he leads; nothing of it reaches the store.
+        # A thawed head may still consider itself the leader; its writes are fenced off.
         self.term_max = max(self.term_max, after.term or 0)
         if after.active is not None and after.term == self.term_max:
             self.failures_max = max(self.failures_max, after.active.attempts.failures)
@@ -90,7 +90,7 @@ class Checker:
             self.lines.append(Line(self.clock.now, f"{who}: term {before.term} -> {after.term}"))
 
     def stored(self, key: str, value: object) -> None:
-        """Each write to the store, in its order."""
+        """Check one write to the store; called in the order of writes."""
         match value:
             case GenerationRecord():
                 self._record(value)
@@ -148,7 +148,7 @@ class Checker:
             assert lost <= 2 * last.memory_every, f"one lost machine cost {lost} steps: {record}"
 
     def _is_ancestor(self, point: Point, opened: Opened) -> bool:
-        """Return whether the point is an ancestor, by the generations as they really were."""
+        """Return whether the point is an ancestor in the true history of generations."""
         end = float("inf")
         job, number = opened.record.job, 0 if opened.last is None else opened.last.number
         while (job, number) in self.opened:
@@ -166,7 +166,7 @@ class Checker:
         self._durables[job] = durable
         begins = record.state == "open" and record.restore.point == durable.point
         if begins and record.restore.source == "durable":
-            return  # It went back to an older one, which the generation that it opened says.
+            return  # A rollback: its generation restores this older checkpoint.
         self.commits += 1
         assert durable.point.generation == record.number, f"{durable} is a dead generation's"
         assert record.state != "closed", f"{durable} came after the end of its generation"

@@ -1,4 +1,4 @@
-"""A virtual clock, and processes that live on it: killed, frozen, and each with its own time."""
+"""A virtual clock, and processes on it that can be killed, frozen and have their own time."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import heapq
 from collections.abc import Callable
 
 EPOCH_S = 10_000.0
-"""What a right clock shows at the beginning: set back by hours it is not before 1970."""
+"""The initial wall-clock time: large enough to be set back by hours."""
 
 
 class Clock:
-    """What is due happens in the order of its moment, then of its request."""
+    """Runs callbacks in the order of their times, then of their registration."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -29,10 +29,10 @@ class Clock:
 
 
 class Process:
-    """Something that runs on a machine until it is killed, and stands still while it is frozen.
+    """A process that runs on a machine until killed, and does nothing while frozen.
 
-    Its time is the machine's as it was set when the process began, and goes on evenly from there,
-    as a clock does that counts from the boot: who sets the machine's clock later harms nothing.
+    Its time starts at the machine's clock when the process starts and is monotonic from there:
+    setting the machine's clock later has no effect on it.
     """
 
     def __init__(self, clock: Clock, *, ahead_s: float) -> None:
@@ -48,7 +48,7 @@ class Process:
         self.clock.after(seconds, lambda: self.run(what))
 
     def run(self, what: Callable[[], None]) -> None:
-        """Do it now; or when it is thawed, all that waited in its order; or never."""
+        """Run the callback now; after a thaw, in order, if frozen; never if killed."""
         if not self.is_up:
             return
         if self.clock.now < self.frozen_until:

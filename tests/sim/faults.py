@@ -16,7 +16,7 @@ HALF = 0.5
 
 
 class Trouble:
-    """Strikes the world until told to stop."""
+    """Injects faults into the world until stopped."""
 
     def __init__(self, world: World, *, until: float) -> None:
         self.world, self.until = world, until
@@ -65,7 +65,7 @@ class Trouble:
             self._say(f"add {self.world.add_machine().id}")
 
     def _machine_frozen(self) -> None:
-        """Suspended as a whole: it knows of nothing, and its peers wait for it."""
+        """Suspend a whole machine; its peers wait for it."""
         if machine := self._victim():
             seconds = self.random.uniform(0.5, 30.0)
             self._say(f"machine_frozen {machine.id} {seconds:.1f} s")
@@ -94,7 +94,7 @@ class Trouble:
         machine.tell(lambda agent: agent.crew_exited(generation, "signal 9"))
 
     def _clock_set(self) -> None:
-        """Somebody sets a machine's clock; whoever starts there later shows it."""
+        """Set a machine's clock, which processes started there later will use."""
         ahead_s = self.random.choice((-1.0, 1.0)) * self.random.choice((1.0, 60.0, 4000.0))
         if self.random.random() < HALF:
             name = self.random.choice(sorted(self.world.heads))
@@ -105,10 +105,10 @@ class Trouble:
             machine.ahead_s = ahead_s
 
     def _slow(self) -> None:
-        """It computes slower from now on, for a while or for ever; its peers wait for it."""
+        """Make a machine slower, for a while or for ever; its peers wait for it."""
         if machine := self._victim():
             machine.times_slower = self.random.choice((1.3, 1.8, 3.0, 3.0))
-            # What follows is planned: it counts as nothing that may cost a step.
+            # The reconfiguration that follows is planned and may cost no step.
             self.world.checker.noted(machine.id, f"---- slow x{machine.times_slower}")
             if self.random.random() < HALF:
                 self.clock.after(self.random.uniform(5.0, 60.0), lambda: _heal(machine))
@@ -131,7 +131,7 @@ class Trouble:
         id_ = f"notice-{self.count}"
         self._say(f"notice {machine.id} {seconds:.1f} s{'' if is_true else ', false'}")
         leaves_at = EPOCH_S + self.clock.now + machine.ahead_s + seconds if says else None
-        for _ in range(2):  # They do come twice.
+        for _ in range(2):  # Real notices may arrive twice.
             machine.tell(lambda agent: agent.notice(id_, leaves_at))
 
         def later() -> None:
@@ -169,7 +169,7 @@ class Trouble:
         self.world.raise_intent(Intent(f"checkpoint-{self.count}", "checkpoint", JOB))
 
     def _rollback(self) -> None:
-        """An operator goes back to the checkpoint before the last."""
+        """Order a rollback to the checkpoint before the last."""
         durable = self.world.store.get(f"/job/{JOB}/durable")
         line = self.world.objects.line(durable if isinstance(durable, Durable) else None)
         if len(line) > 1:
@@ -190,13 +190,13 @@ class Trouble:
             head.crash()
 
     def _head_frozen(self) -> None:
-        """It wakes, believes that it leads, and does what it was about to do."""
+        """Freeze a head; after the thaw it still considers itself the leader."""
         head, seconds = self._head(), self.random.uniform(0.5, 25.0)
         self._say(f"head_frozen {head.name} {seconds:.1f} s")
         head.freeze(seconds)
 
     def _head_cut(self) -> None:
-        """Cut off from the store, it still believes that it leads."""
+        """Cut a head off from the store; it still considers itself the leader."""
         head = self._head()
         self._say(f"head_cut {head.name}")
         head.client.is_cut = True
@@ -212,7 +212,7 @@ class Trouble:
         self.clock.after(self.random.uniform(0.5, 30.0), self.world.store.come_back)
 
     def _compaction(self) -> None:
-        """Half of the watches were too slow, and lose what they were still to be told."""
+        """Compact the store: half of the watches lose their pending changes."""
         self._say("compaction")
         self.world.store.drop_watches(HALF)
 
@@ -225,13 +225,13 @@ class Trouble:
         self.world.objects.is_up = True
 
     def _objects_short(self) -> None:
-        """What is written ends half way; whoever wrote it looks, and writes it again."""
+        """Truncate writes to the object store; the writer verifies and repeats them."""
         self._say("objects_short")
         self.world.objects.is_short = True
         self.clock.after(self.random.uniform(0.5, 10.0), self._objects_right)
 
     def _objects_twice(self) -> None:
-        """What was written is not confirmed, and so is written once more."""
+        """Lose the answers to writes, so that they are repeated."""
         self._say("objects_twice")
         self.world.objects.is_deaf = True
         self.clock.after(self.random.uniform(0.5, 10.0), self._objects_right)
@@ -246,11 +246,11 @@ class Trouble:
             self.world.objects.damage(durable)
 
     def _cut_off(self) -> None:
-        """The control plane does not reach a node; half the time its peers do not either."""
+        """Cut a node off from the control plane, half of the time from its peers, too."""
         self._cut(is_whole=self.random.random() < HALF)
 
     def _unheard(self) -> None:
-        """The control plane does not reach a node, and its workers go on."""
+        """Cut a node off from the control plane only; its workers continue."""
         self._cut(is_whole=False)
 
     def _cut(self, *, is_whole: bool) -> None:

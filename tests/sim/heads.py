@@ -71,15 +71,15 @@ MARGIN_S = 2.0
 TICK_S = 0.5
 LOOK_S = 3.0
 UNANSWERED = 0.7
-"""Which share of reports gets no answer: answers say again what the last one said."""
+"""Share of reports without a reply: replies are repeated, so that losing some is harmless."""
 LIMPS_TOO_MUCH = 2.0
-"""Times as slow as the others: without such a node the job is faster."""
+"""Slowdown from which the job is faster without the node."""
 TWICE = 0.1
-"""How often what was told already is told again."""
+"""Share of events that are delivered twice."""
 
 
 class Head(Process):
-    """One sailord process: its shell carries messages and decides nothing."""
+    """One sailord process: its shell passes messages to the real core and decides nothing."""
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world.clock, ahead_s=world.heads_ahead_s.get(name, 0.0))
@@ -97,7 +97,7 @@ class Head(Process):
             self.after(self.random.uniform(0.0, 0.2), loop)
 
     def crash(self) -> None:
-        """SIGKILL: only what was stored is left."""
+        """Kill the process: everything but the store is lost."""
         self.is_up = False
         delay = self.random.uniform(0.5, 6.0)
         self.clock.after(delay, lambda: self.world.start_head(self.name))
@@ -113,7 +113,7 @@ class Head(Process):
             self._perform(command)
 
     def hear(self, report: Report) -> None:
-        """An agent's report; the answer tells what it may forget, and what it is to secure."""
+        """Take an agent's report; reply with the snapshots to release and the point to upload."""
         self.feed(Reported(self.now, report))
         if self.random.random() < UNANSWERED:
             return
@@ -121,7 +121,7 @@ class Head(Process):
         if answer.release is not None or answer.upload is not None:
             self.world.answer(report, answer)
 
-    # ---- leading --------------------------------------------------------------------------
+    # ---- election -------------------------------------------------------------------------
 
     def _campaign(self) -> None:
         self.after(1.0, self._campaign)
@@ -165,17 +165,17 @@ class Head(Process):
             self.feed(Deposed(self.now))
 
     def _tick(self) -> None:
-        # A real shell would ask its clock before each act; so does this one, when it acts.
+        # As in the real shell, the lease's deadline is checked again before each write.
         if self.state.term is not None and self.clock.now >= self.sure_until:
             self._step_down()
         if self.state.term is not None:
             self.feed(Ticked(self.now))
         self.after(TICK_S, self._tick)
 
-    # ---- looking --------------------------------------------------------------------------
+    # ---- observing the store --------------------------------------------------------------
 
     def _look_soon(self) -> None:
-        """Several changes wake one look."""
+        """Schedule one look at the store for several changes."""
         if not self.is_to_look and self.state.term is not None:
             self.is_to_look = True
             self.after(self.random.uniform(0.0, 0.3), self._look)
@@ -208,7 +208,7 @@ class Head(Process):
         if told:
             self.feed(IntentGiven(self.now, told[0], tuple(told[1:])))
 
-    # ---- acting ---------------------------------------------------------------------------
+    # ---- commands -------------------------------------------------------------------------
 
     def _perform(self, command: Command) -> None:
         match command:
@@ -256,7 +256,7 @@ class Head(Process):
         if not isinstance(found, str):
             found = paced(found, self.world.step_s)
         if command.slow and not isinstance(found, str):
-            # Here all wait for the slowest; whoever is slow enough is better left out.
+            # All ranks wait for the slowest: leave out a node that is slow enough.
             limps = max(command.slow.values()) > LIMPS_TOO_MUCH
             found = replace(found, is_worth_it=limps, why="it is hardly slow")
 
@@ -269,7 +269,7 @@ class Head(Process):
         self.after(self.random.uniform(0.01, 0.5), answered)
 
     def _at_storage(self, command: WriteManifest | CheckDurable | CollectGarbage) -> None:
-        """What is done at the durable store ends in an event, even in failure."""
+        """Do something at the object store; its result or failure becomes an event."""
         objects, job = self.world.objects, command.job.id
         match command:
             case WriteManifest():
@@ -317,7 +317,7 @@ class Head(Process):
         self._in_turn(order, done)
 
     def _write(self, command: WriteGeneration) -> None:
-        """Settle it, whatever the store does: written, or refused since another leads."""
+        """Repeat a write until it is stored, or refused because another head leads."""
         record = command.record
         key = f"/job/{record.job}/gen"
 
@@ -348,7 +348,7 @@ class Head(Process):
         return store.created("/leader") == self.state.term and store.get("/leader") == self.name
 
     def _in_turn(self, order: Callable[[Store], object], done: Callable[[object], None]) -> None:
-        """Write one after another, each until it is known what became of it."""
+        """Write records one after another, each after the result of the last."""
         self.writes.append((order, done))
         if len(self.writes) == 1:
             self._write_next()
@@ -388,7 +388,7 @@ class Head(Process):
 
 
 class Everything(NamedTuple):
-    """One look at the store, in the order of what ``Elected`` tells."""
+    """One look at the store, with the fields of ``Elected``."""
 
     nodes: tuple[NodeRecord, ...]
     jobs: tuple[JobRecord, ...]

@@ -14,16 +14,16 @@ TROUBLE_S = 110.0
 CALM_S = 150.0
 LOOK_S = 5.0
 RESTED_S = 15.0
-"""It must be at rest for so long, so that messages in flight have arrived."""
+"""The world must be settled for this time, so that messages in flight have arrived."""
 
 
 def faults_of(seed: int) -> Faults:
-    """Most lives have all kinds of faults; some only one, for which more must hold."""
+    """Return the faults of a life: most have all kinds; some one kind, with stricter checks."""
     return {0: GENTLE, 3: LIMPING, 5: PEACEFUL}.get(seed % 10, Faults())
 
 
 def planner_of(seed: int) -> Planner:
-    """Some lives use the real planner."""
+    """Return the real planner for some lives, else the quick one."""
     return RealPlanner() if seed % 15 == 7 else QuickPlanner()
 
 
@@ -40,7 +40,7 @@ def live(seed: int) -> World:
         world.clock.run_until(TROUBLE_S)
         _calm(world)
         if faults is GENTLE:
-            assert world.checker.failures_max == 0, "a machine that went was somebody's failure"
+            assert world.checker.failures_max == 0, "a lost machine counted as a failure"
         if faults is PEACEFUL:
             _check_undisturbed(world)
         if faults is LIMPING:
@@ -51,18 +51,18 @@ def live(seed: int) -> World:
 
 
 def _calm(world: World) -> None:
-    """Faults end; now the cluster must come to rest."""
+    """End all faults; the cluster must settle."""
     rested = 0.0
     while world.clock.now < TROUBLE_S + CALM_S:
         world.clock.run_until(world.clock.now + LOOK_S)
         rested = rested + LOOK_S if not unrest(world) else 0.0
         if rested >= RESTED_S:
             return
-    raise AssertionError(f"it does not come to rest: {unrest(world)}")
+    raise AssertionError(f"it does not settle: {unrest(world)}")
 
 
 def unrest(world: World) -> str:
-    """Return what is still to be done; empty if there is one leader and the job runs or is held."""
+    """Return why the world is not settled; empty if one leader has the job running or held."""
     leaders = [head for head in world.heads.values() if head.state.term is not None]
     if len(leaders) != 1:
         return f"{len(leaders)} heads lead"
@@ -82,11 +82,11 @@ def unrest(world: World) -> str:
 
 
 def _check_undisturbed(world: World) -> None:
-    """The control plane failed again and again; the job must have kept its workers.
+    """Check that failures of the control plane did not interrupt the workers.
 
-    A machine that nobody heard of when the job began may join it later. If its own agent is away
-    just then, for longer than its lease, the others go on without it: nothing trained yet. Who
-    comes to lead while all stop for such a machine knows no more than that they were told to.
+    Two exceptions: a machine unknown when the job began may join it later; and if the agent of
+    such a machine is down for longer than its lease before the first step, the others continue
+    without it. A leader elected during that stop knows only that a stop was ordered.
     """
     checker = world.checker
     opened = [each for (job, _), each in checker.opened.items() if job == JOB]
@@ -103,23 +103,23 @@ def _check_undisturbed(world: World) -> None:
 
 
 def _check_slow(world: World) -> None:
-    """Stragglers are left out, up to the share that may be.
+    """Check that stragglers are left out up to the allowed share.
 
-    What is marked stays marked under every leader, and is the fault of nobody.
+    Marks survive changes of leader, and no straggler counts as a failure.
     """
-    assert world.checker.failures_max == 0, "a slow machine was somebody's failure"
+    assert world.checker.failures_max == 0, "a straggler counted as a failure"
     (leader,) = (head for head in world.heads.values() if head.state.term is not None)
     state, active = leader.state, leader.state.active
     marked = [node for node in state.nodes.values() if node.slow]
     living = [node for node in state.nodes.values() if not node.is_lost]
-    # Others may have gone since.
+    # Nodes marked earlier may be lost by now.
     assert len(marked) <= world.options.slow_share * world.count, f"{len(marked)} are left out"
     if active is None or active.generation is None or not isinstance(active.phase, Running):
         return
     members = active.generation.members
-    assert not [node for node in marked if node.record.id in members], "a slow one trains"
+    assert not [node for node in marked if node.record.id in members], "a straggler is a member"
     if active.slowness.speeds.generation != active.generation.number:
-        return  # It has only just begun.
+        return  # The generation has only just begun.
     crawling = active.slowness.speeds.found(state.now, limits_of(world.options))
     unsaid = [id_ for id_ in crawling if id_ not in active.slowness.kept]
-    assert not unsaid, f"{unsaid} crawl, of {len(living)} nodes, and nobody said why they may"
+    assert not unsaid, f"stragglers {unsaid} of {len(living)} nodes are kept without a reason"

@@ -78,20 +78,20 @@ class Machine:
         )  # fmt: skip
         self.booted_at = self.clock.now
         self.ahead_s = self.random.choice((0.0, self.random.uniform(-2.0, 2.0)))
-        """What its clock shows beyond the true time; somebody may set it at any moment."""
+        """Offset of its clock from true time; faults may set it at any moment."""
         self.is_up = True
         self.times_slower = 1.0
         self.crew: Crew | None = None
         self.job: JobId | None = None
         self.sealed: tuple[Sealed, ...] = ()
-        """What stands in its memory of ``job``, the one that its workers were at last."""
+        """Sealed snapshots in its memory, of ``job``, its workers' last job."""
         self.kept = State(self.record)
-        """What an agent keeps on its disk."""
+        """The agent's state on disk."""
         self.agent: Agent | None = None
         self.agent = Agent(self)
 
     def end(self) -> None:
-        """Power off: agent, workers and memory are gone at once."""
+        """Power off: end agent and workers and lose the memory."""
         self.is_up = False
         self.kill_agent(for_good=True)
         self.crew = None
@@ -111,7 +111,7 @@ class Machine:
             self.agent = Agent(self)
 
     def seal(self, sealed: Sealed, *, slots: int) -> None:
-        """The oldest of its generation makes room; those of others stay until they are released."""
+        """Add a snapshot in place of its generation's oldest; others stay until released."""
         mine = [each for each in self.sealed if each.point.generation == sealed.point.generation]
         gone = mine[: max(len(mine) - slots + 1, 0)]
         before = self.sealed = (*self.sealed, sealed)
@@ -120,7 +120,7 @@ class Machine:
             self.world.checker.freed(self, before)
 
     def release(self, order: ReleaseSnapshots) -> None:
-        """Forget what the safe point makes needless; of what runs the last two stay."""
+        """Delete snapshots up to the safe point, except the running generation's last two."""
         if self.job != order.job:
             return
         before, safe = self.sealed, (order.safe.generation, order.safe.step)
@@ -133,14 +133,14 @@ class Machine:
             self.tell(lambda agent: agent.snapshots_changed())
 
     def tell(self, happened: Callable[[Agent], None]) -> None:
-        """Something happens on this machine that its agent sees, if there is one."""
+        """Give an event to the machine's agent, if it is up."""
         here = self.agent
         if here is not None:
             here.run(lambda: happened(here))
 
 
 class Agent(Process):
-    """The agent's shell: it carries events to the real core, and the core's orders out."""
+    """The agent's shell: it passes events to the real core and executes its commands."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__(machine.clock, ahead_s=machine.ahead_s)
@@ -162,7 +162,7 @@ class Agent(Process):
             gang=gang,
             uploaded=kept.uploaded,
             notices=kept.notices,
-            # Numbered by a clock that counts from the boot, over all agents of this life.
+            # Report numbers come from a clock since boot, which survives the agent's restarts.
             reports=int((self.clock.now - machine.booted_at) * 1000),
         )
         self.after(self.random.uniform(0.2, 2.0), lambda: self.feed(SelfTested(self.now)))
@@ -205,7 +205,7 @@ class Agent(Process):
                 pass
 
     def _tell(self, report: Report) -> None:
-        """To whoever leads; late, out of order, twice, or never."""
+        """Send a report to the leader: late, out of order, twice, or never."""
         self.world.send(self.machine.id, lambda: self.world.to_heads(report))
 
     # ---- the store ------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class Agent(Process):
         self.client.ask(lambda _: self.world.raise_intent(intent), answered)
 
     def _look(self) -> None:
-        """One read at a time, as the real one does: none overtakes another."""
+        """Read the store one request at a time, as the real agent does, so that order is kept."""
         self.is_woken = self.is_looking
         if self.is_looking:
             return
@@ -297,11 +297,11 @@ class Agent(Process):
         self.after(TICK_S, self._tick)
 
     def _recall(self) -> None:
-        """An agent that begins looks what is there."""
+        """Tell a starting agent about the workers that it finds."""
         self.snapshots_changed()
         gang, crew = self.state.gang, self.machine.crew
         if gang is not None and (crew is None or crew.generation != gang.generation):
-            self.crew_exited(gang.generation, "they were gone when the agent came")
+            self.crew_exited(gang.generation, "workers were gone when the agent started")
         elif crew is not None:
             self.crew_says(crew)
 
@@ -312,7 +312,7 @@ class Agent(Process):
         self.feed(UploadDone(self.now, job, uploaded))
 
     def hear_answer(self, job: JobId, answer: ReportReply) -> None:
-        """What the leader says to a report."""
+        """Take the leader's reply to a report."""
         if answer.release is not None and answer.term is not None:
             self.feed(ReleaseReceived(self.now, answer.term, job, answer.release))
         if answer.upload is not None:
@@ -322,7 +322,7 @@ class Agent(Process):
         self.feed(AbortReceived(self.now, job, fence))
 
     def notice(self, id_: str, leaves_at: float | None) -> None:
-        """``leaves_at`` by the true time, as the machine's owner says it."""
+        """Take a preemption notice; ``leaves_at`` is in true time."""
         self.feed(NoticeGiven(self.now, id_, leaves_at))
 
     def withdraw(self, id_: str) -> None:

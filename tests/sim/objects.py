@@ -1,4 +1,4 @@
-"""The durable store for checkpoints: objects and manifests under names for ever."""
+"""The simulated object store for checkpoints: objects and immutable manifests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.sim.workers import LAYERS
 
 @dataclass(frozen=True)
 class Manifest:
-    """What makes objects a checkpoint."""
+    """The list of objects that form a checkpoint."""
 
     point: Point
     parts: tuple[Uploaded, ...]
@@ -22,19 +22,19 @@ class Manifest:
 
 
 class Objects:
-    """What was uploaded of which job and point; it can be away, and what it holds can rot."""
+    """Uploaded objects by job and point; it can be unavailable, and objects can be damaged."""
 
     def __init__(self) -> None:
         self.is_up = True
         self.is_short = self.is_deaf = False
-        """What is written ends half way and its writer sees it, or is there and no answer comes."""
+        """The current failure of writes: truncated (and detected), or stored without an answer."""
         self.there: dict[str, Uploaded] = {}
         self.manifests: dict[str, Manifest] = {}
 
     def put(
         self, job: JobId, point: Point, writer: NodeId, holds: tuple[Holding, ...]
     ) -> Uploaded | None:
-        """Upload one node's share; ``None`` if the store does not take it."""
+        """Upload one node's share; return ``None`` if the store fails."""
         if not self.is_up or not holds:
             return None
         uri = f"{folder_of(job, point)}/{writer}"
@@ -43,13 +43,13 @@ class Objects:
         return None if self.is_short or self.is_deaf else whole
 
     def describe(self, order: WriteManifest, term: int) -> Durable:
-        """Write a manifest; whoever writes it again in the same term writes the same."""
+        """Write a manifest; repeating it in the same term changes nothing."""
         uri = f"{folder_of(order.job.id, order.point)}/manifest-{term}.json"
         self.manifests[uri] = Manifest(order.point, order.parts, order.parent)
         return Durable(order.point, uri, "")
 
     def is_whole(self, durable: Durable) -> bool:
-        """Every layer of the checkpoint can be read, from exactly one object."""
+        """Return whether every layer is readable from exactly one object."""
         manifest = self.manifests.get(durable.manifest)
         if manifest is None or manifest.point != durable.point:
             return False
@@ -58,7 +58,7 @@ class Objects:
         return is_there and layers == list(range(LAYERS))
 
     def line(self, durable: Durable | None) -> list[Durable]:
-        """A checkpoint and those before it that are still described, newest first."""
+        """Return a checkpoint and its ancestors that still have a manifest, newest first."""
         found: list[Durable] = []
         while durable is not None and durable.manifest in self.manifests:
             found.append(durable)
@@ -66,11 +66,11 @@ class Objects:
         return found
 
     def newest_readable(self, durable: Durable) -> Durable | None:
-        """This checkpoint, or the newest before it that can be read."""
+        """Return this checkpoint or its newest readable ancestor."""
         return next((each for each in self.line(durable) if self.is_whole(each)), None)
 
     def collect(self, order: CollectGarbage) -> None:
-        """Remove what the real rule calls garbage, and nothing else."""
+        """Remove exactly what the real garbage rule names."""
         job, keep = order.job.id, order.job.saving.keep
         chain = self.line(order.durable)
         below = f"{job}/"
@@ -95,7 +95,7 @@ class Objects:
             self.manifests.pop(name, None)
 
     def damage(self, durable: Durable) -> None:
-        """An object of a checkpoint is gone or cannot be read any more."""
+        """Delete or damage an object of a checkpoint."""
         manifest = self.manifests.get(durable.manifest)
         if manifest is not None:
             self.there.pop(manifest.parts[0].uri, None)

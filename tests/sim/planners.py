@@ -1,4 +1,4 @@
-"""Who plans in the simulated world: mostly a quick stand-in, in some lives the real planner."""
+"""Planners of the simulated world: mostly a quick fake, in some lives the real one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ sequence = 256
 precision = "fp32"
 max_tp = 1
 """
-"""A job that needs two of these machines and gains by each more."""
+"""A job that needs two of these machines and is faster with each more."""
 
 CLUSTER = """
 [[pool]]
@@ -45,25 +45,25 @@ gpus = 9
 
 
 class Planner(Protocol):
-    """Whom heads ask."""
+    """The planner's interface for heads."""
 
     def propose(
         self, nodes: Sequence[NodeRecord], running: GenerationRecord | None, *, is_safe: bool
     ) -> Proposal | str:
-        """A plan for some of the nodes, or why there is none."""
+        """Return a plan for some of the nodes, or the reason why there is none."""
 
 
 def paced(found: Proposal, step_s: float) -> Proposal:
-    """The same, with what steps take in this world.
+    """Return the proposal with this world's step time.
 
-    Each member has one rank, and all the same to do; it takes twice as long as is predicted.
+    Each member has one rank and equal work; a step takes twice the predicted time.
     """
     busy = Busy((step_s / 2,) * len(found.members))
     return replace(found, iteration_s=step_s, move_s=MOVE_S, busy=busy)
 
 
 class QuickPlanner:
-    """All nodes in their order, if there are at least two."""
+    """Uses all nodes in order, if there are at least two."""
 
     def propose(
         self, nodes: Sequence[NodeRecord], running: GenerationRecord | None, *, is_safe: bool
@@ -78,9 +78,9 @@ class QuickPlanner:
 
 
 class RealPlanner:
-    """The planner as sailord asks it; the same question about other nodes is asked once.
+    """The real planner, with answers cached for questions that differ in node names only.
 
-    Its predictions are for real machines; those of this world step in another time.
+    Its predictions are for real machines; steps of this world take another time.
     """
 
     def __init__(self) -> None:

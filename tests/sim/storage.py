@@ -1,4 +1,4 @@
-"""A store as etcd is one: revisions, compares, leases, watches, compaction; and it can be away."""
+"""A simulated etcd: revisions, compares, leases, watches, compaction, and outages."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Watch:
 
 
 class Unanswered:
-    """The store was away, or its answer was lost: the order may have been carried out."""
+    """The store was down or its answer was lost: the request may have taken effect."""
 
 
 class Store:
-    """The data and who may change it; ``changed`` hears of each change."""
+    """The data and its leases; ``changed`` is called with each change."""
 
     def __init__(self, clock: Clock, random: Random) -> None:
         self.clock, self.random = clock, random
@@ -102,7 +102,7 @@ class Store:
         self.watches = [watch for watch in self.watches if watch.process.is_up]
         self.clock.after(0.5, self._end_leases)
 
-    # ---- troubles -------------------------------------------------------------------------
+    # ---- faults ---------------------------------------------------------------------------
 
     def go_away(self) -> None:
         self.is_up = False
@@ -114,7 +114,7 @@ class Store:
             lease.ends_at = max(lease.ends_at, self.clock.now + lease.ttl_s)
 
     def drop_watches(self, share: float) -> None:
-        """The store was away, or compacted what a slow watch was still to be told."""
+        """End watches, as an outage or a compaction of pending changes does."""
         gone = [watch for watch in self.watches if self.random.random() < share]
         self.watches = [watch for watch in self.watches if watch not in gone]
         for watch in gone:
@@ -122,7 +122,7 @@ class Store:
 
 
 class Client:
-    """One process's way to the store: slow, sometimes without an answer, sometimes cut."""
+    """One process's connection to the store: slow, with lost answers, sometimes cut."""
 
     def __init__(self, store: Store, process: Process, *, loss: float) -> None:
         self.store, self.process, self.loss = store, process, loss
@@ -148,7 +148,7 @@ class Client:
         clock.after(there, arrive)
 
     def watch(self, prefix: str, woken: Callable[[], None]) -> None:
-        """Wake it at each change; one that was lost is begun again and tells of nothing past."""
+        """Call back at each change; a lost watch is restarted and misses earlier changes."""
 
         def begin() -> None:
             self.ask(follow, begun)

@@ -15,14 +15,14 @@ SEEDS = int(os.environ.get("SEEDS", "300"))
 FIRST = int(os.environ.get("FIRST", "1"))
 CHUNK = 10
 KEPT = (935, 1035, 1363, 1375, 1695)
-"""Seeds whose lives once broke something, beyond those that are lived anyway. Faults may come
-otherwise since, wherever the world draws more; what they found has a test of its own as well."""
+"""Seeds that once found a bug, in addition to the usual ones. Their faults may differ now, since
+the world draws more numbers; what they found has a test of its own as well."""
 TELL = "from tests.sim.lives import live; print(live(3).checker.account())"
 
 
 @pytest.mark.sim
 @pytest.mark.parametrize("first", the_first_quick(range(FIRST, FIRST + SEEDS, CHUNK), quick=5))
-def test_simulated_lives_keep_the_invariants_and_come_to_rest(first: int) -> None:
+def test_simulated_lives_keep_the_invariants_and_settle(first: int) -> None:
     for seed in range(first, min(first + CHUNK, FIRST + SEEDS)):
         live(seed)
 

@@ -1,4 +1,4 @@
-"""Workers of the simulated world: they step together, seal, upload, and notice who is gone."""
+"""Workers of the simulated world: they step in lockstep, seal, upload, and detect lost peers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 LAYERS = 6
 SLOTS = 3
-"""A node has room for so many sealed snapshots of its present generation."""
+"""Sealed snapshots of the current generation that a node has room for."""
 
 
 @dataclass(eq=False)
@@ -29,9 +29,9 @@ class Crew:
     failure: str = ""
     is_bug: bool = False
     is_loaded: bool = False
-    """It has fetched the state from which its generation begins."""
+    """Whether the generation's initial state is fetched."""
     is_stuck: bool = False
-    """Not even an abort moves it: only a kill does."""
+    """Whether aborts have no effect, so that only a kill ends it."""
     frozen_until: float = 0.0
 
     @property
@@ -40,14 +40,14 @@ class Crew:
 
 
 class Floor:
-    """Where all workers are: what one of them does shows to the others at the next step."""
+    """All workers of the world; what one does is visible to the others at the next step."""
 
     def __init__(self, world: World) -> None:
         self.world, self.clock, self.random = world, world.clock, world.random
         self.joined: set[tuple[JobId, int, NodeId]] = set()
         self.clock.after(self.world.step_s, self._step)
 
-    # ---- what agents order ----------------------------------------------------------------
+    # ---- orders of agents -----------------------------------------------------------------
 
     def join(self, machine: Machine, record: GenerationRecord) -> None:
         old, checker = machine.crew, self.world.checker
@@ -73,7 +73,7 @@ class Floor:
         self._say(machine)
 
     def can_fetch(self, record: GenerationRecord) -> bool:
-        """All of the restore point's layers stand on machines that are up, or in the store."""
+        """Return whether every layer of the restore point is in memory or in the object store."""
         point = record.restore.point
         if record.restore.source == "start":
             return True
@@ -85,17 +85,17 @@ class Floor:
         return point in self.points_in_memory(record.job)
 
     def _fail_to_fetch(self, crew: Crew) -> None:
-        """Whoever should have the state and does not answer is named: he may be gone."""
+        """Report holders of the state that are down as broken peers, else a failure."""
         machines = self.world.machines.values()
         point = crew.record.restore.point
         gone = [m.id for m in machines if not m.is_up and m.had_sealed(crew.record.job, point)]
         if gone:
             crew.taking, crew.broken = "broken", tuple(gone)
         else:
-            crew.taking, crew.failure = "failed", "nobody has the state any more"
+            crew.taking, crew.failure = "failed", "no node holds the state"
 
     def points_in_memory(self, job: JobId) -> set[Point]:
-        """The points of which every layer stands on machines that are up."""
+        """Return the points of which every layer is on a machine that is up."""
         held: dict[Point, set[int]] = {}
         for machine in self.world.up():
             for sealed in machine.sealed if machine.job == job else ():
@@ -139,7 +139,7 @@ class Floor:
     # ---- steps ----------------------------------------------------------------------------
 
     def _step(self) -> None:
-        """One step of every generation whose members are all there and connected."""
+        """Do one step of every generation whose members are all up and connected."""
         self.clock.after(self.world.step_s, self._step)
         running: dict[tuple[JobId, int], list[Machine]] = {}
         for machine in self.world.up():
@@ -166,7 +166,7 @@ class Floor:
         steps = {crew.step for crew in crews}
         assert len(steps) == 1, f"members of generation {record.number} are at steps {steps}"
         step = steps.pop() + 1
-        # One vote at each step's end: who was told to stop tells all.
+        # The vote at each step's end spreads an order to stop to all ranks.
         is_stop = any(crew.stop_at is not None and crew.stop_at <= step for crew in crews)
         self.world.checker.stepped(record, step)
         point = Point(step, record.number)
@@ -182,7 +182,7 @@ class Floor:
     def _seal_soon(
         self, machine: Machine, crew: Crew, point: Point, *, is_stop: bool, is_uploaded: bool
     ) -> None:
-        """Each node in its own time, before the next step ends; parked is who has sealed."""
+        """Seal on each node before the next step ends; a stopping node parks once it has sealed."""
         holds = share(crew.record.members, machine.id)
         if is_stop:
             crew.taking = "sealing"
@@ -202,11 +202,11 @@ class Floor:
         self.clock.after(self.random.uniform(0.0, 0.4), seal)
 
     def _upload_soon(self, machine: Machine, record: GenerationRecord, point: Point) -> None:
-        """Whatever the workers do meanwhile."""
+        """Start uploading in the background."""
 
         def stored(tries: int = 3) -> None:
             if not machine.is_up or machine.job != record.job or machine.agent is None:
-                return  # The agent brings it away, and what it was at dies with it.
+                return  # The agent uploads; an upload in progress dies with it.
             mine = own_share(record.members, machine.id)
             vote = self.world.objects.put(record.job, point, machine.id, mine)
             if vote is not None:
@@ -234,26 +234,26 @@ class Floor:
                 self._say(machine)
 
     def _is_gone(self, record: GenerationRecord, id_: NodeId, *, to: NodeId) -> bool:
-        """A peer of the generation was connected and is no more, or will never be."""
+        """Return whether a peer was connected and no longer is, or can never connect."""
         machine = self.world.machines[id_]
         if id_ == to:
             return False
         if not machine.is_up or id_ in self.world.cut_pairs or to in self.world.cut_pairs:
             return True
         if (record.job, record.number, id_) not in self.joined:
-            return False  # It is on its way.
+            return False  # It is still joining.
         crew = machine.crew
         return crew is None or crew.record != record or crew.taking in {"left", "failed"}
 
 
 def own_share(members: tuple[NodeId, ...], mine: NodeId) -> tuple[Holding, ...]:
-    """A node's own layers."""
+    """Return a node's own layers."""
     place, count = members.index(mine), len(members)
     return tuple(Holding(layer, 0, 1) for layer in range(LAYERS) if layer % count == place)
 
 
 def share(members: tuple[NodeId, ...], mine: NodeId) -> tuple[Holding, ...]:
-    """A node's own layers, and its left neighbour's, whose buddy it is."""
+    """Return a node's own layers and those it replicates for its left neighbour."""
     place, count = members.index(mine), len(members)
     theirs = {place, (place - 1) % count}
     return tuple(Holding(layer, 0, 1) for layer in range(LAYERS) if layer % count in theirs)

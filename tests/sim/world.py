@@ -32,7 +32,7 @@ OTHER = JobId("other")
 
 @dataclass(frozen=True)
 class Faults:
-    """What goes wrong, and how often: one record, so that a seed and it replay everything."""
+    """Kinds and rates of faults: together with a seed, the record replays a life."""
 
     every_s: float = 12.0
     loss: float = 0.02
@@ -50,7 +50,7 @@ class Faults:
 
 
 GENTLE = Faults(kinds=("power_off", "notice", "reboot", "add", "add"), worker_bug=0.0)
-"""Machines come and go and nothing else is wrong: nothing may count as a failure of the job."""
+"""Only machines come and go: nothing may count as a failure of the job."""
 
 PEACEFUL = Faults(
     kinds=(
@@ -60,7 +60,7 @@ PEACEFUL = Faults(
     every_s=6.0,
     worker_bug=0.0,
 )
-"""All of the control plane fails again and again, and no machine: the job must not notice."""
+"""Only the control plane fails, again and again: the job must not notice."""
 
 
 LIMPING = Faults(
@@ -70,16 +70,16 @@ LIMPING = Faults(
     ),
     worker_bug=0.0,
 )
-"""Machines become slow, and some fast again, while others come and go."""
+"""Machines become stragglers, and some recover, while others come and go."""
 
 STEP_S, LONG_STEP_S = 1.0, 4.0
-"""In some lives a step takes longer than what a node may be silent for."""
+"""In some lives a step takes longer than a node may be silent."""
 LEASES_S = 10.0, 5.0, 20.0
-"""Those of the agents; sailord's own is the first."""
+"""Leases of agents; the first one is sailord's."""
 
 
 class World:
-    """Everything there is, driven by one seed."""
+    """The whole simulated cluster, driven by one seed."""
 
     def __init__(self, seed: int, faults: Faults, planner: Planner | None = None) -> None:
         self.random, self.faults = Random(seed), faults
@@ -107,7 +107,7 @@ class World:
         self.start_head("head-b")
 
     def _submit_jobs(self) -> None:
-        """One job for ever; in some lives one that ends, and another that waits for it."""
+        """Submit an endless job; in some lives one that ends, and another queued behind it."""
         has_place = self.random.random() < 0.7
         saving = Saving(
             uri="file:///checkpoints" if has_place else None,
@@ -141,10 +141,10 @@ class World:
     def fit_for_work(self) -> list[Machine]:
         return [m for m in self.up() if m.record.state == "ready"]
 
-    # ---- wires ----------------------------------------------------------------------------
+    # ---- messages -------------------------------------------------------------------------
 
     def send(self, node: NodeId, what: Callable[[], None]) -> None:
-        """Between a node and the heads: late, sometimes never, sometimes twice."""
+        """Deliver a message between a node and the heads: late, sometimes never or twice."""
         if node in self.cut_off or self.random.random() < self.faults.loss:
             return
         self.clock.after(self.random.uniform(0.001, 0.1), what)
@@ -166,7 +166,7 @@ class World:
         self.machines[node].tell(lambda agent: agent.wake())
 
     def answer(self, report: Report, answer: ReportReply) -> None:
-        """What a head says to a report."""
+        """Deliver a head's reply to a report."""
         machine, job = self.machines[report.node], report.job
         assert job is not None, "an answer about no job"
         self.send(report.node, lambda: machine.tell(lambda agent: agent.hear_answer(job, answer)))
