@@ -43,7 +43,7 @@ CEILINGS = {"compute_share": 1.0, "traffic_share": 1.2}
 # their sum, and the sum is what matters to a pipeline.
 FORWARD_WEIGHT = 0.2
 
-# Kinds that nobody measured here: the nearest one that was, the error bar, and why.
+# Unmeasured kinds: the nearest measured one, the error bar, and the reason.
 BORROWED = {
     "H100-80": ("GH-96", 0.25, "the same chip with slower memory"),
     "H200-141": ("GH-96", 0.25, "the same chip with faster memory"),

@@ -8,7 +8,7 @@ in memory; the same brought to disk by another process, as an agent does it, whi
 a link until it is there; a synchronous ``torch.save``; ``async_save`` of torch's distributed
 checkpoints. One more has both, a snapshot at each of 50 steps of which one is brought to disk.
 
-A *stall* is how long training stands still for one copy, whatever it waits for. The medians over
+A *stall* is how long training waits for one copy, for any reason. The medians over
 the rounds are compared, each block with that without copies of its own round.
 """
 
@@ -210,7 +210,7 @@ def _measure(
 
 
 def _serve(lines: list[Connection], memory: Path, disk: Path) -> dict[str, Any]:
-    """Bring to disk what is sealed for that, as agents do, until the ranks have ended."""
+    """Write sealed snapshots to disk, as agents do, until the ranks have ended."""
     while True:
         for line in wait(lines):
             assert isinstance(line, Connection)
@@ -223,7 +223,7 @@ def _serve(lines: list[Connection], memory: Path, disk: Path) -> dict[str, Any]:
 
 
 def _bring(memory: Path, step: int, to: str) -> None:
-    """Hold the files of a point, whatever their worker does with them, and write what is due."""
+    """Hold the files of a point by links, so that the worker may delete them, and write them."""
     folder = snapshot_file.point_folder(memory, "bench", generation=1, step=step)
     for each in snapshot_file.sealed_files(folder):
         held = memory / f"held-{each.path.name}"

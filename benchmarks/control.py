@@ -1,13 +1,14 @@
 """The control plane with thousands of nodes: ``python -m benchmarks.control [--nodes N]``.
 
-A real sailord, a real store, and agents that are real towards both: each keeps a lease, reads the
-generation, watches the store, and reports signed over HTTP. Only their workers are made up: they
-do a step a second. After a while at rest, some nodes get a notice at the same moment.
+A real sailord and a real store serve agents that behave as real ones: each keeps a lease, reads
+the generation, watches the store, and sends signed reports over HTTP. Only their workers are
+simulated, at one step a second. After some time without events, some nodes get a notice at the
+same moment.
 
-Its exit status is 1 where a target was missed; the last lines say which.
+The exit status is 1 if a target was missed; the last lines say which.
 
-Thousands of agents in two processes are not thousands of machines: of each process the first
-watches and reads the store for all, which each would do for itself.
+The agents run in two processes, and in each the first one watches and reads the store for all;
+on machines of their own, each would do that for itself.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ LEASE_S = 10.0
 PLANS_MAX, DECISION_MS, WAITED_MS, MEMORY_MB = 1, 10.0, 200.0, 300.0
 """The targets, for 2,000 nodes of which 200 get their notice."""
 JOIN_S = 0.02
-"""Between two machines of a process that come; to begin costs each far more than to stay."""
+"""Time between the starts of two agents: starting costs far more than running."""
 CONNECTIONS = 20
-"""To the store, of each process of agents."""
+"""Connections to the store, for each process of agents."""
 PROCESSES = 2
 LAYERS, PIECES, STAGES = 27, 2, 9
-"""Of the job's state; each node holds one stage's layers."""
+"""The job's layers and pieces; each node holds the layers of one stage."""
 JOB = """
 [model]
 family = "gpt2"
@@ -93,7 +94,7 @@ class Agent:
     ) -> None:
         self.place, name = number, f"n{number:05}"
         self.others: list[Agent] = []
-        """Those for whom this one reads, and itself."""
+        """The agents that this one reads the store for, itself included."""
         self.node = NodeRecord(
             NodeId(f"{name}.1"), name, "us-central1-b", "A100-40x1", "A100-40", 1,
             f"127.0.0.1:{9}", "ready",
@@ -134,14 +135,14 @@ class Agent:
                 each.follow(event.record)
 
     def follow(self, record: GenerationRecord) -> None:
-        """Take part in the generation, and park when it is to stop."""
+        """Take part in the generation, and park when told to stop."""
         before, self.record = self.record, record
         self.heard = Fence(record.term, record.number)
         if before is None or before.number != record.number:
             self.begun, self.stopped_at = time.monotonic(), None
             self.tell()
         elif record.state == "stopping" and self.stopped_at is None:
-            # Workers agree on a step; these take one that all have yet to reach.
+            # Workers agree on a step; these use one that none has reached yet.
             self.stopped_at = (record.stop_at or 0) + 2
             self.tell()
 
@@ -170,7 +171,7 @@ class Agent:
         )  # fmt: skip
 
     def notice(self) -> None:
-        """The machine goes away in two minutes."""
+        """Send a notice of two minutes."""
         leaves_at = time.time() + 120
         self.registration.register(replace(self.node, state="draining", leaves_at=leaves_at))
         intent = Intent(f"gone-{self.node.id}", "preempt", self.node.id, leaves_at)
@@ -180,8 +181,8 @@ class Agent:
 def be_agents(
     url: str, first: int, last: int, orders: multiprocessing.connection.Connection
 ) -> None:
-    """Be these agents until the parent ends it."""
-    os.nice(5)  # They would be on machines of their own, and not take sailord's time.
+    """Run these agents until the parent ends the process."""
+    os.nice(5)  # Lower priority: on machines of their own, agents would not take sailord's time.
     asyncio.run(_be_agents(url, first, last, orders))
 
 
@@ -201,7 +202,7 @@ async def _be_agents(
             await asyncio.wait([asked, *tasks], return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 if task.done():
-                    task.result()  # Our own mistake, if one ended.
+                    task.result()  # An agent that ended has a bug.
             names = await asked
             for agent in agents:
                 if agent.node.name in names:
@@ -256,11 +257,11 @@ class Head:
         return json.dumps(self.ask("/v1/status"))[:2000]
 
     def last_words(self) -> list[str]:
-        """The end of its log."""
+        """Return the end of its log."""
         return self.log.read_text().splitlines()[-40:]
 
     def busy_s(self) -> float:
-        """Processor time of the process itself, without its planners."""
+        """Return the processor time of the process itself, without its planners."""
         text = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(text[11]) + int(text[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -279,7 +280,7 @@ def wait_until(holds: Callable[[], Any], *, within_s: float = 300.0) -> float:
 
 
 def run_store(kind: str, folder: Path, stack: ExitStack) -> str:
-    """Start an etcd, or name the socket at which sailord's own store will be."""
+    """Start an etcd, or return the socket of sailord's embedded store."""
     if kind == "embedded":
         return f"unix://{folder}/state/store.sock"
     client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
@@ -340,7 +341,7 @@ def begin_agents(url: str, nodes: int, stack: ExitStack) -> list[Any]:
         process = context.Process(target=be_agents, args=(url, first, last, theirs), daemon=True)
         process.start()
         stack.callback(process.join)
-        stack.callback(process.kill)  # A thousand who say goodbye one by one would take minutes.
+        stack.callback(process.kill)  # Ending a thousand agents cleanly takes minutes.
         pipes.append(ours)
     return pipes
 

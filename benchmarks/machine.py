@@ -1,4 +1,4 @@
-"""What a figure was measured on: in a virtual machine, others may have had the processors."""
+"""The share of processor time that a virtual machine's host gave to others."""
 
 from __future__ import annotations
 

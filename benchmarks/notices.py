@@ -1,13 +1,12 @@
-"""How soon a machine's end is known: ``python -m benchmarks.notices [--flips N] [--rounds N]``.
+"""How soon a lost machine is detected: ``python -m benchmarks.notices [--flips N] [--rounds N]``.
 
-First how soon a notice stands in the store. A real agent watches a metadata server of ours over
-HTTP, and its store is an embedded one on this machine. Each time is from the flip of the flag to
-the intent, as a watch of the store sees it; the flag goes back in between, which is another notice
-withdrawn.
+First the time from a notice to the store. A real agent watches a fake metadata server over HTTP,
+with an embedded store on this machine. Each time is from the flip of the flag until a watch of the
+store shows the order; between flips the notice is withdrawn.
 
-Then how soon a real sailord decides, and how soon it misses machines that say nothing: all
-processes of a node are killed at once. Each time is to the moment at which a client hears of it.
-It ends with 1 if the longest of them is beyond its target.
+Then the time until a real sailord reacts to a notice, and until it detects a silent death (all
+processes of a node are killed at once). Each time ends when a client of the API gets the event.
+The exit status is 1 if the longest time exceeds its target.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ MOODS: dict[str, dict[str, float]] = {
 
 
 async def flip_and_wait(here: Place, server: Metadata, value: str) -> float:
-    """Seconds from a flip to what follows from it in the store."""
+    """Return the seconds from each flip until the store shows its effect."""
     after = (await here.store.snapshot(f"{PREFIX}intent/")).revision
     async with contextlib.aclosing(here.store.watch(f"{PREFIX}intent/", after=after)) as changes:
         begun = time.perf_counter()
@@ -77,7 +76,7 @@ TARGETS_S = {
 
 
 async def measure_sailord(rounds: int) -> bool:
-    """Print how soon it is known; return whether all of it was soon enough."""
+    """Print the detection times; return whether all are within their targets."""
     took_s: dict[str, list[float]] = {}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
@@ -93,7 +92,7 @@ async def measure_sailord(rounds: int) -> bool:
 
 
 async def play(here: Scene) -> tuple[float, ...]:
-    """A notice, the death of a machine that stands idle, and of the one that the job is on."""
+    """Measure a notice, the death of an unused node, and the death of the job's node."""
     known = await here.hear(lambda: here.flip("TRUE"), is_going, is_stopping)
     await asyncio.to_thread(here.wait_until_spared)
     idle_s = await here.until_gone(here.taken.kill_node)
@@ -102,7 +101,9 @@ async def play(here: Scene) -> tuple[float, ...]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="From a notice to the store, and to sailord.")
+    parser = argparse.ArgumentParser(
+        description="Measure detection times, in the store and in sailord."
+    )
     parser.add_argument("--flips", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5, help="of a notice and two deaths")
     given = parser.parse_args()
@@ -110,7 +111,7 @@ def main() -> None:
         asyncio.run(measure(given.flips))
         is_soon = asyncio.run(measure_sailord(given.rounds))
     if not is_soon:
-        sys.exit("that was not soon enough")
+        sys.exit("a target was missed")
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
     python benchmarks/overhead.py [--hidden N] [--layers N] [--sequence N] [--steps N]
 
-A GPT is trained by one rank, and by four (two stages, two pipelines). Beyond the layers' passes,
-the optimizer's step and communication there is only what the runtime itself adds: samples, the
-norm of the gradients (the vote of a single rank; among several it waits for others too, and is left
-out of the overhead), and whatever happens between the activities that are noted.
+A GPT is trained by one rank, and by four (two stages, two pipelines). Overhead is everything but
+the layers' passes, the optimizer's step and communication: samples, the norm of the gradients (the
+vote of a single rank; with several ranks the vote includes waiting and is left out), and the time
+between recorded activities.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS, OPTIMIZER, COMMUNICATION = "layers", "optimizer step", "communication"
 OWN = ("data", "vote", "between")
 FIRST_STEPS = 2
-"""These are not counted: memory is reserved, and libraries are loaded."""
+"""Warm-up steps, not counted: memory is reserved and libraries are loaded."""
 
 JOB = """
 [model]
@@ -49,7 +49,7 @@ clip_norm = 1.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, and print what part of a step each activity takes."""
+    """Train, and print each activity's share of a step."""
     parser = argparse.ArgumentParser(description="Say where a training step's time goes.")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=6)
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             timeline = _train(Path(folder), asked, stages=stages, pipelines=pipelines)
             ranks = stages * pipelines
             step_ms, shares = _shares(timeline)
-            # One rank waits for nobody: there the vote is the norm.
+            # A single rank does not wait: its vote is the norm.
             own = sum(shares[kind] for kind in OWN if kind != "vote" or ranks == 1)
             parts = [*(shares[kind] for kind in _KINDS), own]
             print(f"{ranks:>5} {step_ms:>8.1f}", *(f"{part:>15.1%}" for part in parts))
@@ -92,7 +92,7 @@ def _train(folder: Path, asked: argparse.Namespace, *, stages: int, pipelines: i
 
 
 def _shares(timeline: Any) -> tuple[float, Counter[str]]:
-    """A step's mean time in ms, and the share of each kind of activity, over all ranks' steps."""
+    """Return a step's mean time in ms and each activity's share, over all ranks' steps."""
     spent: Counter[str] = Counter()
     total_us, steps = 0.0, 0
     for row in _rows(timeline):
@@ -109,7 +109,7 @@ def _shares(timeline: Any) -> tuple[float, Counter[str]]:
 
 
 def _rows(timeline: Any) -> Iterator[dict[int, list[Any]]]:
-    """What each rank did in turn, by steps."""
+    """Return each rank's activities, by steps."""
     rows: defaultdict[int, defaultdict[int, list[Any]]] = defaultdict(lambda: defaultdict(list))
     names: dict[int, str] = {}
     for event in timeline["traceEvents"]:
@@ -123,7 +123,7 @@ def _rows(timeline: Any) -> Iterator[dict[int, list[Any]]]:
 
 
 def _kind(name: str) -> str:
-    """What an event of the timeline counts as."""
+    """Return the kind of activity that an event of the timeline counts as."""
     if re.fullmatch(r"[FB]\d+", name):
         return LAYERS
     if name.startswith(("send", "receive")) or name == "wait":

@@ -4,17 +4,17 @@
 
 A local cluster (sailord, agents and workers as real processes) trains a LLaMA-like model of six
 blocks. Four things happen to it, as in `make tour`: a notice (planned), the loss of a node whose
-layers another pipeline has, the loss of the only copy of layers, and the coming of two nodes; and
-a fifth, a loss while all workers but one hang: they hear nothing, are killed, and new ones begin.
+layers another pipeline has, the loss of the only copy of layers, and the addition of two nodes; and
+a fifth, a loss while all workers but one hang: they do not react, are killed, and are restarted.
 *downtime* is from the event (planned: from the last step before) to the end of the first step
 after, less the median step before; *lost* are steps that were done and are done again.
 
 *restart* is the same job, plan and trainer under ``torchrun --max-restarts``, which saves its state
 with ``torch.save`` after every step: one rank is killed, all are started again and load it.
-*floor* is what nothing that makes its communicators anew can be faster than: processes that live
-leave all their groups and meet again, and do one all-reduce.
+*floor* is the lower bound of any approach that rebuilds its communicators: live processes leave
+all groups, form them again, and do one all-reduce.
 
-All share this machine's cores: seconds are for comparison with each other, in one run.
+All share this machine's cores: compare seconds only within one run.
 """
 
 from __future__ import annotations

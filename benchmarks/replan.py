@@ -2,10 +2,10 @@
 
     python benchmarks/replan.py [--profiles DIR] [--repeat N] [--model NAME]
 
-Each row loses random nodes that the running plan uses. Times are of the wall clock and of this
-process, which is fairer where others share the machine; ``x`` says how many times longer than
-the plan that was made before. ``slower`` is what the next plan loses against the running one;
-the row ``dropped`` does nothing but drop the broken pipelines.
+Each row loses random nodes that the running plan uses. Times are wall-clock time and processor
+time, which is fairer on a shared machine; ``x`` is the time relative to the first plan's.
+``slower`` is the next plan's loss of throughput against the running one; the row ``dropped`` only
+drops the broken pipelines.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from simulator.spec.job import Job
 
 ZONES = ("us-central1-a", "us-central1-b", "us-west1-b")
 POOLS = {"A100-40": (72, 3.0), "V100-16": (96, 2.0)}
-"""GPUs in each zone, and what one costs; eight more A100s stand in the first zone."""
+"""GPUs in each zone and the price of one; the first zone has eight more A100s."""
 MODELS = {"opt-350m": ("OPT-350", 1024), "gpt-neo-2.7b": ("GPT-Neo-2.7", 2048)}
 
 Losses = list[tuple[Node, ...]]
-"""What is left after each loss."""
+"""The cluster after each loss."""
 
 
 def question(model: str, profiles: Path | None) -> Question:
@@ -72,7 +72,7 @@ def question(model: str, profiles: Path | None) -> Question:
 
 
 def losses(running: Running, nodes: Sequence[Node], *, count: int, repeat: int) -> Losses:
-    """Random sets of nodes that the plan uses are lost, one set after the other."""
+    """Yield the cluster after the loss of random sets of nodes that the plan uses."""
     rng = random.Random(f"{count} of {len(nodes)}")
     used = sorted(nodes_used(running.plan))
     gone = [set(rng.sample(used, count)) for _ in range(repeat)]

@@ -27,7 +27,7 @@ DEADLINE_S = 600.0
 
 
 def main(folder: Path, steps: int) -> None:
-    """Be one rank, from what is saved to the last step."""
+    """Run one rank from the saved state to the last step."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     life = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     torch.set_num_threads(1)

@@ -4,8 +4,8 @@
 
 All train the same layers under the same homogeneous plan (two stages, two pipelines, no tensor
 parallelism) in the same four processes of this machine, a step of each in turn and in another order
-each time, so that whatever else the machine does meets all of them. Processor time, of all ranks
-together, is what of it others cannot take. A second table compares one rank with a plain loop.
+each time, so that other load on the machine affects all alike. Processor time is the sum over all
+ranks and excludes that load. A second table compares one rank with a plain loop.
 Without deepspeed its column is left out.
 """
 
@@ -47,7 +47,7 @@ RANKS = STAGES * PIPELINES
 Step = Callable[[int], object]
 Times = dict[str, list[float]]
 FIRST_ROUNDS = 2
-"""These are not counted: memory is reserved, and libraries are loaded."""
+"""Warm-up steps, not counted: memory is reserved and libraries are loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def _deepspeed(rank: int, size: Size) -> Step:
         import deepspeed  # noqa: PLC0415 - takes seconds, and not everybody has it
         from deepspeed.pipe import PipelineModule  # noqa: PLC0415 - as above
 
-        # An extension that serves inference, and would be compiled first.
+        # An extension for inference that would have to be compiled.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         job = size.job(batch=size.micro_batch * MICRO_BATCHES * PIPELINES)
         deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
@@ -212,7 +212,7 @@ def _deepspeed(rank: int, size: Size) -> Step:
 
 
 def _pipelining(rank: int, size: Size) -> Step:
-    """Torch's own schedule; gradients are summed and clipped as a person would write it."""
+    """Torch's own schedule, with hand-written summing and clipping of gradients."""
     job = size.job(batch=size.micro_batch * MICRO_BATCHES * PIPELINES)
     half = len(job.model.layers) // STAGES
     stage_number, pipeline = rank // PIPELINES, rank % PIPELINES
@@ -292,7 +292,7 @@ def _mean_loss(job: Job) -> Callable[[Tensor, Tensor], Tensor]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave out what a library says of itself while it is set up."""
+    """Hide what libraries print during their setup."""
     with open(os.devnull, "w", encoding="ascii") as nowhere, contextlib.redirect_stdout(nowhere):
         yield
 

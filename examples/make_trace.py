@@ -23,7 +23,7 @@ class Kind:
     stays_s: float
     """Mean time that a machine stays."""
     away_s: float
-    """Mean time until it, or another in its stead, can be had again."""
+    """Mean time until it, or a replacement, is available again."""
 
 
 KINDS = (

@@ -1,6 +1,6 @@
-"""The story that `make plan-tour` tells: what simulator and planner say, with real numbers.
+"""`make plan-tour`: a tour of simulator and planner, with real numbers.
 
-It runs `sailorctl` as a person would, shows what it prints, and stops at the first surprise.
+It runs `sailorctl`, shows what it prints, and stops at the first unexpected result.
 With --pause it waits for Enter between the steps.
 """
 
@@ -38,7 +38,7 @@ def main() -> None:
     obvious = plan("obvious", [pipeline(32, whole) for _ in range(4)], micro_batch=8)
     base = simulate(obvious)
 
-    step("2. What the planner makes of everything that is there.", pause)
+    step("2. The planner's plan for the whole cluster.", pause)
     best = BUILD / "best.json"
     found = planned(best)
     compare("the planner's plan", found["estimate"], base)
@@ -47,7 +47,7 @@ def main() -> None:
         "3. Pipelines may differ in everything: cuts, kinds of GPU, TP, share of the batch.", pause
     )
     simulate(MIXED)
-    say("=> Any such plan can be judged. This one shows why the planner left the V100s idle: their")
+    say("=> Any such plan can be estimated. It shows why the planner left the V100s idle: their")
     say("   gradients have to cross the country.")
 
     step("4. A plan that asks too much of a V100: which device, by how much, and the cure.", pause)
@@ -55,7 +55,7 @@ def main() -> None:
     greedy = plan("greedy", [pipeline(128, [{"layers": [0, 26], "tp": 1, **v100}])], micro_batch=8)
     simulate(greedy, expect=DOES_NOT_FIT)
 
-    step("5. A machine is taken away: three pipelines share the same batch, exactly.", pause)
+    step("5. A machine is lost: three pipelines share the same batch, exactly.", pause)
     left = plan(
         "one-machine-less", [pipeline(count, whole) for count in (43, 43, 42)], micro_batch=8
     )
@@ -81,7 +81,7 @@ def plan(name: str, pipelines: list[dict[str, Any]], *, micro_batch: int = 1) ->
 
 
 def simulate(plan_file: Path, *more: str, expect: int = FITS) -> dict[str, Any]:
-    """Show what a person would see, and return what a program would."""
+    """Show a command's text output, and return its JSON."""
     files = [str(relative(path)) for path in (plan_file, JOB, CLUSTER)]
     arguments = ["simulate", *files, *more]
     say("\n$ sailorctl " + " ".join(arguments))

@@ -1,4 +1,4 @@
-"""A whole cluster on this machine: real sailords, real agents, and workers that count steps."""
+"""A cluster of real processes on this machine: sailords, agents, and workers that count steps."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Agent:
     name: str
     store: str
     metadata: str = "127.0.0.1:9"
-    """Where its metadata server is; nobody is there unless told otherwise."""
+    """Address of its metadata server; by default nothing listens there."""
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the agent, or start it again as the same life."""
+        """Start the agent, or restart it with the same node id."""
         config = self.folder / f"{self.name}.toml"
         config.write_text(
             f'cluster_name = "test"\nname = "{self.name}"\nstate = "{self.name}"\nkey = "key"\n'
@@ -68,20 +68,20 @@ class Agent:
             )  # fmt: skip
 
     def kill(self) -> None:
-        """End the agent's own process, and leave all that it had started."""
+        """Kill the agent's own process; its children live on."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
 
     def kill_node(self) -> None:
-        """End all of it, as a power cut does."""
+        """Kill the agent and all its children, as a power cut does."""
         self.kill()
         for pid in self._family():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def workers(self) -> dict[str, int]:
-        """The processes of all workers that live, by generation and rank."""
+        """Return the process ids of all live workers, by generation and rank."""
         found = {}
         for path in _found(self.folder / self.name, "process.json"):
             said = json.loads(path.read_text(encoding="utf-8"))
@@ -90,7 +90,7 @@ class Agent:
         return found
 
     def count(self) -> tuple[int, int]:
-        """The newest generation that counted a step here, and the step; zeros: none did."""
+        """Return the newest generation that counted a step here, and the step; or zeros."""
         home = self.folder / self.name / "generation"
         for generation in sorted(map(int, os.listdir(home)) if home.exists() else (), reverse=True):
             for rank in "01":
@@ -100,7 +100,7 @@ class Agent:
         return 0, 0
 
     def _family(self) -> list[int]:
-        """The warm parent and what it forked, known by their arguments."""
+        """Return the fork server and its children, found by their arguments."""
         sought = str(self.folder / self.name).encode()
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -117,17 +117,17 @@ class Agent:
 
 @dataclass(eq=False)
 class Cluster:
-    """Heads that may lead, and nodes."""
+    """One or several sailords, and nodes."""
 
     folder: Path
     heads: list[Place]
     agents: dict[str, Agent] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
-    """The metadata servers of those nodes that have one."""
+    """Addresses of metadata servers, by node."""
 
     @property
     def head(self) -> Place:
-        """The only head, or the one that leads."""
+        """The only sailord, or the leader."""
         if len(self.heads) == 1:
             return self.heads[0]
         leaders = [head for head in self.heads if is_leader(head)]
@@ -135,7 +135,7 @@ class Cluster:
         return leaders[0]
 
     def begin(self, *names: str, heads: bool = True, job: str = JOB) -> None:
-        """Start all that does not run yet, and return when the job runs on all nodes."""
+        """Start what does not run yet; return when the job runs on all nodes."""
         for head in self.heads if heads else ():
             head.start()
         wait_until(lambda: is_leader(self.head))
@@ -154,35 +154,35 @@ class Cluster:
         wait_until(lambda: self.head.status()["nodes"].get("ready") == len(self.agents))
 
     def job(self) -> Any:
-        """The job as the leader shows it."""
+        """Return the job as the leader reports it."""
         return self.head.status()["job"]
 
     def is_running(self, *, beyond: int = 0) -> bool:
-        """The leader knows that the job trains, and is past this step."""
+        """Return whether the job runs beyond this step, by the leader's knowledge."""
         job = self.job()
         return bool(job) and job["phase"]["name"] == "running" and job["step"] > beyond
 
     def count(self) -> tuple[int, int]:
-        """The newest generation, and the step it has counted."""
+        """Return the newest generation, and the step that it has counted."""
         return max(agent.count() for agent in self.agents.values())
 
     def wait_steps(self, steps: int = 3) -> None:
-        """Return when so many more steps were counted."""
+        """Return after this many more steps."""
         before = self.count()
         wait_until(lambda: self.count() >= (before[0], before[1] + steps))
 
     def history(self) -> list[str]:
-        """What became of the job, line by line."""
+        """Return the job's history, line by line."""
         code, said = self.head.ask("GET", "/v1/jobs/j/history")
         assert code == 200, said
         return [line["text"] for line in said["history"]]
 
     def workers(self) -> dict[str, dict[str, int]]:
-        """All workers that live, by node."""
+        """Return all live workers, by node."""
         return {name: agent.workers() for name, agent in self.agents.items()}
 
     def end(self) -> None:
-        """Leave no process behind."""
+        """End all processes."""
         for agent in self.agents.values():
             agent.kill_node()
         for head in self.heads:
@@ -190,7 +190,7 @@ class Cluster:
 
 
 def is_leader(head: Place) -> bool:
-    """This one leads; one that is not there does not."""
+    """Return whether this sailord is up and the leader."""
     try:
         return bool(head.ask("GET", "/readyz")[1].get("leads"))
     except OSError:
@@ -198,14 +198,14 @@ def is_leader(head: Place) -> bool:
 
 
 def restart(head: Place, process: subprocess.Popen[bytes]) -> tuple[subprocess.Popen[bytes], float]:
-    """Kill a sailord and start another in its place; also say when that was."""
+    """Kill a sailord and start it again; return the new process and the time."""
     process.kill()
     process.wait()
     return head.start(), time.monotonic()
 
 
 def left_behind(leader: int) -> list[int]:
-    """What still lives of the session that a process began."""
+    """Return what is still alive of the session that a process began."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -218,7 +218,7 @@ def left_behind(leader: int) -> list[int]:
 
 
 def _found(folder: Path, name: str) -> Iterator[Path]:
-    """Files of that name, while folders go: ``glob`` stumbles over one that has just gone."""
+    """Yield files of that name; unlike ``glob``, tolerate folders that vanish meanwhile."""
     for parent, _, names in os.walk(folder):
         if name in names:
             yield Path(parent, name)

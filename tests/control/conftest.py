@@ -10,7 +10,7 @@ from tests.sailord.daemon.running import Place
 
 @pytest.fixture
 def cluster(tmp_path):
-    """One head with a store of its own."""
+    """One sailord with an embedded store."""
     made = Cluster(tmp_path, [Place(tmp_path)])
     yield made
     made.end()

@@ -1,4 +1,4 @@
-"""An agent that cannot reach the store keeps its workers as long as their steps go on."""
+"""An agent that cannot reach the store keeps its workers while they make steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 class Way:
-    """A way to a Unix socket that can be cut, and mended."""
+    """A proxy to a Unix socket that can be cut and restored."""
 
     def __init__(self, path: Path, to: Path) -> None:
         self.path, self.to = path, to
@@ -60,8 +60,8 @@ def _carry(one: socket.socket, other: socket.socket) -> None:
 
 @pytest.fixture
 def cluster(tmp_path):
-    """Two nodes, of which b has a way of its own to the store."""
-    # The leader waits for longer than the agent does before it parks its workers by itself.
+    """Two nodes, of which b reaches the store through a proxy."""
+    # The leader must wait longer than the agent, which parks its workers by itself.
     made = Cluster(tmp_path, [Place(tmp_path, options="suspect_s = 12.0\n")])
     yield made
     made.end()
@@ -69,7 +69,7 @@ def cluster(tmp_path):
 
 @pytest.fixture
 def way(cluster, tmp_path):
-    """The way of b, while the job runs on both nodes."""
+    """The proxy of b, while the job runs on both nodes."""
     cluster.heads[0].start()
     wait_until(lambda: cluster.heads[0].ask("GET", "/readyz")[0] == 200)
     made = Way(tmp_path / "way.sock", tmp_path / "head" / "store.sock")
@@ -90,7 +90,7 @@ def test_workers_survive_a_partition_while_they_make_steps(cluster, way):
     with watching(cluster) as seen:
         way.cut()
         wait_until(lambda: state_of(cluster, "b") == "suspect")
-        for _ in range(5):  # Longer than the time after which it would park them.
+        for _ in range(5):  # Longer than `PARK_S`, after which stalled workers are parked.
             cluster.wait_steps(20)
         assert cluster.workers() == workers
         way.mend()

@@ -1,4 +1,4 @@
-"""Leaders die, of sailord and of etcd, and the whole store goes away: the job goes on."""
+"""The job survives the death of leaders, of sailord and of etcd, and an outage of the store."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ pytestmark = [
 EXAMPLES = os.environ.get("SAILOR_EXAMPLES")
 AWAY_S = 60.0 if EXAMPLES else 6.0
 TAKEN_OVER_S = LEASE_S + 2.0
-"""Asked of `make chaos` alone, which has the machine for itself."""
+"""Limit of a failover; checked by `make chaos` only, on an otherwise idle machine."""
 
 
 @pytest.fixture
 def etcd():
-    """Three members that vote."""
+    """An etcd of three members."""
     with closing(Etcd(3)) as place:
         yield place
 
 
 @pytest.fixture
 def cluster(tmp_path, etcd):
-    """Two heads, of which one leads."""
+    """Two sailords: a leader and a standby."""
     made = Cluster(
         tmp_path, [Place(tmp_path, name=name, store=etcd.url) for name in ("one", "two")]
     )
@@ -57,7 +57,7 @@ def test_standby_is_elected_when_the_leader_dies(cluster, etcd):
         wait_until(lambda: is_leader(other))
         took_s = time.monotonic() - since
         wait_until(lambda least=step: cluster.is_running(beyond=least))
-        # Then the leader among etcd's members; the two that are left must first agree on another.
+        # Then kill etcd's leader; the two other members must elect another.
         member = asyncio.run(etcd.leader())
         etcd.kill([member])
         cluster.wait_steps(20)
@@ -104,5 +104,5 @@ def test_job_continues_while_the_store_is_unavailable(cluster, etcd):
 
 
 def status_of(head: Place) -> str:
-    """What sailorctl says."""
+    """Return the output of `sailorctl status`."""
     return CliRunner().invoke(main, ["status", "--server", f"unix://{head.socket}"]).output

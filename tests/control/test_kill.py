@@ -1,4 +1,4 @@
-"""Daemons die at any moment, and the job does not notice."""
+"""Killing daemons at any moment does not interrupt the job."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ NAMES = ("a", "b", "c")
 EXAMPLES = os.environ.get("SAILOR_EXAMPLES")
 KILLS = int(EXAMPLES or "40") // 10
 ADOPTED_S, PAUSE_S = 2.0, 2.0
-"""How soon a new daemon has what the old one had, as a rule, and how long no worker counts at
-most: asked of `make chaos` alone, which has the machine for itself."""
+"""Median time until a new daemon has the old one's state, and longest time without a step; checked
+by `make chaos` only, on an otherwise idle machine."""
 LONGEST_S = {"calm": 0.5, "moving": 2.5, "starting": 1.0}
-"""Before the next kill: as long as what it is to hit takes."""
+"""Longest wait before the next kill: the duration of what it should interrupt."""
 
 
 @pytest.fixture(params=["embedded", "etcd"])
 def stored(request, tmp_path):
-    """One head, and who keeps its store: itself, or an etcd that outlives it."""
+    """One sailord with an embedded store, or with an etcd that outlives it."""
     with contextlib.ExitStack() as stack:
         place = Place(tmp_path)
         if request.param == "etcd":
@@ -46,7 +46,7 @@ def stored(request, tmp_path):
 
 
 def test_job_continues_when_sailord_is_killed_at_any_failpoint(stored):
-    """Killed while all is calm, while the job moves to other nodes, and while it starts."""
+    """Kill it while steps go on, during a reconfiguration, and while it starts."""
     cluster = stored
     chance = random.Random(11)
     cluster.begin(*NAMES)
@@ -59,7 +59,7 @@ def test_job_continues_when_sailord_is_killed_at_any_failpoint(stored):
             if kind == "moving":
                 wait_until(lambda so_far=moves: has_moved(cluster, so_far))
                 moves += 1
-                if moves > 1:  # Before, none was drained.
+                if moves > 1:  # No node is drained before the first.
                     order(place, "withdraw", NAMES[(moves - 1) % 3])
                 order(place, "drain", NAMES[moves % 3])
             time.sleep(chance.uniform(0.0, LONGEST_S[kind]))
@@ -67,7 +67,7 @@ def test_job_continues_when_sailord_is_killed_at_any_failpoint(stored):
             killed = head.pid
             head, since = restart(place, head)
             if kind == "starting":
-                continue  # The next one comes before it has begun.
+                continue  # Kill the next one before it is up.
             wait_until(lambda least=step: is_adopted(cluster, least))
             if kind == "calm":
                 adopted_s.append(time.monotonic() - since)
@@ -84,7 +84,7 @@ def test_job_continues_when_sailord_is_killed_at_any_failpoint(stored):
 
 
 def test_workers_survive_the_kill_of_their_agents(cluster):
-    """Any of them is killed, and now and then sailord with it."""
+    """Kill a random agent each time, and every fourth time sailord with it."""
     chance = random.Random(13)
     cluster.begin(*NAMES)
     workers, adopted_s = cluster.workers(), []
@@ -118,7 +118,7 @@ def judge(seen: Seen, adopted_s: list[float]) -> None:
 
 
 def told(seen: Seen, adopted_s: list[float]) -> str:
-    """What `make chaos` shows."""
+    """Return the summary that `make chaos` shows."""
     return (
         f"generation {seen.records[-1].number}, step {seen.counts[-1][2]}; "
         f"adopted within {max(adopted_s):.2f} s, "
@@ -128,40 +128,40 @@ def told(seen: Seen, adopted_s: list[float]) -> str:
 
 
 def start_s(module: str) -> str:
-    """How much of it is the interpreter's own, which reads the same modules and does nothing."""
+    """Return how long the interpreter takes to import the module alone."""
     begun = time.monotonic()
     subprocess.run([sys.executable, "-c", f"import {module}"], check=True)
     return f"python takes {time.monotonic() - begun:.2f} s to import {module}"
 
 
 def node_of(cluster: Cluster, name: str) -> Any:
-    """A node as the leader shows it."""
+    """Return a node as the leader reports it."""
     code, said = cluster.heads[0].ask("GET", "/v1/nodes")
-    assert code == 200, f"one that has only just begun does not lead yet: {said}"
+    assert code == 200, f"sailord does not lead yet: {said}"
     found = [node for node in said["nodes"] if node["name"] == name]
-    assert found, "nothing is known of it yet"
+    assert found, "the node is not known yet"
     return found[0]
 
 
 def has_new_agent(cluster: Cluster, before: Any, step: int) -> bool:
-    """The same node answers at another address, and its workers are further than they were."""
+    """Return whether the node has a new address and a higher step."""
     node = node_of(cluster, before["name"])
-    assert node["id"] == before["id"], "the node became another"
+    assert node["id"] == before["id"], "the node got another id"
     return node["address"] != before["address"] and (node["step"] or 0) > step
 
 
 def order(place: Place, what: str, node: str) -> None:
-    """Give an order, to whichever daemon is there by now."""
+    """Send an order until the current sailord accepts it."""
     wait_until(lambda: place.ask("POST", f"/v1/nodes/{node}/{what}", {})[0] == 202)
 
 
 def has_moved(cluster: Cluster, moves: int) -> bool:
-    """The job runs without the node that was drained last."""
+    """Return whether the job runs without the node that was drained last."""
     left = NAMES[moves % 3] if moves else None
     return cluster.is_running() and left not in cluster.job()["members"]
 
 
 def is_adopted(cluster: Cluster, step: int) -> bool:
-    """Somebody leads who knows of a step beyond the one at which its predecessor died."""
+    """Return whether a leader reports a step beyond the one at which its predecessor died."""
     status = cluster.heads[0].status()
     return status["leads"] and status["job"] is not None and status["job"]["step"] > step

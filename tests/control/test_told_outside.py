@@ -1,4 +1,4 @@
-"""Each kind of message is sent to receivers when what it tells of happens."""
+"""Webhook receivers get each kind of event when it happens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POOR = "\n[objective]\nmax_usd_total = 0.000001\n"
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    """What a receiver was told of two jobs, by what had happened when it was told."""
+    """The events that a receiver got of two jobs, by kind."""
     folder, receiver = tmp_path_factory.mktemp("told"), Receiver()
     (folder / "secret").write_text(SECRET)
     webhooks = f'[[webhooks.receiver]]\nurl = "{receiver.url}"\nsecret_file = "secret"\n'

@@ -1,4 +1,4 @@
-"""What happened while daemons died: the steps as they were counted, and the store's own story."""
+"""Records the counted steps and the generation records while daemons are killed."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ LOOK_S = 0.02
 
 @dataclass(eq=False)
 class Seen:
-    """Everything that was seen, in its order."""
+    """Everything that was recorded, in order."""
 
     counts: list[tuple[float, int, int]] = field(default_factory=list)
-    """When, generation and step."""
+    """Time, generation and step."""
     records: list[GenerationRecord] = field(default_factory=list)
 
     def longest_pause_s(self) -> float:
-        """Between two steps of one generation."""
+        """Return the longest time between two steps of one generation."""
         pairs = zip(self.counts, self.counts[1:], strict=False)
         return max((b[0] - a[0] for a, b in pairs if a[1] == b[1]), default=0.0)
 
     def check(self) -> None:
-        """No step was lost or done twice, and no generation was used for two things."""
+        """Check that no step was lost or repeated, and no generation number reused."""
         for before, after in zip(self.counts, self.counts[1:], strict=False):
-            assert before[1:] < after[1:], "a generation or a step went back"
+            assert before[1:] < after[1:], "a generation or a step decreased"
             assert before[2] <= after[2], "steps were lost"
         for one, two in zip(self.records, self.records[1:], strict=False):
-            assert one.term <= two.term, "a leader of before wrote once more"
+            assert one.term <= two.term, "a deposed leader wrote a record"
             if one.number == two.number:
                 same = (one.plan, one.members, one.restore)
                 assert same == (two.plan, two.members, two.restore), "a generation was reused"
                 continue
-            assert two.number == one.number + 1, "a generation was left out, or came back"
+            assert two.number == one.number + 1, "generation numbers did not grow by one"
 
 
 @contextlib.contextmanager
 def watching(cluster: Cluster) -> Iterator[Seen]:
-    """Look at the workers' counts and at the store until the end of the block."""
+    """Record the workers' counts and the store's records until the end of the block."""
     seen, ended = Seen(), threading.Event()
 
     def look_at_counts() -> None:
@@ -84,7 +84,9 @@ async def _look_at_store(cluster: Cluster, seen: Seen, ended: threading.Event) -
 async def _follow(store: Store, seen: Seen) -> None:
     keys, after = Keys("test"), 0
     while True:
-        with contextlib.suppress(StoreError):  # It is away now; the story goes on where it was.
+        with contextlib.suppress(
+            StoreError
+        ):  # The store is down; resume after the last revision seen.
             if not after:
                 first = await store.snapshot(keys.jobs)
                 texts = [entry.value for entry in first.entries if _is_gen(entry.key)]
