@@ -21,33 +21,33 @@ FIRST = {
 
 @dataclass(eq=False)
 class Metadata:
-    """What it knows, whom it lets wait, and how it behaves."""
+    """The server's values, waiting requests and injected failures."""
 
     address: str = ""
     values: dict[str, str] = field(default_factory=lambda: dict(FIRST))
     waiting: int = 0
-    """So many wait for a change now."""
+    """Number of requests that wait for a change."""
     asked: list[tuple[str, bool]] = field(default_factory=list)
-    """What was asked for, and whether with a wait."""
+    """Requested paths, and whether with a wait."""
     delay_s: float = 0.0
     fails: int = 0
-    """So many of the next answers are a 503."""
+    """Number of next answers that are a 503."""
     drops: int = 0
-    """So many of the next requests lose their connection."""
+    """Number of next requests whose connection breaks."""
     is_impatient: bool = False
-    """It answers at once, whoever would wait."""
+    """Answer at once even if the request asks to wait."""
     has_marks: bool = True
     is_google: bool = True
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def flip(self, what: str, value: str) -> None:
-        """Change a value; whoever waits for it hears at once."""
+        """Change a value and answer the requests that wait for it."""
         async with self._changed:
             self.values[what] = value
             self._changed.notify_all()
 
     def etag(self, what: str) -> str:
-        """The mark of a value: as with theirs, the same value has the same mark."""
+        """Return a value's etag; as with Google's server, equal values have equal etags."""
         return hashlib.sha256(f"{what}{self.values[what]}".encode()).hexdigest()[:16]
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -58,7 +58,7 @@ class Metadata:
         self.asked.append((what, waits))
         if waits and what in self.values:
             await self._wait(what, request.query)
-        # Its moods come over it when there is something to say.
+        # Failures are injected only when there is an answer to send.
         await asyncio.sleep(self.delay_s)
         if self.drops > 0:
             self.drops -= 1
@@ -73,7 +73,7 @@ class Metadata:
         return self._reply(200, self.values[what], self.etag(what))
 
     async def _wait(self, what: str, query: Any) -> None:
-        """As documented: until the mark is another one than the client's, or so many seconds."""
+        """Wait, as documented, until the etag differs from the client's or the time is over."""
         known = query.get("last_etag") or self.etag(what)
         self.waiting += 1
         try:

@@ -1,5 +1,5 @@
-"""Answers of NVIDIA's driver, written down: what its Python package would return on machines that
-have devices. Constants and errors are the package's own."""
+"""A fake of NVIDIA's Python package with recorded answers of its driver for machines with devices.
+Constants and errors are the package's own."""
 
 # ruff: noqa: N802 - the names are theirs
 
@@ -20,12 +20,12 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device; ``None`` is what it does not support."""
+    """One device; ``None`` marks an unsupported query."""
 
     name: str | bytes
     mib: int
     used_mib: int = 450
-    """What the driver itself keeps."""
+    """The driver's own handle of a device."""
     ecc: int | None = 0
     rows: tuple[int, int, int, int] | None = (0, 0, 0, 0)
     retired: int | None = None
@@ -34,14 +34,14 @@ class Device:
 
 
 class Recorded:
-    """What ``pynvml`` is, with devices."""
+    """A replacement for the module ``pynvml``."""
 
     def __init__(self, *devices: Device, refuses: type[Exception] | None = None) -> None:
         self.devices = devices
         self.refuses = refuses
         self.open = 0
         self.xids: list[tuple[int, int]] = []
-        """What waits to be heard: the device's index, and the number."""
+        """Pending events: the device's index, and the error's number."""
         self.registered: list[Device] = []
 
     def __getattr__(self, name: str) -> Any:

@@ -13,23 +13,23 @@ from pathlib import Path
 
 @dataclass(eq=False)
 class Ear:
-    """What a service told systemd, a line at a time.
+    """The messages of a service to systemd, line by line.
 
-    It always listens, as systemd does: the kernel keeps but a few messages that nobody took.
+    A thread reads them all the time, because the kernel buffers only a few.
     """
 
     path: Path
     heard: list[str] = field(default_factory=list)
     _after: int = 0
-    """What was waited for last was said before this line."""
+    """Index after the line that was waited for last."""
 
     def listen(self, end: socket.socket) -> None:
-        """Hear all until the socket is shut."""
+        """Record all messages until the socket is closed."""
         while text := end.recv(4096).decode():
             self.heard += text.split("\n")
 
     def wait_for(self, line: str, *, within_s: float = 60.0) -> None:
-        """Return when a line that begins like this was said after the last that was waited for."""
+        """Return when a line with this prefix arrived after the last one waited for."""
         end = time.monotonic() + within_s
         while True:
             for number in range(self._after, len(self.heard)):
@@ -40,7 +40,7 @@ class Ear:
             time.sleep(0.01)
 
     def wait_for_silence(self, *, for_s: float = 1.0, within_s: float = 60.0) -> None:
-        """Return when nothing was said for so long."""
+        """Return after this time without a message."""
         end, said = time.monotonic() + within_s, -1
         while said != len(self.heard):
             assert time.monotonic() < end, "it goes on and on"
@@ -51,7 +51,7 @@ class Ear:
 
 @contextmanager
 def ear(folder: Path) -> Iterator[Ear]:
-    """Where a service may find it is to be told as ``NOTIFY_SOCKET``."""
+    """Return the address to pass to the service as ``NOTIFY_SOCKET``."""
     path = folder / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
         end.bind(str(path))

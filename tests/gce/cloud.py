@@ -37,7 +37,7 @@ def ask(
 
 
 def config(address: str, *pools: Pool) -> GceConfig:
-    """A configuration that waits for little."""
+    """A configuration with short times."""
     return GceConfig(
         project="test-project",
         cluster_name="prod",
@@ -66,7 +66,7 @@ def provider(
 
 
 async def until(holds: Callable[[], Any], seconds: float = 20.0) -> Any:
-    """Wait for something that the fake's own thread will bring about."""
+    """Wait for an effect of the fake's own thread."""
     end = time.monotonic() + seconds
     while not (found := holds()):
         assert time.monotonic() < end, "it did not happen"

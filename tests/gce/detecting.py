@@ -19,30 +19,30 @@ from tests.fakes.metadata import Metadata, metadata_server
 from tests.sailord.daemon.running import JOB, Over, Place, wait_until
 
 TAKEN = "a"
-"""The job begins on this node, and beside its agent stands the metadata server."""
+"""The node on which the job begins; its agent has the fake metadata server."""
 SPARED = "b"
-"""Comes later, and is there to move to."""
+"""The node that joins later, to move to."""
 SECRET = "of-whoever-sends-webhooks"
 WITHIN_S = 120.0
 DECIDED_S = 1.0
-"""From the flip of the flag there is to be another plan within this, ..."""
+"""Time limit from the flip of the flag to another plan, ..."""
 MISSED_S = LEASE_S + 2.0
-"""... and a machine that says nothing is missed within that."""
+"""... and from a silent death to its detection."""
 Happening = dict[str, Any]
 
 
 def is_going(happening: Happening) -> bool:
-    """The notice has come to sailord."""
+    """Return whether sailord has the notice."""
     return bool(happening["kind"] == "node_preempted")
 
 
 def is_stopping(happening: Happening) -> bool:
-    """There is a plan without the node, and all are told to stop for it."""
+    """Return whether all are told to stop for a plan without the node."""
     return "stopping: " in str(happening["text"])
 
 
 def is_lost(happening: Happening) -> bool:
-    """A node that the job stood on is given up."""
+    """Return whether a member of the generation counts as lost."""
     return " is lost: " in str(happening["text"])
 
 
@@ -62,11 +62,11 @@ class Scene:
         return self.cluster.agents[SPARED]
 
     async def flip(self, value: str) -> None:
-        """Change what the metadata server says of a preemption."""
+        """Set the metadata server's preemption flag."""
         await self.server.flip(PREEMPTED, value)
 
     def post_notice(self) -> None:
-        """Have somebody outside say that the machine is taken."""
+        """Report the machine's preemption through the webhook."""
         body = json.dumps({"id": "from-outside", "node": TAKEN}).encode()
         header = {SIGNATURE_HEADER: sign(SECRET.encode(), body, time.time())}
         with contextlib.closing(Over(self.cluster.head.socket)) as connection:
@@ -74,12 +74,12 @@ class Scene:
             assert connection.getresponse().status == 202
 
     def shut_down(self) -> None:
-        """What the machine's shutdown does to the agent: its unit is stopped."""
+        """Stop the agent's unit, as the machine's shutdown does."""
         assert self.taken.process is not None
         self.taken.process.terminate()
 
     def happenings(self) -> list[Happening]:
-        """All that sailord has told."""
+        """Return all of sailord's events."""
         client = Client(f"unix://{self.cluster.head.socket}")
         told: list[Happening] = client.ask("GET", "/v1/events?follow=false")["events"]
         return told
@@ -87,12 +87,12 @@ class Scene:
     async def hear(
         self, act: Callable[[], Any], *ones: Callable[[Happening], bool]
     ) -> tuple[float, ...]:
-        """Do something; after how many seconds sailord tells the first, then the second ..."""
+        """Act; return the seconds until each of sailord's events, in order."""
         client = Client(f"unix://{self.cluster.head.socket}")
         told = self.happenings()
         last = told[-1]["id"] if told else 0
         listening = asyncio.create_task(asyncio.to_thread(_await_all, client, last, ones))
-        await asyncio.sleep(0.3)  # Until it listens; what is told earlier is told again.
+        await asyncio.sleep(0.3)  # Wait until it listens; earlier events are sent again.
         begun = time.perf_counter()
         done = act()
         if asyncio.iscoroutine(done):
@@ -101,7 +101,7 @@ class Scene:
         return tuple(at - begun for at in found)
 
     async def until_gone(self, act: Callable[[], Any]) -> float:
-        """Do something; after how many seconds the taken node is there no more."""
+        """Act; return the seconds until the node is no longer listed."""
         begun = time.perf_counter()
         act()
         while time.perf_counter() < begun + WITHIN_S:
@@ -110,10 +110,10 @@ class Scene:
             if states.get(TAKEN, "lost") in ("suspect", "lost"):
                 return time.perf_counter() - begun
             await asyncio.sleep(0.02)
-        raise TimeoutError("nobody misses the node")
+        raise TimeoutError("the node is still listed")
 
     def wait_until_spared(self) -> None:
-        """Wait until the job runs on the other node."""
+        """Return when the job runs on the other node."""
         wait_until(
             lambda: self.cluster.job()["members"] == [SPARED] and self.cluster.is_running(),
             within_s=WITHIN_S,

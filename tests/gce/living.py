@@ -45,7 +45,7 @@ class MetadataServers:
         return self._wait(self._open.enter_async_context(metadata_server()))
 
     def flip(self, server: Metadata) -> None:
-        """Have it say that its machine is preempted."""
+        """Set its preemption flag."""
         self._wait(server.flip(PREEMPTED, "TRUE"))
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class Machines(Hooks):
 
     place: Place
     notice_s: float = NOTICE_S
-    """What the agents' file says."""
+    """Return the agents' configuration file."""
     servers: MetadataServers = field(default_factory=MetadataServers)
     metadata: dict[str, Metadata] = field(default_factory=dict)
     agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Machines(Hooks):
             f"spot = true\nnotice_s = {self.notice_s}\n{agent_text(self.place, self.place.memory)}"
         )
         words = ["agents.main", "run", "--config", str(config)]
-        # Without its GPU it is a machine as this one: the agent looks for a driver, and ends.
+        # Without its GPU it is like this host: the agent finds no driver and ends.
         words += ["--emulate", f"1x{LARGE}"] if vm.has_gpu else []
         server = self.metadata[vm.name] = self.servers.start()
         with (folder / "agent.log").open("ab") as log:
@@ -108,7 +108,7 @@ class Machines(Hooks):
 
 @dataclass(eq=False)
 class Life:
-    """A cluster that rents its machines, as a test sees it."""
+    """A test's view of a cluster that rents its machines."""
 
     place: Place
     cloud: Cloud
@@ -117,7 +117,7 @@ class Life:
     head: subprocess.Popen[bytes] | None = None
 
     def start_head(self) -> None:
-        """Start sailord; whoever led before has to be gone."""
+        """Start sailord; no other one may be running."""
         words = ["sailord.main", "run", "--config", str(self.place.folder / "sailord.toml")]
         with (self.place.folder / "sailord.log").open("ab") as log:
             self.head = subprocess.Popen(
@@ -125,13 +125,13 @@ class Life:
             )
 
     def kill_head(self) -> None:
-        """End sailord without a word."""
+        """Kill sailord."""
         assert self.head is not None
         self.head.kill()
         self.head.wait(20)
 
     def submit(self) -> None:
-        """Give the example job, which would take all machines that it can get."""
+        """Submit the example job, which uses all machines that it can get."""
         wait_until(lambda: self.client.ask("GET", "/readyz"))
         self.client.ask("POST", "/v1/jobs", {"job": self.place.job("job.toml"), "id": "tale"})
 
@@ -139,27 +139,27 @@ class Life:
         return self.client.ask("GET", "/v1/status")["job"] or {}
 
     def trains_on(self, count: int) -> bool:
-        """Whether the job does steps, and on how many machines that are still there."""
+        """Return the number of existing machines on which the job runs; 0 if it does not."""
         names = {vm.name for vm in self.cloud.there()}
         job = self.job()
         return job["step"] > 3 and len(names.intersection(job["members"])) == count
 
     def wait_for_steps(self, count: int = 3) -> None:
-        """Return when the job has done some more."""
+        """Return when the job has done some more steps."""
         before = self.job()["step"]
         wait_until(lambda: self.job()["step"] > before + count)
 
     def said(self, words: str) -> list[str]:
-        """The lines of sailord's log that have some words."""
+        """Return the lines of sailord's log that contain some words."""
         lines = (self.place.folder / "sailord.log").read_text().splitlines(keepends=True)
         return [line for line in lines if words in line]
 
     def history(self) -> list[str]:
-        """What happened to the job, in words."""
+        """Return the job's history as texts."""
         return [e["text"] for e in self.client.ask("GET", "/v1/events?follow=false")["events"]]
 
     def end_job(self) -> CapacityRecord:
-        """Cancel the job, and return the books once every machine is given back."""
+        """Cancel the job, and return the stored state once every machine is deleted."""
         self.client.ask("POST", "/v1/jobs/tale/cancel", {})
         wait_until(lambda: not self.cloud.there())
         assert self.cloud.disks() == []
@@ -173,7 +173,7 @@ class Life:
 
 
 def read_books(place: Place) -> CapacityRecord:
-    """What the next leader would know of machines and money."""
+    """Return the stored state of machines and cost, as the next leader would read it."""
 
     async def read() -> CapacityRecord:
         store = await open_store(f"unix://{place.folder}/head/store.sock")

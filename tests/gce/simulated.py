@@ -1,4 +1,4 @@
-"""A cloud on a virtual clock that fails in every way a seed can think of, and keeps its bill."""
+"""A cloud on a virtual clock with random failures of every kind, and a bill."""
 
 from __future__ import annotations
 
@@ -55,25 +55,25 @@ POOLS = tuple(
 )
 PRICES = {p: (1.0 if p.gpus == 1 else 9.0) * (0.4 if p.spot else 1.0) for p in POOLS}
 STORM_S = 30.0
-"""The longest that the cloud answers nothing; budgets keep a longer reserve."""
+"""Longest time without an answer of the cloud; budgets keep a longer reserve."""
 KINDS = ("stockout", "stockout", "stockout", "quota", "rate", "permission", "bad_request")
 
 
 @dataclass(eq=False)
 class Machine:
-    """What the cloud knows of one of its machines."""
+    """The cloud's view of one of its machines."""
 
     instance: Instance
     ends_at: float | None = None
     joins_at: float = float("inf")
     dies_at: float = float("inf")
-    """Its agent is silent from then on."""
+    """Time from which its agent is silent."""
     gpus: int = 0
 
 
 @dataclass(eq=False)
 class Run:
-    """One script: a cloud, the core, and whoever stands between them."""
+    """One script: a cloud, the capacity core, and the shell between them."""
 
     seed: int
     policy: Policy
@@ -86,7 +86,7 @@ class Run:
     past: list[Machine] = field(default_factory=list)
     overspent: float = 0.0
     too_dear_s: float = 0.0
-    """For how long at a stretch more ran up by the hour than may."""
+    """Longest continuous time above the hourly budget."""
     _dear_since: float | None = None
     works: bool = True
     said: list[str] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Run:
     # ---- time ---------------------------------------------------------------------------------
 
     def at(self, seconds: float, act: Callable[[], None]) -> None:
-        """Do something after a while."""
+        """Call back after some time."""
         heapq.heappush(self._queue, (self.now + seconds, next(self._count), act))
 
     def every(self, seconds: float, act: Callable[[], None]) -> None:
@@ -180,7 +180,7 @@ class Run:
         self.works = False
 
     def plan(self) -> None:
-        """What a planner would do: wish for something among what there is and could be had."""
+        """Set a random target among running and available machines, as a planner would."""
         if not self.calm and self.random.random() < 0.2:
             self.want = Counter(
                 {p: self.random.randint(0, 4) for p in self.random.sample(POOLS, 3)}
@@ -216,7 +216,7 @@ class Run:
         return not self.calm and self.random.random() < share
 
     def misbehave(self) -> None:
-        """Something happens in the cloud."""
+        """Cause a random event in the cloud."""
         if self.calm:
             return
         kind = self.random.choice(("stock", "storm", "preempt", "preempt", "quota", "leader", "x"))
@@ -236,7 +236,7 @@ class Run:
     def preempt(self, machine: Machine) -> None:
         machine.ends_at = self.now
         machine.instance = replace(machine.instance, state="preempted")
-        if self.random.random() < 0.5:  # Or it stands there until somebody deletes it.
+        if self.random.random() < 0.5:  # Or it stays listed until it is deleted.
             self.at(self.random.uniform(0, 60), lambda: self.forget(machine))
 
     def create(self, ask: InstanceRequest) -> None:
@@ -316,7 +316,7 @@ class Run:
             self.feed_later(5.0, DeletionAnswered(self.now + 5.0, failed))
             return
         for machine in [self.machines[id_] for id_ in ids if id_ in self.machines]:
-            assert machine.instance.request_id, "only what was asked for is ever deleted"
+            assert machine.instance.request_id, "a machine was deleted that was never requested"
             self.at(self.random.uniform(1, 20), lambda m=machine: self.forget(m))
 
     def forget(self, machine: Machine) -> None:
@@ -348,7 +348,7 @@ class Run:
     # ---- money --------------------------------------------------------------------------------
 
     def bill(self) -> float:
-        """What the cloud charges up to now."""
+        """Return what the cloud has charged so far."""
         return sum(
             PRICES[m.instance.pool] * ((m.ends_at or self.now) - m.instance.created_at) / 3600
             for m in (*self.past, *self.machines.values())
@@ -372,5 +372,5 @@ def hash_of(name: str) -> int:
 
 
 def hopes(run: Run) -> dict[Pool, int]:
-    """What could be had of each pool, as the core believes."""
+    """Return each pool's supply as the core estimates it."""
     return {pool: obtainable(run.state, pool) for pool in POOLS}

@@ -1,7 +1,7 @@
-"""A real sailord hears the metadata server's notice, and misses who says nothing.
+"""A real sailord reacts to the metadata server's notice, and detects silent deaths.
 
-How long that takes is measured by ``python -m benchmarks.notices``, and held here, too, where
-``SAILOR_EXAMPLES`` is set: a machine that does other work besides says nothing of it.
+``python -m benchmarks.notices`` measures the times; they are also checked here if
+``SAILOR_EXAMPLES`` is set, since on a busy machine they mean nothing.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def cards(place: Place) -> list[dict[str, Any]]:
 
 
 def _look_at_capacity(client: Client, place: Place) -> None:
-    """Programs and people are told what is there."""
+    """The API and the commands show the instances."""
     value = wait_until(
         lambda: (
             (v := client.ask("GET", "/v1/capacity"))
@@ -109,7 +109,7 @@ def _look_at_capacity(client: Client, place: Place) -> None:
 def test_instances_are_rented_for_a_job_replaced_and_deleted_after_it(place):
     client = Client(f"unix://{place.socket}")
     wait_until(lambda: client.ask("GET", "/readyz"))
-    assert cards(place) == [], "nobody wants a machine before there is a job"
+    assert cards(place) == [], "no machine is requested without a job"
     client.ask("POST", "/v1/jobs", {"job": place.job("job.toml"), "id": "tale"})
     first = wait_until(lambda: cards(place))
     assert len({card["request_id"] for card in first}) == len(first)
@@ -119,7 +119,7 @@ def test_instances_are_rented_for_a_job_replaced_and_deleted_after_it(place):
 
     wait_until(lambda: step() > 3)
     _look_at_capacity(client, place)
-    # Its silent death: the process that is the machine is gone with all that it started.
+    # A silent death: kill the emulated machine's process with all its children.
     gone = cards(place)[0]
     os.kill(gone["pid"], signal.SIGKILL)
     kill_all(place.folder / "machines" / gone["id"])

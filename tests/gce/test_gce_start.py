@@ -37,7 +37,7 @@ RENTED = CapacityRecord(
 
 
 class Store:
-    """A store with the books of whoever led before."""
+    """A store with the capacity records of an earlier leader."""
 
     def __init__(self, books: CapacityRecord | None) -> None:
         self.books = books
@@ -92,7 +92,7 @@ def test_sailord_check_asks_the_provider(tmp_path, behave, code, words):
             if behave is not None:
                 configure(place, address, capacity="")
             assert CliRunner().invoke(main, ["check", "--config", file]).exit_code == 0
-            assert cloud.asked == [], "who only reads the file asks nobody"
+            assert cloud.asked == [], "reading the file alone sends no request"
             done = CliRunner().invoke(main, ["check", "--provider", "--config", file])
     finally:
         place.remove()

@@ -98,7 +98,7 @@ def test_a_trace_limits_and_preempts():
         within.at = 100.0  # After its end the last moment stays.
         seen = await replayed.observe()
         assert [i.pool for i in seen.instances] == [B]
-        assert len(seen.preemptions) == 3, "who was taken is told again"
+        assert len(seen.preemptions) == 3, "a preemption is reported again"
 
     asyncio.run(play())
 

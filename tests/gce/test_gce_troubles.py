@@ -88,7 +88,7 @@ def test_answers_503_cause_only_further_observations(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_node_lost_while_credentials_are_expired_is_replaced(tmp_path_factory):
-    """Nobody may rent another machine until somebody logs in again; the job goes on without."""
+    """No machine can be rented until credentials are renewed; the job continues without."""
     with trouble(tmp_path_factory) as life:
         cloud = life.cloud
         train(life)

@@ -23,20 +23,20 @@ from tests.fakes.gce.rest import Request, Rest
 
 
 class _Selector(selectors.SelectSelector):
-    """Waits for nothing: whatever time is to pass has passed."""
+    """Advances the virtual clock instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
 
     def select(self, timeout: float | None = None) -> Any:
-        assert timeout is not None, "nothing will ever happen again"
+        assert timeout is not None, "the loop waits for an event that no timer or request can cause"
         self.now += timeout
         return super().select(0)
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """A loop whose time passes only while everybody waits."""
+    """An event loop whose time advances only while all tasks wait."""
 
     def __init__(self) -> None:
         self._virtual = _Selector()
@@ -67,7 +67,7 @@ class FakeAdapter(HTTPAdapter):
 
 
 class VirtualClient(GceClient):
-    """The client library without threads: a request takes its time, and may come late."""
+    """The client library without threads: requests take virtual time, and may arrive late."""
 
     def __init__(self, rest: Rest, call_s: float, lag: Callable[[], tuple[float, float]]) -> None:
         super().__init__(AnonymousCredentials(), "http://fake", call_s)
@@ -85,7 +85,7 @@ class VirtualClient(GceClient):
         return client
 
     async def _in_thread(self, act: Callable[[], Any], *, share: float = 1.0) -> Any:
-        # Who asked may be gone, or has given up, when the request arrives.
+        # The caller may have ended or timed out when the request arrives.
         task = asyncio.create_task(self._travel(act))
         self._on_its_way.add(task)
         task.add_done_callback(self._on_its_way.discard)
@@ -109,7 +109,7 @@ class VirtualClient(GceClient):
 
 
 class Gateway:
-    """Stands in for the store: one value, and whose term it is."""
+    """A fake of the store: one value, and the leader's term."""
 
     def __init__(self, is_away: Callable[[], bool], obey: Callable[[Intent], None]) -> None:
         self.keys = Keys("test")

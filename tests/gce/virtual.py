@@ -1,8 +1,8 @@
 """A sailord that rents from the fake Google Cloud on a virtual clock, in one thread.
 
-The procurer, the provider and Google's client library are the real ones; the network between
-them and the fake is a function call that takes its time, comes too late, or loses its answer. What
-else sailord has, the store and the planner, are stand-ins.
+The capacity loop, the provider and Google's client library are real; the network between them and
+the fake cloud is a function call that takes virtual time, arrives late, or loses its answer. Store
+and planner are fakes.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ KINDS = (
     *("stock", "stock", "quota", "storm", "preempt", "preempt", "preempt", "die", "hang", "dead"),
     *("blind", "zone", "denied", "expired", "kill", "store", "odd", "wish", "wish", "lost"),
 )
-"""What may happen at any second."""
+"""Events that may happen at any second."""
 BEGIN = 1_700_000_000.0
 UNANSWERED = "it was never answered"
 STORM_S = 30.0
-"""The longest that Google answers nothing; a total budget keeps a reserve for that."""
+"""Longest time without an answer of Google; a total budget keeps a reserve for it."""
 
 
 @dataclass(eq=False)
@@ -64,7 +64,7 @@ class Head:
 
 @dataclass(eq=False)
 class SeenCluster:
-    """The controller, as the capacity loop sees it."""
+    """The capacity loop's view of the controller."""
 
     state: State
     world: World
@@ -77,7 +77,7 @@ class SeenCluster:
 
 @dataclass(eq=False)
 class World(Hooks):
-    """One script: a cloud with bad days, and whoever leads."""
+    """One script: a faulty cloud, and the current leader."""
 
     seed: int
     policy: Policy
@@ -85,7 +85,7 @@ class World(Hooks):
     wish: Counter[Pool] = field(default_factory=Counter)
     overspent: float = 0.0
     too_dear_s: float = 0.0
-    """For how long at a stretch more ran up by the hour than may."""
+    """Longest continuous time above the hourly budget."""
     errors: list[str] = field(default_factory=list)
     head: Head | None = None
     _nodes: dict[str, Node] = field(default_factory=dict)
@@ -93,11 +93,11 @@ class World(Hooks):
     _works: bool = True
     _dear_since: float | None = None
     _known: set[str] = field(default_factory=set)
-    """The numbers of all machines that sailord ever knew."""
+    """Numbers of all machines that sailord has ever observed."""
     _open: dict[str, PendingRequest] = field(default_factory=dict)
-    """The asks that sailord had a second ago, ..."""
+    """Sailord's open requests one second ago, ..."""
     _unanswered: dict[Pool, float] = field(default_factory=dict)
-    """... and since when it lets pools rest that, it thinks, never answered."""
+    """... and the start of cooldowns of pools for requests without an answer."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -147,7 +147,7 @@ class World(Hooks):
     # ---- the script ---------------------------------------------------------------------------
 
     async def live(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-        """Let time pass, with whatever the seed has in it; at most until something holds."""
+        """Advance the clock with random events, at most until the condition holds."""
         end, loop = self.now() + seconds, asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, about: self.errors.append(str(about)))
         if self.head is None:
@@ -165,7 +165,7 @@ class World(Hooks):
                 await self._strike()
 
     def settle(self) -> None:
-        """Everything can be had and answers from now on."""
+        """End all failures and shortages."""
         self.calm = True
         self.cloud.stock.clear()
         self.cloud.quotas.clear()
@@ -177,13 +177,13 @@ class World(Hooks):
         self._store_back_at = 0.0
 
     async def end(self) -> None:
-        """Sailord stops."""
+        """Stop sailord."""
         await self._kill()
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
 
     async def _strike(self) -> None:
-        """Something happens."""
+        """Cause a random event."""
         cloud, chance = self.cloud, self.random
         kind = chance.choice(KINDS)
         spot = [vm for vm in cloud.there() if vm.spot and vm.status == "RUNNING"]
@@ -269,13 +269,13 @@ class World(Hooks):
         self.head = Head(procurer, asyncio.create_task(procurer.run()))
 
     async def _kill(self) -> None:
-        """It ends between two of its steps, whatever it was about to do; its requests go on."""
+        """Kill sailord between two of its steps; requests on their way still arrive."""
         assert self.head is not None
         self.head.task.cancel()
         await asyncio.gather(self.head.task, return_exceptions=True)
 
     def _job(self) -> Any:
-        """The job as capacity sees it: it stands on every node that is there, while it works."""
+        """Return the job as capacity sees it: running on every node until stopped."""
         if not self._works:
             return None
         members = [id_ for id_, node in self._nodes.items() if node.draining_since is None]
@@ -283,7 +283,7 @@ class World(Hooks):
         return SimpleNamespace(job=SimpleNamespace(id="tale"), phase=None, generation=generation)
 
     async def _plan(self, request: CapacityRequest, **_: Any) -> CapacityAnswer:
-        """Wish for something among what is up and what could be had."""
+        """Set a random target among running and available machines."""
         await asyncio.sleep(self.random.uniform(0.1, 2.0))
         return CapacityAnswer(tuple(self._count(pool) for pool in request.pools), "as scripted")
 
@@ -292,23 +292,23 @@ class World(Hooks):
         return min(self.wish[own], pool.up + pool.obtainable)
 
     def up(self) -> Counter[Pool]:
-        """The machines that there are, as Google counts them."""
+        """Return the number of machines in each pool, as Google counts them."""
         there = ((vm.zone, vm.machine, vm.spot) for vm in self.cloud.there())
         return Counter(next(p for p in POOLS if (p.zone, p.machine, p.spot) == w) for w in there)
 
     def is_all_of_use(self) -> bool:
-        """Whether every machine has its agent, with all of its GPUs."""
+        """Return whether every machine has an agent with all of its GPUs."""
         gpus = {n.record.name: n.record.gpus for n in self._nodes.values() if not n.draining_since}
         return all(gpus.get(vm.name) == vm.gpus for vm in self.cloud.there())
 
     def made_twice(self) -> list[str]:
-        """The requests for which more was made, in all their lives, than they asked for."""
+        """Return requests that ever made more machines than they asked for."""
         return [id_ for id_, made in self.cloud.made.items() if made > self.cloud.ordered[id_]]
 
     def is_settled(self) -> bool:
-        """Whether nothing is left, by Google's word and by sailord's.
+        """Return whether neither Google nor sailord has machines or open requests left.
 
-        A group may yet come to make what an ask without an answer has ordered of it.
+        A group may still make machines that an unanswered request has ordered.
         """
         assert self.head is not None
         state = self.head.procurer.state
@@ -316,12 +316,12 @@ class World(Hooks):
         return not (self.cloud.there() or is_trying or state.machines or state.asks)
 
     def stop_work(self) -> None:
-        """The job is done."""
+        """Finish the job."""
         self._works = False
         self._tell_nodes()
 
     def _obey(self, intent: Intent) -> None:
-        """The job saves itself and stops, or moves off a node."""
+        """Stop the job or drain a node, after some seconds for the checkpoint."""
         seconds = self.random.uniform(1, 30)
         if intent.kind == "pause":
             self.cloud.after(seconds, self.stop_work)
@@ -365,7 +365,7 @@ class World(Hooks):
     # ---- asks ---------------------------------------------------------------------------------
 
     def _check_asks(self) -> None:
-        """No ask counts beside all that it made, or is taken for lost while that is there."""
+        """Check that no request counts on top of its machines, or as lost while they exist."""
         assert self.head is not None
         state = self.head.procurer.state
         self._known |= state.machines.keys()
@@ -384,12 +384,12 @@ class World(Hooks):
     # ---- money --------------------------------------------------------------------------------
 
     def spent(self) -> float:
-        """What sailord's books say."""
+        """Return the cost by sailord's records."""
         assert self.head is not None
         return spent_usd(self.head.procurer.state)
 
     def bill_of_known(self) -> float:
-        """What Google charges for the machines that sailord ever knew."""
+        """Return what Google charges for the machines that sailord has ever observed."""
         known = [vm for vm in self.cloud.vms if str(vm.id) in self._known]
         return sum(vm.usd(self.now()) for vm in known)
 
@@ -405,7 +405,7 @@ class World(Hooks):
 
 
 def _request_of(vm: Vm) -> str:
-    """The request that a machine was made for, as Google knows it."""
+    """Return the id of the request that made a machine, as Google stores it."""
     label = vm.metadata.get(REQUEST_LABEL) or vm.body["labels"].get(REQUEST_LABEL, "")
     return request_uuid(label)
 

@@ -1,7 +1,7 @@
-"""A cloud that lives in memory: machines, operations, quotas, groups, moods, and a bill.
+"""A cloud in memory: machines, operations, quotas, groups, injected failures, and a bill.
 
-Nothing here speaks HTTP; ``rest`` does. A test tells it how to behave, before or meanwhile, and
-may hang real agents on its machines through ``Hooks``. All calls hold one lock.
+It has no HTTP; ``rest`` does. A test sets its behaviour, also while it runs, and may attach real
+agents to its machines through ``Hooks``. All calls hold one lock.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Cloud:
     zones: Mapping[str, str] = field(default_factory=lambda: dict(ZONES))
     offers: Mapping[str, Offer] = field(default_factory=lambda: dict(OFFERS))
     not_offered: set[tuple[str, str]] = field(default_factory=set)
-    """Zones and machine types, or kinds of GPU to attach, that do not go together."""
+    """Zones that lack a machine type or a kind of attachable GPU."""
     stock: dict[tuple[str, str, bool], int] = field(default_factory=dict)
-    """By zone, machine type and spot, how many more can be had; what is absent always can."""
+    """Supply by zone, machine type and spot; unlimited if absent."""
     quotas: dict[tuple[str, str], float] = field(default_factory=dict)
     """By region (or ``global``) and metric; what is absent has no limit and is not listed."""
     moods: list[Mood] = field(default_factory=list)
@@ -65,16 +65,16 @@ class Cloud:
     boot_s: float = 0.05
     page: int = 500
     hung: int = 0
-    """So many of the next operations never end."""
+    """Number of next operations that never end."""
     dead: int = 0
-    """So many of the next machines never boot."""
+    """Number of next machines that never boot."""
     blind: int = 0
-    """So many of the next machines boot without their GPU."""
+    """Number of next machines that boot without their GPU."""
     groups: dict[str, Group] = field(default_factory=dict)
     vms: list[Vm] = field(default_factory=list)
     operations: dict[str, Operation] = field(default_factory=dict)
     remembers_s: float = 3600.0
-    """So long a request that is sent again is known by its id: Google promises one hour."""
+    """Time for which a repeated request is recognised by its id: Google promises one hour."""
     ordered: dict[str, int] = field(default_factory=dict)
     """By request id, how many machines were asked for, ..."""
     made: Counter[str] = field(default_factory=Counter)
@@ -97,7 +97,7 @@ class Cloud:
         heapq.heappush(self._due, (self.now() + seconds, next(self._numbers), act))
 
     def advance(self) -> None:
-        """Let happen what is due."""
+        """Run what is due."""
         with self.lock:
             while self._due and self._due[0][0] <= self.now():
                 heapq.heappop(self._due)[2]()
@@ -163,7 +163,7 @@ class Cloud:
         return self.operation("insert", zone, client_id=client_id, error=refusal)
 
     def bulk_insert(self, zone: str, body: Mapping[str, Any], client_id: str = "") -> Operation:
-        """Make some machines, or none if fewer than the least can be had."""
+        """Make some machines, or none if fewer than the minimum are available."""
         self.need("compute.instances.create")
         known = self._known(client_id)
         if known is not None:
@@ -217,7 +217,7 @@ class Cloud:
             self.advance()
 
     def kill(self, name: str) -> None:
-        """A machine's power goes without a word; it still counts as running."""
+        """Cut a machine's power without notice; the cloud still lists it as running."""
         with self.lock:
             self.hooks.ended(next(vm for vm in self.there() if vm.name == name))
 
@@ -270,7 +270,7 @@ class Cloud:
     def create_in_group(
         self, group: Group, configs: list[dict[str, Any]], client_id: str
     ) -> Operation:
-        """Order machines with names; whether they can be had shows later."""
+        """Order machines by name; whether they are available shows later."""
         self.need("compute.instanceGroupManagers.update")
         known = self._known(client_id)
         if known is not None:
@@ -286,7 +286,7 @@ class Cloud:
                               client_id=client_id)  # fmt: skip
 
     def resize(self, group: Group, size: int) -> Operation:
-        """Order as many machines as are to be there in the end; the newest go first."""
+        """Set a group's target size; the newest machines are deleted first."""
         self.need("compute.instanceGroupManagers.update")
         while len(group.wanted) < size:
             group.wanted[f"{group.name}-{next(self._numbers) % 10**6}"] = {}
@@ -304,7 +304,7 @@ class Cloud:
                 self.delete(group.zone, name)
 
     def fill(self, group: Group) -> None:
-        """Make what a group lacks, as far as it can be had."""
+        """Make what a group lacks, as far as it is available."""
         names = {vm.name for vm in self.there(group.zone)}
         properties = group.properties
         for name, metadata in group.wanted.items():
@@ -338,7 +338,7 @@ class Cloud:
         vm: Vm | None = None,
         error: dict[str, Any] | None = None,
     ) -> Operation:
-        """Begin an operation, which ends by itself unless it was told to hang."""
+        """Begin an operation, which ends by itself unless a test made it hang."""
         one = self._operation(kind, zone, client_id=client_id, vm=vm)
         if client_id:
             self._seen[client_id] = one
@@ -372,7 +372,7 @@ class Cloud:
         return None if is_old else known
 
     def _count(self, client_id: str, ordered: int, made: int) -> None:
-        """What a group is told to have counts as made: it goes on trying until it has it."""
+        """Count a group's ordered machines as made: it retries until it has them."""
         if client_id:
             self.ordered.setdefault(client_id, ordered)
             self.made[client_id] += made

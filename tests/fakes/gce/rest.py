@@ -18,7 +18,7 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked for, however it came."""
+    """A request, from either transport."""
 
     method: str
     path: str
@@ -30,7 +30,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What it is answered with."""
+    """An answer."""
 
     status: int
     body: Answer
@@ -71,7 +71,7 @@ class Rest:
         ]
 
     def mood_for(self, request: Request) -> Mood | None:
-        """How this request is to be answered, if not as usual; takes note of it."""
+        """Record the request and return its injected failure, if any."""
         line = f"{request.method} {request.path}"
         with self.cloud.lock:
             self.cloud.asked.append(line)
@@ -82,7 +82,7 @@ class Rest:
         return None
 
     def respond(self, request: Request, mood: Mood | None) -> Reply:
-        """Answer as a script says; what was asked for is done or not, as it says too."""
+        """Answer with an injected failure, which also says whether the request takes effect."""
         if mood is None or mood.status == 0:
             return self._usual(request)
         if mood.is_done:
@@ -115,7 +115,7 @@ class Rest:
             what = f"The resource 'projects/{project}' was not found"
             raise ApiError(404, "notFound", what)
 
-    # ---- what may be known ----------------------------------------------------------------------
+    # ---- projects, zones and machine types ------------------------------------------------------
 
     def project(self, _: Request) -> Answer:
         self.cloud.need("compute.projects.get")
@@ -313,7 +313,7 @@ class Rest:
         return {"items": found[start:end], **more}
 
     def _by_scope(self, request: Request, kind: str, found: list[tuple[str, Answer]]) -> Answer:
-        """An aggregated list: a page holds some of each zone, and a word on those without any."""
+        """An aggregated list: a page has some items of each zone, and warnings for empty zones."""
         unseen = {f"zones/{zone}" for zone in self.cloud.unreachable}
         if unseen and request.query.get("returnPartialSuccess") != "true":
             raise ApiError(503, "backendError", f"{', '.join(sorted(unseen))}: not reachable")

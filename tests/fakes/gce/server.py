@@ -34,7 +34,7 @@ def _app(rest: Rest) -> web.Application:
 def gce_server(cloud: Cloud, rest: Rest | None = None) -> Iterator[str]:
     """Serve one cloud; the value is its address, ``http://127.0.0.1:PORT``.
 
-    What is due happens without being asked for, hooks included: they are called in this thread.
+    Due events, hooks included, run in this thread without a request.
     """
     loop, ready, address = asyncio.new_event_loop(), threading.Event(), [""]
     face = rest or Rest(cloud)
@@ -53,7 +53,9 @@ def gce_server(cloud: Cloud, rest: Rest | None = None) -> Iterator[str]:
         finally:
             await runner.cleanup()
             waiting = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in waiting:  # Whoever asked last and did not wait for the answer.
+            for task in (
+                waiting
+            ):  # The last client may have closed its connection without waiting for the answer.
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 

@@ -19,7 +19,7 @@ class Offer:
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """What a request is answered with in place of what it asked for."""
+    """An error answer in place of the usual one."""
 
     status: int
     reason: str
@@ -28,7 +28,7 @@ class ApiError(Exception):
 
 @dataclass(eq=False)
 class Mood:
-    """How some of the next requests are answered."""
+    """An injected failure of some of the next requests."""
 
     path: str
     """A pattern for ``METHOD path``."""
@@ -39,13 +39,13 @@ class Mood:
     message: str = "Internal error. Please try again or contact Google Support."
     delay_s: float = 0.0
     is_done: bool = False
-    """What was asked for is done nevertheless, and only its answer is lost."""
+    """The request takes effect, and only its answer is lost."""
     retry_after_s: int | None = None
 
 
 @dataclass(eq=False)
 class Vm:
-    """A machine, from its creation on; one that is gone is kept for the bill."""
+    """A machine, from its creation on; kept for the bill after its deletion."""
 
     id: int
     name: str
@@ -61,16 +61,16 @@ class Vm:
     boots: bool = True
     has_gpu: bool = True
     off_at: float | None = None
-    """It was preempted then, and costs nothing since."""
+    """Time of its preemption, after which it costs nothing."""
     ended_at: float | None = None
-    """It is gone, and so is its disk."""
+    """Whether it is deleted, with its disk."""
 
     @property
     def is_there(self) -> bool:
         return self.ended_at is None
 
     def usd(self, now: float) -> float:
-        """What it has cost: from its creation until it was preempted or deleted."""
+        """Return its cost from its creation until it was preempted or deleted."""
         end = min(at for at in (self.off_at, self.ended_at, now) if at is not None)
         return self.usd_per_hour * (end - self.created_at) / 3600
 
@@ -82,7 +82,7 @@ class Vm:
 
 @dataclass(eq=False)
 class Operation:
-    """Something that was ordered, or happened."""
+    """An operation: a request's, or one of the cloud's own."""
 
     id: int
     type: str
@@ -102,7 +102,7 @@ class Operation:
 
 @dataclass(eq=False)
 class Group:
-    """A managed group of machines: what it makes them from, and which it is to have."""
+    """A managed group of machines: its template and the machines that it should have."""
 
     name: str
     zone: str
@@ -114,13 +114,13 @@ class Group:
 
 
 class Hooks:
-    """What becomes of machines: by default nothing; a test may run real agents in its place."""
+    """Callbacks for machines, without effect by default; a test may run real agents in them."""
 
     def booted(self, vm: Vm) -> None:
-        """It runs now, with or without its GPU."""
+        """The machine runs now, with or without its GPU."""
 
     def warned(self, vm: Vm, seconds: float) -> None:
         """Its metadata server says that it is preempted from now on."""
 
     def ended(self, vm: Vm) -> None:
-        """Its power is gone."""
+        """The machine's power is off."""
