@@ -27,7 +27,7 @@ up: $(FOR_UP) ## a cluster on this machine that trains, until Ctrl-C
 	@$(BIN)/sailorctl up
 
 .PHONY: tour
-tour: $(FOR_UP) ## its story without a person: machines go and come, nothing is lost
+tour: $(FOR_UP) ## the same without a person: nodes are lost and added, losses compared
 	@$(BIN)/sailorctl tour
 
 .PHONY: plan-tour

@@ -20,8 +20,8 @@ from worker.checkpoint import snapshot_file
 POINTS_KEPT = 2
 """The last points of the running generation are kept whatever is released."""
 REPLICAS_KEPT = 4
-"""The last points of each rank of another node are kept. A rank that seals another point proves
-that the last but two is sealed and replicated everywhere; one more may be sealed as all fail."""
+"""The last points of each rank of another node are kept. When a rank seals point n, point n - 2 is
+complete everywhere, so the last three may be needed; a fourth may be sealed during a failure."""
 FILE_NAME = re.compile(r"([0-9]{1,6})\.snap\Z", re.ASCII)
 
 

@@ -1,4 +1,7 @@
-"""What becomes of a node: it is seen, heard, marked by orders, given up as lost, and forgotten."""
+"""A node's life: seen, reported, marked by orders, given up as lost, forgotten.
+
+``_why_lost`` decides that a node is lost; ``standing`` is the table of a node's states.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Operators' orders about the active job, carried out as soon as its phase allows."""
+"""Operators' orders about the active job, carried out as soon as its phase allows.
+
+Orders about a node (drain, cordon, preempt) are applied in ``learn``; ``replan_triggers`` reacts.
+"""
 
 from __future__ import annotations
 

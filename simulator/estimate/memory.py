@@ -1,4 +1,4 @@
-"""Peak memory of each device."""
+"""Peak memory of each device: parameters, gradients, optimizer, activations, buffers, context."""
 
 from __future__ import annotations
 

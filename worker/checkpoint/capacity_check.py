@@ -1,4 +1,4 @@
-"""Checks before training whether a node has room for the snapshots of its ranks.
+"""Checks before training whether a node has room for snapshots, and a device for the plan.
 
 Each rank reserves exactly its own files later. This check counts the node as a whole: the files of
 all its ranks, replicas of other nodes' pieces, and the files that remain while the next generation
