@@ -189,7 +189,7 @@ def test_files_shown_can_be_parsed(block):
     assert isinstance(parse(block.text), dict | list)
 
 
-def test_no_command_hides_from_this_test():
+def test_every_command_block_is_fenced_as_console():
     hidden = [
         b.place for b in BLOCKS if b.language in ("sh", "bash", "shell", "zsh", "shell-session")
     ]
@@ -218,7 +218,7 @@ Words between.
 """
 
 
-def test_blocks_and_their_excuses_are_read():
+def test_blocks_and_their_reasons_are_read():
     first, second, third = blocks(SAMPLE, "sample")
     assert (first.place, first.language, first.excuse) == ("sample:3", "console", None)
     assert script(first) == "echo one \\\n  two\nfalse"
@@ -226,7 +226,7 @@ def test_blocks_and_their_excuses_are_read():
     assert (third.language, third.text, third.excuse) == ("toml", "[job]", None)
 
 
-def test_a_failing_command_is_seen():
+def test_a_failing_command_is_detected():
     assert run("true").returncode == 0
     assert run("false\ntrue").returncode != 0
     assert run("false | true").returncode != 0
@@ -244,6 +244,6 @@ def test_shown_output_is_compared():
     assert SECONDS.sub(r"\1_", "search      2.080 s, 7 plans") == "search      _, 7 plans"
 
 
-def test_an_unclosed_block_is_seen():
+def test_an_unclosed_block_is_an_error():
     with pytest.raises(AssertionError, match="never closes"):
         list(blocks("```console\n$ true\n", "sample"))

@@ -121,7 +121,7 @@ def test_every_module_imports_from_the_wheel_alone(clean):
 
 
 @pytest.mark.slow
-def test_the_command_tells_its_version(clean):
+def test_the_command_prints_its_version(clean):
     told = _run(clean / "venv" / "bin" / "sailorctl", "--version", cwd=clean)
     assert told == f"sailorctl, version {version('sailor')}\n"
 

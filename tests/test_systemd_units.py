@@ -43,13 +43,13 @@ def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @needs_systemd
 @pytest.mark.parametrize("unit", UNITS)
-def test_systemd_has_nothing_to_say_of_a_unit(tree, unit):
+def test_systemd_accepts_every_unit(tree, unit):
     done = analyze("verify", "--man=no", f"--root={tree}", unit)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @needs_systemd
-def test_systemd_would_say_what_is_wrong(tree, tmp_path):
+def test_systemd_rejects_a_wrong_unit(tree, tmp_path):
     """It answers 0 to unknown keys: what it writes is what counts."""
     shutil.copytree(tree, tmp_path / "tree")
     unit = tmp_path / "tree" / "usr/lib/systemd/system/sailord.service"
@@ -62,7 +62,7 @@ def test_systemd_would_say_what_is_wrong(tree, tmp_path):
 
 @needs_systemd
 @pytest.mark.parametrize("unit", UNITS)
-def test_a_unit_may_do_little(tree, unit):
+def test_units_are_sandboxed(tree, unit):
     said = analyze("security", "--no-pager", "--offline=yes", f"--root={tree}", unit).stdout
     overall = re.search(r"Overall exposure level for \S+: ([0-9.]+)", said)
     assert overall is not None
@@ -86,30 +86,30 @@ def test_a_unit_is_watched_and_stopped_as_its_service_expects(tree, unit):
     assert found["RestartPreventExitStatus"] == ["2"]
     assert "ExecStartPre" not in found
     assert float(found["WatchdogSec"][0]) > 10
-    # Who is stopped when the machine shuts down must be told before the network goes.
+    # A shutdown must stop the agent before it stops the network.
     assert "shutdown.target" in found["Conflicts"][0] + found["Before"][0]
     assert "network-online.target" in found["After"][0]
     assert found["ExecStart"][0].partition(" ")[0].startswith("/usr/bin/")
     assert (tree / found["ExecStart"][0].partition(" ")[0][1:]).stat().st_mode & 0o111
 
 
-def test_workers_outlive_what_happens_to_the_agent(tree):
+def test_workers_outlive_their_agent(tree):
     found = settings(tree, "sailor-agent.service")
-    assert found["KillMode"] == ["process"]  # Workers get no signal of its.
+    assert found["KillMode"] == ["process"]  # Signals to the agent do not reach its workers.
     assert found["RestartKillSignal"] == ["SIGINT"]  # A restart is no drain.
     assert found["TimeoutStartFailureMode"] == ["kill"]  # Nor is a start that hangs.
     assert found["RuntimeDirectoryPreserve"] == ["yes"]  # What they hold in memory stays.
     assert found["OOMPolicy"] == ["continue"]
-    # Both would take from them what they use: a folder that ends with it, and the devices.
+    # They would hide the devices, or end a folder that workers use.
     assert not {"PrivateTmp", "PrivateDevices", "ProtectClock", "RemoveIPC"} & set(found)
     memory = load_agent(tree / "etc/sailor/agent.toml").memory
     assert memory is not None
     assert memory.parent == Path("/run", *found["RuntimeDirectory"])
     assert settings(tree, "sailord.service")["KillMode"] == ["mixed"]  # Its planners end with it.
-    assert "RemoveIPC" not in settings(tree, "sailord.service")  # The same user's, perhaps.
+    assert "RemoveIPC" not in settings(tree, "sailord.service")  # It may be the same user's.
 
 
-def test_the_example_files_can_be_used_and_are_never_replaced(tree):
+def test_example_files_are_valid_and_never_overwritten(tree):
     key = tree / "etc/sailor/cluster.key"
     key.write_text("k" * 64)
     sailord = load_config(tree / "etc/sailor/sailord.toml")
@@ -123,7 +123,7 @@ def test_the_example_files_can_be_used_and_are_never_replaced(tree):
     assert own.read_text().endswith("spot = true\n")
 
 
-def test_the_documents_lie_beside_each_other_and_the_units_name_one(tree):
+def test_documents_are_installed_together_and_named_by_the_units(tree):
     folder = tree / "usr/share/doc/sailor"
     assert {path.name for path in (ROOT / "docs").glob("*.md")} <= {
         p.name for p in folder.iterdir()
@@ -144,7 +144,7 @@ def test_the_documents_lie_beside_each_other_and_the_units_name_one(tree):
 
 @pytest.mark.slow
 @pytest.mark.skipif("SAILOR_EXAMPLES" not in os.environ, reason="it fetches all packages anew")
-def test_the_environment_works_where_it_was_not_made(tmp_path):
+def test_the_environment_can_be_moved(tmp_path):
     lay_out(tmp_path / "tree")
     moved = tmp_path / "moved"
     (tmp_path / "tree" / "opt" / "sailor").rename(moved)

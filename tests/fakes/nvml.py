@@ -25,7 +25,7 @@ class Device:
     name: str | bytes
     mib: int
     used_mib: int = 450
-    """The driver's own handle of a device."""
+    """Memory that the driver itself uses."""
     ecc: int | None = 0
     rows: tuple[int, int, int, int] | None = (0, 0, 0, 0)
     retired: int | None = None

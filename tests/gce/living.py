@@ -139,7 +139,7 @@ class Life:
         return self.client.ask("GET", "/v1/status")["job"] or {}
 
     def trains_on(self, count: int) -> bool:
-        """Return the number of existing machines on which the job runs; 0 if it does not."""
+        """Return whether the job makes steps on this number of existing machines."""
         names = {vm.name for vm in self.cloud.there()}
         job = self.job()
         return job["step"] > 3 and len(names.intersection(job["members"])) == count

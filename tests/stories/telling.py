@@ -1,8 +1,7 @@
 """Stories: events are lines that begin with ``>``, written by hand; the replies are generated.
 
-A line is ``> <seconds> <what> <words>``; see ``_EVENTS`` for the words of each. ``report`` speaks
-for the present generation. What the controller orders is told below it, then the job's phase
-where it is another one now.
+A line is ``> <seconds> <what> <words>``; see ``_EVENTS`` for the words of each. ``report`` is about
+the current generation. The controller's commands follow below, then the job's phase if it changed.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ JOB = JobId("job")
 
 @dataclass
 class Story:
-    """The controller, and the little state that a story's lines leave out."""
+    """The controller, and the state that a story's lines leave implicit."""
 
     state: State = field(default_factory=State)
     written: GenerationRecord | None = None

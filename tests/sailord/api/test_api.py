@@ -231,7 +231,7 @@ def test_order_without_effect_is_refused_with_a_cure(head):
     assert code == 409
     assert problem["what"] == "cordon would change nothing: it is cordoned already"
     assert "uncordon" in problem["cure"]
-    assert order("/v1/nodes/a/cordon", id="once")[0] == 202, "who did not hear it may ask again"
+    assert order("/v1/nodes/a/cordon", id="once")[0] == 202, "the same id may be sent again"
     assert order("/v1/nodes/a/uncordon")[0] == 202
     assert head.ask("POST", "/v1/jobs", {"job": JOB, "id": "useless"})[0] == 201
     assert order("/v1/jobs/useless/pause")[0] == 202
@@ -294,7 +294,7 @@ def test_disconnected_follower_causes_no_logged_error(head):
     with contextlib.closing(Over(head.socket)) as connection:
         connection.request("GET", "/v1/events", headers={"Last-Event-ID": "0"})
         assert connection.getresponse().readline()
-    for id_ in ("heard", "unheard"):  # What follows is written to nobody.
+    for id_ in ("heard", "unheard"):  # The following events have no reader.
         before = told()
         assert head.ask("POST", f"/v1/jobs/{id_}/cancel", {})[0] == 202
         wait_until(lambda before=before: told() > before, within_s=20)

@@ -60,15 +60,15 @@ ELSEWHERE = {
 
 @dataclass(frozen=True)
 class Line:
-    """What is typed, and what is to be read then."""
+    """A command line and its expected output."""
 
     typed: str
     """With ``{file}`` for a job's file, ``{kept}`` for where checkpoints are, ``{step}`` for the
     newest."""
     says: str = ""
-    """A part of what a person reads."""
+    """A part of the expected text output."""
     first: Callable[[Cluster], object] = lambda _: True
-    """What has to be so before."""
+    """A condition to wait for before the command runs."""
     code: int = 0
 
 
@@ -194,7 +194,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def said(cluster):
-    """What each line had to say, in their order, as one lives on what those before it did."""
+    """The result of each line; they run in order, since each depends on the ones before."""
     found = {}
     server = ["--server", f"unix://{cluster.head.socket}"]
     for number, line in enumerate(LINES):
@@ -221,14 +221,14 @@ def test_every_command_has_a_case_here():
 
 
 def check_lines(name: str, command: click.Command, typed: list[str]) -> None:
-    """A person types the command, a program reads its JSON, and both follow it if it can be."""
+    """Check that a command is tested with text and JSON output, and followed if it can be."""
     own = [line for line in typed if command_of(line) == name]
-    assert any("--json" not in line for line in own), f"nobody types {name}"
-    assert any("--json" in line for line in own), f"nobody reads the JSON of {name}"
+    assert any("--json" not in line for line in own), f"no test runs {name} with text output"
+    assert any("--json" in line for line in own), f"no test runs {name} --json"
     assert name in documented(), f"docs/api.md does not say what {name} --json prints"
     for option in ("-f", "-w"):
         is_there = any(option in line.split() for line in own)
-        assert is_there or not has(command, option), f"nobody follows {name}"
+        assert is_there or not has(command, option), f"no test runs {name} {option}"
 
 
 def check(document, typed: str, value: object) -> None:

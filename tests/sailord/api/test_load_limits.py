@@ -116,7 +116,7 @@ def half_sent(path: str, headers: dict[str, str]) -> bytes:
 
 
 def looks_like_an_agent(number: int) -> dict[str, str]:
-    """What anybody can write; that it is wrong shows only when the body is there."""
+    """Return a forged signature; it can be checked only once the body has arrived."""
     return {REQUEST_HEADER: f"time={time.time():.3f}, nonce={number:032x}, mac={'0' * 64}"}
 
 
@@ -154,13 +154,13 @@ def test_unauthenticated_slow_bodies_do_not_starve_others(head, descriptors):
         assert code_of(opened(stack, head.port, asked)) == 200
         wait_until(lambda: head.ask("GET", path)[1]["step"] > before + 5)
         assert head.ask("GET", path)[1]["generation"]["number"] == 1
-        assert code_of(wires[0]) == 408, "the oldest had to go for those who came after"
-        assert code_of(wires[-1]) == 408, "nobody is waited for much longer than a body takes"
+        assert code_of(wires[0]) == 408, "the oldest connection makes room for new ones"
+        assert code_of(wires[-1]) == 408, "an unfinished body times out"
     head.ask("POST", f"{path}/cancel", {})
 
 
 def test_slow_clients_with_the_token_do_not_starve_others(head, descriptors):
-    """Those who show it are counted apart from those at the Unix socket, and from agents."""
+    """Clients with the token have a limit apart from the Unix socket's and the agents'."""
     if descriptors < IN_PROGRESS_MAX + 200:
         pytest.skip(f"this machine lets a process have {descriptors} descriptors")
     bearer = {"Authorization": f"Bearer {TOKEN}"}
@@ -176,7 +176,7 @@ def test_slow_clients_with_the_token_do_not_starve_others(head, descriptors):
         assert head.ask("GET", "/v1/status")[0] == 200
         assert code_of(wires[0]) == 408
     wait_until(lambda: head.ask("GET", "/v1/status")[1]["nodes"] == {"ready": 1})
-    # Those who were still waited for have hung up, which is nobody's fault.
+    # The other clients have disconnected, which is no error of sailord.
     assert "Traceback" not in (head.folder / "head.log").read_text()
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint of four uneven pipelines is the same bits for whoever reads it."""
+"""A checkpoint of four uneven pipelines is bit-equal for every reader."""
 
 from __future__ import annotations
 

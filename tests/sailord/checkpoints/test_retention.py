@@ -45,10 +45,10 @@ def test_last_checkpoints_are_kept_and_older_ones_deleted_manifest_first():
 @pytest.mark.parametrize(
     ("name", "generation", "goes"),
     [
-        ("1-20/0-n.snap", 1, True),  # Below the durable step: nobody commits it any more.
+        ("1-20/0-n.snap", 1, True),  # Below the durable step: never committed any more.
         ("1-40/0-n.snap", 1, False),  # The present generation may still commit it.
         ("1-40/0-n.snap", 2, True),  # Its generation is over, and it never was a checkpoint.
-        ("1-40/manifest-3.json", 2, False),  # Somebody went back beyond it.
+        ("1-40/manifest-3.json", 2, False),  # A rollback went back beyond it.
         ("1-20/manifest-3.json", 2, True),  # Training is past it again.
         ("notes/readme", 9, False),  # None of ours.
         ("3-x/0-n.snap", 9, False),

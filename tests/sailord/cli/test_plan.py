@@ -57,7 +57,7 @@ def run(
     return CliRunner().invoke(main, ["plan", *map(str, files), *options])
 
 
-def test_it_prints_a_plan_with_its_estimate_and_how_sure_it_is(tmp_path: Path) -> None:
+def test_json_output_has_plan_estimate_and_error_bars(tmp_path: Path) -> None:
     saved = tmp_path / "plan.json"
     result = run(tmp_path, "--json", "--save", str(saved))
     assert result.exit_code == 0, result.output
@@ -87,7 +87,7 @@ def test_it_prints_a_plan_with_its_estimate_and_how_sure_it_is(tmp_path: Path) -
     assert json.loads(again.stdout)["iteration_s"] == document["estimate"]["iteration_s"]
 
 
-def test_people_get_a_table_and_the_reasons(tmp_path: Path) -> None:
+def test_text_output_has_a_table_and_reasons(tmp_path: Path) -> None:
     result = run(tmp_path, "--explain")
     assert result.exit_code == 0
     assert "bottleneck" in result.output
@@ -139,7 +139,7 @@ def test_a_planner_without_a_plan_says_what_it_passed_over(tmp_path: Path) -> No
     assert "beyond limits" in result.stderr
 
 
-def test_the_plan_is_drawn_and_people_read_the_same(tmp_path: Path) -> None:
+def test_a_plan_is_drawn_beside_its_text_output(tmp_path: Path) -> None:
     for planner in ("sailor", "whale"):
         picture = tmp_path / f"{planner}.svg"
         result = run(tmp_path, "--planner", planner, "--plot", str(picture))
@@ -150,7 +150,7 @@ def test_the_plan_is_drawn_and_people_read_the_same(tmp_path: Path) -> None:
     assert run(tmp_path, "--plot", str(job)).exit_code == 2, "would be overwritten"
 
 
-def test_what_cannot_be_written_is_refused_by_name(tmp_path: Path) -> None:
+def test_unwritable_outputs_are_refused_by_name(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere" / "plan.json"
     for options, what in (
         (("--save", str(tmp_path)), f"{tmp_path}: is a directory"),

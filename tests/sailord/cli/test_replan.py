@@ -85,7 +85,7 @@ def nodes(document: dict[str, Any]) -> set[str]:
     return {s["node"] for p in document["plan"]["pipelines"] for s in p["stages"]}
 
 
-def test_a_lost_node_is_replaced_by_what_is_there(tmp_path: Path) -> None:
+def test_a_lost_node_is_replaced_by_available_ones(tmp_path: Path) -> None:
     saved = tmp_path / "next.json"
     options = ("--lost", "node-a", "--json", "--save", str(saved))
     document = told(run(tmp_path, two_nodes(), *options, gpus=4))
@@ -123,7 +123,7 @@ def test_a_plan_without_nodes_is_placed_first(tmp_path: Path) -> None:
     assert nodes(document) == {"us-central1-a/A100-40x2/1"}
 
 
-def test_people_get_sentences(tmp_path: Path) -> None:
+def test_text_output_names_losses_transfers_and_downtime(tmp_path: Path) -> None:
     result = run(tmp_path, two_nodes(), gpus=2)
     assert result.exit_code == 0
     for word in (
@@ -136,7 +136,7 @@ def test_people_get_sentences(tmp_path: Path) -> None:
         assert word in result.output
 
 
-def test_a_short_life_is_not_worth_a_move(tmp_path: Path) -> None:
+def test_a_reconfiguration_must_pay_off_within_the_nodes_lifetime(tmp_path: Path) -> None:
     options = ("--deep", "--json")
     long = told(run(tmp_path, two_nodes(), *options, gpus=16))
     short = told(run(tmp_path, two_nodes(), *options, "--life", "1", gpus=16))
@@ -145,7 +145,7 @@ def test_a_short_life_is_not_worth_a_move(tmp_path: Path) -> None:
     assert not short["verdict"]["moves"]
 
 
-def test_a_zone_that_is_gone_need_not_stand_in_the_file(tmp_path: Path) -> None:
+def test_a_lost_zone_may_be_missing_from_the_cluster_file(tmp_path: Path) -> None:
     document = told(run(tmp_path, two_nodes(), "--json", cluster=OTHERS))
     assert document["running"]["lost_nodes"] == ["node-a", "node-b"]
     assert {name.split("/")[0] for name in nodes(document)} == {"us-central1-b"}
@@ -154,14 +154,14 @@ def test_a_zone_that_is_gone_need_not_stand_in_the_file(tmp_path: Path) -> None:
     assert document["moves"]["lost_layers"] == [0, 1, 2, 3, 4, 5]
 
 
-def test_all_gone_is_no_plan(tmp_path: Path) -> None:
+def test_no_plan_if_no_node_is_up(tmp_path: Path) -> None:
     result = run(tmp_path, two_nodes(), gpus=0)
     assert result.exit_code == 1
     assert "no node is up" in result.stderr
     assert result.stdout == ""
 
 
-def test_mistakes_are_told_together_and_plainly(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
     result = run(tmp_path, two_nodes(), "--lost", "node-c", "--lost", "node-d")
     assert result.exit_code == 2
     assert '"node-c"' in result.stderr

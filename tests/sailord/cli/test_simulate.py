@@ -42,7 +42,7 @@ def greedy(folder: Path) -> Path:
     return path
 
 
-def test_an_estimate_is_a_page_for_people_and_json_for_programs() -> None:
+def test_an_estimate_is_printed_as_text_or_json() -> None:
     page = run("simulate", PLAN, JOB, CLUSTER)
     assert page.returncode == DONE
     assert "bottleneck" in page.stdout
@@ -54,7 +54,7 @@ def test_an_estimate_is_a_page_for_people_and_json_for_programs() -> None:
     assert document["gpus_used"]["V100-16@us-west1-a"] == 8
 
 
-def test_a_plan_too_large_is_estimated_and_told_what_would_fit(tmp_path: Path) -> None:
+def test_a_plan_too_large_is_estimated_with_a_fitting_alternative(tmp_path: Path) -> None:
     result = run("simulate", greedy(tmp_path), JOB, CLUSTER, "--json")
     assert result.returncode == DOES_NOT_FIT
     assert json.loads(result.stdout)["misfits"] == [
@@ -64,7 +64,7 @@ def test_a_plan_too_large_is_estimated_and_told_what_would_fit(tmp_path: Path) -
     assert "it would fit with" in result.stderr
 
 
-def test_a_cure_cures(tmp_path: Path) -> None:
+def test_the_suggested_cure_works(tmp_path: Path) -> None:
     path = greedy(tmp_path)
     plan = json.loads(path.read_text())
     assert "micro batches of 2 (and 512" in run("simulate", path, JOB, CLUSTER).stderr
@@ -73,7 +73,7 @@ def test_a_cure_cures(tmp_path: Path) -> None:
     assert run("simulate", path, JOB, CLUSTER).returncode == DONE
 
 
-def test_the_mistakes_of_all_files_are_told_together(tmp_path: Path) -> None:
+def test_the_mistakes_of_all_files_are_reported_together(tmp_path: Path) -> None:
     job, cluster = tmp_path / "job.toml", tmp_path / "cluster.toml"
     job.write_text("[training]\nglobal_batch = -1\n")
     cluster.write_text("")
@@ -85,14 +85,14 @@ def test_the_mistakes_of_all_files_are_told_together(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_files_in_the_wrong_order_are_told_in_one_sentence_each() -> None:
+def test_files_in_the_wrong_order_get_one_error_each() -> None:
     result = run("simulate", JOB, PLAN, CLUSTER)
     assert result.returncode == UNUSABLE
     assert len(result.stderr.splitlines()) == 2
     assert "looks like a job, not a plan; the order is PLAN JOB CLUSTER" in result.stderr
 
 
-def test_no_output_takes_the_place_of_an_input(tmp_path: Path) -> None:
+def test_an_output_never_overwrites_an_input(tmp_path: Path) -> None:
     plan = Path(shutil.copy(PLAN, tmp_path / "plan.json"))
     before = plan.read_bytes()
     result = run("simulate", plan, JOB, CLUSTER, "--timeline", plan)
@@ -102,7 +102,7 @@ def test_no_output_takes_the_place_of_an_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
-def test_a_full_disk_is_told_and_fails() -> None:
+def test_a_full_disk_is_an_error() -> None:
     with Path("/dev/full").open("w") as full:
         result = run("simulate", PLAN, JOB, CLUSTER, stdout=full)
     assert result.returncode == FAILED
@@ -110,7 +110,7 @@ def test_a_full_disk_is_told_and_fails() -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_a_reader_that_leaves_is_no_mistake() -> None:
+def test_a_closed_output_pipe_is_no_error() -> None:
     files = f"{PLAN} {JOB} {CLUSTER}"
     command = f"{PROGRAM} simulate {files} --json | head -c 1 >/dev/null; echo ${{PIPESTATUS[0]}}"
     result = subprocess.run(
@@ -147,7 +147,7 @@ def test_a_run_that_cannot_be_estimated_fails_the_validation(
 
 
 @pytest.mark.parametrize("command", ["simulate", "validate", "plan", "compare"])
-def test_every_command_explains_itself(command: str) -> None:
+def test_every_command_has_help(command: str) -> None:
     result = run(command, "--help")
     assert result.returncode == DONE
     assert "--json" in result.stdout

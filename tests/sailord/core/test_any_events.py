@@ -126,7 +126,7 @@ class Play:
         return next((each for each in reversed(self.given) if isinstance(each, kind)), None)
 
     def events(self, move: tuple[object, ...]) -> list[Event]:
-        """What a move means at this moment; nothing where it makes no sense."""
+        """Return a move's events in the current state; none if it does not apply."""
         self.now += 0.01
         match move:
             case ("goes on",):
@@ -169,7 +169,7 @@ class Play:
                 return [StoreReturned(self.now)]
 
     def spare(self) -> list[NodeId]:
-        """Who does not take part at this moment."""
+        """Return the nodes outside the current generation."""
         active = self.state.active
         if active is None or not isinstance(active.phase, Starting | Running | Stopping):
             return list(NAMES)
@@ -177,7 +177,7 @@ class Play:
         return [id_ for id_ in NAMES if id_ not in members]
 
     def _goes_on(self) -> list[Event]:
-        """What comes next where nothing goes wrong."""
+        """Return the next events if nothing fails."""
         active = self.state.active
         if active is not None and active.question is not None:
             found = proposal(*active.question.nodes, usd_per_hour=360.0)
@@ -267,7 +267,7 @@ def test_job_goes_on_once_faults_end(
         calm = [*play.events(("nodes", NAMES)), *play.events(("kept", True)), *play._goes_on()]
         for event in (*calm, *(play._report(id_, "idle", 0, ()) for id_ in play.spare())):
             play.feed(event)
-    raise AssertionError(f"it hangs: {play.state.active}")
+    raise AssertionError(f"the job did not settle: {play.state.active}")
 
 
 def has_come_to_rest(state: State) -> bool:
@@ -327,13 +327,13 @@ def test_simultaneous_reports_commute(
             state, commands = decide(state, event)
             given_then += commands
         state, commands = decide(state, Ticked(play.now))
-        # Who speaks last may be asked how it is just before.
+        # The node that reports last may be probed just before.
         told = [each for each in (*given_then, *commands) if not isinstance(each, ProbeAgent)]
         outcomes.append((_known(state), Counter(map(type, told))))
     assert outcomes[0] == outcomes[1]
 
 
 def _known(state: State) -> State:
-    """Without the order in which nodes stand in the mapping, and when they were asked."""
+    """Return the state without the order of nodes in the mapping and the times of probes."""
     nodes = {id_: replace(node, probed_at=None) for id_, node in sorted(state.nodes.items())}
     return replace(state, nodes=Nodes(nodes))

@@ -110,7 +110,7 @@ def upload(step, layer, first, end, *, generation=3, name=""):
 
 
 def whole(step, generation=3):
-    """What the two nodes upload of a step: a layer each."""
+    """Return both nodes' uploads of a step: a layer each."""
     return [upload(step, layer, 0, PIECES, generation=generation) for layer in range(LAYERS)]
 
 

@@ -224,17 +224,17 @@ TWO_AND_TWO = [("a", 41, 3), ("b", 41, 3), ("a", 40, 3), ("c", 40, 3)]
     ],
     ids=[
         "two copies",
-        "one copy while another node stands by",
+        "one copy beside an unused node",
         "the only node",
-        "who is away is no place",
+        "an absent node is no failure domain",
         "another generation's",
         "durable",
         "durable before",
         "two zones",
         "two nodes",
-        "two nodes of one zone, and another stands by",
+        "two nodes of one zone, and an unused node of another",
         "two nodes of the only zone",
-        "a copy on a node that nobody knows",
+        "a copy on an unknown node",
     ],
 )
 def test_release_point(
@@ -250,7 +250,7 @@ def test_release_point(
 
 
 def test_unused_node_counts_as_a_failure_domain() -> None:
-    """The only member's snapshots may be forgotten once they stand in another zone, too."""
+    """The only member's snapshots may be released once another zone has a replica."""
     alone = replace(G, members=(A,))
     member = node(A, report(A, sealed=(40, 41)))
     other = node(C, report(C, sealed=(40,)))
@@ -262,7 +262,7 @@ def test_unused_node_counts_as_a_failure_domain() -> None:
     assert release_now(lonely) == Point(41, 3)
     joining = replace(other, record=replace(other.record, state="joining"))
     new = state(None, member, joining, job=job(saving=saving), generation=alone)
-    assert release_now(new) == Point(41, 3), "who is not ready holds nothing"
+    assert release_now(new) == Point(41, 3), "a joining node holds no replica"
 
 
 EMPTY = (node(A, report(A, sealed=())), node(B, report(B, sealed=())))

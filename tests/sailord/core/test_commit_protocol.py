@@ -32,7 +32,7 @@ class Rules:
     coverage: bool = True
     """All parts must have voted."""
     careful_garbage: bool = True
-    """What a live generation may still commit is never removed."""
+    """Garbage collection keeps everything that a live generation may still commit."""
 
 
 RULES = Rules()
@@ -144,7 +144,7 @@ def _garbage(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
 
 
 def breach(before: State, after: State) -> str:
-    """What the move broke; empty if nothing."""
+    """Return the invariant that the move broke; empty if none."""
     durable = after.durable
     if durable is None:
         return ""

@@ -219,7 +219,7 @@ def test_stop_deadline_restores_from_memory() -> None:
     assert opening.record.restore == Restore(Point(40, 3), "memory")
 
 
-# ---- who is lost ----------------------------------------------------------------------------
+# ---- loss of a node ------------------------------------------------------------------------------
 
 
 def lost(after: State) -> dict[str, str]:

@@ -160,7 +160,7 @@ def test_order_given_while_a_pause_is_stored_counts(given: tuple[str, ...], beco
         before, _ = act(before, IntentGiven(NOW, order(kind, id_=f"{kind}-{before.now}")))
     after, _ = act(before, GenerationWritten(NOW + 1, replace(STOPPED, state="closed")))
     states = {each.id: each.state for each in after.jobs.values()}
-    if after.active is not None:  # Who is queued, and alone, gets the cluster again at once.
+    if after.active is not None:  # The only queued job gets the cluster at once.
         states[after.active.job] = "queued"
     assert states == {JOB: becomes}
 
@@ -258,7 +258,7 @@ def test_second_job_with_the_cluster_is_queued() -> None:
     assert any(isinstance(each, WriteJob) and each.job.id == "b" for each in commands)
 
 
-# ---- who holds what -----------------------------------------------------------------------------
+# ---- holders of snapshots -----------------------------------------------------------------------
 
 
 def test_unused_nodes_are_heard_before_a_start_from_nothing() -> None:
@@ -364,7 +364,7 @@ def test_refused_write_ends_the_term() -> None:
 
 
 def test_no_garbage_collection_while_a_rollback_is_ordered() -> None:
-    """What is gone back to may be older than the checkpoints that are kept."""
+    """A rollback may go to a checkpoint older than those that retention keeps."""
     before = replace(state(job=job(saving=KEPT)), durables={JOB: durable(40)})
     _, commands = act(before, Ticked(NOW))
     assert any(isinstance(each, CollectGarbage) for each in commands)

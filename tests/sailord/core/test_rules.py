@@ -116,7 +116,7 @@ def test_orders_given_while_a_generation_opens_are_kept() -> None:
 
 
 def test_replan_order_does_not_drop_an_open_question() -> None:
-    """Of all orders a rollback alone leaves what runs as it is."""
+    """A plan that is not worth it is not adopted because of the order."""
     before = state(UNFORCED, orders=(order("replan"),))
     no = proposal(A, is_worth_it=False)
     after, _ = act(before, PlanFound(NOW, QUESTION.request, no))
@@ -151,7 +151,7 @@ def test_stop_deadline_still_waits_for_snapshot_holders() -> None:
 
 
 def test_stop_waits_for_its_own_record() -> None:
-    """What a watch tells late is a record that was written before the one that stops."""
+    """A late watch may still deliver the record from before the stop."""
     before = state(replace(STOPPING, deadline=NOW + 7))
     after, _ = act(before, GenerationWritten(NOW, G))
     assert phase(after) == phase(before)
@@ -343,7 +343,7 @@ def test_agents_are_told_which_point_to_upload() -> None:
 
 
 def test_pause_does_not_wait_after_a_loss() -> None:
-    """What it had will not become durable any more, and the job goes nowhere."""
+    """The lost node's snapshot cannot become durable any more, so waiting for it is useless."""
     parked = node(A, report(A, "stopped", sealed=(40,)))
     lost = node(B, report(B, "stopped", sealed=(40,)), lost_at=NOW - 1, why_lost="gone")
     pausing = Stopping("paused", "lunch", NOW + 20)
@@ -444,7 +444,7 @@ def test_new_generation_clears_commit_securing_and_check() -> None:
 
 
 def test_reporting_node_without_a_lease_still_holds_snapshots() -> None:
-    """A wall may stand between its agent and the store alone."""
+    """A firewall may block its agent from the store alone."""
     away = node(B, absent_since=NOW - 3, heard_at=NOW - 1)
     silent = replace(away, heard_at=NOW - 5)
     for b, is_there in ((away, True), (silent, False)):

@@ -109,7 +109,7 @@ def test_waiting_for_the_last_snapshot_counts_as_stall(tmp_path, monkeypatch):
     assert chosen(said, every=1, step_s=SLOW_S / 2 + said.stall_s) >= 2
 
 
-def test_nothing_is_said_of_what_was_not_measured(tmp_path):
+def test_unmeasured_snapshot_times_are_not_reported(tmp_path):
     every = STEPS + 1  # A snapshot of the last step might settle before that step is reported.
     said = told(lived(tmp_path, every=every))
     assert (said.stall_s, said.late_s, said.settle_s) == (None, None, None)

@@ -36,7 +36,7 @@ def test_rank_waits_longer_than_the_leader(step_s: float, measured_s: float | No
     assert max(step_s, measured_s or 0.0) == taken_s
     assert taken_s < timeouts.stop_s(OPTIONS, then)
     assert 20 * taken_s <= timeouts.stall_s(OPTIONS, then) < wait_s
-    assert timeouts.start_s(OPTIONS, offered) < wait_s, "who has fetched waits for who has not"
+    assert timeouts.start_s(OPTIONS, offered) < wait_s, "must exceed the slowest peer's fetch time"
     assert timeouts.stall_s(OPTIONS, running(step_s, measured_s)) == timeouts.stall_s(OPTIONS, then)
 
 

@@ -160,7 +160,7 @@ def test_events_and_logs_are_followed_across_a_restart(place):
         head.wait()
         place.socket.unlink()
         for each in (happenings, written):
-            assert each.stderr.readline().startswith("waiting: "), "nobody is left without a word"
+            assert each.stderr.readline().startswith("waiting: "), "a waiting command says so"
         time.sleep(0.3)  # Some attempts long.
         place.start()
         wait_until(lambda: place.ask("GET", "/readyz")[1].get("leads"))

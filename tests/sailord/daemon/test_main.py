@@ -40,7 +40,7 @@ def test_systemd_is_notified_of_ready_watchdog_and_stopping(place, tmp_path):
     log = tmp_path / "log"
     with ear(tmp_path) as systemd, log.open("wb") as out, run(place, systemd, out.fileno()) as head:
         systemd.wait_for("READY=1")
-        # Who is told of it may come at once: over the socket, over TCP, and to the store.
+        # Once READY is sent, the socket, TCP and the store must answer.
         assert place.ask("GET", "/livez")[0] == 200
         assert place.status()["store"]["answers"] is True
         systemd.wait_for("WATCHDOG=1")

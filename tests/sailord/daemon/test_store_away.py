@@ -98,7 +98,7 @@ def test_api_answers_from_memory_while_the_store_is_unavailable(tmp_path):
 
         near.close()
         wait_until(lambda: is_cut(leader))
-        # Also when its lease is over: nobody knows more than who led last.
+        # Also after its lease: the last leader has the newest state.
         wait_until(lambda: not leader.status()["leads"])
         for head in (leader, other):
             assert head.ask("GET", paths[0]) == (200, plan)

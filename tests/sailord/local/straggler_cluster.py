@@ -23,7 +23,7 @@ TIMES_SLOWER = 6
 STEPS_BEFORE = 12
 WITHIN_S = 150.0
 OPTIONS = "slow_times = 2.5\nslow_steps = 3\nslow_s = 2.0\n"
-"""Nodes that share this computer's cores differ by chance; and nobody waits here for a minute."""
+"""A high threshold, as nodes that share cores differ by chance; short times to keep tests fast."""
 
 
 class HastyPlace(Place):

@@ -1,4 +1,4 @@
-"""What the tour says is worked out from what happened, and it happens."""
+"""The tour's texts are derived from what happened, and all of its events happen."""
 
 from __future__ import annotations
 

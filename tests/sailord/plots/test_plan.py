@@ -91,7 +91,7 @@ def test_the_svg_names_every_pipeline_and_stage(judge, tmp_path):
     assert all(colour.lower() in source for colour in KIND_COLOURS.values())
 
 
-def test_png_is_told_by_the_name(judge, tmp_path):
+def test_the_suffix_png_selects_the_format(judge, tmp_path):
     path = tmp_path / "plan.PNG"
     write_plot(PLAN, judge.estimate(PLAN), judge, path)
     data = path.read_bytes()
@@ -112,7 +112,7 @@ def test_the_same_plan_gives_the_same_bytes(suffix, judge, tmp_path):
     assert here.read_bytes() == there.read_bytes()
 
 
-def test_what_does_not_fit_is_told_in_gib(judge, tmp_path):
+def test_excess_memory_is_shown_in_gib(judge, tmp_path):
     estimate = judge.estimate(PLAN)
     first = estimate.memory[0][0]
     tight = replace(first, capacity=first.total - 1.5 * 2**30)
@@ -168,17 +168,17 @@ def test_few_passes_are_drawn_in_one_piece():
     assert windows_of([lane(30)], 61.0) == [(0.0, 61.0)]
 
 
-def test_of_many_passes_the_start_and_the_end_are_drawn():
+def test_start_and_end_of_many_passes_are_drawn():
     start, end = windows_of([lane(500)], 1001.0)
     assert start == (0.0, 12.0)
     assert end == (1001.0 - 13.0, 1001.0)
 
 
-def test_a_slow_pipeline_beside_a_quick_one_is_drawn_whole():
+def test_a_slow_pipeline_is_drawn_completely():
     assert windows_of([lane(500), lane(3, each_s=160.0)], 1001.0) == [(0.0, 1001.0)]
 
 
-def test_passes_thinner_than_a_dot_do_not_vanish():
+def test_passes_thinner_than_a_pixel_are_visible():
     figure = Figure(figsize=(2, 1), dpi=100)
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_axes((0, 0, 1, 1))
@@ -196,7 +196,7 @@ def test_passes_thinner_than_a_dot_do_not_vanish():
 # Money --------------------------------------------------------------------------------------------
 
 
-def test_the_dearest_come_first_and_the_small_ones_together():
+def test_costs_are_sorted_and_small_ones_are_merged():
     pools = tuple((f"gpu@zone-{number}", float(number)) for number in range(10))
     money = Money(45.0, 0.5, pools, (("a -> b", 0.5),))
     parts = slices_of(money)
@@ -213,7 +213,7 @@ def test_the_dearest_come_first_and_the_small_ones_together():
         (Money(0.0, 0.0, (("cpu@local", 0.0),)), "Nothing: all prices here are zero."),
     ],
 )
-def test_without_prices_a_sentence_stands_for_the_pie(money, sentence, judge, tmp_path):
+def test_without_prices_a_sentence_replaces_the_pie(money, sentence, judge, tmp_path):
     assert money_sentence(money) == sentence
     said, _ = drawn(judge, tmp_path, estimate=replace(judge.estimate(PLAN), money=money))
     assert sentence in said
@@ -231,12 +231,12 @@ def test_other_kinds_of_files_are_refused(name, judge, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["missing/plan.svg", "missing/plan.png"])
-def test_a_path_that_cannot_be_written_is_told(name, judge, tmp_path):
+def test_an_unwritable_path_is_an_error(name, judge, tmp_path):
     with pytest.raises(InputError, match=r"cannot be written: No such file"):
         write_plot(PLAN, judge.estimate(PLAN), judge, tmp_path / name)
 
 
-def test_without_matplotlib_it_is_told_how_to_get_it(judge, tmp_path, monkeypatch):
+def test_without_matplotlib_the_error_says_how_to_install_it(judge, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InputError, match=r"the group plot: make install"):
         write_plot(PLAN, judge.estimate(PLAN), judge, tmp_path / "plan.svg")

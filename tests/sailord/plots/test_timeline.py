@@ -76,7 +76,7 @@ def test_pipelines_and_device_groups_are_named(judge):
     ]
 
 
-def test_no_process_or_thread_has_a_number_that_traces_keep_for_themselves(judge):
+def test_reserved_process_and_thread_ids_are_not_used(judge):
     document = trace_of(Plan(2, (two_stages(3),)), judge)
     for event in complete_events(document):
         assert event["pid"] > 0
@@ -97,7 +97,7 @@ def test_equal_pipelines_are_shown_once(judge):
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_random_plans_hold_together(seed):
+def test_random_plans_give_consistent_timelines(seed):
     rng = random.Random(seed)
     world = random_world(rng)
     plan = random_plan(rng, world)
@@ -163,7 +163,7 @@ def test_events_touch_but_never_overlap_in_whole_nanoseconds(judge):
         assert all(end <= start for (_, end), (start, _) in pairwise(sorted(spans)))
 
 
-def test_layers_are_counted_as_people_do():
+def test_layer_spans_are_inclusive():
     assert (span_text((0, 13)), span_text((4, 5))) == ("0-12", "4")
 
 
@@ -187,7 +187,7 @@ def test_too_many_passes_are_refused_before_they_are_counted_out(judge, monkeypa
     assert len(lanes_of(plan, judge)) == 2
 
 
-def test_a_path_that_cannot_be_written_is_told(judge, tmp_path):
+def test_an_unwritable_path_is_an_error(judge, tmp_path):
     path = tmp_path / "missing" / "trace.json"
     with pytest.raises(InputError, match=r"cannot be written: No such file"):
         write_timeline(Plan(2, (two_stages(3),)), judge, path)
