@@ -131,7 +131,7 @@ class Cluster:
         if len(self.heads) == 1:
             return self.heads[0]
         leaders = [head for head in self.heads if is_leader(head)]
-        assert leaders, "nobody leads"
+        assert leaders, "no leader elected"
         return leaders[0]
 
     def begin(self, *names: str, heads: bool = True, job: str = JOB) -> None:

@@ -92,7 +92,7 @@ def test_a_new_leader_counts_instances_of_an_open_request_once():
     policy = Policy(usd_max=1.0)
     first = Story(policy).see(1.0).hear(TargetSet(1.0, {A: 4}))
     (order,) = first.of(Create)
-    # As the provider writes it on the machines, and whoever leads later reads it.
+    # As the provider labels machines, for later leaders to read.
     label = label_of(order.ask.request_id)
     made = [machine(number, request=label, at=5.0) for number in range(4)]
     story = Story(policy, record_of(first.state)).hear(TargetSet(20.0, {A: 4}))

@@ -41,7 +41,7 @@ def test_lifetimes_survive_leaders_and_ignore_the_time_without_one(tmp_path):
     before, after = SEEN.record(POOL, 3600.0), found.record(POOL, 3600.0)
     assert (after.lived_s, after.losses, after.flaps) == (7200.0, 1.0, 1.0)
     assert after.node_life_s == before.node_life_s
-    # One machine was up, but nobody saw whether it lived on.
+    # One machine was up, but no leader observed whether it survived.
     assert found.record(POOL, 7200.0).lived_s < SEEN.record(POOL, 7200.0).lived_s
 
 

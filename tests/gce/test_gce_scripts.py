@@ -36,7 +36,7 @@ def play(seed: int) -> Run:
 def judge(seed: int) -> None:
     """Play a script, settle it, and look at what is left."""
     run = play(seed)
-    # What is wanted now can be had: it comes, and not one machine more.
+    # The target is available now: exactly its machines are made.
     run.want = Counter({POOLS[0]: 2, POOLS[4]: 1})
     run.stock = dict.fromkeys(POOLS, 50)
     run.limits = dict.fromkeys(run.limits, 200)

@@ -108,7 +108,7 @@ def test_a_node_lost_while_credentials_are_expired_is_replaced(tmp_path_factory)
 @pytest.mark.slow
 @at_length
 def test_a_quota_lowered_before_a_preemption_is_kept(tmp_path_factory):
-    """What runs, runs on, and no other machine can be had until the quota is raised."""
+    """Running machines stay, and no other one is available until the quota is raised."""
     with trouble(tmp_path_factory) as life:
         cloud = life.cloud
         train(life)

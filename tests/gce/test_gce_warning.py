@@ -29,7 +29,7 @@ class Warner:
         return ()
 
     async def notices(self):
-        await asyncio.sleep(5.0)  # Somebody leads by then.
+        await asyncio.sleep(5.0)  # A leader is elected by then.
         yield NOTICE
         yield NOTICE
 

@@ -324,7 +324,7 @@ class Cloud:
     # ---- refusals and operations ----------------------------------------------------------------
 
     def need(self, permission: str) -> None:
-        """Refuse a caller who may not do this."""
+        """Refuse a caller without the permission."""
         if permission in self.denied:
             what = f"Required '{permission}' permission for 'projects/{self.project}'"
             raise ApiError(403, "forbidden", what)

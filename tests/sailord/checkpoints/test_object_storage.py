@@ -80,7 +80,7 @@ def test_backend_error_becomes_a_message_with_place_and_cause(uri, error, kind, 
     assert f"{uri}/o cannot be written" in str(told)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes where nobody may")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to read-only folders")
 def test_read_only_folder_is_named_in_the_error(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(StorageError, match="permission is missing"):

@@ -1,4 +1,4 @@
-"""A job begins from a checkpoint that somebody names, if it is its own and can be read."""
+"""A job resumes from a named checkpoint if that belongs to it and is readable."""
 
 from __future__ import annotations
 

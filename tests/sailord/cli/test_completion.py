@@ -59,7 +59,7 @@ class Desk:
         return done.stdout
 
     def type_to_zsh(self, line: str, awaited: str) -> str:
-        """zsh completes only where somebody types: what stands on the terminal then."""
+        """Return the screen of a pseudo terminal, as zsh completes only interactively."""
         ours, theirs = pty.openpty()
         shell = subprocess.Popen(
             ["zsh", "-f", "-i"], env=self.environment("zsh", line), cwd=self.home,

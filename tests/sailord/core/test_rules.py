@@ -173,8 +173,8 @@ def test_measured_factors_go_with_a_straggler_question() -> None:
 
 
 def test_plan_without_an_active_job_is_ignored() -> None:
-    nobody = replace(state(), active=None)
-    after, commands = act(nobody, PlanFound(NOW, 4, proposal()))
+    idle = replace(state(), active=None)
+    after, commands = act(idle, PlanFound(NOW, 4, proposal()))
     assert (after.active, commands) == (None, ())
 
 
@@ -197,8 +197,8 @@ def test_departures_restart_when_a_job_gets_the_cluster() -> None:
 
 @pytest.mark.parametrize("told", [G4, replace(G4, job=JobId("other"))])
 def test_record_without_an_active_job_is_ignored(told: object) -> None:
-    nobody = replace(state(), active=None)
-    assert act(nobody, GenerationWritten(NOW, told))[0].active is None  # type: ignore[arg-type] # a record
+    idle = replace(state(), active=None)
+    assert act(idle, GenerationWritten(NOW, told))[0].active is None  # type: ignore[arg-type] # a record
 
 
 def test_only_the_pending_record_opens_a_generation() -> None:
@@ -407,13 +407,13 @@ def test_checkpoint_that_led_to_no_step_is_read_completely(
 
 
 def test_storage_events_without_an_active_job_are_ignored() -> None:
-    nobody = replace(state(), active=None)
+    idle = replace(state(), active=None)
     event = CommitFailed(NOW, JOB, Point(39, 3), "the disk was full")
-    assert act(nobody, event)[0].active is None
+    assert act(idle, event)[0].active is None
 
 
 def test_lost_node_is_no_failure_domain() -> None:
-    """One copy on the only node is all that can be had."""
+    """On the only node, one copy is enough."""
     alone = node(A, report(A, sealed=(40,)))
     lost = node(B, report(B, sealed=()), lost_at=NOW - 1, why_lost="gone")
     assert release_now(state(None, alone, node(B, report(B, sealed=())))) is None

@@ -1,4 +1,4 @@
-"""Whoever follows goes on where it was when sailord is there again, and asks seldom meanwhile."""
+"""A following command resumes where it was after sailord restarts, and retries with backoff."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What systemd is told of sailord, how it ends, and what stands in its log."""
+"""Sailord's notifications to systemd, its exit, and its log."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_stuck_event_loop_stops_feeding_the_watchdog(place, tmp_path):
 
 
 async def spoil(socket: Path) -> None:
-    """Write what nobody can read; sailord complains of each."""
+    """Write unreadable records; sailord logs each of them."""
     store = await open_store(f"unix://{socket}")
     puts = [Put(f"/sailor/v1/test/node/{i:03}", b"nothing") for i in range(100)]
     with contextlib.suppress(WriteUnknown):  # It may be stuck before it answers.

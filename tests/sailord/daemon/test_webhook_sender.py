@@ -1,4 +1,4 @@
-"""What sailord tells others reaches each of them at least once, whoever dies meanwhile."""
+"""Every webhook event reaches each receiver at least once, even if sailord or a receiver dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables line up, whatever stands in them and wherever they are shown."""
+"""Tables are aligned for any content and any output."""
 
 from __future__ import annotations
 
