@@ -52,7 +52,7 @@ def told(tmp_path_factory):
         ("generation_opened", {"job": "j", "generation": 1}, "generation 1 is open: "),
         ("generation_running", {"job": "j", "generation": 1}, "generation 1 runs"),
         ("checkpoint_committed", {"job": "j", "generation": 1}, " is durable"),
-        ("node_preempted", {"node": "b"}, "b is going away"),
+        ("node_preempted", {"node": "b"}, "b is draining"),
         ("job_finished", {"job": "j", "generation": None}, "cancelled: "),
         ("job_held", {"job": "poor", "generation": None}, "0.00"),
     ],

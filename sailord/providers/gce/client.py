@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sailord.providers.gce.errors import GceError, gce_error
+from sailord.providers.gce.partial_lists import ask_for_partial_lists
 from simulator.documents.problems import InputError, Problem
 
 T = TypeVar("T")
@@ -97,15 +98,10 @@ class GceClient:
         if name not in self._clients:
             from google.cloud import compute_v1  # noqa: PLC0415 - see _load
 
-            from sailord.providers.gce.partial_lists import (  # noqa: PLC0415 - slow to load
-                PartialListAdapter,
-            )
-
             options = {} if self._endpoint is None else {"api_endpoint": self._endpoint}
             kind = getattr(compute_v1, f"{name}Client")
             client = kind(credentials=self._credentials, client_options=options)
-            for scheme in ("https://", "http://"):
-                client.transport._session.mount(scheme, PartialListAdapter())
+            ask_for_partial_lists(client.transport._session)
             self._clients[name] = client
         return self._clients[name]
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from requests import PreparedRequest, Response
-from requests.adapters import HTTPAdapter
+if TYPE_CHECKING:
+    from requests import PreparedRequest, Response, Session
 
 
-class PartialListAdapter(HTTPAdapter):
-    """Adds ``returnPartialSuccess``, for which the client library has no field.
+def ask_for_partial_lists(session: Session) -> None:
+    """Add ``returnPartialSuccess`` to aggregated lists, for which the client library has no field.
 
     Without it one zone that fails makes the list fail for all zones.
     """
+    from requests.adapters import HTTPAdapter  # noqa: PLC0415 - comes with the group gcp
 
-    def send(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Response:
-        return super().send(with_partial_results(request), *args, **kwargs)
+    class PartialListAdapter(HTTPAdapter):
+        def send(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Response:
+            return super().send(with_partial_results(request), *args, **kwargs)
+
+    for scheme in ("https://", "http://"):
+        session.mount(scheme, PartialListAdapter())
 
 
 def with_partial_results(request: PreparedRequest) -> PreparedRequest:

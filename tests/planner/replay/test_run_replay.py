@@ -242,7 +242,7 @@ def test_the_command_prints_and_plots_all_policies(tmp_path: Path) -> None:
         assert each["cost_usd"] > 0
         assert 0 < gpu_seconds <= 16 * 3000
     drawn = plot.read_text("utf-8")
-    for words in ("trace: what a job trains while GPUs come and go", "of ideal", "minutes",
+    for words in ("trace: training while GPUs come and go", "of ideal", "minutes",
                   *(f"{policy}: GPUs used" for policy in POLICIES)):  # fmt: skip
         assert words in drawn
     assert run(tmp_path, "--json").stdout == done.stdout

@@ -36,7 +36,7 @@ def test_job_is_followed_from_the_command_line(place):
     assert "j is running" in call(place, "why").output
     assert "planning for 1 node" in call(place, "events").output
     assert call(place, "logs", "a").output == "step by step\n"
-    assert "there are ranks 0" in call(place, "logs", "a", "--rank", "77").output
+    assert "ranks on this node: 0" in call(place, "logs", "a", "--rank", "77").output
     assert "generation 1 on 1 node" in call(place, "history").output
     assert call(place, "doctor").output == "no problems found\n"
     assert call(place, "pause", "j", "--reason", "lunch").exit_code == 0
@@ -65,7 +65,7 @@ def test_errors_are_one_sentence_on_stderr(place):
     assert "warning: [data] tokens: /no/such/file is not visible" in queued.stderr
     unknown = call(place, "cancel", "../../x")
     assert unknown.exit_code == 1
-    assert "there is no job" in unknown.output
+    assert "no such job" in unknown.output
     remote = f"http://127.0.0.1:{place.port}"
     assert "the token is missing or wrong" in call(place, "jobs", server=remote).output
     (place.folder / "t").write_text(TOKEN)
