@@ -196,6 +196,33 @@ def test_every_command_block_is_fenced_as_console():
     assert hidden == [], "fence commands as `console`, with `$ ` before each"
 
 
+PACKAGES = ("agents", "planner", "sailord", "simulator", "worker")
+PATH = re.compile(r"`([\w/.-]+/[\w.-]+\.(?:py|toml|sh))`")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_package_readme_names_every_file(package):
+    text = (ROOT / package / "README.md").read_text(encoding="utf-8")
+    files = [p for p in (ROOT / package).rglob("*.py") if not p.name.startswith("__")]
+    missing = [
+        str(path.relative_to(ROOT))
+        for path in files
+        if not re.search(rf"\b{re.escape(path.stem)}\b", text)
+        and not path.is_relative_to(ROOT / "planner" / "baselines")  # One folder each, named there.
+    ]
+    assert missing == []
+
+
+def test_paths_in_documents_exist():
+    roots = (ROOT, *(ROOT / package for package in PACKAGES))
+    missing = []
+    for document in (*DOCUMENTS, *(ROOT / package / "README.md" for package in PACKAGES)):
+        for path in PATH.findall(document.read_text(encoding="utf-8")):
+            if not path.startswith(("build/", "/", "FOLDER/")) and not any((r / path).exists() for r in roots):
+                missing.append(f"{document.relative_to(ROOT)}: {path}")
+    assert missing == []
+
+
 SAMPLE = """\
 Words.
 
