@@ -218,7 +218,8 @@ def test_paths_in_documents_exist():
     missing = []
     for document in (*DOCUMENTS, *(ROOT / package / "README.md" for package in PACKAGES)):
         for path in PATH.findall(document.read_text(encoding="utf-8")):
-            if not path.startswith(("build/", "/", "FOLDER/")) and not any((r / path).exists() for r in roots):
+            is_made = path.startswith(("build/", "/", "FOLDER/"))
+            if not is_made and not any((root / path).exists() for root in roots):
                 missing.append(f"{document.relative_to(ROOT)}: {path}")
     assert missing == []
 
