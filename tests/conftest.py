@@ -23,6 +23,8 @@ ENDING_MAX_S = 20.0
 LONG_LIMIT_S = 900.0
 """Time limit of a test marked ``slow``; all others have the limit in pyproject.toml."""
 
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # As the store sets it when it opens etcd.
+
 # `make sim` and `make chaos` raise this; `make test` tries few cases, so that it stays quick.
 EXAMPLES = int(os.environ.get("SAILOR_EXAMPLES", "12"))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +16,6 @@ from tests.agents.store.places import ETCD, Cluster, Embedded, Place, Server, So
 NO_ETCD = pytest.mark.skipif(ETCD is None, reason="no `etcd` here; apt-get install etcd-server")
 SERVERS = ["socket", pytest.param("etcd", marks=NO_ETCD), pytest.param("cluster", marks=NO_ETCD)]
 _numbers = itertools.count()
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # As the store sets it when it opens etcd.
 
 
 @pytest.fixture(scope="session")
