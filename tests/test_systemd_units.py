@@ -118,9 +118,14 @@ def test_example_files_are_valid_and_never_overwritten(tree):
     assert agent.store == f"unix://{sailord.store_socket}"
     assert agent.key.resolve() == sailord.key.resolve()
     own = tree / "etc/sailor/agent.toml"
-    own.write_text(own.read_text() + "spot = true\n", encoding="utf-8")
-    lay_out(tree, "--files-only")
-    assert own.read_text().endswith("spot = true\n")
+    example = own.read_text(encoding="utf-8")
+    own.write_text(example + "spot = true\n", encoding="utf-8")
+    try:
+        lay_out(tree, "--files-only")
+        assert own.read_text().endswith("spot = true\n")
+    finally:  # Other tests read the same tree.
+        own.write_text(example, encoding="utf-8")
+        key.unlink()
 
 
 def test_documents_are_installed_together_and_named_by_the_units(tree):
