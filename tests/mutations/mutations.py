@@ -390,7 +390,7 @@ def control(folder: Path) -> list[str]:
 
 def red(folder: Path) -> list[str]:
     """Return which fail of the tests of decisions, the stories and the simulated lives."""
-    names = ("sailord/core", "stories")
+    names = ("sailord/core", "agents/core", "stories")
     caught = [name for name in names if " passed in " not in _last(folder, name)]
     lives = run(["-m", "tests.sim", "--seeds", str(LIVES_FEW)], folder)
     if not caught and lives.endswith(CLEAN):
