@@ -125,7 +125,7 @@ def main() -> int:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         first = PlanRequest(
-            JOB, cluster_file(Path(folder)), given.profiles, records(given.nodes), None, (), False
+            JOB, cluster_file(Path(folder)), given.profiles, records(given.nodes), None, ()
         )
         rows = asyncio.run(measure(first, given.repeat))
     print(table(("question", "asked", "p50 ms", "p99 ms"), rows))

@@ -150,11 +150,7 @@ class Effects:
             if again is not None:
                 return again
         request = await self._request(
-            command.job,
-            command.nodes,
-            command.running,
-            is_safe=command.is_safe,
-            is_urgent=command.is_urgent,
+            command.job, command.nodes, command.running, is_urgent=command.is_urgent
         )
         if request is None:
             return "the job's file is not in the store"
@@ -179,7 +175,6 @@ class Effects:
         asked_for: Iterable[NodeId],
         running: GenerationRecord | None,
         *,
-        is_safe: bool = False,
         is_urgent: bool = False,
     ) -> PlanRequest | None:
         """Build a request; ``None`` if the job's file is not in the store."""
@@ -200,7 +195,6 @@ class Effects:
             nodes=tuple(nodes[id_].record for id_ in asked_for if id_ in nodes),
             running=text,
             ran_on=tuple(record for record in ran_on if record.gpus),
-            is_safe=is_safe,
             is_urgent=is_urgent,
             past=past,
         )

@@ -29,8 +29,6 @@ class RequestPlan:
     job: JobId
     nodes: tuple[NodeId, ...]
     running: GenerationRecord | None
-    is_safe: bool
-    """Ask for the smallest plan that is sure to work, after several failures."""
     slow: Mapping[NodeId, float] = field(default_factory=dict)
     """Stragglers among the members, which are not among ``nodes``, and how many times as long as
     predicted they take: is a plan without them better than going on with them?"""

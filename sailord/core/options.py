@@ -38,8 +38,7 @@ class Options:
     reconsider_s: float = 600.0
     failure_pause_s: float = 1.0
     """Backoff after a failure that no lost machine explains; doubles with each in a row."""
-    failures_until_safe: int = 3
-    failures_until_held: int = 5
+    failures_until_held: int = 3
     secure_s: float = 600.0
     """Time for the last step of a job that ends or pauses to become durable."""
     commit_pause_s: float = 5.0
@@ -53,9 +52,6 @@ class Options:
     """At most this share of all nodes is left out as stragglers."""
     steps_of_health: int = 20
     """A generation that did so many steps is healthy: earlier failures no longer count."""
-    comebacks_max: int = 6
-    """Larger plans are retried after ``steps_of_health`` steps on the smallest one, and each time
-    after twice as many, up to this many doublings."""
 
     def last_step_s(self, lease_s: float) -> float:
         """Return the age up to which a step proves that a member without a lease was alive.

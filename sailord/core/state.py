@@ -57,8 +57,6 @@ class Attempts:
 
     failures: int = 0
     """Failed generations in a row that no lost machine explains."""
-    comebacks: int = 0
-    """How often the job left the smallest plan again, for one that may fail like those before."""
     not_before: float = 0.0
     """No question to the planner before this moment."""
 

@@ -62,9 +62,8 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
     )
     times = {id_: slow.times for id_, slow in trigger.slow.items()}
     factors = active.slowness.speeds.factors if trigger.slow else {}
-    is_safe = active.attempts.failures >= state.options.failures_until_safe
     is_urgent = not is_running and active.generation is not None
-    repeats = is_urgent and not is_safe and _can_repeat(active, nodes)
+    repeats = is_urgent and _can_repeat(active, nodes)
     if repeats:
         assert active.generation is not None
         # Whether other nodes could help is a question for later.
@@ -78,7 +77,6 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
         job=active.job,
         nodes=nodes,
         running=active.generation,
-        is_safe=is_safe,
         slow=times,
         is_urgent=is_urgent,
         repeats=repeats,
@@ -164,12 +162,8 @@ def fail(state: State, active: Active) -> Step:
     is_fault = not is_explained(state, active.generation)
     trigger = replan_trigger(state, active)
     reason = trigger.reason if trigger is not None else "the generation failed"
-    failures = active.attempts.failures + is_fault
-    if is_healthy(state, active):
-        failures = int(is_fault)
-    elif _steps_done(active) >= options.steps_of_health:
-        # Not one more in a row, but the job stays on the smallest plan until it is healthy.
-        failures = options.failures_until_safe
+    earlier = 0 if is_healthy(state, active) else active.attempts.failures
+    failures = earlier + is_fault
     pause = options.failure_pause_s * 2 ** (failures - 1) if is_fault else 0.0
     active = replace(
         active,
@@ -184,28 +178,14 @@ def fail(state: State, active: Active) -> Step:
 
 def is_healthy(state: State, active: Active) -> bool:
     """Return whether the generation did enough steps for earlier failures to be forgotten."""
-    steps = state.options.steps_of_health
-    if active.attempts.failures >= state.options.failures_until_safe:
-        steps *= 2 ** min(active.attempts.comebacks, state.options.comebacks_max)
-    return _steps_done(active) >= steps
-
-
-def _steps_done(active: Active) -> int:
     assert active.generation is not None
-    return active.progress.step - active.generation.restore.point.step
+    steps_done = active.progress.step - active.generation.restore.point.step
+    return steps_done >= state.options.steps_of_health
 
 
 def forgive(state: State, active: Active) -> Step:
-    """Forget earlier failures; a larger plan may be asked for again."""
-    assert active.generation is not None
-    was_safe = active.attempts.failures >= state.options.failures_until_safe
-    considered = frozenset(active.generation.members) if was_safe else active.asked.nodes
-    comebacks = active.attempts.comebacks + was_safe
-    forgiven = replace(
-        active,
-        attempts=replace(active.attempts, failures=0, comebacks=comebacks),
-        asked=replace(active.asked, nodes=considered),
-    )
+    """Forget earlier failures."""
+    forgiven = replace(active, attempts=replace(active.attempts, failures=0))
     said = note(active, "healthy again: earlier failures no longer count")
     return Step(replace(state, active=forgiven), (said,))
 

@@ -46,8 +46,6 @@ class PlanRequest:
     running: bytes | None
     """The plan that runs, or ran last."""
     ran_on: tuple[NodeRecord, ...]
-    is_safe: bool
-    """Plan for the fewest nodes, after repeated failures."""
     is_urgent: bool = False
     """Nothing runs: return the first good plan instead of searching on."""
     past: MoveContext = NO_CONTEXT

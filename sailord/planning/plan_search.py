@@ -42,8 +42,6 @@ def answer(request: PlanRequest) -> FoundPlan | str:
     try:
         job = read_job(request.spec)
         nodes = tuple(planner_node(record) for record in request.nodes)
-        if request.is_safe:
-            return _smallest(job, nodes, request)
         before = _running_plan(request)
         if before is None:
             return _from_nothing(job, nodes, request)
@@ -267,19 +265,6 @@ def build_tables(request: PlanRequest) -> None:
     before = _running_plan(request)
     if before is not None:
         _tables_for(request, before)
-
-
-def _smallest(job: Job, nodes: Sequence[Node], request: PlanRequest) -> FoundPlan | str:
-    """Plan for as few nodes as possible, the largest first: fewer nodes can fail."""
-    order = sorted(nodes, key=lambda node: (node.spot, -node.gpus, node.id))
-    count, found = 1, "no node is ready"
-    result: FoundPlan | str = found
-    while count <= len(order):
-        result = _from_nothing(job, order[:count], request)
-        if isinstance(result, FoundPlan):
-            return result
-        count = count + 1 if count == len(order) else min(2 * count, len(order))
-    return result
 
 
 def _again(

@@ -33,8 +33,7 @@ class PrecomputedPlans:
         If nodes have joined since, the answer asks to be reconsidered once they have settled.
         """
         ours = self.request
-        is_other = request.is_safe or bool(request.slow)
-        if is_other or (request.running, request.spec) != (ours.running, ours.spec):
+        if request.slow or (request.running, request.spec) != (ours.running, ours.spec):
             return None
         there = {node.id for node in request.nodes}
         lost = frozenset(node.id for node in ours.nodes if node.id not in there)

@@ -42,7 +42,7 @@ HELD_UP_S = 60.0
 """Longest time without progress. The protocol allows five times the sum of the phases' deadlines:
 20 minutes with the default options, too long for a storm to detect."""
 SPIN = 8
-"""Generations in a row without a step: a job is held after five failures of its own."""
+"""Generations in a row without a step: a job is held after fewer failures of its own."""
 AWAY_S = 5.0
 ALARM_S = 3.0
 PREDICTED = {"detect", "plan", "quiesce", "fetch", "rebuild", "verify", "first_step"}

@@ -28,7 +28,8 @@ MEMORY_BYTES = 256 << 20
 ROOT = Path(__file__).resolve().parents[2]
 SITE = Path(__file__).resolve().parent / "site"
 CLOCK = "SAILOR_CHAOS_CLOCK"
-STEPS_OF_HEALTH = 2
+OPTIONS = "steps_of_health = 2\nfailures_until_held = 5\n"
+"""Steps are slow here and faults frequent: failures in a row must not hold the job at once."""
 ORPHAN_S = 60.0
 """Agents may take longer than usual to restart on a busy machine."""
 SPARE_BYTES = 64 << 10
@@ -44,13 +45,13 @@ class ChaosPlace(Place):
     has_mounts: bool = False
 
     def make(self) -> None:
-        """Write the configuration; few steps reset the failure count, as steps are slow here."""
+        """Write the configuration."""
         Place.make(self)
         path = self.folder / "sailord.toml"
         text = path.read_text(encoding="utf-8")
         self.ways.open()
         text = self.ways.of_sailord(text)
-        path.write_text(f"{text}steps_of_health = {STEPS_OF_HEALTH}\n", encoding="utf-8")
+        path.write_text(text + OPTIONS, encoding="utf-8")
         site = self.site
         site.mkdir()
         shutil.copyfile(SITE / "sitecustomize.py", site / "sitecustomize.py")

@@ -110,9 +110,9 @@ MUTATIONS = [
     *_core(
         "sailord/core/transitions.py",
         (
-            "larger plans are retried without backoff",
-            "comebacks = active.attempts.comebacks + was_safe",
-            "comebacks = 0",
+            "failures are never forgotten",
+            "return steps_done >= state.options.steps_of_health",
+            "return False",
         ),
         (
             "a lost machine counts as a failed attempt",

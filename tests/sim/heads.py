@@ -252,7 +252,7 @@ class Head(Process):
             return
         state = self.state
         nodes = [state.nodes[id_].record for id_ in command.nodes]
-        found = self.world.planner.propose(nodes, command.running, is_safe=command.is_safe)
+        found = self.world.planner.propose(nodes, command.running)
         if not isinstance(found, str):
             found = paced(found, self.world.step_s)
         if command.slow and not isinstance(found, str):

@@ -48,7 +48,7 @@ class Planner(Protocol):
     """The planner's interface for heads."""
 
     def propose(
-        self, nodes: Sequence[NodeRecord], running: GenerationRecord | None, *, is_safe: bool
+        self, nodes: Sequence[NodeRecord], running: GenerationRecord | None
     ) -> Proposal | str:
         """Return a plan for some of the nodes, or the reason why there is none."""
 
@@ -66,13 +66,11 @@ class QuickPlanner:
     """Uses all nodes in order, if there are at least two."""
 
     def propose(
-        self, nodes: Sequence[NodeRecord], running: GenerationRecord | None, *, is_safe: bool
+        self, nodes: Sequence[NodeRecord], running: GenerationRecord | None
     ) -> Proposal | str:
         if len(nodes) < MEMBERS_MIN:
             return f"{len(nodes)} nodes are too few"
         members = tuple(sorted(node.id for node in nodes))
-        if is_safe:
-            members = members[:MEMBERS_MIN]
         gain = running is None or len(members) > len(running.members)
         return Proposal("plan:" + ",".join(members), members, gain, "as many nodes")
 
@@ -87,7 +85,7 @@ class RealPlanner:
         self.plans: dict[str, tuple[bytes, tuple[NodeRecord, ...]]] = {}
 
     def propose(
-        self, nodes: Sequence[NodeRecord], running: GenerationRecord | None, *, is_safe: bool
+        self, nodes: Sequence[NodeRecord], running: GenerationRecord | None
     ) -> Proposal | str:
         text, ran_on = (None, ()) if running is None else self.plans[running.plan]
         names = sorted({node.id for node in (*nodes, *ran_on)})
@@ -97,7 +95,6 @@ class RealPlanner:
             tuple(_as_asked(node, to) for node in nodes),
             None if text is None else _renamed(text, to),
             tuple(_as_asked(node, to) for node in ran_on),
-            is_safe,
         )
         if isinstance(found, str):
             return found
@@ -129,9 +126,8 @@ def _answer(
     nodes: tuple[NodeRecord, ...],
     running: bytes | None,
     ran_on: tuple[NodeRecord, ...],
-    is_safe: bool,  # a key of the memory of answers
 ) -> FoundPlan | str:
-    return answer(PlanRequest(SPEC, _cluster_file(), None, nodes, running, ran_on, is_safe))
+    return answer(PlanRequest(SPEC, _cluster_file(), None, nodes, running, ran_on))
 
 
 @lru_cache(maxsize=1)

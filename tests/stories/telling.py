@@ -96,8 +96,7 @@ class Story:
     def _told(self, command: Command) -> str:
         match command:
             case RequestPlan():
-                safe = ", the safest" if command.is_safe else ""
-                return f"  ask for plan {command.request} on {_list(command.nodes)}{safe}"
+                return f"  ask for plan {command.request} on {_list(command.nodes)}"
             case WriteGeneration():
                 self.written = record = command.record
                 restore = f"{record.restore.source} {record.restore.point.step}"

@@ -148,7 +148,7 @@ class Planning:
 
 GROUPS = {
     "progress": ("step", "advanced_at", "step_s"),
-    "attempts": ("failures", "comebacks", "not_before"),
+    "attempts": ("failures", "not_before"),
     "asked": ("considered", "considered_at", "is_refused"),
     "checkpointing": (
         *("commit", "storage_after", "storage_trouble", "failed_at"),

@@ -198,7 +198,7 @@ STARTS: list[Row] = [
         ),
         Ticked(NOW),
         Planning(1, (A,), "machine-b is draining", True, NOW + 60, STARTING),
-        (RequestPlan(1, JOB, (A,), G, False),),
+        (RequestPlan(1, JOB, (A,), G),),
     ),
 ]
 
@@ -215,7 +215,7 @@ RUNS: list[Row] = [
         state(None, node(A), node(B), replace(node(C, report(C, "idle")), since=NOW - 30)),
         Ticked(NOW),
         Planning(1, (A, B, C), "machine-c could help", False, NOW + 60, Running(BEGAN)),
-        (RequestPlan(1, JOB, (A, B, C), G, False),),
+        (RequestPlan(1, JOB, (A, B, C), G),),
     ),
     (
         "a node that did not help is not asked about again",
@@ -235,7 +235,7 @@ RUNS: list[Row] = [
         state(considered_at=NOW - 600),
         Ticked(NOW),
         Planning(1, (A, B), "a better plan may exist by now", False, NOW + 60, Running(BEGAN)),
-        (RequestPlan(1, JOB, (A, B), G, False),),
+        (RequestPlan(1, JOB, (A, B), G),),
     ),
     (
         "notices are gathered",
@@ -253,7 +253,7 @@ RUNS: list[Row] = [
         ),
         Ticked(NOW),
         Planning(1, (A,), "machine-b is draining", True, NOW + 60, Running(BEGAN)),
-        (RequestPlan(1, JOB, (A,), G, False),),
+        (RequestPlan(1, JOB, (A,), G),),
     ),
     (
         "a new node does not bring a draining one back",
@@ -265,7 +265,7 @@ RUNS: list[Row] = [
         ),
         Ticked(NOW),
         Planning(1, (A, C), "machine-b is draining", True, NOW + 60, Running(BEGAN)),
-        (RequestPlan(1, JOB, (A, C), G, False),),
+        (RequestPlan(1, JOB, (A, C), G),),
     ),
 ]
 

@@ -287,7 +287,7 @@ def test_cordon_keeps_members_but_no_new_plan_uses_the_node() -> None:
 
 def test_replan_order_asks_the_planner() -> None:
     after, commands = act(state(), IntentGiven(NOW, order("replan")))
-    assert commands == (SettleIntent("order"), RequestPlan(1, JOB, (A, B), G, False))
+    assert commands == (SettleIntent("order"), RequestPlan(1, JOB, (A, B), G))
     assert phase(after) == Planning(
         1, (A, B), "a new plan was ordered", True, NOW + 60, Running(BEGAN)
     )

@@ -10,7 +10,6 @@ from agents.protocol.records import NodeId, Past, Point, Restore
 from sailord.core.commands import (
     Note,
     ProbeAgent,
-    RequestPlan,
     WakeAgents,
     WriteGeneration,
     WriteJob,
@@ -48,7 +47,6 @@ from tests.sailord.core.standing import (
     act,
     changed,
     generation,
-    grouped,
     job,
     node,
     order,
@@ -86,10 +84,10 @@ def test_broken_device_counts_no_failure_and_excludes_its_node() -> None:
 
 
 def test_node_without_memory_counts_no_failure_and_is_excluded() -> None:
-    after, _ = act(state(step=20, failures=4), failing(no_room="no memory", step=20))
+    after, _ = act(state(step=20, failures=2), failing(no_room="no memory", step=20))
     assert after.active is not None
     assert after.active.phase == Waiting("machine-a failed: no memory", NOW)
-    assert (after.active.attempts.failures, after.active.attempts.not_before) == (4, NOW)
+    assert (after.active.attempts.failures, after.active.attempts.not_before) == (2, NOW)
     assert usable(after, after.active) == (B,)
     room, _ = act(after, Reported(NOW, report(A, "idle", number=7)))
     assert room.active is not None
@@ -105,10 +103,10 @@ def test_job_waits_and_says_why_if_no_node_has_memory() -> None:
 
 def test_backoff_doubles_with_each_failure() -> None:
     after, _ = act(
-        state(step=20, failures=2), Reported(NOW, report(A, "failed", step=20, number=6))
+        state(step=20, failures=1), Reported(NOW, report(A, "failed", step=20, number=6))
     )
     assert after.active is not None
-    assert (after.active.attempts.failures, after.active.attempts.not_before) == (3, NOW + 4)
+    assert (after.active.attempts.failures, after.active.attempts.not_before) == (2, NOW + 2)
 
 
 def test_lost_machine_counts_no_failure() -> None:
@@ -125,57 +123,20 @@ def test_lost_machine_counts_no_failure() -> None:
 def test_healthy_steps_clear_failures() -> None:
     assert G.restore.point.step == 10
     healthy, _ = act(
-        state(step=30, failures=4), Reported(NOW, report(A, "failed", step=30, number=6))
+        state(step=30, failures=2), Reported(NOW, report(A, "failed", step=30, number=6))
     )
-    ill, _ = act(state(step=29, failures=3), Reported(NOW, report(A, "failed", step=29, number=6)))
+    ill, _ = act(state(step=29, failures=1), Reported(NOW, report(A, "failed", step=29, number=6)))
     assert healthy.active is not None
     assert ill.active is not None
-    assert (healthy.active.attempts.failures, ill.active.attempts.failures) == (1, 4)
+    assert (healthy.active.attempts.failures, ill.active.attempts.failures) == (1, 2)
 
 
-def test_healthy_smallest_plan_is_replanned() -> None:
-    spare = replace(node(C, report(C, "idle")), since=NOW - 99)
-    everybody = frozenset((A, B, C))
-    before = state(None, node(A), node(B), spare, step=29, failures=3, considered=everybody)
-    ill, commands = act(before, Ticked(NOW))
-    assert (ill.active.attempts.failures, commands) == (3, ())  # type: ignore[union-attr] # it runs
-    after, commands = act(before, Reported(NOW, report(A, step=30, number=6)))
-    asked = next(order for order in commands if isinstance(order, RequestPlan))
-    assert (asked.nodes, asked.is_safe) == ((A, B, C), False)
-    unlucky = grouped(before.active, failures=2)  # type: ignore[type-var] # it runs
-    after, commands = act(
-        replace(before, active=unlucky), Reported(NOW, report(A, step=30, number=6))
-    )
-    assert after.active is not None
-    assert after.active.attempts.failures == 0
-    assert not any(isinstance(order, RequestPlan) for order in commands), "it ran on the best plan"
-    assert after.active.attempts.comebacks == 0
-
-
-@pytest.mark.parametrize(
-    ("comebacks", "steps"), [(0, 20), (1, 40), (3, 160), (6, 1280), (99, 1280)]
-)
-def test_smallest_plan_is_left_later_each_time(comebacks: int, steps: int) -> None:
-    before = state(None, node(A), node(B), step=10, failures=3)
-    assert before.active is not None
-    before = replace(before, active=grouped(before.active, comebacks=comebacks))
-    ill, _ = act(before, Reported(NOW, report(A, step=10 + steps - 1, number=6)))
-    healthy, _ = act(before, Reported(NOW, report(A, step=10 + steps, number=6)))
-    assert ill.active is not None
-    assert healthy.active is not None
-    assert (ill.active.attempts.failures, ill.active.attempts.comebacks) == (3, comebacks)
-    assert (healthy.active.attempts.failures, healthy.active.attempts.comebacks) == (
-        0,
-        comebacks + 1,
-    )
-
-
-def test_five_failures_hold_the_job() -> None:
-    before = state(step=20, failures=4)
+def test_three_failures_hold_the_job() -> None:
+    before = state(step=20, failures=2)
     after, commands = act(
         before, Reported(NOW, report(A, "failed", step=20, number=6, failure="no"))
     )
-    reason = "5 attempts failed; the last: machine-a failed: no"
+    reason = "3 attempts failed; the last: machine-a failed: no"
     closed = replace(G, state="closed", reason=reason)
     assert phase(after) == Closing("held", reason)
     assert commands == (WriteGeneration(closed, replaces=G),)

@@ -51,28 +51,28 @@ WAITS: list[Row] = [
         state(WAITING),
         Ticked(NOW),
         Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
-        (RequestPlan(1, JOB, (A, B), G, False, is_urgent=True, repeats=True),),
+        (RequestPlan(1, JOB, (A, B), G, is_urgent=True, repeats=True),),
     ),
     (
         "after one failure too",
         state(WAITING, failures=1),
         Ticked(NOW),
         Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
-        (RequestPlan(1, JOB, (A, B), G, False, is_urgent=True, repeats=True),),
+        (RequestPlan(1, JOB, (A, B), G, is_urgent=True, repeats=True),),
     ),
     (
         "a plan that failed twice in a row is not repeated",
         state(WAITING, failures=2),
         Ticked(NOW),
         Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
-        (RequestPlan(1, JOB, (A, B), G, False, is_urgent=True),),
+        (RequestPlan(1, JOB, (A, B), G, is_urgent=True),),
     ),
     (
         "after a pause the plan is not repeated",
         state(replace(WAITING, since=NOW - 5), generation=replace(G, state="closed")),
         Ticked(NOW),
         Planning(1, (A, B), "a reason", True, NOW + 60, replace(ASKED, since=NOW)),
-        (RequestPlan(1, JOB, (A, B), replace(G, state="closed"), False, is_urgent=True),),
+        (RequestPlan(1, JOB, (A, B), replace(G, state="closed"), is_urgent=True),),
     ),
     (
         "the backoff after a failure is kept",
@@ -80,13 +80,6 @@ WAITS: list[Row] = [
         Ticked(NOW),
         WAITING,
         (),
-    ),
-    (
-        "after three failures the smallest plan is asked for",
-        state(WAITING, failures=3),
-        Ticked(NOW),
-        Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
-        (RequestPlan(1, JOB, (A, B), G, True, is_urgent=True),),
     ),
     (
         "a refused question is not repeated",
@@ -100,14 +93,14 @@ WAITS: list[Row] = [
         state(WAITING, is_refused=True, considered_at=NOW - 600),
         Ticked(NOW),
         Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
-        (RequestPlan(1, JOB, (A, B), G, False, is_urgent=True),),
+        (RequestPlan(1, JOB, (A, B), G, is_urgent=True),),
     ),
     (
         "or there is another node",
         state(WAITING, node(A), node(B), node(C), is_refused=True),
         Ticked(NOW),
         Planning(1, (A, B, C), "a reason", True, NOW + 60, ASKED),
-        (RequestPlan(1, JOB, (A, B, C), G, False, is_urgent=True),),
+        (RequestPlan(1, JOB, (A, B, C), G, is_urgent=True),),
     ),
     (
         "no question without usable nodes",
@@ -127,7 +120,7 @@ WAITS: list[Row] = [
         ),
         Ticked(NOW),
         Planning(1, (A,), "a reason", True, NOW + 60, ASKED),
-        (RequestPlan(1, JOB, (A,), G, False, is_urgent=True),),
+        (RequestPlan(1, JOB, (A,), G, is_urgent=True),),
     ),
 ]
 
@@ -173,7 +166,7 @@ PLANS: list[Row] = [
         state(replace(FROM_NOTHING, asked_for=(A, B, C)), node(A), node(B), node(C, lost_at=NOW)),
         PlanFound(NOW, 4, proposal(A, B, C)),
         Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
-        (RequestPlan(1, JOB, (A, B), G, False, is_urgent=True, repeats=True),),
+        (RequestPlan(1, JOB, (A, B), G, is_urgent=True, repeats=True),),
     ),
     (
         "a better plan that does not pay is not adopted",

@@ -346,17 +346,6 @@ def test_new_leader_grants_a_start_its_full_time() -> None:
     assert phase(after) == Starting(NOW, NOW + 1500, 0.0)
 
 
-def test_failure_after_many_steps_does_not_add_up_on_the_smallest_plan() -> None:
-    after = state(step=10, failures=3, comebacks=6)
-    for number in range(6, 12):
-        failed = report(A, "failed", step=1210, number=number, failure="a bug")
-        after, _ = act(after, Reported(NOW, failed))
-        assert after.active is not None
-        assert isinstance(phase(after), Waiting), phase(after)
-        assert after.active.attempts.failures == 3, "it stays on the smallest plan"
-        after = state(step=10, failures=after.active.attempts.failures, comebacks=6)
-
-
 def test_refused_write_ends_the_term() -> None:
     after, commands = decide(state(LEAVES), WriteRefused(NOW))
     assert after.term is None

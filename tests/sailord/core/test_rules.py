@@ -16,6 +16,7 @@ from sailord.core.events import (
     IntentGiven,
     JobSubmitted,
     PlanFound,
+    Reported,
     Ticked,
 )
 from sailord.core.phases import Closing, Held, Opening, Phase, Running, Stopping, Waiting
@@ -210,10 +211,10 @@ def test_only_the_pending_record_opens_a_generation() -> None:
 
 
 def test_new_leader_keeps_a_job_held() -> None:
-    held = job(state="held", reason="five attempts failed")
+    held = job(state="held", reason="three attempts failed")
     taken = Elected(NOW, TERM + 1, (node(A).record, node(B).record), (held,), (CLOSED,))
     after, commands = act(state(), taken)
-    assert phase(after) == Held("five attempts failed", NOW)
+    assert phase(after) == Held("three attempts failed", NOW)
     after, more = act(after, Ticked(NOW + 60))
     assert isinstance(phase(after), Held)
     assert not [each for each in (*commands, *more) if isinstance(each, RequestPlan)]
@@ -298,14 +299,14 @@ def test_resume_checks_the_checkpoint_again() -> None:
     assert after.active.checkpointing.check is None
 
 
-@pytest.mark.parametrize(("failures", "forgiven"), [(1, True), (3, False)])
-def test_only_the_smallest_plan_needs_longer_health(failures: int, forgiven: bool) -> None:
-    before = state(failures=failures, comebacks=3)
+def test_healthy_generation_clears_failures() -> None:
+    before = state(step=29, failures=2)
     assert before.active is not None
-    assert before.active.progress.step - G.restore.point.step == before.options.steps_of_health + 10
-    after, _ = act(before, Ticked(NOW))
-    assert after.active is not None
-    assert (after.active.attempts.failures == 0) is forgiven
+    ill, _ = act(before, Ticked(NOW))
+    healthy, _ = act(before, Reported(NOW, report(A, step=30, number=6)))
+    assert ill.active is not None
+    assert healthy.active is not None
+    assert (ill.active.attempts.failures, healthy.active.attempts.failures) == (2, 0)
 
 
 # ---- storage ------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def test_straggler_question_leaves_the_node_out():
     assert phase(after) == QUESTION
     times = {B: 3.0}
     factors = {"A100-40": 1.0}
-    assert orders == (RequestPlan(1, JOB, (A, C, D), G, False, times, factors=factors),)
+    assert orders == (RequestPlan(1, JOB, (A, C, D), G, times, factors=factors),)
 
 
 def test_better_plan_without_the_straggler_is_adopted_after_a_stop():

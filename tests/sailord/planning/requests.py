@@ -18,4 +18,4 @@ def node(name: str, *, gpus: int = 2) -> NodeRecord:
 
 
 NODES = (node("a"), node("b"), node("c"))
-QUESTION = PlanRequest(SPEC, ROOT / "examples" / "three-zones.toml", None, NODES, None, (), False)
+QUESTION = PlanRequest(SPEC, ROOT / "examples" / "three-zones.toml", None, NODES, None, ())

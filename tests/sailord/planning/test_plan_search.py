@@ -72,12 +72,6 @@ def test_unchanged_cluster_keeps_the_running_plan():
     assert not again.proposal.is_worth_it or again.proposal.plan == first.proposal.plan
 
 
-def test_safe_plan_uses_the_fewest_nodes():
-    found = answer(replace(QUESTION, is_safe=True))
-    assert isinstance(found, FoundPlan)
-    assert len(found.proposal.members) == 1
-
-
 def test_new_node_is_used_only_after_it_has_settled():
     """Its uptime and the losses of its pool decide on a voluntary reconfiguration."""
     spec = (ROOT / "examples" / "opt-350m.toml").read_text(encoding="utf-8")

@@ -72,7 +72,6 @@ async def test_loss_of_a_node_is_answered_from_the_precomputed_plans():
         # All other requests need the planner.
         for other in (
             running_question(first),
-            running_question(first, nodes=left, is_safe=True),
             replace(QUESTION, nodes=left),
         ):
             assert "within 0 s" in str(await service.ask(other, timeout_s=0.0))

@@ -36,7 +36,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def running(cluster: Path) -> FoundPlan:
     """The plan for all four nodes; each is used."""
-    found = answer(PlanRequest(SPEC, cluster, None, NODES, None, (), False))
+    found = answer(PlanRequest(SPEC, cluster, None, NODES, None, ()))
     assert isinstance(found, FoundPlan)
     assert set(found.proposal.members) == {node.id for node in NODES}
     return found
@@ -48,7 +48,7 @@ def plan_of(found: FoundPlan) -> Plan:
 
 def asked(cluster: Path, times: float) -> PlanRequest:
     return PlanRequest(
-        *(SPEC, cluster, None, OTHERS, running(cluster).plan, NODES, False),
+        *(SPEC, cluster, None, OTHERS, running(cluster).plan, NODES),
         slow=((SLOW.id, times),),
     )
 
@@ -74,7 +74,7 @@ def test_straggler_is_dropped_only_if_it_is_slow_enough(cluster, times, is_worth
 
 def test_straggler_slows_its_pipeline_and_all_that_wait_for_it(cluster):
     before = plan_of(running(cluster))
-    question = PlanRequest(SPEC, cluster, None, NODES, running(cluster).plan, NODES, False)
+    question = PlanRequest(SPEC, cluster, None, NODES, running(cluster).plan, NODES)
     judge = _replanner_for(question, [planner_node(node) for node in NODES]).judge
     plain = judge.estimate(before)
     same = judge.estimate_with(before, times_slower={SLOW.id: 1.0, "another": 9.0})
