@@ -278,6 +278,7 @@ class PeerSource:
     ticket: str
     _local: threading.local = field(default_factory=threading.local)
     _connections: list[http.client.HTTPConnection] = field(default_factory=list)
+    _is_closed: bool = False
 
     @classmethod
     def at(
@@ -305,12 +306,13 @@ class PeerSource:
         return body
 
     def close(self) -> None:
+        self._is_closed = True
         for connection in self._connections:
             connection.close()
 
     def _get(self, path: str, headers: dict[str, str]) -> tuple[int, bytearray]:
         """Send a request, on one connection for each thread."""
-        connection = getattr(self._local, "line", None)
+        connection = getattr(self._local, "connection", None)
         if connection is None:
             connection = self._local.connection = http.client.HTTPConnection(
                 self.address, timeout=CONNECT_S
@@ -325,6 +327,9 @@ class PeerSource:
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise SourceError(f"{self.name}: {error or type(error).__name__}") from None
+        finally:
+            if self._is_closed:  # This thread may have connected after that.
+                connection.close()
 
 
 def _connect(connection: http.client.HTTPConnection) -> None:

@@ -302,21 +302,17 @@ class GenerationRun:
         self._extra_status["late_s"] = snapshots.stalls.late_s
         self._extra_status["settle_s"] = snapshots.stalls.settle_s
         self._extra_status["busy_s"] = self._busy.typical_s
-        self.report(self._status(), False)
-        self._log_step(step_report)
-
-    def _log_step(self, step_report: StepReport) -> None:
-        """Log a JSON line with the step's loss."""
-        about = self.assignment
+        # The log has every step's loss; a later status may replace this one before it is sent.
         line = {
-            "job": about.job,
-            "generation": about.generation,
+            "job": self.assignment.job,
+            "generation": self.assignment.generation,
             "step": self.step,
             "at": time.time(),
             "loss": step_report.loss,
             "sample_hash": step_report.sample_hash,
         }
         print(json.dumps(line), flush=True)
+        self.report(self._status(), False)
 
     def _sealed(self, step: int) -> None:
         """Report a sealed snapshot; called in the snapshot thread."""

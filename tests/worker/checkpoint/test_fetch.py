@@ -83,6 +83,21 @@ def test_dead_source_does_not_delay_the_others(tmp_path, peer):
     assert as_bytes(got.bodies) == expected(found)
 
 
+def test_reads_of_one_thread_share_a_connection_and_none_stays_open_after_the_end(peer):
+    source, memory = peer
+    found = write(memory, header_of(*SIZES))
+    piece = next(piece for piece in found.header.pieces if piece.bytes)
+    sockets = set()
+    for _ in range(3):
+        source.read(found.path.name, piece.offset, piece.bytes)
+        (connection,) = source._connections
+        sockets.add(connection.sock)
+    assert len(sockets) == 1
+    source.close()
+    source.read(found.path.name, piece.offset, piece.bytes)  # A request that was under way.
+    assert connection.sock is None
+
+
 def test_missing_pieces_are_named(peer):
     write(peer[1], header_of(100, 0))
     gone = PeerSource.at("gone", "127.0.0.1:1", "t", "j1", **POINT)

@@ -23,21 +23,52 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from simulator.inputs.job_file import load_job
 from simulator.inputs.plan_file import plan_text
-from simulator.spec.plan import Plan
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from tests.worker.training_runs import alone, trained
 from worker.checkpoint import snapshot_file
+from worker.data.open_data import open_data
 from worker.layout.rank_layout import rank_places
 
 WAIT_S = 20.0
 Word = dict[str, Any]
 
 
-class Nursery:
+def plan_of(*pipelines: tuple[int, list[tuple[int, int, int, str]]], microbatch: int = 1) -> Plan:
+    """Build a plan from (micro batches, [(first layer, end, TP degree, node), ...])."""
+    return Plan(
+        microbatch,
+        tuple(
+            Pipeline(
+                count,
+                tuple(
+                    Stage((first, end), tp, (Place("cpu", "m", "z", node=node),))
+                    for first, end, tp, node in stages
+                ),
+            )
+            for count, stages in pipelines
+        ),
+    )
+
+
+def uninterrupted_losses(folder: Path, job_text: str, *, steps: int) -> list[float]:
+    """Return the losses of an uninterrupted run by the sailor engine on one rank."""
+    path = folder / "job.toml"
+    path.write_text(job_text)
+    job = load_job(path)
+    run = trained(job, alone(job), steps=steps, compare=False, data=open_data(job, folder))
+    return [report.loss for report in run.reports]
+
+
+class ForkServer:
     """The fork server, for the duration of the tests."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "nursery.sock"
-        self._log = (folder / "nursery.log").open("wb")
+        self._path = folder / "fork_server.sock"
+        self._log = (folder / "fork_server.log").open("wb")
         self._process = subprocess.Popen(
             [
                 sys.executable,
@@ -51,7 +82,7 @@ class Nursery:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         while not self._path.exists():
-            assert self._process.poll() is None, "the warm parent did not come up"
+            assert self._process.poll() is None, "the fork server did not start"
             time.sleep(0.02)
 
     def fork(self, home: Path, spec: dict[str, Any]) -> int:
@@ -69,7 +100,8 @@ class Nursery:
         with socket.socket(socket.AF_UNIX) as line:
             line.connect(str(self._path))
             line.sendall(json.dumps(question).encode() + b"\n")
-            return json.loads(line.makefile().readline())
+            with line.makefile() as answer:
+                return json.loads(answer.readline())
 
 
 @dataclass(eq=False)
@@ -101,14 +133,14 @@ class Agents:
     def __init__(
         self,
         root: Path,
-        nursery: Nursery,
+        fork_server: ForkServer,
         job: str,
         nodes: tuple[str, ...],
         *,
         wait_s: float = WAIT_S,
     ) -> None:
         self.wait_s = wait_s
-        self.root, self.nursery, self.job = root, nursery, job
+        self.root, self.fork_server, self.job = root, fork_server, job
         self.processes: list[Process] = []
         self._doors = {node: _door(self.memory(node)) for node in nodes}
         self._socket = socket.socket(socket.AF_UNIX)
@@ -181,7 +213,7 @@ class Agents:
                 process.tell(order="join", spec=spec)
                 return
         home = self.root / "process" / f"{spec['generation']}.{spec['rank']}"
-        pid = self.nursery.fork(home, spec)
+        pid = self.fork_server.fork(home, spec)
         self.processes.append(Process(pid, spec["node"], spec["device"], home, spec))
 
     def gang(self, generation: int) -> list[Process]:
@@ -233,6 +265,37 @@ class Agents:
     def output(self, process: Process) -> str:
         """Return its output."""
         return (process.home / "output").read_text(errors="replace")
+
+    def logged_losses(self) -> list[tuple[int, int, float]]:
+        """Return generation, step and loss of every step of every process, as logged.
+
+        Unlike the statuses, of which a later one may replace an earlier one, the log is complete.
+        """
+        lines = [line for process in self.processes for line in self.output(process).splitlines()]
+        steps = [json.loads(line) for line in lines if line.startswith("{")]
+        return [(step["generation"], step["step"], step["loss"]) for step in steps]
+
+    def check_losses(self, expected: list[float], *, rel: float = 0.0) -> list[int]:
+        """Check every logged loss against an uninterrupted run; return the steps, with repeats."""
+        known = [each for each in self.logged_losses() if each[1] <= len(expected)]
+        for generation, step, loss in known:
+            assert loss == pytest.approx(expected[step - 1], rel=rel, abs=0.0), (generation, step)
+        return [step for _, step, _ in known]
+
+    def stop(self, generation: int, *, after: int) -> int:
+        """Stop a generation at the end of a step, and return the step."""
+        gang = self.gang(generation)
+        self.wait_taking(generation, "running", step=after)
+        gang[-1].tell(order="stop", stop_at=after)
+        self.wait_taking(generation, "stopped")
+        (step,) = {process.word["step"] for process in gang}
+        assert {process.word["sealed_at"]["step"] for process in gang} == {step}
+        return step
+
+    def leave(self, generation: int) -> None:
+        """Abort a generation and wait until its workers have left it."""
+        self.order(generation, order="abort")
+        self.wait_taking(generation, "idle")
 
     def kill(self, process: Process) -> None:
         """Kill the process with SIGKILL."""

@@ -12,12 +12,8 @@ import pytest
 
 pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
-from simulator.inputs.job_file import load_job
-from simulator.spec.plan import Pipeline, Place, Plan, Stage
-from tests.worker.control.fake_agents import Agents, Nursery
-from tests.worker.training_runs import alone, trained
+from tests.worker.control.fake_agents import Agents, ForkServer, plan_of, uninterrupted_losses
 from worker.checkpoint import snapshot_file
-from worker.data.open_data import open_data
 
 pytestmark = pytest.mark.torch
 
@@ -42,34 +38,17 @@ NODES = ("a", "b", "c")
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    process = Nursery(tmp_path_factory.mktemp("nursery"))
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    process = ForkServer(tmp_path_factory.mktemp("fork-server"))
     yield process
     process.end()
 
 
 @pytest.fixture
-def agents(tmp_path: Path, nursery: Nursery) -> Iterator[Agents]:
-    found = Agents(tmp_path, nursery, JOB, NODES)
+def agents(tmp_path: Path, fork_server: ForkServer) -> Iterator[Agents]:
+    found = Agents(tmp_path, fork_server, JOB, NODES)
     yield found
     found.close()
-
-
-def plan_of(*pipelines: tuple[int, list[tuple[int, int, int, str]]]) -> Plan:
-    """Build a plan from (micro batches, [(first layer, end, TP degree, node), ...])."""
-    return Plan(
-        1,
-        tuple(
-            Pipeline(
-                count,
-                tuple(
-                    Stage((first, end), tp, (Place("cpu", "m", "z", node=node),))
-                    for first, end, tp, node in stages
-                ),
-            )
-            for count, stages in pipelines
-        ),
-    )
 
 
 TWO = plan_of((5, [(0, 4, 1, "a")]), (3, [(0, 4, 1, "b")]))
@@ -80,38 +59,7 @@ ALONE = plan_of((8, [(0, 4, 1, "c")]))
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Losses of an uninterrupted run."""
-    path = tmp_path_factory.mktemp("job") / "job.toml"
-    path.write_text(JOB)
-    job = load_job(path)
-    run = trained(job, alone(job), steps=80, compare=False, data=open_data(job, path.parent))
-    return [report.loss for report in run.reports]
-
-
-def losses_of(agents: Agents, expected: list[float]) -> int:
-    """Check that every logged loss is that of an uninterrupted run."""
-    seen = 0
-    for process in agents.processes:
-        for word in process.words:
-            if word.get("loss") is not None and 0 < word["step"] <= len(expected):
-                assert word["loss"] == expected[word["step"] - 1], word
-                seen += 1
-    return seen
-
-
-def stop(agents: Agents, generation: int, *, after: int) -> int:
-    """Stop a generation and return the step."""
-    agents.wait_taking(generation, "running", step=after)
-    agents.gang(generation)[0].tell(order="stop", stop_at=after)
-    agents.wait_taking(generation, "stopped")
-    (step,) = {process.word["step"] for process in agents.gang(generation)}
-    sealed = {process.word["sealed_at"]["step"] for process in agents.gang(generation)}
-    assert sealed == {step}
-    return step
-
-
-def leave(agents: Agents, generation: int) -> None:
-    agents.order(generation, order="abort")
-    agents.wait_taking(generation, "idle")
+    return uninterrupted_losses(tmp_path_factory.mktemp("job"), JOB, steps=80)
 
 
 @pytest.mark.slow
@@ -119,12 +67,12 @@ def test_successive_plans_in_one_process_match_a_single_plan(agents, expected):
     restore, pids = None, []
     for generation, plan in enumerate((TWO, MIXED, ALONE, MIXED), start=1):
         agents.start(plan, generation, restore)
-        at = stop(agents, generation, after=restore["step"] + 3 if restore else 3)
+        at = agents.stop(generation, after=restore["step"] + 3 if restore else 3)
         pids.append({process.pid for process in agents.gang(generation)})
-        leave(agents, generation)
+        agents.leave(generation)
         restore = {"step": at, "generation": generation, "source": "memory"}
         assert at >= 3 * generation
-    assert losses_of(agents, expected) > 20
+    assert len(agents.check_losses(expected)) > 20
     assert pids[0] < pids[1], "the processes of the first plan were not used again"
     assert pids[1] == pids[3], "processes that had left once were not used again"
 
@@ -150,14 +98,13 @@ def test_killed_rank_loses_no_step_that_survivors_completed(agents, expected):
     at = survivor.word["step"]
     assert memory_of(agents, 1) == {"a": {at}}
     assert survivor.word["sealed_at"] == {"step": at, "generation": 1}
-    leave(agents, 1)
+    agents.leave(1)
     restore = {"step": at, "generation": 1, "source": "memory"}
     agents.start(MIXED, 2, restore)
     agents.wait_taking(2, "running", step=at + 2)
     assert survivor in agents.gang(2)
-    first = next(w for w in agents.gang(2)[0].words if w["generation"] == 2 and "loss" in w)
-    assert first["step"] == at + 1
-    assert losses_of(agents, expected) > 4
+    assert min(step for generation, step, _ in agents.logged_losses() if generation == 2) == at + 1
+    assert len(agents.check_losses(expected)) > 4
 
 
 @pytest.mark.slow
@@ -185,15 +132,15 @@ def test_step_interrupted_by_a_death_is_not_applied(agents, expected):
     at = survivor.word["step"]
     assert at == 4, "whoever has the vote has the step"
     assert {3, 4} <= memory_of(agents, 1)["a"]
-    leave(agents, 1)
+    agents.leave(1)
     agents.start(ALONE, 2, {"step": at, "generation": 1, "source": "memory"})
     agents.wait_taking(2, "running", step=at + 2)
-    assert losses_of(agents, expected) > 4
+    assert len(agents.check_losses(expected)) > 4
 
 
 def test_damaged_snapshot_is_named_and_fetched_from_a_peer(agents, expected):
     agents.start(TWO, 1)
-    at = stop(agents, 1, after=3)
+    at = agents.stop(1, after=3)
     folder = snapshot_file.point_folder(agents.memory("a"), "j", generation=1, step=at)
     (found,) = snapshot_file.sealed_files(folder)
     piece = next(piece for piece in found.header.pieces if piece.bytes)
@@ -202,12 +149,12 @@ def test_damaged_snapshot_is_named_and_fetched_from_a_peer(agents, expected):
         byte = file.read(1)[0]
         file.seek(piece.offset)
         file.write(bytes([byte ^ 1]))
-    leave(agents, 1)
+    agents.leave(1)
     agents.start(TWO, 2, {"step": at, "generation": 1, "source": "memory"})
     agents.wait_taking(2, "running", step=at + 2)
     where = f"0.snap: piece {piece.piece} of layer {piece.layer} is damaged"
     assert where in agents.output(agents.gang(2)[0])
-    assert losses_of(agents, expected) > 3
+    assert len(agents.check_losses(expected)) > 3
 
 
 def test_missing_state_is_reported_and_the_worker_stays_usable(agents):
@@ -216,7 +163,7 @@ def test_missing_state_is_reported_and_the_worker_stays_usable(agents):
     (process,) = agents.gang(1)
     assert process.word["failure"].startswith("no source has piece")
     assert not process.word["is_bug"]
-    leave(agents, 1)
+    agents.leave(1)
     agents.start(ALONE, 2)
     agents.wait_taking(2, "running", step=2)
     assert agents.gang(2) == [process]
@@ -240,7 +187,7 @@ def test_too_small_device_is_reported_before_the_first_step(agents):
         "device 0: memory: the predicted peak is 100.0 MiB, and the device has 100.0 MiB"
     )
     assert process.word["step"] == 0
-    leave(agents, 1)
+    agents.leave(1)
     agents.start(ALONE, 2, peak=peak, device_bytes=100 << 20)
     agents.wait_taking(2, "running", step=2)
 
@@ -282,7 +229,7 @@ def test_last_step_is_sealed_and_stops_the_job(agents, expected):
         for found in snapshot_file.sealed_files(folder)
     ]
     assert {(header.step, header.persist) for header in headers} == {(3, True), (5, True)}
-    assert losses_of(agents, expected) > 0
+    assert len(agents.check_losses(expected)) > 0
 
 
 # Points that a single rank passes in three steps and a stop; those of several ranks are above.
@@ -325,4 +272,4 @@ def test_last_sealed_point_is_intact_wherever_a_rank_dies(agents, expected, arro
     source = "memory" if at else "start"
     agents.start(ALONE, 2, {"step": at, "generation": 1 if at else 0, "source": source})
     agents.wait_taking(2, "running", step=at + 2)
-    assert losses_of(agents, expected) > 0
+    assert len(agents.check_losses(expected)) > 0
