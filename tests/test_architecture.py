@@ -79,7 +79,6 @@ WINGS: dict[str, dict[str, str]] = {
         "cloud": "core daemon",
         "workers": "core rpc daemon worker.layout",
         "snapshots": "core rpc daemon object_store worker.checkpoint.snapshot_file",
-        "emulated": "rpc worker.layout worker.checkpoint.snapshot_file",
         ".": "devices cloud workers snapshots store",
     },
     "sailord": {

@@ -11,11 +11,10 @@ and reports to the leader last.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import assert_never
 
 from agents.core.model import (
-    UNMEASURED,
     AbortGang,
     AbortReceived,
     Command,
@@ -52,7 +51,7 @@ from agents.core.model import (
     TroubleChanged,
     UploadDone,
 )
-from agents.protocol.records import Fence, GenerationRecord, Intent, NodeState, Report
+from agents.protocol.records import Fence, GenerationRecord, Intent, Measured, NodeState, Report
 
 Decision = tuple[State, tuple[Command, ...]]
 RULES_MAX = 16
@@ -98,14 +97,20 @@ def _learn(state: State, event: Event) -> Decision:
             is_ours = event.job in {None, state.job}
             return replace(state, sealed=event.sealed) if is_ours else state, ()
         case UploadDone():
-            return _learn_upload(state, event), ()
+            is_ours = event.job == state.job and event.uploaded not in state.uploaded
+            uploaded = (*state.uploaded, event.uploaded) if is_ours else state.uploaded
+            return replace(state, uploaded=uploaded), ()
         case TroubleChanged():
             is_ours = event.job == state.job
             return replace(state, trouble=event.trouble) if is_ours else state, ()
         case FreeMemoryMeasured():
             return _learn_free_memory(state, event), ()
         case ReleaseReceived():
-            return state, _release(state, event)
+            # Only by order of the present leader, and for the present job.
+            if event.term < state.heard.term or event.job != state.job:
+                return state, ()
+            running = 0 if state.gang is None else state.gang.generation
+            return state, (ReleaseSnapshots(event.job, event.point, running),)
         case JobEnded():
             is_held = state.gang is not None and state.job == event.job
             return state, () if is_held else (DeleteJobSnapshots(event.job),)
@@ -187,12 +192,6 @@ def _forget_old_uploads(state: State, event: GenerationRead) -> State:
     return state if counts == state.uploaded else replace(state, uploaded=counts)
 
 
-def _learn_upload(state: State, event: UploadDone) -> State:
-    if event.job != state.job or event.uploaded in state.uploaded:
-        return state
-    return replace(state, uploaded=(*state.uploaded, event.uploaded))
-
-
 def _learn_free_memory(state: State, event: FreeMemoryMeasured) -> State:
     """End a shortage when there is room again, but not before ``short_s``."""
     shortage = state.shortage
@@ -200,14 +199,6 @@ def _learn_free_memory(state: State, event: FreeMemoryMeasured) -> State:
         return state
     is_time = state.now >= shortage.since + state.options.short_s
     return replace(state, shortage=None) if is_time else state
-
-
-def _release(state: State, event: ReleaseReceived) -> tuple[Command, ...]:
-    """Release snapshots by order of the present leader, for the present job."""
-    if event.term < state.heard.term or event.job != state.job:
-        return ()
-    running = 0 if state.gang is None else state.gang.generation
-    return (ReleaseSnapshots(event.job, event.point, running),)
 
 
 def _learn_abort(state: State, event: AbortReceived) -> State:
@@ -421,31 +412,24 @@ def _end_gang(state: State, gang: Gang) -> Decision | None:
 
 def _report(state: State) -> Decision:
     """Report changes to the leader at once, and otherwise every ``report_every_s``."""
-    gang = state.gang
-    measured = gang.measured if gang is not None else UNMEASURED
+    gang = state.gang or Gang(0, "idle")
     report = Report(
         node=state.node.id,
         number=state.reports,
         heard=state.heard,
-        generation=gang.generation if gang is not None else 0,
-        taking=gang.taking if gang is not None else "idle",
-        step=gang.step if gang is not None else 0,
+        generation=gang.generation,
+        taking=gang.taking,
+        step=gang.step,
         sealed=state.sealed,
-        broken_peers=gang.broken_peers if gang is not None else (),
-        failure=gang.failure if gang is not None else "",
-        is_bug=gang.is_bug if gang is not None else False,
+        broken_peers=gang.broken_peers,
+        failure=gang.failure,
+        is_bug=gang.is_bug,
         job=state.job,
-        loss=measured.loss,
-        tokens_per_s=measured.tokens_per_s,
-        stall_s=measured.stall_s,
-        late_s=measured.late_s,
-        settle_s=measured.settle_s,
-        phases=measured.phases,
-        busy=measured.busy,
         uploaded=state.uploaded,
         trouble=state.trouble,
         fault=state.fault,
         no_room="" if state.shortage is None else state.shortage.why,
+        **{each.name: getattr(gang.measured, each.name) for each in fields(Measured)},
     )
     if report == state.last_report and state.now < state.reported_at + state.options.report_every_s:
         return state, ()

@@ -9,6 +9,7 @@ from agents.protocol.records import (
     GenerationRecord,
     Intent,
     JobId,
+    Measured,
     NodeId,
     NodeRecord,
     Point,
@@ -19,6 +20,7 @@ from agents.protocol.records import (
 )
 
 UNHEARD = Fence(0, 0)
+UNMEASURED = Measured()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +43,6 @@ class Options:
     short_s: float = 60.0
     """How long a node without room for snapshots reports that at least, as free memory
     fluctuates."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Measurements of the workers, as in a report."""
-
-    loss: float | None = None
-    tokens_per_s: float | None = None
-    stall_s: float | None = None
-    late_s: float | None = None
-    settle_s: float | None = None
-    phases: tuple[tuple[str, float], ...] = ()
-    busy: tuple[tuple[int, float], ...] = ()
-
-
-UNMEASURED = Measured()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,45 +121,45 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class SelfTested:
+class _Event:
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTested(_Event):
     """A self-test of the devices ended; ``why_not`` is empty if it passed."""
 
-    at: float
     why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceFailed:
+class DeviceFailed(_Event):
     """A device failed in use."""
 
-    at: float
     fault: str
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationRead:
+class GenerationRead(_Event):
     """The store was read: the generation that concerns this node."""
 
-    at: float
     record: GenerationRecord | None
     durable: Point | None = None
     """The job's committed checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
-class AbortReceived:
+class AbortReceived(_Event):
     """A leader ended all generations of the job up to this one."""
 
-    at: float
     job: JobId
     fence: Fence
 
 
 @dataclass(frozen=True, slots=True)
-class GangReported:
+class GangReported(_Event):
     """The gang's status; ``idle``: its workers have left the generation."""
 
-    at: float
     generation: int
     taking: Taking
     step: int = 0
@@ -186,120 +172,102 @@ class GangReported:
 
 
 @dataclass(frozen=True, slots=True)
-class GangExited:
+class GangExited(_Event):
     """All processes of the gang have ended, and their devices are free."""
 
-    at: float
     generation: int
     failure: str = ""
     is_bug: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotsChanged:
+class SnapshotsChanged(_Event):
     """The snapshots in this node's memory have changed."""
 
-    at: float
     sealed: tuple[Sealed, ...]
     job: JobId | None = None
     """``None``: there is only one job."""
 
 
 @dataclass(frozen=True, slots=True)
-class UploadDone:
+class UploadDone(_Event):
     """An object was uploaded."""
 
-    at: float
     job: JobId
     uploaded: Uploaded
 
 
 @dataclass(frozen=True, slots=True)
-class TroubleChanged:
+class TroubleChanged(_Event):
     """The reason has changed why a job's snapshots are not replicated or uploaded; empty: none."""
 
-    at: float
     job: JobId
     trouble: str
 
 
 @dataclass(frozen=True, slots=True)
-class FreeMemoryMeasured:
+class FreeMemoryMeasured(_Event):
     """How much memory is free for snapshots; sent only during a shortage."""
 
-    at: float
     free_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseReceived:
+class ReleaseReceived(_Event):
     """A leader says that the job's snapshots before this point can be deleted."""
 
-    at: float
     term: int
     job: JobId
     point: Point
 
 
 @dataclass(frozen=True, slots=True)
-class JobEnded:
+class JobEnded(_Event):
     """A job that has snapshots here has ended."""
 
-    at: float
     job: JobId
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseEnded:
+class LeaseEnded(_Event):
     """The node's lease has expired."""
-
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class Registered(_Event):
     """The node was written to the store."""
 
-    at: float
     node: NodeRecord
 
 
 @dataclass(frozen=True, slots=True)
-class StoreFailed:
+class StoreFailed(_Event):
     """The store did not answer."""
-
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
-class NoticeGiven:
+class NoticeGiven(_Event):
     """The machine will be stopped, at ``leaves_at`` if that is known."""
 
-    at: float
     id: str
     leaves_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class NoticeWithdrawn:
+class NoticeWithdrawn(_Event):
     """A notice was withdrawn."""
 
-    at: float
     id: str
 
 
 @dataclass(frozen=True, slots=True)
-class StopRequested:
+class StopRequested(_Event):
     """The agent was asked to exit: the service stops, or the machine shuts down."""
-
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
-class Ticked:
+class Ticked(_Event):
     """Time has passed."""
-
-    at: float
 
 
 Event = (

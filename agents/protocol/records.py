@@ -193,8 +193,28 @@ class Uploaded:
     """The pieces to read from this object."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a node's workers have measured."""
+
+    loss: float | None = None
+    """Of the last step."""
+    tokens_per_s: float | None = None
+    """Of the whole job, as last measured by the workers."""
+    stall_s: float | None = None
+    """How long the last snapshots paused training, on average."""
+    late_s: float | None = None
+    """The part of ``stall_s`` that waited for the previous snapshot to be sealed or replicated."""
+    settle_s: float | None = None
+    """The interval at which the next snapshot need not wait for the previous one."""
+    phases: tuple[tuple[str, float], ...] = ()
+    """Durations of fetch, rebuild, verify and first_step, as far as they are done."""
+    busy: tuple[tuple[int, float], ...] = ()
+    """By rank: recent compute time per step, without waiting for others."""
+
+
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Measured):
     """An agent's report of its node, complete."""
 
     node: NodeId
@@ -217,20 +237,6 @@ class Report:
     """The job's own fault (an exception, out of memory), not a lost machine."""
     job: JobId | None = None
     """The job of ``sealed``, ``uploaded`` and ``generation``; ``None``: no job."""
-    loss: float | None = None
-    """Of ``step``."""
-    tokens_per_s: float | None = None
-    """Of the whole job, as last measured by the workers."""
-    stall_s: float | None = None
-    """How long the last snapshots paused training, on average."""
-    late_s: float | None = None
-    """The part of ``stall_s`` that waited for the previous snapshot to be sealed or replicated."""
-    settle_s: float | None = None
-    """The interval at which the next snapshot need not wait for the previous one."""
-    phases: tuple[tuple[str, float], ...] = ()
-    """Durations of fetch, rebuild, verify and first_step, as far as they are done."""
-    busy: tuple[tuple[int, float], ...] = ()
-    """By rank: recent compute time per step, without waiting for others."""
     uploaded: tuple[Uploaded, ...] = ()
     """Uploaded objects that are not older than the committed checkpoint."""
     trouble: str = ""

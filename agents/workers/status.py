@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agents.core.model import Measured
-from agents.protocol.records import NodeId, Point, Taking
+from agents.protocol.records import Measured, NodeId, Point, Taking
 
 PROGRESS: tuple[Taking, ...] = ("fetching", "rebuilding", "verifying", "running", "stopped")
 

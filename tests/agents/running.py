@@ -19,7 +19,6 @@ from typing import Any
 
 import aiohttp
 
-from agents.emulated.worker import MEETING
 from agents.protocol.codec import decode, encode
 from agents.protocol.records import (
     FIRST,
@@ -37,6 +36,7 @@ from agents.workers.pidfd import process_start
 from simulator.inputs.plan_file import plan_text
 from simulator.spec import plan as plans
 from simulator.spec.plan import Pipeline, Plan, Stage
+from tests.fakes.worker import MEETING
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = b"a-key-that-is-long-enough"
@@ -67,7 +67,7 @@ class Place:
     store: EmbeddedStore
     http: aiohttp.ClientSession
     environment: dict[str, str] = field(default_factory=dict)
-    worker: str = "agents.emulated.worker"
+    worker: str = "tests.fakes.worker"
     agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents.emulated.worker import MEETING
 from agents.workers.pidfd import process_start
+from tests.fakes.worker import MEETING
 from tests.sailord.daemon.running import ROOT, Place, wait_until
 
 LEASE_S = 2.0
@@ -55,7 +55,7 @@ class Agent:
         config.write_text(
             f'cluster_name = "test"\nname = "{self.name}"\nstate = "{self.name}"\nkey = "key"\n'
             f'lease_s = {LEASE_S}\nstore = "{self.store}"\nzone = "us-central1-b"\n'
-            f'worker = "agents.emulated.worker"\n'
+            f'worker = "tests.fakes.worker"\n'
             f"[listen]\nport = 0\n[options]\npark_s = {PARK_S}\n"
         )
         with (self.folder / f"{self.name}.log").open("ab") as out:

@@ -106,7 +106,7 @@ async def test_an_orphaned_fork_server_ends(tmp_path):
         words = (
             "agents.workers.fork_server",
             str(tmp_path / name),
-            "agents.emulated.worker",
+            "tests.fakes.worker",
             str(orphan_s),
         )
         return subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT)

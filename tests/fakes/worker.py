@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents.emulated.worker_state import Share, fetch, seal, share_of
+from tests.fakes.worker_state import Share, fetch, seal, share_of
 
 STEP_S = 0.02
 MEETING = "SAILOR_FAKE_MEETING"

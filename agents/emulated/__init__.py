@@ -1,1 +1,0 @@
-"""Emulated workers, for tests and demonstrations."""
