@@ -386,7 +386,7 @@ class CapacityLoop:
             usd_per_hour_max=usd_per_hour_limit(self.state),
             move_s=MOVE_S,
             usd_left=usd_left(self.state),
-            mix=self.policy.mix,
+            on_demand_min=self.policy.on_demand_min,
             past=self.cluster.move_context,
         )
         return await self.planner.ask_capacity(request, timeout_s=WANT_TIMEOUT_S)

@@ -103,7 +103,7 @@ def _counts(answer: Answer, request: CapacityRequest) -> tuple[int, ...]:
         for stage in pipeline.stages:
             for place in stage.places:
                 gpus[place.gpu, place.machine, place.zone] += stage.tp
-    return split_by_pool(gpus, request.pools, request.mix)
+    return split_by_pool(gpus, request.pools, request.on_demand_min)
 
 
 def _offer(now: Answer, best: Answer, job: Job, request: CapacityRequest) -> Offer:

@@ -14,7 +14,6 @@ from typing import Any
 from agents.protocol.records import GenerationRecord, NodeRecord
 from planner.move_policy.node_lifetimes import History
 from sailord.core.proposal import Proposal
-from sailord.planning.mix import Mix
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +136,8 @@ class CapacityRequest:
     """Assumed duration of the reconfiguration once the machines are up."""
     usd_left: float | None = None
     """What is left of a total budget: a more expensive plan has to pay off before it is spent."""
-    mix: Mix = field(default_factory=Mix)
+    on_demand_min: int = 0
+    """At least this many machines are on demand, where available."""
     past: MoveContext = NO_CONTEXT
 
 

@@ -12,7 +12,7 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,15 +25,13 @@ from sailord.providers.interface import (
     Granted,
     Instance,
     InstanceRequest,
-    Notice,
     Observation,
     Outcome,
     Pool,
+    Provider,
     Quota,
     Refused,
-    no_notices,
 )
-from simulator.documents.problems import Problem
 
 CARD = "instance.json"
 ENDED_MAX = 1000
@@ -49,7 +47,7 @@ class EmulatedPool:
 
 
 @dataclass(eq=False)
-class EmulatedProvider:
+class EmulatedProvider(Provider):
     """Starts agents as processes, and ends them with all their children."""
 
     folder: Path
@@ -64,10 +62,6 @@ class EmulatedProvider:
     @property
     def pools(self) -> Sequence[Pool]:
         return tuple(kind.pool for kind in self.kinds)
-
-    async def check(self) -> Sequence[Problem]:
-        """Return nothing: reading the file has checked everything."""
-        return ()
 
     async def observe(self) -> Observation:
         at = self.now()
@@ -107,12 +101,6 @@ class EmulatedProvider:
                   used.count(kind.pool) * kind.pool.gpus)
             for kind in self.kinds
         )  # fmt: skip
-
-    def notices(self) -> AsyncIterator[Notice]:
-        return no_notices()
-
-    async def close(self) -> None:
-        """Do nothing: the instances outlive sailord."""
 
     # ---- folders and processes ----------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The interface of a provider of instances: plain data and one protocol.
+"""The interface of a provider of instances: plain data and one base class.
 
 A provider decides nothing. Ordinary failures of a cloud are results, not exceptions: a refusal has
 a kind, a request without an answer is ``InDoubt``, an observation names the zones it lacks.
@@ -8,9 +8,10 @@ what the user must fix.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from simulator.documents.problems import Problem
 
@@ -165,40 +166,43 @@ class Notice:
     """Time from ``at`` until it ends."""
 
 
-class Provider(Protocol):
+class Provider(ABC):
     """A source of instances. Every call has its own timeout, and none blocks the event loop."""
 
     @property
     def pools(self) -> Sequence[Pool]:
         """All pools that may be requested; none where nodes join by themselves."""
+        return ()
 
     async def check(self) -> Sequence[Problem]:
         """Raise ``InputError`` for what makes renting impossible; return lesser problems."""
+        return ()
 
+    @abstractmethod
     async def observe(self) -> Observation:
         """List all instances of this cluster."""
 
+    @abstractmethod
     async def create(self, ask: InstanceRequest) -> Outcome:
         """Make instances; idempotent by the request id."""
 
+    @abstractmethod
     async def delete(self, ids: Sequence[str]) -> DeleteResult:
         """Delete instances by their unique numbers, with their disks."""
 
+    @abstractmethod
     async def prices(self) -> Mapping[Pool, float]:
         """Return dollars an hour per instance; a pool without a price is never requested."""
 
     async def quotas(self) -> Sequence[Quota]:
         """Return the quotas now; a pool without one is unlimited."""
+        return ()
 
-    def notices(self) -> AsyncIterator[Notice]:
-        """Iterate over notices as they arrive; ends at once if the provider sends none."""
+    async def notices(self) -> AsyncIterator[Notice]:
+        """Yield notices as they arrive; ends at once if the provider sends none."""
+        nothing: tuple[Notice, ...] = ()
+        for notice in nothing:
+            yield notice
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027 - most providers have nothing to close
         """Close connections and threads."""
-
-
-async def no_notices() -> AsyncIterator[Notice]:
-    """Return an empty iterator, for providers without notices."""
-    nothing: tuple[Notice, ...] = ()
-    for notice in nothing:
-        yield notice

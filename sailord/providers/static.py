@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sailord.providers.interface import (
     DeleteResult,
     Instance,
     InstanceRequest,
-    Notice,
     Observation,
     Outcome,
     Pool,
-    Quota,
+    Provider,
     Refused,
-    no_notices,
 )
-from simulator.documents.problems import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +29,13 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class StaticProvider:
+class StaticProvider(Provider):
     """A list of hosts."""
 
     hosts: tuple[Host, ...]
     now: Callable[[], float]
     since: float
     """Start of the cost count."""
-
-    @property
-    def pools(self) -> Sequence[Pool]:
-        return ()
-
-    async def check(self) -> Sequence[Problem]:
-        """Return nothing: reading the file has checked everything."""
-        return ()
 
     async def observe(self) -> Observation:
         found = tuple(
@@ -65,12 +54,3 @@ class StaticProvider:
 
     async def prices(self) -> Mapping[Pool, float]:
         return {h.pool: h.usd_per_hour for h in self.hosts if h.usd_per_hour is not None}
-
-    async def quotas(self) -> Sequence[Quota]:
-        return ()
-
-    def notices(self) -> AsyncIterator[Notice]:
-        return no_notices()
-
-    async def close(self) -> None:
-        """Do nothing."""

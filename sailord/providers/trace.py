@@ -27,7 +27,7 @@ from simulator.traces.trace import Trace
 
 
 @dataclass(eq=False)
-class TraceProvider:
+class TraceProvider(Provider):
     """Another provider, limited to the counts of a trace."""
 
     within: Provider

@@ -24,7 +24,7 @@ from sailord.local.paths import Place
 from tests.fakes.gce.cloud import Cloud, Group, Hooks, Offer, Vm
 from tests.fakes.gce.server import gce_server
 from tests.fakes.metadata import Metadata, metadata_server
-from tests.gce.test_gce_emulated import agent_text, wait_until
+from tests.sailord.providers.emulated_cluster import agent_text, wait_until
 
 HERE, THERE = "us-central1-a", "us-central1-b"
 LARGE = "emulated-large"

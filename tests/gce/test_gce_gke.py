@@ -24,7 +24,7 @@ from tests.fakes.gce.cloud import Group, Vm
 from tests.fakes.metadata import metadata_server
 from tests.gce.cloud import until
 from tests.gce.living import HERE, LARGE, NOTICE_S, THERE, Life, living
-from tests.gce.test_gce_emulated import wait_until
+from tests.sailord.providers.emulated_cluster import wait_until
 
 POD_S = 15.0
 """Of a Spot machine's 30 s, GKE leaves so many to pods that are not the system's own."""
@@ -32,7 +32,6 @@ CAPACITY = """
 surplus_s = 4.0
 lost_s = 3.0
 delete_again_s = 3.0
-stockout_s = 60.0
 """
 
 

@@ -6,13 +6,12 @@ import pytest
 
 from tests.fakes.gce.cloud import STOCKOUT
 from tests.gce.living import HERE, LARGE, NOTICE_S, THERE, Life, living
-from tests.gce.test_gce_emulated import wait_until
+from tests.sailord.providers.emulated_cluster import wait_until
 
 CAPACITY = """
 surplus_s = 8.0
 lost_s = 3.0
 delete_again_s = 3.0
-stockout_s = 3.0
 rest_max_s = 6.0
 """
 

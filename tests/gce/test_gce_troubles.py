@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes.gce.cloud import Mood
 from tests.gce.living import HERE, LARGE, THERE, Life, living
-from tests.gce.test_gce_emulated import wait_until
+from tests.sailord.providers.emulated_cluster import wait_until
 
 REGION, METRIC = "us-central1", "PREEMPTIBLE_NVIDIA_A100_GPUS"
 CAPACITY = """
@@ -19,10 +19,6 @@ surplus_s = 8.0
 lost_s = 3.0
 delete_again_s = 3.0
 doubt_s = 6.0
-stockout_s = 2.0
-quota_s = 2.0
-permission_s = 2.0
-unknown_s = 2.0
 rest_max_s = 4.0
 """
 # `make chaos` has them: it sets SAILOR_EXAMPLES.

@@ -26,6 +26,7 @@ from sailord.capacity.core.budget import (
     usd_per_hour_limit,
 )
 from sailord.capacity.core.model import (
+    COOLDOWN_S,
     AgentsCounted,
     CapacityRecord,
     CapacityState,
@@ -61,6 +62,7 @@ from sailord.providers.interface import (
     Refused,
 )
 
+MACHINES_PER_REQUEST_MAX = 16
 Decision = tuple[CapacityState, tuple[Command, ...]]
 
 
@@ -106,18 +108,6 @@ def obtainable(state: CapacityState, pool: Pool, there: Mapping[Pool, int] | Non
     limits = [q.free_gpus // pool.gpus for q in state.quotas if pool in q.pools]
     most = state.policy.machines_per_pool_max - (there or supply(state)).get(pool, 0)
     return max(min([most, *map(int, limits)]), 0)
-
-
-def is_out_of_stock(state: CapacityState, pool: Pool, for_s: float) -> bool:
-    """Return whether a pool has refused requests for this long, up to now.
-
-    A pool without a price or quota counts as out of stock at all times.
-    """
-    rest, there = state.cooldowns.get(pool), supply(state)[pool]
-    if rest is None:
-        return not there and not obtainable(state, pool)
-    is_recent = state.now <= rest.until + max(for_s, state.policy.look_s)
-    return is_recent and rest.kind != "rate" and state.now >= rest.since + for_s
 
 
 # ---- events -------------------------------------------------------------------------------------
@@ -214,7 +204,7 @@ def _cool_down(
     if before is not None and state.now > before.until + policy.rest_max_s:
         before = None  # The last refusal is too old to count.
     refusals = 1 if before is None else before.refusals + 1
-    wait_s = min(policy.cooldown_s(kind) * 2.0 ** min(refusals - 1, 20), policy.rest_max_s)
+    wait_s = min(COOLDOWN_S[kind] * 2.0 ** min(refusals - 1, 20), policy.rest_max_s)
     until = state.now + max(wait_s, retry_after_s or 0.0)
     since = state.now if before is None else before.since
     return replace(
@@ -421,7 +411,7 @@ def _grow(state: CapacityState) -> Decision:
         missing = wanted - there[pool]
         if missing <= 0 or pool in busy:
             continue
-        count = min(missing, obtainable(state, pool, there), state.policy.machines_per_ask_max)
+        count = min(missing, obtainable(state, pool, there), MACHINES_PER_REQUEST_MAX)
         if count <= 0:
             continue
         price = state.prices[pool]

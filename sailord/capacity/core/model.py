@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 from uuid import UUID, uuid5
 
-from sailord.planning.mix import Mix
 from sailord.providers.interface import (
     DeleteResult,
     Instance,
@@ -24,6 +23,15 @@ from sailord.providers.interface import (
 
 Stop = Literal["", "parting", "ended"]
 """What a spent total budget demands. ``parting``: save and give back; ``ended``: delete all."""
+COOLDOWN_S: Mapping[RefusalKind, float] = {
+    "stockout": 60.0,
+    "quota": 300.0,
+    "rate": 10.0,
+    "permission": 600.0,
+    "bad_request": 1800.0,
+    "unknown": 60.0,
+}
+"""A pool's first cooldown after a refusal of this kind; each further refusal doubles it."""
 _REQUESTS = UUID("0b6b6d0e-6a55-4e0b-9f1e-8f0d3c1f7a52")
 
 
@@ -47,41 +55,12 @@ class Policy:
     surplus_s: float = 300.0
     """Delete an instance after it was surplus for this long."""
     delete_again_s: float = 30.0
-    stockout_s: float = 60.0
-    quota_s: float = 300.0
-    rate_s: float = 10.0
-    permission_s: float = 600.0
-    bad_request_s: float = 1800.0
-    unknown_s: float = 60.0
-    """The first cooldown of a pool after each kind of refusal; doubled by each further one."""
     rest_max_s: float = 3600.0
-    machines_per_ask_max: int = 16
+    """The longest cooldown of a pool."""
     machines_per_pool_max: int = 16
     """Assumed to be available where no quota says less."""
     on_demand_min: int = 0
-    on_demand_share_min: float = field(default=0.0, metadata={"most": 1.0})
-    on_demand_after_s: float | None = None
-
-    @property
-    def mix(self) -> Mix:
-        """The mix of Spot and on-demand instances."""
-        return Mix(self.on_demand_min, self.on_demand_share_min, self.on_demand_after_s)
-
-    def cooldown_s(self, kind: RefusalKind) -> float:
-        """Return the cooldown after a first refusal of this kind."""
-        match kind:
-            case "stockout":
-                return self.stockout_s
-            case "quota":
-                return self.quota_s
-            case "rate":
-                return self.rate_s
-            case "permission":
-                return self.permission_s
-            case "bad_request":
-                return self.bad_request_s
-            case "unknown":
-                return self.unknown_s
+    """At least this many instances are on demand, where available."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from agents.protocol.records import NodeId
-from sailord.capacity.core.decide import is_out_of_stock, obtainable, supply
+from sailord.capacity.core.decide import obtainable, supply
 from sailord.capacity.core.model import Agent, CapacityState
 from sailord.core.phases import Opening, Stopping
 from sailord.core.proposal import Proposal
 from sailord.core.state import State
 from sailord.planning.messages import PoolSupply
-from sailord.planning.spot_mix import hold_back_on_demand
 from sailord.providers.interface import Pool
 
 
@@ -55,7 +54,7 @@ def pool_supplies(
             pool = Pool(record.zone, record.machine, record.gpu, record.gpus, record.spot)
             others[pool] += 1
     pools = sorted({*offered, *there, *others})
-    asked = tuple(
+    return tuple(
         PoolSupply(
             pool.zone,
             pool.machine,
@@ -70,26 +69,15 @@ def pool_supplies(
         for pool in pools
         if there[pool] + others[pool] or pool in offered
     )
-    mix = capacity.policy.mix
-    wait_s = mix.on_demand_after_s or 0.0
-    return hold_back_on_demand(
-        asked, mix, lambda wanted: is_out_of_stock(capacity, _pool_of(wanted), wait_s)
-    )
-
-
-def _pool_of(wanted: PoolSupply) -> Pool:
-    return Pool(wanted.zone, wanted.machine, wanted.gpu, wanted.gpus, wanted.spot)
 
 
 def target_of(
-    offered: Sequence[Pool],
-    pools: Sequence[PoolSupply],
-    counts: Sequence[int],
+    offered: Sequence[Pool], pools: Sequence[PoolSupply], counts: Sequence[int]
 ) -> dict[Pool, int]:
     """Return the planner's answer as a target, restricted to pools of the provider."""
     found = {}
     for wanted, count in zip(pools, counts, strict=True):
-        pool = _pool_of(wanted)
+        pool = Pool(wanted.zone, wanted.machine, wanted.gpu, wanted.gpus, wanted.spot)
         if pool in offered:
             found[pool] = max(count - wanted.unrented, 0)
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sailord.providers.gce import instance_groups, preflight
@@ -37,10 +37,10 @@ from sailord.providers.interface import (
     InDoubt,
     Instance,
     InstanceRequest,
-    Notice,
     Observation,
     Outcome,
     Pool,
+    Provider,
     ProviderError,
     Quota,
     Refused,
@@ -55,7 +55,7 @@ class _OperationTimeoutError(Exception):
     """An operation did not end in time."""
 
 
-class GceProvider:
+class GceProvider(Provider):
     """The instances of one project with one cluster's label."""
 
     def __init__(
@@ -262,7 +262,7 @@ class GceProvider:
             return False  # No longer a member of the group.
         return True
 
-    # ---- prices, quotas, notices ----------------------------------------------------------------
+    # ---- prices and quotas ----------------------------------------------------------------------
 
     async def prices(self) -> Mapping[Pool, float]:
         """Return dollars an hour per instance of each pool."""
@@ -278,12 +278,6 @@ class GceProvider:
         except GceError as failure:
             raise ProviderError(failure.text) from failure
         return quotas_of(self.pools, by_region, read_limits(project.quotas))
-
-    async def notices(self) -> AsyncIterator[Notice]:
-        """Yield nothing: agents get notices earlier, from the metadata server."""
-        nothing: tuple[Notice, ...] = ()
-        for notice in nothing:
-            yield notice
 
     async def close(self) -> None:
         """Stop the threads."""

@@ -16,7 +16,6 @@ from sailord.capacity.core.model import (
     Create,
     Delete,
     Drain,
-    Event,
     Log,
     Observed,
     PauseJob,
@@ -33,44 +32,12 @@ from sailord.providers.gce.requests import label_of
 from sailord.providers.interface import (
     Granted,
     InDoubt,
-    Instance,
     Observation,
-    Pool,
     Preemption,
     Quota,
     Refused,
 )
-
-A = Pool("zone-a", "large", "gpu", 4, spot=True)
-B = Pool("zone-b", "large", "gpu", 4, spot=True)
-PRICES = {A: 3.6, B: 7.2}
-FIRST, SECOND = (request_id_of("t1", number) for number in (1, 2))
-
-
-class Story:
-    """Events in their order, and what each led to."""
-
-    def __init__(self, policy: Policy | None = None, books: CapacityRecord | None = None) -> None:
-        self.state, self.orders = CapacityState(policy or Policy()), ()
-        self.hear(TookOver(0.0, "t1", books or CapacityRecord()))
-        self.hear(PricesRead(0.0, PRICES)).hear(QuotasRead(0.0, ()))
-
-    def hear(self, event: Event) -> Story:
-        self.state, self.orders = decide(self.state, event)
-        return self
-
-    def of(self, kind):
-        return [order for order in self.orders if isinstance(order, kind)]
-
-    def see(self, at, *instances, **about) -> Story:
-        return self.hear(Observed(at, Observation(at, instances, **about)))
-
-    def asks(self):
-        return [(order.ask.pool, order.ask.count) for order in self.of(Create)]
-
-
-def machine(number=1, pool=A, request=FIRST, state="running", at=10.0):
-    return Instance(str(number), f"m{number}", pool, state, at, request, f"n{number}")
+from tests.sailord.capacity.story import FIRST, PRICES, SECOND, A, B, Story, machine
 
 
 def test_no_request_before_the_first_observation():
@@ -394,3 +361,13 @@ def test_a_new_price_counts_from_now_on():
     story = Story().see(10.0, machine())
     story.hear(PricesRead(1010.0, {A: 7.2}))
     assert spent_usd(story.hear(Tick(2010.0)).state) == pytest.approx(3.0)
+
+
+def test_old_refusals_do_not_count():
+    story = Story().see(0.0)
+    for at in (10.0, 10_000.0):
+        story.hear(TargetSet(at, {A: 1}))
+        request = request_id_of("t1", story.state.requests)
+        story.hear(RequestAnswered(at, Refused(request, "stockout", "no")))
+    rest = story.state.cooldowns[A]
+    assert (rest.refusals, rest.since) == (1, 10_000.0)

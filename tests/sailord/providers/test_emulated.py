@@ -5,12 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner
@@ -19,69 +14,34 @@ from agents.daemon.process_cleanup import kill_all
 from agents.protocol.codec import decode
 from sailord.api.capacity import CapacityView
 from sailord.cli.main import main
-from sailord.client import Client, ServerProblem
+from sailord.client import Client
 from sailord.local.paths import Place
+from tests.sailord.providers.emulated_cluster import cards, renting_sailord, wait_until
 
 PRICES = {"zone-a": 1.0, "zone-b": 2.0}
-
-
-def agent_text(place: Place, memory: Path) -> str:
-    return (
-        f'cluster_name = "local"\nstate = "."\nkey = "{place.folder}/key"\n'
-        f'store = "unix://{place.folder}/head/store.sock"\n'
-        f'catalogue = "{place.folder}/catalogue.toml"\nworker = "worker.control.worker_process"\n'
-        f'memory = "{memory}"\nthreads = 1\nlease_s = 2.0\norphan_s = 10.0\n[listen]\nport = 0\n'
-    )
-
-
-def pools_text() -> str:
-    return "".join(
-        f'[[provider.pool]]\nzone = "{zone}"\nmachine = "emulated-large"\n'
-        f'gpu = "emulated-large"\nspot = true\nusd_per_hour = {usd}\nmachines_max = 1\n'
-        for zone, usd in PRICES.items()
-    )
+POOLS = "".join(
+    f'[[provider.pool]]\nzone = "{zone}"\nmachine = "emulated-large"\n'
+    f'gpu = "emulated-large"\nspot = true\nusd_per_hour = {usd}\nmachines_max = 1\n'
+    for zone, usd in PRICES.items()
+)
+CONFIG = f"""
+[provider]
+kind = "emulated"
+folder = "machines"
+agent = "agent-base.toml"
+{POOLS}
+[capacity]
+look_s = 0.5
+surplus_s = 2.0
+lost_s = 2.0
+delete_again_s = 2.0
+"""
 
 
 @pytest.fixture
 def place(tmp_path_factory) -> Iterator[Place]:
-    place = Place(tmp_path_factory.mktemp("gce") / "c")
-    place.make()
-    (place.folder / "agent-base.toml").write_text(agent_text(place, place.memory))
-    with (place.folder / "sailord.toml").open("a") as config:
-        config.write(
-            '[provider]\nkind = "emulated"\nfolder = "machines"\nagent = "agent-base.toml"\n'
-            f"{pools_text()}"
-            "[capacity]\nlook_s = 0.5\nsurplus_s = 2.0\nlost_s = 2.0\ndelete_again_s = 2.0\n"
-            "stockout_s = 600.0\n"
-        )
-    words = ["sailord.main", "run", "--config", str(place.folder / "sailord.toml")]
-    with (place.folder / "sailord.log").open("ab") as log:
-        head = subprocess.Popen(
-            [sys.executable, "-m", *words], stdout=log, stderr=log, start_new_session=True
-        )
-    yield place
-    head.send_signal(signal.SIGTERM)
-    head.wait(20)
-    for card in (place.folder / "machines").glob("*"):
-        kill_all(card)
-    place.remove()
-
-
-def wait_until(holds: Callable[[], Any], within_s: float = 150.0) -> Any:
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        try:
-            if value := holds():
-                return value
-        except ServerProblem:
-            pass
-        time.sleep(0.1)
-    raise AssertionError("it never held")
-
-
-def cards(place: Place) -> list[dict[str, Any]]:
-    found = (place.folder / "machines").glob("*/instance.json")
-    return [json.loads(path.read_bytes()) for path in found]
+    with renting_sailord(tmp_path_factory.mktemp("gce") / "c", CONFIG) as place:
+        yield place
 
 
 def _look_at_capacity(client: Client, place: Place) -> None:

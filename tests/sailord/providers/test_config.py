@@ -84,7 +84,6 @@ def test_emulated_pools_and_traces_are_read(tmp_path):
         (TRACE, 'trace = "trace.toml"\n', "", "trace: is missing"),
         (TRACE, POOL, f"{POOL}spot = true\n", "a trace counts the pools of the cluster file"),
         (STATIC, '"static"', '"statics"', "statics"),
-        (STATIC, STATIC, "[capacity]\non_demand_share_min = 1.5\n", "on_demand_share_min"),
         (STATIC, STATIC, "[capacity]\non_demand_min = -1\n", "on_demand_min"),
         (STATIC, STATIC, "[capacity]\nnotice_s = 30\n", "notice_s"),
     ],
@@ -96,7 +95,6 @@ def test_a_mistake_in_the_provider_is_reported_with_its_cure(tmp_path, text, old
     assert words in str(told.value)
 
 
-def test_the_on_demand_mix_is_read(tmp_path):
-    text = "[capacity]\non_demand_min = 2\non_demand_share_min = 0.25\non_demand_after_s = 600\n"
-    mix = read(tmp_path, text).capacity.mix
-    assert (mix.on_demand_min, mix.on_demand_share_min, mix.on_demand_after_s) == (2, 0.25, 600.0)
+def test_the_limits_of_capacity_are_read(tmp_path):
+    policy = read(tmp_path, "[capacity]\non_demand_min = 2\nusd_max = 9\n").capacity
+    assert (policy.on_demand_min, policy.usd_max, policy.usd_per_hour_max) == (2, 9.0, None)

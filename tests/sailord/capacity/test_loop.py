@@ -1,4 +1,4 @@
-"""A provider's preemption notice reaches the job."""
+"""The capacity loop: a provider's notice reaches the job."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from sailord.capacity.core.model import (
 )
 from sailord.providers.interface import InstanceRequest, Pool, Refused
 from sailord.providers.static import Host, StaticProvider
-from tests.gce.test_gce_capacity import Story
+from tests.sailord.capacity.story import Story
 from tests.sailord.daemon.running import Place, wait_until
 
 POOL = Pool("us-central1-b", "A100-40x2", "A100-40", 2, False)

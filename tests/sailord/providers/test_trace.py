@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
 
-from agents.daemon.process_cleanup import kill_all
 from sailord.client import Client
 from sailord.local.paths import Place
 from sailord.providers.interface import (
@@ -21,12 +17,12 @@ from sailord.providers.interface import (
     InstanceRequest,
     Observation,
     Pool,
+    Provider,
     Refused,
-    no_notices,
 )
 from sailord.providers.trace import TraceProvider
 from simulator.traces.trace import Interval, Trace
-from tests.gce.test_gce_emulated import agent_text, cards, wait_until
+from tests.sailord.providers.emulated_cluster import cards, renting_sailord, wait_until
 
 A, B = Pool("a", "m", "gpu", 2, True), Pool("b", "m", "gpu", 2, True)
 TRACE = Trace("t", (Interval(0, 10, (4, 0)), Interval(10, 20, (2, 4)), Interval(20, 30, (0, 2))))
@@ -34,17 +30,12 @@ TRACE = Trace("t", (Interval(0, 10, (4, 0)), Interval(10, 20, (2, 4)), Interval(
 
 
 @dataclass(eq=False)
-class Endless:
+class Endless(Provider):
     """A provider that has machines without end."""
 
     made: dict[str, Instance] = field(default_factory=dict)
     at: float = 0.0
     pools: tuple[Pool, ...] = (A, B)
-
-    async def check(self):
-        return ()
-
-    async def close(self) -> None: ...
 
     async def observe(self) -> Observation:
         return Observation(self.at, tuple(self.made.values()))
@@ -65,12 +56,6 @@ class Endless:
 
     async def prices(self):
         return {A: 1.0, B: 2.0}
-
-    async def quotas(self):
-        return ()
-
-    def notices(self):
-        return no_notices()
 
 
 def test_a_trace_limits_and_preempts():
@@ -117,41 +102,37 @@ SPAN_S = 25
 """One machine for so long, then none for as long, again and again."""
 
 
-def configure(place: Place) -> None:
-    (place.folder / "agent-base.toml").write_text(agent_text(place, place.memory))
-    (place.folder / "trace.toml").write_text(
-        f"end_s = {100 * SPAN_S}\n"
-        + "".join(
-            f'[[event]]\ntime_s = {turn * SPAN_S}\nzone = "zone-c"\nmachines = {1 - turn % 2}\n'
-            for turn in range(100)
-        )
-    )
-    with (place.folder / "sailord.toml").open("a") as config:
-        config.write(
-            '[provider]\nkind = "trace"\ntrace = "trace.toml"\nspeed = 1.0\n'
-            'folder = "machines"\nagent = "agent-base.toml"\n'
-            '[[provider.pool]]\nzone = "zone-c"\nmachine = "emulated-small"\nspot = true\n'
-            "usd_per_hour = 1.0\nmachines_max = 2\n"
-            "[capacity]\nlook_s = 0.5\nlost_s = 30.0\nstockout_s = 2.0\nrest_max_s = 4.0\n"
-        )
+TRACE_FILE = f"end_s = {100 * SPAN_S}\n" + "".join(
+    f'[[event]]\ntime_s = {turn * SPAN_S}\nzone = "zone-c"\nmachines = {1 - turn % 2}\n'
+    for turn in range(100)
+)
+CONFIG = """
+[provider]
+kind = "trace"
+trace = "TRACE"
+speed = 1.0
+folder = "machines"
+agent = "agent-base.toml"
+[[provider.pool]]
+zone = "zone-c"
+machine = "emulated-small"
+spot = true
+usd_per_hour = 1.0
+machines_max = 2
+[capacity]
+look_s = 0.5
+lost_s = 30.0
+rest_max_s = 4.0
+"""
 
 
 @pytest.fixture
 def place(tmp_path_factory) -> Iterator[Place]:
-    place = Place(tmp_path_factory.mktemp("trace") / "c")
-    place.make()
-    configure(place)
-    words = ["sailord.main", "run", "--config", str(place.folder / "sailord.toml")]
-    with (place.folder / "sailord.log").open("ab") as log:
-        head = subprocess.Popen(
-            [sys.executable, "-m", *words], stdout=log, stderr=log, start_new_session=True
-        )
-    yield place
-    head.send_signal(signal.SIGTERM)
-    head.wait(20)
-    for folder in (place.folder / "machines").glob("*"):
-        kill_all(folder)
-    place.remove()
+    folder = tmp_path_factory.mktemp("trace")
+    (folder / "trace.toml").write_text(TRACE_FILE)
+    config = CONFIG.replace("TRACE", str(folder / "trace.toml"))
+    with renting_sailord(folder / "c", config) as place:
+        yield place
 
 
 @pytest.mark.slow

@@ -1,0 +1,64 @@
+"""A real sailord that rents emulated instances: agents on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from agents.daemon.process_cleanup import kill_all
+from sailord.client import ServerProblem
+from sailord.local.paths import Place
+
+
+def agent_text(place: Place, memory: Path) -> str:
+    return (
+        f'cluster_name = "local"\nstate = "."\nkey = "{place.folder}/key"\n'
+        f'store = "unix://{place.folder}/head/store.sock"\n'
+        f'catalogue = "{place.folder}/catalogue.toml"\nworker = "worker.control.worker_process"\n'
+        f'memory = "{memory}"\nthreads = 1\nlease_s = 2.0\norphan_s = 10.0\n[listen]\nport = 0\n'
+    )
+
+
+@contextlib.contextmanager
+def renting_sailord(folder: Path, config: str) -> Iterator[Place]:
+    """Run a sailord with these lines in its file; end it and its instances."""
+    place = Place(folder)
+    place.make()
+    (place.folder / "agent-base.toml").write_text(agent_text(place, place.memory))
+    with (place.folder / "sailord.toml").open("a") as file:
+        file.write(config)
+    words = ["sailord.main", "run", "--config", str(place.folder / "sailord.toml")]
+    with (place.folder / "sailord.log").open("ab") as log:
+        head = subprocess.Popen(
+            [sys.executable, "-m", *words], stdout=log, stderr=log, start_new_session=True
+        )
+    yield place
+    head.send_signal(signal.SIGTERM)
+    head.wait(20)
+    for instance in (place.folder / "machines").glob("*"):
+        kill_all(instance)
+    place.remove()
+
+
+def wait_until(holds: Callable[[], Any], within_s: float = 150.0) -> Any:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        try:
+            if value := holds():
+                return value
+        except ServerProblem:
+            pass
+        time.sleep(0.1)
+    raise AssertionError("it never held")
+
+
+def cards(place: Place) -> list[dict[str, Any]]:
+    found = (place.folder / "machines").glob("*/instance.json")
+    return [json.loads(path.read_bytes()) for path in found]

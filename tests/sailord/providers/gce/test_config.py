@@ -1,0 +1,94 @@
+"""Reading [provider] with kind = "gce", and its mistakes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sailord.providers.gce.config import read_gce
+from sailord.providers.interface import Pool
+from simulator.documents.fields import open_table
+from simulator.documents.files import load_document
+from simulator.documents.problems import Problems
+from simulator.hardware.catalogue import load_catalogue
+from tests.gce.cloud import pool
+
+GOOD = """
+project = "test-project"
+zones = ["us-central1-a", "us-east1-b"]
+machines = ["a2-highgpu-1g"]
+contracts = ["spot", "on-demand"]
+store = "etcd://10.0.0.1:2379"
+key_secret = "projects/test-project/secrets/key/versions/3"
+package = "sailor[worker]@https://host.example/sailor-0.1.0-py3-none-any.whl#sha256=SUM"
+""".replace("SUM", "0a" * 32)
+
+
+def read(tmp_path: Path, text: str):
+    """Read a provider's table; give it, and what is wrong with it."""
+    path = tmp_path / "sailord.toml"
+    path.write_text(text)
+    problems = Problems()
+    table = open_table(load_document(path, flaws_raise=False), problems)
+    found = read_gce(table, folder=tmp_path, cluster_name="prod", catalogue=load_catalogue())
+    table.finish()
+    return found, problems.found
+
+
+def test_pools_are_all_combinations_of_zones_machines_and_contracts(tmp_path: Path):
+    found, problems = read(tmp_path, GOOD)
+    assert problems == []
+    assert set(found.pools) == {
+        Pool(zone, "a2-highgpu-1g", "A100-40", 1, spot)
+        for zone in ("us-central1-a", "us-east1-b")
+        for spot in (True, False)
+    }
+    assert found.regions == ("us-central1", "us-east1")
+
+
+def test_groups_are_read_and_must_match_a_pool(tmp_path: Path):
+    group = '[[group]]\nzone = "us-east1-b"\nmachine = "a2-highgpu-1g"\nname = "mig"\n'
+    found, problems = read(tmp_path, GOOD + group)
+    assert problems == []
+    assert found.groups == {pool("us-east1-b"): "mig"}
+    _, problems = read(tmp_path, GOOD + group.replace("us-east1-b", "us-east4-b"))
+    assert ["is not a pool" in str(problem) for problem in problems] == [True]
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong", "words"),
+    [
+        ("project", 'project = "My Project"', "gcloud projects list"),
+        ("project", "", "is missing"),
+        ("zones", 'zones = ["us-central1"]', "such as us-central1-a"),
+        ("zones", "zones = []", "give a list of texts"),
+        ("machines", 'machines = ["a2-hihgpu-1g"]', 'did you mean "a2-highgpu-1g"'),
+        ("contracts", 'contracts = ["cheap"]', 'give "spot" or "on-demand"'),
+        ("store", 'store = "unix:///var/lib/sailor/store.sock"', "etcd://HOST:PORT"),
+        ("key_secret", 'key_secret = "cluster.key"', "versions/NUMBER"),
+        ("package", 'package = "sailor[worker]"', "pin a wheel"),
+        ("package", 'package = "sailor==0.1.0\'; rm -rf /"', "pin a wheel"),
+        ("package", 'package = "https://host.example/sailor.whl"', "pin a wheel"),
+        ("package", 'package = "x"\nimagee = "y"', "unknown key"),
+    ],
+)
+def test_a_mistake_in_the_file_is_reported_at_its_key(tmp_path: Path, line, wrong, words):
+    text = re.sub(rf"^{line} = .*$", lambda _: wrong, GOOD, flags=re.MULTILINE)
+    _, problems = read(tmp_path, text)
+    assert words in "\n".join(str(problem) for problem in problems)
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        "sailor[worker]==0.1.0",
+        f"https://host.example/sailor-0.1.0-py3-none-any.whl#sha256={'0' * 64}",
+        f"sailor@file:///opt/sailor-0.1.0-py3-none-any.whl#sha256={'0' * 64}",
+    ],
+)
+def test_a_package_is_pinned_by_version_or_hash(tmp_path: Path, package):
+    text = re.sub(r"^package = .*$", f'package = "{package}"', GOOD, flags=re.MULTILINE)
+    found, problems = read(tmp_path, text)
+    assert (problems, found.package) == ([], package)
