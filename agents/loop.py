@@ -28,7 +28,7 @@ from agents.core.model import (
     SendReport,
     SendStop,
     State,
-    StoreIntent,
+    StoreOrder,
     Ticked,
 )
 from agents.daemon.clock import Clock
@@ -160,10 +160,10 @@ class AgentLoop:
                 self.snapshots.delete_job(command.job)
             case SendReport():
                 self.sender.send(command.report)
-            case StoreIntent():
-                about = {"intent": command.intent.id, "leaves_at": command.intent.leaves_at}
-                log.warning(f"{command.intent.kind}: {command.intent.reason}", cause=cause, **about)
-                self.registration.store_intent(command.intent)
+            case StoreOrder():
+                about = {"order": command.order.id, "leaves_at": command.order.leaves_at}
+                log.warning(f"{command.order.kind}: {command.order.reason}", cause=cause, **about)
+                self.registration.store_order(command.order)
             case Exit():
                 log.info("no worker needs the agent: exiting", cause=cause)
                 self.ended.set()

@@ -228,7 +228,7 @@ async def _run_until_stopped(
                 registration.keep_registered(),
                 registration.poll(node, loop.held_job),
                 registration.watch(),
-                registration.store_intents(),
+                registration.store_orders(),
                 loop.sender.run(),
                 loop.snapshots.replicator.run(),
                 loop.snapshots.uploader.run(),

@@ -17,12 +17,12 @@ from agents.protocol.records import (
     LIVE,
     Durable,
     GenerationRecord,
-    Intent,
     JobId,
     JobRecord,
     Leader,
     NodeId,
     NodeRecord,
+    Order,
 )
 from agents.protocol.store_keys import Keys
 from agents.store import Compacted, Entry, LeaseGone, Put, Store, StoreError
@@ -62,7 +62,7 @@ class Registration:
     _lease: int = 0
     _read: dict[str, tuple[int, object]] = field(default_factory=dict)
     """By key: the revision at which a record was read, and the record."""
-    _intents: asyncio.Queue[Intent] = field(default_factory=asyncio.Queue)
+    _orders: asyncio.Queue[Order] = field(default_factory=asyncio.Queue)
 
     # ---- the node -------------------------------------------------------------------------------
 
@@ -122,23 +122,23 @@ class Registration:
             with contextlib.suppress(StoreError):
                 await self.store.revoke(self._lease)
 
-    def store_intent(self, intent: Intent) -> None:
+    def store_order(self, order: Order) -> None:
         """Queue a notice to be stored."""
-        self._intents.put_nowait(intent)
+        self._orders.put_nowait(order)
 
-    async def store_intents(self) -> None:
+    async def store_orders(self) -> None:
         """Store queued notices, with retries; for ever.
 
         Writes are idempotent, and in order: a withdrawal before its notice would have no effect.
         """
         while True:
-            intent = await self._intents.get()
-            while not await self._put_intent(intent):
+            order = await self._orders.get()
+            while not await self._put_order(order):
                 await asyncio.sleep(RETRY_S)
 
-    async def _put_intent(self, intent: Intent) -> bool:
+    async def _put_order(self, order: Order) -> bool:
         with contextlib.suppress(StoreError):
-            await self.store.transact([], [Put(self.keys.intent(intent.id), encode(intent))])
+            await self.store.transact([], [Put(self.keys.order(order.id), encode(order))])
             return True
         return False
 

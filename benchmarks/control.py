@@ -41,9 +41,9 @@ from agents.protocol.records import (
     Fence,
     GenerationRecord,
     Holding,
-    Intent,
     NodeId,
     NodeRecord,
+    Order,
     Point,
     Report,
     Sealed,
@@ -117,7 +117,7 @@ class Agent:
         async with asyncio.TaskGroup() as group:
             works = [
                 self.registration.keep_registered(),
-                self.registration.store_intents(),
+                self.registration.store_orders(),
                 self.sender.run(),
                 self.report(),
             ]
@@ -174,8 +174,8 @@ class Agent:
         """Send a notice of two minutes."""
         leaves_at = time.time() + 120
         self.registration.register(replace(self.node, state="draining", leaves_at=leaves_at))
-        intent = Intent(f"gone-{self.node.id}", "preempt", self.node.id, leaves_at)
-        self.registration.store_intent(intent)
+        order = Order(f"gone-{self.node.id}", "preempt", self.node.id, leaves_at)
+        self.registration.store_order(order)
 
 
 def be_agents(

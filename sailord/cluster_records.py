@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.compression import pack, unpack
-from agents.protocol.records import Durable, GenerationRecord, Intent, JobId, JobRecord, NodeRecord
+from agents.protocol.records import Durable, GenerationRecord, JobId, JobRecord, NodeRecord, Order
 from agents.protocol.store_keys import Keys
 from agents.store import (
     Compare,
@@ -60,7 +60,7 @@ class World:
     jobs: tuple[JobRecord, ...]
     generations: tuple[GenerationRecord, ...]
     durables: tuple[tuple[JobId, Durable], ...]
-    intents: tuple[Intent, ...]
+    orders: tuple[Order, ...]
     unreadable: tuple[str, ...] = ()
     """Descriptions of unreadable records."""
 
@@ -85,14 +85,14 @@ class Gateway:
         jobs: list[JobRecord] = []
         generations: list[GenerationRecord] = []
         durables: list[tuple[JobId, Durable]] = []
-        intents: list[tuple[int, Intent]] = []
+        orders: list[tuple[int, Order]] = []
         for entry in snapshot.entries:
             part = self.keys.job_part(entry.key)
             if entry.key.startswith(self.keys.nodes):
                 nodes += self._record(NodeRecord, entry, known, faults)
-            elif entry.key.startswith(self.keys.intents):
-                for intent in self._record(Intent, entry, known, faults):
-                    intents.append((entry.created, intent))
+            elif entry.key.startswith(self.keys.orders):
+                for order in self._record(Order, entry, known, faults):
+                    orders.append((entry.created, order))
             elif part is None:
                 continue
             elif part[1] == "state":
@@ -108,7 +108,7 @@ class Gateway:
             tuple(jobs),
             tuple(generations),
             tuple(durables),
-            tuple(intent for _, intent in sorted(intents, key=lambda pair: pair[0])),
+            tuple(order for _, order in sorted(orders, key=lambda pair: pair[0])),
             tuple(faults),
         )
 
@@ -152,19 +152,19 @@ class Gateway:
             return True
         if present != replaces:
             return False
-        orders: list[Operation] = [Put(key, pack(encode(record))), *also]
+        operations: list[Operation] = [Put(key, pack(encode(record))), *also]
         if replaces is None or record.number != replaces.number:
             if plan is not None:
-                orders.append(Put(self.keys.plan(record.job, record.plan), pack(plan)))
+                operations.append(Put(self.keys.plan(record.job, record.plan), pack(plan)))
             if about is not None:
-                orders.append(Put(self.keys.about(record.job, record.plan), pack(about)))
+                operations.append(Put(self.keys.about(record.job, record.plan), pack(about)))
         if lowers is not None:
-            orders.append(Put(self.keys.durable(record.job), encode(lowers)))
+            operations.append(Put(self.keys.durable(record.job), encode(lowers)))
         compares: list[Compare] = [
             ModifiedAt(key, 0 if there is None else there.modified),
             CreatedAt(self.keys.leader, record.term),
         ]
-        return (await self.store.transact(compares, orders)).is_applied
+        return (await self.store.transact(compares, operations)).is_applied
 
     async def commit(self, durable: Durable, record: GenerationRecord, term: int) -> Commitment:
         """Make a checkpoint of the generation the newest, in one transaction. Idempotent."""
@@ -195,18 +195,20 @@ class Gateway:
             if leader is None or leader.created != term:
                 return "deposed"
 
-    async def write_as_leader(self, term: int, orders: Sequence[Operation]) -> bool:
+    async def write_as_leader(self, term: int, operations: Sequence[Operation]) -> bool:
         """Carry out the operations if we are still the leader of this term."""
-        return (await self.store.transact([CreatedAt(self.keys.leader, term)], orders)).is_applied
+        return (
+            await self.store.transact([CreatedAt(self.keys.leader, term)], operations)
+        ).is_applied
 
     def put_job(self, job: JobRecord) -> Operation:
         return Put(self.keys.state(job.id), encode(job))
 
-    def put_intent(self, intent: Intent) -> Operation:
-        return Put(self.keys.intent(intent.id), encode(intent))
+    def put_order(self, order: Order) -> Operation:
+        return Put(self.keys.order(order.id), encode(order))
 
-    def forget_intent(self, id_: str) -> Operation:
-        return Delete(self.keys.intent(id_))
+    def forget_order(self, id_: str) -> Operation:
+        return Delete(self.keys.order(id_))
 
     async def forget_plans(self, job: JobId, *, but: Iterable[str], term: int) -> None:
         """Delete all plans but these."""
@@ -224,10 +226,12 @@ class Gateway:
         Not fenced: a fact remains true after its leader's term.
         """
         prefix = f"{self.keys.papers}{job}/history/"
-        orders: list[Operation] = [Put(self.keys.history(job, transition.id), encode(transition))]
+        operations: list[Operation] = [
+            Put(self.keys.history(job, transition.id), encode(transition))
+        ]
         lines = (await self.store.snapshot(prefix)).entries
-        orders += [Delete(e.key) for e in lines[: max(len(lines) - HISTORY_MAX, 0)][:100]]
-        await self.store.transact([], orders)
+        operations += [Delete(e.key) for e in lines[: max(len(lines) - HISTORY_MAX, 0)][:100]]
+        await self.store.transact([], operations)
 
     # ---- read and written by every sailord ----------------------------------------------------
 
@@ -270,11 +274,11 @@ class Gateway:
         ``durable`` is the checkpoint to start from.
         """
         state = self.keys.state(job.id)
-        orders = [Put(self.keys.spec(job.id), spec.encode()), self.put_job(job)]
+        operations = [Put(self.keys.spec(job.id), spec.encode()), self.put_job(job)]
         if durable is not None:
-            orders.append(Put(self.keys.durable(job.id), encode(durable)))
+            operations.append(Put(self.keys.durable(job.id), encode(durable)))
         try:
-            return (await self.store.transact([ModifiedAt(state, 0)], orders)).is_applied
+            return (await self.store.transact([ModifiedAt(state, 0)], operations)).is_applied
         except WriteUnknown:
             # The submission time tells our job from another with the same id.
             there = await self.store.get(state)
@@ -282,16 +286,16 @@ class Gateway:
                 raise
             return decode(JobRecord, there.value).submitted_at == job.submitted_at
 
-    async def give_intent(self, intent: Intent) -> Given:
+    async def give_order(self, order: Order) -> Given:
         """Store an order under its id (idempotency key)."""
-        key = self.keys.intent(intent.id)
-        outcome = await self.store.transact([ModifiedAt(key, 0)], [Put(key, encode(intent))])
+        key = self.keys.order(order.id)
+        outcome = await self.store.transact([ModifiedAt(key, 0)], [Put(key, encode(order))])
         if outcome.is_applied:
             return "new"
         there = await self.store.get(key)
         if there is None:
             return "known"  # It was carried out and deleted just now.
-        known = decode(Intent, there.value)
+        known = decode(Order, there.value)
         # A repeated "in 30 s" has another absolute time but is the same order.
-        is_same = (known.kind, known.target) == (intent.kind, intent.target)
+        is_same = (known.kind, known.target) == (order.kind, order.target)
         return "known" if is_same else "other"

@@ -37,9 +37,9 @@ from sailord.controller.loop import Controller, build_controller
 from sailord.core.events import (
     Deposed,
     Elected,
-    IntentGiven,
     JobSubmitted,
     NodesObserved,
+    OrderGiven,
     StoreReturned,
     Ticked,
 )
@@ -169,7 +169,7 @@ class Daemon:
                 world.jobs,
                 world.generations,
                 world.durables,
-                world.intents,
+                world.orders,
             )
         )
 
@@ -229,9 +229,9 @@ class Daemon:
         for job in world.jobs:
             if job.id not in state.jobs:
                 put(JobSubmitted(now, job, durables.get(job.id)))
-        fresh = [intent for intent in world.intents if intent.id not in state.intents]
+        fresh = [order for order in world.orders if order.id not in state.known_orders]
         if fresh:
-            put(IntentGiven(now, fresh[0], tuple(fresh[1:])))
+            put(OrderGiven(now, fresh[0], tuple(fresh[1:])))
 
     def _note_outage(self, error: StoreError) -> None:
         if self.controller.cluster.store.mark_unavailable(str(error), at=self.clock.now()):

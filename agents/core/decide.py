@@ -46,12 +46,12 @@ from agents.core.model import (
     State,
     StopRequested,
     StoreFailed,
-    StoreIntent,
+    StoreOrder,
     Ticked,
     TroubleChanged,
     UploadDone,
 )
-from agents.protocol.records import Fence, GenerationRecord, Intent, Measured, NodeState, Report
+from agents.protocol.records import Fence, GenerationRecord, Measured, NodeState, Order, Report
 
 Decision = tuple[State, tuple[Command, ...]]
 RULES_MAX = 16
@@ -262,9 +262,9 @@ def _learn_notice(state: State, event: NoticeGiven) -> Decision:
         node = replace(state.node, leaves_at=told)  # It leaves earlier than was announced.
         return replace(state, node=node), (Register(node),)
     node = replace(state.node, state="draining", leaves_at=event.leaves_at)
-    intent = Intent(event.id, "preempt", node.id, event.leaves_at, "the machine said so")
+    order = Order(event.id, "preempt", node.id, event.leaves_at, "the machine said so")
     noticed = replace(state, node=node, notices=state.notices | {event.id})
-    return noticed, (Register(node), StoreIntent(intent))
+    return noticed, (Register(node), StoreOrder(order))
 
 
 def _learn_withdrawal(state: State, event: NoticeWithdrawn) -> Decision:
@@ -275,8 +275,8 @@ def _learn_withdrawal(state: State, event: NoticeWithdrawn) -> Decision:
         return replace(state, notices=left), ()  # Another notice remains.
     stays: NodeState = "ready" if state.is_healthy else "joining"
     node = replace(state.node, state=stays, leaves_at=None)
-    intent = Intent(f"{event.id}-withdrawn", "withdraw", node.id, None, "the machine stays")
-    return replace(state, node=node, notices=left), (Register(node), StoreIntent(intent))
+    order = Order(f"{event.id}-withdrawn", "withdraw", node.id, None, "the machine stays")
+    return replace(state, node=node, notices=left), (Register(node), StoreOrder(order))
 
 
 # ---- rules ------------------------------------------------------------------------------------

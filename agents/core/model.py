@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from agents.protocol.records import (
     Fence,
     GenerationRecord,
-    Intent,
     JobId,
     Measured,
     NodeId,
     NodeRecord,
+    Order,
     Point,
     Report,
     Sealed,
@@ -357,10 +357,10 @@ class SendReport:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreIntent:
+class StoreOrder:
     """Store a notice, so that every leader sees it."""
 
-    intent: Intent
+    order: Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +384,7 @@ Command = (
     | ReleaseSnapshots
     | DeleteJobSnapshots
     | SendReport
-    | StoreIntent
+    | StoreOrder
     | Exit
     | Note
 )

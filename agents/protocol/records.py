@@ -354,7 +354,7 @@ class JobRecord:
     past: Past = Past()
 
 
-IntentKind = Literal[
+OrderKind = Literal[
     "preempt",
     "withdraw",
     "drain",
@@ -371,12 +371,12 @@ IntentKind = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Intent:
+class Order:
     """An operator's order or an agent's notice. It is stored under its id, which makes it
     idempotent."""
 
     id: str
-    kind: IntentKind
+    kind: OrderKind
     target: str
     """A node's id or name, or a job's id."""
     leaves_at: float | None = None

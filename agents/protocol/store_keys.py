@@ -30,7 +30,7 @@ class Keys:
         return f"{self.all}node/"
 
     @property
-    def intents(self) -> str:
+    def orders(self) -> str:
         return f"{self.all}intent/"
 
     @property
@@ -68,8 +68,8 @@ class Keys:
     def node(self, id_: NodeId) -> str:
         return f"{self.nodes}{id_}"
 
-    def intent(self, id_: str) -> str:
-        return f"{self.intents}{id_}"
+    def order(self, id_: str) -> str:
+        return f"{self.orders}{id_}"
 
     def spec(self, job: JobId) -> str:
         return f"{self.jobs}{job}/spec"

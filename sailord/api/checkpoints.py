@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from agents.protocol.records import Durable, Intent, JobId, Point
+from agents.protocol.records import Durable, JobId, Order, Point
 from sailord.api import types
 from sailord.api.bodies import check_id, read_object
 from sailord.api.context import CONTEXT, ApiContext
@@ -179,8 +179,8 @@ async def roll_back(request: web.Request) -> web.Response:
         body.get("reason", "")[:REASON_MAX]
         or f"rolled back to step {durable.point.step} by an operator"
     )
-    intent = Intent(id_, "rollback", job.id, None, reason, durable)
-    return await store_order(api, intent)
+    order = Order(id_, "rollback", job.id, None, reason, durable)
+    return await store_order(api, order)
 
 
 async def _found(

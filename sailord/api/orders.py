@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from agents.protocol.records import Intent, IntentKind
+from agents.protocol.records import Order, OrderKind
 from sailord.api.bodies import check_id, check_moment, read_object
 from sailord.api.context import CONTEXT, ApiContext
 from sailord.api.responses import answer, refusal
@@ -34,28 +34,28 @@ async def handle_order(request: web.Request, target: str) -> web.Response:
     return await store_order(request.app[CONTEXT], order)
 
 
-def read_order(kind: str, target: str, body: dict[str, Any]) -> Intent:
+def read_order(kind: str, target: str, body: dict[str, Any]) -> Order:
     """Build an order; raises ``InputError`` for an invalid id or time."""
     id_ = body.get("id") or uuid.uuid4().hex
     check_id(id_, "id")
     check_moment(body.get("leaves_at"), "leaves_at")
-    checked: IntentKind = kind  # type: ignore[assignment] # the route's pattern allows no other
+    checked: OrderKind = kind  # type: ignore[assignment] # the route's pattern allows no other
     reason = body.get("reason", "")[:REASON_MAX]
-    return Intent(id_, checked, target, body.get("leaves_at"), reason)
+    return Order(id_, checked, target, body.get("leaves_at"), reason)
 
 
-async def store_order(api: ApiContext, order: Intent) -> web.Response:
+async def store_order(api: ApiContext, order: Order) -> web.Response:
     """Store an order; refuse one that would change nothing, and say what would."""
     useless = objection(api.state, order)
     if useless is not None:
         return refusal(409, useless)
-    given = await api.gateway.give_intent(order)
+    given = await api.gateway.give_order(order)
     if given == "other":
         return refusal(409, OTHER_ID)
     api.store_changed.set()
     if api.state.term is not None:
         # The next order of the same operator is validated against this one.
-        await wait_until(lambda: order.id in api.state.intents)
+        await wait_until(lambda: order.id in api.state.known_orders)
     return answer(Taken(order.id, given == "new"), status=202)
 
 

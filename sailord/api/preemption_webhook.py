@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from aiohttp import web
 
-from agents.protocol.records import Intent, IntentKind
+from agents.protocol.records import Order, OrderKind
 from sailord.api.bodies import check_id, check_moment, read_object
 from sailord.api.context import CONTEXT
 from sailord.api.load_limits import read_unsigned
@@ -59,16 +59,16 @@ async def preemption(request: web.Request) -> web.Response:
     except MessageRefused as error:
         return error.response
     if form == "pubsub":
-        intents = _from_pubsub(body)
+        orders = _from_pubsub(body)
     elif form == "alertmanager":
-        intents = _from_alerts(body)
+        orders = _from_alerts(body)
     else:
-        intents = [await _from_plain(request)]
-    given = await asyncio.gather(*(api.gateway.give_intent(intent) for intent in intents))
+        orders = [await _from_plain(request)]
+    given = await asyncio.gather(*(api.gateway.give_order(order) for order in orders))
     api.store_changed.set()
     if "other" in given:
         return refusal(409, OTHER_ID)
-    return answer(Accepted(len(intents), given.count("new")), status=202)
+    return answer(Accepted(len(orders), given.count("new")), status=202)
 
 
 async def read_message(request: web.Request) -> tuple[Form, dict[str, Any]]:
@@ -139,21 +139,21 @@ def _object(raw: bytes) -> dict[str, Any]:
     return value
 
 
-async def _from_plain(request: web.Request) -> Intent:
+async def _from_plain(request: web.Request) -> Order:
     kinds: dict[str, type] = {
         "id": str, "node": str, "leaves_at": float, "withdrawn": bool, "reason": str,
     }  # fmt: skip
     body = await read_object(request, kinds, ("id", "node"))
     check_id(body["id"], "body: id")
-    kind: IntentKind = "withdraw" if body.get("withdrawn") else "preempt"
+    kind: OrderKind = "withdraw" if body.get("withdrawn") else "preempt"
     leaves_at = body.get("leaves_at")
     check_moment(leaves_at, "body: leaves_at")
     # A withdrawal may carry the notice's id, but is a different order.
     id_ = f"plain:{body['id']}" + (":withdrawn" if kind == "withdraw" else "")
-    return _intent(id_, kind, body["node"], leaves_at, body.get("reason", ""))
+    return _order(id_, kind, body["node"], leaves_at, body.get("reason", ""))
 
 
-def _from_pubsub(body: dict[str, Any]) -> list[Intent]:
+def _from_pubsub(body: dict[str, Any]) -> list[Order]:
     try:
         message = body["message"]
         entry = json.loads(base64.b64decode(message["data"], validate=True))
@@ -163,14 +163,14 @@ def _from_pubsub(body: dict[str, Any]) -> list[Intent]:
         raise InputError(Problem("body", "is not a push of a log entry", SEE)) from None
     if method != PREEMPTED:
         return []  # Acknowledged, or Pub/Sub would send it again.
-    return [_intent(f"pubsub:{id_}", "preempt", str(name).rpartition("/")[2], None, method)]
+    return [_order(f"pubsub:{id_}", "preempt", str(name).rpartition("/")[2], None, method)]
 
 
-def _from_alerts(body: dict[str, Any]) -> list[Intent]:
+def _from_alerts(body: dict[str, Any]) -> list[Order]:
     alerts = body.get("alerts")
     if not isinstance(alerts, list) or len(alerts) > ALERTS_MAX:
         raise InputError(Problem("body: alerts", f"is not a list of at most {ALERTS_MAX}", SEE))
-    intents = {}
+    orders = {}
     for alert in alerts:
         try:
             labels, status = alert["labels"], alert["status"]
@@ -183,14 +183,14 @@ def _from_alerts(body: dict[str, Any]) -> list[Intent]:
             ) from None
         if not isinstance(node, str) or status not in ("firing", "resolved"):
             raise InputError(Problem("body: alerts", "an entry is not an alert", SEE))
-        intent = _intent(id_, "withdraw" if status == "resolved" else "preempt", node, None, name)
-        intents[intent.id] = intent
-    return list(intents.values())
+        order = _order(id_, "withdraw" if status == "resolved" else "preempt", node, None, name)
+        orders[order.id] = order
+    return list(orders.values())
 
 
-def _intent(id_: str, kind: IntentKind, node: str, leaves_at: float | None, reason: str) -> Intent:
+def _order(id_: str, kind: OrderKind, node: str, leaves_at: float | None, reason: str) -> Order:
     if not NODE.match(node):
         raise InputError(Problem("body", "invalid node name", "give the name of a node"))
     # The hash is a safe key, whatever characters the sender's id has.
     key = f"hook-{hashlib.sha256(id_.encode('utf-8', 'replace')).hexdigest()[:32]}"
-    return Intent(key, kind, node, leaves_at, reason[:200].encode("utf-8", "replace").decode())
+    return Order(key, kind, node, leaves_at, reason[:200].encode("utf-8", "replace").decode())

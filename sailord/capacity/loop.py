@@ -18,7 +18,7 @@ import structlog
 from agents.daemon.clock import Clock
 from agents.daemon.tasks import Tasks
 from agents.protocol.codec import WireError, decode, encode
-from agents.protocol.records import Intent, JobId
+from agents.protocol.records import JobId, Order
 from agents.store import Put, StoreError
 from sailord.capacity.cluster_view import ClusterView
 from sailord.capacity.core.budget import usd_left, usd_per_hour_limit
@@ -321,17 +321,17 @@ class CapacityLoop:
         leaves_at = notice.at + notice.seconds
         id_ = f"capacity-{notice.kind}-{notice.instance}"
         reason = f"the provider announced {notice.kind}"
-        await self._give(Intent(id_, "preempt", notice.node, leaves_at, reason))
+        await self._give(Order(id_, "preempt", notice.node, leaves_at, reason))
 
     async def _drain(self, order: Drain) -> None:
         if await self._save():
             id_ = f"capacity-drain-{order.node}"
-            await self._give(Intent(id_, "drain", order.node, reason=order.why))
+            await self._give(Order(id_, "drain", order.node, reason=order.why))
 
-    async def _give(self, intent: Intent) -> None:
+    async def _give(self, order: Order) -> None:
         while self._term is not None:
             try:
-                await self.gateway.give_intent(intent)
+                await self.gateway.give_order(order)
             except StoreError:
                 await asyncio.sleep(RETRY_S)
             else:
@@ -341,7 +341,7 @@ class CapacityLoop:
         active = self.cluster.state.active
         if active is not None:
             id_ = f"capacity-budget-{self._term}-{active.job}"
-            await self._give(Intent(id_, "pause", active.job, reason=why))
+            await self._give(Order(id_, "pause", active.job, reason=why))
 
     # ---- the planner --------------------------------------------------------------------------
 

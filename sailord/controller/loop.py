@@ -34,12 +34,12 @@ from sailord.core.commands import (
     CollectGarbage,
     Command,
     CommitCheckpoint,
-    GiveIntent,
+    GiveOrder,
     Note,
     ProbeAgent,
     RequestPlan,
     Resign,
-    SettleIntent,
+    SettleOrder,
     WakeAgents,
     WriteGeneration,
     WriteJob,
@@ -116,9 +116,7 @@ class Controller:
     def _carry_out(self, command: Command, cause: str) -> None:
         state = self.cluster.state
         match command:
-            case (
-                WriteGeneration() | WriteJob() | GiveIntent() | SettleIntent() | CommitCheckpoint()
-            ):
+            case WriteGeneration() | WriteJob() | GiveOrder() | SettleOrder() | CommitCheckpoint():
                 assert state.term is not None
                 self.writer.put(state.term, command)
             case (

@@ -18,8 +18,8 @@ from sailord.controller.inbox import Inbox
 from sailord.core.commands import (
     Command,
     CommitCheckpoint,
-    GiveIntent,
-    SettleIntent,
+    GiveOrder,
+    SettleOrder,
     WriteGeneration,
     WriteJob,
 )
@@ -33,7 +33,7 @@ log = structlog.get_logger("sailord")
 RETRY_S = 0.3
 """Pause before a failed write is retried."""
 
-Write = WriteGeneration | WriteJob | GiveIntent | SettleIntent | CommitCheckpoint
+Write = WriteGeneration | WriteJob | GiveOrder | SettleOrder | CommitCheckpoint
 
 
 @dataclass(eq=False)
@@ -89,16 +89,16 @@ class StoreWriter:
                 return await self._write_generation(write)
             case WriteJob():
                 message = job_stopped(write.job, self.clock.now(), term)
-                orders = [self.gateway.put_job(write.job), *self.outbox.orders_for(message)]
-                is_written = await self.gateway.write_as_leader(term, orders)
+                operations = [self.gateway.put_job(write.job), *self.outbox.operations_for(message)]
+                is_written = await self.gateway.write_as_leader(term, operations)
                 self.outbox.ring()
                 return is_written
-            case GiveIntent():
-                order = self.gateway.put_intent(write.intent)
-                return await self.gateway.write_as_leader(term, [order])
-            case SettleIntent():
+            case GiveOrder():
+                given = self.gateway.put_order(write.order)
+                return await self.gateway.write_as_leader(term, [given])
+            case SettleOrder():
                 return await self.gateway.write_as_leader(
-                    term, [self.gateway.forget_intent(write.id)]
+                    term, [self.gateway.forget_order(write.id)]
                 )
             case CommitCheckpoint():
                 return await self._commit(term, write)
@@ -115,8 +115,8 @@ class StoreWriter:
             about=None if found is None else found.about_bytes,
             lowers=write.lowers,
             also=[
-                *self.outbox.orders_for(message),
-                *([self.gateway.forget_intent(write.settles)] if write.settles else ()),
+                *self.outbox.operations_for(message),
+                *([self.gateway.forget_order(write.settles)] if write.settles else ()),
             ],
         )
         if is_written and write.replaces is not None and is_new:

@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from agents.protocol.records import GenerationRecord, Intent, Point, Restore, Uploaded
+from agents.protocol.records import GenerationRecord, Order, Point, Restore, Uploaded
 from sailord.core.commands import (
     CheckDurable,
     CollectGarbage,
     Command,
     CommitCheckpoint,
     Note,
-    SettleIntent,
+    SettleOrder,
     WriteManifest,
 )
 from sailord.core.events import CheckpointCommitted, CommitFailed, DurableChecked, ManifestWritten
@@ -209,10 +209,10 @@ def obey_checkpoint(state: State, active: Active) -> RuleAnswer:
     return PASS
 
 
-def _answer(state: State, active: Active, orders: tuple[Intent, ...], text: str) -> Step:
+def _answer(state: State, active: Active, orders: tuple[Order, ...], text: str) -> Step:
     rest = tuple(order for order in active.orders if order not in orders)
     settled = _changed(state, replace(active, orders=rest), securing=None)
-    settle = (SettleIntent(order.id) for order in orders)
+    settle = (SettleOrder(order.id) for order in orders)
     commands: tuple[Command, ...] = (Note(text, active.job), *settle)
     return Step(settled, commands)
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from agents.protocol.records import (
     Durable,
     GenerationRecord,
-    Intent,
     JobId,
     JobRecord,
     NodeId,
+    Order,
     Point,
     Uploaded,
 )
@@ -103,14 +103,14 @@ class CollectGarbage:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveIntent:
+class GiveOrder:
     """Store an order about a node, so that every later leader knows of it."""
 
-    intent: Intent
+    order: Order
 
 
 @dataclass(frozen=True, slots=True)
-class SettleIntent:
+class SettleOrder:
     """Forget an order: it was carried out."""
 
     id: str
@@ -170,8 +170,8 @@ Command = (
     | CheckDurable
     | CollectGarbage
     | WriteJob
-    | GiveIntent
-    | SettleIntent
+    | GiveOrder
+    | SettleOrder
     | AbortGeneration
     | WakeAgents
     | ProbeAgent

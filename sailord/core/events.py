@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from agents.protocol.records import (
     Durable,
     GenerationRecord,
-    Intent,
     JobId,
     JobRecord,
     NodeId,
     NodeRecord,
+    Order,
     Point,
     Report,
 )
@@ -31,7 +31,7 @@ class Elected:
     jobs: tuple[JobRecord, ...]
     generations: tuple[GenerationRecord, ...]
     durables: tuple[tuple[JobId, Durable], ...] = ()
-    intents: tuple[Intent, ...] = ()
+    orders: tuple[Order, ...] = ()
     """Orders that still hold, in the order in which they were given."""
 
 
@@ -69,12 +69,12 @@ class ProbeFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class IntentGiven:
+class OrderGiven:
     """A notice or an operator's order arrived."""
 
     at: float
-    intent: Intent
-    others: tuple[Intent, ...] = ()
+    order: Order
+    others: tuple[Order, ...] = ()
     """Read at the same moment, in the order in which they were given: the notices of a whole rack
     are one decision."""
 
@@ -186,7 +186,7 @@ Event = (
     | NodesObserved
     | Reported
     | ProbeFailed
-    | IntentGiven
+    | OrderGiven
     | JobSubmitted
     | PlanFound
     | PlanRefused

@@ -14,15 +14,15 @@ from agents.protocol.records import (
     LIVE,
     Durable,
     GenerationRecord,
-    Intent,
-    IntentKind,
     JobId,
     JobRecord,
     JobState,
     NodeId,
+    Order,
+    OrderKind,
 )
 from sailord.core.checkpoint_rules import take_storage_outcome
-from sailord.core.commands import Command, GiveIntent, SettleIntent
+from sailord.core.commands import Command, GiveOrder, SettleOrder
 from sailord.core.events import (
     CheckpointCommitted,
     CommitFailed,
@@ -31,10 +31,10 @@ from sailord.core.events import (
     Elected,
     Event,
     GenerationWritten,
-    IntentGiven,
     JobSubmitted,
     ManifestWritten,
     NodesObserved,
+    OrderGiven,
     PlanFound,
     PlanRefused,
     ProbeFailed,
@@ -62,7 +62,7 @@ from sailord.core.timeouts import adopted_start_s, stop_s
 
 MARKS_MAX = 4096
 """Orders are remembered for at most so many nodes that are gone."""
-_ORDERED: dict[tuple[JobState, IntentKind], JobState] = {
+_ORDERED: dict[tuple[JobState, OrderKind], JobState] = {
     ("queued", "cancel"): "cancelled",
     ("queued", "pause"): "paused",
     ("paused", "cancel"): "cancelled",
@@ -95,8 +95,8 @@ def learn(state: State, event: Event) -> Step:
             state = take_reports(state, (event.report, *event.others))
         case ProbeFailed():
             state = probe_failed(state, event.node)
-        case IntentGiven():
-            state, commands = _note_intents(state, (event.intent, *event.others))
+        case OrderGiven():
+            state, commands = _note_orders(state, (event.order, *event.others))
         case JobSubmitted():
             state, commands = _queue(state, event.job, event.durable)
         case PlanFound():
@@ -145,7 +145,7 @@ def _take_over(state: State, event: Elected) -> Step:
         queued = replace(other, state="queued", reason=f"{live[0].id} has the cluster")
         taken, written = write_job(taken, queued)
         commands += written
-    taken, heard = _note_intents(taken, event.intents)
+    taken, heard = _note_orders(taken, event.orders)
     return Step(taken, (*commands, *heard))
 
 
@@ -169,31 +169,31 @@ def _adopted(job: JobRecord, record: GenerationRecord | None, state: State, at: 
     )
 
 
-def _note_intents(state: State, intents: Iterable[Intent]) -> Step:
+def _note_orders(state: State, orders: Iterable[Order]) -> Step:
     """Take in orders, each once and in order; the nodes are replaced once for all of them."""
-    heard, marked = set(state.intents), dict[NodeId, Node]()
+    heard, marked = set(state.known_orders), dict[NodeId, Node]()
     marks, commands = dict(state.marks), list[Command]()
     lives = _lives_by_name(state)
-    for intent in intents:
-        if intent.id in heard:
+    for order in orders:
+        if order.id in heard:
             continue
-        heard.add(intent.id)
-        match intent.kind:
+        heard.add(order.id)
+        match order.kind:
             case "preempt" | "drain" | "withdraw" | "cordon" | "uncordon" | "quarantine":
-                id_ = NodeId(intent.life) or lives.get(intent.target, NodeId(intent.target))
-                if id_ not in (intent.life, intent.target):
-                    commands.append(GiveIntent(replace(intent, life=id_)))
-                marks[id_] = (*marks.get(id_, ()), intent)
+                id_ = NodeId(order.life) or lives.get(order.target, NodeId(order.target))
+                if id_ not in (order.life, order.target):
+                    commands.append(GiveOrder(replace(order, life=id_)))
+                marks[id_] = (*marks.get(id_, ()), order)
                 node = marked.get(id_) or state.nodes.get(id_)
                 if node is not None and not node.is_lost:
-                    marked[id_] = mark(node, intent, state.now)
+                    marked[id_] = mark(node, order, state.now)
             case "cancel" | "pause" | "resume" | "replan" | "checkpoint" | "rollback":
-                state, settled = _order(state, intent)
+                state, settled = _order(state, order)
                 commands += settled
             case _:
-                assert_never(intent.kind)
+                assert_never(order.kind)
     nodes = state.nodes.with_(marked) if marked else state.nodes
-    state = replace(state, nodes=nodes, intents=frozenset(heard), marks=marks)
+    state = replace(state, nodes=nodes, known_orders=frozenset(heard), marks=marks)
     state, forgotten = _without_old_marks(state)
     return Step(state, (*commands, *forgotten))
 
@@ -212,22 +212,22 @@ def _without_old_marks(state: State) -> Step:
     if too_many <= 0:
         return Step(state)
     old = dict.fromkeys([id_ for id_ in state.marks if id_ not in state.nodes][:too_many])
-    settled = tuple(SettleIntent(intent.id) for id_ in old for intent in state.marks[id_])
+    settled = tuple(SettleOrder(order.id) for id_ in old for order in state.marks[id_])
     marks = {id_: said for id_, said in state.marks.items() if id_ not in old}
     return Step(replace(state, marks=marks), settled)
 
 
-def _order(state: State, intent: Intent) -> Step:
+def _order(state: State, order: Order) -> Step:
     """Queue an order about the active job for the rules; apply one about another job at once."""
     active = state.active
-    if active is not None and active.job == intent.target:
-        return Step(replace(state, active=replace(active, orders=(*active.orders, intent))))
-    settle = SettleIntent(intent.id)
-    job = state.jobs.get(JobId(intent.target))
-    to = None if job is None else _ORDERED.get((job.state, intent.kind))
+    if active is not None and active.job == order.target:
+        return Step(replace(state, active=replace(active, orders=(*active.orders, order))))
+    settle = SettleOrder(order.id)
+    job = state.jobs.get(JobId(order.target))
+    to = None if job is None else _ORDERED.get((job.state, order.kind))
     if job is None or to is None:
         return Step(state, (settle,))
-    job = replace(job, state=to, reason=intent.reason or f"{intent.kind} was ordered")
+    job = replace(job, state=to, reason=order.reason or f"{order.kind} was ordered")
     state, commands = write_job(state, job)
     return Step(state, (*commands, settle))
 

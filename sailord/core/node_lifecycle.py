@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from agents.protocol.records import GenerationRecord, Intent, NodeId, NodeRecord, Report
+from agents.protocol.records import GenerationRecord, NodeId, NodeRecord, Order, Report
 from sailord.core import standing
 from sailord.core.nodes import Node, Nodes
 from sailord.core.phases import Running
@@ -134,16 +134,16 @@ def probe_failed(state: State, id_: NodeId) -> State:
 def _new_node(state: State, record: NodeRecord) -> Node:
     """Return a node as it is first known; what was ordered of this life of it still holds."""
     node = Node(record, state.now, is_cordoned=record.state == "cordoned")
-    for intent in state.marks.get(record.id, ()):
-        node = mark(node, intent, state.now)
+    for order in state.marks.get(record.id, ()):
+        node = mark(node, order, state.now)
     return node
 
 
-def mark(node: Node, intent: Intent, now: float) -> Node:
+def mark(node: Node, order: Order, now: float) -> Node:
     """Apply a notice or an operator's order to the node."""
-    match intent.kind:
+    match order.kind:
         case "preempt" | "drain":
-            leaves_at = node.record.leaves_at if intent.leaves_at is None else intent.leaves_at
+            leaves_at = node.record.leaves_at if order.leaves_at is None else order.leaves_at
             since = now if node.draining_since is None else node.draining_since
             record = replace(node.record, leaves_at=leaves_at)
             return replace(node, draining_since=since, record=record)
@@ -154,7 +154,7 @@ def mark(node: Node, intent: Intent, now: float) -> Node:
         case "cordon":
             return replace(node, is_cordoned=True)
         case "quarantine":
-            return replace(node, slow=intent.reason)
+            return replace(node, slow=order.reason)
         case _:
             back = now if node.is_cordoned or node.slow else node.returned_at
             return replace(node, is_cordoned=False, slow="", returned_at=back)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agents.protocol.records import Intent
-from sailord.core.commands import Command, Note, SettleIntent
+from agents.protocol.records import Order
+from sailord.core.commands import Command, Note, SettleOrder
 from sailord.core.job_cost import over_budget
 from sailord.core.phases import Held, Stopping, Waiting
 from sailord.core.queries import is_alive, is_writing
@@ -46,7 +46,7 @@ def obey(state: State, active: Active) -> RuleAnswer:
             )
             settle: tuple[Command, ...] = ()
             if order.kind == "resume":
-                again, settle = without(again, order), (SettleIntent(order.id),)
+                again, settle = without(again, order), (SettleOrder(order.id),)
             state, written = write_job(replace(state, active=again), job)
             return enter(state, Waiting(reason, state.now), *written, *settle)
         case "replan" if isinstance(active.phase, Held):
@@ -57,5 +57,5 @@ def obey(state: State, active: Active) -> RuleAnswer:
             return _settled(state, active, order)
 
 
-def _settled(state: State, active: Active, order: Intent, *said: Note) -> Step:
-    return Step(replace(state, active=without(active, order)), (SettleIntent(order.id), *said))
+def _settled(state: State, active: Active, order: Order, *said: Note) -> Step:
+    return Step(replace(state, active=without(active, order)), (SettleOrder(order.id), *said))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agents.protocol.records import Intent, IntentKind, JobId, JobRecord, JobState
-from sailord.core.events import IntentGiven
+from agents.protocol.records import JobId, JobRecord, JobState, Order, OrderKind
+from sailord.core.events import OrderGiven
 from sailord.core.job_cost import over_budget
 from sailord.core.learn import learn
 from sailord.core.nodes import Node
@@ -22,35 +22,35 @@ INSTEAD: dict[JobState, str] = {
 """What can be ordered of a job that does not have the cluster."""
 
 
-def objection(state: State, intent: Intent) -> Problem | None:
+def objection(state: State, order: Order) -> Problem | None:
     """Return why the order would have no effect, and what would; ``None``: it has one.
 
     A repeated id is accepted: the sender did not receive our answer.
     """
     active = state.active
-    if state.term is None or intent.id in state.intents:
+    if state.term is None or order.id in state.known_orders:
         return None
-    if intent.kind in {"drain", "preempt", "withdraw", "cordon", "uncordon"}:
-        return _of_node(state, intent)
-    if active is not None and active.job == intent.target:
-        if intent.kind == "rollback" and (why := over_budget(state)):
-            return _nothing(active.job, intent.kind, why, "submit it again with more to spend")
-        return _of_active(state.job, active, intent.kind)
-    job = state.jobs.get(JobId(intent.target))
-    return None if job is None else _of_job(state, job, intent)
+    if order.kind in {"drain", "preempt", "withdraw", "cordon", "uncordon"}:
+        return _of_node(state, order)
+    if active is not None and active.job == order.target:
+        if order.kind == "rollback" and (why := over_budget(state)):
+            return _nothing(active.job, order.kind, why, "submit it again with more to spend")
+        return _of_active(state.job, active, order.kind)
+    job = state.jobs.get(JobId(order.target))
+    return None if job is None else _of_job(state, job, order)
 
 
 # ---- jobs ---------------------------------------------------------------------------------------
 
 
-def _of_job(state: State, job: JobRecord, intent: Intent) -> Problem | None:
+def _of_job(state: State, job: JobRecord, order: Order) -> Problem | None:
     """An order about a job without the cluster takes effect at once or never."""
-    if learn(state, IntentGiven(state.now, intent)).state.jobs != state.jobs:
+    if learn(state, OrderGiven(state.now, order)).state.jobs != state.jobs:
         return None
-    return _nothing(job.id, intent.kind, f"it is {job.state}", INSTEAD[job.state])
+    return _nothing(job.id, order.kind, f"it is {job.state}", INSTEAD[job.state])
 
 
-def _of_active(job: JobRecord, active: Active, kind: IntentKind) -> Problem | None:
+def _of_active(job: JobRecord, active: Active, kind: OrderKind) -> Problem | None:
     record, heading = active.generation, last_steering_order(active)
     if heading == "cancel" or _ends(active):
         return _nothing(job.id, kind, "it is about to end", "see sailorctl status")
@@ -83,26 +83,26 @@ def _will_be_held(active: Active) -> bool:
     return isinstance(active.phase, Closing) and active.phase.then == "held"
 
 
-def _nothing(id_: str, kind: IntentKind, why: str, cure: str) -> Problem:
+def _nothing(id_: str, kind: OrderKind, why: str, cure: str) -> Problem:
     return Problem(id_, f"{kind} would change nothing: {why}", cure)
 
 
 # ---- nodes --------------------------------------------------------------------------------------
 
 
-def _of_node(state: State, intent: Intent) -> Problem | None:
+def _of_node(state: State, order: Order) -> Problem | None:
     lives = [
-        node for node in state.nodes.values() if intent.target in (node.record.id, node.record.name)
+        node for node in state.nodes.values() if order.target in (node.record.id, node.record.name)
     ]
-    after = learn(state, IntentGiven(state.now, intent)).state.nodes
+    after = learn(state, OrderGiven(state.now, order)).state.nodes
     if not lives or any(after.get(node.record.id) != node for node in lives):
         return None
     node = max(lives, key=lambda node: (not node.is_lost, node.since))
-    why, cure = _why_nothing(node, intent.kind)
-    return _nothing(node.record.name, intent.kind, why, cure)
+    why, cure = _why_nothing(node, order.kind)
+    return _nothing(node.record.name, order.kind, why, cure)
 
 
-def _why_nothing(node: Node, kind: IntentKind) -> tuple[str, str]:
+def _why_nothing(node: Node, kind: OrderKind) -> tuple[str, str]:
     if node.is_lost:
         return f"it is lost ({node.why_lost})", "when its agent is back, it joins as a new node"
     match kind:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from agents.protocol.records import GenerationRecord, Intent, IntentKind, NodeId
+from agents.protocol.records import GenerationRecord, NodeId, Order, OrderKind
 from sailord.core.nodes import Node
 from sailord.core.phases import Running, Starting, Waiting
 from sailord.core.standing import Lost
@@ -164,7 +164,7 @@ def _additions(state: State, active: Active) -> list[Trigger]:
     return [Trigger(f"{names} could help", due, is_forced=False)]
 
 
-def next_order(active: Active) -> Intent | None:
+def next_order(active: Active) -> Order | None:
     """Return the next order to carry out; a cancel comes before all others.
 
     A checkpoint is made at the same time and delays nothing.
@@ -173,7 +173,7 @@ def next_order(active: Active) -> Intent | None:
     return next((o for o in orders if o.kind == "cancel"), next(iter(orders), None))
 
 
-def last_steering_order(active: Active) -> IntentKind | None:
+def last_steering_order(active: Active) -> OrderKind | None:
     """Return the open order that decides whether the job goes on."""
     steering = [order.kind for order in active.orders if order.kind in STEERING]
     return "cancel" if "cancel" in steering else next(reversed(steering), None)

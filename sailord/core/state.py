@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from agents.protocol.records import (
     Durable,
     GenerationRecord,
-    Intent,
     JobId,
     JobRecord,
     NodeId,
+    Order,
     Point,
 )
 from sailord.core.nodes import Node, Nodes
@@ -144,7 +144,7 @@ class Active:
     generation: GenerationRecord | None = None
     question: Question | None = None
     """To the planner; only while the job waits, starts or runs."""
-    orders: tuple[Intent, ...] = ()
+    orders: tuple[Order, ...] = ()
     """Orders of operators that are not yet carried out, in the order in which they were given."""
     progress: Progress = field(default_factory=Progress)
     attempts: Attempts = field(default_factory=Attempts)
@@ -172,9 +172,9 @@ class State:
     """The last generation of each job that is not active."""
     durables: Mapping[JobId, Durable] = field(default_factory=dict)
     active: Active | None = None
-    intents: frozenset[str] = frozenset()
+    known_orders: frozenset[str] = frozenset()
     """The ids of all orders that were taken in: each has one effect."""
-    marks: Mapping[str, tuple[Intent, ...]] = field(default_factory=dict)
+    marks: Mapping[str, tuple[Order, ...]] = field(default_factory=dict)
     """Orders about each node id, in order: they hold for as long as that node lives."""
     requests: int = 0
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from agents.protocol.records import Intent, NodeId
-from sailord.core.commands import Command, GiveIntent, Note
+from agents.protocol.records import NodeId, Order
+from sailord.core.commands import Command, GiveOrder, Note
 from sailord.core.nodes import Node
 from sailord.core.phases import Waiting
 from sailord.core.queries import is_alive
@@ -58,14 +58,14 @@ def keep(
 def leave_out(state: State, question: Question) -> tuple[State, tuple[Command, ...]]:
     """Mark the stragglers that the next plan leaves out; the mark is stored."""
     marked: dict[NodeId, Node] = {}
-    intents: list[Intent] = []
+    orders: list[Order] = []
     assert state.active is not None
     number = 0 if state.active.generation is None else state.active.generation.number
     for id_, slow in question.slow.items():
         marked[id_] = replace(state.nodes[id_], slow=str(slow))
         id_of_order = f"slow-{id_}-{number}"
-        intents.append(Intent(id_of_order, "quarantine", target=id_, reason=str(slow)))
-    return _said(replace(state, nodes=state.nodes.with_(marked)), intents)
+        orders.append(Order(id_of_order, "quarantine", target=id_, reason=str(slow)))
+    return _said(replace(state, nodes=state.nodes.with_(marked)), orders)
 
 
 def _take_back(state: State, active: Active) -> RuleAnswer:
@@ -79,22 +79,22 @@ def _take_back(state: State, active: Active) -> RuleAnswer:
         return PASS
     number = 0 if active.generation is None else active.generation.number
     why = "there is no plan without it"
-    intents = [
-        Intent(f"slow-back-{id_}-{number}", "uncordon", target=id_, reason=why) for id_ in back
+    orders = [
+        Order(f"slow-back-{id_}-{number}", "uncordon", target=id_, reason=why) for id_ in back
     ]
     names = ", ".join(node.record.name for node in back.values())
     said = Note(f"takes back {names} though slow: {why}", active.job, is_transition=True)
-    after, orders = _said(replace(state, nodes=state.nodes.with_(back)), intents)
-    return Step(after, (*orders, said))
+    after, commands = _said(replace(state, nodes=state.nodes.with_(back)), orders)
+    return Step(after, (*commands, said))
 
 
-def _said(state: State, intents: Sequence[Intent]) -> tuple[State, tuple[Command, ...]]:
+def _said(state: State, orders: Sequence[Order]) -> tuple[State, tuple[Command, ...]]:
     """Issue orders about nodes, stored so that they hold under every leader."""
     marks = dict(state.marks)
-    for intent in intents:
-        marks[intent.target] = (*marks.get(intent.target, ()), intent)
-    known = state.intents | {intent.id for intent in intents}
-    return replace(state, marks=marks, intents=known), tuple(map(GiveIntent, intents))
+    for order in orders:
+        marks[order.target] = (*marks.get(order.target, ()), order)
+    known = state.known_orders | {order.id for order in orders}
+    return replace(state, marks=marks, known_orders=known), tuple(map(GiveOrder, orders))
 
 
 def answer_to_slow(state: State, active: Active, question: Question) -> Step | None:

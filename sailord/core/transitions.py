@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agents.protocol.records import Intent, JobState, NodeId, Point, Restore
+from agents.protocol.records import JobState, NodeId, Order, Point, Restore
 from sailord.core.checkpoint_rules import check_first
 from sailord.core.commands import (
     Command,
     Note,
     RequestPlan,
-    SettleIntent,
+    SettleOrder,
     WakeAgents,
     WriteGeneration,
 )
@@ -42,7 +42,7 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
     settled: tuple[Command, ...] = ()
     order = next_order(active)
     if order is not None and order.kind == "replan":
-        settled = (SettleIntent(order.id),)
+        settled = (SettleOrder(order.id),)
         considered = without(considered, order)
     if not nodes and trigger.slow:
         return keep(state, active, trigger.slow, "no other node is usable")
@@ -212,7 +212,7 @@ def finish(state: State, active: Active, then: JobState, reason: str) -> Step:
         state, written = write_job(state, job)
         held = replace(active, phase=Held(reason, state.now))
         return Step(replace(state, active=held), (*written, *wake))
-    wake = (*wake, *(SettleIntent(order.id) for order in active.orders))
+    wake = (*wake, *(SettleOrder(order.id) for order in active.orders))
     # Orders that were given while the end was being stored.
     word = last_steering_order(active) if then == "paused" else None
     if word == "resume":
@@ -247,7 +247,7 @@ def note(active: Active, text: str, *, is_transition: bool = False) -> Note:
     return Note(text, active.job, is_transition)
 
 
-def without(active: Active, order: Intent) -> Active:
+def without(active: Active, order: Order) -> Active:
     """Return the job without this order."""
     return replace(active, orders=tuple(each for each in active.orders if each != order))
 

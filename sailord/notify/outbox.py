@@ -97,7 +97,7 @@ class Outbox:
             self.at_of[id_] = event.at
             self._offered.put_nowait((id_, event))
 
-    def orders_for(self, message: Message | None) -> tuple[Operation, ...]:
+    def operations_for(self, message: Message | None) -> tuple[Operation, ...]:
         """Store operations that write a message together with the record it reports."""
         if message is None:
             return ()
@@ -132,10 +132,10 @@ class Outbox:
         """
         kept = KEPT + 1 + self._offered.qsize()  # Messages not stored yet must not count as old.
         stale = list(self.at_of)[: max(len(self.at_of) - kept, 0)][:DELETED_AT_ONCE]
-        orders: list[Operation] = [self._put(id_, event)]
-        orders += [Delete(self.keys.outbox + old) for old in stale]
+        operations: list[Operation] = [self._put(id_, event)]
+        operations += [Delete(self.keys.outbox + old) for old in stale]
         try:
-            await self.gateway.write_as_leader(event.term, orders)
+            await self.gateway.write_as_leader(event.term, operations)
         except StoreError:
             return False
         for old in stale:

@@ -13,7 +13,7 @@ import requests
 from google.auth.credentials import AnonymousCredentials
 from requests.adapters import HTTPAdapter
 
-from agents.protocol.records import Intent
+from agents.protocol.records import Order
 from agents.protocol.store_keys import Keys
 from agents.store import Entry, StoreUnavailable
 from sailord.providers.gce.client import GceClient, raise_gce_error
@@ -111,7 +111,7 @@ class VirtualClient(GceClient):
 class Gateway:
     """A fake of the store: one value, and the leader's term."""
 
-    def __init__(self, is_away: Callable[[], bool], obey: Callable[[Intent], None]) -> None:
+    def __init__(self, is_away: Callable[[], bool], obey: Callable[[Order], None]) -> None:
         self.keys = Keys("test")
         self.store = self
         self.term = 0
@@ -129,9 +129,9 @@ class Gateway:
             self._value = orders[0].value
         return term == self.term
 
-    async def give_intent(self, intent: Intent) -> None:
+    async def give_order(self, order: Order) -> None:
         await self._reach()
-        self._obey(intent)
+        self._obey(order)
 
     async def read_spec(self, job: str) -> str:
         await self._reach()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from agents.protocol.records import Intent, NodeRecord
+from agents.protocol.records import NodeRecord, Order
 from sailord.capacity.core.budget import spent_usd
 from sailord.capacity.core.model import PendingRequest, Policy
 from sailord.capacity.loop import CapacityLoop
@@ -320,13 +320,13 @@ class World(Hooks):
         self._works = False
         self._tell_nodes()
 
-    def _obey(self, intent: Intent) -> None:
+    def _obey(self, order: Order) -> None:
         """Stop the job or drain a node, after some seconds for the checkpoint."""
         seconds = self.random.uniform(1, 30)
-        if intent.kind == "pause":
+        if order.kind == "pause":
             self.cloud.after(seconds, self.stop_work)
         for id_, node in self._nodes.items():
-            if intent.kind == "drain" and node.record.name == intent.target:
+            if order.kind == "drain" and node.record.name == order.target:
                 self.cloud.after(seconds, lambda id_=id_: self._leave(id_))
 
     def _leave(self, id_: str) -> None:

@@ -135,12 +135,12 @@ MUTATIONS = [
         ),
         (
             "a notice applies to the next node of that name",
-            "NodeId(intent.life) or lives",
+            "NodeId(order.life) or lives",
             "lives",
         ),
         (
             "a repeated order has two effects",
-            "        if intent.id in heard:\n            continue\n",
+            "        if order.id in heard:\n            continue\n",
             "",
         ),
         (
@@ -178,8 +178,8 @@ MUTATIONS = [
         ),
         (
             "a node back after an expired lease loses its marks",
-            "    for intent in state.marks.get(record.id, ()):\n"
-            "        node = mark(node, intent, state.now)\n",
+            "    for order in state.marks.get(record.id, ()):\n"
+            "        node = mark(node, order, state.now)\n",
             "",
         ),
     ),

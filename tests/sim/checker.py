@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from agents.protocol.records import (
     Durable,
     GenerationRecord,
-    Intent,
     JobId,
     JobRecord,
+    Order,
     Point,
     Sealed,
 )
@@ -98,7 +98,7 @@ class Checker:
                 self._durable(JobId(key.split("/")[2]), value)
             case JobRecord():
                 self._job(value)
-            case Intent(kind="pause"):
+            case Order(kind="pause"):
                 self._pauses["ordered"] += 1
             case _:
                 pass

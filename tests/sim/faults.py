@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agents.protocol.records import Durable, Intent
+from agents.protocol.records import Durable, Order
 from tests.sim.clock import EPOCH_S
 from tests.sim.heads import Head
 from tests.sim.machines import Machine
@@ -149,24 +149,24 @@ class Trouble:
     def _drain(self) -> None:
         if machine := self._victim():
             self._say(f"drain {machine.id}")
-            intent = Intent(f"drain-{self.count}", "drain", machine.id)
-            self.world.raise_intent(intent)
-            undo = Intent(f"undrain-{self.count}", "withdraw", machine.id)
-            self.clock.after(60.0, lambda: self.world.raise_intent(undo))
+            order = Order(f"drain-{self.count}", "drain", machine.id)
+            self.world.give_order(order)
+            undo = Order(f"undrain-{self.count}", "withdraw", machine.id)
+            self.clock.after(60.0, lambda: self.world.give_order(undo))
 
     def _pause_resume(self) -> None:
         self._say("pause_resume")
-        self.world.raise_intent(Intent(f"pause-{self.count}", "pause", JOB))
-        again = Intent(f"resume-{self.count}", "resume", JOB)
-        self.clock.after(self.random.uniform(1.0, 20.0), lambda: self.world.raise_intent(again))
+        self.world.give_order(Order(f"pause-{self.count}", "pause", JOB))
+        again = Order(f"resume-{self.count}", "resume", JOB)
+        self.clock.after(self.random.uniform(1.0, 20.0), lambda: self.world.give_order(again))
 
     def _replan(self) -> None:
         self._say("replan")
-        self.world.raise_intent(Intent(f"replan-{self.count}", "replan", JOB))
+        self.world.give_order(Order(f"replan-{self.count}", "replan", JOB))
 
     def _checkpoint(self) -> None:
         self._say("checkpoint")
-        self.world.raise_intent(Intent(f"checkpoint-{self.count}", "checkpoint", JOB))
+        self.world.give_order(Order(f"checkpoint-{self.count}", "checkpoint", JOB))
 
     def _rollback(self) -> None:
         """Order a rollback to the checkpoint before the last."""
@@ -174,9 +174,7 @@ class Trouble:
         line = self.world.objects.line(durable if isinstance(durable, Durable) else None)
         if len(line) > 1:
             self._say(f"rollback to step {line[1].point.step}")
-            self.world.raise_intent(
-                Intent(f"rollback-{self.count}", "rollback", JOB, durable=line[1])
-            )
+            self.world.give_order(Order(f"rollback-{self.count}", "rollback", JOB, durable=line[1]))
 
     # ---- heads, store, networks -----------------------------------------------------------
 

@@ -11,10 +11,10 @@ from agents.protocol.records import (
     Durable,
     Fence,
     GenerationRecord,
-    Intent,
     JobId,
     JobRecord,
     NodeRecord,
+    Order,
     Report,
 )
 from sailord.core import decide as controller
@@ -25,12 +25,12 @@ from sailord.core.commands import (
     CollectGarbage,
     Command,
     CommitCheckpoint,
-    GiveIntent,
+    GiveOrder,
     Note,
     ProbeAgent,
     RequestPlan,
     Resign,
-    SettleIntent,
+    SettleOrder,
     WakeAgents,
     WriteGeneration,
     WriteJob,
@@ -44,10 +44,10 @@ from sailord.core.events import (
     Elected,
     Event,
     GenerationWritten,
-    IntentGiven,
     JobSubmitted,
     ManifestWritten,
     NodesObserved,
+    OrderGiven,
     PlanFound,
     PlanRefused,
     ProbeFailed,
@@ -203,10 +203,10 @@ class Head(Process):
         for job in answer.jobs:
             if job.id not in self.state.jobs:
                 self.feed(JobSubmitted(self.now, job))
-        heard = self.state.intents
-        told = [i for i in answer.intents if i.id not in heard or self.random.random() < TWICE]
+        heard = self.state.known_orders
+        told = [i for i in answer.orders if i.id not in heard or self.random.random() < TWICE]
         if told:
-            self.feed(IntentGiven(self.now, told[0], tuple(told[1:])))
+            self.feed(OrderGiven(self.now, told[0], tuple(told[1:])))
 
     # ---- commands -------------------------------------------------------------------------
 
@@ -219,10 +219,10 @@ class Head(Process):
             case WriteJob():
                 job = command.job
                 self._insist(lambda store: store.put(f"/job/{job.id}/state", job))
-            case GiveIntent():
-                intent = command.intent
-                self._insist(lambda store: store.put(f"/intent/{intent.id}", intent))
-            case SettleIntent():
+            case GiveOrder():
+                order = command.order
+                self._insist(lambda store: store.put(f"/intent/{order.id}", order))
+            case SettleOrder():
                 id_ = command.id
                 self._insist(lambda store: store.delete(f"/intent/{id_}"))
             case AbortGeneration():
@@ -394,16 +394,16 @@ class Everything(NamedTuple):
     jobs: tuple[JobRecord, ...]
     generations: tuple[GenerationRecord, ...]
     durables: tuple[tuple[JobId, Durable], ...]
-    intents: tuple[Intent, ...]
+    orders: tuple[Order, ...]
 
 
 def everything(store: Store) -> Everything:
     values = [(key, entry) for key, entry in sorted(store.entries.items())]
-    intents = [(e.created, e.value) for _, e in values if isinstance(e.value, Intent)]
+    orders = [(e.created, e.value) for _, e in values if isinstance(e.value, Order)]
     return Everything(
         tuple(e.value for _, e in values if isinstance(e.value, NodeRecord)),
         tuple(e.value for _, e in values if isinstance(e.value, JobRecord)),
         tuple(e.value for _, e in values if isinstance(e.value, GenerationRecord)),
         tuple((JobId(k.split("/")[2]), e.value) for k, e in values if isinstance(e.value, Durable)),
-        tuple(intent for _, intent in sorted(intents, key=lambda each: each[0])),
+        tuple(order for _, order in sorted(orders, key=lambda each: each[0])),
     )

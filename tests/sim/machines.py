@@ -34,7 +34,7 @@ from agents.core.model import (
     SnapshotsChanged,
     State,
     StoreFailed,
-    StoreIntent,
+    StoreOrder,
     Ticked,
     UploadDone,
 )
@@ -42,12 +42,12 @@ from agents.protocol.records import (
     Durable,
     Fence,
     GenerationRecord,
-    Intent,
     JobId,
     JobRecord,
     Measured,
     NodeId,
     NodeRecord,
+    Order,
     Point,
     Report,
     ReportReply,
@@ -199,8 +199,8 @@ class Agent(Process):
                 if machine.job == command.job:
                     machine.sealed = ()
                     self.snapshots_changed()
-            case StoreIntent():
-                self._raise(command.intent)
+            case StoreOrder():
+                self._raise(command.order)
             case Exit() | Note():
                 pass
 
@@ -230,12 +230,12 @@ class Agent(Process):
 
         self.client.ask(order, done)
 
-    def _raise(self, intent: Intent) -> None:
+    def _raise(self, order: Order) -> None:
         def answered(answer: object) -> None:
             if isinstance(answer, Unanswered):
-                self.after(0.5, lambda: self._raise(intent))
+                self.after(0.5, lambda: self._raise(order))
 
-        self.client.ask(lambda _: self.world.raise_intent(intent), answered)
+        self.client.ask(lambda _: self.world.give_order(order), answered)
 
     def _look(self) -> None:
         """Read the store one request at a time, as the real agent does, so that order is kept."""

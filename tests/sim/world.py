@@ -8,10 +8,10 @@ from random import Random
 
 from agents.protocol.records import (
     Fence,
-    Intent,
     JobId,
     JobRecord,
     NodeId,
+    Order,
     Report,
     ReportReply,
     Saving,
@@ -179,6 +179,6 @@ class World:
         if report is not None:
             self.send(node, lambda: heard(report))
 
-    def raise_intent(self, intent: Intent) -> None:
-        if f"/intent/{intent.id}" not in self.store.entries:
-            self.store.put(f"/intent/{intent.id}", intent)
+    def give_order(self, order: Order) -> None:
+        if f"/intent/{order.id}" not in self.store.entries:
+            self.store.put(f"/intent/{order.id}", order)

@@ -14,11 +14,11 @@ from agents.protocol.records import (
     Fence,
     GenerationRecord,
     Holding,
-    Intent,
     JobId,
     JobRecord,
     NodeId,
     NodeRecord,
+    Order,
     Point,
     Report,
     Sealed,
@@ -31,7 +31,7 @@ from sailord.core.commands import (
     ProbeAgent,
     RequestPlan,
     Resign,
-    SettleIntent,
+    SettleOrder,
     WakeAgents,
     WriteGeneration,
     WriteJob,
@@ -43,9 +43,9 @@ from sailord.core.events import (
     Elected,
     Event,
     GenerationWritten,
-    IntentGiven,
     JobSubmitted,
     NodesObserved,
+    OrderGiven,
     PlanFound,
     PlanRefused,
     ProbeFailed,
@@ -70,7 +70,7 @@ class Story:
     stored: GenerationRecord | None = None
     job: JobRecord = field(default_factory=lambda: JobRecord(JOB, "queued"))
     numbers: dict[str, int] = field(default_factory=dict)
-    intents: int = 0
+    orders: int = 0
 
     def tell(self, line: str) -> list[str]:
         """Return the controller's reply to one line."""
@@ -107,7 +107,7 @@ class Story:
             case WriteJob():
                 self.job = command.job
                 return f"  write job {command.job.state}: {command.job.reason}"
-            case SettleIntent():
+            case SettleOrder():
                 return f"  settle {command.id}"
             case AbortGeneration():
                 return f"  abort generation {command.generation} on {_list(command.nodes)}"
@@ -197,11 +197,11 @@ def _plan(_: Story, at: float, names: list[str], values: dict[str, str]) -> Even
 
 def _order(story: Story, at: float, names: list[str], values: dict[str, str]) -> Event:
     """``order drain a``, ``order pause job``; ``leaves=`` for a notice."""
-    story.intents += 1
+    story.orders += 1
     leaves = values.get("leaves")
-    id_ = values.get("id", f"order-{story.intents}")
+    id_ = values.get("id", f"order-{story.orders}")
     leaves_at = None if leaves is None else float(leaves)
-    return IntentGiven(at, Intent(id_, names[0], names[1], leaves_at))  # type: ignore[arg-type] # stories are written with care
+    return OrderGiven(at, Order(id_, names[0], names[1], leaves_at))  # type: ignore[arg-type] # stories are written with care
 
 
 _EVENTS: dict[str, Callable[[Story, float, list[str], dict[str, str]], Event]] = {

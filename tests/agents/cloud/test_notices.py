@@ -23,11 +23,11 @@ from agents.core.model import (
     SelfTested,
     State,
     StopRequested,
-    StoreIntent,
+    StoreOrder,
 )
 from agents.daemon.clock import Clock
 from agents.protocol.codec import decode
-from agents.protocol.records import Intent, NodeId, NodeRecord
+from agents.protocol.records import NodeId, NodeRecord, Order
 from agents.protocol.store_keys import Keys
 from agents.registration import Registration
 from agents.store import open_store, serve
@@ -200,39 +200,39 @@ def ready() -> State:
     return decide(State(node, is_registered=True), SelfTested(1.0))[0]
 
 
-def told(state: State, event: Event) -> tuple[State, list[Intent], list[NodeRecord]]:
+def told(state: State, event: Event) -> tuple[State, list[Order], list[NodeRecord]]:
     state, commands = decide(state, event)
-    intents = [command.intent for command in commands if isinstance(command, StoreIntent)]
-    return state, intents, [c.node for c in commands if isinstance(c, Register)]
+    orders = [command.order for command in commands if isinstance(command, StoreOrder)]
+    return state, orders, [c.node for c in commands if isinstance(c, Register)]
 
 
 def test_a_second_notice_can_only_move_the_departure_forward():
-    state, intents, _ = told(ready(), NoticeGiven(2.0, "x", None))
-    assert [intent.id for intent in intents] == ["x"]
-    state, intents, nodes = told(state, NoticeGiven(3.0, "x", 33.0))
-    assert (intents, [node.leaves_at for node in nodes]) == ([], [33.0])
-    state, intents, nodes = told(state, NoticeGiven(4.0, "x", 34.0))
-    assert (intents, nodes) == ([], [])
-    state, intents, _ = told(state, NoticeGiven(5.0, "x", 20.0))
-    assert (intents, state.node.leaves_at) == ([], 20.0)
+    state, orders, _ = told(ready(), NoticeGiven(2.0, "x", None))
+    assert [order.id for order in orders] == ["x"]
+    state, orders, nodes = told(state, NoticeGiven(3.0, "x", 33.0))
+    assert (orders, [node.leaves_at for node in nodes]) == ([], [33.0])
+    state, orders, nodes = told(state, NoticeGiven(4.0, "x", 34.0))
+    assert (orders, nodes) == ([], [])
+    state, orders, _ = told(state, NoticeGiven(5.0, "x", 20.0))
+    assert (orders, state.node.leaves_at) == ([], 20.0)
 
 
 def test_a_stop_of_a_draining_node_gives_no_second_notice():
     state, _, _ = told(ready(), NoticeGiven(2.0, "x", 32.0))
-    state, intents, _ = told(state, StopRequested(3.0))
-    assert intents == []
+    state, orders, _ = told(state, StopRequested(3.0))
+    assert orders == []
     assert state.node.leaves_at == 32.0
-    _, intents, _ = told(ready(), StopRequested(3.0))
-    assert [intent.id for intent in intents] == [f"end-{NODE}"]
+    _, orders, _ = told(ready(), StopRequested(3.0))
+    assert [order.id for order in orders] == [f"end-{NODE}"]
 
 
 def test_a_node_drains_until_all_its_notices_are_withdrawn():
     state, _, _ = told(ready(), NoticeGiven(2.0, "x"))
     state, _, _ = told(state, NoticeGiven(2.0, "y"))
-    state, intents, _ = told(state, NoticeWithdrawn(3.0, "x"))
-    assert (state.node.state, intents) == ("draining", [])
-    state, intents, _ = told(state, NoticeWithdrawn(4.0, "y"))
-    assert (state.node.state, [i.id for i in intents]) == ("ready", ["y-withdrawn"])
+    state, orders, _ = told(state, NoticeWithdrawn(3.0, "x"))
+    assert (state.node.state, orders) == ("draining", [])
+    state, orders, _ = told(state, NoticeWithdrawn(4.0, "y"))
+    assert (state.node.state, [i.id for i in orders]) == ("ready", ["y-withdrawn"])
 
 
 @pytest.mark.asyncio
@@ -241,11 +241,11 @@ async def test_a_withdrawal_is_stored_after_its_notice(tmp_path):
     server = await serve(held, tmp_path / "s")
     store = await open_store(f"unix://{tmp_path}/s")
     here = Registration(store, Keys("test"), 2.0, Clock(), [].append)
-    raising = asyncio.create_task(here.store_intents())
+    raising = asyncio.create_task(here.store_orders())
     await server.close()
     names = [f"{count:02}" for count in range(20)]
     for name in reversed(names):
-        here.store_intent(Intent(name, "preempt", NODE))
+        here.store_order(Order(name, "preempt", NODE))
     await asyncio.sleep(0.05)
     server = await serve(held, tmp_path / "s")
 
@@ -255,16 +255,16 @@ async def test_a_withdrawal_is_stored_after_its_notice(tmp_path):
 
     entries = await until(all_there)
     by_age = sorted(entries, key=lambda entry: entry.created)
-    assert [decode(Intent, entry.value).id for entry in by_age] == names[::-1]
+    assert [decode(Order, entry.value).id for entry in by_age] == names[::-1]
     raising.cancel()
     await store.close()
     await server.close()
     await held.close()
 
 
-async def intents(here: Place) -> list[Intent]:
+async def orders(here: Place) -> list[Order]:
     found = (await here.store.snapshot(f"{PREFIX}intent/")).entries
-    return [decode(Intent, entry.value) for entry in sorted(found, key=lambda e: e.created)]
+    return [decode(Order, entry.value) for entry in sorted(found, key=lambda e: e.created)]
 
 
 @pytest.mark.asyncio
@@ -278,7 +278,7 @@ async def test_gce_a_real_agent_drains_recovers_and_drains_again(tmp_path):
         await server.flip(PREEMPTED, "TRUE")
 
         async def stored(count):
-            found = await intents(here)
+            found = await orders(here)
             return found if len(found) == count else None
 
         first = (await until(lambda: stored(1)))[0]
@@ -289,7 +289,7 @@ async def test_gce_a_real_agent_drains_recovers_and_drains_again(tmp_path):
         await until(lambda: server.waiting == 0)
         here.start()
         await until(lambda: server.waiting == 2)
-        assert await intents(here) == [first]
+        assert await orders(here) == [first]
         await server.flip(PREEMPTED, "FALSE")
         assert (await here.ready()).id == node.id
         await until(lambda: stored(2))
@@ -315,9 +315,9 @@ async def test_gce_a_system_shutdown_gives_a_notice_with_its_time(tmp_path, said
         await here.open(node, 1)
         await until(lambda: here.step(1) > 0)
         agent.send_signal(signal.SIGTERM)
-        told = await until(lambda: intents(here))
-        assert [intent.kind for intent in told] == ["preempt"]
+        told = await until(lambda: orders(here))
+        assert [order.kind for order in told] == ["preempt"]
         assert (told[0].leaves_at is not None) == (said == "stopping")
         await here.open(node, 1, state="closed")
         await until(lambda: agent.poll() is not None)
-        assert (agent.returncode, len(await intents(here))) == (0, 1)
+        assert (agent.returncode, len(await orders(here))) == (0, 1)

@@ -27,7 +27,7 @@ from agents.core.model import (
     SnapshotsChanged,
     State,
     StoreFailed,
-    StoreIntent,
+    StoreOrder,
     Ticked,
 )
 from agents.protocol.records import Fence, GenerationState, Point, Restore, Taking
@@ -184,6 +184,6 @@ def test_report_numbers_grow_and_each_notice_is_stored_once(
         life.feed(life.event(move))
     sent = [each.report.number for each in life.given if isinstance(each, SendReport)]
     assert sent == sorted(set(sent))
-    raised = [each.intent for each in life.given if isinstance(each, StoreIntent)]
-    kinds = [intent.kind for intent in raised]
+    raised = [each.order for each in life.given if isinstance(each, StoreOrder)]
+    kinds = [order.kind for order in raised]
     assert all(one != other for one, other in pairwise(kinds))

@@ -30,10 +30,10 @@ from agents.core.model import (
     State,
     StopRequested,
     StoreFailed,
-    StoreIntent,
+    StoreOrder,
     Ticked,
 )
-from agents.protocol.records import Fence, Holding, Intent, Point, Restore, Uploaded
+from agents.protocol.records import Fence, Holding, Order, Point, Restore, Uploaded
 from tests.agents.core.life import (
     JOB,
     ME,
@@ -57,8 +57,8 @@ STOPPING = replace(G, state="stopping", stop_at=41)
 FAILED = replace(RUNS, taking="failed", failure="no memory")
 JOINING = replace(NODE, state="joining")
 LEAVING = replace(NODE, state="draining", leaves_at=NOW + 30)
-PREEMPTED = Intent("n1", "preempt", ME, NOW + 30, "the machine said so")
-KEPT = Intent("n1-withdrawn", "withdraw", ME, None, "the machine stays")
+PREEMPTED = Order("n1", "preempt", ME, NOW + 30, "the machine said so")
+KEPT = Order("n1-withdrawn", "withdraw", ME, None, "the machine stays")
 
 
 def aborted(at: float = NOW) -> Gang:
@@ -362,7 +362,7 @@ def test_decision(
         (idle(node=LEAVING), DeviceFailed(NOW, "device 0 is gone"), (Register(LEAVING),)),
         (idle(node=JOINING, is_healthy=False, fault="gone"), SelfTested(NOW), (Register(NODE),)),
         (idle(), LeaseEnded(NOW), (Register(NODE),)),
-        (idle(), NoticeGiven(NOW, "n1", NOW + 30), (Register(LEAVING), StoreIntent(PREEMPTED))),
+        (idle(), NoticeGiven(NOW, "n1", NOW + 30), (Register(LEAVING), StoreOrder(PREEMPTED))),
         (idle(node=LEAVING, notices=frozenset(["n1"])), NoticeGiven(NOW, "n1", NOW + 30), ()),
         (
             idle(node=LEAVING, notices=frozenset(["n1"])),
@@ -372,12 +372,12 @@ def test_decision(
         (
             idle(node=LEAVING, notices=frozenset(["n1"])),
             NoticeWithdrawn(NOW, "n1"),
-            (Register(NODE), StoreIntent(KEPT)),
+            (Register(NODE), StoreOrder(KEPT)),
         ),
         (
             idle(node=LEAVING, notices=frozenset(["n1"]), is_healthy=False),
             NoticeWithdrawn(NOW, "n1"),
-            (Register(replace(JOINING, leaves_at=None)), StoreIntent(KEPT)),
+            (Register(replace(JOINING, leaves_at=None)), StoreOrder(KEPT)),
         ),
         (idle(node=LEAVING, notices=frozenset(["n1", "n2"])), NoticeWithdrawn(NOW, "n1"), ()),
         (idle(), NoticeWithdrawn(NOW, "n1"), ()),
@@ -469,7 +469,7 @@ def test_a_write_of_an_older_node_record_does_not_count_as_registered() -> None:
 
 def test_a_stopped_agent_exits_when_its_workers_have_ended() -> None:
     leaving, orders = act(state(), StopRequested(NOW))
-    assert [type(order) for order in orders] == [Register, StoreIntent]
+    assert [type(order) for order in orders] == [Register, StoreOrder]
     assert leaving.gang == RUNS
     closed, _ = act(leaving, GenerationRead(NOW, CLOSED))
     _, orders = act(closed, GangExited(NOW, 3))

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.protocol import codec
-from agents.protocol.records import Durable, GenerationRecord, Intent, JobRecord, NodeRecord, Report
+from agents.protocol.records import Durable, GenerationRecord, JobRecord, NodeRecord, Order, Report
 
-RECORDS = (NodeRecord, GenerationRecord, Report, Durable, JobRecord, Intent)
+RECORDS = (NodeRecord, GenerationRecord, Report, Durable, JobRecord, Order)
 
 
 @pytest.mark.parametrize("kind", RECORDS)
@@ -35,7 +35,7 @@ def _is_finite(record: object) -> bool:
         (b"", "not JSON"),
         (b"[]", "not an object"),
         (b'{"id":"a"}', "target is missing|kind is missing"),
-        (b'{"id":1,"kind":"drain","target":"a"}', r"Intent\.id: 1 is not a string"),
+        (b'{"id":1,"kind":"drain","target":"a"}', r"Order\.id: 1 is not a string"),
         (b'{"id":"a","kind":"explode","target":"a"}', "not one of preempt"),
         (b'{"id":"a","kind":"drain","target":"a","more":1}', "unknown fields: more"),
         (b'{"id":"a","kind":"drain","target":"a","leaves_at":"now"}', "leaves_at"),
@@ -48,10 +48,10 @@ def _is_finite(record: object) -> bool:
 )
 def test_invalid_data_is_refused_with_its_place(data: bytes, where: str) -> None:
     with pytest.raises(codec.WireError, match=where):
-        codec.decode(Intent, data)
+        codec.decode(Order, data)
 
 
 def test_equal_records_give_equal_bytes() -> None:
-    one = Intent(id="a", kind="drain", target="b")
-    assert codec.encode(one) == codec.encode(codec.decode(Intent, codec.encode(one)))
+    one = Order(id="a", kind="drain", target="b")
+    assert codec.encode(one) == codec.encode(codec.decode(Order, codec.encode(one)))
     assert b" " not in codec.encode(one)

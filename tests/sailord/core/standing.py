@@ -12,11 +12,11 @@ from agents.protocol.records import (
     Fence,
     GenerationRecord,
     Holding,
-    Intent,
     JobId,
     JobRecord,
     NodeId,
     NodeRecord,
+    Order,
     Point,
     Report,
     Restore,
@@ -206,9 +206,9 @@ def proposal(*members: NodeId, **others: Any) -> Proposal:
     return replace(made, **others)
 
 
-def order(kind: str, target: str = JOB, id_: str = "order", **others: Any) -> Intent:
+def order(kind: str, target: str = JOB, id_: str = "order", **others: Any) -> Order:
     """An order."""
-    return replace(Intent(id_, kind, target), **others)  # type: ignore[arg-type] # tests name kinds that there are
+    return replace(Order(id_, kind, target), **others)  # type: ignore[arg-type] # tests name kinds that there are
 
 
 def durable(step: int, of: int = 3) -> Durable:

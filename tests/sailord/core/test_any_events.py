@@ -13,9 +13,9 @@ from agents.protocol.records import (
     Bill,
     GenerationRecord,
     Holding,
-    IntentKind,
     JobId,
     NodeId,
+    OrderKind,
     Point,
     Report,
     Sealed,
@@ -27,7 +27,7 @@ from sailord.core.commands import (
     CommitCheckpoint,
     ProbeAgent,
     RequestPlan,
-    SettleIntent,
+    SettleOrder,
     WriteGeneration,
     WriteJob,
 )
@@ -38,10 +38,10 @@ from sailord.core.events import (
     Elected,
     Event,
     GenerationWritten,
-    IntentGiven,
     JobSubmitted,
     ManifestWritten,
     NodesObserved,
+    OrderGiven,
     PlanFound,
     PlanRefused,
     ProbeFailed,
@@ -147,13 +147,13 @@ class Play:
             case ("order", str() as kind, str() as id_):
                 self.orders += 1
                 target = id_ if kind in OF_NODES else JOB
-                intent = order(cast("IntentKind", kind), target, f"order-{self.orders}")
+                given = order(cast("OrderKind", kind), target, f"order-{self.orders}")
                 if kind == "rollback":
                     kept = self.state.durables.get(JOB)
                     if kept is None:
                         return []
-                    intent = replace(intent, durable=kept)
-                return [IntentGiven(self.now, intent)]
+                    given = replace(given, durable=kept)
+                return [OrderGiven(self.now, given)]
             case ("plan", ()):
                 return [PlanRefused(self.now, self.state.requests, "nothing fits")]
             case ("plan", tuple() as members):
@@ -297,7 +297,7 @@ def test_no_command_is_repeated(history: list[tuple[object, ...]]) -> None:
             play.feed(event)
     writes = [each.record for each in play.given if isinstance(each, WriteGeneration)]
     asked = [each.request for each in play.given if isinstance(each, RequestPlan)]
-    settled = [each.id for each in play.given if isinstance(each, SettleIntent)]
+    settled = [each.id for each in play.given if isinstance(each, SettleOrder)]
     assert len(set(writes)) == len(writes)
     assert asked == sorted(set(asked))
     assert len(set(settled)) == len(settled)

@@ -6,7 +6,7 @@ import pytest
 
 from agents.protocol.records import NodeId
 from sailord.core.commands import RequestPlan, WriteGeneration
-from sailord.core.events import IntentGiven, PlanFound, Ticked
+from sailord.core.events import OrderGiven, PlanFound, Ticked
 from sailord.core.phases import Running
 from tests.sailord.core.standing import (
     BEGAN,
@@ -37,7 +37,7 @@ def test_two_hundred_notices_cause_one_question_and_one_reconfiguration(apart_s:
     for id_ in GO:
         now += apart_s
         notice = order("preempt", id_, f"order-{id_}", leaves_at=NOW + 30)
-        runs, commands = act(runs, IntentGiven(now, notice))
+        runs, commands = act(runs, OrderGiven(now, notice))
         ordered += commands
     while now < NOW + 3:
         now += 0.1

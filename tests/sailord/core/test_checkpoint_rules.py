@@ -11,11 +11,11 @@ from agents.protocol.records import (
     Fence,
     GenerationRecord,
     Holding,
-    Intent,
     JobId,
     JobRecord,
     NodeId,
     NodeRecord,
+    Order,
     Point,
     Report,
     Restore,
@@ -31,7 +31,7 @@ from sailord.core.commands import (
     CommitCheckpoint,
     Note,
     RequestPlan,
-    SettleIntent,
+    SettleOrder,
     WriteGeneration,
     WriteManifest,
 )
@@ -42,9 +42,9 @@ from sailord.core.events import (
     DurableChecked,
     Elected,
     GenerationWritten,
-    IntentGiven,
     ManifestWritten,
     NodesObserved,
+    OrderGiven,
     PlanFound,
     Reported,
     Ticked,
@@ -228,7 +228,7 @@ def test_no_generation_opens_during_a_commit():
     world = World()
     world.report(A, "running", 15, uploaded=whole(15))
     world.tell(ManifestWritten, JOB, durable(15))
-    world.tell(IntentGiven, Intent("i", "replan", JOB))
+    world.tell(OrderGiven, Order("i", "replan", JOB))
     assert world.ordered(RequestPlan) == []
     world.tell(CheckpointCommitted, JOB, durable(15))
     assert world.ordered(RequestPlan)
@@ -273,7 +273,7 @@ def test_reply_is_about_the_reports_own_job():
 
 def test_ordered_checkpoint_is_the_newest_complete_snapshot():
     world = World()
-    world.tell(IntentGiven, Intent("i", "checkpoint", JOB))
+    world.tell(OrderGiven, Order("i", "checkpoint", JOB))
     world.report(A, "running", 12, sealed=[seal(12, 0)])
     assert world.state.active.checkpointing.securing is None
     world.report(B, "running", 12, sealed=[seal(12, 1)])
@@ -283,21 +283,21 @@ def test_ordered_checkpoint_is_the_newest_complete_snapshot():
     assert release_now(world.state) is None, "what is uploaded must stay"
     world.tell(ManifestWritten, JOB, durable(12))
     world.tell(CheckpointCommitted, JOB, durable(12))
-    assert world.ordered(SettleIntent) == [SettleIntent("i")]
+    assert world.ordered(SettleOrder) == [SettleOrder("i")]
     assert answer_to(world.state, report, None).upload is None
 
 
 def test_ordered_checkpoint_does_not_delay_other_orders():
     world = World()
-    world.tell(IntentGiven, Intent("i", "checkpoint", JOB))
-    world.tell(IntentGiven, Intent("k", "replan", JOB))
+    world.tell(OrderGiven, Order("i", "checkpoint", JOB))
+    world.tell(OrderGiven, Order("k", "replan", JOB))
     assert world.ordered(RequestPlan)
 
 
 def test_ordered_checkpoint_without_a_uri_is_answered_at_once():
     world = World(uri=None)
-    world.tell(IntentGiven, Intent("i", "checkpoint", JOB))
-    assert world.ordered(SettleIntent) == [SettleIntent("i")]
+    world.tell(OrderGiven, Order("i", "checkpoint", JOB))
+    assert world.ordered(SettleOrder) == [SettleOrder("i")]
     assert "names no place" in world.ordered(Note)[-1].text
 
 
@@ -331,7 +331,7 @@ def test_job_without_checkpoints_is_done_at_once():
 
 def test_pause_waits_for_its_step_to_be_durable():
     world = World()
-    world.tell(IntentGiven, Intent("i", "pause", JOB))
+    world.tell(OrderGiven, Order("i", "pause", JOB))
     (stopping,) = world.ordered(WriteGeneration)
     world.tell(GenerationWritten, stopping.record)
     end(world, 12)
@@ -380,7 +380,7 @@ def test_checkpoint_is_checked_before_a_generation_begins_from_it():
 def test_check_delays_a_reconfiguration_without_time_to_stop():
     """What runs goes on meanwhile, and nothing is moved or written before it is known."""
     world = World(durable=durable(10, 2))
-    world.tell(IntentGiven, Intent("i", "preempt", B, leaves_at=world.at + 3.0))
+    world.tell(OrderGiven, Order("i", "preempt", B, leaves_at=world.at + 3.0))
     world.at += 2.0  # Others may be warned at the same time.
     world.tell(Ticked)
     (asked,) = world.ordered(RequestPlan)
@@ -441,7 +441,7 @@ def test_checkpoint_that_led_nowhere_is_read_to_the_last_byte():
 def test_rollback_lowers_the_durable_step_with_its_generation():
     world = World(durable=durable(10, 2))
     back = durable(5, 1)
-    world.tell(IntentGiven, Intent("i", "rollback", JOB, durable=back))
+    world.tell(OrderGiven, Order("i", "rollback", JOB, durable=back))
     (asked,) = world.ordered(RequestPlan)
     world.tell(PlanFound, asked.request, Proposal("plan", (A, B), False, "why"))
     (opened,) = world.ordered(WriteGeneration)
@@ -450,14 +450,14 @@ def test_rollback_lowers_the_durable_step_with_its_generation():
     assert isinstance(world.state.active.phase, Opening)
     assert opened.settles == "i", "the order is forgotten with it, and not before or after"
     world.tell(GenerationWritten, opened.record)
-    assert world.ordered(SettleIntent) == []
+    assert world.ordered(SettleOrder) == []
     assert world.state.durables[JOB] == back
     assert world.state.active.orders == ()
 
 
 def test_snapshots_after_the_rollback_point_are_void():
     world = World(durable=durable(10, 2))
-    world.tell(IntentGiven, Intent("i", "rollback", JOB, durable=durable(5, 1)))
+    world.tell(OrderGiven, Order("i", "rollback", JOB, durable=durable(5, 1)))
     (asked,) = world.ordered(RequestPlan)
     world.tell(PlanFound, asked.request, Proposal("plan", (A, B), False, "why"))
     world.tell(GenerationWritten, world.ordered(WriteGeneration)[0].record)

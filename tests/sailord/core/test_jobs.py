@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from agents.protocol.records import FIRST, Intent, IntentKind, JobId, JobState, Past
+from agents.protocol.records import FIRST, JobId, JobState, Order, OrderKind, Past
 from sailord.core import learn
 from sailord.core.commands import (
     Command,
-    GiveIntent,
+    GiveOrder,
     Note,
     RequestPlan,
-    SettleIntent,
+    SettleOrder,
     WakeAgents,
     WriteGeneration,
     WriteJob,
@@ -23,9 +23,9 @@ from sailord.core.decide import decide
 from sailord.core.events import (
     Elected,
     GenerationWritten,
-    IntentGiven,
     JobSubmitted,
     NodesObserved,
+    OrderGiven,
     PlanFound,
     Reported,
     Ticked,
@@ -126,8 +126,8 @@ def test_job_is_done_after_its_last_step_with_all_parked() -> None:
 
 
 def test_order_is_carried_out_once() -> None:
-    once, first = act(state(), IntentGiven(NOW, order("pause")))
-    twice, second = act(once, IntentGiven(NOW, order("pause")))
+    once, first = act(state(), OrderGiven(NOW, order("pause")))
+    twice, second = act(once, OrderGiven(NOW, order("pause")))
     stopping = replace(G, state="stopping", stop_at=41, reason="pause was ordered")
     assert first == (WriteGeneration(stopping, replaces=G),)
     assert (twice, second) == (once, ())
@@ -135,40 +135,40 @@ def test_order_is_carried_out_once() -> None:
 
 @pytest.mark.parametrize(("later", "then"), [("cancel", "cancelled"), ("resume", "paused")])
 def test_pause_waiting_for_its_checkpoint_yields_to_a_later_order(
-    later: IntentKind, then: JobState
+    later: OrderKind, then: JobState
 ) -> None:
     kept = job(saving=KEPT)
-    paused, _ = act(state(job=kept), IntentGiven(NOW, order("pause")))
+    paused, _ = act(state(job=kept), OrderGiven(NOW, order("pause")))
     stopping = replace(G, state="stopping", stop_at=41, reason="pause was ordered")
     waits, _ = act(paused, GenerationWritten(NOW, stopping))
     for id_ in (A, B):
         waits, _ = act(waits, Reported(NOW, report(id_, "stopped", number=9, sealed=(39, 40))))
     assert isinstance(phase(waits), Stopping)
-    after, _ = act(waits, IntentGiven(NOW, replace(order(later), id="later")))
+    after, _ = act(waits, OrderGiven(NOW, replace(order(later), id="later")))
     assert phase(after) == Closing(
         then, f"{'cancel' if later == 'cancel' else 'pause'} was ordered"
     )
 
 
 def test_cancel_is_settled_after_the_end_is_stored() -> None:
-    after, commands = act(state(), IntentGiven(NOW, order("cancel")))
+    after, commands = act(state(), OrderGiven(NOW, order("cancel")))
     closed = replace(G, state="closed", reason="cancel was ordered")
     assert commands == (WriteGeneration(closed, replaces=G),)
     after, commands = act(after, GenerationWritten(NOW, closed))
-    assert SettleIntent("order") in commands
+    assert SettleOrder("order") in commands
     assert after.active is None
     assert after.jobs[JOB].state == "cancelled"
 
 
 def test_resume_ends_hold_and_clears_failures() -> None:
     before = state(Held("too many", NOW - 9), job=job(state="held"), failures=5, not_before=NOW + 9)
-    after, commands = act(before, IntentGiven(NOW, order("resume")))
+    after, commands = act(before, OrderGiven(NOW, order("resume")))
     assert after.active is not None
     assert (after.active.attempts.failures, after.active.phase) == (
         0,
         Waiting("resume was ordered", NOW),
     )
-    assert SettleIntent("order") in commands
+    assert SettleOrder("order") in commands
 
 
 def test_only_an_order_ends_hold() -> None:
@@ -191,23 +191,23 @@ def test_only_an_order_ends_hold() -> None:
 def test_orders_about_a_job_without_the_cluster(kind: str, was: str, becomes: str) -> None:
     other = JobId("other")
     before = state().with_job(job(id=other, state=was))
-    after, commands = act(before, IntentGiven(NOW, order(kind, other)))
+    after, commands = act(before, OrderGiven(NOW, order(kind, other)))
     assert after.jobs[other].state == becomes
-    assert SettleIntent("order") in commands
+    assert SettleOrder("order") in commands
 
 
 @pytest.mark.parametrize("kind", ["preempt", "drain"])
 def test_notice_by_name_or_id_marks_one_node(kind: str) -> None:
     for target in (B, "machine-b"):
-        after, _ = act(state(), IntentGiven(NOW, order(kind, target, leaves_at=NOW + 30)))
+        after, _ = act(state(), OrderGiven(NOW, order(kind, target, leaves_at=NOW + 30)))
         assert after.nodes[B].draining_since == NOW
         assert after.nodes[B].record.leaves_at == NOW + 30
         assert after.nodes[A].draining_since is None
 
 
 def test_withdrawn_notice_leaves_no_mark() -> None:
-    warned, _ = act(state(), IntentGiven(NOW, order("preempt", B, leaves_at=NOW + 30)))
-    after, _ = act(warned, IntentGiven(NOW, order("withdraw", B, "another")))
+    warned, _ = act(state(), OrderGiven(NOW, order("preempt", B, leaves_at=NOW + 30)))
+    after, _ = act(warned, OrderGiven(NOW, order("withdraw", B, "another")))
     assert after.nodes[B] == replace(state().nodes[B], returned_at=NOW)
 
 
@@ -216,7 +216,7 @@ def test_node_back_after_an_expired_lease_keeps_its_marks() -> None:
     before = state(None, node(A), node(B), node(C))
     for kind in ("cordon", "drain", "quarantine"):
         said = order(kind, "machine-c" if kind == "cordon" else C, kind, reason="it limps")
-        before, _ = act(before, IntentGiven(NOW, said))
+        before, _ = act(before, OrderGiven(NOW, said))
     without = (node(A).record, node(B).record)
     gone, _ = act(before, NodesObserved(NOW + 1, without))
     assert C not in gone.nodes
@@ -226,7 +226,7 @@ def test_node_back_after_an_expired_lease_keeps_its_marks() -> None:
 
 
 def test_lost_node_that_reports_keeps_its_marks() -> None:
-    before, _ = act(state(), IntentGiven(NOW, order("cordon", B)))
+    before, _ = act(state(), OrderGiven(NOW, order("cordon", B)))
     lost = changed(before.nodes[B], lost_at=NOW)
     before = replace(before, nodes=before.nodes.with_({B: lost}))
     after, _ = act(before, Reported(NOW, report(B, number=6)))
@@ -234,8 +234,8 @@ def test_lost_node_that_reports_keeps_its_marks() -> None:
 
 
 def test_order_by_name_does_not_apply_to_the_next_node_of_that_name() -> None:
-    before, commands = act(state(), IntentGiven(NOW, order("preempt", "machine-b")))
-    (meant,) = [each.intent for each in commands if isinstance(each, GiveIntent)]
+    before, commands = act(state(), OrderGiven(NOW, order("preempt", "machine-b")))
+    (meant,) = [each.order for each in commands if isinstance(each, GiveOrder)]
     assert (meant.target, meant.life) == ("machine-b", B)
     again = replace(node(D).record, name="machine-b")
     there = (node(A).record, again)
@@ -251,20 +251,20 @@ def test_oldest_orders_about_gone_nodes_are_forgotten(
     monkeypatch.setattr(learn, "MARKS_MAX", 3)
     given = [order("preempt", f"gone-{i}", f"order-{i}") for i in range(3)]
     given.insert(1, order("cordon", A, "of-one-that-is-there"))
-    after, commands = act(state(), IntentGiven(NOW, given[0], tuple(given[1:])))
+    after, commands = act(state(), OrderGiven(NOW, given[0], tuple(given[1:])))
     assert list(after.marks) == [A, "gone-1", "gone-2"]
-    assert SettleIntent("order-0") in commands
+    assert SettleOrder("order-0") in commands
 
 
 def test_simultaneous_orders_apply_once_and_in_order() -> None:
     notice = order("preempt", "machine-b", "first", leaves_at=NOW + 30)
     given = [notice, order("withdraw", B, "second"), notice, order("drain", A, "third")]
     given += [order("pause", JOB, "fourth"), order("pause", JOB, "fourth")]
-    together, commands = act(state(), IntentGiven(NOW, given[0], tuple(given[1:])))
+    together, commands = act(state(), OrderGiven(NOW, given[0], tuple(given[1:])))
     one_by_one = state()
     for each in given[:5]:
-        one_by_one, last = act(one_by_one, IntentGiven(NOW, each))
-    meant = GiveIntent(replace(notice, life=B))
+        one_by_one, last = act(one_by_one, OrderGiven(NOW, each))
+    meant = GiveOrder(replace(notice, life=B))
     assert (together, commands) == (one_by_one, (meant, *last))
     assert together.nodes[B] == replace(state().nodes[B], returned_at=NOW)
     assert together.nodes[A].draining_since == NOW
@@ -274,20 +274,20 @@ def test_simultaneous_orders_apply_once_and_in_order() -> None:
 def test_rules_converge_with_many_orders(kind: str) -> None:
     orders = tuple(order(kind, JOB, f"order-{i}") for i in range(200))
     for before in (state(), state(Held("too many", NOW - 9))):
-        act(before, IntentGiven(NOW, orders[0], orders[1:]))
+        act(before, OrderGiven(NOW, orders[0], orders[1:]))
 
 
 def test_cordon_keeps_members_but_no_new_plan_uses_the_node() -> None:
     before = state(None, node(A), node(B), replace(node(C, report(C, "idle")), since=NOW - 99))
-    after, commands = act(before, IntentGiven(NOW, order("cordon", C)))
+    after, commands = act(before, OrderGiven(NOW, order("cordon", C)))
     assert (phase(after), commands) == (Running(BEGAN), ())
-    after, commands = act(state(), IntentGiven(NOW, order("cordon", B)))
+    after, commands = act(state(), OrderGiven(NOW, order("cordon", B)))
     assert (phase(after), commands) == (Running(BEGAN), ())
 
 
 def test_replan_order_asks_the_planner() -> None:
-    after, commands = act(state(), IntentGiven(NOW, order("replan")))
-    assert commands == (SettleIntent("order"), RequestPlan(1, JOB, (A, B), G))
+    after, commands = act(state(), OrderGiven(NOW, order("replan")))
+    assert commands == (SettleOrder("order"), RequestPlan(1, JOB, (A, B), G))
     assert phase(after) == Planning(
         1, (A, B), "a new plan was ordered", True, NOW + 60, Running(BEGAN)
     )
@@ -315,8 +315,8 @@ def test_each_job_state_is_noted_with_its_reason() -> None:
     after, commands = decide(waits, JobSubmitted(NOW, new))
     assert told(commands) == ["j running: its turn came", "k queued: submitted"]
     for kind, became in (("pause", "paused"), ("resume", "queued"), ("cancel", "cancelled")):
-        intent = Intent(f"i-{kind}", kind, "k", reason=f"{kind}: because")  # type: ignore[arg-type] # one of the kinds
-        after, commands = decide(after, IntentGiven(NOW, intent))
+        order = Order(f"i-{kind}", kind, "k", reason=f"{kind}: because")  # type: ignore[arg-type] # one of the kinds
+        after, commands = decide(after, OrderGiven(NOW, order))
         assert told(commands) == [f"k {became}: {kind}: because"]
 
 

@@ -10,7 +10,7 @@ import pytest
 from agents.protocol.records import JobId, NodeId
 from sailord.core.commands import Note, ProbeAgent
 from sailord.core.decide import decide
-from sailord.core.events import IntentGiven, NodesObserved, PlanFound, Reported, Ticked
+from sailord.core.events import NodesObserved, OrderGiven, PlanFound, Reported, Ticked
 from sailord.core.nodes import Nodes
 from sailord.core.phases import Opening, Phase, Running, Waiting
 from sailord.core.replan_triggers import replan_trigger, usable
@@ -112,7 +112,7 @@ def test_report_ends_unreachable() -> None:
 @pytest.mark.parametrize("kept_out", [{"is_cordoned": True}, {"slow": "3 times as slow"}])
 def test_uncordon_clears_cordon_and_straggler_mark(kept_out: dict[str, Any]) -> None:
     before = state(None, node(A), node(B), node(C, **kept_out))
-    after, _ = act(before, IntentGiven(NOW, order("uncordon", C)))
+    after, _ = act(before, OrderGiven(NOW, order("uncordon", C)))
     back = after.nodes[C]
     assert back.is_usable(is_member=False)
     assert (back.is_cordoned, back.slow, back.returned_at) == (False, "", NOW)
@@ -131,7 +131,7 @@ def test_stragglers_are_left_out_only_while_running() -> None:
 
 
 def test_departure_time_of_a_notice_survives_the_nodes_own_record() -> None:
-    warned, _ = act(state(), IntentGiven(NOW, order("preempt", B, leaves_at=NOW + 30)))
+    warned, _ = act(state(), OrderGiven(NOW, order("preempt", B, leaves_at=NOW + 30)))
     after, _ = act(warned, NodesObserved(NOW + 1, (node(A).record, node(B).record)))
     assert after.nodes[B].record.leaves_at == NOW + 30
 
@@ -182,7 +182,7 @@ def test_joining_node_is_new_once_it_is_ready() -> None:
 def test_orders_about_gone_nodes_are_forgotten_first() -> None:
     said = (order("cordon", B, "it"),)
     marks = {B: said, **{NodeId(f"gone-{n}"): (order("cordon", C, f"x{n}"),) for n in range(5000)}}
-    after, _ = act(replace(state(), marks=marks), IntentGiven(NOW, order("cordon", A)))
+    after, _ = act(replace(state(), marks=marks), OrderGiven(NOW, order("cordon", A)))
     assert after.marks[B] == said
     assert len(after.marks) < 5000
 
@@ -220,8 +220,8 @@ def test_cordoned_member_stays_usable_but_no_other_cordoned_node() -> None:
 
 
 def test_second_drain_keeps_the_first_start() -> None:
-    warned, _ = act(state(), IntentGiven(NOW, order("preempt", B, leaves_at=NOW + 30)))
-    again, _ = act(warned, IntentGiven(NOW + 5, order("drain", B, "another")))
+    warned, _ = act(state(), OrderGiven(NOW, order("preempt", B, leaves_at=NOW + 30)))
+    again, _ = act(warned, OrderGiven(NOW + 5, order("drain", B, "another")))
     assert again.nodes[B].draining_since == NOW
 
 

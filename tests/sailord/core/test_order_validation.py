@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from agents.protocol.records import JobId, JobState
-from sailord.core.commands import GiveIntent, Note, SettleIntent
+from sailord.core.commands import GiveOrder, Note, SettleOrder
 from sailord.core.decide import decide
-from sailord.core.events import IntentGiven, Ticked
+from sailord.core.events import OrderGiven, Ticked
 from sailord.core.nodes import Nodes
 from sailord.core.order_validation import objection
 from sailord.core.phases import Closing, Held, Running, Stopping, Waiting
@@ -113,7 +113,7 @@ USEFUL = [
 @pytest.mark.parametrize(("before", "kind", "target"), USEFUL)
 def test_order_with_an_effect_is_accepted(before: State, kind: str, target: str) -> None:
     assert objection(before, order(kind, target)) is None
-    after, _ = decide(before, IntentGiven(NOW, order(kind, target, "new")))
+    after, _ = decide(before, OrderGiven(NOW, order(kind, target, "new")))
     is_kept = after.active is not None and any(each.id == "new" for each in after.active.orders)
     assert is_kept or has_effect(before, kind, target)
 
@@ -129,15 +129,15 @@ def test_rejected_order_would_change_nothing(
 def has_effect(before: State, kind: str, target: str) -> bool:
     """The controller itself does something upon the order, once all else is at rest."""
     before, _ = decide(before, Ticked(NOW))
-    after, commands = decide(before, IntentGiven(NOW, order(kind, target, "new")))
-    acts = any(not isinstance(each, Note | SettleIntent | GiveIntent) for each in commands)
+    after, commands = decide(before, OrderGiven(NOW, order(kind, target, "new")))
+    acts = any(not isinstance(each, Note | SettleOrder | GiveOrder) for each in commands)
     return acts or (after.nodes, after.jobs, phase(after)) != (
         before.nodes, before.jobs, phase(before)
     )  # fmt: skip
 
 
 def test_repeated_order_id_is_accepted() -> None:
-    before = replace(waits("done"), intents=frozenset({"order"}))
+    before = replace(waits("done"), known_orders=frozenset({"order"}))
     assert objection(before, order("cancel", OTHER)) is None
 
 

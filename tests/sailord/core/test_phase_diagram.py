@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from agents.protocol.records import GenerationRecord
 from sailord.core import decide
-from sailord.core.events import IntentGiven, NodesObserved, PlanFound, Ticked
+from sailord.core.events import NodesObserved, OrderGiven, PlanFound, Ticked
 from sailord.core.nodes import Nodes
 from sailord.core.phases import Closing, Held, Stopping
 from sailord.core.rule import Step
@@ -62,8 +62,8 @@ SELDOM = (
         state(replace(QUESTION, before=STARTING), orders=(BACK,)),
         PlanFound(NOW, QUESTION.request, proposal()),
     ),
-    (state(Held("it fails", NOW), generation=CLOSED), IntentGiven(NOW, order("resume"))),
-    (state(Held("it fails", NOW), generation=CLOSED), IntentGiven(NOW, order("cancel"))),
+    (state(Held("it fails", NOW), generation=CLOSED), OrderGiven(NOW, order("resume"))),
+    (state(Held("it fails", NOW), generation=CLOSED), OrderGiven(NOW, order("cancel"))),
 )
 """Transitions that random histories hardly reach."""
 LIVES = 100

@@ -16,7 +16,7 @@ from sailord.core.commands import (
     ProbeAgent,
     RequestPlan,
     Resign,
-    SettleIntent,
+    SettleOrder,
     WriteGeneration,
     WriteJob,
     WriteManifest,
@@ -27,7 +27,7 @@ from sailord.core.events import (
     Elected,
     Event,
     GenerationWritten,
-    IntentGiven,
+    OrderGiven,
     PlanFound,
     ProbeFailed,
     Reported,
@@ -116,11 +116,11 @@ def test_rollback_of_an_overspent_job_is_refused() -> None:
     problem = objection(before, BACK)
     assert problem is not None
     assert "is spent" in problem.what
-    after, commands = act(before, IntentGiven(NOW, BACK))
+    after, commands = act(before, OrderGiven(NOW, BACK))
     assert isinstance(phase(after), Held)
-    assert SettleIntent("back") in commands
+    assert SettleOrder("back") in commands
     said = [
-        each.text for each in decide(before, IntentGiven(NOW, BACK))[1] if isinstance(each, Note)
+        each.text for each in decide(before, OrderGiven(NOW, BACK))[1] if isinstance(each, Note)
     ]
     assert said == ["no rollback: its budget of $5.00 is spent"]
 
@@ -131,16 +131,16 @@ def test_budget_spent_during_a_rollback_holds_the_job() -> None:
     assert isinstance(phase(after), Closing)
     after, commands = act(after, GenerationWritten(NOW + 1, replace(G, state="closed")))
     assert isinstance(phase(after), Held)
-    assert SettleIntent("back") in commands
+    assert SettleOrder("back") in commands
 
 
 def test_replan_ordered_before_a_hold_is_settled() -> None:
     closed = replace(G, state="closed")
     held = state(Held("too many", BEGAN), job=job(state="held"), generation=closed,
                  orders=(order("replan", id_="first"),))  # fmt: skip
-    after, commands = act(held, IntentGiven(NOW, order("resume", id_="second")))
+    after, commands = act(held, OrderGiven(NOW, order("resume", id_="second")))
     assert isinstance(phase(after), Waiting)
-    assert {SettleIntent("first"), SettleIntent("second")} <= set(commands)
+    assert {SettleOrder("first"), SettleOrder("second")} <= set(commands)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_order_given_while_a_pause_is_stored_counts(given: tuple[str, ...], beco
     first = order("pause", id_="first")
     before = state(Closing("paused", "lunch"), generation=STOPPED, orders=(first,))
     for kind in given:
-        before, _ = act(before, IntentGiven(NOW, order(kind, id_=f"{kind}-{before.now}")))
+        before, _ = act(before, OrderGiven(NOW, order(kind, id_=f"{kind}-{before.now}")))
     after, _ = act(before, GenerationWritten(NOW + 1, replace(STOPPED, state="closed")))
     states = {each.id: each.state for each in after.jobs.values()}
     if after.active is not None:  # The only queued job gets the cluster at once.
@@ -177,7 +177,7 @@ def test_ordered_replan_repeats_a_refused_question() -> None:
     before = state(Waiting("a reason", NOW - 50), node(A, report(A, "idle")), generation=None,
                    is_refused=True, considered=frozenset((A,)), considered_at=NOW - 5)  # fmt: skip
     assert not any(isinstance(each, RequestPlan) for each in act(before, Ticked(NOW))[1])
-    _, commands = act(before, IntentGiven(NOW, order("replan")))
+    _, commands = act(before, OrderGiven(NOW, order("replan")))
     assert any(isinstance(each, RequestPlan) for each in commands)
 
 
@@ -204,8 +204,8 @@ LEAVES = replace(QUESTION, asked_for=(B, C), reason="machine-a is draining")
             Ticked(NOW + 0.03),
         ),
         (Reported(NOW + 0.01, report(A, "failed", number=6)), Ticked(NOW + 5)),
-        (IntentGiven(NOW + 0.01, order("cancel")),),
-        (IntentGiven(NOW + 0.01, order("pause")),),
+        (OrderGiven(NOW + 0.01, order("cancel")),),
+        (OrderGiven(NOW + 0.01, order("pause")),),
         (Reported(NOW + 0.01, report(A, "stopped", number=6)),
          Reported(NOW + 0.01, report(B, "stopped", number=6))),
     ],

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from agents.protocol.records import JobId, JobState, Past, Point, Restore
-from sailord.core.commands import CheckDurable, Note, RequestPlan, SettleIntent, WriteGeneration
+from sailord.core.commands import CheckDurable, Note, RequestPlan, SettleOrder, WriteGeneration
 from sailord.core.decide import decide
 from sailord.core.events import (
     CommitFailed,
     Elected,
     GenerationWritten,
-    IntentGiven,
     JobSubmitted,
+    OrderGiven,
     PlanFound,
     Reported,
     Ticked,
@@ -73,10 +73,10 @@ def orders_of(after: State) -> list[str]:
 
 def test_rollback_of_a_held_job_restores_the_named_checkpoint() -> None:
     held = state(Held("too many", BEGAN), job=job(state="held", saving=KEPT), generation=CLOSED)
-    after, commands = act(held, IntentGiven(NOW, BACK))
+    after, commands = act(held, OrderGiven(NOW, BACK))
     assert isinstance(phase(after), Waiting)
     assert orders_of(after) == ["back"]
-    assert SettleIntent("back") not in commands
+    assert SettleOrder("back") not in commands
 
 
 @pytest.mark.parametrize(("asked", "left"), [(20, []), (10, ["back"])])
@@ -113,7 +113,7 @@ def test_stopped_job_is_not_done_before_its_last_step() -> None:
 
 def test_orders_given_while_a_generation_opens_are_kept() -> None:
     before = state(OPENING, orders=(order("replan", id_="again"),))
-    assert SettleIntent("again") in act(before, GenerationWritten(NOW, G4))[1]
+    assert SettleOrder("again") in act(before, GenerationWritten(NOW, G4))[1]
 
 
 def test_replan_order_does_not_drop_an_open_question() -> None:
@@ -279,13 +279,13 @@ def test_refused_rollback_question_is_not_repeated_every_tick() -> None:
 
 @pytest.mark.parametrize("kind", ["pause", "resume", "cancel"])
 def test_order_for_an_unknown_job_is_settled(kind: str) -> None:
-    after, commands = act(state(), IntentGiven(NOW, order(kind, "ghost")))
+    after, commands = act(state(), OrderGiven(NOW, order(kind, "ghost")))
     assert phase(after) == Running(BEGAN)
-    assert commands == (SettleIntent("order"),)
+    assert commands == (SettleOrder("order"),)
 
 
 def test_operators_reason_is_kept_with_the_job() -> None:
-    after, _ = act(state(), IntentGiven(NOW, order("pause", reason="lunch")))
+    after, _ = act(state(), OrderGiven(NOW, order("pause", reason="lunch")))
     stopping = phase(after)
     assert isinstance(stopping, Stopping)
     assert stopping.reason == "lunch"
@@ -294,7 +294,7 @@ def test_operators_reason_is_kept_with_the_job() -> None:
 def test_resume_checks_the_checkpoint_again() -> None:
     check = Check(durable(30), None, "a byte is wrong")
     held = state(Held("torn", BEGAN), job=job(state="held"), generation=CLOSED, check=check)
-    after, _ = act(held, IntentGiven(NOW, order("resume")))
+    after, _ = act(held, OrderGiven(NOW, order("resume")))
     assert after.active is not None
     assert after.active.checkpointing.check is None
 
@@ -354,14 +354,14 @@ def test_pause_does_not_wait_after_a_loss() -> None:
 
 def test_ordered_checkpoint_takes_the_newest_step_once() -> None:
     before = state(job=job(saving=KEPT))
-    after, _ = act(before, IntentGiven(NOW, order("checkpoint", id_="now")))
+    after, _ = act(before, OrderGiven(NOW, order("checkpoint", id_="now")))
     assert after.active is not None
     assert after.active.checkpointing.securing is not None
     assert after.active.checkpointing.securing.point == Point(40, 3)
     done, commands = act(replace(after, durables={JOB: durable(40)}), Ticked(NOW + 1))
     assert done.active is not None
     assert done.active.checkpointing.securing is None
-    assert SettleIntent("now") in commands
+    assert SettleOrder("now") in commands
 
 
 def test_ordered_checkpoint_waits_for_a_complete_step() -> None:
@@ -375,10 +375,10 @@ def test_ordered_checkpoint_waits_for_a_complete_step() -> None:
 
 def test_ordered_checkpoint_without_a_uri_is_refused() -> None:
     before = state(job=job())
-    commands = decide(before, IntentGiven(NOW, order("checkpoint", id_="now")))[1]
+    commands = decide(before, OrderGiven(NOW, order("checkpoint", id_="now")))[1]
     said = [each.text for each in commands if isinstance(each, Note)]
     assert said == ["no checkpoint: the job names no place for them"]
-    assert SettleIntent("now") in commands
+    assert SettleOrder("now") in commands
 
 
 @pytest.mark.parametrize(

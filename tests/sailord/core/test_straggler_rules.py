@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from agents.protocol.records import Busy, Intent, NodeId
-from sailord.core.commands import GiveIntent, Note, RequestPlan, WriteGeneration
+from agents.protocol.records import Busy, NodeId, Order
+from sailord.core.commands import GiveOrder, Note, RequestPlan, WriteGeneration
 from sailord.core.decide import decide
-from sailord.core.events import IntentGiven, PlanFound, PlanRefused, Ticked
+from sailord.core.events import OrderGiven, PlanFound, PlanRefused, Ticked
 from sailord.core.options import Options
 from sailord.core.phases import Running, Stopping, Waiting
 from sailord.core.state import KeptStraggler, State
@@ -37,7 +37,7 @@ OPTIONS = Options(slow_steps=10, slow_s=60.0)
 CRAWLS = Straggler(3.0, "others with the same work", NOW - 60, 30, 40)
 SAID = "machine-b is slow: it computes 3.0 times as long as others with the same work"
 QUESTION = Planning(1, (A, C, D), SAID, False, NOW + 60, Running(BEGAN), slow={B: CRAWLS})
-MARK = Intent("slow-b-3", "quarantine", B, None, str(CRAWLS))
+MARK = Order("slow-b-3", "quarantine", B, None, str(CRAWLS))
 G = generation(*ALL, busy=Busy((0.1,) * 4))
 
 
@@ -109,8 +109,8 @@ def test_better_plan_without_the_straggler_is_adopted_after_a_stop():
     after, orders = act(asked(), PlanFound(NOW, 1, found))
     assert isinstance(phase(after), Stopping)
     assert after.nodes[B].slow == str(CRAWLS)
-    give, write = (each for each in orders if isinstance(each, GiveIntent | WriteGeneration))
-    assert give == GiveIntent(MARK)
+    give, write = (each for each in orders if isinstance(each, GiveOrder | WriteGeneration))
+    assert give == GiveOrder(MARK)
     assert isinstance(write, WriteGeneration)
     assert (write.record.state, write.record.stop_at) == ("stopping", 41)
     assert after.active is not None
@@ -193,10 +193,10 @@ def test_loss_comes_before_stragglers():
 
 
 def test_straggler_mark_holds_until_uncordon():
-    after, _ = act(four(), IntentGiven(NOW, MARK))
+    after, _ = act(four(), OrderGiven(NOW, MARK))
     assert after.nodes[B].slow == str(CRAWLS)
-    back = Intent("back", "uncordon", "machine-b")
-    again, _ = act(after, IntentGiven(NOW, back))
+    back = Order("back", "uncordon", "machine-b")
+    again, _ = act(after, OrderGiven(NOW, back))
     assert again.nodes[B].slow == ""
 
 
@@ -213,8 +213,8 @@ def test_stragglers_are_taken_back_if_nothing_runs_without_them():
     assert isinstance(at, Planning)
     assert at.asked_for == (A, B, C), "one that goes away is of no use"
     assert (after.nodes[B].slow, after.nodes[D].slow) == ("", "it crawls")
-    back = Intent("slow-back-b-3", "uncordon", B, None, "there is no plan without it")
-    assert GiveIntent(back) in orders
+    back = Order("slow-back-b-3", "uncordon", B, None, "there is no plan without it")
+    assert GiveOrder(back) in orders
     assert "takes back machine-b" in next(o.text for o in orders if isinstance(o, Note))
     still = replace(left, active=grouped(waits, is_refused=False))
     assert act(still, Ticked(NOW))[0].nodes[B].slow == "it crawls", "first the others are asked"
