@@ -25,10 +25,6 @@ class Pool:
     """``None`` if neither the cluster file nor the catalogue has a price."""
     price_source: str = "unknown"
 
-    @property
-    def machine_count(self) -> int:
-        return -(-self.gpus // self.gpus_per_machine)
-
 
 @dataclass(frozen=True, slots=True)
 class Quota:

@@ -100,25 +100,6 @@ class Catalogue(CatalogueTables):
         """Return the default link between two machines at a distance."""
         return self.distance_limits[distance].link(here.nic, (there or here).nic)
 
-    def link_between(
-        self,
-        machine_a: str,
-        gpu_a: str,
-        zone_a: str,
-        machine_b: str,
-        gpu_b: str,
-        zone_b: str,
-        extra_regions: Mapping[str, str] | None = None,
-    ) -> Link:
-        """Return the default link between two machines in two zones."""
-        distance = self.distance(zone_a, zone_b, extra_regions)
-        here, there = self._carrying(machine_a, gpu_a), self._carrying(machine_b, gpu_b)
-        return self.link(distance, here, there)
-
-    def link_within(self, machine: str, gpu: str) -> Link:
-        """Return the link between the GPUs of one machine."""
-        return self._carrying(machine, gpu).intra_link
-
     def price_usd_per_gpu_hour(
         self,
         name: str,
@@ -184,14 +165,6 @@ class Catalogue(CatalogueTables):
         """Return only the figure of ``egress``."""
         return self.egress(from_zone, to_zone, extra_regions).usd_per_byte
 
-    def _carrying(self, machine: str, gpu: str) -> MachineType:
-        found = self.machine(machine)
-        if found.gpu != self.gpu_name(gpu):
-            what = f"the machine type {found.name} has {found.gpu}, not {gpu}"
-            names = [one.name for one in self.machines_for(gpu)]
-            raise InputError(Problem("", what, f"machine types with {gpu}: {', '.join(names)}"))
-        return found
-
 
 def load_catalogue(override_path: Path | None = None) -> Catalogue:
     """Read the built-in catalogue, overlaid with a user's file if there is one."""
@@ -203,11 +176,6 @@ def load_catalogue(override_path: Path | None = None) -> Catalogue:
     return _of(
         build_tables(catalogue_overlay.overlay(below, [spelling.canonical(fact) for fact in above]))
     )
-
-
-def normalise_gpu(name: str) -> str:
-    """Return the built-in catalogue's canonical name of a GPU."""
-    return _built_in().gpu_name(name)
 
 
 @cache

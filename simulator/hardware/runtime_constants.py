@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from simulator.documents.files import built_in_table
+
 Messaging = Literal["buffered", "blocking", "lockstep"]
 """How stages exchange tensors.
 
@@ -49,7 +51,7 @@ RUNTIMES: Mapping[str, Runtime] = {
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """The overheads of one kind of machine under any runtime."""
+    """The overheads of one kind of machine under any runtime, as in ``data/platforms.toml``."""
 
     message_s: float
     """Device time per send or receive of a pipeline stage (launch, synchronisation)."""
@@ -66,75 +68,24 @@ class Platform:
     fragmentation: float
     """Memory that the allocator wastes, as a share of the activations."""
     residual: float
-    """Relative error of iteration time, added to the error of the layer times.
-
-    The mean on held-out runs, or on the fitted runs where there were too few to hold some out;
-    a cautious guess without a fit.
-    """
+    """Relative error of iteration time, added to the error of the layer times: the mean on held-out
+    runs, or on the fitted runs where there were too few; a cautious guess without a fit."""
     fitted_on: str
+    """Empty without a fit."""
 
-
-_GH200 = Platform(
-    message_s=1.5e-3,
-    load_s=4e-3,
-    iteration_s=10e-3,
-    profiled_hook_s=0.3e-3,
-    ring_efficiency=0.5,
-    context_bytes=4.3e9,
-    fragmentation=0.0,
-    residual=0.055,
-    fitted_on="8 runs of OPT-350M on 1-32 nodes of 4 GH200, Megatron-DeepSpeed, fp32 (SOSP'25 "
-    "artefact, cluster Clariden), all constants at once on iteration time and peak memory",
-)
-_RTX = Platform(
-    message_s=0.0,
-    load_s=20e-3,
-    iteration_s=0.0,
-    profiled_hook_s=0.0,
-    ring_efficiency=1.0,
-    context_bytes=0.5e9,
-    fragmentation=0.0,
-    residual=0.02,
-    fitted_on="8 runs of OPT-350M on 2-6 nodes of RTX 3090, RTX 2080 and Titan RTX, "
-    "Megatron-DeepSpeed, fp32 (SOSP'25 artefact, cluster MIT)",
-)
-_DEFAULT = Platform(
-    message_s=0.2e-3,
-    load_s=2e-3,
-    iteration_s=10e-3,
-    profiled_hook_s=0.0,
-    ring_efficiency=0.8,
-    context_bytes=1.5e9,
-    fragmentation=0.03,
-    residual=0.15,
-    fitted_on="nothing: a cautious middle between the fitted platforms",
-)
-_CPU = Platform(
-    message_s=0.2e-3,
-    load_s=0.2e-3,
-    iteration_s=2e-3,
-    profiled_hook_s=0.0,
-    ring_efficiency=0.8,
-    context_bytes=0.35e9,
-    fragmentation=0.03,
-    residual=0.15,
-    fitted_on="nothing: a guess for emulated devices on a CPU",
-)
 
 PLATFORMS: Mapping[str, Platform] = {
-    "GH-96": _GH200,
-    "RTX-2080": _RTX,
-    "RTX-3090": _RTX,
-    "Titan-RTX": _RTX,
-    "cpu": _CPU,
+    gpu: Platform(**{key: value for key, value in entry.items() if key != "gpus"})
+    for entry in built_in_table("platforms.toml")["platform"].values()
+    for gpu in entry["gpus"]
 }
 
 
 def platform_of(gpu: str) -> Platform:
     """Return the constants of the machines that a GPU kind usually comes in."""
-    return PLATFORMS.get(gpu, _DEFAULT)
+    return PLATFORMS.get(gpu, PLATFORMS["default"])
 
 
 def is_fitted(gpu: str) -> bool:
     """Whether the constants of this GPU kind were fitted to measurements."""
-    return platform_of(gpu) not in (_DEFAULT, _CPU)
+    return bool(platform_of(gpu).fitted_on)

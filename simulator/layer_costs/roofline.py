@@ -19,7 +19,7 @@ from simulator.arrays import Floats
 from simulator.documents.files import built_in_table
 from simulator.hardware.catalogue import Catalogue
 from simulator.hardware.types import Gpu
-from simulator.models.layers import FLOAT_BYTES, Layer, Model, Precision
+from simulator.models.layers import FLOAT_BYTES, CostSetup, Layer, Model, Precision
 from simulator.network.network import Network
 from simulator.spec.plan import Place
 from simulator.spec.provenance import Provenance
@@ -93,18 +93,8 @@ class Calibration:
 @cache
 def calibrations() -> Mapping[str, Calibration]:
     """Return the fitted shares by GPU kind; ``default`` is for kinds without measurements."""
-    return {
-        name: Calibration(
-            compute_share=entry["compute_share"],
-            traffic_share=entry["traffic_share"],
-            collective_factor=entry["collective_factor"],
-            backward_ratio=entry["backward_ratio"],
-            launch_s=entry["launch_s"],
-            relative_error=entry["relative_error"],
-            fitted_on=entry["fitted_on"],
-        )
-        for name, entry in built_in_table("calibration.toml")["gpu"].items()
-    }
+    table = built_in_table("calibration.toml")["gpu"]
+    return {name: Calibration(**entry) for name, entry in table.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,16 +151,14 @@ class Roofline:
             layer.forward_flops(micro_batch=micro_batch, sequence=self.sequence, tp=tp)
             for layer in layers
         ]
-        traffic = [
-            layer.memory_traffic_bytes(
-                micro_batch=micro_batch,
-                sequence=self.sequence,
-                tp=tp,
-                precision=self.precision,
-                flash=self.flash,
-            )
-            for layer in layers
-        ]
+        setup = CostSetup(
+            micro_batch=micro_batch,
+            sequence=self.sequence,
+            tp=tp,
+            precision=self.precision,
+            flash=self.flash,
+        )
+        traffic = [layer.memory_traffic_bytes(**setup) for layer in layers]
         collectives = [self._collectives(layer, gpu, tp, micro_batch) for layer in layers]
         return Demand(
             np.array(flops) / peak_flops(facts, self.precision),

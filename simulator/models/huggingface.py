@@ -12,22 +12,15 @@ from simulator.models.families import build_model
 from simulator.models.layers import Model
 from simulator.models.transformer_block import TORCH, Kernels
 
-# All approximations of GELU cost the same; ``_refined`` tells them apart.
-_ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu",
-    "gelu_fast": "gelu",
-    "gelu_pytorch_tanh": "gelu",
-    "relu": "relu",
-}
-_GATED = {"silu": "swiglu", "swish": "swiglu"}
-
 _GELU: dict[str, Nonlinearity] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+# All approximations of GELU cost the same; ``_refined`` tells them apart.
+_ACTIVATIONS = {**dict.fromkeys(_GELU, "gelu"), "relu": "relu"}
+_GATED = {"silu": "swiglu", "swish": "swiglu"}
 # The key of the norm epsilon, and its default in the format.
 _EPSILON = {
     "gpt2": ("layer_norm_epsilon", 1e-5),

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Literal, get_args
+from typing import Literal, NotRequired, TypedDict, Unpack, get_args
 
 from simulator.documents.problems import Problem
 from simulator.models.architecture import Architecture
@@ -52,11 +52,31 @@ class Term:
         return (self.fixed + micro_batch * per_batch) / min(tp, self.ways)
 
     def bytes(
-        self, *, micro_batch: int, sequence: int, tp: int, precision: Precision, flash: bool
+        self,
+        *,
+        micro_batch: int,
+        sequence: int,
+        tp: int = 1,
+        precision: Precision,
+        flash: bool = False,
     ) -> float:
         """Return the bytes of one tensor-parallel rank."""
         width = FLOAT_BYTES[precision] if self.item == "float" else FIXED_ITEM_BYTES[self.item]
         return width * self.elements(micro_batch=micro_batch, sequence=sequence, tp=tp, flash=flash)
+
+
+class CostSetup(TypedDict):
+    """The training setup that a layer's bytes depend on."""
+
+    micro_batch: int
+    sequence: int
+    tp: NotRequired[int]
+    precision: Precision
+    flash: NotRequired[bool]
+
+
+def _bytes(terms: tuple[Term, ...], **setup: Unpack[CostSetup]) -> float:
+    return sum(term.bytes(**setup) for term in terms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +144,6 @@ class Layer:
         """Return the parameters that one tensor-parallel rank holds."""
         return sum(tensor.rank_elements(tp) for tensor in self.tensors)
 
-    @property
-    def split_parameters(self) -> int:
-        """Parameters, over all ranks, of the tensors that tensor parallelism splits."""
-        return sum(tensor.elements for tensor in self.tensors if tensor.split_dim is not None)
-
-    @property
-    def replicated_parameters(self) -> int:
-        """Parameters that every tensor-parallel rank holds in full."""
-        return sum(tensor.elements for tensor in self.tensors if tensor.split_dim is None)
-
     def forward_flops(self, *, micro_batch: int, sequence: int, tp: int = 1) -> float:
         """Return one rank's FLOPs in forward, matrix products only.
 
@@ -144,10 +154,6 @@ class Layer:
             term.elements(micro_batch=micro_batch, sequence=sequence, tp=tp) for term in self.flops
         )
 
-    def backward_flops(self, *, micro_batch: int, sequence: int, tp: int = 1) -> float:
-        """Return one rank's FLOPs in backward, without recomputation."""
-        return 2 * self.forward_flops(micro_batch=micro_batch, sequence=sequence, tp=tp)
-
     def output_elements(self, sequence: int) -> int:
         """Return the elements that a pipeline boundary after this layer sends per sample."""
         return self.output_per_token * sequence
@@ -156,103 +162,27 @@ class Layer:
         """Return the elements of one tensor-parallel all-reduce."""
         return self.allreduce_per_token * micro_batch * sequence
 
-    def kept_bytes(
-        self,
-        *,
-        micro_batch: int,
-        sequence: int,
-        tp: int = 1,
-        precision: Precision,
-        recompute: Recompute = "none",
-        flash: bool = False,
-    ) -> float:
+    def kept_bytes(self, *, recompute: Recompute = "none", **setup: Unpack[CostSetup]) -> float:
         """Return the bytes that one rank keeps per micro batch from forward until backward."""
-        terms = self.checkpoint if recompute == "full" and self.checkpoint else self.kept
-        return sum(
-            term.bytes(
-                micro_batch=micro_batch,
-                sequence=sequence,
-                tp=tp,
-                precision=precision,
-                flash=flash,
-            )
-            for term in terms
-        )
+        is_checkpointed = recompute == "full" and self.checkpoint
+        return _bytes(self.checkpoint if is_checkpointed else self.kept, **setup)
 
     def workspace_bytes(
-        self,
-        *,
-        micro_batch: int,
-        sequence: int,
-        tp: int = 1,
-        precision: Precision,
-        recompute: Recompute = "none",
-        flash: bool = False,
+        self, *, recompute: Recompute = "none", **setup: Unpack[CostSetup]
     ) -> float:
         """Return one rank's peak of transient bytes, beyond the kept ones, while the layer runs.
 
         With full recomputation this includes the layer's recomputed activations.
         """
-        peak = max(
-            sum(
-                term.bytes(
-                    micro_batch=micro_batch,
-                    sequence=sequence,
-                    tp=tp,
-                    precision=precision,
-                    flash=flash,
-                )
-                for term in moment.terms
-            )
-            for moment in self.moments
-        )
-        restored = 0.0
-        if recompute == "full" and self.checkpoint:
-            whole, checkpoint = (
-                self.kept_bytes(
-                    micro_batch=micro_batch,
-                    sequence=sequence,
-                    tp=tp,
-                    precision=precision,
-                    recompute=policy,
-                    flash=flash,
-                )
-                for policy in ("none", "full")
-            )
-            restored = whole - checkpoint
+        peak = max(_bytes(moment.terms, **setup) for moment in self.moments)
+        restored = self.kept_bytes(**setup) - self.kept_bytes(recompute=recompute, **setup)
         return max(peak, 0.0) + restored
 
-    def memory_traffic_bytes(
-        self,
-        *,
-        micro_batch: int,
-        sequence: int,
-        tp: int = 1,
-        precision: Precision,
-        flash: bool = False,
-    ) -> float:
+    def memory_traffic_bytes(self, **setup: Unpack[CostSetup]) -> float:
         """Return roughly the bytes of device memory that one rank's forward reads and writes."""
-        activations = sum(
-            term.bytes(
-                micro_batch=micro_batch,
-                sequence=sequence,
-                tp=tp,
-                precision=precision,
-                flash=flash,
-            )
-            for term in self.traffic
-        )
         # The traffic terms of an embedding count the rows that it reads, not the whole table.
-        weights = 0 if self.kind == "embedding" else self.parameters(tp)
-        return activations + weights * FLOAT_BYTES[precision]
-
-    def costs_like(self, other: Layer) -> bool:
-        """Whether the two layers have equal tensors and costs, names aside."""
-        mine, theirs = (
-            tuple(getattr(layer, name) for name in self.__slots__ if name != "name")
-            for layer in (self, other)
-        )
-        return mine == theirs
+        weights = 0 if self.kind == "embedding" else self.parameters(setup.get("tp", 1))
+        return _bytes(self.traffic, **setup) + weights * FLOAT_BYTES[setup["precision"]]
 
 
 @dataclass(frozen=True, slots=True)

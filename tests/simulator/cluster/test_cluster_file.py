@@ -103,9 +103,9 @@ def test_local_zone_always_exists() -> None:
 
 def test_gpus_need_not_fill_their_machines() -> None:
     pool = one_pool(zone="us-central1-a", gpu="A100-40", gpus_per_machine=4, gpus=2)
-    assert (pool.gpus, pool.machine_count) == (2, 1)
+    assert (pool.gpus, pool.gpus_per_machine) == (2, 4)
     pool = one_pool(zone="us-central1-a", gpu="A100-40", gpus_per_machine=4, gpus=9)
-    assert (pool.gpus, pool.machine_count) == (9, 3)
+    assert (pool.gpus, pool.gpus_per_machine) == (9, 4)
 
 
 def test_gpu_kind_alone_gets_the_default_machine_size() -> None:
