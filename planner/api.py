@@ -7,12 +7,12 @@ from dataclasses import replace
 from planner.event_planner import plan_by_events
 from planner.explain.infeasible import refusals
 from planner.formula_planner import plan_by_formula
-from planner.problem.inventory import Lot, lots_of
+from planner.problem.inventory import Lot, lots_of, missing_price
 from planner.problem.objective import Limits
 from planner.problem.question import Answer, Question
 from planner.search.search_cache import SearchCache
 from simulator.cluster.place_facts import PlaceFacts
-from simulator.documents.problems import Problem, Problems
+from simulator.documents.problems import InputError, Problem
 from simulator.inputs.plan_check import check_plan
 from simulator.spec.job import Objective, RecomputePolicy
 
@@ -89,15 +89,10 @@ def _with_more_gpus(lot: Lot, times: int, sites: PlaceFacts) -> Lot:
 
 
 def _check(lots: tuple[Lot, ...], limits: Limits) -> None:
-    """Refuse a question that no search could answer, and report all its problems at once."""
-    problems = Problems()
+    """Refuse a question that no search could answer."""
     if not lots:
-        problems.add("cluster", "has no GPU that is up", "raise machines or gpus of a pool")
-    unpriced = sorted({f"{x.gpu}@{x.zone}" for x in lots if x.price_usd_per_gpu_hour is None})
-    if unpriced and limits.needs_prices:
-        problems.add(
-            "objective",
-            f"needs prices, and no price is known for {', '.join(unpriced)}",
-            "set price_usd_per_gpu_hour of the pool in the cluster file, or the goal throughput",
-        )
-    problems.raise_if_any()
+        cure = "raise machines or gpus of a pool"
+        raise InputError(Problem("cluster", "has no GPU that is up", cure))
+    unpriced = missing_price(lots)
+    if unpriced is not None and limits.needs_prices:
+        raise InputError(unpriced)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from planner.api import find_plan
 from planner.problem.inventory import grants_of, lots_of
 from planner.problem.job_options import tp_degrees
+from planner.problem.objective import NO_MONEY_LIMITS
 from planner.problem.question import DEFAULT_BUDGETS, Answer, Idle, OneMore, Question, Why
 from planner.search.search_cache import SearchCache
 from simulator.api import estimator
@@ -20,7 +21,7 @@ from simulator.cluster.cluster import Cluster, Pool
 from simulator.cluster.place_facts import PlaceFacts
 from simulator.documents.problems import InputError
 from simulator.estimate.result import Estimate
-from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from simulator.spec.plan import Pipeline, Plan, Stage
 
 BUDGET_SHARE = 4
 """The budget is divided by this for follow-up searches."""
@@ -120,13 +121,7 @@ def _reasons(question: Question, answer: Answer) -> Iterator[Idle]:
 def _without_dollars(question: Question) -> tuple[Plan, Estimate] | None:
     """The fastest plan if cost is ignored; ``None`` if the job has no limit or goal in dollars."""
     objective = question.job.objective
-    rich = replace(
-        objective,
-        goal="throughput",
-        max_usd_per_iteration=None,
-        max_usd_per_hour=None,
-        max_usd_total=None,
-    )
+    rich = replace(objective, goal="throughput", **NO_MONEY_LIMITS)
     if rich == objective:
         return None
     found = find_plan(replace(question, job=replace(question.job, objective=rich)), SearchCache())
@@ -138,7 +133,6 @@ def _without_dollars(question: Question) -> tuple[Plan, Estimate] | None:
 def _misfit(question: Question, idle: Idle) -> str:
     """Why not even one layer fits on such a GPU; empty if one does."""
     pool = next(p for p in question.cluster.pools if (p.gpu, p.zone) == (idle.gpu, idle.zone))
-    place = Place(pool.gpu, pool.machine, pool.zone)
     degrees = [tp for tp in tp_degrees(question.job) if tp <= pool.gpus_per_machine]
     judge = estimator(
         question.estimator,
@@ -150,7 +144,7 @@ def _misfit(question: Question, idle: Idle) -> str:
     layers = range(len(question.job.model.layers))
     why = f"no layer of {question.job.model.name} fits into its memory"
     for tp in degrees:
-        stages = tuple(Stage((k, k + 1), tp, (place,)) for k in layers)
+        stages = tuple(Stage((k, k + 1), tp, (pool.place,)) for k in layers)
         try:
             memory = judge.estimate(Plan(size, (Pipeline(1, stages),))).memory
         except InputError as error:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+
+
+def prefix_sums(row: ArrayLike) -> Floats:
+    """Sums of all entries before each index, so that the sum of a range is one subtraction."""
+    return np.concatenate([[0.0], np.cumsum(row)])

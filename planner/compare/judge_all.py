@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.compare.interface import Case, Mode, Planner, Proposal
-from planner.problem.inventory import groups_by_lot, lots_of, spot_share
+from planner.problem.inventory import gpus_by_lot, lots_of, missing_price, spot_share
 from planner.problem.objective import Figures, Limits
 from planner.problem.question import Question, plan_document
 from simulator.api import Estimator, network_of
 from simulator.cluster.place_facts import PlaceFacts
-from simulator.documents.problems import InputError, Problem
+from simulator.documents.problems import InputError
 from simulator.estimate.memory import MemoryModel
 from simulator.estimate.result import Estimate
 from simulator.inputs.plan_check import check_plan
@@ -92,7 +92,9 @@ def enter(
 ) -> Entry:
     """Run one planner and judge its first plan that can run."""
     limits = Limits(case.job.objective, case.job.steps, seconds_left)
-    _refuse_unpriced(case, limits)
+    unpriced = missing_price(lots_of(case.cluster, case.sites))
+    if unpriced is not None and limits.needs_prices:
+        raise InputError(unpriced)
     passed = dict.fromkeys(LACKS, 0)
     reasons = {}
     for proposal in _ranked(planner.proposals(case, mode), case):
@@ -132,24 +134,6 @@ def _judged(
     return ("beyond_limits", broken) if broken else (plan, estimate)
 
 
-def _refuse_unpriced(case: Case, limits: Limits) -> None:
-    unpriced = sorted(
-        {
-            f"{lot.gpu}@{lot.zone}"
-            for lot in lots_of(case.cluster, case.sites)
-            if lot.price_usd_per_gpu_hour is None
-        }
-    )
-    if unpriced and limits.needs_prices:
-        raise InputError(
-            Problem(
-                "objective",
-                f"needs prices, and no price is known for {', '.join(unpriced)}",
-                "set price_usd_per_gpu_hour of the pool, or the goal throughput",
-            )
-        )
-
-
 def _ranked(proposals: Sequence[Proposal], case: Case) -> Sequence[Proposal]:
     """Where cost is the goal, by dollars: the planner's own, or those of its own time."""
     if case.job.objective.goal != "cost":
@@ -176,11 +160,8 @@ def _usd_per_s(plan: Plan, case: Case) -> float:
 
 def _broken(plan: Plan, estimate: Estimate, case: Case, limits: Limits) -> str:
     """The first limit of the job that the plan breaks, if any."""
-    lots = {(lot.gpu, lot.machine, lot.zone): lot for lot in lots_of(case.cluster, case.sites)}
-    share = spot_share(
-        (lots[key], sum(tp * count for tp, count in groups.items()))
-        for key, groups in groups_by_lot(plan).items()
-    )
+    lots = lots_of(case.cluster, case.sites)
+    share = spot_share(gpus_by_lot(plan, lots), lots)
     figures = Figures(estimate.iteration_s, estimate.money.total_usd, share)
     breach = next(limits.breaches(figures), None)
     if breach is None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from planner.problem.inventory import Lot
-from planner.problem.objective import Limits
+from planner.problem.objective import NO_MONEY_LIMITS, Limits
 from planner.problem.question import Answer
 from simulator.documents.problems import Problem
 from simulator.estimate.memory import state_bytes_per_parameter
@@ -75,37 +75,24 @@ def _limits_in_the_way(
 ) -> list[Problem]:
     """Compare each limit with the best plan without it; with ``alone``, without any other limit."""
     found = []
-    money = {
-        name: getattr(objective, name)
-        for name in ("max_usd_per_iteration", "max_usd_per_hour", "max_usd_total")
-        if getattr(objective, name) is not None
-    }
-    in_time = replace(objective, goal="cost", **dict.fromkeys(money))
+    in_time = replace(objective, goal="cost", **NO_MONEY_LIMITS)
     quickest = replace(objective, goal="throughput", min_iterations_per_s=None, deadline=None)
     if alone:
         in_time, quickest = Objective(goal="cost"), _NO_LIMITS
     others = "there is" if alone else "that keeps the other limits"
-    if money:
+    if any(getattr(objective, name) is not None for name in NO_MONEY_LIMITS):
         cheap = ask(in_time).estimate
         if cheap is not None:
-            usd = cheap.money.total_usd or 0.0
-            least = {
-                "max_usd_per_iteration": usd,
-                "max_usd_per_hour": usd / cheap.iteration_s * 3600,
-                "max_usd_total": usd * (limits.steps or 0),
-            }
-            for name, allowed in money.items():
-                if least[name] > allowed:
-                    found.append(
-                        Problem(
-                            f"objective.{name}",
-                            f"is {allowed:g}, and the cheapest plan {others}"
-                            f" needs {least[name]:.4g} ({cheap.iteration_s:.3g} s an iteration)",
-                            f"raise it by {least[name] / allowed - 1:.0%}"
-                            if allowed
-                            else "raise it",
-                        )
+            for name, least, allowed in limits.money(
+                cheap.iteration_s, cheap.money.total_usd or 0.0
+            ):
+                if least > allowed:
+                    what = (
+                        f"is {allowed:g}, and the cheapest plan {others}"
+                        f" needs {least:.4g} ({cheap.iteration_s:.3g} s an iteration)"
                     )
+                    cure = f"raise it by {least / allowed - 1:.0%}" if allowed else "raise it"
+                    found.append(Problem(f"objective.{name}", what, cure))
     if limits.seconds_max is not None:
         fast = ask(quickest).estimate
         if fast is not None and fast.iteration_s > limits.seconds_max:

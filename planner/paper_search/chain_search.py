@@ -177,7 +177,7 @@ class ChainSearch:
             seconds = np.where(
                 possible & (index >= back), (batches - 1 + stages) * level + sync, np.inf
             )
-            worth = self.worths.rough(seconds, usd * count, np.zeros(len(chains)))
+            worth = self.worths.rough(seconds, usd * count)
             indices = np.where(worth < best, at, indices)
             best = np.minimum(best, worth)
         return best, indices

@@ -15,7 +15,7 @@ import numpy as np
 
 from planner.pipelines.plan_shape import PlanShape, Run, paired
 from planner.problem.inventory import Lot
-from simulator.arrays import Floats, Ints
+from simulator.arrays import Floats, Ints, prefix_sums
 from simulator.documents.problems import InputError
 from simulator.estimate.paper_formula import (
     BUCKET_BYTES,
@@ -68,15 +68,10 @@ class PaperModel:
     def __post_init__(self) -> None:
         whole = self.profile.sizes[1]
         self._output = tuple(float(FLOAT_BYTES * n) for n in whole.output_elements)
-        self._gradient = _running([float(FLOAT_BYTES * n) for n in whole.parameters])
-        self._parameters = {
-            tp: _running(list(map(float, sizes.parameters)))
-            for tp, sizes in self.profile.sizes.items()
-        }
-        self._kept = {
-            tp: _running(list(map(float, sizes.kept_elements)))
-            for tp, sizes in self.profile.sizes.items()
-        }
+        self._gradient = FLOAT_BYTES * prefix_sums(whole.parameters)
+        sizes = self.profile.sizes.items()
+        self._parameters = {tp: prefix_sums(one.parameters) for tp, one in sizes}
+        self._kept = {tp: prefix_sums(one.kept_elements) for tp, one in sizes}
 
     @property
     def layers(self) -> int:
@@ -96,7 +91,7 @@ class PaperModel:
         found = self._sums.get(key)
         if found is None:
             timing = self.profile.timings[key]
-            found = self._sums[key] = _running(list(timing.forward_s + timing.backward_s))
+            found = self._sums[key] = prefix_sums(timing.forward_s + timing.backward_s)
         return found
 
     def update_s(self, gpu: str, tp: int, micro_batch: int) -> float:
@@ -291,7 +286,3 @@ def _transfer_s(s: int, last: int, ahead: list[float], back: list[float]) -> flo
     if s == last:
         return 2 * back[s - 1]
     return ahead[s] + back[s - 1]
-
-
-def _running(values: list[float]) -> Floats:
-    return np.concatenate([[0.0], np.cumsum(values)])

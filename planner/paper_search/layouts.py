@@ -61,7 +61,7 @@ def layouts(model: PaperModel, *, counts_money: bool) -> list[Layout]:
 def _by_machine(model: PaperModel, zones: list[str]) -> tuple[Lots, ...]:
     """The lots of each machine type, in the order of the zones."""
     kinds = sorted({(lot.gpu, lot.machine) for lot in model.lots if lot.zone in zones})
-    at = {(lot.gpu, lot.machine, lot.zone): k for k, lot in enumerate(model.lots)}
+    at = {lot.key: k for k, lot in enumerate(model.lots)}
     return tuple(tuple(at[*kind, zone] for zone in zones if (*kind, zone) in at) for kind in kinds)
 
 

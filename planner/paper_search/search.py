@@ -90,8 +90,7 @@ class PaperSearch:
 
     def figures(self, verdict: FormulaEstimate, used: Mapping[int, int]) -> Figures:
         """The figures that limits apply to."""
-        share = spot_share((self.model.lots[k], count) for k, count in used.items())
-        return Figures(verdict.seconds, verdict.usd, share)
+        return Figures(verdict.seconds, verdict.usd, spot_share(used, self.model.lots))
 
     @staticmethod
     def used(shape: PlanShape) -> dict[int, int]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -32,14 +33,32 @@ class PipelineMix:
         """Number of pipelines."""
         return sum(self.counts)
 
+    @property
+    def pairs(self) -> Iterator[tuple[Template, int]]:
+        """Each template with its number of pipelines."""
+        return zip(self.templates, self.counts, strict=True)
+
     def groups(self) -> dict[int, dict[int, int]]:
         """Device groups taken, by lot and TP degree."""
         found: dict[int, dict[int, int]] = {}
-        for template, count in zip(self.templates, self.counts, strict=True):
-            for (lot, tp), groups in template.gpus.items():
-                of_lot = found.setdefault(lot, {})
-                of_lot[tp] = of_lot.get(tp, 0) + groups * count
+        for template, count in self.pairs:
+            take(found, template, count)
         return found
+
+    def with_count(self, index: int, count: int) -> PipelineMix:
+        """The mix with another number of pipelines of one template, without it for 0."""
+        keep = index + (count > 0)
+        return PipelineMix(
+            self.templates[:keep] + self.templates[index + 1 :],
+            self.counts[:index] + (count,) * (count > 0) + self.counts[index + 1 :],
+        )
+
+
+def take(taken: dict[int, dict[int, int]], template: Template, count: int) -> None:
+    """Add the groups of some pipelines to those taken, by lot and TP degree."""
+    for (lot, tp), groups in template.gpus.items():
+        of_lot = taken.setdefault(lot, {})
+        of_lot[tp] = of_lot.get(tp, 0) + groups * count
 
 
 def mix_of_shape(shape: PlanShape, maker: TemplateMaker) -> PipelineMix:
@@ -76,35 +95,30 @@ def room_for(
     template: Template, lots: Sequence[Lot], taken: Mapping[int, Mapping[int, int]]
 ) -> int:
     """How many pipelines of a template fit beside the groups already taken."""
+
+    def fits(count: int) -> bool:
+        wanted = {lot: dict(groups) for lot, groups in taken.items()}
+        take(wanted, template, count)
+        return lots_hold(lots, wanted)
+
     most = min(
         (lots[lot].gpus - sum(tp_ * n for tp_, n in taken.get(lot, {}).items())) // (tp * groups)
         for (lot, tp), groups in template.gpus.items()
     )
-    while most > 0 and not _has_room(template, most, lots, taken):
+    while most > 0 and not fits(most):
         most -= 1
     return max(most, 0)
-
-
-def _has_room(
-    template: Template, count: int, lots: Sequence[Lot], taken: Mapping[int, Mapping[int, int]]
-) -> bool:
-    """Whether ``count`` pipelines of a template fit beside the groups already taken."""
-    wanted = {lot: dict(groups) for lot, groups in taken.items()}
-    for (lot, tp), groups in template.gpus.items():
-        of_lot = wanted.setdefault(lot, {})
-        of_lot[tp] = of_lot.get(tp, 0) + groups * count
-    return lots_hold(lots, wanted)
 
 
 def seconds_of(mix: PipelineMix, total: int) -> float:
     """Least time in which the mix runs ``total`` micro batches, at least one in each pipeline."""
     if mix.pipelines > total:
         return math.inf
-    low = max(t.fill_s for t, n in zip(mix.templates, mix.counts, strict=True) if n)
+    low = max(t.fill_s for t, n in mix.pairs if n)
     if capacity(mix, low) >= total:
         return low
     high = low + total * max(t.level_s for t in mix.templates)
-    rate = sum(n / t.level_s for t, n in zip(mix.templates, mix.counts, strict=True))
+    rate = sum(n / t.level_s for t, n in mix.pairs)
     low = max(low, (total - mix.pipelines) / rate)
     for _ in range(40):
         middle = (low + high) / 2
@@ -147,45 +161,28 @@ def rough_seconds(mixes: Sequence[PipelineMix], totals: Sequence[int]) -> Floats
 
 def capacity(mix: PipelineMix, seconds: float) -> int:
     """Micro batches that the mix runs within a time."""
-    return sum(
-        n * t.micro_batches_within(seconds) for t, n in zip(mix.templates, mix.counts, strict=True)
-    )
+    return sum(n * t.micro_batches_within(seconds) for t, n in mix.pairs)
 
 
 def micro_batches_of(mix: PipelineMix, total: int) -> tuple[int, ...]:
     """Micro batches of each pipeline, template by template, summing to ``total``."""
     seconds = seconds_of(mix, total)
-    counts = [
-        max(1, t.micro_batches_within(seconds))
-        for t, n in zip(mix.templates, mix.counts, strict=True)
-        for _ in range(n)
-    ]
-    levels = [t.level_s for t, n in zip(mix.templates, mix.counts, strict=True) for _ in range(n)]
-    fills = [t.fill_s for t, n in zip(mix.templates, mix.counts, strict=True) for _ in range(n)]
-    spare = sum(counts) - total
+    runs = [template for template, n in mix.pairs for _ in range(n)]
+    counts = [max(1, template.micro_batches_within(seconds)) for template in runs]
     # Too many: take them from the pipelines that would finish last.
-    while spare > 0:
+    for _ in range(sum(counts) - total):
         index = max(
             (i for i in range(len(counts)) if counts[i] > 1),
-            key=lambda i: (fills[i] + (counts[i] - 1) * levels[i], -i),
+            key=lambda i: (runs[i].fill_s + (counts[i] - 1) * runs[i].level_s, -i),
         )
         counts[index] -= 1
-        spare -= 1
-    if spare < 0:
-        counts = split_in_proportion(total, counts)
-    return tuple(counts)
+    return tuple(split_in_proportion(total, counts) if sum(counts) < total else counts)
 
 
 def plan_of(mix: PipelineMix, total: int, lots: Sequence[Lot]) -> Plan:
     """The plan of a mix that runs ``total`` micro batches."""
     counts = iter(micro_batches_of(mix, total))
-    pipelines = []
-    for template, n in zip(mix.templates, mix.counts, strict=True):
-        of_count = {}
-        for _ in range(n):
-            micro_batches = next(counts)
-            # Share one object between equal pipelines: the estimator computes it once.
-            if micro_batches not in of_count:
-                of_count[micro_batches] = template.pipeline(micro_batches, lots)
-            pipelines.append(of_count[micro_batches])
-    return Plan(mix.templates[0].micro_batch, tuple(pipelines))
+    # Share one object between equal pipelines: the estimator computes it once.
+    made = cache(lambda template, micro_batches: template.pipeline(micro_batches, lots))
+    pipelines = tuple(made(template, next(counts)) for template, n in mix.pairs for _ in range(n))
+    return Plan(mix.templates[0].micro_batch, pipelines)

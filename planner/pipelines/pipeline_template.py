@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from planner.problem.inventory import Lot
-from simulator.arrays import Floats
+from simulator.arrays import Floats, prefix_sums
 from simulator.cluster.place_facts import PlaceFacts
-from simulator.estimate.memory import RESERVED_OVER_LIVE
+from simulator.estimate.memory import RESERVED_OVER_LIVE, bytes_per_parameter
 from simulator.hardware.runtime_constants import platform_of
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.network.network import Network
-from simulator.spec.job import OPTIMIZER_MOMENTS
 from simulator.spec.plan import Pipeline, Recompute, Stage
 
 BACKWARD_SHARE = 2 / 3
@@ -105,8 +104,7 @@ class TemplateMaker:
             back = self.costs.backward_by_layer(
                 gpu, tp=tp, samples=micro_batch, layers=layers, recompute=recompute
             )
-            found = [0.0, *np.cumsum(times.forward + back).tolist()]
-            self._seconds[key] = found
+            found = self._seconds[key] = prefix_sums(times.forward + back).tolist()
         return found
 
     def end_of(
@@ -148,12 +146,10 @@ class TemplateMaker:
         costs, job, lot = self.costs, self.costs.job, self.lots[step.lot]
         platform, runtime, layers = platform_of(lot.gpu), costs.runtime, self.costs.layer_count
         first, end = np.arange(layers + 1)[:, None], np.arange(layers + 1)[None, :]
-        full = job.precision == "fp32"
-        moments = OPTIMIZER_MOMENTS[job.optimizer] * 4 + (0 if full else 4)
+        weight, gradient, moments = bytes_per_parameter(job)
         held = range_sums(costs.parameters(step.tp))
         held[0, -1] -= costs.tied_parameters(step.tp)
-        shares = pipelines if job.zero else 1
-        states = ((4 if full else 2) + 4 + moments / shares) * held
+        states = (weight + gradient + moments / (pipelines if job.zero else 1)) * held
         sizes = np.array([0.0, *(costs.output_bytes(n) for n in range(layers - 1)), 0.0])
         sizes *= micro_batch
         messages = np.maximum(sizes[first], sizes[end])
@@ -239,8 +235,7 @@ class TemplateMaker:
         """Parameters of a range of layers on one rank."""
         sums = self._parameters.get(tp)
         if sums is None:
-            sums = [0.0, *np.cumsum(self.costs.parameters(tp)).tolist()]
-            self._parameters[tp] = sums
+            sums = self._parameters[tp] = prefix_sums(self.costs.parameters(tp)).tolist()
         return sums[end] - sums[first]
 
     def _message_s(self, one: Step, other: Step, micro_batch: int, cut: int) -> float:
@@ -273,6 +268,22 @@ class TemplateMaker:
         return tuple(cuts) if cuts[-1] == layers else None
 
 
+def step_options(
+    lots: Sequence[Lot],
+    chosen: Iterable[int],
+    degrees: Sequence[int],
+    recomputes: Sequence[Recompute],
+) -> list[Step]:
+    """All ways to run a stage on some of the lots."""
+    return [
+        Step(lot, tp, recompute)
+        for lot in chosen
+        for tp in degrees
+        if lots[lot].room(tp)
+        for recompute in recomputes
+    ]
+
+
 def step_sequences(
     lots: Sequence[int], options: Sequence[Step], stages_max: int
 ) -> Iterator[tuple[Step, ...]]:
@@ -291,7 +302,7 @@ def step_sequences(
 
 def range_sums(row: Floats) -> Floats:
     """Sums over all ranges, by [first, end]."""
-    sums = np.concatenate([[0.0], np.cumsum(row)])
+    sums = prefix_sums(row)
     ranges: Floats = sums[None, :] - sums[:, None]
     return ranges
 

@@ -9,12 +9,13 @@ from itertools import pairwise
 
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.place_facts import PlaceFacts
-from simulator.inputs.supply_check import PlaceKey, pools_by_place
-from simulator.spec.plan import Place, Plan
+from simulator.documents.problems import Problem
+from simulator.inputs.supply_check import pools_by_place
+from simulator.spec.plan import Located, Place, PlaceKey, Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Lot:
+class Lot(Located):
     """All GPUs of one kind in machines of one type in one zone; they are interchangeable."""
 
     gpu: str
@@ -26,11 +27,6 @@ class Lot:
     """Pairs (GPUs of a machine, number of such machines)."""
     price_usd_per_gpu_hour: float | None
     spot_gpus: int = 0
-
-    @property
-    def place(self) -> Place:
-        """Zone, machine type and GPU kind, without a node."""
-        return Place(self.gpu, self.machine, self.zone)
 
     def room(self, tp: int) -> int:
         """Groups of ``tp`` GPUs that fit if the lot holds no others."""
@@ -72,7 +68,7 @@ def lots_of(cluster: Cluster, sites: PlaceFacts) -> tuple[Lot, ...]:
     irrelevant.
     """
     lots = []
-    for (gpu, machine, zone), pools in sorted(pools_by_place(cluster).items()):
+    for key, pools in sorted(pools_by_place(cluster).items()):
         sizes: Counter[int] = Counter()
         for pool in pools:
             whole, rest = divmod(pool.gpus, pool.gpus_per_machine)
@@ -81,18 +77,9 @@ def lots_of(cluster: Cluster, sites: PlaceFacts) -> tuple[Lot, ...]:
         machines = tuple((size, sizes[size]) for size in sorted(sizes) if size and sizes[size])
         count = sum(size * times for size, times in machines)
         if count:
-            lots.append(
-                Lot(
-                    gpu,
-                    machine,
-                    zone,
-                    count,
-                    max(size for size, _ in machines),
-                    machines,
-                    sites.price_usd_per_gpu_hour(Place(gpu, machine, zone)),
-                    sum(pool.gpus for pool in pools if pool.spot),
-                )
-            )
+            price = sites.price_usd_per_gpu_hour(Place(*key))
+            spot = sum(pool.gpus for pool in pools if pool.spot)
+            lots.append(Lot(*key, count, machines[-1][0], machines, price, spot))
     return tuple(lots)
 
 
@@ -130,8 +117,17 @@ def groups_by_lot(plan: Plan) -> dict[PlaceKey, dict[int, int]]:
     for pipeline in plan.pipelines:
         for stage in plan.owning_stages(pipeline):
             for place in stage.places:
-                found[place.gpu, place.machine, place.zone][stage.tp] += 1
+                found[place.key][stage.tp] += 1
     return {key: dict(counts) for key, counts in sorted(found.items())}
+
+
+def gpus_by_lot(plan: Plan, lots: Sequence[Lot]) -> dict[int, int]:
+    """Number of GPUs that a plan takes from each lot, by the lot's index."""
+    index = {lot.key: k for k, lot in enumerate(lots)}
+    return {
+        index[key]: sum(tp * count for tp, count in groups.items())
+        for key, groups in groups_by_lot(plan).items()
+    }
 
 
 def is_supplied(plan: Plan, lots: Iterable[Lot], grants: Iterable[Grant] = ()) -> bool:
@@ -143,7 +139,7 @@ def are_supplied(
     wanted: Mapping[PlaceKey, Mapping[int, int]], lots: Sequence[Lot], grants: Sequence[Grant]
 ) -> bool:
     """Whether groups, given by lot and TP degree, fit into the lots and keep the quotas."""
-    by_key = {(lot.gpu, lot.machine, lot.zone): index for index, lot in enumerate(lots)}
+    by_key = {lot.key: index for index, lot in enumerate(lots)}
     used: dict[int, int] = {}
     for key, groups in wanted.items():
         index = by_key.get(key)
@@ -160,10 +156,19 @@ def lots_hold(lots: Sequence[Lot], wanted: Mapping[int, Mapping[int, int]]) -> b
     return all(lots[lot].holds(groups) for lot, groups in wanted.items())
 
 
-def spot_share(used: Iterable[tuple[Lot, int]]) -> float:
-    """The share of spot GPUs among the GPUs taken; on-demand GPUs of a lot are taken first."""
-    spot = gpus = 0
-    for lot, count in used:
-        spot += max(0, count - (lot.gpus - lot.spot_gpus))
-        gpus += count
-    return spot / gpus
+def spot_share(used: Mapping[int, int], lots: Sequence[Lot]) -> float:
+    """The share of spot GPUs among those taken by lot; on-demand GPUs of a lot are taken first."""
+    spot = sum(max(0, n - (lots[k].gpus - lots[k].spot_gpus)) for k, n in used.items())
+    return spot / sum(used.values())
+
+
+def missing_price(lots: Iterable[Lot]) -> Problem | None:
+    """The problem of a goal or limit in dollars where a price is unknown."""
+    unpriced = sorted({f"{x.gpu}@{x.zone}" for x in lots if x.price_usd_per_gpu_hour is None})
+    if not unpriced:
+        return None
+    return Problem(
+        "objective",
+        f"needs prices, and no price is known for {', '.join(unpriced)}",
+        "set price_usd_per_gpu_hour of the pool in the cluster file, or the goal throughput",
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,10 @@ from simulator.spec.job import Objective
 
 _Figure = TypeVar("_Figure", float, Floats)
 
+NO_MONEY_LIMITS: dict[str, Any] = dict.fromkeys(
+    ("max_usd_per_iteration", "max_usd_per_hour", "max_usd_total")
+)
+"""What to replace in an objective to ignore its limits in dollars."""
 ROUGH_TOLERANCE = 1.15
 """Factor by which rough figures may break a limit before a plan is dropped."""
 
@@ -60,9 +64,16 @@ class Limits:
     @property
     def needs_prices(self) -> bool:
         """Whether the goal or a limit counts dollars."""
-        o = self.objective
-        money = (o.max_usd_per_iteration, o.max_usd_per_hour, o.max_usd_total)
-        return self.goal_is_cost or any(limit is not None for limit in money)
+        limits = (getattr(self.objective, name) for name in NO_MONEY_LIMITS)
+        return self.goal_is_cost or any(limit is not None for limit in limits)
+
+    def money(self, seconds: float, usd: float) -> Iterator[tuple[str, float, float]]:
+        """The limits in dollars: name, the value of a plan, and the most that is allowed."""
+        values = (usd, usd / seconds * 3600, usd * (self.steps or 0))
+        for name, value in zip(NO_MONEY_LIMITS, values, strict=True):
+            allowed = getattr(self.objective, name)
+            if allowed is not None:
+                yield name, value, allowed
 
     def worth(self, figures: Figures) -> tuple[float, float] | None:
         """The objective, then the tie-breaker; ``None`` if the plan breaks a limit."""
@@ -75,17 +86,11 @@ class Limits:
 
     def breaches(self, figures: Figures) -> Iterator[Breach]:
         """The limits that a plan with these figures breaks."""
-        o, seconds, usd = self.objective, figures.seconds, figures.usd
-        if usd is not None:
-            if o.max_usd_per_iteration is not None and usd > o.max_usd_per_iteration:
-                yield Breach("max_usd_per_iteration", o.max_usd_per_iteration, usd)
-            hourly = usd / seconds * 3600
-            if o.max_usd_per_hour is not None and hourly > o.max_usd_per_hour:
-                yield Breach("max_usd_per_hour", o.max_usd_per_hour, hourly)
-            if o.max_usd_total is not None and self.steps is not None:
-                total = usd * self.steps
-                if total > o.max_usd_total:
-                    yield Breach("max_usd_total", o.max_usd_total, total)
+        o, seconds = self.objective, figures.seconds
+        if figures.usd is not None:
+            for name, value, allowed in self.money(seconds, figures.usd):
+                if value > allowed:
+                    yield Breach(name, allowed, value)
         if o.min_iterations_per_s is not None and seconds * o.min_iterations_per_s > 1:
             yield Breach("min_iterations_per_s", o.min_iterations_per_s, 1 / seconds)
         if self.seconds_left is not None and self.steps is not None:
@@ -96,13 +101,10 @@ class Limits:
             yield Breach("max_spot_share", o.max_spot_share, figures.spot_share)
 
     def relaxed(self) -> Iterator[Limits]:
-        """Easier questions whose answers may keep all limits: the limited quantity becomes the
-        goal.
-        """
+        """Easier questions whose answers may keep all limits: what is limited becomes the goal."""
         o = self.objective
         if not self.goal_is_cost and (self.usd_max is not None or o.max_usd_per_hour is not None):
-            money = dict.fromkeys(("max_usd_per_iteration", "max_usd_per_hour", "max_usd_total"))
-            yield replace(self, objective=replace(o, goal="cost", **money))
+            yield replace(self, objective=replace(o, goal="cost", **NO_MONEY_LIMITS))
         if self.goal_is_cost and self.seconds_max is not None:
             quick = replace(o, goal="throughput", min_iterations_per_s=None, deadline=None)
             yield replace(self, objective=quick, seconds_left=None)
@@ -122,20 +124,15 @@ class Limits:
     def usd_max(self) -> float | None:
         """The most dollars that an iteration may cost."""
         o = self.objective
-        found = [o.max_usd_per_iteration] if o.max_usd_per_iteration is not None else []
-        if o.max_usd_total is not None and self.steps:
-            found.append(o.max_usd_total / self.steps)
-        return min(found, default=None)
+        total = o.max_usd_total / self.steps if o.max_usd_total is not None and self.steps else None
+        return _least(o.max_usd_per_iteration, total)
 
     @property
     def seconds_max(self) -> float | None:
         """The most seconds that an iteration may take."""
-        found = []
-        if self.objective.min_iterations_per_s:
-            found.append(1 / self.objective.min_iterations_per_s)
-        if self.seconds_left is not None and self.steps:
-            found.append(self.seconds_left / self.steps)
-        return min(found, default=None)
+        pace, left = self.objective.min_iterations_per_s, self.seconds_left
+        by_deadline = left / self.steps if left is not None and self.steps else None
+        return _least(1 / pace if pace else None, by_deadline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,21 +151,23 @@ class ObjectiveArrays:
         found: Floats = np.where(possible, usd if self.limits.goal_is_cost else seconds, np.inf)
         return found
 
-    def rough(
-        self, seconds: Floats, usd_per_s: Floats, egress_usd: Floats, eased: float = ROUGH_TOLERANCE
-    ) -> Floats:
+    def rough(self, seconds: Floats, usd_per_s: Floats) -> Floats:
         """The objective of rough figures: a slightly broken limit is penalised, not excluded."""
-        possible = np.isfinite(seconds)
         if not self.limits.needs_prices and self.limits.seconds_max is None:
             return seconds
+        possible = np.isfinite(seconds)
         finite = np.where(possible, seconds, 1.0)
-        usd = finite * usd_per_s + egress_usd
+        usd = finite * usd_per_s
         worth = usd if self.limits.goal_is_cost else finite
         for value, most in self.limits.capped(finite, usd, _hourly(finite, usd)):
-            possible = possible & (value <= most * eased)
+            possible = possible & (value <= most * ROUGH_TOLERANCE)
             worth = worth * np.maximum(1.0, value / max(most, 1e-12)) ** 2
         found: Floats = np.where(possible, worth, np.inf)
         return found
+
+
+def _least(*limits: float | None) -> float | None:
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _hourly(seconds: Floats, usd: Floats) -> Floats:

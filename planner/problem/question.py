@@ -69,11 +69,12 @@ class Rejected:
     family: str
     iteration_s: float
     usd: float | None
-    loses: float
-    """How much worse than the chosen plan, as a share of the objective."""
+    loses: float | None
+    """How much worse than the chosen plan, as a share of the objective; ``None`` if that is 0."""
 
     def __str__(self) -> str:
-        return f"rejected: {self.family}: {self.iteration_s:.4g} s, {self.loses:+.1%}"
+        worse = "" if self.loses is None else f", {self.loses:+.1%}"
+        return f"rejected: {self.family}: {self.iteration_s:.4g} s{worse}"
 
 
 @dataclass(frozen=True, slots=True)

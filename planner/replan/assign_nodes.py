@@ -25,9 +25,8 @@ from planner.replan.state_map import (
     spans_by_device,
 )
 from planner.replan.transfers import Routes
-from simulator.arrays import Bools, Floats
-from simulator.inputs.supply_check import PlaceKey
-from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from simulator.arrays import Bools, Floats, prefix_sums
+from simulator.spec.plan import Pipeline, Place, PlaceKey, Plan, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +116,7 @@ def _groups(
                 # A place counts as home only if it holds the state.
                 home = place if held[place.node][needs[stage.layers]].all() else None
             group = _Group(p, s, stage.tp, stage.layers, home)
-            found[place.gpu, place.machine, place.zone].append(group)
+            found[place.key].append(group)
     for some in found.values():
         some.sort(key=lambda group: (-group.tp, group.stage, group.layers, group.pipeline))
     return found
@@ -129,7 +128,7 @@ def stage_is_alive(stage: Stage, nodes: Mapping[str, Node]) -> bool:
     node = nodes.get(place.node or "")
     return (
         node is not None
-        and node.key == (place.gpu, place.machine, place.zone)
+        and node.key == place.key
         and all(device < node.gpus for device in place.devices)
     )
 
@@ -290,7 +289,7 @@ def _placed(
     free = devices_left((node for node in nodes if node.id in touched), taken)
     atoms = state.atoms((plan, running))
     spans = spans_by_device(running, atoms) if running is not None and moving else {}
-    layer_bytes = np.concatenate([[0.0], np.cumsum(state.bytes_by_unit)])
+    layer_bytes = prefix_sums(state.bytes_by_unit)
     for group, node in moving:
         place = unplaced(plan.pipelines[group.pipeline].stages[group.stage]).place
         devices = _devices(group, node, free[node], spans, layer_bytes, atoms)

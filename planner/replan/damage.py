@@ -10,8 +10,7 @@ from planner.replan.assign_nodes import stage_is_alive
 from planner.replan.nodes import Node
 from simulator.documents.problems import Problems
 from simulator.estimate.result import Estimate
-from simulator.inputs.supply_check import PlaceKey
-from simulator.spec.plan import Pipeline, Plan
+from simulator.spec.plan import Pipeline, PlaceKey, Plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,10 +59,7 @@ def template_of(
     pipeline: Pipeline, micro_batch: int, maker: TemplateMaker, lot_of: Mapping[PlaceKey, int]
 ) -> Template:
     """The template that makes this pipeline."""
-    steps = tuple(
-        Step(lot_of[s.place.gpu, s.place.machine, s.place.zone], s.tp, s.recompute)
-        for s in pipeline.stages
-    )
+    steps = tuple(Step(lot_of[s.place.key], s.tp, s.recompute) for s in pipeline.stages)
     cuts = (0, *(stage.layers[1] for stage in pipeline.stages))
     return maker.timed(steps, micro_batch, cuts)
 
@@ -82,7 +78,7 @@ def check_replannable(plan: Plan, known: Mapping[PlaceKey, int], *, place: str =
         problems.add(
             place, "has split stages", "replanning does not support them; run sailorctl plan"
         )
-    keys = {(p.gpu, p.machine, p.zone) for stage in stages for p in stage.places}
+    keys = {p.key for stage in stages for p in stage.places}
     for gpu, machine, zone in sorted(keys - set(known)):
         problems.add(
             place,

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from planner.replan.nodes import Node, is_placed, nodes_of
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.documents.problems import Problems, nearest
-from simulator.inputs.supply_check import PlaceKey
-from simulator.spec.plan import Place, Plan
+from simulator.spec.plan import Place, PlaceKey, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ def match_nodes(plan: Plan, cluster: Cluster, lost: Iterable[str] = ()) -> Match
     names: defaultdict[PlaceKey, list[str]] = defaultdict(list)
     for name in sorted(named, key=_natural):
         place, devices = named[name]
-        key = (place.gpu, place.machine, place.zone)
+        key = place.key
         size = max([devices, *(node.gpus for node in up[key])])
         before.append(Node(name, *key, size))
         if name not in gone:
@@ -78,12 +77,12 @@ def match_nodes(plan: Plan, cluster: Cluster, lost: Iterable[str] = ()) -> Match
 
 def with_pools_of(cluster: Cluster, plan: Plan) -> Cluster:
     """The cluster with an empty pool for each place of the plan that the cluster lacks."""
-    known = {(pool.gpu, pool.machine, pool.zone) for pool in cluster.pools}
+    known = {pool.key for pool in cluster.pools}
     sizes: dict[PlaceKey, int] = {}
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
             for place in stage.places:
-                key = (place.gpu, place.machine, place.zone)
+                key = place.key
                 most = max([stage.tp, *(device + 1 for device in place.devices)])
                 sizes[key] = max(sizes.get(key, 1), most)
     gone = tuple(
@@ -102,7 +101,7 @@ def _named(plan: Plan, problems: Problems) -> dict[str, tuple[Place, int]]:
             for place in stage.places:
                 if place.node is None:
                     continue
-                site = Place(place.gpu, place.machine, place.zone)
+                site = place.site
                 known, devices = named.get(place.node, (site, 0))
                 if known != site:
                     problems.add(
@@ -121,7 +120,7 @@ def _counted(plan: Plan, up: dict[PlaceKey, list[Node]]) -> MatchedNodes:
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
             for place in stage.places:
-                key = (place.gpu, place.machine, place.zone)
+                key = place.key
                 groups[key] += 1
                 sizes[key] = max(sizes.get(key, 0), stage.tp)
     before: list[Node] = []

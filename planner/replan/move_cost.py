@@ -10,9 +10,8 @@ from typing import Any
 from planner.replan.nodes import Node
 from planner.replan.state_map import State, placed_stages
 from planner.replan.transfers import Transfers, bytes_between_zones, place_of
-from simulator.inputs.supply_check import PlaceKey
 from simulator.network.network import Network
-from simulator.spec.plan import Plan
+from simulator.spec.plan import PlaceKey, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +182,7 @@ def usd_per_hour_of(
     """Hourly rent of a plan's devices; ``None`` where a price is unknown."""
     total = 0.0
     for stage, place in placed_stages(plan):
-        price = price_usd_per_gpu_hour[place.gpu, place.machine, place.zone]
+        price = price_usd_per_gpu_hour[place.key]
         if price is None:
             return None
         total += price * stage.tp

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 
 from planner.problem.inventory import Lot
 from simulator.cluster.cluster import Cluster, Pool
-from simulator.inputs.supply_check import PlaceKey
-from simulator.spec.plan import Place, Plan, Stage
+from simulator.spec.plan import Located, PlaceKey, Plan, Stage
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Node:
+class Node(Located):
     """One life of one machine; a machine that comes back is another node."""
 
     id: str
@@ -26,23 +25,13 @@ class Node:
     domain: str = ""
     """Failure domain within the zone, such as a rack; empty if unknown."""
 
-    @property
-    def key(self) -> PlaceKey:
-        """GPU kind, machine type and zone."""
-        return (self.gpu, self.machine, self.zone)
-
-    @property
-    def place(self) -> Place:
-        """The place without the node's name."""
-        return Place(self.gpu, self.machine, self.zone)
-
 
 def nodes_of(cluster: Cluster) -> tuple[Node, ...]:
     """Nodes for a cluster that names none, numbered from 1 in each pool."""
     numbers: Counter[PlaceKey] = Counter()
     nodes = []
     for pool in cluster.pools:
-        key = (pool.gpu, pool.machine, pool.zone)
+        key = pool.key
         whole, rest = divmod(pool.gpus, pool.gpus_per_machine)
         for gpus in [pool.gpus_per_machine] * whole + [rest] * (rest > 0):
             numbers[key] += 1
@@ -58,7 +47,7 @@ def cluster_with(cluster: Cluster, nodes: Iterable[Node]) -> Cluster:
         up[node.key, node.spot][node.gpus] += 1
     pools: list[Pool] = []
     for pool in cluster.pools:
-        sizes = up.pop(((pool.gpu, pool.machine, pool.zone), pool.spot), Counter())
+        sizes = up.pop((pool.key, pool.spot), Counter())
         # Largest machines first: the machine size of a pool is read from its first entry.
         for size in sorted(sizes, reverse=True):
             pools.append(replace(pool, gpus_per_machine=size, gpus=size * sizes[size]))
@@ -77,7 +66,7 @@ def lots_on(lots: Sequence[Lot], nodes: Iterable[Node]) -> tuple[Lot, ...]:
         spot[node.key] += node.gpus * node.spot
     found = []
     for lot in lots:
-        key = (lot.gpu, lot.machine, lot.zone)
+        key = lot.key
         machines = tuple(sorted(sizes[key].items()))
         count = sum(size * times for size, times in machines)
         found.append(replace(lot, gpus=count, machines=machines, spot_gpus=spot[key]))
@@ -107,4 +96,4 @@ def nodes_used(plan: Plan) -> frozenset[str]:
 
 def unplaced(stage: Stage) -> Stage:
     """The stage without its node and devices."""
-    return replace(stage, places=tuple(Place(p.gpu, p.machine, p.zone) for p in stage.places))
+    return replace(stage, places=tuple(place.site for place in stage.places))

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from planner.pipelines.pipeline_mix import PipelineMix, room_for
+from planner.pipelines.pipeline_mix import PipelineMix, room_for, take
 from planner.pipelines.pipeline_template import MANY, Step, Template
 from planner.problem.inventory import Lot
 from planner.replan.damage import Broken
@@ -35,14 +35,13 @@ class RepairDrafts:
         near = {step.lot for template in running for step in template.steps}
         spare = self._fitting(base, [*self._mended(base, broken), *self._known(base, broken)])
         yield from self._refilled(base, spare, near)
-        for index in range(len(base.templates)):
+        for index, (given_up, count) in enumerate(base.pairs):
             # One pipeline less: cheaper by itself, or making room for others.
-            fewer = _one_less(base, index)
-            if fewer is None:
+            fewer = base.with_count(index, count - 1)
+            if not fewer.templates:
                 continue
             yield fewer
             others = self._known(fewer, broken)
-            given_up = base.templates[index]
             spare = [t for t in self._fitting(fewer, others) if t != given_up]
             yield from self._refilled(fewer, spare[:FILL_WITH], near)
 
@@ -60,7 +59,7 @@ class RepairDrafts:
 
     def filled(self, base: PipelineMix, templates: Iterable[Template]) -> PipelineMix:
         """The mix with as many more pipelines of each template as fit, in this order."""
-        counts = dict(zip(base.templates, base.counts, strict=True))
+        counts = dict(base.pairs)
         left, taken = self.total - base.pipelines, base.groups()
         spare = self._spare(base)
         for template in templates:
@@ -71,9 +70,8 @@ class RepairDrafts:
                 continue
             left -= more
             counts[template] = counts.get(template, 0) + more
+            take(taken, template, more)
             for (lot, tp), groups in template.gpus.items():
-                of_lot = taken.setdefault(lot, {})
-                of_lot[tp] = of_lot.get(tp, 0) + groups * more
                 spare[lot] -= tp * groups * more
         return PipelineMix(tuple(counts), tuple(counts.values()))
 
@@ -163,13 +161,3 @@ def _may_fit(template: Template, spare: Sequence[int]) -> bool:
     for step in template.steps:
         needs[step.lot] = needs.get(step.lot, 0) + step.tp
     return all(count <= spare[lot] for lot, count in needs.items())
-
-
-def _one_less(mix: PipelineMix, index: int) -> PipelineMix | None:
-    """The mix with one pipeline less of a template; ``None`` if nothing is left."""
-    counts = (*mix.counts[:index], mix.counts[index] - 1, *mix.counts[index + 1 :])
-    if counts[index]:
-        return PipelineMix(mix.templates, counts)
-    templates = mix.templates[:index] + mix.templates[index + 1 :]
-    rest = counts[:index] + counts[index + 1 :]
-    return PipelineMix(templates, rest) if templates else None

@@ -54,9 +54,7 @@ class ReplanSearch:
     _simple: Plan | None = None
 
     def __post_init__(self) -> None:
-        unknown = {n.key for n in self.nodes} - {
-            (x.gpu, x.machine, x.zone) for x in self.tables.lots
-        }
+        unknown = {n.key for n in self.nodes} - {x.key for x in self.tables.lots}
         assert not unknown, f"made for other pools than {sorted(unknown)}"
         self.lots = lots_on(self.tables.lots, self.nodes)
         self._damage = damage(self.running, self.nodes)
@@ -172,7 +170,7 @@ class ReplanSearch:
         seconds = rough_seconds(some, [self._total] * len(some)).tolist()
         roughly = list(map(self.tables.templates.rough, some, seconds))
         most = ROUGH_WORSE_MAX * roughly.pop() if base.templates else math.inf
-        now = dict(zip(base.templates, base.counts, strict=True))
+        now = dict(base.pairs)
         order: tuple[list[tuple[float, int, int, PipelineMix]], ...] = ([], [])
         for number, (mix, rough) in enumerate(zip(mixes, roughly, strict=True)):
             if rough > most:
@@ -180,7 +178,7 @@ class ReplanSearch:
             # Pipelines with equal boundaries synchronise with the fewest messages.
             is_odd = any(template.cuts not in cuts for template in mix.templates)
             worth = rough * ROUGH_OTHER_CUTS if is_odd else rough
-            counts = dict(zip(mix.templates, mix.counts, strict=True))
+            counts = dict(mix.pairs)
             changes = sum(abs(counts.get(t, 0) - now.get(t, 0)) for t in {**counts, **now})
             strays = any(s.lot not in used for t in mix.templates for s in t.steps)
             order[strays].append((worth, changes, number, mix))
@@ -197,7 +195,7 @@ class ReplanSearch:
         for p in self._damage.alive:
             homes[self.running.templates[p]].append(p)
         plan = plan_of(mix, self._total, self.lots)
-        made = (t for t, n in zip(mix.templates, mix.counts, strict=True) for _ in range(n))
+        made = (template for template, n in mix.pairs for _ in range(n))
         pipelines = []
         for pipeline, template in zip(plan.pipelines, made, strict=True):
             here = homes.get(template)

@@ -88,7 +88,7 @@ class ReplanTables:
 
     def prepare(self, plan: Plan) -> Running:
         """Prepare a placed plan for replanning, before anything is lost."""
-        lot_of = {(lot.gpu, lot.machine, lot.zone): k for k, lot in enumerate(self.lots)}
+        lot_of = {lot.key: k for k, lot in enumerate(self.lots)}
         check_replannable(plan, lot_of)
         assert is_placed(plan), "place a plan before it is replanned"
         self._make_templates(plan.micro_batch_size)

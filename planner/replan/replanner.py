@@ -112,7 +112,7 @@ class Replanner(ReplanTables):
         transfers = transfers_of(
             best.plan, search.nodes, running=running.plan, state=self.state, routes=self.routes
         )
-        prices = {(lot.gpu, lot.machine, lot.zone): lot.price_usd_per_gpu_hour for lot in self.lots}
+        prices = {lot.key: lot.price_usd_per_gpu_hour for lot in self.lots}
         move = cost_of_move(
             best.plan,
             transfers,

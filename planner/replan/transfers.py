@@ -10,9 +10,9 @@ import numpy as np
 
 from planner.replan.nodes import Node
 from planner.replan.state_map import State, held_by_node, overlap, placed_stages, spans_by_device
-from simulator.inputs.supply_check import PlaceKey
+from simulator.arrays import prefix_sums
 from simulator.network.network import Network
-from simulator.spec.plan import Place, Plan
+from simulator.spec.plan import Place, PlaceKey, Plan
 
 PIECE_BYTES = 64 * 2**20
 """State is transferred in pieces of about this size."""
@@ -164,7 +164,7 @@ def _size(units: Iterable[int], state: State) -> float:
 def _device_bytes(plan: Plan, running: Plan | None, state: State) -> tuple[float, float]:
     """Bytes that devices need and already hold, and all bytes that they need."""
     atoms = state.atoms((plan, running))
-    layer_bytes = np.concatenate([[0.0], np.cumsum(state.bytes_by_unit)])
+    layer_bytes = prefix_sums(state.bytes_by_unit)
     had = spans_by_device(running, atoms) if running is not None else {}
     own = total = 0.0
     for stage, place in placed_stages(plan):

@@ -10,9 +10,9 @@ from planner.problem.inventory import Grant, Lot, are_supplied, grants_of, group
 from planner.problem.question import Answer, Question
 from simulator.cluster.place_facts import PlaceFacts
 from simulator.estimate.result import Estimate
-from simulator.inputs.supply_check import PlaceKey, pools_by_place
+from simulator.inputs.supply_check import pools_by_place
 from simulator.spec.job import Goal
-from simulator.spec.plan import Plan
+from simulator.spec.plan import PlaceKey, Plan
 from simulator.traces.player import AvailabilitySpan, PlanFigures
 from simulator.traces.trace import GpuCounts, LostSlots, Trace, cluster_at
 
@@ -159,10 +159,7 @@ def spans_of(
 ) -> tuple[AvailabilitySpan, ...]:
     """The trace as the player needs it, by place; a place may have several pools."""
     pools = plans.question.cluster.pools
-    members = [
-        [n for n, pool in enumerate(pools) if (pool.gpu, pool.machine, pool.zone) == key]
-        for key in plans.places
-    ]
+    members = [[n for n, pool in enumerate(pools) if pool.key == key] for key in plans.places]
     spans = []
     before = trace.intervals[0].gpus
     for interval, slots in zip(trace.intervals, taken, strict=True):

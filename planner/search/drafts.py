@@ -12,14 +12,19 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from planner.pipelines.pipeline_mix import PipelineMix, room_for, rough_seconds
-from planner.pipelines.pipeline_template import Step, Template, TemplateMaker, step_sequences
+from planner.pipelines.pipeline_mix import PipelineMix, room_for, rough_seconds, take
+from planner.pipelines.pipeline_template import (
+    Template,
+    TemplateMaker,
+    step_options,
+    step_sequences,
+)
 from planner.problem.inventory import Grant, Lot
+from planner.problem.job_options import recompute_choices
 from planner.problem.objective import Limits
 from planner.search.pricing import quickest_equal_pipelines
 from planner.search.stage_limits import StageFloors
 from simulator.estimate.event_estimator import EventEstimator
-from simulator.hardware.runtime_constants import platform_of
 from simulator.spec.job import Job
 from simulator.spec.plan import Recompute
 
@@ -167,13 +172,7 @@ class EventDrafts:
     def _sorted_templates(
         self, lots: tuple[int, ...], micro_batch: int, total: int
     ) -> list[Template]:
-        options = [
-            Step(lot, tp, recompute)
-            for lot in lots
-            for tp in self.degrees
-            if self.lots[lot].room(tp)
-            for recompute in self.recomputes
-        ]
+        options = step_options(self.lots, lots, self.degrees, self.recomputes)
         found: list[PipelineMix] = []
         for steps in step_sequences(lots, options, min(STAGES_MAX, self.maker.costs.layer_count)):
             if len(lots) > 1 and len({step.lot for step in steps}) < len(lots):
@@ -195,9 +194,7 @@ class EventDrafts:
     @property
     def recomputes(self) -> tuple[Recompute, ...]:
         """The recomputation choices that the job allows."""
-        return {"none": ("none",), "full": ("full",), "auto": ("none", "full")}[  # type: ignore[return-value]  # the literals of Recompute
-            self.job.recompute
-        ]
+        return recompute_choices(self.job)
 
     def _mixes_of(
         self,
@@ -233,9 +230,7 @@ class EventDrafts:
                 continue
             templates.append(template)
             counts.append(count)
-            for (lot, tp), groups in template.gpus.items():
-                of_lot = taken.setdefault(lot, {})
-                of_lot[tp] = of_lot.get(tp, 0) + groups * count
+            take(taken, template, count)
         return PipelineMix(tuple(templates), tuple(counts))
 
     def rough(self, mix: PipelineMix, seconds: float) -> float:
@@ -289,20 +284,15 @@ class EventDrafts:
     ) -> float:
         """Rough seconds of one ring step over this hop, within a machine or between two."""
         key = (one, other, bytes_each, near)
-        found = self._steps.get(key)
-        if found is not None:
-            return found
-        a, b = self.lots[one[0]].place, self.lots[other[0]].place
-        flows = min(one[1], other[1])
-        network = self.maker.network
-        if near:
-            found = network.within_node(a, gpus=2 * flows, bytes_each=bytes_each)
-        else:
-            found = network.between_nodes(a, b, flows=flows, bytes_each=bytes_each)
-            ring = min(platform_of(a.gpu).ring_efficiency, platform_of(b.gpu).ring_efficiency)
-            found /= ring
-        self._steps[key] = found
-        return found
+        if key not in self._steps:
+            a, b = self.lots[one[0]].place, self.lots[other[0]].place
+            flows, network = min(one[1], other[1]), self.maker.network
+            self._steps[key] = (
+                network.within_node(a, gpus=2 * flows, bytes_each=bytes_each)
+                if near
+                else network.ring_between_nodes(a, b, flows=flows, bytes_each=bytes_each)
+            )
+        return self._steps[key]
 
     def best_per_family_first(self, ranked: list[PipelineMix], count: int) -> list[PipelineMix]:
         """Put the best mix of each family before the second of any, for a share of ``count``."""

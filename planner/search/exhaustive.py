@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.pipelines.pipeline_template import Step, Template
+from planner.pipelines.pipeline_template import Step, Template, step_options
 from planner.problem.bounds import ROUNDING, TooManyPlansError
 from planner.problem.inventory import Lot, lots_hold
 from planner.problem.objective import Limits
@@ -78,13 +78,7 @@ def all_bounded_mixes(
     gpus = sum(lot.gpus for lot in lots)
     if gpus > GPUS_MAX:
         return None
-    options = [
-        Step(lot, tp, recompute)
-        for lot in range(len(lots))
-        for tp in degrees
-        if lots[lot].room(tp)
-        for recompute in recomputes
-    ]
+    options = step_options(lots, range(len(lots)), degrees, recomputes)
     found: list[BoundedMix] = []
     work = _Work()
     try:

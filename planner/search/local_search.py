@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from planner.pipelines.pipeline_mix import PipelineMix, mix_of_plan, plan_of, room_for
 from planner.pipelines.pipeline_template import Template
-from planner.problem.inventory import is_supplied, spot_share
+from planner.problem.inventory import gpus_by_lot, is_supplied, spot_share
 from planner.problem.objective import Figures, Limits
 from planner.search.drafts import EventDrafts, family_of
 from planner.search.exhaustive import all_bounded_mixes
@@ -185,16 +185,8 @@ class EventSearch(EventDrafts):
 
     def figures(self, plan: Plan, estimate: Estimate) -> Figures:
         """The figures of a plan that limits apply to."""
-        return Figures(estimate.iteration_s, estimate.money.total_usd, self._spot_share(plan))
-
-    def _spot_share(self, plan: Plan) -> float:
-        used: dict[int, int] = {}
-        index = {lot.place: k for k, lot in enumerate(self.lots)}
-        for pipeline in plan.pipelines:
-            for stage in pipeline.stages:
-                lot = index[stage.place]
-                used[lot] = used.get(lot, 0) + stage.tp
-        return spot_share((self.lots[k], count) for k, count in used.items())
+        share = spot_share(gpus_by_lot(plan, self.lots), self.lots)
+        return Figures(estimate.iteration_s, estimate.money.total_usd, share)
 
     # -- small changes --------------------------------------------------------------------------
 
@@ -216,15 +208,9 @@ class EventSearch(EventDrafts):
             for changed in self.variants(template, total):
                 yield self._with(mix, index, changed, total)
         for index, count in enumerate(mix.counts):
-            for step in (-1, 1):
-                counts = (*mix.counts[:index], count + step, *mix.counts[index + 1 :])
-                if counts[index]:
-                    yield replace(mix, counts=counts)
-                elif len(counts) > 1:
-                    yield PipelineMix(
-                        mix.templates[:index] + mix.templates[index + 1 :],
-                        counts[:index] + counts[index + 1 :],
-                    )
+            for changed_count in (count - 1, count + 1):
+                if changed_count or len(mix.counts) > 1:
+                    yield mix.with_count(index, changed_count)
         yield from self._smaller(mix, total)
         for lot in range(len(self.lots)):
             for template in self.templates((lot,), b, total):
@@ -264,15 +250,11 @@ class EventSearch(EventDrafts):
 
     def _with(self, mix: PipelineMix, index: int, template: Template, total: int) -> PipelineMix:
         """The mix with one template changed, and as many pipelines of it as fit."""
-        templates = list(mix.templates)
-        counts = list(mix.counts)
-        others = PipelineMix(
-            tuple(templates[:index] + templates[index + 1 :]),
-            tuple(counts[:index] + counts[index + 1 :]),
-        )
-        taken = others.groups() if others.templates else {}
-        room = min(room_for(template, self.lots, taken), total - others.pipelines)
+        others = mix.with_count(index, 0)
+        room = min(room_for(template, self.lots, others.groups()), total - others.pipelines)
         if template in others.templates or room <= 0:
             return others if others.templates else mix
-        templates[index], counts[index] = template, room
-        return PipelineMix(tuple(templates), tuple(counts))
+        return PipelineMix(
+            (*mix.templates[:index], template, *mix.templates[index + 1 :]),
+            (*mix.counts[:index], room, *mix.counts[index + 1 :]),
+        )

@@ -18,7 +18,7 @@ import numpy as np
 from planner.pipelines.pipeline_template import Step, TemplateMaker, range_sums
 from planner.problem.inventory import Lot
 from planner.search.sync_floor import SyncFloor
-from simulator.arrays import Floats, Ints
+from simulator.arrays import Floats, Ints, prefix_sums
 from simulator.hardware.runtime_constants import platform_of
 from simulator.spec.plan import Recompute
 
@@ -145,7 +145,7 @@ class StageFloors:
             gather = self._gather_s(choice, sizes)
             forward = forward + np.where(has_before, message + gather[first], platform.load_s)
             forward = forward + message * has_behind
-            top = np.concatenate([[0.0], back])
+            top = np.append(0.0, back)
             below_top = backward - top[end]
             backward = backward + has_behind * (message + gather[end]) + message * has_before
             held = costs.parameters(choice.tp)
@@ -158,7 +158,9 @@ class StageFloors:
         if not self.typical:
             forwards = np.broadcast_to(forwards.min(axis=0), forwards.shape)
             backwards = np.broadcast_to(backwards.min(axis=0), backwards.shape)
-        fills, drains = (np.stack([_up_to(row) for row in rows]) for rows in (forwards, backwards))
+        fills, drains = (
+            np.stack([prefix_sums(row) for row in rows]) for rows in (forwards, backwards)
+        )
         out_s = min(map(self.sync.leave_machine_s, sorted(set(sizes[:-1].tolist()))), default=0.0)
         gpus = sorted({choice.gpu for choice in self.choices})
         message = min(platform_of(gpu).message_s for gpu in gpus)
@@ -355,9 +357,3 @@ class StageFloors:
                 ]
             )
         return self._room[key]
-
-
-def _up_to(row: Floats) -> Floats:
-    """Sums of all entries before each index."""
-    sums: Floats = np.concatenate([[0.0], np.cumsum(row)])
-    return sums

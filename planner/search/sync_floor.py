@@ -18,7 +18,6 @@ import numpy as np
 
 from planner.problem.inventory import Lot
 from simulator.arrays import Floats, Ints
-from simulator.hardware.runtime_constants import platform_of
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.network.network import Network
 from simulator.spec.plan import Place
@@ -229,13 +228,9 @@ class SyncFloor:
         return self._known_rates[key]
 
     def _message_s(self, hop: Hop, flows: int, bytes_each: float, same_node: bool) -> float:
-        sender, receiver = hop
         if same_node:
-            return self.network.within_node(sender, gpus=2 * flows, bytes_each=bytes_each)
-        seconds = self.network.between_nodes(sender, receiver, flows=flows, bytes_each=bytes_each)
-        return seconds / min(
-            platform_of(sender.gpu).ring_efficiency, platform_of(receiver.gpu).ring_efficiency
-        )
+            return self.network.within_node(hop[0], gpus=2 * flows, bytes_each=bytes_each)
+        return self.network.ring_between_nodes(*hop, flows=flows, bytes_each=bytes_each)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulator.hardware.catalogue import Catalogue
+from simulator.spec.plan import Located, PlaceKey
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class Pool(Located):
     """Machines of one type in one zone under one contract (on demand or spot)."""
 
     zone: str
@@ -55,11 +56,7 @@ class Cluster:
     quotas: tuple[Quota, ...] = ()
     zone_links: tuple[ZoneLink, ...] = ()
 
-    def pools_of(self, gpu: str, machine: str, zone: str) -> tuple[Pool, ...]:
+    def pools_of(self, key: PlaceKey) -> tuple[Pool, ...]:
         """Return the pools that supply a place, on demand before spot."""
-        here = [
-            pool
-            for pool in self.pools
-            if (pool.gpu, pool.machine, pool.zone) == (gpu, machine, zone)
-        ]
+        here = (pool for pool in self.pools if pool.key == key)
         return tuple(sorted(here, key=lambda pool: pool.spot))

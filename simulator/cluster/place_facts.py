@@ -53,7 +53,7 @@ class PlaceFacts:
         return None if usd is None else usd * gpus
 
     def _pools(self, place: Place) -> tuple[Pool, ...]:
-        return self.cluster.pools_of(place.gpu, place.machine, place.zone)
+        return self.cluster.pools_of(place.key)
 
     def _price(self, pool: Pool) -> float | None:
         """Return a pool's price: the cluster file's, else the network file's, else any other."""

@@ -152,13 +152,13 @@ class DeviceGroups:
     @cached_property
     def sites(self) -> tuple[Place, ...]:
         """The distinct places without nodes and devices, which prices do not depend on."""
-        return tuple(dict.fromkeys(_site(place) for place in self.places))
+        return tuple(dict.fromkeys(place.site for place in self.places))
 
     @cached_property
     def site(self) -> Ints:
         """Each row's index into ``sites``."""
         numbers = {site: number for number, site in enumerate(self.sites)}
-        return np.array([numbers[_site(place)] for place in self.places])[self.place]
+        return np.array([numbers[place.site] for place in self.places])[self.place]
 
     @cached_property
     def zones(self) -> tuple[str, ...]:
@@ -237,12 +237,6 @@ def _over_ranges(what: np.ufunc, row: Floats, first: Ints, end: Ints) -> Floats:
     cuts = np.stack([first, end], axis=1).ravel()
     found: Floats = what.reduceat(np.append(row, 0.0), cuts)[::2]
     return np.where(first < end, found, 0.0)
-
-
-def _site(place: Place) -> Place:
-    return place if place.node is None and not place.devices else Place(
-        place.gpu, place.machine, place.zone
-    )  # fmt: skip
 
 
 def _read(pipeline: Pipeline, size: int, numbers: dict[Place, int], flat: list[int]) -> None:

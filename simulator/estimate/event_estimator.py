@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from simulator.arrays import Floats, Ints
+from simulator.arrays import Floats, Ints, prefix_sums
 from simulator.cluster.place_facts import PlaceFacts
 from simulator.estimate.device_groups import (
     DeviceGroups,
@@ -42,7 +42,7 @@ from simulator.estimate.stage_times import (
 from simulator.hardware.runtime_constants import is_fitted, platform_of
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.network.network import Network
-from simulator.spec.plan import Place, Plan, Stage
+from simulator.spec.plan import Place, Plan, Recompute, Stage
 from simulator.spec.provenance import Provenance, weakest
 
 
@@ -243,18 +243,15 @@ class EventEstimator:
 
     def _backward_sums(self, groups: DeviceGroups) -> Floats:
         """Return [timed kind, recomputation, layer]: the backward of all layers before it."""
-        layers = (0, self.costs.layer_count)
-        return np.array(
-            [
-                [
-                    [0.0, *np.cumsum(self.costs.backward_by_layer(
-                        gpu, tp=tp, samples=samples, layers=layers, recompute=recompute
-                    ))]
-                    for recompute in ("none", "full")
-                ]
-                for gpu, tp, samples in groups.timed
-            ]
-        )  # fmt: skip
+        costs, layers = self.costs, (0, self.costs.layer_count)
+
+        def sums(gpu: str, tp: int, samples: int, recompute: Recompute) -> Floats:
+            row = costs.backward_by_layer(
+                gpu, tp=tp, samples=samples, layers=layers, recompute=recompute
+            )
+            return prefix_sums(row)
+
+        return np.array([[sums(*kind, "none"), sums(*kind, "full")] for kind in groups.timed])
 
     def _optimizer_seconds(self, groups: DeviceGroups) -> Floats:
         """Return each group's optimizer seconds; with ZeRO-1, holders share the step."""

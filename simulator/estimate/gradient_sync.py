@@ -20,7 +20,6 @@ from simulator.arrays import Floats, Ints
 from simulator.estimate.device_groups import DeviceGroups, GroupId, distinct_rows
 from simulator.estimate.machine_layout import MachineLayout
 from simulator.estimate.sync_rings import HopColumn, RingHops, SyncRings
-from simulator.hardware.runtime_constants import platform_of
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.network.network import Network
 from simulator.spec.plan import Place, Plan
@@ -78,17 +77,13 @@ class HopTimes:
         if same_node:
             # Every rank of the group sends to its counterpart in the next group.
             return self.network.within_node(sender, gpus=2 * flows * rings, bytes_each=bytes_each)
-        efficiency = min(
-            platform_of(sender.gpu).ring_efficiency, platform_of(receiver.gpu).ring_efficiency
-        )
-        seconds = self.network.between_nodes(
+        return self.network.ring_between_nodes(
             sender,
             receiver,
             flows=flows * rings * abreast,
             bytes_each=bytes_each,
             zone_bytes=flows * zone_rings * rivals * bytes_each,
         )
-        return seconds / efficiency
 
 
 class GradientSync:

@@ -30,10 +30,15 @@ together with the context memory of the two platforms.
 """
 
 
-def state_bytes_per_parameter(job: Job) -> int:
-    """Bytes of weight, gradient, optimizer moments and, in 16 bit, the fp32 copy of the weight."""
+def bytes_per_parameter(job: Job) -> tuple[int, int, int]:
+    """Bytes of weight, gradient, and moments with the fp32 copy of a 16-bit weight."""
     weight, copy = (4, 0) if job.precision == "fp32" else (2, 4)
-    return weight + 4 + 4 * OPTIMIZER_MOMENTS[job.optimizer] + copy
+    return weight, 4, 4 * OPTIMIZER_MOMENTS[job.optimizer] + copy
+
+
+def state_bytes_per_parameter(job: Job) -> int:
+    """Bytes of weight, gradient and optimizer state."""
+    return sum(bytes_per_parameter(job))
 
 
 class MemoryModel:
@@ -71,16 +76,14 @@ class MemoryModel:
         groups, job = self.groups, self.costs.job
         count, sharded = self._parameters()
         activations, workspace = self._activations()
-        full_precision = job.precision == "fp32"
-        weight_bytes = 4 if full_precision else 2
-        moments = OPTIMIZER_MOMENTS[job.optimizer] * 4 + (0 if full_precision else 4)
+        weight, gradient, moments = bytes_per_parameter(job)
         platforms = [platform_of(site.gpu) for site in groups.sites]
         context = np.array([platform.context_bytes for platform in platforms])
         fragmentation = np.array([platform.fragmentation for platform in platforms])
         capacity = np.array([self.capacity_bytes(site) for site in groups.sites])
         columns = {
-            "parameters": weight_bytes * count,
-            "gradients": 4 * count,
+            "parameters": weight * count,
+            "gradients": gradient * count,
             "optimizer": moments * (sharded if job.zero == 1 else count),
             "activations": activations,
             "workspace": RESERVED_OVER_LIVE * workspace,

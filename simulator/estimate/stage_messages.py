@@ -98,7 +98,7 @@ class MessageTimes:
             rivals,
         )
         rows, kind = distinct_rows(*columns)
-        names = [(site.gpu, site.machine, site.zone) for site in groups.sites]
+        names = [site.key for site in groups.sites]
         found = []
         for a, tp_a, b, tp_b, which, is_same, shared, others in zip(
             *(column[rows].tolist() for column in columns), strict=True

@@ -49,7 +49,7 @@ class RingHops:
 
     @cached_property
     def names(self) -> list[tuple[tuple[str, str, str], tuple[str, str, str], int, int, int, int]]:
-        sites = [(site.gpu, site.machine, site.zone) for site in self.groups.sites]
+        sites = [site.key for site in self.groups.sites]
         return [(sites[a], sites[b], *rest) for a, b, *rest in self.heads.tolist()]
 
 

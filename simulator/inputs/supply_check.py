@@ -7,10 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.documents.problems import InputError, Problem, Problems, nearest
-from simulator.spec.plan import Place, Plan, Stage
-
-PlaceKey = tuple[str, str, str]
-"""GPU kind, machine type and zone of a pool or a device group."""
+from simulator.spec.plan import Place, PlaceKey, Plan, Stage
 
 
 def places_with_paths(stage: Stage, at: str) -> Iterator[tuple[str, Place]]:
@@ -26,7 +23,7 @@ def pools_by_place(cluster: Cluster) -> dict[PlaceKey, list[Pool]]:
     """Group the pools by place; spot and on-demand pools of a machine type come together."""
     offers: dict[PlaceKey, list[Pool]] = {}
     for pool in cluster.pools:
-        offers.setdefault((pool.gpu, pool.machine, pool.zone), []).append(pool)
+        offers.setdefault(pool.key, []).append(pool)
     return offers
 
 
@@ -34,7 +31,7 @@ def place_problem(
     place: Place, tp: int, cluster: Cluster, offers: Mapping[PlaceKey, list[Pool]]
 ) -> Problem | None:
     """Return why no pool can hold a group of ``tp`` devices here; the place is the wrong key."""
-    pools = offers.get((place.gpu, place.machine, place.zone))
+    pools = offers.get(place.key)
     if pools is None:
         return _no_pool(place, cluster)
     largest = max(pool.gpus_per_machine for pool in pools)
@@ -87,7 +84,7 @@ def check_supply(
     for pipeline in plan.pipelines:
         for stage in plan.owning_stages(pipeline):
             for taken in stage.places:
-                key = (taken.gpu, taken.machine, taken.zone)
+                key = taken.key
                 groups.setdefault(key, Counter())[stage.tp] += 1
     used_where: Counter[tuple[str, str]] = Counter()
     for (gpu, machine, zone), sizes in sorted(groups.items()):

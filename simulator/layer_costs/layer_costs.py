@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from simulator.arrays import Floats, Ints
+from simulator.arrays import Floats, Ints, prefix_sums
 from simulator.documents.problems import InputError, Problem
 from simulator.hardware.catalogue import Catalogue
 from simulator.hardware.runtime_constants import RUNTIMES, Runtime, platform_of
@@ -101,7 +101,7 @@ class LayerCosts:
         found = self._sums.get(key)
         if found is None:
             times = self.times(gpu, tp=tp, samples=samples)
-            found = (_prefix_sums(times.forward), _prefix_sums(times.backward))
+            found = (prefix_sums(times.forward), prefix_sums(times.backward))
             self._sums[key] = found
         forward, backward = found
         # The head is never recomputed: its backward directly follows its forward.
@@ -279,8 +279,3 @@ class LayerCosts:
     def provenance(self, gpu: str, *, tp: int, samples: int) -> Provenance:
         """Return the provenance of ``times``."""
         return self.times(gpu, tp=tp, samples=samples).provenance
-
-
-def _prefix_sums(row: Floats) -> Floats:
-    """Return prefix sums, so that the sum of a range is one subtraction."""
-    return np.concatenate([[0.0], np.cumsum(row)])

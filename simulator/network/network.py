@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from simulator.hardware.catalogue import Catalogue
+from simulator.hardware.runtime_constants import platform_of
 from simulator.hardware.types import MachineType
 from simulator.network.curves import Curve, seconds_at_flows
 from simulator.spec.plan import Place
@@ -75,6 +76,22 @@ class Network:
         if cap is not None:
             seconds = max(seconds, max(zone_bytes, flows * bytes_each) / cap)
         return seconds
+
+    def ring_between_nodes(
+        self,
+        sender: Place,
+        receiver: Place,
+        *,
+        flows: int,
+        bytes_each: float,
+        zone_bytes: float = 0.0,
+    ) -> float:
+        """Return the seconds of such transfers as a step of a gradient all-reduce."""
+        seconds = self.between_nodes(
+            sender, receiver, flows=flows, bytes_each=bytes_each, zone_bytes=zone_bytes
+        )
+        ends = platform_of(sender.gpu), platform_of(receiver.gpu)
+        return seconds / min(end.ring_efficiency for end in ends)
 
     def between_nodes_source(self, sender: Place, receiver: Place) -> Provenance:
         """Return the provenance of ``between_nodes``."""

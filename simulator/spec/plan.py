@@ -9,6 +9,10 @@ Recompute = Literal["none", "full"]
 Schedule = Literal["1f1b", "gpipe", "interleaved"]
 
 
+PlaceKey = tuple[str, str, str]
+"""GPU kind, machine type and zone."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
     """Where a device group runs: GPU kind, machine type and zone; in a placed plan also a node."""
@@ -18,6 +22,32 @@ class Place:
     zone: str
     node: str | None = None
     devices: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> PlaceKey:
+        return (self.gpu, self.machine, self.zone)
+
+    @property
+    def site(self) -> Place:
+        """The place without node and devices."""
+        return self if self.node is None and not self.devices else Place(*self.key)
+
+
+class Located:
+    """Something at a place that no node is named for."""
+
+    __slots__ = ()
+    gpu: str
+    machine: str
+    zone: str
+
+    @property
+    def key(self) -> PlaceKey:
+        return (self.gpu, self.machine, self.zone)
+
+    @property
+    def place(self) -> Place:
+        return Place(*self.key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from planner.baselines.shared import equal_gpus
 from planner.baselines.shared.equal_gpus import Fleet, ReplicatedStage
 from planner.compare.interface import Case, Mode, Proposal
+from planner.problem.job_options import recompute_choices
 from simulator.estimate.memory import state_bytes_per_parameter
 from simulator.models.layers import FLOAT_BYTES
 from simulator.spec.job import Job
@@ -277,7 +278,7 @@ def inputs_from(case: Case, fleet: Fleet, *, micro_batch_size: int) -> PiperInpu
         parameters = costs.parameters(t)
         kept = {
             way: costs.kept_bytes(tp=t, samples=micro_batch_size, recompute=way)
-            for way in _ways(job)
+            for way in recompute_choices(job)
         }
         for i in range(count):
             ahead, back = float(times.forward[i]), float(times.backward[i])
@@ -299,10 +300,6 @@ def inputs_from(case: Case, fleet: Fleet, *, micro_batch_size: int) -> PiperInpu
         micro_batches=job.global_batch // micro_batch_size,
         memory_bytes=case.sites.capacity_bytes(fleet.place),
     )
-
-
-def _ways(job: Job) -> tuple[Recompute, ...]:
-    return ("none", "full") if job.recompute == "auto" else (job.recompute,)
 
 
 def to_plan(

@@ -45,7 +45,7 @@ from planner.baselines.shared.equal_gpus import (
     tp_degrees,
 )
 from planner.compare.interface import Case, Mode, Proposal
-from simulator.arrays import Floats
+from simulator.arrays import Floats, prefix_sums
 from simulator.models.layers import FLOAT_BYTES
 from simulator.network.curves import Curve
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
@@ -71,9 +71,9 @@ def inputs_from(case: Case, fleets: Sequence[Fleet], mode: Mode) -> Sosp25Inputs
             (zone, _region(case, zone), tuple(_gpus(fleet, zone) for fleet in fleets))
             for zone in zones
         ),
-        parameters={tp: _running(costs.parameters(tp)) for tp in DEGREES},
+        parameters={tp: prefix_sums(costs.parameters(tp)) for tp in DEGREES},
         kept={
-            tp: _running(costs.kept_bytes(tp=tp, samples=1, recompute="none") / width)
+            tp: prefix_sums(costs.kept_bytes(tp=tp, samples=1, recompute="none") / width)
             for tp in DEGREES
         },
         outputs=np.array([costs.output_bytes(k) / width for k in range(costs.layer_count)]),
@@ -108,11 +108,11 @@ def _kind(case: Case, fleet: Fleet, mode: Mode) -> Kind:
             if as_measured:
                 assert profile is not None
                 timing = profile.timings[fleet.gpu, tp, b]
-                seconds[tp, b] = _running(timing.forward_s + timing.backward_s)
+                seconds[tp, b] = prefix_sums(timing.forward_s + timing.backward_s)
                 update_s[tp, b] = timing.optimizer_s or 0.0
             else:
                 times = costs.times(fleet.gpu, tp=tp, samples=b)
-                seconds[tp, b] = _running(times.forward + times.backward)
+                seconds[tp, b] = prefix_sums(times.forward + times.backward)
                 each = float(costs.parameters(tp).mean())
                 update_s[tp, b] = times.optimizer_s_per_parameter * each
     price = case.sites.price_usd_per_gpu_hour(fleet.place) or 0.0
@@ -125,7 +125,7 @@ class _Links:
 
     def __init__(self, case: Case, zones: Sequence[str], kinds: Sequence[str], mode: Mode) -> None:
         self.case, self.zones, self.kinds, self.mode = case, zones, kinds, mode
-        self.places = {(p.zone, p.gpu): Place(p.gpu, p.machine, p.zone) for p in case.cluster.pools}
+        self.places = {(p.zone, p.gpu): p.place for p in case.cluster.pools}
         self.known: dict[tuple[End, End, float], float] = {}
 
     def send_s(self, one: End, other: End, size: float) -> float:
@@ -235,7 +235,3 @@ def _gpus(fleet: Fleet, zone: str) -> int:
 def _region(case: Case, zone: str) -> str:
     declared = dict(case.cluster.zone_regions)
     return declared.get(zone) or case.cluster.catalogue.zones.get(zone) or zone
-
-
-def _running(row: Floats) -> Floats:
-    return np.concatenate([[0.0], np.cumsum(row)])

@@ -63,10 +63,9 @@ def fleets_of(case: Case) -> tuple[Fleet, ...]:
     """One fleet per GPU kind, by name."""
     machines: dict[str, list[tuple[Place, int]]] = {}
     for pool in sorted(case.cluster.pools, key=lambda p: (p.gpu, p.zone, p.machine, p.spot)):
-        place = Place(pool.gpu, pool.machine, pool.zone)
         whole, rest = divmod(pool.gpus, pool.gpus_per_machine)
         sizes = [pool.gpus_per_machine] * whole + [rest] * (rest > 0)
-        machines.setdefault(pool.gpu, []).extend((place, size) for size in sizes)
+        machines.setdefault(pool.gpu, []).extend((pool.place, size) for size in sizes)
     return tuple(Fleet(gpu, tuple(found)) for gpu, found in sorted(machines.items()) if found)
 
 

@@ -53,7 +53,7 @@ def equal_nodes(cluster: Cluster, kinds: Iterable[str]) -> Nodes:
     pools = [pool for pool in cluster.pools if pool.gpu in wanted and pool.gpus > 0]
     machines: list[tuple[Place, int]] = []
     for pool in pools:
-        place = Place(pool.gpu, pool.machine, pool.zone)
+        place = pool.place
         whole, rest = divmod(pool.gpus, pool.gpus_per_machine)
         machines += [(place, pool.gpus_per_machine)] * whole + [(place, rest)] * (rest > 0)
     machines.sort(key=lambda machine: (machine[0].gpu, machine[0].zone, machine[0].machine))

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from simulator.arrays import prefix_sums
+
 Matrix = npt.NDArray[np.float64]
 
 SLACK = 0.03
@@ -50,7 +52,7 @@ def _bisect(weights: Matrix, edges: Matrix, *, half: int, count: int) -> npt.NDA
 
 def _block(weights: Matrix, target: float) -> npt.NDArray[np.bool_]:
     """The first vertices, until their weight is as close to the target as it gets."""
-    sums = np.concatenate([[0.0], np.cumsum(weights)])
+    sums = prefix_sums(weights)
     sides = np.zeros(len(weights), dtype=bool)
     sides[: int(np.argmin(np.abs(sums - target)))] = True
     return sides
