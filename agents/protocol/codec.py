@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import functools
 import json
@@ -52,14 +53,14 @@ def read(kind: type[T], raw: object) -> T:
 
 
 def plain(value: object) -> Any:
-    """Replace records by dictionaries, and tuples by lists."""
+    """Replace records by dictionaries, tuples by lists, and bytes by base64."""
     kind: Any = type(value)
     names = _field_names(kind)
     if names is not None:
         return {name: plain(getattr(value, name)) for name in names}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    return value
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
 @functools.cache
@@ -96,6 +97,8 @@ def _reader(kind: Any) -> Callable[[object], object]:
         return _tuple_reader(kind)
     if dataclasses.is_dataclass(kind):
         return _record_reader(kind)
+    if kind is bytes:
+        return _read_bytes
     return _read_float if kind is float else _value_reader(kind)
 
 
@@ -177,6 +180,13 @@ def _read_float(raw: object) -> object:
     if not math.isfinite(raw):
         raise _Wrong(f"{raw} is not finite")
     return float(raw)
+
+
+def _read_bytes(raw: object) -> object:
+    try:
+        return base64.b64decode(raw, validate=True)  # type: ignore[arg-type]  # raises TypeError
+    except (TypeError, ValueError):
+        raise _Wrong(f"{_shown(raw)} is not base64") from None
 
 
 _WORDS = {int: "an integer", str: "a string", bool: "true or false"}

@@ -28,6 +28,7 @@ from agents.store.interface import (
     Outcome,
     Put,
     Snapshot,
+    Store,
     StoreRefused,
     StoreUnavailable,
     ValueIs,
@@ -57,7 +58,7 @@ def open_etcd(place: Etcd) -> EtcdStore:
     return EtcdStore(EtcdMembers(place), timeout_s=place.timeout_s)
 
 
-class EtcdStore:
+class EtcdStore(Store):
     """A client of an etcd cluster."""
 
     def __init__(self, members: EtcdMembers, *, timeout_s: float) -> None:
@@ -78,10 +79,6 @@ class EtcdStore:
         key, range_end = _range(prefix)
         response = await self._members.ask(RANGE, RANGE_REQUEST(key=key, range_end=range_end))
         return Snapshot(response.header.revision, tuple(map(_entry, response.kvs)))
-
-    async def put(self, key: str, value: bytes, *, lease: int = 0) -> int:
-        """Set a key, and return the revision."""
-        return (await self.transact((), [Put(key, value, lease)])).revision
 
     async def transact(self, compares: Sequence[Compare], orders: Sequence[Operation]) -> Outcome:
         """Apply all operations if all compares hold, and none otherwise, in one revision."""

@@ -170,7 +170,7 @@ class Store(Protocol):
 
     async def put(self, key: str, value: bytes, *, lease: int = 0) -> int:
         """Set a key and return the revision: a transaction without compares."""
-        ...
+        return (await self.transact((), [Put(key, value, lease)])).revision
 
     async def transact(self, compares: Sequence[Compare], orders: Sequence[Operation]) -> Outcome:
         """Apply all operations if all compares hold, and none otherwise, in one revision.

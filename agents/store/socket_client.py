@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
+from agents.protocol.codec import read
 from agents.store import socket_frames
 from agents.store.interface import (
     Changed,
@@ -19,8 +20,8 @@ from agents.store.interface import (
     Lease,
     Operation,
     Outcome,
-    Put,
     Snapshot,
+    Store,
     StoreRefused,
     StoreUnavailable,
     WriteUnknown,
@@ -98,7 +99,7 @@ class Line:
                 socket_frames.write_frame(self._writer, {"id": id_, "do": "unwatch"})
 
 
-class SocketStore:
+class SocketStore(Store):
     """A store behind a Unix socket."""
 
     def __init__(self, path: Path, *, timeout_s: float) -> None:
@@ -117,15 +118,12 @@ class SocketStore:
 
     async def get(self, key: str) -> Entry | None:
         """Read one key."""
-        return socket_frames.read_entry(await self._repeat(do="get", key=key))
+        packed = await self._repeat(do="get", key=key)
+        return None if packed is None else read(Entry, packed)
 
     async def snapshot(self, prefix: str) -> Snapshot:
         """Read all keys with this prefix, at one revision."""
-        return socket_frames.read_snapshot(await self._repeat(do="snapshot", prefix=prefix))
-
-    async def put(self, key: str, value: bytes, *, lease: int = 0) -> int:
-        """Set a key, and return the revision."""
-        return (await self.transact((), [Put(key, value, lease)])).revision
+        return read(Snapshot, await self._repeat(do="snapshot", prefix=prefix))
 
     async def transact(self, compares: Sequence[Compare], orders: Sequence[Operation]) -> Outcome:
         """Apply all operations if all compares hold, and none otherwise, in one revision."""
@@ -136,15 +134,13 @@ class SocketStore:
             async with asyncio.timeout(self._timeout_s):
                 line = await self._connect()
                 sent = True
-                is_applied, revision = await line.ask(do="transact", **packed)
+                return read(Outcome, await line.ask(do="transact", **packed))
         except (ConnectionLost, TimeoutError):
             raise self._silence(WriteUnknown if sent else StoreUnavailable) from None
-        return Outcome(is_applied, revision)
 
     async def grant(self, ttl_s: float) -> Lease:
         """Open a lease."""
-        id_, granted_s = await self._repeat(do="grant", ttl_s=ttl_s)
-        return Lease(id_, granted_s)
+        return read(Lease, await self._repeat(do="grant", ttl_s=ttl_s))
 
     async def keep(self, lease: int) -> bool:
         """Renew a lease; ``False``: it has expired."""

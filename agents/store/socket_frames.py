@@ -1,37 +1,27 @@
 """The protocol of the embedded store's socket: frames of JSON.
 
 A frame is a length of four bytes, big-endian, and one JSON object. A request has an ``id`` and what
-to ``do``; an answer has the ``id``, and either a ``result`` or an ``error``.
+to ``do``; an answer has the ``id``, and either a ``result`` or an ``error``. Entries, compares and
+operations are encoded like all records (``agents.protocol.codec``).
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
+from agents.protocol.codec import plain, read
 from agents.store.interface import (
-    Change,
     Changed,
     Compacted,
     Compare,
-    CreatedAt,
-    Delete,
-    Entry,
-    Lease,
     LeaseGone,
-    LeaseIs,
-    ModifiedAt,
     Operation,
-    Outcome,
-    Put,
-    Snapshot,
     StoreError,
     StoreRefused,
     StoreUnavailable,
-    ValueIs,
     WriteUnknown,
 )
 
@@ -39,14 +29,9 @@ FRAME_BYTES_MAX = 256 << 20
 """Longer frames are refused; a snapshot of ten thousand nodes has some megabytes."""
 
 Frame = dict[str, Any]
-ERRORS: dict[str, type[StoreError]] = {
-    kind.__name__: kind for kind in (LeaseGone, StoreRefused, StoreUnavailable, WriteUnknown)
-}
-COMPARES: dict[str, type[ModifiedAt] | type[CreatedAt] | type[LeaseIs]] = {
-    "modified": ModifiedAt,
-    "created": CreatedAt,
-    "lease": LeaseIs,
-}
+ERRORS = {kind.__name__: kind for kind in (LeaseGone, StoreRefused, StoreUnavailable, WriteUnknown)}
+COMPARES: dict[str, type[Compare]] = {kind.__name__: kind for kind in get_args(Compare)}
+OPERATIONS: dict[str, type[Operation]] = {kind.__name__: kind for kind in get_args(Operation)}
 
 
 class FrameError(ValueError):
@@ -77,61 +62,23 @@ def write_frame(writer: asyncio.StreamWriter, frame: Frame) -> None:
 
 def pack_transaction(compares: Sequence[Compare], orders: Sequence[Operation]) -> Frame:
     """Encode a transaction."""
-    return {
-        "compares": [_pack_compare(each) for each in compares],
-        "orders": [_pack_order(each) for each in orders],
-    }
+
+    def packed(parts: Sequence[Compare | Operation]) -> list[Any]:
+        return [[type(part).__name__, plain(part)] for part in parts]
+
+    return {"compares": packed(compares), "orders": packed(orders)}
 
 
 def read_transaction(frame: Frame) -> tuple[list[Compare], list[Operation]]:
     """Decode a transaction; raises ``KeyError``, ``TypeError`` or ``ValueError`` if it is
     invalid."""
-    compares = [_read_compare(*each) for each in frame["compares"]]
-    return compares, [_read_order(*each) for each in frame["orders"]]
-
-
-def pack_answer(answer: object) -> Any:
-    """Encode the result of a call, or an item of a watch."""
-    match answer:
-        case None | bool() | int():
-            return answer
-        case Entry(key, value, created, modified, lease):
-            return [key, _text(value), created, modified, lease]
-        case Snapshot(revision, entries):
-            return [revision, [pack_answer(each) for each in entries]]
-        case Outcome(is_applied, revision):
-            return [is_applied, revision]
-        case Lease(id_, ttl_s):
-            return [id_, ttl_s]
-        case Changed(revision, changes):
-            return [revision, [[each.key, pack_answer(each.entry)] for each in changes]]
-        case Compacted(revision):
-            return revision
-        case _:
-            raise AssertionError(answer)
-
-
-def read_entry(packed: Any) -> Entry | None:
-    """Decode an entry, or none."""
-    if packed is None:
-        return None
-    key, value, created, modified, lease = packed
-    return Entry(key, _bytes(value), created, modified, lease)
-
-
-def read_snapshot(packed: Any) -> Snapshot:
-    """Decode a snapshot."""
-    revision, entries = packed
-    found = [read_entry(each) for each in entries]
-    return Snapshot(revision, tuple(each for each in found if each is not None))
+    compares = [read(COMPARES[kind], raw) for kind, raw in frame["compares"]]
+    return compares, [read(OPERATIONS[kind], raw) for kind, raw in frame["orders"]]
 
 
 def read_news(packed: Any) -> Changed | Compacted:
     """Decode an item of a watch."""
-    if isinstance(packed, int):
-        return Compacted(packed)
-    revision, changes = packed
-    return Changed(revision, tuple(Change(key, read_entry(entry)) for key, entry in changes))
+    return read(Changed, packed) if "changes" in packed else read(Compacted, packed)
 
 
 def pack_error(error: StoreError) -> list[str]:
@@ -143,49 +90,3 @@ def read_error(packed: Any) -> StoreError:
     """Decode an error."""
     name, text = packed
     return ERRORS[name](text)
-
-
-def _pack_compare(compare: Compare) -> list[Any]:
-    match compare:
-        case ModifiedAt(key, revision):
-            return ["modified", key, revision]
-        case CreatedAt(key, revision):
-            return ["created", key, revision]
-        case LeaseIs(key, lease):
-            return ["lease", key, lease]
-        case ValueIs(key, value):
-            return ["value", key, _text(value)]
-
-
-def _read_compare(kind: str, key: str, what: Any) -> Compare:
-    if kind == "value":
-        return ValueIs(_checked(key, str), _bytes(what))
-    return COMPARES[kind](_checked(key, str), _checked(what, int))
-
-
-def _pack_order(order: Operation) -> list[Any]:
-    match order:
-        case Put(key, value, lease):
-            return [key, _text(value), lease]
-        case Delete(key):
-            return [key]
-
-
-def _read_order(key: str, value: str | None = None, lease: int = 0) -> Operation:
-    if value is None:
-        return Delete(_checked(key, str))
-    return Put(_checked(key, str), _bytes(value), _checked(lease, int))
-
-
-def _checked(value: Any, kind: type) -> Any:
-    if type(value) is not kind:
-        raise TypeError(f"{value!r} is not {kind.__name__}")
-    return value
-
-
-def _text(value: bytes) -> str:
-    return base64.b64encode(value).decode()
-
-
-def _bytes(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)

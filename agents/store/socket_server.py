@@ -11,6 +11,7 @@ import os
 from collections.abc import Awaitable
 from pathlib import Path
 
+from agents.protocol.codec import plain
 from agents.store import socket_frames
 from agents.store.interface import Store, StoreError, StoreRefused
 from agents.store.socket_frames import Frame, FrameError
@@ -122,7 +123,7 @@ class Connection:
             if frame.get("do") == "watch":
                 await self._watch(id_, str(frame["prefix"]), after=int(frame["after"]))
             else:
-                await self._send(id_, result=socket_frames.pack_answer(await self._call(frame)))
+                await self._send(id_, result=plain(await self._call(frame)))
         except StoreError as error:
             await self._send(id_, error=socket_frames.pack_error(error))
         except (KeyError, TypeError, ValueError) as error:
@@ -149,7 +150,7 @@ class Connection:
     async def _watch(self, id_: int, prefix: str, *, after: int) -> None:
         async with contextlib.aclosing(self._store.watch(prefix, after=after)) as news:
             async for each in news:
-                await self._send(id_, result=socket_frames.pack_answer(each))
+                await self._send(id_, result=plain(each))
 
     async def _send(self, id_: int, **answer: object) -> None:
         with contextlib.suppress(ConnectionError):

@@ -22,8 +22,8 @@ from agents.store.interface import (
     Lease,
     Operation,
     Outcome,
-    Put,
     Snapshot,
+    Store,
     StoreError,
     StoreRefused,
     StoreUnavailable,
@@ -42,7 +42,7 @@ TICK_S_MAX = 0.5
 FILE_MODE = 0o600
 
 
-class EmbeddedStore:
+class EmbeddedStore(Store):
     """The store in this process; ``serve`` lets other processes use it."""
 
     def __init__(self, ledger: SqliteFile) -> None:
@@ -87,10 +87,6 @@ class EmbeddedStore:
         """Read all keys with this prefix, at one revision."""
         self._check_open()
         return await self._read(partial(self._ledger.snapshot, prefix))
-
-    async def put(self, key: str, value: bytes, *, lease: int = 0) -> int:
-        """Set a key, and return the revision."""
-        return (await self.transact((), [Put(key, value, lease)])).revision
 
     async def transact(self, compares: Sequence[Compare], orders: Sequence[Operation]) -> Outcome:
         """Apply all operations if all compares hold, and none otherwise, in one revision."""
