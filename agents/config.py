@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agents.core.model import Options
 from agents.protocol.names import NAME
-from agents.store import check_address
+from agents.store.locations import check_address
 from simulator.documents.fields import InvalidValue, open_table, quote
 from simulator.documents.files import load_document
 from simulator.documents.problems import Problems

@@ -42,7 +42,8 @@ from agents.server import AgentServer
 from agents.snapshots.http import SnapshotRoutes
 from agents.snapshots.lifecycle import SnapshotLifecycle
 from agents.snapshots.memory import SnapshotMemory
-from agents.store import Store, StoreUnavailable, open_store
+from agents.store.factory import open_store
+from agents.store.interface import Store, StoreUnavailable
 from agents.workers.fork_client import ForkClient
 from agents.workers.gang import WorkerGang
 from agents.workers.join import GenerationJoiner

@@ -25,7 +25,7 @@ from agents.protocol.records import (
     Order,
 )
 from agents.protocol.store_keys import Keys
-from agents.store import Compacted, Entry, LeaseGone, Put, Store, StoreError
+from agents.store.interface import Compacted, Entry, LeaseGone, Put, Store, StoreError
 from agents.workers.specs import GenerationDetails
 
 T = TypeVar("T")

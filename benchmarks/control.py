@@ -52,7 +52,7 @@ from agents.protocol.store_keys import Keys
 from agents.registration import Registration
 from agents.report_sender import ReportSender
 from agents.rpc.client import SignedClient
-from agents.store import open_store
+from agents.store.factory import open_store
 from benchmarks.machine import told
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -25,7 +25,9 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from agents.store import Changed, Store, open_store, serve
+from agents.store.factory import open_store
+from agents.store.interface import Changed, Store
+from agents.store.socket_server import serve
 
 Input = TypeVar("Input")
 Output = TypeVar("Output")

@@ -14,7 +14,7 @@ from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.compression import pack, unpack
 from agents.protocol.records import Durable, GenerationRecord, JobId, JobRecord, NodeRecord, Order
 from agents.protocol.store_keys import Keys
-from agents.store import (
+from agents.store.interface import (
     Compare,
     CreatedAt,
     Delete,

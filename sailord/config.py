@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from agents.protocol.names import NAME
 from agents.rpc.signing import read_key
-from agents.store import check_address
+from agents.store.locations import check_address
 from sailord.capacity.core.model import Policy
 from sailord.core.options import Options
 from sailord.providers.config import ProviderConfig, read_provider

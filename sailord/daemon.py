@@ -16,15 +16,9 @@ from agents.daemon.logs import begin_log
 from agents.daemon.systemd import notify
 from agents.protocol.store_keys import Keys
 from agents.rpc.signing import read_key
-from agents.store import (
-    Compacted,
-    Store,
-    StoreError,
-    StoreRefused,
-    StoreUnavailable,
-    open_store,
-    serve,
-)
+from agents.store.factory import open_store
+from agents.store.interface import Compacted, Store, StoreError, StoreRefused, StoreUnavailable
+from agents.store.socket_server import serve
 from agents.store.sqlite_store import EmbeddedStore
 from sailord.api.app import build_app, build_public_app
 from sailord.api.context import ApiContext

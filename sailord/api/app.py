@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 from aiohttp import web
 
-from agents.store import StoreError
+from agents.store.interface import StoreError
 from sailord.api.context import CONTEXT, ApiContext, Handler
 from sailord.api.leader_proxy import keep_session, pass_on
 from sailord.api.load_limits import BODY_S, LOAD, BodyLate, Load

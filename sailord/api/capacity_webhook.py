@@ -20,7 +20,7 @@ from aiohttp import web
 
 from agents.protocol.codec import decode, encode
 from agents.protocol.names import JOB_ID
-from agents.store import Delete, Entry, ModifiedAt, Put, WriteUnknown
+from agents.store.interface import Delete, Entry, ModifiedAt, Put, WriteUnknown
 from sailord.api.bodies import ID_CURE, read_object
 from sailord.api.context import CONTEXT
 from sailord.api.orders import OTHER_ID

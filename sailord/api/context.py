@@ -13,7 +13,7 @@ from aiohttp import web
 from agents.daemon.clock import Clock
 from agents.protocol.records import Leader
 from agents.rpc.signing import Verifier
-from agents.store import StoreUnavailable
+from agents.store.interface import StoreUnavailable
 from sailord.capacity.loop import CapacityLoop
 from sailord.cluster_records import Gateway
 from sailord.config import Config

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from agents.protocol.names import JOB_ID
 from agents.protocol.records import Bill, JobId, JobRecord
-from agents.store import StoreError
+from agents.store.interface import StoreError
 from sailord.api import render, types
 from sailord.api.bodies import check_id, read_object
 from sailord.api.context import CONTEXT, ApiContext

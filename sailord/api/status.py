@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from agents.store import StoreError
+from agents.store.interface import StoreError
 from sailord.api import render, types
 from sailord.api.capacity import glance_of
 from sailord.api.context import CONTEXT, ApiContext

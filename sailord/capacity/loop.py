@@ -19,7 +19,7 @@ from agents.daemon.clock import Clock
 from agents.daemon.tasks import Tasks
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.records import JobId, Order
-from agents.store import Put, StoreError
+from agents.store.interface import Put, StoreError
 from sailord.capacity.cluster_view import ClusterView
 from sailord.capacity.core.budget import usd_left, usd_per_hour_limit
 from sailord.capacity.core.decide import decide, record_of

@@ -17,7 +17,7 @@ from agents.daemon.clock import Clock
 from agents.daemon.tasks import Tasks, run_in_batches
 from agents.protocol.records import Abort, Fence, GenerationRecord, JobId, NodeId, NodeRecord
 from agents.rpc.client import CallFailed
-from agents.store import StoreError
+from agents.store.interface import StoreError
 from sailord.checkpoints.catalog import Checkpoints
 from sailord.checkpoints.object_storage import StorageError
 from sailord.cluster_records import Gateway

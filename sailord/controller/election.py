@@ -19,7 +19,7 @@ from agents.daemon.clock import boot_id, since_boot_s
 from agents.daemon.state_folder import lock_folder
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.records import Leader
-from agents.store import CreatedAt, Put, Store, StoreError, StoreUnavailable, WriteUnknown
+from agents.store.interface import CreatedAt, Put, Store, StoreError, StoreUnavailable, WriteUnknown
 
 MARGIN_S_MAX = 2.0
 

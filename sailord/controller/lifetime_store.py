@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from agents.protocol.codec import WireError, decode, encode
-from agents.store import Put
+from agents.store.interface import Put
 from planner.move_policy.node_lifetimes import History, PoolRecord
 from sailord.cluster_records import Gateway
 

@@ -11,7 +11,7 @@ import structlog
 from agents.daemon.clock import Clock
 from agents.daemon.failpoints import failpoint
 from agents.protocol.codec import WireError
-from agents.store import StoreError, StoreRefused
+from agents.store.interface import StoreError, StoreRefused
 from sailord.cluster_records import Gateway
 from sailord.controller.cluster_state import ClusterState
 from sailord.controller.inbox import Inbox

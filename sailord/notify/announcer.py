@@ -10,7 +10,7 @@ import structlog
 
 from agents.daemon.backoff import Backoff
 from agents.protocol.records import JobId
-from agents.store import StoreError
+from agents.store.interface import StoreError
 from sailord.cluster_records import Gateway, Transition
 from sailord.core.commands import Note
 from sailord.core.phases import Running

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from agents.protocol.codec import encode, plain
 from agents.protocol.records import Durable, GenerationRecord, JobId, JobRecord
 from agents.protocol.store_keys import Keys
-from agents.store import Delete, Operation, Put, Snapshot, Store, StoreError
+from agents.store.interface import Delete, Operation, Put, Snapshot, Store, StoreError
 from sailord.cluster_records import Gateway
 from sailord.notify.feed import FeedEvent
 

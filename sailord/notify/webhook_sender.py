@@ -19,7 +19,7 @@ import aiohttp
 import structlog
 
 from agents.daemon.backoff import Backoff
-from agents.store import Entry, Put, StoreError
+from agents.store.interface import Entry, Put, StoreError
 from sailord.config import Receiver
 from sailord.notify.outbox import Outbox
 from sailord.notify.webhook_signature import SIGNATURE_HEADER, sign

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from agents.store import Store
+from agents.store.interface import Store
 from tests.agents.store.places import ETCD, Cluster, Embedded, Place, Server, Socket, wait_answer
 
 NO_ETCD = pytest.mark.skipif(ETCD is None, reason="no `etcd` here; apt-get install etcd-server")

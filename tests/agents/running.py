@@ -31,7 +31,10 @@ from agents.protocol.records import (
 )
 from agents.protocol.store_keys import Keys
 from agents.rpc.signing import REPLY_HEADER, REQUEST_HEADER, check_reply, sign_request
-from agents.store import EmbeddedStore, Put, open_store, serve
+from agents.store.factory import open_store
+from agents.store.interface import Put
+from agents.store.socket_server import serve
+from agents.store.sqlite_store import EmbeddedStore
 from agents.workers.pidfd import process_start
 from simulator.inputs.plan_file import plan_text
 from simulator.spec import plan as plans

@@ -20,7 +20,8 @@ from typing import Any
 from agents.protocol.codec import decode
 from agents.protocol.records import Durable, JobId, Point
 from agents.protocol.store_keys import Keys
-from agents.store import Changed, Store, StoreError, open_store
+from agents.store.factory import open_store
+from agents.store.interface import Changed, Store, StoreError
 from agents.workers.pidfd import process_start
 from sailord.checkpoints.manifest import folder_of, load_manifest
 from sailord.checkpoints.object_storage import open_storage

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from agents.protocol.codec import decode
 from agents.protocol.records import GenerationRecord
 from agents.protocol.store_keys import Keys
-from agents.store import Changed, Store, StoreError, open_store
+from agents.store.factory import open_store
+from agents.store.interface import Changed, Store, StoreError
 from tests.control.cluster import Cluster
 
 LOOK_S = 0.02

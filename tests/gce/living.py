@@ -17,7 +17,7 @@ from agents.cloud.notices import PREEMPTED
 from agents.daemon.process_cleanup import kill_all, mark
 from agents.protocol.codec import decode
 from agents.protocol.store_keys import Keys
-from agents.store import open_store
+from agents.store.factory import open_store
 from sailord.capacity.core.model import CapacityRecord
 from sailord.client import Client
 from sailord.local.paths import Place

@@ -15,7 +15,7 @@ from requests.adapters import HTTPAdapter
 
 from agents.protocol.records import Order
 from agents.protocol.store_keys import Keys
-from agents.store import Entry, StoreUnavailable
+from agents.store.interface import Entry, StoreUnavailable
 from sailord.providers.gce.client import GceClient, raise_gce_error
 from sailord.providers.gce.errors import GceError
 from sailord.providers.gce.partial_lists import with_partial_results

@@ -30,7 +30,8 @@ from agents.protocol.codec import decode
 from agents.protocol.records import NodeId, NodeRecord, Order
 from agents.protocol.store_keys import Keys
 from agents.registration import Registration
-from agents.store import open_store, serve
+from agents.store.factory import open_store
+from agents.store.socket_server import serve
 from tests.agents.running import PREFIX, Place, place, until
 from tests.fakes.metadata import Metadata, metadata_server
 

@@ -15,7 +15,7 @@ from agents.protocol.compression import PACK_FROM, pack, unpack
 from agents.protocol.records import FIRST, GenerationRecord, JobId, NodeId, Peak
 from agents.protocol.store_keys import Keys
 from agents.registration import Registration
-from agents.store import Put, Store
+from agents.store.interface import Put, Store
 from sailord.cluster_records import Gateway
 
 RECORD = GenerationRecord(JobId("j"), 1, "open", "sha", (NodeId("n.1"),), FIRST, 1, "its turn")

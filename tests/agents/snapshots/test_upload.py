@@ -24,7 +24,7 @@ from agents.protocol.records import (
 )
 from agents.snapshots.memory import SnapshotFile
 from agents.snapshots.upload import Uploader, upload_pieces
-from agents.store import Put
+from agents.store.interface import Put
 from tests.agents.running import JOB, PREFIX, place, until
 from tests.agents.sealing import write_snapshot
 from worker.checkpoint import snapshot_file

@@ -17,9 +17,11 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from agents.store import EmbeddedStore, Snapshot, Store, StoreUnavailable, open_store
 from agents.store.etcd_connection import STATUS, STATUS_REQUEST
 from agents.store.etcd_messages import message, method
+from agents.store.factory import open_store
+from agents.store.interface import Snapshot, Store, StoreUnavailable
+from agents.store.sqlite_store import EmbeddedStore
 
 ROOT = Path(__file__).resolve().parents[3]
 ETCD = shutil.which("etcd")

@@ -6,7 +6,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from agents.store import EmbeddedStore, serve
+from agents.store.socket_server import serve
+from agents.store.sqlite_store import EmbeddedStore
 
 
 async def main(file: Path, socket: Path, history_max: int) -> None:

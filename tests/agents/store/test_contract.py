@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
-from agents.store import (
+from agents.store.interface import (
     Change,
     Changed,
     Compacted,

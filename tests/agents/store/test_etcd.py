@@ -12,13 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.store import (
-    Store,
-    StoreRefused,
-    StoreUnavailable,
-    WriteUnknown,
-    open_store,
-)
+from agents.store.factory import open_store
+from agents.store.interface import Store, StoreRefused, StoreUnavailable, WriteUnknown
 from simulator.documents.problems import InputError
 from tests.agents.store.places import ETCD, PATIENCE_S, Cluster, wait_answer
 from tests.agents.store.rights import require_passwords

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from agents.store import CreatedAt, Put, StoreUnavailable, WriteUnknown
+from agents.store.interface import CreatedAt, Put, StoreUnavailable, WriteUnknown
 from tests.agents.store.places import PATIENCE_S, wait_answer
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]

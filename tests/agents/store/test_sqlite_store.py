@@ -15,17 +15,11 @@ from random import Random
 
 import pytest
 
-from agents.store import (
-    Compacted,
-    EmbeddedStore,
-    Put,
-    StoreRefused,
-    StoreUnavailable,
-    WriteUnknown,
-    open_store,
-    serve,
-)
+from agents.store.factory import open_store
+from agents.store.interface import Compacted, Put, StoreRefused, StoreUnavailable, WriteUnknown
+from agents.store.socket_server import serve
 from agents.store.sqlite_file import SqliteFile, Transaction
+from agents.store.sqlite_store import EmbeddedStore
 from tests.agents.store.places import HISTORY_MAX, PATIENCE_S, Socket, wait_answer, write_much
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]

@@ -8,7 +8,8 @@ import json
 import pytest
 
 from agents.protocol.store_keys import Keys
-from agents.store import EmbeddedStore, StoreUnavailable, WriteUnknown
+from agents.store.interface import StoreUnavailable, WriteUnknown
+from agents.store.sqlite_store import EmbeddedStore
 from sailord.api import capacity_webhook as module
 from sailord.api.capacity_webhook import AvailableGpus, note_new, store_message, stored_messages
 from sailord.cluster_records import Gateway

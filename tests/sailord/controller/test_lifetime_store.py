@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from agents.protocol.store_keys import Keys
-from agents.store import Put, open_store
+from agents.store.factory import open_store
+from agents.store.interface import Put
 from planner.move_policy.node_lifetimes import History
 from sailord.cluster_records import Gateway
 from sailord.controller.lifetime_store import load_lifetimes, save_lifetimes

@@ -41,7 +41,8 @@ from agents.rpc.signing import (
     sign_reply,
     sign_request,
 )
-from agents.store import Put, Store, StoreError, open_store
+from agents.store.factory import open_store
+from agents.store.interface import Put, Store, StoreError
 
 STEP_S = 0.02
 LOOK_S = 0.1

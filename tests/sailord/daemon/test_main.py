@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agents.daemon.logs import FIELDS
-from agents.store import Put, WriteUnknown, open_store
+from agents.store.factory import open_store
+from agents.store.interface import Put, WriteUnknown
 from tests.fakes.systemd import Ear, ear
 from tests.sailord.daemon.running import ROOT, Place, wait_until
 

@@ -11,8 +11,7 @@ import pytest
 from agents.daemon.clock import Clock
 from agents.protocol.records import JobId, JobRecord
 from agents.protocol.store_keys import Keys
-from agents.store import Put
-from agents.store.interface import TRANSACTION_BYTES_MAX
+from agents.store.interface import TRANSACTION_BYTES_MAX, Put
 from agents.store.sqlite_store import EmbeddedStore
 from sailord.cluster_records import Gateway
 from sailord.config import load_config

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from agents.protocol.store_keys import Keys
-from agents.store import EmbeddedStore, StoreUnavailable
+from agents.store.interface import StoreUnavailable
+from agents.store.sqlite_store import EmbeddedStore
 from sailord.cluster_records import Gateway
 from sailord.core.commands import Note
 from sailord.core.phases import Running, Starting

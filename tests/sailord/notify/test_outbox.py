@@ -10,7 +10,8 @@ import pytest_asyncio
 from aiohttp import web
 
 from agents.protocol.store_keys import Keys
-from agents.store import EmbeddedStore, Put
+from agents.store.interface import Put
+from agents.store.sqlite_store import EmbeddedStore
 from sailord.cluster_records import Gateway
 from sailord.config import Receiver
 from sailord.notify import outbox as outbox_module
