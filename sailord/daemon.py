@@ -66,7 +66,7 @@ class Daemon:
     controller: Controller
     api: ApiContext
     webhooks: WebhookSender
-    procurer: CapacityLoop | None = None
+    capacity: CapacityLoop | None = None
     """Only if a provider is configured."""
     _is_ready: bool = False
     _led: int | None = None
@@ -84,8 +84,8 @@ class Daemon:
             self._save_lifetimes_often(),
             self.webhooks.run(),
         ]
-        if self.procurer is not None:
-            works.append(self.procurer.run())
+        if self.capacity is not None:
+            works.append(self.capacity.run())
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(work) for work in works]
             await stop.wait()
@@ -271,8 +271,8 @@ async def run_daemon(config: Config) -> None:
         daemon = _assemble(config, store, state, key)
         stack.push_async_callback(daemon.controller.effects.agents.close)
         stack.callback(daemon.controller.effects.planner.close)
-        if daemon.procurer is not None:
-            await daemon.procurer.check()
+        if daemon.capacity is not None:
+            await daemon.capacity.check()
         await _listen(daemon, stack)
         begin_log(config.log_format, daemon.controller.cluster.log_fields)
         await daemon.run(stop)
@@ -297,10 +297,10 @@ def _assemble(config: Config, store: Store, state: StateFolder, key: bytes) -> D
     if config.provider is not None:
         provider = open_provider(config.provider, config.cluster, clock.now)
         planner = controller.effects.planner
-        api.procurer = CapacityLoop(
+        api.capacity = CapacityLoop(
             config, provider, config.capacity, cluster, planner, Gateway(store, keys), clock
         )
-    return Daemon(config, store, clock, gateway, election, controller, api, webhooks, api.procurer)
+    return Daemon(config, store, clock, gateway, election, controller, api, webhooks, api.capacity)
 
 
 async def _listen(daemon: Daemon, stack: contextlib.AsyncExitStack) -> None:

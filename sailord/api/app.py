@@ -12,9 +12,10 @@ from aiohttp import web
 from agents.store.interface import StoreError
 from sailord.api.context import CONTEXT, ApiContext, Handler
 from sailord.api.leader_proxy import keep_session, pass_on
-from sailord.api.load_limits import BODY_S, LOAD, BodyLate, Load
-from sailord.api.responses import BODY_BYTES_MAX, ResourceMissing, refusal, too_many
+from sailord.api.load_limits import LOAD, Load
+from sailord.api.responses import BODY_BYTES_MAX, Refusal, refusal, too_many
 from sailord.api.routes import ROUTES, route_of
+from sailord.checkpoints.object_storage import StorageError
 from simulator.documents.problems import InputError, Problem
 
 log = structlog.get_logger("sailord.api")
@@ -37,11 +38,8 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         is_job = request.path == "/v1/jobs"
         cure = "name data files in the job instead of embedding them" if is_job else "send less"
         return refusal(413, Problem("body", f"is larger than {BODY_BYTES_MAX} bytes", cure))
-    except BodyLate:
-        what = f"did not arrive within {BODY_S:g} s, or was dropped under load"
-        return refusal(408, Problem("body", what, "send it together with the head"))
-    except ResourceMissing as error:
-        return refusal(404, error.problem)
+    except Refusal as error:
+        return error.response
     except web.HTTPNotFound:
         return refusal(404, Problem(path, "unknown address", SEE))
     except web.HTTPMethodNotAllowed as error:
@@ -54,6 +52,9 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         cure = "retry in 5 s; jobs continue meanwhile"
         problem = Problem("the store", f"is unavailable: {error}", cure)
         return refusal(503, problem, headers={"Retry-After": "5"})
+    except StorageError as error:
+        cure = "check that it is reachable from this host, then retry"
+        return refusal(502, Problem("checkpoint storage", str(error), cure))
     except (ConnectionError, asyncio.CancelledError):
         raise
     except Exception:
@@ -85,7 +86,7 @@ async def limit_load(request: web.Request, handler: Handler) -> web.StreamRespon
         return await handler(request)
     load = request.app[LOAD]
     if load.is_full:
-        return too_many("requests")
+        raise too_many("requests")
     with load.counted():
         return await handler(request)
 

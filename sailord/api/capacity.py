@@ -141,9 +141,9 @@ async def show_capacity(request: web.Request) -> web.Response:
 
 def capacity_of(api: ApiContext) -> CapacityView:
     """The view of this sailord."""
-    procurer, lifetimes = api.procurer, api.controller.cluster.lifetimes
-    capacity = CapacityState(api.config.capacity) if procurer is None else procurer.state
-    offered = () if procurer is None else procurer.provider.pools
+    loop, lifetimes = api.capacity, api.controller.cluster.lifetimes
+    capacity = CapacityState(api.config.capacity) if loop is None else loop.state
+    offered = () if loop is None else loop.provider.pools
     kind = None if api.config.provider is None else kind_of(api.config.provider)
     return capacity_view(kind, capacity, offered, api.state, lifetimes.history)
 
@@ -177,7 +177,7 @@ def capacity_view(
 
 def glance_of(api: ApiContext) -> CapacityGlance | None:
     """The summary for the status; ``None`` without a provider."""
-    if api.procurer is None:
+    if api.capacity is None:
         return None
     view = capacity_of(api)
     return CapacityGlance(

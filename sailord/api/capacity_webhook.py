@@ -1,7 +1,7 @@
-"""Capacity webhook: adds a note such as "4 A100-40 available in us-central1-a" to the event feed.
+"""Capacity webhook: takes reports such as "4 A100-40 available in us-central1-a".
 
-It has no other effect: nothing is rented, and no pool is retried earlier, because of it. Each
-message is noted once; its id is stored, so that a new leader recognizes a repeated message too.
+A report is noted in the event feed and ends the cooldown of pools that were out of stock there.
+Each message counts once; its id is stored, so that a new leader recognizes a repeated message too.
 It takes the same forms as the preemption webhook.
 """
 
@@ -24,7 +24,7 @@ from agents.store.interface import Delete, Entry, ModifiedAt, Put, WriteUnknown
 from sailord.api.bodies import ID_CURE, read_object
 from sailord.api.context import CONTEXT
 from sailord.api.orders import OTHER_ID
-from sailord.api.preemption_webhook import ALERTS_MAX, SEE, MessageRefused, read_message
+from sailord.api.preemption_webhook import ALERTS_MAX, SEE, read_message
 from sailord.api.responses import answer, refusal
 from sailord.api.types import Accepted
 from sailord.cluster_records import Gateway, Given
@@ -48,12 +48,9 @@ class AvailableGpus:
 
 
 async def capacity(request: web.Request) -> web.Response:
-    """Note available GPUs in the event feed; there is no other effect."""
+    """Note available GPUs in the event feed, and end stock-out cooldowns of pools with them."""
     api = request.app[CONTEXT]
-    try:
-        form, body = await read_message(request)
-    except MessageRefused as error:
-        return error.response
+    form, body = await read_message(request)
     if form == "pubsub":
         news = [_from_pubsub(body)]
     elif form == "alertmanager":
@@ -68,6 +65,8 @@ async def capacity(request: web.Request) -> web.Response:
         now = api.clock.now()
         text = f"{each.gpus} {each.gpu} available in {each.zone}"
         feed.add(FeedEvent(feed.next_id(now), now, "note", text))
+        if each.gpus and api.capacity is not None:
+            api.capacity.report_stock(each.zone, each.gpu)
 
     given = await note_new(api.gateway, news, note)
     if "other" in given:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from aiohttp import web
 
@@ -16,16 +14,14 @@ from sailord.api.bodies import check_id, read_object
 from sailord.api.context import CONTEXT, ApiContext
 from sailord.api.jobs import job_of
 from sailord.api.orders import REASON_MAX, store_order
-from sailord.api.responses import answer, refusal
+from sailord.api.responses import Refusal, answer, refusal
 from sailord.checkpoints.catalog import Unreadable, folders_at, look_at, reach
 from sailord.checkpoints.manifest import Manifest, folder_of
-from sailord.checkpoints.object_storage import Missing, StorageError
+from sailord.checkpoints.object_storage import Missing
 from sailord.checkpoints.retention import Folder
 from sailord.checkpoints.verify import faults_of
 from sailord.core.reconfiguration_timing import ReconfigurationTiming
 from simulator.documents.problems import InputError, Problem
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +97,7 @@ async def list_checkpoints(request: web.Request) -> web.Response:
     trouble = active.checkpointing.trouble if active is not None and active.job == job.id else ""
     if job.saving.uri is None:
         return answer(CheckpointsView(job.id, None, (), 0, trouble, ()))
-    found = await _reached(asyncio.to_thread(_look, job.saving.uri, JobId(job.id)))
-    if isinstance(found, web.Response):
-        return found
-    folders, complete, broken = found
+    folders, complete, broken = await asyncio.to_thread(_look, job.saving.uri, JobId(job.id))
     durable = api.last_led.durables.get(JobId(job.id))
     complete.sort(key=lambda pair: (pair[0].point, pair[0].term))
     shown = tuple(_view(m, d, folders.get(m.point), is_durable=d == durable) for m, d in complete)
@@ -144,16 +137,11 @@ async def pin_checkpoint(request: web.Request) -> web.Response:
     """Exclude a checkpoint from retention, or include it again."""
     api, job = request.app[CONTEXT], job_of(request)
     is_pinned = request.match_info["order"] == "pin"
-    found = await _found(api, job, request.match_info["step"])
-    if isinstance(found, web.Response):
-        return found
-    manifest, _ = found
+    manifest, _ = await _found(api, job, request.match_info["step"])
     assert job.saving.uri is not None, "a checkpoint was found, so the job has a uri"
     id_, point = JobId(job.id), manifest.point
-    work = api.controller.effects.checkpoints.pin(id_, job.saving.uri, point, is_pinned=is_pinned)
-    failed = await _reached(work)
-    if isinstance(failed, web.Response):
-        return failed
+    checkpoints = api.controller.effects.checkpoints
+    await checkpoints.pin(id_, job.saving.uri, point, is_pinned=is_pinned)
     return answer(Pinned(job.id, point.step, point.generation, is_pinned))
 
 
@@ -167,10 +155,7 @@ async def roll_back(request: web.Request) -> web.Response:
     if active is None or active.job != job.id:
         cure = "only the active job can be rolled back: resume it, or wait for its turn"
         return refusal(409, Problem(job.id, f"is {job.state}, not active", cure))
-    found = await _found(api, job, request.match_info["step"])
-    if isinstance(found, web.Response):
-        return found
-    _, durable = found
+    _, durable = await _found(api, job, request.match_info["step"])
     newest = api.last_led.durables.get(active.job)
     if newest is not None and durable.point.step > newest.point.step:
         what = f"step {durable.point.step} is beyond the durable step {newest.point.step}"
@@ -183,14 +168,12 @@ async def roll_back(request: web.Request) -> web.Response:
     return await store_order(api, order)
 
 
-async def _found(
-    api: ApiContext, job: types.JobView, step: str
-) -> tuple[Manifest, Durable] | web.Response:
-    """Find the readable checkpoint of a step; else the refusal to answer with."""
+async def _found(api: ApiContext, job: types.JobView, step: str) -> tuple[Manifest, Durable]:
+    """Find the readable checkpoint of a step; raises ``Refusal`` or ``StorageError``."""
     uri = job.saving.uri
     if uri is None:
         cure = "submit the job with a uri under [checkpoint]"
-        return refusal(409, Problem("job", "has no checkpoint storage", cure))
+        raise Refusal(409, Problem("job", "has no checkpoint storage", cure))
     if not step.isascii() or not step.isdecimal() or len(step) > 18:
         raise InputError(Problem("step", "invalid step", "give an integer"))
     id_ = JobId(job.id)
@@ -200,22 +183,9 @@ async def _found(
             lambda: faults_of(reach(uri), found[0], job=id_, is_thorough=False)
         )
     except Missing as error:
-        return refusal(404, Problem("step", str(error), f"sailorctl checkpoint ls {id_} lists all"))
-    except StorageError as error:
-        return _away(error)
+        cure = f"sailorctl checkpoint ls {id_} lists all"
+        raise Refusal(404, Problem("step", str(error), cure)) from None
     if faults:
         folder = folder_of(id_, found[0].point)
-        return refusal(409, *(Problem(folder, fault, "use an older one") for fault in faults[:9]))
+        raise Refusal(409, *(Problem(folder, fault, "use an older one") for fault in faults[:9]))
     return found
-
-
-async def _reached(work: Awaitable[T]) -> T | web.Response:
-    try:
-        return await work
-    except StorageError as error:
-        return _away(error)
-
-
-def _away(error: StorageError) -> web.Response:
-    cure = "check that it is reachable from this host, then retry"
-    return refusal(502, Problem("checkpoint storage", str(error), cure))

@@ -57,7 +57,7 @@ class ApiContext:
     key: bytes
     store_changed: asyncio.Event
     """Set to have the store read at once."""
-    procurer: CapacityLoop | None = None
+    capacity: CapacityLoop | None = None
     """Only if a provider is configured."""
     leader: Leader | None = None
     """The present leader, as last read; ``None``: none is elected."""

@@ -16,7 +16,7 @@ from sailord.api import render, types
 from sailord.api.bodies import check_id, read_object
 from sailord.api.context import CONTEXT, ApiContext
 from sailord.api.orders import handle_order, wait_until
-from sailord.api.responses import ResourceMissing, answer, refusal
+from sailord.api.responses import Refusal, answer, refusal
 from sailord.checkpoints.resume import begins_from
 from sailord.cluster_records import Transition
 from sailord.planning.job_spec import job_shape, read_job, saving_of
@@ -67,7 +67,7 @@ def job_of(request: web.Request) -> types.JobView:
     found = render.job_view(state, JobId(id_)) if JOB_ID.match(id_) else None
     if found is None:
         known = (job.id for job in render.jobs_view(state).jobs)
-        raise ResourceMissing(Problem(id_[:64], "no such job", nearest(id_[:64], known)))
+        raise Refusal(404, Problem(id_[:64], "no such job", nearest(id_[:64], known)))
     return found
 
 
@@ -81,7 +81,7 @@ async def show_plan(request: web.Request) -> web.Response:
     api, job = request.app[CONTEXT], job_of(request)
     if job.generation is None:
         cure = f"sailorctl why {job.id} says what the job waits for"
-        raise ResourceMissing(Problem(job.id, "has no plan yet", cure))
+        raise Refusal(404, Problem(job.id, "has no plan yet", cure))
     sha = job.generation.plan
     plan, about = await read_plan(api, job.id, sha)
     return answer(types.PlanView(sha, plan, about))

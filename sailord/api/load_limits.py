@@ -15,16 +15,15 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from sailord.api.responses import Refusal
+from simulator.documents.problems import Problem
+
 BODY_S = 5.0
 """Time for a body to arrive: 1 MiB at 2 Mbit/s; most bodies are some hundred bytes."""
 IN_PROGRESS_MAX = 512
 """Requests in progress on one listener; more are answered with 429."""
 UNSIGNED_MAX = 512
 """Unauthenticated bodies waited for at the same time."""
-
-
-class BodyLate(Exception):  # noqa: N818 - an expected answer, not a failure of ours
-    """A body did not arrive in time; answered with 408."""
 
 
 @dataclass(eq=False)
@@ -62,16 +61,16 @@ LOAD = web.AppKey("load", Load)
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Read the body of an authenticated request; raises ``BodyLate``."""
+    """Read the body of an authenticated request; raises ``Refusal``."""
     try:
         async with asyncio.timeout(BODY_S):
             return await request.read()
     except (TimeoutError, ConnectionError):  # A client that disconnected gets no answer anyway.
-        raise BodyLate from None
+        raise _late() from None
 
 
 async def read_unsigned(request: web.Request) -> bytes:
-    """Read the body of an unauthenticated request; raises ``BodyLate``."""
+    """Read the body of an unauthenticated request; raises ``Refusal``."""
     unsigned = request.app[LOAD].unsigned
     if len(unsigned) >= UNSIGNED_MAX:
         oldest = next(iter(unsigned))
@@ -84,6 +83,11 @@ async def read_unsigned(request: web.Request) -> bytes:
             unsigned[limit] = None
             return await request.read()
     except (TimeoutError, ConnectionError):  # A client that disconnected gets no answer anyway.
-        raise BodyLate from None
+        raise _late() from None
     finally:
         unsigned.pop(limit, None)
+
+
+def _late() -> Refusal:
+    what = f"did not arrive within {BODY_S:g} s, or was dropped under load"
+    return Refusal(408, Problem("body", what, "send it together with the head"))

@@ -21,7 +21,7 @@ Samples = Iterable[tuple[Mapping[str, str], float]]
 def metrics_text(api: ApiContext) -> str:
     """All metrics in Prometheus' text format."""
     families = controller_metrics(api)
-    if api.procurer is not None:
+    if api.capacity is not None:
         families += capacity_metrics(capacity_of(api))
     return exposition(families)
 

@@ -12,7 +12,7 @@ from agents.rpc.client import CallFailed
 from sailord.api import render
 from sailord.api.context import CONTEXT
 from sailord.api.orders import handle_order
-from sailord.api.responses import ResourceMissing, answer, refusal
+from sailord.api.responses import Refusal, answer, refusal
 from sailord.core.nodes import Node
 from simulator.documents.problems import InputError, Problem, nearest
 
@@ -41,7 +41,7 @@ def nodes_of(request: web.Request) -> list[Node]:
     found = [node for node in nodes if name in (node.record.id, node.record.name)]
     if not found:
         known = nearest(name[:64], (node.record.name for node in nodes))
-        raise ResourceMissing(Problem(name[:64], "no such node", known))
+        raise Refusal(404, Problem(name[:64], "no such node", known))
     return found
 
 
@@ -66,11 +66,11 @@ async def logs(request: web.Request) -> web.Response:
             if rank and int(rank) not in written.ranks:
                 ranks = ", ".join(map(str, written.ranks))
                 cure = f"ranks on this node: {ranks}" if ranks else "no worker has started there"
-                raise ResourceMissing(Problem(node.record.name, f"no log of rank {rank}", cure))
+                raise Refusal(404, Problem(node.record.name, f"no log of rank {rank}", cure))
             headers = {MARK_HEADER: written.mark}
             text = _log_text(written, is_named=not rank and len(written.ranks) > 1)
             return web.Response(text=text, content_type="text/plain", headers=headers)
-    raise ResourceMissing(Problem(name, "the node has no address", "see sailorctl nodes"))
+    raise Refusal(404, Problem(name, "the node has no address", "see sailorctl nodes"))
 
 
 def _log_text(written: Output, *, is_named: bool) -> str:

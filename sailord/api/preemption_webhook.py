@@ -23,7 +23,7 @@ from sailord.api.bodies import check_id, check_moment, read_object
 from sailord.api.context import CONTEXT
 from sailord.api.load_limits import read_unsigned
 from sailord.api.orders import OTHER_ID
-from sailord.api.responses import answer, refusal, too_many
+from sailord.api.responses import Refusal, answer, refusal, too_many
 from sailord.api.types import Accepted
 from sailord.api.webhook_tokens import TokenError, check_token, read_keys
 from sailord.config import Webhooks
@@ -39,25 +39,10 @@ Form = Literal["plain", "pubsub", "alertmanager"]
 PREEMPTED = "compute.instances.preempted"
 
 
-class Unauthenticated(Exception):  # noqa: N818 - an expected answer, not a failure of ours
-    """The sender did not authenticate itself; answered with 401."""
-
-
-class MessageRefused(Exception):  # noqa: N818 - an expected answer, not a failure of ours
-    """The message is refused unread; holds the response."""
-
-    def __init__(self, response: web.Response) -> None:
-        super().__init__(response.status)
-        self.response = response
-
-
 async def preemption(request: web.Request) -> web.Response:
     """Take preemption notices, and withdrawals of notices."""
     api = request.app[CONTEXT]
-    try:
-        form, body = await read_message(request)
-    except MessageRefused as error:
-        return error.response
+    form, body = await read_message(request)
     if form == "pubsub":
         orders = _from_pubsub(body)
     elif form == "alertmanager":
@@ -72,31 +57,39 @@ async def preemption(request: web.Request) -> web.Response:
 
 
 async def read_message(request: web.Request) -> tuple[Form, dict[str, Any]]:
-    """Read a message of an authenticated sender; raises ``MessageRefused``."""
+    """Authenticate the sender as far as headers allow, and only then read the body."""
     api = request.app[CONTEXT]
     if not api.allows(request.remote or ""):
-        raise MessageRefused(too_many("messages"))
-    try:
-        return await _read_authenticated(request, api.config.webhooks)
-    except Unauthenticated as error:
-        raise MessageRefused(refusal(401, Problem("the sender", str(error), SEE))) from None
-
-
-async def _read_authenticated(request: web.Request, hooks: Webhooks) -> tuple[Form, dict[str, Any]]:
-    """Authenticate the sender as far as headers allow, and only then read the body."""
-    header = request.headers.get(SIGNATURE_HEADER)
+        raise too_many("messages")
+    hooks, header = api.config.webhooks, request.headers.get(SIGNATURE_HEADER)
     if header is not None:
-        form = _signature_form(hooks.secret, header)
-        _check_signature(hooks.secret, await read_unsigned(request), form)
+        await _check_signature(request, hooks.secret, header)
         return "plain", {}
     kind = await _bearer_form(hooks, request.headers.get("Authorization", ""))
     return kind, _object(await read_unsigned(request))
 
 
+async def _check_signature(request: web.Request, secret: bytes | None, header: str) -> None:
+    """Check form and age of the signature before the body arrives, then the signature."""
+    form = _SIGNATURE.match(header)
+    if secret is None or form is None:
+        raise _unauthenticated("malformed signature, or no secret is configured")
+    if abs(time.time() - float(form[1])) > AGE_S_MAX:
+        why = f"the signature is more than {AGE_S_MAX:g} s old, or a clock is wrong"
+        raise _unauthenticated(why)
+    body = await read_unsigned(request)
+    if not hmac.compare_digest(sign(secret, body, float(form[1])), form[0]):
+        raise _unauthenticated("the signature is wrong")
+
+
+def _unauthenticated(why: str) -> Refusal:
+    return Refusal(401, Problem("the sender", why, SEE))
+
+
 async def _bearer_form(hooks: Webhooks, header: str) -> Form:
     kind, _, token = header.partition(" ")
     if kind != "Bearer" or not token:
-        raise Unauthenticated(f"neither {SIGNATURE_HEADER} nor a bearer token was sent")
+        raise _unauthenticated(f"neither {SIGNATURE_HEADER} nor a bearer token was sent")
     if token.count(".") == 2 and hooks.pubsub_keys is not None:
         assert hooks.pubsub_audience is not None
         assert hooks.pubsub_email is not None
@@ -104,29 +97,12 @@ async def _bearer_form(hooks: Webhooks, header: str) -> Form:
             keys = await asyncio.to_thread(read_keys, hooks.pubsub_keys)
             check_token(token, keys, audience=hooks.pubsub_audience, email=hooks.pubsub_email)
         except TokenError as error:
-            raise Unauthenticated(str(error)) from None
+            raise _unauthenticated(str(error)) from None
         return "pubsub"
     expected = (hooks.alertmanager_token or "").encode()
     if not expected or not hmac.compare_digest(token.encode("utf-8", "replace"), expected):
-        raise Unauthenticated("the token is wrong")
+        raise _unauthenticated("the token is wrong")
     return "alertmanager"
-
-
-def _signature_form(secret: bytes | None, header: str) -> re.Match[str]:
-    """Check form and age of a signature, before the body has arrived."""
-    form = _SIGNATURE.match(header)
-    if secret is None or form is None:
-        raise Unauthenticated("malformed signature, or no secret is configured")
-    if abs(time.time() - float(form[1])) > AGE_S_MAX:
-        raise Unauthenticated(
-            f"the signature is more than {AGE_S_MAX:g} s old, or a clock is wrong"
-        )
-    return form
-
-
-def _check_signature(secret: bytes | None, body: bytes, form: re.Match[str]) -> None:
-    if secret is None or not hmac.compare_digest(sign(secret, body, float(form[1])), form[0]):
-        raise Unauthenticated("the signature is wrong")
 
 
 def _object(raw: bytes) -> dict[str, Any]:

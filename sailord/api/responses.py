@@ -13,12 +13,14 @@ from simulator.documents.problems import Problem
 BODY_BYTES_MAX = 1 << 20
 
 
-class ResourceMissing(Exception):  # noqa: N818 - an expected answer, not a failure of ours
-    """The path names something that does not exist; answered with 404."""
+class Refusal(Exception):  # noqa: N818 - an expected answer, not a failure of ours
+    """A handler refuses a request; ``response`` lists what is wrong and what to do."""
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(str(problem))
-        self.problem = problem
+    def __init__(
+        self, status: int, *problems: Problem, headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__("; ".join(map(str, problems)))
+        self.response = refusal(status, *problems, headers=headers)
 
 
 def answer(
@@ -35,7 +37,7 @@ def refusal(status: int, *problems: Problem, headers: dict[str, str] | None = No
     return answer(Problems(listed), status=status, headers=headers)
 
 
-def too_many(what: str) -> web.Response:
-    """A 429 response."""
+def too_many(what: str) -> Refusal:
+    """A refusal with status 429."""
     problem = Problem(what, "too many at once", "retry in 1 s")
-    return refusal(429, problem, headers={"Retry-After": "1"})
+    return Refusal(429, problem, headers={"Retry-After": "1"})

@@ -41,6 +41,7 @@ from sailord.capacity.core.model import (
     QuotasRead,
     RequestAnswered,
     SteppedDown,
+    StockReported,
     TargetSet,
     Tick,
     TookOver,
@@ -182,6 +183,11 @@ class CapacityLoop:
                 log.info("capacity", text=command.text)
             case _:
                 assert_never(command)
+
+    def report_stock(self, zone: str, gpu: str) -> None:
+        """End the cooldown of pools with such GPUs that were out of stock."""
+        if self._term is not None:
+            self._feed(StockReported(self.clock.now(), zone, gpu))
 
     # ---- leadership and storage ---------------------------------------------------------------
 

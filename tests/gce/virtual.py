@@ -58,7 +58,7 @@ STORM_S = 30.0
 class Head:
     """One sailord, from its start to its end."""
 
-    procurer: CapacityLoop
+    capacity: CapacityLoop
     task: asyncio.Task[None]
 
 
@@ -256,7 +256,7 @@ class World(Hooks):
         self._gateway.term += 1
         api = VirtualClient(self._rest, self._config.call_s, self._lag)
         state = State(term=self._gateway.term, nodes=Nodes(self._nodes), active=self._job())
-        procurer = CapacityLoop(
+        capacity = CapacityLoop(
             SimpleNamespace(cluster_name="test", cluster_file=None, profiles=None),
             GceProvider(self._config, CATALOGUE, api, self.now),
             self.policy,
@@ -266,7 +266,7 @@ class World(Hooks):
             SimpleNamespace(now=self.now),
             lambda: str(uuid.UUID(int=self.random.getrandbits(128))),
         )
-        self.head = Head(procurer, asyncio.create_task(procurer.run()))
+        self.head = Head(capacity, asyncio.create_task(capacity.run()))
 
     async def _kill(self) -> None:
         """Kill sailord between two of its steps; requests on their way still arrive."""
@@ -311,7 +311,7 @@ class World(Hooks):
         A group may still make machines that an unanswered request has ordered.
         """
         assert self.head is not None
-        state = self.head.procurer.state
+        state = self.head.capacity.state
         is_trying = any(group.wanted for group in self.cloud.groups.values())
         return not (self.cloud.there() or is_trying or state.machines or state.asks)
 
@@ -336,7 +336,7 @@ class World(Hooks):
 
     def _tell_nodes(self) -> None:
         if self.head is not None:
-            cluster = self.head.procurer.cluster
+            cluster = self.head.capacity.cluster
             cluster.state = replace(cluster.state, nodes=Nodes(self._nodes), active=self._job())
 
     # ---- machines -----------------------------------------------------------------------------
@@ -367,7 +367,7 @@ class World(Hooks):
     def _check_asks(self) -> None:
         """Check that no request counts on top of its machines, or as lost while they exist."""
         assert self.head is not None
-        state = self.head.procurer.state
+        state = self.head.capacity.state
         self._known |= state.machines.keys()
         known = [vm for vm in self.cloud.there() if str(vm.id) in state.machines]
         made = Counter(_request_of(vm) for vm in known)
@@ -386,7 +386,7 @@ class World(Hooks):
     def spent(self) -> float:
         """Return the cost by sailord's records."""
         assert self.head is not None
-        return spent_usd(self.head.procurer.state)
+        return spent_usd(self.head.capacity.state)
 
     def bill_of_known(self) -> float:
         """Return what Google charges for the machines that sailord has ever observed."""

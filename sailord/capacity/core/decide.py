@@ -46,6 +46,7 @@ from sailord.capacity.core.model import (
     RentedInstance,
     RequestAnswered,
     SteppedDown,
+    StockReported,
     TargetSet,
     Tick,
     TookOver,
@@ -135,6 +136,8 @@ def _apply(state: CapacityState, event: Event) -> Decision:
             return _count_agents(state, event), ()
         case TargetSet():
             return replace(state, target=dict(event.target)), ()
+        case StockReported():
+            return _end_stockouts(state, event), ()
         case Tick():
             return state, ()
         case _:
@@ -210,6 +213,15 @@ def _cool_down(
     return replace(
         state, cooldowns={**state.cooldowns, pool: Cooldown(until, kind, refusals, text, since)}
     )
+
+
+def _end_stockouts(state: CapacityState, event: StockReported) -> CapacityState:
+    cooldowns = {
+        pool: rest
+        for pool, rest in state.cooldowns.items()
+        if rest.kind != "stockout" or (pool.zone, pool.gpu) != (event.zone, event.gpu)
+    }
+    return replace(state, cooldowns=cooldowns)
 
 
 def _reprice(state: CapacityState, prices: Mapping[Pool, float]) -> CapacityState:

@@ -274,6 +274,15 @@ class TargetSet:
 
 
 @dataclass(frozen=True, slots=True)
+class StockReported:
+    """Somebody reported that GPUs of this kind are available in this zone."""
+
+    at: float
+    zone: str
+    gpu: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed."""
 
@@ -290,6 +299,7 @@ Event = (
     | QuotasRead
     | AgentsCounted
     | TargetSet
+    | StockReported
     | Tick
 )
 

@@ -23,6 +23,7 @@ from sailord.capacity.core.model import (
     PricesRead,
     QuotasRead,
     RequestAnswered,
+    StockReported,
     TargetSet,
     Tick,
     TookOver,
@@ -371,3 +372,13 @@ def test_old_refusals_do_not_count():
         story.hear(RequestAnswered(at, Refused(request, "stockout", "no")))
     rest = story.state.cooldowns[A]
     assert (rest.refusals, rest.since) == (1, 10_000.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "zone", "is_over"),
+    [("stockout", "zone-a", True), ("stockout", "zone-b", False), ("quota", "zone-a", False)],
+)
+def test_reported_stock_ends_the_cooldown_after_a_stockout_there(kind, zone, is_over):
+    story = Story().see(0.0).hear(TargetSet(10.0, {A: 1}))
+    story.hear(RequestAnswered(10.0, Refused(FIRST, kind, "no")))
+    assert (story.hear(StockReported(11.0, zone, "gpu")).asks() == [(A, 1)]) is is_over
