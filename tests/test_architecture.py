@@ -84,14 +84,13 @@ WINGS: dict[str, dict[str, str]] = {
     "sailord": {
         "core": "agents.protocol simulator.documents",
         "cluster_records": "core agents.store",
-        "planning.mix": "",
-        "planning": "core planner planning.mix",
+        "planning": "core planner",
         "checkpoints": "core planning agents.object_store worker.checkpoint.snapshot_file "
         "worker.checkpoint.compatibility worker.layout worker.types",
         "providers.interface": "simulator",
         "providers.gce": "providers.interface",
         "providers": "providers.gce agents.daemon",
-        "capacity.core.model": "providers.interface planning.mix",
+        "capacity.core.model": "providers.interface",
         "capacity.core": "capacity.core.model core planning",
         "config": "core capacity.core.model providers agents.daemon agents.rpc agents.store",
         "notify": "cluster_records config agents.rpc",

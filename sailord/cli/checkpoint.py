@@ -25,7 +25,7 @@ from sailord.checkpoints.retention import Folder
 from sailord.checkpoints.verify import faults_of
 from sailord.cli.exit_codes import FAILED
 from sailord.cli.options import FILE, JSON, show
-from sailord.cli.server import about_job, active_job, order_options, server_command
+from sailord.cli.server import active_job, job_question, order_options, server_command
 from sailord.client import Client, ServerProblem, part
 from sailord.planning.job_spec import read_job, saving_of
 from sailord.text.table import table
@@ -38,17 +38,6 @@ WAIT_S = 0.2
 @click.group()
 def checkpoint() -> None:
     """List, make, verify, pin and export checkpoints, and roll back."""
-
-
-@checkpoint.command("ls")
-@click.argument("job", required=False)
-@server_command
-def list_checkpoints(client: Client, job: str | None, as_json: bool) -> None:
-    """List a job's checkpoints.
-
-    Default JOB: the active one.
-    """
-    show(about_job(client, job, "checkpoints"), as_json, _list_text)
 
 
 def _list_text(value: dict[str, Any]) -> str:
@@ -71,6 +60,11 @@ def _list_text(value: dict[str, Any]) -> str:
     if value["unfinished_bytes"]:
         lines.append(f"{value['unfinished_bytes']:,} bytes of unfinished uploads")
     return "\n".join([*lines, *([value["trouble"]] if value["trouble"] else [])])
+
+
+checkpoint.add_command(
+    job_question("checkpoints", _list_text, "List a job's checkpoints.", name="ls")
+)
 
 
 @checkpoint.command("now")

@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from planner.api import plan_job
-from planner.cost_frontier import DEFAULT_POINTS, Frontier, Point, frontier
+from planner.cost_frontier import DEFAULT_POINTS, Frontier, Point
+from planner.cost_frontier import frontier as find_frontier
 from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs
 from sailord.cli.options import FILE, JSON, show
 from sailord.cli.question import BUDGET, exit_without_plan, read_question
@@ -21,7 +22,7 @@ from simulator.documents.problems import InputError, Problem
 from simulator.inputs.plan_file import plan_text, plan_to_json
 
 
-@click.command("frontier")
+@click.command()
 @click.argument("job", type=FILE)
 @click.argument("cluster", type=FILE)
 @PROFILES
@@ -37,7 +38,7 @@ from simulator.inputs.plan_file import plan_text, plan_to_json
 @click.option("--save", type=FILE, metavar="DIR", help="Write each plan into this folder.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the frontier as .svg or .png.")
 @JSON
-def frontier_command(
+def frontier(
     job: Path,
     cluster: Path,
     profiles: Path | None,
@@ -58,7 +59,7 @@ def frontier_command(
         check_picture(plot)
     question = read_question(job, cluster, profiles, estimator_name, budget=budget)
     started = time.perf_counter()
-    found = frontier(question, points=points)
+    found = find_frontier(question, points=points)
     seconds = time.perf_counter() - started
     if not found.points:
         exit_without_plan(plan_job(question).problems)

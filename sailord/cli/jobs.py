@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
 from sailord.cli.options import FILE, show
-from sailord.cli.server import about_job, order_options, server_command
-from sailord.client import Client, ServerProblem, part
+from sailord.cli.server import job_question, order_command, question, server_command
+from sailord.client import Client, ServerProblem
 from sailord.text import cluster_text as text
 from simulator.documents.files import read_bytes
 from simulator.documents.problems import InputError, Problem
-
-
-@click.command()
-@server_command
-def jobs(client: Client, as_json: bool) -> None:
-    """List all jobs."""
-    show(client.ask("GET", "/v1/jobs"), as_json, lambda v: text.jobs_text(v["jobs"]))
 
 
 @click.command()
@@ -53,53 +45,18 @@ def submit(
         click.echo(f"warning: {warning}", err=True)
 
 
-@click.command()
-@click.argument("job", required=False)
-@server_command
-def history(client: Client, job: str | None, as_json: bool) -> None:
-    """Show a job's state transitions, each with its reason.
-
-    Default JOB: the active one.
-    """
-    show(about_job(client, job, "history"), as_json, text.history_text)
-
-
-@click.command()
-@click.argument("job", required=False)
-@server_command
-def moves(client: Client, job: str | None, as_json: bool) -> None:
-    """Show how long each reconfiguration took, measured and predicted.
-
-    Default JOB: the active one.
-    """
-    show(about_job(client, job, "moves"), as_json, lambda v: text.moves_text(v["moves"]))
-
-
-@click.command()
-@click.argument("job", required=False)
-@server_command
-def why(client: Client, job: str | None, as_json: bool) -> None:
-    """Explain a job's state, its generation and its plan.
-
-    Default JOB: the active one.
-    """
-    show(about_job(client, job, "why"), as_json, text.why_text)
-
-
-def _order_command(order_name: str, about: str) -> click.Command:
-    @click.command(order_name, help=about)
-    @click.argument("job")
-    @order_options
-    @server_command
-    def command(client: Client, job: str, order: dict[str, Any], as_json: bool) -> None:
-        answer = client.ask("POST", f"/v1/jobs/{part(job)}/{order_name}", order)
-        show(answer, as_json, lambda _: f"{order_name} {job}: ordered")
-
-    return command
-
-
-pause = _order_command(
-    "pause", "Pause a job at the end of its step; the next queued job gets the cluster."
+jobs = question("jobs", lambda v: text.jobs_text(v["jobs"]), "List all jobs.")
+history = job_question(
+    "history", text.history_text, "Show a job's state transitions, each with its reason."
 )
-resume = _order_command("resume", "Resume a job that is paused or held.")
-cancel = _order_command("cancel", "End a job for good; its checkpoints stay in storage.")
+moves = job_question(
+    "moves",
+    lambda v: text.moves_text(v["moves"]),
+    "Show how long each reconfiguration took, measured and predicted.",
+)
+why = job_question("why", text.why_text, "Explain a job's state, its generation and its plan.")
+pause = order_command(
+    "job", "pause", "Pause a job at the end of its step; the next queued job gets the cluster."
+)
+resume = order_command("job", "resume", "Resume a job that is paused or held.")
+cancel = order_command("job", "cancel", "End a job for good; its checkpoints stay in storage.")

@@ -4,98 +4,68 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.metadata import version
-from typing import NamedTuple
 
 import click
 
 from sailord.cli.errors import Group
 from sailord.cli.exit_codes import TEXT
 
-
-class Entry(NamedTuple):
-    """Where a command is defined, and the summary that the list of commands prints."""
-
-    module: str
-    attribute: str
-    summary: str
-
-
-SECTIONS: dict[str, dict[str, Entry]] = {
+SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Plan and simulate, without a cluster": {
-        "plan": Entry("plan", "plan", "Find the best plan for JOB on CLUSTER."),
-        "simulate": Entry(
-            "simulate", "simulate", "Estimate the time, memory and cost of PLAN for JOB on CLUSTER."
-        ),
-        "compare": Entry(
-            "compare", "compare", "Run all planners on JOB and CLUSTER, judged by one simulator."
-        ),
-        "frontier": Entry(
-            "frontier", "frontier_command", "Find the trade-off of throughput and cost."
-        ),
-        "replan": Entry(
-            "replan", "replan_command", "Find the plan that should follow PLAN on the new CLUSTER."
-        ),
-        "replay": Entry(
-            "replay", "replay", "Replay an availability TRACE under several replanning policies."
-        ),
-        "validate": Entry("simulate", "validate", "Compare predictions with measured runs."),
+        "plan": ("plan", "Find the best plan for JOB on CLUSTER."),
+        "simulate": ("simulate", "Estimate the time, memory and cost of PLAN for JOB on CLUSTER."),
+        "compare": ("compare", "Run all planners on JOB and CLUSTER, judged by one simulator."),
+        "frontier": ("frontier", "Find the trade-off of throughput and cost."),
+        "replan": ("replan", "Find the plan that should follow PLAN on the new CLUSTER."),
+        "replay": ("replay", "Replay an availability TRACE under several replanning policies."),
+        "validate": ("simulate", "Compare predictions with measured runs."),
     },
     "Try a cluster on this machine": {
-        "up": Entry("local_cluster", "up", "Start an emulated cluster here and train on it."),
-        "tour": Entry("local_cluster", "tour", "Demonstrate recovery on an emulated cluster."),
-        "local": Entry("local_cluster", "local", "Add and kill nodes of `sailorctl up`."),
+        "up": ("local_cluster", "Start an emulated cluster here and train on it."),
+        "tour": ("local_cluster", "Demonstrate recovery on an emulated cluster."),
+        "local": ("local_cluster", "Add and kill nodes of `sailorctl up`."),
     },
     "Look at a running cluster": {
-        "status": Entry("cluster", "status", "Show the job, its plan and the nodes."),
-        "nodes": Entry("nodes", "nodes", "List all nodes."),
-        "jobs": Entry("jobs", "jobs", "List all jobs."),
-        "events": Entry("cluster", "events", "Print recent events of the whole cluster."),
-        "history": Entry(
-            "jobs", "history", "Show a job's state transitions, each with its reason."
-        ),
-        "moves": Entry(
-            "jobs", "moves", "Show how long each reconfiguration took, measured and predicted."
-        ),
-        "why": Entry("jobs", "why", "Explain a job's state, its generation and its plan."),
-        "logs": Entry("nodes", "logs", "Show the last output of a node's workers."),
-        "capacity": Entry(
-            *("cluster", "capacity"),
+        "status": ("cluster", "Show the job, its plan and the nodes."),
+        "nodes": ("nodes", "List all nodes."),
+        "jobs": ("jobs", "List all jobs."),
+        "events": ("cluster", "Print recent events of the whole cluster."),
+        "history": ("jobs", "Show a job's state transitions, each with its reason."),
+        "moves": ("jobs", "Show how long each reconfiguration took, measured and predicted."),
+        "why": ("jobs", "Explain a job's state, its generation and its plan."),
+        "logs": ("nodes", "Show the last output of a node's workers."),
+        "capacity": (
+            "cluster",
             "Show rented instances per pool, refused requests, quotas and cost.",
         ),
-        "doctor": Entry("doctor", "doctor", "List the cluster's problems with their cures."),
+        "doctor": ("doctor", "List the cluster's problems with their cures."),
     },
     "Jobs": {
-        "submit": Entry("jobs", "submit", "Queue the job of FILE."),
-        "pause": Entry(
-            *("jobs", "pause"),
+        "submit": ("jobs", "Queue the job of FILE."),
+        "pause": (
+            "jobs",
             "Pause a job at the end of its step; the next queued job gets the cluster.",
         ),
-        "resume": Entry("jobs", "resume", "Resume a job that is paused or held."),
-        "cancel": Entry("jobs", "cancel", "End a job for good; its checkpoints stay in storage."),
-        "checkpoint": Entry(
-            *("checkpoint", "checkpoint"),
+        "resume": ("jobs", "Resume a job that is paused or held."),
+        "cancel": ("jobs", "End a job for good; its checkpoints stay in storage."),
+        "checkpoint": (
+            "checkpoint",
             "List, make, verify, pin and export checkpoints, and roll back.",
         ),
     },
     "Nodes": {
-        "drain": Entry("nodes", "drain", "Move the job off a node without losing a step."),
-        "preempt": Entry(
-            *("nodes", "preempt"),
-            "Announce that a node will be preempted, as a cloud's notice would.",
-        ),
-        "withdraw": Entry(
-            *("nodes", "withdraw"), "Cancel a drain or a preemption notice: the node stays."
-        ),
-        "cordon": Entry(
-            "nodes", "cordon", "Exclude a node from new plans; what runs on it continues."
-        ),
-        "uncordon": Entry("nodes", "uncordon", "Allow a node in new plans again."),
+        "drain": ("nodes", "Move the job off a node without losing a step."),
+        "preempt": ("nodes", "Announce that a node will be preempted, as a cloud's notice would."),
+        "withdraw": ("nodes", "Cancel a drain or a preemption notice: the node stays."),
+        "cordon": ("nodes", "Exclude a node from new plans; what runs on it continues."),
+        "uncordon": ("nodes", "Allow a node in new plans again."),
     },
     "This command": {
-        "completion": Entry("completion", "completion", "Print the completion script of SHELL."),
+        "completion": ("completion", "Print the completion script of SHELL."),
     },
 }
-"""All commands, in the sections and the order of ``sailorctl --help``."""
+"""All commands, in the sections and the order of ``sailorctl --help``: each one's module, which
+defines it under its own name, and the summary that the list prints."""
 COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
 
 
@@ -108,15 +78,15 @@ class LazyGroup(Group):
     def get_command(self, _: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        entry = COMMANDS[cmd_name]
-        command = getattr(import_module(f"sailord.cli.{entry.module}"), entry.attribute)
+        module = import_module(f"sailord.cli.{COMMANDS[cmd_name][0]}")
+        command = getattr(module, cmd_name)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, entries in SECTIONS.items():
             with formatter.section(heading):
-                rows = [(name, entry.summary) for name, entry in entries.items()]
+                rows = [(name, summary) for name, (_, summary) in entries.items()]
                 formatter.write_dl(rows, col_max=12)
 
 

@@ -9,7 +9,13 @@ from typing import Any
 import click
 
 from sailord.cli.options import FiniteRange, json_line, show
-from sailord.cli.server import order_options, report_outage, server_command
+from sailord.cli.server import (
+    order_command,
+    order_options,
+    question,
+    report_outage,
+    server_command,
+)
 from sailord.client import Client, Patience, part
 from sailord.text import cluster_text as text
 from sailord.text.units import duration
@@ -17,11 +23,7 @@ from sailord.text.units import duration
 FOLLOW_S = 1.0
 
 
-@click.command()
-@server_command
-def nodes(client: Client, as_json: bool) -> None:
-    """List all nodes."""
-    show(client.ask("GET", "/v1/nodes"), as_json, lambda v: text.nodes_text(v["nodes"]))
+nodes = question("nodes", lambda v: text.nodes_text(v["nodes"]), "List all nodes.")
 
 
 @click.command()
@@ -48,26 +50,19 @@ def logs(client: Client, node: str, rank: int | None, follow: bool, as_json: boo
             time.sleep(FOLLOW_S)
 
 
-def _order_command(order_name: str, about: str) -> click.Command:
-    @click.command(order_name, help=about)
-    @click.argument("node")
-    @order_options
-    @server_command
-    def command(client: Client, node: str, order: dict[str, Any], as_json: bool) -> None:
-        answer = client.ask("POST", f"/v1/nodes/{part(node)}/{order_name}", order)
-        show(answer, as_json, lambda _: f"{order_name} {node}: ordered")
-
-    return command
-
-
-drain = _order_command(
+drain = order_command(
+    "node",
     "drain",
     "Move the job off a node without losing a step.\n\n"
     "`nodes` says when the node is safe to stop; `withdraw` cancels the drain.",
 )
-cordon = _order_command("cordon", "Exclude a node from new plans; what runs on it continues.")
-uncordon = _order_command("uncordon", "Allow a node in new plans again.")
-withdraw = _order_command("withdraw", "Cancel a drain or a preemption notice: the node stays.")
+cordon = order_command(
+    "node", "cordon", "Exclude a node from new plans; what runs on it continues."
+)
+uncordon = order_command("node", "uncordon", "Allow a node in new plans again.")
+withdraw = order_command(
+    "node", "withdraw", "Cancel a drain or a preemption notice: the node stays."
+)
 
 
 @click.command()

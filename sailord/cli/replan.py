@@ -32,7 +32,7 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 
 
-@click.command("replan")
+@click.command()
 @click.argument("plan", type=FILE)
 @click.argument("job", type=FILE)
 @click.argument("cluster", type=FILE)
@@ -51,7 +51,7 @@ from simulator.spec.plan import Plan
 )
 @click.option("--save", type=FILE, metavar="PLAN", help="Write the next plan to this file.")
 @JSON
-def replan_command(
+def replan(
     plan: Path,
     job: Path,
     cluster: Path,

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from sailord.cli.exit_codes import FAILED, INTERRUPTED
-from sailord.cli.options import JSON
+from sailord.cli.options import JSON, show
 from sailord.client import Client, ServerProblem, client_from, part
 
 
@@ -57,17 +57,52 @@ def order_options(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+def question(name: str, text_of: Callable[[Any], str], about: str) -> click.Command:
+    """Make a command that prints what sailord answers at ``/v1/NAME``."""
+
+    @click.command(name, help=about)
+    @server_command
+    def command(client: Client, as_json: bool) -> None:
+        show(client.ask("GET", f"/v1/{name}"), as_json, text_of)
+
+    return command
+
+
+def job_question(
+    document: str, text_of: Callable[[Any], str], about: str, *, name: str | None = None
+) -> click.Command:
+    """Make a command that prints one of the documents about a job."""
+
+    @click.command(name or document, help=f"{about}\n\nDefault JOB: the active one.")
+    @click.argument("job", required=False)
+    @server_command
+    def command(client: Client, job: str | None, as_json: bool) -> None:
+        path = f"/v1/jobs/{part(job or active_job(client))}/{document}"
+        show(client.ask("GET", path), as_json, text_of)
+
+    return command
+
+
+def order_command(kind: str, name: str, about: str) -> click.Command:
+    """Make a command that orders something for a ``job`` or a ``node``."""
+
+    @click.command(name, help=about)
+    @click.argument("target", metavar=kind.upper())
+    @order_options
+    @server_command
+    def command(client: Client, target: str, order: dict[str, Any], as_json: bool) -> None:
+        answer = client.ask("POST", f"/v1/{kind}s/{part(target)}/{name}", order)
+        show(answer, as_json, lambda _: f"{name} {target}: ordered")
+
+    return command
+
+
 def active_job(client: Client) -> str:
     """Return the id of the job that runs on the cluster: the default where no job is named."""
     active = client.ask("GET", "/v1/status")["job"]
     if active is None:
         raise ServerProblem("no job is active; name one (sailorctl jobs lists all)")
     return str(active["id"])
-
-
-def about_job(client: Client, job: str | None, what: str) -> Any:
-    """Read one of the documents about a job; without a name, about the active job."""
-    return client.ask("GET", f"/v1/jobs/{part(job or active_job(client))}/{what}")
 
 
 def report_outage(problem: ServerProblem) -> None:

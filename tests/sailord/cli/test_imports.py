@@ -50,7 +50,7 @@ def test_a_search_imports_numpy_at_most() -> None:
 def test_the_listed_summary_is_the_first_sentence_of_the_command(name: str) -> None:
     command = main.get_command(None, name)
     assert command is not None
-    assert command.get_short_help_str(200) == COMMANDS[name].summary
+    assert command.get_short_help_str(200) == COMMANDS[name][1]
 
 
 def test_help_lists_the_exit_codes() -> None:
