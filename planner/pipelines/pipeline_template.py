@@ -99,10 +99,9 @@ class TemplateMaker:
         key = (gpu, tp, micro_batch, recompute)
         found = self._seconds.get(key)
         if found is None:
-            layers = (0, self.costs.layer_count)
             times = self.costs.times(gpu, tp=tp, samples=micro_batch)
             back = self.costs.backward_by_layer(
-                gpu, tp=tp, samples=micro_batch, layers=layers, recompute=recompute
+                gpu, tp=tp, samples=micro_batch, recompute=recompute
             )
             found = self._seconds[key] = prefix_sums(times.forward + back).tolist()
         return found

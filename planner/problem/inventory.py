@@ -93,18 +93,14 @@ class Grant:
     gpus_max: int
 
 
-def grants_of(cluster: Cluster, lots: Iterable[Lot]) -> tuple[Grant, ...]:
+def grants_of(cluster: Cluster, lots: Sequence[Lot]) -> tuple[Grant, ...]:
     """The quotas that are smaller than the GPUs that are up."""
-    lots = tuple(lots)
-    declared = dict(cluster.zone_regions)
     found = []
     for quota in cluster.quotas:
         bound = frozenset(
             index
             for index, lot in enumerate(lots)
-            if lot.gpu == quota.gpu
-            and quota.where
-            in (lot.zone, declared.get(lot.zone, cluster.catalogue.zones.get(lot.zone)))
+            if lot.gpu == quota.gpu and quota.where in (lot.zone, cluster.region_of(lot.zone))
         )
         if sum(lots[index].gpus for index in bound) > quota.gpus_max:
             found.append(Grant(quota.where, quota.gpu, bound, quota.gpus_max))

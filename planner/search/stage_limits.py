@@ -134,7 +134,6 @@ class StageFloors:
                 choice.gpu,
                 tp=choice.tp,
                 samples=micro_batch,
-                layers=(0, layers),
                 recompute=choice.recompute,
             )
             ahead_rows.append(times.forward)

@@ -56,6 +56,10 @@ class Cluster:
     quotas: tuple[Quota, ...] = ()
     zone_links: tuple[ZoneLink, ...] = ()
 
+    def region_of(self, zone: str) -> str | None:
+        """Return a zone's region: as the cluster file declares it, else the catalogue's."""
+        return dict(self.zone_regions).get(zone, self.catalogue.zones.get(zone))
+
     def pools_of(self, key: PlaceKey) -> tuple[Pool, ...]:
         """Return the pools that supply a place, on demand before spot."""
         here = (pool for pool in self.pools if pool.key == key)

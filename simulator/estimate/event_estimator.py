@@ -243,13 +243,11 @@ class EventEstimator:
 
     def _backward_sums(self, groups: DeviceGroups) -> Floats:
         """Return [timed kind, recomputation, layer]: the backward of all layers before it."""
-        costs, layers = self.costs, (0, self.costs.layer_count)
 
         def sums(gpu: str, tp: int, samples: int, recompute: Recompute) -> Floats:
-            row = costs.backward_by_layer(
-                gpu, tp=tp, samples=samples, layers=layers, recompute=recompute
+            return prefix_sums(
+                self.costs.backward_by_layer(gpu, tp=tp, samples=samples, recompute=recompute)
             )
-            return prefix_sums(row)
 
         return np.array([[sums(*kind, "none"), sums(*kind, "full")] for kind in groups.timed])
 

@@ -137,13 +137,12 @@ def _machine_sizes(pool: Pool) -> Iterator[tuple[int, int]]:
 def _check_quotas(
     used: Mapping[tuple[str, str], int], cluster: Cluster, place: str, problems: Problems
 ) -> None:
-    declared = dict(cluster.zone_regions)
     for quota in cluster.quotas:
-        taken = 0
-        for (zone, gpu), count in used.items():
-            region = declared.get(zone, cluster.catalogue.zones.get(zone))
-            if gpu == quota.gpu and quota.where in (zone, region):
-                taken += count
+        taken = sum(
+            count
+            for (zone, gpu), count in used.items()
+            if gpu == quota.gpu and quota.where in (zone, cluster.region_of(zone))
+        )
         if taken > quota.gpus_max:
             over = taken - quota.gpus_max
             what = f"takes {taken} {quota.gpu} GPUs in {quota.where}, {over} more than the quota"

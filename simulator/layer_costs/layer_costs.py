@@ -109,18 +109,14 @@ class LayerCosts:
         again: Floats = (forward[last] - forward[first]) * recompute
         return forward[end] - forward[first], backward[end] - backward[first] + again
 
-    def backward_by_layer(
-        self, gpu: str, *, tp: int, samples: int, layers: tuple[int, int], recompute: Recompute
-    ) -> Floats:
-        """Return the backward seconds of each layer of a range, as in ``stage_seconds``."""
+    def backward_by_layer(self, gpu: str, *, tp: int, samples: int, recompute: Recompute) -> Floats:
+        """Return the backward seconds of each layer, as in ``stage_seconds``."""
         times = self.times(gpu, tp=tp, samples=samples)
-        first, end = layers
-        row: Floats = times.backward[first:end]
-        if recompute == "full":
-            again = times.forward[first:end].copy()
-            again[max(self.layer_count - 1 - first, 0) :] = 0.0  # The head, as above.
-            row = row + again
-        return row
+        if recompute == "none":
+            return times.backward
+        # The head, as above.
+        repeated: Floats = times.backward + np.append(times.forward[:-1], 0.0)
+        return repeated
 
     # -- parameters -----------------------------------------------------------------------------
 

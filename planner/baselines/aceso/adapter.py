@@ -9,7 +9,7 @@ from planner.baselines.shared.equal_nodes import bytes_per_s_within
 from planner.compare.interface import Case, Mode
 from simulator.models.layers import FLOAT_BYTES
 from simulator.spec.job import OPTIMIZER_MOMENTS, Job
-from simulator.spec.plan import Pipeline, Plan
+from simulator.spec.plan import Plan
 
 MB = 2.0**20
 SAMPLES = (1, 2, 4, 8)
@@ -34,12 +34,11 @@ def inputs_from(case: Case, fleet: Fleet, *, mode: Mode = "fixed") -> AcesoInput
     for key in ((b, t) for b in SAMPLES for t in degrees):
         b, t = key
         times = costs.times(fleet.gpu, tp=t, samples=b)
-        again = times.forward.copy() if recompute == "full" else 0 * times.forward
-        again[-1] = 0.0  # The head has nothing to recompute.
+        back = costs.backward_by_layer(fleet.gpu, tp=t, samples=b, recompute=recompute)
         kept = costs.kept_bytes(tp=t, samples=b, recompute=recompute)
         scratch = costs.workspace_bytes(tp=t, samples=b, recompute=recompute)
         rows["forward_ms"][key] = tuple(1e3 * float(s) for s in times.forward)
-        rows["backward_ms"][key] = tuple(1e3 * float(s) for s in times.backward + again)
+        rows["backward_ms"][key] = tuple(1e3 * float(s) for s in back)
         rows["in_mb"][key] = tuple(b * mb for mb in received)
         rows["out_mb"][key] = tuple(b * mb for mb in sent)
         rows["weights_mb"][key] = tuple(width * float(p) / MB for p in costs.parameters(t))
@@ -87,13 +86,7 @@ def to_plan(own: AcesoPlan, job: Job, fleet: Fleet) -> Plan | str:
         ReplicatedStage((stage.first, stage.end), stage.t, stage.d, equal_gpus.recompute_of(job))
         for stage in own.config.stages
     ]
-    pipelines, one = equal_gpus.folded(shapes)
-    size, rest = divmod(own.config.micro_batch, pipelines)
+    rows = equal_gpus.folded(shapes)
+    size, rest = divmod(own.config.micro_batch, len(rows))
     assert rest == 0, "every data degree divides the micro batch"
-    counts = equal_gpus.even_counts(job, size=size, pipelines=pipelines)
-    if isinstance(counts, str):
-        return counts
-    stages = equal_gpus.hand_out_stages(fleet, [one] * pipelines)
-    if stages is None:
-        return "its TP groups do not fit into the machines"
-    return Plan(size, tuple(map(Pipeline, counts, map(tuple, stages))))
+    return equal_gpus.placed_plan(fleet, job, rows, size=size)

@@ -21,8 +21,9 @@ from functools import cache
 from itertools import accumulate, pairwise
 from typing import Literal
 
-from planner.baselines.shared.equal_gpus import proposal, ranked, recompute_of, tp_degrees
+from planner.baselines.shared.equal_gpus import proposal, ranked, tp_degrees
 from planner.baselines.shared.equal_nodes import (
+    Degrees,
     Nodes,
     bytes_per_s_between,
     bytes_per_s_within,
@@ -30,6 +31,7 @@ from planner.baselines.shared.equal_nodes import (
     equal_nodes,
     even_plan,
     gpu_kinds,
+    whole_degrees,
 )
 from planner.compare.interface import Case, Mode, Proposal
 from simulator.models.layers import FLOAT_BYTES
@@ -58,23 +60,19 @@ class AmpInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Degrees:
+class AmpPlan(Degrees):
     """AMP's own plan format."""
 
-    tp: int
-    dp: int
-    pp: int
-    micro_batch_size: int
     cuts: tuple[int, ...] = ()
 
 
-def candidates(inputs: AmpInputs, mode: Mode = "fixed") -> list[Degrees]:
+def candidates(inputs: AmpInputs, mode: Mode = "fixed") -> list[AmpPlan]:
     """All degrees in AMP's order: by micro batch, then as enumerated."""
     size, nodes = inputs.gpus_per_node, len(inputs.between_floats_per_s)
     while nodes and inputs.global_batch % (size * nodes):
         nodes -= 1  # Kept: AMP plans for fewer nodes rather than for an uneven batch.
     layers = len(inputs.output_floats)
-    by_micro_batch: dict[int, list[Degrees]] = {}
+    by_micro_batch: dict[int, list[AmpPlan]] = {}
     for tp in divisors(size) if nodes else ():
         if mode == "fixed" and tp not in inputs.layer_seconds:
             continue
@@ -83,11 +81,11 @@ def candidates(inputs: AmpInputs, mode: Mode = "fixed") -> list[Degrees]:
                 pp = size * nodes // (tp * dp)
                 found = by_micro_batch.setdefault(samples, [])
                 if pp <= layers:
-                    found.append(Degrees(tp, dp, pp, samples))
+                    found.append(AmpPlan(tp, dp, pp, samples))
     return [degrees for found in by_micro_batch.values() for degrees in found]
 
 
-def seconds_of(inputs: AmpInputs, plan: Degrees, mode: Mode = "fixed") -> float:
+def seconds_of(inputs: AmpInputs, plan: AmpPlan, mode: Mode = "fixed") -> float:
     """Iteration time: fill, slowest stage per micro batch, sends and gradients."""
     row = inputs.layer_seconds.get(plan.tp)
     if row is None:
@@ -104,7 +102,7 @@ def seconds_of(inputs: AmpInputs, plan: Degrees, mode: Mode = "fixed") -> float:
     return pipeline + _gradient_seconds(inputs, plan, mode)
 
 
-def _cut_seconds(inputs: AmpInputs, plan: Degrees, *, layer: int, stage: int) -> float:
+def _cut_seconds(inputs: AmpInputs, plan: AmpPlan, *, layer: int, stage: int) -> float:
     """From a stage to the next: the slowest of the tensor links, mean over the replicas."""
     floats = plan.micro_batch_size * inputs.output_floats[layer]
     replicas = [
@@ -118,7 +116,7 @@ def _cut_seconds(inputs: AmpInputs, plan: Degrees, *, layer: int, stage: int) ->
     return sum(replicas) / plan.dp
 
 
-def _gradient_seconds(inputs: AmpInputs, plan: Degrees, mode: Mode) -> float:
+def _gradient_seconds(inputs: AmpInputs, plan: AmpPlan, mode: Mode) -> float:
     """The slowest ring all-reduce over stages and tensor positions."""
     slowest = 0.0
     for stage, (first, end) in enumerate(pairwise(plan.cuts)):
@@ -135,7 +133,7 @@ def _gradient_seconds(inputs: AmpInputs, plan: Degrees, mode: Mode) -> float:
     return slowest
 
 
-def _rank(plan: Degrees, stage: int, replica: int, tensor: int) -> int:
+def _rank(plan: AmpPlan, stage: int, replica: int, tensor: int) -> int:
     return (stage * plan.dp + replica) * plan.tp + tensor
 
 
@@ -149,7 +147,7 @@ def _floats_per_s(inputs: AmpInputs, one: int, other: int) -> float:
 # -- where the layers are cut ---------------------------------------------------------------------
 
 
-def cut_layers(inputs: AmpInputs, degrees: Degrees, mode: Mode) -> tuple[int, ...]:
+def cut_layers(inputs: AmpInputs, degrees: AmpPlan, mode: Mode) -> tuple[int, ...]:
     """Layer boundaries for these degrees, by the rule named in the inputs."""
     count, stages = len(inputs.output_floats), degrees.pp
     row = inputs.layer_seconds.get(degrees.tp)
@@ -210,7 +208,7 @@ def partition(
     return value + sum(layer_seconds), lengths
 
 
-def search(inputs: AmpInputs, mode: Mode = "fixed") -> list[tuple[float, Degrees]]:
+def search(inputs: AmpInputs, mode: Mode = "fixed") -> list[tuple[float, AmpPlan]]:
     """All candidates with their boundaries and times, best first; ties keep their order."""
     plans = [
         replace(degrees, cuts=cut_layers(inputs, degrees, mode))
@@ -226,7 +224,7 @@ def search(inputs: AmpInputs, mode: Mode = "fixed") -> list[tuple[float, Degrees
 def inputs_from(case: Case, nodes: Nodes, mode: Mode) -> AmpInputs:
     """AMP's inputs for these nodes."""
     width = FLOAT_BYTES[case.job.precision]
-    degrees = [tp for tp in tp_degrees(case, nodes.gpus_per_node) if nodes.gpus_per_node % tp == 0]
+    degrees = whole_degrees(case, nodes)
     places = tuple(dict.fromkeys(nodes.places))
     between = {
         one: min(bytes_per_s_between(case, one, other) for other in places) for one in places
@@ -254,19 +252,11 @@ def inputs_from(case: Case, nodes: Nodes, mode: Mode) -> AmpInputs:
     )
 
 
-def to_plan(plan: Degrees, case: Case, nodes: Nodes) -> Plan | str:
+def to_plan(plan: AmpPlan, case: Case, nodes: Nodes) -> Plan | str:
     """The degrees as a plan."""
     if plan.tp not in tp_degrees(case, nodes.gpus_per_node):
         return f"TP {plan.tp} does not suit the job"
-    return even_plan(
-        nodes.groups(plan.tp),
-        plan.cuts,
-        tp=plan.tp,
-        dp=plan.dp,
-        micro_batch_size=plan.micro_batch_size,
-        job=case.job,
-        recompute=recompute_of(case.job),
-    )
+    return even_plan(plan, nodes.groups(plan.tp), plan.cuts, case.job)
 
 
 class AmpPlanner:
@@ -280,9 +270,6 @@ class AmpPlanner:
         if not nodes.places:
             return ()
         return ranked(
-            (
-                plan.tp * plan.dp * plan.pp,
-                proposal(math.inf if math.isnan(seconds) else seconds, to_plan(plan, case, nodes)),
-            )
-            for seconds, plan in search(inputs_from(case, nodes, mode), mode)
+            (plan.gpus, proposal(math.inf if math.isnan(s) else s, to_plan(plan, case, nodes)))
+            for s, plan in search(inputs_from(case, nodes, mode), mode)
         )

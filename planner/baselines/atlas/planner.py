@@ -19,16 +19,16 @@ from planner.baselines.shared.equal_gpus import (
     micro_batch_sizes,
     proposal,
     ranked,
-    recompute_of,
-    tp_degrees,
 )
 from planner.baselines.shared.equal_nodes import (
+    Degrees,
     Nodes,
     equal_cuts,
     equal_nodes,
     even_plan,
     fits,
     gpu_kinds,
+    whole_degrees,
 )
 from planner.compare.interface import Case, Mode, Proposal
 from simulator.estimate.event_estimator import EventEstimator
@@ -55,13 +55,9 @@ class AtlasInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class AtlasLayout:
+class AtlasLayout(Degrees):
     """Atlas' own plan format: the region of every stage, with all its replicas."""
 
-    pp: int
-    dp: int
-    tp: int
-    micro_batch_size: int
     stage_regions: tuple[str, ...]
 
 
@@ -95,7 +91,7 @@ def layouts(
                 regions = place_stages(inputs.regions, pp=pp, dp=dp, tp=inputs.tp, mode=mode)
                 if regions is None:
                     break  # More replicas need no less room.
-                yield AtlasLayout(pp, dp, inputs.tp, size, regions)
+                yield AtlasLayout(inputs.tp, dp, pp, size, regions)
 
 
 def search(
@@ -106,9 +102,7 @@ def search(
 ) -> list[tuple[float, AtlasLayout]]:
     """Every layout with its time, the fastest first."""
     scored = [(seconds(layout), layout) for layout in layouts(inputs, mode, shape_fits)]
-    return sorted(
-        scored, key=lambda s: (s[0], s[1].pp * s[1].dp * s[1].tp, s[1].pp, s[1].micro_batch_size)
-    )
+    return sorted(scored, key=lambda s: (s[0], s[1].gpus, s[1].pp, s[1].micro_batch_size))
 
 
 # -- the case -------------------------------------------------------------------------------------
@@ -116,7 +110,7 @@ def search(
 
 def inputs_from(case: Case, nodes: Nodes, mode: Mode) -> AtlasInputs | None:
     """The regions of one GPU kind, by name; ``None`` if no machine is usable."""
-    degrees = [tp for tp in tp_degrees(case, nodes.gpus_per_node) if nodes.gpus_per_node % tp == 0]
+    degrees = whole_degrees(case, nodes)
     if not nodes.places or not degrees:
         return None
     zones: dict[str, int] = {}
@@ -130,7 +124,7 @@ def inputs_from(case: Case, nodes: Nodes, mode: Mode) -> AtlasInputs | None:
             zones[place.zone] = zones.get(place.zone, 0) + nodes.gpus_per_node
     regions: dict[str, list[int]] = {}
     for zone, gpus in sorted(zones.items()):
-        regions.setdefault(_region(case, zone), []).append(gpus)
+        regions.setdefault(case.cluster.region_of(zone) or zone, []).append(gpus)
     return AtlasInputs(
         regions=tuple(AtlasRegion(name, tuple(counts)) for name, counts in sorted(regions.items())),
         tp=degrees[-1],
@@ -140,16 +134,11 @@ def inputs_from(case: Case, nodes: Nodes, mode: Mode) -> AtlasInputs | None:
     )
 
 
-def _region(case: Case, zone: str) -> str:
-    declared = dict(case.cluster.zone_regions)
-    return declared.get(zone) or case.cluster.catalogue.zones.get(zone) or zone
-
-
 def to_plan(layout: AtlasLayout, case: Case, nodes: Nodes) -> Plan | str:
     """The layout as a plan: the zones of a region are filled one after the other."""
     free: dict[str, list[Place]] = {}
     for place in nodes.groups(layout.tp):
-        free.setdefault(_region(case, place.zone), []).append(place)
+        free.setdefault(case.cluster.region_of(place.zone) or place.zone, []).append(place)
     groups: list[Place] = []
     for region in layout.stage_regions:
         here = free.get(region, [])
@@ -157,15 +146,7 @@ def to_plan(layout: AtlasLayout, case: Case, nodes: Nodes) -> Plan | str:
             return f"the zones of {region} run out of machines with {layout.tp} free GPUs"
         groups += here[: layout.dp]
         del here[: layout.dp]
-    return even_plan(
-        groups,
-        equal_cuts(case.costs.layer_count, layout.pp),
-        tp=layout.tp,
-        dp=layout.dp,
-        micro_batch_size=layout.micro_batch_size,
-        job=case.job,
-        recompute=recompute_of(case.job),
-    )
+    return even_plan(layout, groups, equal_cuts(case.costs.layer_count, layout.pp), case.job)
 
 
 class AtlasPlanner:
@@ -186,16 +167,9 @@ class AtlasPlanner:
 
             def shape_fits(pp: int, size: int, nodes: Nodes = nodes, tp: int = inputs.tp) -> bool:
                 """One pipeline is judged, wherever it stands: it has the most in flight."""
-                plan = even_plan(
-                    nodes.places[:1] * pp,
-                    equal_cuts(case.costs.layer_count, pp),
-                    tp=tp,
-                    dp=1,
-                    micro_batch_size=size,
-                    job=case.job,
-                    recompute=recompute_of(case.job),
-                )
-                return isinstance(plan, Plan) and fits(case, plan)
+                cuts = equal_cuts(case.costs.layer_count, pp)
+                one = Degrees(tp, 1, pp, size)
+                return fits(case, even_plan(one, nodes.places[:1] * pp, cuts, case.job))
 
             def seconds(
                 layout: AtlasLayout,
@@ -206,7 +180,7 @@ class AtlasPlanner:
                 return math.inf if isinstance(plan, str) else simulator.estimate(plan).iteration_s
 
             found += [
-                (layout.pp * layout.dp * layout.tp, proposal(time, plans[layout]))
+                (layout.gpus, proposal(time, plans[layout]))
                 for time, layout in search(inputs, mode, shape_fits, seconds)
             ]
         return ranked(found)

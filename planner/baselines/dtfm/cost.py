@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+
+from simulator.arrays import Bools, Floats
 
 STAGES_MAX = 12
 """The search of the path through them takes twice as long for each more."""
 SENTINEL_S = 1e6
 """Stands for a forbidden pair in the published matching; real costs were taken to be smaller."""
 
-Array = npt.NDArray[np.float64]
 Partition = tuple[tuple[int, ...], ...]
 
 
@@ -22,8 +22,8 @@ Partition = tuple[tuple[int, ...], ...]
 class DtfmInputs:
     """DTFM's inputs: links between all pairs of devices, two sizes, and the degrees."""
 
-    delay_ms: Array
-    bandwidth_gbit_per_s: Array
+    delay_ms: Floats
+    bandwidth_gbit_per_s: Floats
     activation_gb: float
     """What one micro batch sends from stage to stage; 1 GB is 1e9 bytes."""
     gradient_gb: float
@@ -51,9 +51,9 @@ class DtfmPlan:
 # Cost ------------------------------------------------------------------------------------------
 
 
-def link_seconds(inputs: DtfmInputs, size_gb: float) -> Array:
+def link_seconds(inputs: DtfmInputs, size_gb: float) -> Floats:
     """Seconds that a message takes between each pair of devices."""
-    seconds: Array = inputs.delay_ms / 1e3 + size_gb * 8 / inputs.bandwidth_gbit_per_s
+    seconds: Floats = inputs.delay_ms / 1e3 + size_gb * 8 / inputs.bandwidth_gbit_per_s
     return seconds
 
 
@@ -108,7 +108,7 @@ class DtfmCosts:
         return float(values[high]), pairs
 
 
-def perfect_matching(allowed: npt.NDArray[np.bool_]) -> list[int] | None:
+def perfect_matching(allowed: Bools) -> list[int] | None:
     """A partner for every row among its allowed columns, by augmenting paths, or none."""
     packed = np.packbits(allowed, axis=1, bitorder="little")
     columns = [int.from_bytes(row.tobytes(), "little") for row in packed]
@@ -135,7 +135,7 @@ def perfect_matching(allowed: npt.NDArray[np.bool_]) -> list[int] | None:
     return partner
 
 
-def cheapest_path(between: Array) -> tuple[float, tuple[int, ...]]:
+def cheapest_path(between: Floats) -> tuple[float, tuple[int, ...]]:
     """The cheapest path through all nodes, each once, by a program over subsets."""
     count = len(between)
     assert count <= STAGES_MAX, count

@@ -24,7 +24,6 @@ import numpy as np
 from planner.baselines.dtfm.cost import (
     SENTINEL_S,
     STAGES_MAX,
-    Array,
     DtfmCosts,
     DtfmInputs,
     DtfmPlan,
@@ -34,6 +33,7 @@ from planner.baselines.shared import equal_gpus
 from planner.baselines.shared.equal_nodes import equal_cuts
 from planner.baselines.shared.seeded_random import Draws
 from planner.compare.interface import Case, Mode, Proposal
+from simulator.arrays import Floats
 from simulator.models.layers import FLOAT_BYTES
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
@@ -104,7 +104,7 @@ def crossed(
     return child
 
 
-def improved(labels: list[int], inputs: DtfmInputs, send: Array) -> list[int]:
+def improved(labels: list[int], inputs: DtfmInputs, send: Floats) -> list[int]:
     """Move devices along cycles of groups while the moves gain in total.
 
     The gain of a move is the mean cost of the device's links to the new group, which then carry
@@ -127,7 +127,7 @@ def improved(labels: list[int], inputs: DtfmInputs, send: Array) -> list[int]:
 
 
 def move_around(
-    labels: Sequence[int], inputs: DtfmInputs, send: Array, locked: set[int], touched: set[int]
+    labels: Sequence[int], inputs: DtfmInputs, send: Floats, locked: set[int], touched: set[int]
 ) -> tuple[list[int], float] | None:
     """One cycle of moves, cut behind its best prefix, and what that gains."""
     current = list(labels)
@@ -161,8 +161,8 @@ def move_around(
 
 
 def _gains(
-    labels: Sequence[int], inputs: DtfmInputs, send: Array, locked: set[int]
-) -> tuple[Array, dict[int, int]]:
+    labels: Sequence[int], inputs: DtfmInputs, send: Floats, locked: set[int]
+) -> tuple[Floats, dict[int, int]]:
     """Per group, the one device that may move, and what it gains by moving to each other."""
     member = np.zeros((inputs.devices, inputs.stages))
     member[np.arange(inputs.devices), labels] = 1.0
@@ -194,7 +194,7 @@ def devices_of(case: Case, tp: int) -> list[tuple[Place, int]]:
     ]
 
 
-def links(case: Case, devices: Sequence[tuple[Place, int]]) -> tuple[Array, Array]:
+def links(case: Case, devices: Sequence[tuple[Place, int]]) -> tuple[Floats, Floats]:
     """Delay in ms and bandwidth in Gbit/s between all pairs of devices."""
     known: dict[tuple[Place, Place, bool], tuple[float, float]] = {}
     delay, bandwidth = np.zeros((2, len(devices), len(devices)))
@@ -224,8 +224,8 @@ def _link(case: Case, here: Place, there: Place, together: bool) -> tuple[float,
 
 def inputs_from(
     case: Case,
-    delay_ms: Array,
-    bandwidth_gbit_per_s: Array,
+    delay_ms: Floats,
+    bandwidth_gbit_per_s: Floats,
     *,
     tp: int,
     stages: int,

@@ -32,9 +32,10 @@ from planner.baselines.flashflex.groups import MENU, split_layers, tp_groups
 from planner.baselines.shared import equal_gpus
 from planner.baselines.shared.equal_gpus import Fleet
 from planner.baselines.shared.equal_nodes import bytes_per_s_between, bytes_per_s_within
-from planner.baselines.shared.graph_partition import Matrix, graph_parts
+from planner.baselines.shared.graph_partition import graph_parts
 from planner.baselines.shared.seeded_random import Draws
 from planner.compare.interface import Case, Mode, Proposal
+from simulator.arrays import Floats
 from simulator.layer_costs.roofline import peak_flops
 from simulator.models.layers import FLOAT_BYTES
 from simulator.spec.job import Job
@@ -108,7 +109,7 @@ def pipeline_parts(
     return graph_parts(weights, edges, count)
 
 
-def _bandwidths(inputs: FlashFlexInputs) -> Matrix:
+def _bandwidths(inputs: FlashFlexInputs) -> Floats:
     machines = np.array([device.machine for device in inputs.devices])
     within = np.array([device.within_bytes_per_s for device in inputs.devices])
     same = machines[:, None] == machines[None, :]

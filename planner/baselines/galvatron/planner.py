@@ -27,7 +27,7 @@ from planner.compare.interface import Case, Mode, Proposal
 from simulator.estimate.memory import state_bytes_per_parameter
 from simulator.models.layers import FLOAT_BYTES
 from simulator.spec.job import Job
-from simulator.spec.plan import Pipeline, Plan
+from simulator.spec.plan import Plan
 
 MB = 2.0**20
 MICRO_BATCHES = (1, 2, 4)
@@ -372,17 +372,10 @@ def to_plan(own: GalvatronPlan, job: Job, fleet: Fleet, *, mode: Mode = "fixed")
         ((t, d),) = mine
         whole = (first + (stage > 0), end + 1 + (stage == len(own.division) - 1))
         shapes.append(ReplicatedStage(whole, t, d, equal_gpus.recompute_of(job)))
-    pipelines, one = equal_gpus.folded(shapes)
     if any(samples % shape.replicas for shape in shapes):
         return f"its micro batches of {samples} samples do not divide among the replicas"
-    size = samples // pipelines
-    counts = equal_gpus.even_counts(job, size=size, pipelines=pipelines)
-    if isinstance(counts, str):
-        return counts
-    stages = equal_gpus.hand_out_stages(fleet, [one] * pipelines)
-    if stages is None:
-        return "its TP groups do not fit into the machines"
-    return Plan(size, tuple(map(Pipeline, counts, map(tuple, stages))))
+    rows = equal_gpus.folded(shapes)
+    return equal_gpus.placed_plan(fleet, job, rows, size=samples // len(rows))
 
 
 @dataclass(frozen=True, slots=True)

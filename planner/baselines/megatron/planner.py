@@ -22,6 +22,7 @@ from planner.baselines.shared.equal_gpus import (
     tp_degrees,
 )
 from planner.baselines.shared.equal_nodes import (
+    Degrees,
     Nodes,
     divisors,
     equal_cuts,
@@ -57,17 +58,7 @@ class MegatronInputs:
         return len(next(iter(self.parameters.values())))
 
 
-@dataclass(frozen=True, slots=True)
-class MegatronShape:
-    """The rule's own plan format."""
-
-    tp: int
-    pp: int
-    dp: int
-    micro_batch_size: int
-
-
-def stage_bytes_max(inputs: MegatronInputs, shape: MegatronShape) -> float:
+def stage_bytes_max(inputs: MegatronInputs, shape: Degrees) -> float:
     """Memory of the fullest stage by the hand formula."""
     parameters = inputs.parameters[shape.tp]
     kept = inputs.kept_bytes[shape.tp, shape.micro_batch_size]
@@ -79,14 +70,7 @@ def stage_bytes_max(inputs: MegatronInputs, shape: MegatronShape) -> float:
     )
 
 
-def fits_by_hand(inputs: MegatronInputs, shape: MegatronShape) -> bool:
-    """Whether the fullest stage fits the smallest GPU."""
-    return stage_bytes_max(inputs, shape) <= inputs.memory_bytes
-
-
-def search(
-    inputs: MegatronInputs, shape_fits: Callable[[MegatronShape], bool]
-) -> MegatronShape | None:
+def search(inputs: MegatronInputs, shape_fits: Callable[[Degrees], bool]) -> Degrees | None:
     """The first shape that fits, with its largest micro batch; ``None`` if none fits."""
     degrees = [tp for tp in sorted(inputs.parameters) if inputs.gpus_per_node % tp == 0]
     if not degrees or inputs.gpus == 0:
@@ -100,7 +84,7 @@ def search(
         dp = inputs.gpus // (tp * pp)
         for size in sorted(inputs.micro_batches, reverse=True):
             if inputs.global_batch % (dp * size) == 0:
-                shape = MegatronShape(tp, pp, dp, size)
+                shape = Degrees(tp, dp, pp, size)
                 if shape_fits(shape):
                     return shape
     return None
@@ -129,30 +113,18 @@ def inputs_from(case: Case, nodes: Nodes) -> MegatronInputs:
     )
 
 
-def to_plan(shape: MegatronShape, case: Case, nodes: Nodes) -> Plan | str:
+def to_plan(shape: Degrees, case: Case, nodes: Nodes) -> Plan | str:
     """The shape as a plan."""
-    return even_plan(
-        nodes.groups(shape.tp),
-        equal_cuts(case.costs.layer_count, shape.pp),
-        tp=shape.tp,
-        dp=shape.dp,
-        micro_batch_size=shape.micro_batch_size,
-        job=case.job,
-        recompute=recompute_of(case.job),
-    )
+    cuts = equal_cuts(case.costs.layer_count, shape.pp)
+    return even_plan(shape, nodes.groups(shape.tp), cuts, case.job)
 
 
-def shape_for(case: Case, nodes: Nodes, mode: Mode) -> MegatronShape | None:
+def shape_for(case: Case, nodes: Nodes, mode: Mode) -> Degrees | None:
     """The rule's shape for these nodes."""
     inputs = inputs_from(case, nodes)
     if mode == "published":
-        return search(inputs, lambda shape: fits_by_hand(inputs, shape))
-
-    def really_fits(shape: MegatronShape) -> bool:
-        plan = to_plan(shape, case, nodes)
-        return isinstance(plan, Plan) and fits(case, plan)
-
-    return search(inputs, really_fits)
+        return search(inputs, lambda shape: stage_bytes_max(inputs, shape) <= inputs.memory_bytes)
+    return search(inputs, lambda shape: fits(case, to_plan(shape, case, nodes)))
 
 
 class MegatronPlanner:

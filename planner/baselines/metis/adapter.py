@@ -42,9 +42,9 @@ def inputs_from(case: Case, kinds: Sequence[Fleet], *, mode: Mode = "fixed") -> 
             tp_max = max(tp_max, t)
             for b in SAMPLES:
                 times = costs.times(fleet.gpu, tp=t, samples=b)
-                again = times.forward.copy() if recompute == "full" else 0 * times.forward
-                again[-1] = 0.0  # The head has nothing to recompute.
-                seconds = times.forward + times.backward + again
+                seconds = times.forward + costs.backward_by_layer(
+                    fleet.gpu, tp=t, samples=b, recompute=recompute
+                )
                 held = states * costs.parameters(t)
                 held = held + costs.kept_bytes(tp=t, samples=b, recompute=recompute)
                 layer_ms[fleet.gpu, t, b] = tuple(float(s) * 1e3 for s in seconds)

@@ -20,15 +20,14 @@ from dataclasses import dataclass
 from itertools import combinations, islice
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.baselines.shared import equal_gpus
 from planner.baselines.shared.equal_gpus import Fleet, ReplicatedStage
 from planner.compare.interface import Case, Mode, Proposal
-from simulator.inputs.plan_check import split_in_proportion
+from simulator.arrays import Floats
 from simulator.models.layers import FLOAT_BYTES
 from simulator.spec.job import Job
-from simulator.spec.plan import Pipeline, Plan
+from simulator.spec.plan import Plan
 
 STATES_PER_PARAMETER = 6
 """Copies of the parameters that Oobleck counts, to find the fewest nodes that hold the model."""
@@ -108,21 +107,19 @@ def pipeline_time(stages: Sequence[float]) -> tuple[float, int]:
 
 # Templates -------------------------------------------------------------------------------------
 
-Array = npt.NDArray[np.float64]
-
 
 @dataclass(frozen=True)
 class _Pipelines:
     """The best pipelines with this many stages on some GPUs, for all layer ranges [row, column)."""
 
-    total: Array
-    sum: Array
-    slowest: Array
-    slowest_index: Array
-    from_slowest: Array
+    total: Floats
+    sum: Floats
+    slowest: Floats
+    slowest_index: Floats
+    from_slowest: Floats
     parts: tuple[tuple[_Pipelines, _Pipelines], ...] = ()
-    part: Array | None = None
-    cut: Array | None = None
+    part: Floats | None = None
+    cut: Floats | None = None
     gpus: int = 0
     """Of the one stage, where there is just one."""
     stages: int = 1
@@ -379,15 +376,7 @@ def to_plan(
         rows += [shapes] * one.count
         weights += [one.micro_batches] * one.count
     size = math.lcm(micro_batch_size, *(shape.replicas for row in rows for shape in row))
-    counts = equal_gpus.even_counts(job, size=size, pipelines=len(rows))
-    if isinstance(counts, str):
-        return counts
-    if size != micro_batch_size:
-        weights = split_in_proportion(job.global_batch // size, weights)
-    stages = equal_gpus.hand_out_stages(fleet, rows)
-    if stages is None:
-        return "its nodes do not fit into the machines"
-    return Plan(size, tuple(map(Pipeline, weights, map(tuple, stages))))
+    return equal_gpus.placed_plan(fleet, job, rows, size=size, weights=weights)
 
 
 @dataclass(frozen=True, slots=True)

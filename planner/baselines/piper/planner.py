@@ -18,22 +18,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.baselines.shared import equal_gpus
 from planner.baselines.shared.equal_gpus import Fleet, ReplicatedStage
 from planner.compare.interface import Case, Mode, Proposal
 from planner.problem.job_options import recompute_choices
+from simulator.arrays import Floats, Ints
 from simulator.estimate.memory import state_bytes_per_parameter
 from simulator.models.layers import FLOAT_BYTES
 from simulator.spec.job import Job
-from simulator.spec.plan import Pipeline, Plan, Recompute
+from simulator.spec.plan import Plan, Recompute
 
 SYNC_FACTOR = 4.0
 """Times that a replica moves its parameters per batch (quirk, kept: a ring moves them twice)."""
 TOLERANCE = 1e-9
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +201,9 @@ class _Tables:
         self.rows, self.columns = inputs.devices + 1, replicas + 1
         self._variants: dict[tuple[int, int, int, int], tuple[int, ...] | None] = {}
         self._seconds: dict[PiperStage, float] = {}
-        self.raw: dict[int, Array] = {}
-        self.move: dict[int, npt.NDArray[np.int64]] = {}
-        self.best: dict[int, Array] = {self.count: np.zeros((self.rows, self.columns))}
+        self.raw: dict[int, Floats] = {}
+        self.move: dict[int, Ints] = {}
+        self.best: dict[int, Floats] = {self.count: np.zeros((self.rows, self.columns))}
         for first in reversed(range(self.count)):
             self._extend(first)
 
@@ -323,15 +321,9 @@ def to_plan(
             return f"recomputes {sum(matters)} of the layers {stage.first} to {stage.last} only"
         recompute: Recompute = "full" if job.recompute == "full" or any(matters) else "none"
         shapes.append(ReplicatedStage((stage.first, stage.last + 1), stage.t, stage.d, recompute))
-    pipelines, one = equal_gpus.folded(shapes)
-    size = micro_batch_size * math.lcm(*(shape.replicas for shape in one))
-    counts = equal_gpus.even_counts(job, size=size, pipelines=pipelines)
-    if isinstance(counts, str):
-        return counts
-    stages = equal_gpus.hand_out_stages(fleet, [one] * pipelines)
-    if stages is None:
-        return "its TP groups do not fit into the machines"
-    return Plan(size, tuple(map(Pipeline, counts, map(tuple, stages))))
+    rows = equal_gpus.folded(shapes)
+    size = micro_batch_size * math.lcm(*(shape.replicas for shape in rows[0]))
+    return equal_gpus.placed_plan(fleet, job, rows, size=size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ def inputs_from(case: Case, fleets: Sequence[Fleet], mode: Mode) -> Sosp25Inputs
         float_bytes=width,
         kinds=tuple(_kind(case, fleet, mode) for fleet in fleets),
         zones=tuple(
-            (zone, _region(case, zone), tuple(_gpus(fleet, zone) for fleet in fleets))
+            (zone, case.cluster.region_of(zone) or zone, tuple(_gpus(f, zone) for f in fleets))
             for zone in zones
         ),
         parameters={tp: prefix_sums(costs.parameters(tp)) for tp in DEGREES},
@@ -230,8 +230,3 @@ class SailorPaperPlanner:
 
 def _gpus(fleet: Fleet, zone: str) -> int:
     return sum(size for place, size in fleet.machines if place.zone == zone)
-
-
-def _region(case: Case, zone: str) -> str:
-    declared = dict(case.cluster.zone_regions)
-    return declared.get(zone) or case.cluster.catalogue.zones.get(zone) or zone

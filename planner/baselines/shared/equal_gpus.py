@@ -12,7 +12,7 @@ from planner.compare.interface import Case, Proposal
 from simulator.inputs.plan_check import split_in_proportion, tp_problem
 from simulator.inputs.plan_file import plan_text
 from simulator.spec.job import Job
-from simulator.spec.plan import Place, Plan, Recompute, Stage
+from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +135,36 @@ def hand_out_stages(
     return stages
 
 
-def folded(shapes: Sequence[ReplicatedStage]) -> tuple[int, list[ReplicatedStage]]:
-    """As many equal pipelines as divide all replica counts, and the stages of one of them.
+def folded(shapes: Sequence[ReplicatedStage]) -> list[list[ReplicatedStage]]:
+    """The stages of as many equal pipelines as divide all replica counts.
 
     Stages of 2, 2 and 4 replicas become two pipelines whose last stage is split in two.
     """
     pipelines = math.gcd(*(shape.replicas for shape in shapes))
-    return pipelines, [replace(s, replicas=s.replicas // pipelines) for s in shapes]
+    return [[replace(s, replicas=s.replicas // pipelines) for s in shapes]] * pipelines
+
+
+def placed_plan(
+    fleet: Fleet,
+    job: Job,
+    rows: Sequence[Sequence[ReplicatedStage]],
+    *,
+    size: int,
+    weights: Sequence[int] = (),
+) -> Plan | str:
+    """The plan of these pipelines and this micro batch size, or why there is none.
+
+    Pipelines with ``weights`` share the micro batches in proportion to them.
+    """
+    counts = even_counts(job, size=size, pipelines=len(rows))
+    if isinstance(counts, str):
+        return counts
+    stages = hand_out_stages(fleet, rows)
+    if stages is None:
+        return "its TP groups do not fit into the machines"
+    if weights:
+        counts = split_in_proportion(sum(counts), list(weights))
+    return Plan(size, tuple(map(Pipeline, counts, map(tuple, stages))))
 
 
 def even_counts(job: Job, *, size: int, pipelines: int) -> list[int] | str:

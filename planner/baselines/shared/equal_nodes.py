@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
-from planner.baselines.shared.equal_gpus import even_counts
+from planner.baselines.shared.equal_gpus import even_counts, recompute_of, tp_degrees
 from planner.compare.interface import Case
 from simulator.cluster.cluster import Cluster
 from simulator.estimate.memory import MemoryModel
@@ -37,6 +37,20 @@ class Nodes:
         """Where each run of ``tp`` consecutive ranks stands."""
         assert self.gpus_per_node % tp == 0, (self.gpus_per_node, tp)
         return tuple(place for place in self.places for _ in range(self.gpus_per_node // tp))
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """The degrees of a plan whose pipelines are equal."""
+
+    tp: int
+    dp: int
+    pp: int
+    micro_batch_size: int
+
+    @property
+    def gpus(self) -> int:
+        return self.tp * self.dp * self.pp
 
 
 def gpu_kinds(cluster: Cluster) -> tuple[str, ...]:
@@ -72,51 +86,47 @@ def divisors(number: int) -> tuple[int, ...]:
 def equal_cuts(layers: int, stages: int) -> tuple[int, ...]:
     """Equal layer counts; what remains goes one each to the last stages."""
     each, rest = divmod(layers, stages)
-    cuts = [0]
-    for stage in range(stages):
-        cuts.append(cuts[-1] + each + (stage >= stages - rest))
-    return tuple(cuts)
+    sizes = (each + (stage >= stages - rest) for stage in range(stages))
+    return tuple(accumulate(sizes, initial=0))
+
+
+def whole_degrees(case: Case, nodes: Nodes) -> list[int]:
+    """The TP degrees that divide a node."""
+    size = nodes.gpus_per_node
+    return [tp for tp in tp_degrees(case, size) if size % tp == 0]
 
 
 def even_plan(
+    shape: Degrees,
     groups: Sequence[Place],
     cuts: Sequence[int],
-    *,
-    tp: int,
-    dp: int,
-    micro_batch_size: int,
     job: Job,
-    recompute: Recompute = "none",
+    recompute: Recompute | None = None,
 ) -> Plan | str:
     """``dp`` pipelines with the same boundaries and one TP degree, or why there is no such plan.
 
     Replica ``r`` of stage ``s`` takes group ``s * dp + r``: ranks run over the tensor axis first,
-    then over the replicas, then over the stages.
+    then over the replicas, then over the stages. Recomputation is the job's unless given.
     """
-    counts = even_counts(job, size=micro_batch_size, pipelines=dp)
+    counts = even_counts(job, size=shape.micro_batch_size, pipelines=shape.dp)
     if isinstance(counts, str):
         return counts
     ranges = list(pairwise(cuts))
     if any(first >= end for first, end in ranges):
         return "a stage has no layers"
-    assert len(groups) >= dp * len(ranges), "a plan takes GPUs that are not there"
-    return Plan(
-        micro_batch_size,
-        tuple(
-            Pipeline(
-                counts[replica],
-                tuple(
-                    Stage(layers, tp, (groups[stage * dp + replica],), recompute)
-                    for stage, layers in enumerate(ranges)
-                ),
-            )
-            for replica in range(dp)
-        ),
-    )
+    assert len(groups) >= shape.dp * len(ranges), "a plan takes GPUs that are not there"
+    chosen = recompute or recompute_of(job)
+    columns = [
+        [Stage(layers, shape.tp, (place,), chosen) for place in groups[s * shape.dp :][: shape.dp]]
+        for s, layers in enumerate(ranges)
+    ]
+    return Plan(shape.micro_batch_size, tuple(map(Pipeline, counts, zip(*columns, strict=True))))
 
 
-def fits(case: Case, plan: Plan) -> bool:
-    """Whether every device of a plan fits the common memory model."""
+def fits(case: Case, plan: Plan | str) -> bool:
+    """Whether there is a plan of which every device fits the common memory model."""
+    if isinstance(plan, str):
+        return False
     memory = MemoryModel(plan, case.costs, case.sites.capacity_bytes)
     return all(device.fits for pipeline in memory.pipelines() for device in pipeline)
 

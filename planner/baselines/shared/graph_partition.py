@@ -8,24 +8,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from simulator.arrays import prefix_sums
-
-Matrix = npt.NDArray[np.float64]
+from simulator.arrays import Bools, Floats, prefix_sums
 
 SLACK = 0.03
 """How far a side may be from its share of the weight, unless no start comes as close."""
 TOLERANCE = 1e-9
 
 
-def graph_parts(weights: Sequence[float], edges: Matrix, count: int) -> list[list[int]]:
+def graph_parts(weights: Sequence[float], edges: Floats, count: int) -> list[list[int]]:
     """Vertices in ``count`` parts of about equal weight, few edge weights apart; each ascending."""
     assert 0 < count <= len(weights), (count, len(weights))
     return _parts(np.asarray(weights, dtype=float), edges, list(range(len(weights))), count)
 
 
-def _parts(weights: Matrix, edges: Matrix, mine: list[int], count: int) -> list[list[int]]:
+def _parts(weights: Floats, edges: Floats, mine: list[int], count: int) -> list[list[int]]:
     if count == 1:
         return [mine]
     half = count // 2
@@ -35,7 +32,7 @@ def _parts(weights: Matrix, edges: Matrix, mine: list[int], count: int) -> list[
     return _parts(weights, edges, left, half) + _parts(weights, edges, right, count - half)
 
 
-def _bisect(weights: Matrix, edges: Matrix, *, half: int, count: int) -> npt.NDArray[np.bool_]:
+def _bisect(weights: Floats, edges: Floats, *, half: int, count: int) -> Bools:
     """Two sides, of which the first gets ``half`` of ``count`` parts."""
     target = weights.sum() * half / count
     most = len(weights) - (count - half)
@@ -50,7 +47,7 @@ def _bisect(weights: Matrix, edges: Matrix, *, half: int, count: int) -> npt.NDA
     return min(found, key=lambda one: one[:2])[2]
 
 
-def _block(weights: Matrix, target: float) -> npt.NDArray[np.bool_]:
+def _block(weights: Floats, target: float) -> Bools:
     """The first vertices, until their weight is as close to the target as it gets."""
     sums = prefix_sums(weights)
     sides = np.zeros(len(weights), dtype=bool)
@@ -58,7 +55,7 @@ def _block(weights: Matrix, target: float) -> npt.NDArray[np.bool_]:
     return sides
 
 
-def _scattered(weights: Matrix, target: float) -> npt.NDArray[np.bool_]:
+def _scattered(weights: Floats, target: float) -> Bools:
     """Vertices spread evenly, so that each neighbourhood gives its share."""
     sums = np.cumsum(weights) * (target / weights.sum())
     sides = np.zeros(len(weights), dtype=bool)
@@ -70,7 +67,7 @@ def _scattered(weights: Matrix, target: float) -> npt.NDArray[np.bool_]:
     return sides
 
 
-def _keep_counts(sides: npt.NDArray[np.bool_], *, least: int, most: int) -> None:
+def _keep_counts(sides: Bools, *, least: int, most: int) -> None:
     """Leave each side at least one vertex for each of its parts."""
     for vertex in range(len(sides)):
         if sides.sum() < least and not sides[vertex]:
@@ -80,9 +77,7 @@ def _keep_counts(sides: npt.NDArray[np.bool_], *, least: int, most: int) -> None
             sides[vertex] = False
 
 
-def _swapped(
-    weights: Matrix, edges: Matrix, sides: npt.NDArray[np.bool_], target: float
-) -> npt.NDArray[np.bool_]:
+def _swapped(weights: Floats, edges: Floats, sides: Bools, target: float) -> Bools:
     """Swap the pair that lightens the cut most, within balance, until none does."""
     slack = max(SLACK * weights.sum(), abs(weights[sides].sum() - target)) + TOLERANCE
     for _ in range(len(weights)):

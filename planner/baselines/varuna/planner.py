@@ -25,6 +25,7 @@ from planner.baselines.shared.equal_gpus import (
     ranked,
 )
 from planner.baselines.shared.equal_nodes import (
+    Degrees,
     Nodes,
     bytes_per_s_between,
     bytes_per_s_within,
@@ -65,15 +66,6 @@ class VarunaInputs:
         return len(self.gradient_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Depth:
-    """Varuna's own plan format."""
-
-    pp: int
-    dp: int
-    micro_batch_size: int
-
-
 # -- the search -----------------------------------------------------------------------------------
 
 
@@ -89,7 +81,7 @@ def stage_bytes_max(inputs: VarunaInputs, pp: int, micro_batch_size: int) -> flo
     )
 
 
-def pipeline_of(inputs: VarunaInputs, depth: Depth) -> Pipeline:
+def pipeline_of(inputs: VarunaInputs, depth: Degrees) -> Pipeline:
     """The simulator's inputs for a plan; messages and synchronisation in whole microseconds."""
     size, each = depth.micro_batch_size, inputs.layer_count // depth.pp
     firsts = range(0, inputs.layer_count, each)
@@ -109,7 +101,7 @@ def pipeline_of(inputs: VarunaInputs, depth: Depth) -> Pipeline:
     )
 
 
-def depths(inputs: VarunaInputs) -> list[Depth]:
+def depths(inputs: VarunaInputs) -> list[Degrees]:
     """One plan per depth, with the largest micro batch that fits; none if not even one fits."""
     found = []
     for pp in divisors(inputs.layer_count):
@@ -118,15 +110,15 @@ def depths(inputs: VarunaInputs) -> list[Depth]:
         fitting = (b for b in sizes if stage_bytes_max(inputs, pp, b) <= inputs.memory_bytes)
         size = next(fitting, None)
         if 1 <= dp <= inputs.global_batch and size is not None:
-            found.append(Depth(pp, dp, size))
+            found.append(Degrees(1, dp, pp, size))
     return found
 
 
-def search(inputs: VarunaInputs, mode: Mode = "fixed") -> list[tuple[float, Depth]]:
+def search(inputs: VarunaInputs, mode: Mode = "fixed") -> list[tuple[float, Degrees]]:
     """All plans with their microseconds, best first, without deadlocked ones."""
     timed = [(simulate_us(pipeline_of(inputs, depth), mode), depth) for depth in depths(inputs)]
     kept = [(us, depth) for us, depth in timed if us is not None]
-    return sorted(kept, key=lambda pair: (pair[0], pair[1].pp * pair[1].dp, pair[1].pp))
+    return sorted(kept, key=lambda pair: (pair[0], pair[1].gpus, pair[1].pp))
 
 
 # -- the case -------------------------------------------------------------------------------------
@@ -168,25 +160,14 @@ def _recompute(case: Case) -> Recompute:
     return "none" if case.job.recompute == "none" else "full"
 
 
-def to_plan(depth: Depth, case: Case, nodes: Nodes) -> Plan | str:
+def to_plan(depth: Degrees, case: Case, nodes: Nodes) -> Plan | str:
     """The depth as a plan."""
     each = case.costs.layer_count // depth.pp
     # Ranks run over the stages first: a pipeline's stages are adjacent.
-    ranks = nodes.groups(1)
-    groups = [
-        ranks[replica * depth.pp + stage]
-        for stage in range(depth.pp)
-        for replica in range(depth.dp)
-    ]
-    return even_plan(
-        groups,
-        range(0, case.costs.layer_count + 1, each),
-        tp=1,
-        dp=depth.dp,
-        micro_batch_size=depth.micro_batch_size,
-        job=case.job,
-        recompute=_recompute(case),
-    )
+    ranks = nodes.groups(1)[: depth.gpus]
+    groups = [place for stage in range(depth.pp) for place in ranks[stage :: depth.pp]]
+    cuts = range(0, case.costs.layer_count + 1, each)
+    return even_plan(depth, groups, cuts, case.job, _recompute(case))
 
 
 class VarunaPlanner:
@@ -200,7 +181,7 @@ class VarunaPlanner:
         for kind in gpu_kinds(case.cluster):
             nodes = equal_nodes(case.cluster, [kind])
             found += [
-                (depth.pp * depth.dp, proposal(us / 1e6, to_plan(depth, case, nodes)))
+                (depth.gpus, proposal(us / 1e6, to_plan(depth, case, nodes)))
                 for us, depth in search(inputs_from(case, nodes), mode)
             ]
         return ranked(found)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
 
-from planner.baselines.megatron.planner import MegatronShape, shape_for
+from planner.baselines.megatron.planner import shape_for
 from planner.baselines.shared.equal_gpus import proposal, recompute_of
-from planner.baselines.shared.equal_nodes import equal_nodes, gpu_kinds
+from planner.baselines.shared.equal_nodes import Degrees, equal_nodes, gpu_kinds
 from planner.compare.interface import Case, Mode, Proposal
 from simulator.estimate.memory import MemoryModel
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
@@ -111,14 +111,14 @@ def balance(
 # -- the case -------------------------------------------------------------------------------------
 
 
-def groups_of(case: Case, shape: MegatronShape) -> tuple[tuple[Place, ...], ...]:
+def groups_of(case: Case, shape: Degrees) -> tuple[tuple[Place, ...], ...]:
     """The places of each stage's groups, those with the most memory in the first stage."""
     nodes = equal_nodes(case.cluster, gpu_kinds(case.cluster))
     groups = sorted(nodes.groups(shape.tp), key=case.sites.capacity_bytes, reverse=True)
     return tuple(tuple(groups[s * shape.dp : (s + 1) * shape.dp]) for s in range(shape.pp))
 
 
-def inputs_from(case: Case, shape: MegatronShape) -> WhaleInputs:
+def inputs_from(case: Case, shape: Degrees) -> WhaleInputs:
     """Speeds are those of the whole model; layers are weighed on the slowest kind."""
     groups = groups_of(case, shape)
     rows = {}
@@ -133,7 +133,7 @@ def inputs_from(case: Case, shape: MegatronShape) -> WhaleInputs:
     )
 
 
-def rooms_of(case: Case, shape: MegatronShape, cuts: tuple[int, ...]) -> list[int]:
+def rooms_of(case: Case, shape: Degrees, cuts: tuple[int, ...]) -> list[int]:
     """How many micro batches fit into each replica.
 
     At most one per stage is in flight, so a replica that holds that many takes any number.
@@ -149,23 +149,15 @@ def rooms_of(case: Case, shape: MegatronShape, cuts: tuple[int, ...]) -> list[in
     return [total if room == min(shape.pp, total) else room for room in rooms]
 
 
-def to_plan(split: Split, case: Case, shape: MegatronShape) -> Plan:
+def to_plan(split: Split, case: Case, shape: Degrees) -> Plan:
     """The split as a plan; every pipeline has its own number of micro batches."""
-    groups = groups_of(case, shape)
-    return Plan(
-        shape.micro_batch_size,
-        tuple(
-            Pipeline(
-                share,
-                tuple(
-                    Stage(layers, shape.tp, (groups[s][replica],), recompute_of(case.job))
-                    for s, layers in enumerate(pairwise(split.cuts))
-                ),
-            )
-            for replica, share in enumerate(split.shares)
-            if share > 0
-        ),
-    )
+    columns = [
+        [Stage(layers, shape.tp, (place,), recompute_of(case.job)) for place in places]
+        for layers, places in zip(pairwise(split.cuts), groups_of(case, shape), strict=True)
+    ]
+    pipelines = map(Pipeline, split.shares, zip(*columns, strict=True))
+    used = tuple(pipeline for pipeline in pipelines if pipeline.micro_batches > 0)
+    return Plan(shape.micro_batch_size, used)
 
 
 class WhalePlanner:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from planner.baselines.amp.planner import (
     AmpInputs,
+    AmpPlan,
     AmpPlanner,
-    Degrees,
     candidates,
     cut_layers,
     partition,
@@ -72,7 +72,7 @@ def test_golden_searches(reference, mode, name):
     for *degrees, seconds in golden["all_costs"]:
         assert costs[tuple(degrees)] == pytest.approx(seconds, rel=1e-9)
     for (seconds, plan), wanted in zip(found, golden["sorted_top8"], strict=False):
-        best = Degrees(
+        best = AmpPlan(
             wanted["mp"], wanted["dp"], wanted["pp"], wanted["mbs"], tuple(wanted["cut_points"])
         )
         assert plan == best
@@ -141,11 +141,11 @@ def test_the_published_partition_ignores_the_cost_of_boundaries():
 
 def test_a_pipeline_by_hand():
     # Two stages of one node each; a cut carries 6 floats over the slow link.
-    plan = Degrees(1, 2, 2, 1, (0, 2, 4))
+    plan = AmpPlan(1, 2, 2, 1, (0, 2, 4))
     ring = 2 * 1 / (2 * 100) * 20
     assert seconds_of(SMALL, plan) == pytest.approx((2 - 1) * 4 + 6 + 0.6 + ring)
     # With TP 2, both tensor links cross as well.
-    plan = Degrees(2, 1, 2, 2, (0, 2, 4))
+    plan = AmpPlan(2, 1, 2, 2, (0, 2, 4))
     assert seconds_of(SMALL, plan) == pytest.approx((2 - 1) * 4.8 + 7.2 + 1.2)
 
 
@@ -157,7 +157,7 @@ def test_a_ring_is_as_slow_as_its_slowest_link_but_published_mode_takes_the_last
         between_floats_per_s=(10.0, 1.0, 10.0),
         within_floats_per_s=(math.inf,) * 3,
     )
-    plan = Degrees(1, 3, 1, 1, (0, 4))
+    plan = AmpPlan(1, 3, 1, 1, (0, 4))
     assert seconds_of(inputs, plan, "fixed") == pytest.approx(6 + 2 * 2 / (3 * 1) * 40)
     assert seconds_of(inputs, plan, "published") == pytest.approx(6 + 2 * 2 / (3 * 10) * 40)
 
@@ -181,8 +181,8 @@ def test_nodes_are_left_out_until_the_batch_divides():
 
 def test_a_single_micro_batch_is_split_evenly():
     inputs = replace(SMALL, partition="program", global_batch=2)
-    assert cut_layers(inputs, Degrees(1, 2, 2, 1), "fixed") == (0, 2, 4)
-    assert cut_layers(SMALL, Degrees(1, 1, 3, 1), "fixed") == (0, 1, 2, 4)
+    assert cut_layers(inputs, AmpPlan(1, 2, 2, 1), "fixed") == (0, 2, 4)
+    assert cut_layers(SMALL, AmpPlan(1, 1, 3, 1), "fixed") == (0, 1, 2, 4)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -81,7 +81,7 @@ def test_the_fastest_layout_comes_first():
     found = search(inputs, "fixed", lambda *_: True, lambda layout: -layout.pp * layout.dp)
     assert [-seconds for seconds, _ in found] == [4, 4, 3, 3, 2, 2, 1]
     assert found[0][1] == AtlasLayout(1, 4, 1, 1, ("r",))
-    assert found[1][1] == AtlasLayout(2, 2, 1, 1, ("r", "r"))
+    assert found[1][1] == AtlasLayout(1, 2, 2, 1, ("r", "r"))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -115,7 +115,7 @@ def test_the_zones_of_a_region_are_filled_one_after_the_other():
     zones = ("us-central1-a", "us-central1-b")
     case = small_case(*(pool("A100-40", 4, per_machine=4, zone=zone) for zone in zones))
     nodes = equal_nodes(case.cluster, ["A100-40"])
-    plan = to_plan(AtlasLayout(2, 1, 4, 1, ("us-central1",) * 2), case, nodes)
+    plan = to_plan(AtlasLayout(4, 1, 2, 1, ("us-central1",) * 2), case, nodes)
     assert isinstance(plan, Plan)
     assert [stage.place.zone for stage in plan.pipelines[0].stages] == list(zones)
 
@@ -133,5 +133,5 @@ def test_a_region_without_enough_machines_gives_a_reason():
     assert reasons
     assert all(one.seconds == math.inf and "run out" in one.why_not for one in reasons)
     assert all(one.plan for one in AtlasPlanner().proposals(case, "fixed"))
-    layout = AtlasLayout(1, 3, 4, 1, ("us-central1",))
+    layout = AtlasLayout(4, 3, 1, 1, ("us-central1",))
     assert isinstance(to_plan(layout, case, nodes), str)

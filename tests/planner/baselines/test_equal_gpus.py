@@ -92,8 +92,8 @@ def test_stages_get_their_replicas_side_by_side():
     [((4, 4), 4, [1, 1]), ((2, 4, 2), 2, [1, 2, 1]), ((3, 2), 1, [3, 2])],
 )
 def test_equal_degrees_are_pipelines_and_the_rest_is_split(replicas, pipelines, each):
-    count, one = folded([ReplicatedStage((i, i + 1), 1, n) for i, n in enumerate(replicas)])
-    assert (count, [shape.replicas for shape in one]) == (pipelines, each)
+    rows = folded([ReplicatedStage((i, i + 1), 1, n) for i, n in enumerate(replicas)])
+    assert [[shape.replicas for shape in row] for row in rows] == [each] * pipelines
 
 
 def test_batches_are_met_exactly_or_refused():

@@ -12,12 +12,10 @@ from planner.baselines.atlas.planner import AtlasPlanner
 from planner.baselines.megatron.planner import (
     MegatronInputs,
     MegatronPlanner,
-    MegatronShape,
-    fits_by_hand,
     search,
     stage_bytes_max,
 )
-from planner.baselines.shared.equal_nodes import equal_cuts, equal_nodes
+from planner.baselines.shared.equal_nodes import Degrees, equal_cuts, equal_nodes
 from planner.baselines.varuna.planner import VarunaPlanner
 from planner.baselines.whale.planner import WhalePlanner
 from simulator.inputs.plan_check import check_plan
@@ -49,38 +47,40 @@ def test_golden(reference):
             parameters={tp: toy.parameters(tp) for tp in degrees},
             kept_bytes={(t, b): toy.kept_bytes(tp=t, samples=b) for t in degrees for b in sizes},
         )
-        shape = search(inputs, lambda shape, inputs=inputs: fits_by_hand(inputs, shape))
+        shape = search(
+            inputs, lambda x, inputs=inputs: stage_bytes_max(inputs, x) <= inputs.memory_bytes
+        )
         wanted = case["plan"]
         if wanted is None:
             assert shape is None
         else:
-            assert shape == MegatronShape(wanted["tp"], wanted["pp"], wanted["dp"], wanted["mbs"])
+            assert shape == Degrees(wanted["tp"], wanted["dp"], wanted["pp"], wanted["mbs"])
             bytes_max = stage_bytes_max(inputs, shape)
             assert bytes_max == pytest.approx(wanted["max_stage_bytes"], rel=1e-9)
 
 
 def test_memory_of_a_pipeline_by_hand():
     # Two stages of two layers; the first keeps two micro batches, the second one.
-    assert stage_bytes_max(INPUTS, MegatronShape(1, 2, 4, 1)) == 16 * 16 + 4 * 2
+    assert stage_bytes_max(INPUTS, Degrees(1, 4, 2, 1)) == 16 * 16 + 4 * 2
     # With a single micro batch nothing more than that is in flight.
-    assert stage_bytes_max(INPUTS, MegatronShape(1, 2, 4, 2)) == 16 * 16 + 8 * 1
+    assert stage_bytes_max(INPUTS, Degrees(1, 4, 2, 2)) == 16 * 16 + 8 * 1
 
 
 @pytest.mark.parametrize(
     ("memory", "shape"),
     [
-        (530, MegatronShape(1, 1, 8, 1)),
-        (519, MegatronShape(2, 1, 4, 2)),  # Plain data parallelism needs 512 + 8.
-        (263, MegatronShape(2, 1, 4, 1)),
-        (259, MegatronShape(4, 1, 2, 2)),
-        (100, MegatronShape(4, 2, 1, 2)),
-        (67, MegatronShape(4, 2, 1, 1)),  # 64 of state, and two micro batches in flight of 1 each.
+        (530, Degrees(1, 8, 1, 1)),
+        (519, Degrees(2, 4, 1, 2)),  # Plain data parallelism needs 512 + 8.
+        (263, Degrees(2, 4, 1, 1)),
+        (259, Degrees(4, 2, 1, 2)),
+        (100, Degrees(4, 1, 2, 2)),
+        (67, Degrees(4, 1, 2, 1)),  # 64 of state, and two micro batches in flight of 1 each.
         (65, None),
     ],
 )
 def test_tp_grows_before_the_pipeline_does(memory, shape):
     inputs = dataclasses.replace(INPUTS, memory_bytes=memory)
-    assert search(inputs, lambda shape: fits_by_hand(inputs, shape)) == shape
+    assert search(inputs, lambda x: stage_bytes_max(inputs, x) <= inputs.memory_bytes) == shape
 
 
 def test_layers_that_remain_go_to_the_last_stages():

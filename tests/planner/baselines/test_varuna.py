@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from planner.baselines.shared.equal_nodes import Degrees
 from planner.baselines.varuna import pipeline as varuna_pipeline
 from planner.baselines.varuna.pipeline import Pipeline, own_orders, simulate_us, turns
 from planner.baselines.varuna.planner import (
-    Depth,
     VarunaInputs,
     VarunaPlanner,
     depths,
@@ -193,19 +193,19 @@ def test_memory_frees_all_outputs_but_the_last():
 
 def test_the_largest_micro_batch_that_fits_is_used_and_other_depths_are_dropped():
     # One stage holds at least 4 * 30 - 3 * 5 = 105.
-    assert depths(small_inputs()) == [Depth(2, 2, 2), Depth(4, 1, 2)]
-    assert depths(small_inputs(memory_bytes=69.0)) == [Depth(2, 2, 1), Depth(4, 1, 2)]
-    assert depths(small_inputs(gpus=3)) == [Depth(2, 1, 2)]  # One GPU stays idle.
+    assert depths(small_inputs()) == [Degrees(1, 2, 2, 2), Degrees(1, 1, 4, 2)]
+    assert depths(small_inputs(memory_bytes=69.0)) == [Degrees(1, 2, 2, 1), Degrees(1, 1, 4, 2)]
+    assert depths(small_inputs(gpus=3)) == [Degrees(1, 1, 2, 2)]  # One GPU stays idle.
     assert depths(small_inputs(memory_bytes=1.0)) == []
 
 
 def test_messages_and_the_all_reduce_of_a_plan():
-    pipeline = pipeline_of(small_inputs(), Depth(2, 2, 1))
+    pipeline = pipeline_of(small_inputs(), Degrees(1, 2, 2, 1))
     assert pipeline.send_us == 5 / 20 * 1e6
     assert pipeline.long_send_us == 5 / 10 * 1e6
     assert pipeline.all_reduce_us == 2 * 1 / 2 * 16 / 10 * 1e6
     assert pipeline.micro_batches == 4
-    assert pipeline_of(small_inputs(global_batch=7), Depth(2, 2, 2)).micro_batches == 2
+    assert pipeline_of(small_inputs(global_batch=7), Degrees(1, 2, 2, 2)).micro_batches == 2
 
 
 @pytest.mark.parametrize("mode", MODES)

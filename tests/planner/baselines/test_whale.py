@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.baselines.megatron.planner import MegatronShape
+from planner.baselines.shared.equal_nodes import Degrees
 from planner.baselines.whale.planner import (
     Split,
     WhaleInputs,
@@ -102,7 +102,7 @@ class Capacity:
 def test_a_replica_takes_as_many_micro_batches_as_it_can_have_in_flight():
     case, shape, cuts = (
         small_case(pool("A100-40", 4, per_machine=4)),
-        MegatronShape(1, 2, 2, 1),
+        Degrees(1, 2, 2, 1),
         (0, 22, 26),
     )
     held = []
@@ -117,7 +117,7 @@ def test_a_replica_takes_as_many_micro_batches_as_it_can_have_in_flight():
 
 
 def test_a_replica_without_micro_batches_stays_idle():
-    case, shape = small_case(pool("A100-40", 4, per_machine=4)), MegatronShape(1, 2, 2, 1)
+    case, shape = small_case(pool("A100-40", 4, per_machine=4)), Degrees(1, 2, 2, 1)
     plan = to_plan(Split((0, 13, 26), (64, 0)), case, shape)
     assert [pipeline.micro_batches for pipeline in plan.pipelines] == [64]
     assert check_plan(plan, case.job, case.cluster) == ()
