@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from agents.core.model import Options
 from agents.protocol.names import NAME
@@ -65,22 +66,23 @@ def load_config(path: Path) -> Config:
     state = top.text("state", required=True)
     store = top.text("store", required=True)
     key = top.text("key", required=True)
-    zone, machine = top.text("zone"), top.text("machine")
-    spot = top.flag("spot", default=False)
     notice_s = top.number("notice_s", default=30.0, above=0.0, most=3600.0)
     shutdown_s = top.number("shutdown_s", default=min(notice_s, 30.0), above=0.0, most=3600.0)
-    lease_s = top.number("lease_s", default=10.0, least=1.0, most=600.0)
-    orphan_s = top.number("orphan_s", default=1800.0, above=0.0, most=1e6)
-    worker = top.text("worker", default="worker.control.worker_process")
-    catalogue = top.text("catalogue")
-    memory = top.text("memory")
-    data = top.text("data")
-    copy_mb_s = top.number("copy_mb_s", default=1000.0, above=0.0, most=1e6)
-    threads = top.integer("threads", least=1, most=4096)
+    folders = {name: top.text(name) for name in ("catalogue", "memory", "data")}
+    rest: dict[str, Any] = {
+        "zone": top.text("zone"),
+        "machine": top.text("machine"),
+        "spot": top.flag("spot", default=False),
+        "lease_s": top.number("lease_s", default=10.0, least=1.0, most=600.0),
+        "orphan_s": top.number("orphan_s", default=1800.0, above=0.0, most=1e6),
+        "worker": top.text("worker", default="worker.control.worker_process"),
+        "copy_mb_s": top.number("copy_mb_s", default=1000.0, above=0.0, most=1e6),
+        "threads": top.integer("threads", least=1, most=4096),
+    }
     listen = top.section("listen")
-    host = listen.text("host", default="127.0.0.1")
-    port = listen.integer("port", default=7078, least=0, most=65535)
-    address = listen.text("address")
+    rest["host"] = listen.text("host", default="127.0.0.1")
+    rest["port"] = listen.integer("port", default=7078, least=0, most=65535)
+    rest["address"] = listen.text("address")
     listen.finish()
     waits = top.section("options")
     options = {f.name: waits.number(f.name, above=0.0, most=1e6) for f in fields(Options)}
@@ -93,29 +95,22 @@ def load_config(path: Path) -> Config:
     assert state is not None
     assert store is not None
     assert key is not None
+    catalogue, memory, data = (
+        None if each is None else path.parent / each for each in folders.values()
+    )
     return Config(
         cluster_name=cluster_name,
         name=name or host_name,
         state=(path.parent / state).resolve(),
         store=store,
         key=path.parent / key,
-        host=host,
-        port=port,
-        address=address,
-        zone=zone,
-        machine=machine,
-        spot=spot,
         notice_s=notice_s,
         shutdown_s=shutdown_s,
-        lease_s=lease_s,
-        orphan_s=orphan_s,
-        worker=worker,
-        catalogue=None if catalogue is None else path.parent / catalogue,
-        memory=None if memory is None else (path.parent / memory).resolve(),
-        data=None if data is None else (path.parent / data).resolve(),
-        copy_mb_s=copy_mb_s,
-        threads=threads,
+        catalogue=catalogue,
+        memory=memory and memory.resolve(),
+        data=data and data.resolve(),
         options=Options(**{name: value for name, value in options.items() if value is not None}),
+        **rest,
     )
 
 

@@ -6,11 +6,11 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from agents.daemon.backoff import Backoff
 from agents.protocol.codec import WireError, decode, encode
-from agents.protocol.records import Report, ReportReply
+from agents.protocol.records import Measured, Report, ReportReply
 from agents.rpc.client import CallFailed, SignedClient
 
 PATH = "/v1/agents/report"
@@ -19,6 +19,8 @@ RETRY_S_MAX = 1.0
 """The longest pause between attempts until a leader has set the interval of routine reports."""
 OFTEN_S = 0.5
 """With routine reports at least this often, each sealed snapshot is reported at once."""
+
+MEASURED_EACH_STEP = [each.name for each in fields(Measured) if each.name != "phases"]
 
 
 @dataclass(eq=False)
@@ -87,10 +89,5 @@ def is_news(report: Report, delivered: Report | None, *, with_seals: bool = True
         sealed=delivered.sealed if is_running and not with_seals else report.sealed,
         number=delivered.number,
         step=delivered.step,
-        loss=delivered.loss,
-        tokens_per_s=delivered.tokens_per_s,
-        stall_s=delivered.stall_s,
-        late_s=delivered.late_s,
-        settle_s=delivered.settle_s,
-        busy=delivered.busy,
+        **{name: getattr(delivered, name) for name in MEASURED_EACH_STEP},
     )

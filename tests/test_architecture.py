@@ -58,7 +58,7 @@ WINGS: dict[str, dict[str, str]] = {
         "layout": "types simulator",
         "distributed": "",
         "data": "simulator",
-        "profiling": "types simulator",
+        "profiling": "layout",
         "models": "layout distributed simulator",
         "training": "models distributed data profiling",
         "engines.interface": "training",

@@ -23,14 +23,7 @@ LIVE: frozenset[JobState] = frozenset({"running", "held"})
 ENDED: frozenset[JobState] = frozenset({"done", "failed", "cancelled"})
 """States of a job that has ended."""
 Taking = Literal[
-    "idle",
-    "fetching",
-    "rebuilding",
-    "verifying",
-    "running",
-    "stopped",
-    "broken",
-    "failed",
+    "idle", "fetching", "rebuilding", "verifying", "running", "stopped", "broken", "failed"
 ]
 """What a node does in its generation. ``stopped``: parked at the end of a step, with everything
 sealed. ``broken``: it lost the connection to a peer, is healthy itself, and waits for the leader.

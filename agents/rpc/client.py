@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterable, Mapping
 from dataclasses import dataclass
 
 import aiohttp
@@ -16,10 +17,20 @@ from agents.rpc.signing import (
 )
 
 TIMEOUT_S = 2.0
+JSON = {"Content-Type": "application/json"}
 
 
 class CallFailed(Exception):  # noqa: N818 - names the outcome of a call
     """The peer was not reached, or its answer was not signed with the cluster's key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A long body, which is sent as it is read."""
+
+    chunks: AsyncIterable[bytes]
+    headers: Mapping[str, str]
+    timeout: aiohttp.ClientTimeout
 
 
 @dataclass(eq=False)
@@ -38,16 +49,22 @@ class SignedClient:
         body: bytes = b"",
         *,
         timeout_s: float = TIMEOUT_S,
+        stream: Stream | None = None,
     ) -> tuple[int, bytes]:
-        """Send a request; return the status and body of the answer, whose signature is valid."""
+        """Send a request; return the status and body of the answer, whose signature is valid.
+
+        A stream is sent as the body without being signed, and has its own timeout.
+        """
         header, nonce = sign_request(self.key, method, path, body, at=time.time())
         try:
             async with self.session.request(
                 method,
                 f"http://{address}{path}",
-                data=body,
-                headers={REQUEST_HEADER: header, "Content-Type": "application/json"},
-                timeout=aiohttp.ClientTimeout(total=timeout_s),
+                data=body if stream is None else stream.chunks,
+                headers={REQUEST_HEADER: header, **(JSON if stream is None else stream.headers)},
+                timeout=(
+                    aiohttp.ClientTimeout(total=timeout_s) if stream is None else stream.timeout
+                ),
                 allow_redirects=False,
             ) as reply:
                 answer = await read_answer(reply, self.answer_bytes_max)

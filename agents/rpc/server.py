@@ -7,13 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from agents.rpc.signing import (
-    REPLY_HEADER,
-    REQUEST_HEADER,
-    SignatureError,
-    Verifier,
-    sign_reply,
-)
+from agents.rpc.signing import REPLY_HEADER, REQUEST_HEADER, SignatureError, Verifier, sign_reply
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

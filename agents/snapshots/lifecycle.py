@@ -15,15 +15,7 @@ from agents.core.model import Event, SnapshotsChanged, State, TroubleChanged, Up
 from agents.daemon.clock import Clock
 from agents.daemon.failpoints import failpoint
 from agents.daemon.tasks import Tasks
-from agents.protocol.records import (
-    JobId,
-    JobRecord,
-    NodeId,
-    NodeRecord,
-    Point,
-    Saving,
-    Uploaded,
-)
+from agents.protocol.records import JobId, JobRecord, NodeId, NodeRecord, Point, Saving, Uploaded
 from agents.rpc.client import SignedClient
 from agents.snapshots.memory import SnapshotFile, SnapshotMemory, delete
 from agents.snapshots.replication import Replicator
@@ -92,8 +84,7 @@ class SnapshotLifecycle:
     def __post_init__(self) -> None:
         self.memory.changed = self.report
         self.replicator = Replicator(
-            session=self.client.session,
-            key=self.client.key,
+            client=self.client,
             node=lambda: self.state().node,
             find=self.cluster.known.get,
             others=self.cluster.nodes,

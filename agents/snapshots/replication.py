@@ -15,14 +15,7 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from agents.protocol.records import JobId, NodeId, NodeRecord
-from agents.rpc.client import read_answer
-from agents.rpc.signing import (
-    REPLY_HEADER,
-    REQUEST_HEADER,
-    SignatureError,
-    check_reply,
-    sign_request,
-)
+from agents.rpc.client import CallFailed, SignedClient, Stream
 from agents.snapshots.memory import SnapshotFile, head_checksum
 from agents.snapshots.partial_file import read_pieces
 from worker.checkpoint import snapshot_file
@@ -38,7 +31,6 @@ LOOK_S = 0.1
 """How soon a throttled transfer notices that this node is draining."""
 OTHERS_S = 1.0
 """How old the list of nodes may be: with a replica per step, the store is not read each time."""
-ANSWER_BYTES_MAX = 1 << 16
 
 
 class CopyRefused(Exception):  # noqa: N818 - names the outcome of a request
@@ -49,8 +41,7 @@ class CopyRefused(Exception):  # noqa: N818 - names the outcome of a request
 class Replicator:
     """The queue of snapshots to replicate."""
 
-    session: aiohttp.ClientSession
-    key: bytes
+    client: SignedClient
     node: Callable[[], NodeRecord]
     """This node, as it is registered."""
     find: Callable[[NodeId], NodeRecord | None]
@@ -184,26 +175,19 @@ class Replicator:
             f"/v1/memory/{snapshot.job}/{point.generation}-{point.step}/{copy.file_name}"
             f"?header={head_checksum(copy)}"
         )
-        header, nonce = sign_request(self.key, "PUT", path, b"", at=time.time())
         lost: list[Exception] = []
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENT_S)
+        headers = {"Content-Length": str(copy.total_bytes)}
+        stream = Stream(self._stream(snapshot, copy, lost), headers, timeout)
         try:
-            async with self.session.put(
-                f"http://{node.address}{path}",
-                data=self._stream(snapshot, copy, lost),
-                headers={REQUEST_HEADER: header, "Content-Length": str(copy.total_bytes)},
-                timeout=timeout,
-                allow_redirects=False,
-            ) as reply:
-                answer = await read_answer(reply, ANSWER_BYTES_MAX)
-                signature = reply.headers.get(REPLY_HEADER)
-                check_reply(self.key, nonce, reply.status, answer, signature)
-                if reply.status != 200:
-                    raise CopyRefused(f"answered: {answer.decode(errors='replace').strip()}")
-        except (aiohttp.ClientError, TimeoutError, SignatureError, ValueError) as error:
+            status, answer = await self.client.call(node.address, "PUT", path, stream=stream)
+        except CallFailed as error:
             if lost:
-                raise lost[0] from None  # aiohttp wraps the error of the stream in its own.
-            raise CopyRefused(f"could not be reached ({error})") from None
+                raise lost[0] from None  # The client wraps the error of the stream in its own.
+            reason = str(error).removeprefix(f"{node.address}{path}: ")
+            raise CopyRefused(f"could not be reached ({reason})") from None
+        if status != 200:
+            raise CopyRefused(f"answered: {answer.decode(errors='replace').strip()}")
 
     async def _stream(
         self, snapshot: SnapshotFile, copy: snapshot_file.Header, lost: list[Exception]

@@ -10,12 +10,7 @@ import grpc
 import grpc.aio
 
 from agents.store.etcd_messages import Method, message, method
-from agents.store.interface import (
-    LeaseGone,
-    StoreRefused,
-    StoreUnavailable,
-    WriteUnknown,
-)
+from agents.store.interface import LeaseGone, StoreRefused, StoreUnavailable, WriteUnknown
 from agents.store.locations import Etcd
 from simulator.documents.problems import Problems
 

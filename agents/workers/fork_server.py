@@ -143,24 +143,17 @@ class ForkServer:
 
     def _reap(self) -> None:
         """Write the exit codes of the children that have ended."""
-        while self.children:
-            with contextlib.suppress(ChildProcessError):
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    return
-                folder = self.children.pop(pid, None)
-                if folder is not None:
+        with contextlib.suppress(ChildProcessError):
+            while self.children and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if (folder := self.children.pop(ended[0], None)) is not None:
                     with contextlib.suppress(OSError):
-                        (folder / "exit").write_text(str(os.waitstatus_to_exitcode(status)))
-                continue
-            return
+                        (folder / "exit").write_text(str(os.waitstatus_to_exitcode(ended[1])))
 
 
 def main(path: str, module: str, orphan_s: str = str(ORPHAN_S)) -> None:
     """Import the workers' module, then serve."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     ForkServer(Path(path), importlib.import_module(module), float(orphan_s)).run()
 
 

@@ -31,7 +31,7 @@ class Mixer(nn.Module):
         **{"out": "rows", "down": "rows", "drop": "heads"},
     }
     pieces: ClassVar[dict[str, int]] = {
-        **{"query": HEADS, "out": HEADS, "key": KV_HEADS, "value": KV_HEADS},
+        **{"query": HEADS, "out": HEADS, "key": KV_HEADS, "value": KV_HEADS}
     }
 
     def __init__(self, *, dropout: float = 0.0) -> None:

@@ -12,12 +12,7 @@ HERE = Place("cpu", "this", "here")
 
 
 def any_plan(
-    draw: Random,
-    job: Job,
-    *,
-    pipelines_max: int = 6,
-    stages_max: int = 4,
-    ranks_max: int = 10,
+    draw: Random, job: Job, *, pipelines_max: int = 6, stages_max: int = 4, ranks_max: int = 10
 ) -> Plan:
     """Return a plan for the job's batch on at most so many ranks."""
     batch = job.global_batch

@@ -73,12 +73,7 @@ class Pass:
 
 
 def layers_of(
-    job: Job,
-    *,
-    tp: int,
-    index: int,
-    group: Collective | None,
-    dtype: torch.dtype = torch.float64,
+    job: Job, *, tp: int, index: int, group: Collective | None, dtype: torch.dtype = torch.float64
 ) -> list[LocalLayer]:
     """Build all layers as one rank holds them, with tied layers tied."""
     now = MicroBatch(seed=3, step=7, samples=torch.tensor([4, 0, 6]))

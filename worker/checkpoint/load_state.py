@@ -7,6 +7,7 @@ other. In a buffer its tensors may be narrow views, if the rank holds several at
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
@@ -53,7 +54,11 @@ def fill_buffers(
         for (number, piece), body in bodies.items():
             buffer = buffers[layer_from_number(number, layers=shape.layers)]
             elements = piece_layout(buffer.specs, piece, atoms=buffer.atoms).elements
-            kinds = flat_states(buffer) if _keeps_moments(buffer, piece) else (buffer.master,)
+            keeps_moments = any(
+                part.with_unsplit if piece == buffer.atoms else piece in part.atoms
+                for part in buffer.owned
+            )
+            kinds = flat_states(buffer) if keeps_moments else (buffer.master,)
             for kind, flat in enumerate(kinds):
                 # torch warns about writable buffers; pass a read-only view.
                 found = torch.frombuffer(
@@ -71,12 +76,6 @@ def fill_buffers(
         for buffer in buffers.values():
             if buffer.compute is not buffer.master:
                 precision.derive(buffer.master, into=buffer.compute)
-
-
-def _keeps_moments(buffer: LayerBuffer, piece: int) -> bool:
-    return any(
-        part.with_unsplit if piece == buffer.atoms else piece in part.atoms for part in buffer.owned
-    )
 
 
 def piece_digests(buffers: Mapping[int, LayerBuffer], shape: StateShape) -> dict[PieceKey, int]:
@@ -110,11 +109,6 @@ def saved_progress(progress: TrainingProgress) -> SavedProgress:
 
 def progress_from(saved: SavedProgress) -> TrainingProgress:
     """Return the progress of training that a header holds."""
-    return TrainingProgress(
-        step=saved.step,
-        updates=saved.updates,
-        scale=LossScale(saved.scale, saved.good_steps),
-        sample_hash=saved.sample_hash,
-        samples=saved.samples,
-        label_tokens=saved.label_tokens,
-    )
+    rest = asdict(saved)
+    scale = LossScale(rest.pop("scale"), rest.pop("good_steps"))
+    return TrainingProgress(scale=scale, **rest)

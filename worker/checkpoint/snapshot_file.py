@@ -233,7 +233,9 @@ def parse_head(data: bytes, *, name: str) -> Header:
 def header_from(document: Any, *, name: str) -> Header:
     """Read a header from its JSON."""
     try:
-        header = Header(**_with_parts(document))
+        pieces = tuple(Piece(*row) for row in document["pieces"])
+        progress = SavedProgress(**document["progress"])
+        header = Header(**{**document, "progress": progress, "pieces": pieces})
     except (TypeError, KeyError, ValueError) as error:
         raise SnapshotError(f"{name} has an invalid header ({error})") from None
     if header.format != FORMAT:
@@ -252,11 +254,6 @@ _FIELDS = tuple(name for name in Header.__slots__ if name not in ("progress", "p
 _PIECE_FIELDS = tuple(Piece.__slots__)
 
 
-def _with_parts(document: Mapping[str, Any]) -> dict[str, Any]:
-    pieces = tuple(Piece(*row) for row in document["pieces"])
-    return {**document, "progress": SavedProgress(**document["progress"]), "pieces": pieces}
-
-
 def _encode(header: Header) -> bytes:
     return json.dumps(header_document(header), separators=(",", ":")).encode()
 
@@ -266,13 +263,9 @@ def _encode(header: Header) -> bytes:
 
 def read_header(path: Path) -> Header:
     """Read the header of a sealed file."""
-    name = str(path)
-    with path.open("rb") as file:
-        prelude = file.read(PRELUDE.size)
-        rest = file.read(head_length(prelude, name=name) - PRELUDE.size)
-        header = parse_head(prelude + rest, name=name)
-        if os.fstat(file.fileno()).st_size < header.total_bytes:
-            raise SnapshotError(f"{name} is truncated")
+    header = parse_head(read_head(path), name=str(path))
+    if path.stat().st_size < header.total_bytes:
+        raise SnapshotError(f"{path} is truncated")
     return header
 
 

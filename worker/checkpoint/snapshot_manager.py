@@ -122,14 +122,6 @@ def load_snapshot(
     trainer.import_state()
 
 
-def _gpu_kinds(plan: Plan) -> dict[int, str]:
-    """Return the GPU kind of each rank."""
-    return {
-        each.rank: plan.pipelines[each.pipeline].stages[each.stage].places[0].gpu
-        for each in rank_places(plan)
-    }
-
-
 @dataclass(eq=False)
 class SnapshotManager:
     """One rank's snapshots of one generation, and its request to stop."""
@@ -202,7 +194,10 @@ class SnapshotManager:
             with self.stalls.stalled(is_late=True):
                 self.writer.wait_sealed()
                 if self.needs_replicas and len(self._kept) > 1:
-                    self._wait_replicated(self._kept[-2])
+                    with self._changed:
+                        while self._replicated < self._kept[-2]:
+                            self._changed.wait(_POLL_S)
+                            self.transport.check()
             with self.stalls.stalled(is_late=True):
                 self._compare()  # As long as the slowest rank is late.
         return self.stop_at is not None and self.stop_at <= done
@@ -239,7 +234,11 @@ class SnapshotManager:
         last = self.writer.sealed
         if last is None or not last.persist or last.step == self._compared:
             return
-        kinds = _gpu_kinds(self.trainer.plan)
+        plan = self.trainer.plan
+        kinds = {
+            each.rank: plan.pipelines[each.pipeline].stages[each.stage].places[0].gpu
+            for each in rank_places(plan)
+        }
         mine = {
             piece.key: int(piece.checksum, 16) % DIGEST_END
             for piece in last.pieces
@@ -254,12 +253,6 @@ class SnapshotManager:
             what=f"sealed at step {last.step}",
         )
         self._compared = last.step
-
-    def _wait_replicated(self, step: int) -> None:
-        with self._changed:
-            while self._replicated < step:
-                self._changed.wait(_POLL_S)
-                self.transport.check()
 
     # ---- at a stop -------------------------------------------------------------------------------
 

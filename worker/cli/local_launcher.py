@@ -79,6 +79,11 @@ class _RankProcess:
     """Its last message, if it failed."""
     ended_at_s: float = 0.0
 
+    @property
+    def ended_as(self) -> str | None:
+        """The kind of its last message; ``None``: it has sent none."""
+        return None if self.last_message is None else str(self.last_message["kind"])
+
 
 def run_ranks(body: Body, *, ranks: int, board: ActivityBoard, on_message: OnMessage) -> None:
     """Run ``body`` in one process per rank until all have exited; pass on their messages.
@@ -193,27 +198,17 @@ class _RankProcesses:
             rank.ended_at_s = time.monotonic()
 
     def _is_broken(self) -> bool:
-        return any(
-            rank.last_message is not None or rank.exit_code not in (None, 0) for rank in self.ranks
-        )
+        return any(rank.last_message or rank.exit_code not in (None, 0) for rank in self.ranks)
 
     def _failure(self) -> Exception:
         """Distinguish the cause from its consequences."""
         for rank in self.ranks:
-            if rank.last_message is not None and rank.last_message["kind"] == _REFUSED:
+            if rank.last_message is not None and rank.ended_as == _REFUSED:
                 return InputError([Problem(*each) for each in rank.last_message["problems"]])
-        silent = [r for r in self.ranks if r.last_message is None and r.exit_code not in (None, 0)]
-        own = [
-            r
-            for r in self.ranks
-            if r.last_message is not None and r.last_message["kind"] == _FAILED
-        ]
-        stuck = [r for r in self.ranks if r.last_message is None and r.exit_code is None]
-        broken = [
-            r
-            for r in self.ranks
-            if r.last_message is not None and r.last_message["kind"] == _BROKEN
-        ]
+        silent = [r for r in self.ranks if r.ended_as is None and r.exit_code not in (None, 0)]
+        own = [r for r in self.ranks if r.ended_as == _FAILED]
+        stuck = [r for r in self.ranks if r.ended_as is None and r.exit_code is None]
+        broken = [r for r in self.ranks if r.ended_as == _BROKEN]
         causes = silent or own or broken or stuck
         cause = min(causes, key=lambda rank: rank.ended_at_s)
         if cause.last_message is not None and cause.last_message.get("says_all"):

@@ -34,6 +34,7 @@ from worker.training.trainer import NotANumberError, StepReport, Trainer
 
 DEADLINE_S = 600.0
 """Seconds that a rank waits for a peer that is not known to be lost."""
+_STEP_FIELDS = ("step", "loss", "grad_norm", "samples", "seconds", "sample_hash")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,26 +167,15 @@ def _reporting_errors(transport: Transport) -> Iterator[None]:
 
 
 def _send_step(send: SendMessage, rank: int, report: StepReport) -> None:
-    """Send a step's report from rank 0; all ranks have the same one."""
-    if rank == 0:
-        send({"kind": "step", **_step_fields(report)})
+    """Send a step's report from rank 0; all ranks have the same one.
 
-
-def _step_fields(report: StepReport) -> dict[str, Any]:
-    """Return the printed fields of a step; JSON has no non-finite numbers."""
-    line = {
-        "step": report.step,
-        "loss": _finite(report.loss),
-        "grad_norm": _finite(report.grad_norm),
-        "samples": report.samples,
-        "seconds": report.seconds,
-        "sample_hash": report.sample_hash,
-    }
-    return {**line, "skipped": True} if report.skipped else line
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
+    JSON has no non-finite numbers.
+    """
+    if rank > 0:
+        return
+    line = {name: getattr(report, name) for name in _STEP_FIELDS}
+    line |= {n: v if math.isfinite(v := line[n]) else None for n in ("loss", "grad_norm")}
+    send({"kind": "step", **line, **({"skipped": True} if report.skipped else {})})
 
 
 def _save_shard(pieces: RankTensors, rank: int, folder: Path) -> None:

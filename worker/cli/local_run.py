@@ -24,6 +24,7 @@ from simulator.inputs.job_file import load_job
 from simulator.inputs.plan_file import load_plan
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Stage
+from worker.checkpoint.convert import external_names
 from worker.checkpoint.resume import OPTION, ResumePoint, open_resume_point
 from worker.cli.local_launcher import ended_by_signals, run_ranks
 from worker.cli.local_rank import RunSpec, train
@@ -35,7 +36,6 @@ from worker.engines.deepspeed import config as deepspeed_config
 from worker.layout.rank_layout import TIED, RankPlace, plan_problems, rank_places
 from worker.layout.tensor_table import tensors_of
 from worker.models import exact
-from worker.models.hf_weights import is_hf_model, to_huggingface
 from worker.models.starting_weights import open_weights
 from worker.profiling.activity_board import ActivityBoard
 from worker.profiling.fault_injection import FailPoint
@@ -298,15 +298,7 @@ def _summary(
 
 def _write_timeline(path: Path, places: tuple[RankPlace, ...], results: _RunResults) -> None:
     timelines = [
-        RankTimeline(
-            rank=place.rank,
-            pipeline=place.pipeline,
-            stage=place.stage,
-            tp_index=place.index,
-            tp=place.tp,
-            layers=place.layers,
-            spans=tuple(Span(**span) for span in results.summaries[place.rank]["spans"]),
-        )
+        RankTimeline(place, tuple(Span(**span) for span in results.summaries[place.rank]["spans"]))
         for place in places
     ]
     text = json.dumps(trace(timelines), separators=(",", ":"), allow_nan=False)
@@ -329,12 +321,7 @@ def _save(job: Job, ranks: int, pieces: Path, folder: Path) -> None:
     shares = [torch.load(pieces / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
     merged = merge_ranks(shares, tensors_of(job))
     whole = {(0 if layer == TIED else layer, name): t for (layer, name, _), t in merged.items()}
-    named = (
-        to_huggingface(job, whole)
-        if is_hf_model(job)
-        else {f"{layer}/{name}": tensor.contiguous() for (layer, name), tensor in whole.items()}
-    )
     unfinished = pieces / "model.safetensors"
     with _with_path(folder):
-        save_file(named, unfinished, metadata={"format": "pt"})
+        save_file(external_names(job, whole), unfinished, metadata={"format": "pt"})
         unfinished.replace(folder / "model.safetensors")

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -78,19 +79,7 @@ def main() -> None:
 @click.option("--save", type=click.Path(path_type=Path), help="Folder for the trained weights.")
 @click.option("--ranks-max", type=click.IntRange(1), help="Refuse plans of more ranks.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: GPUs if enough.")
-def run(
-    job: Path,
-    plan: Path | None,
-    resume: str | None,
-    steps: int | None,
-    engine: str | None,
-    deepspeed_config: Path | None,
-    as_json: bool,
-    timeline: Path | None,
-    save: Path | None,
-    ranks_max: int | None,
-    device: str | None,
-) -> None:
+def run(**options: Any) -> None:
     """Train a job, with one process of this machine for each rank of the plan.
 
     Prints one line for each step; at the end, prints each rank's peak memory to stderr.
@@ -100,20 +89,7 @@ def run(
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from worker.cli.local_run import RunOptions, train_alone  # noqa: PLC0415 - loads torch, which takes seconds
 
-    options = RunOptions(
-        job=job,
-        plan=plan,
-        resume=resume,
-        steps=steps,
-        engine=engine,
-        deepspeed_config=deepspeed_config,
-        as_json=as_json,
-        timeline=timeline,
-        save=save,
-        ranks_max=ranks_max,
-        device=device,
-    )
-    train_alone(options)
+    train_alone(RunOptions(**options))
 
 
 @main.command("convert-tokens")

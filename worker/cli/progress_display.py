@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 _CLEAR = "\r\x1b[K"
@@ -27,12 +26,7 @@ class ProgressDisplay:
         self._show(f"starting, {self.steps} steps to go")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._show("")
 
     def step(self, line: dict[str, Any]) -> None:

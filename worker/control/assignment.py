@@ -40,82 +40,37 @@ class RestorePoint:
     """``start``, ``memory`` or ``durable``."""
 
 
-@dataclass(frozen=True)
 class Assignment:
     """One rank's assignment, as received from the agent or the fork server."""
 
-    spec: Mapping[str, Any]
-
-    @property
-    def job(self) -> str:
-        return str(self.spec["job"])
-
-    @property
-    def generation(self) -> int:
-        return int(self.spec["generation"])
-
-    @property
-    def rank(self) -> int:
-        return int(self.spec["rank"])
-
-    @property
-    def threads(self) -> int:
-        return int(self.spec["threads"])
-
-    @property
-    def fail_at(self) -> str | None:
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        self.spec = spec
+        self.job: str = spec["job"]
+        self.generation: int = spec["generation"]
+        self.rank: int = spec["rank"]
+        self.threads: int = spec["threads"]
+        self.fail_at: str | None = spec.get("fail_at")
         """The fail point of this rank, for tests."""
-        return self.spec.get("fail_at")
-
-    @property
-    def folder(self) -> Path:
+        self.folder = Path(spec["folder"]).parent
         """The generation's folder, with plan and job."""
-        return Path(self.spec["folder"]).parent
-
-    @property
-    def base(self) -> Path:
+        self.base = Path(spec.get("base") or self.folder)
         """Paths in the job are relative to this folder."""
-        return Path(self.spec.get("base") or self.folder)
-
-    @property
-    def restore(self) -> RestorePoint:
-        return RestorePoint(**self.spec["restore"])
-
-    @cached_property
-    def device(self) -> torch.device:
-        number = int(self.spec["device"])
+        self.restore = RestorePoint(**spec["restore"])
+        number: int = spec["device"]
         # Counting devices initialises none of them.
-        return (
-            torch.device("cuda", number)
-            if torch.cuda.device_count() > number
-            else torch.device("cpu")
-        )
-
-    @property
-    def wait_s(self) -> float:
+        has_gpu = torch.cuda.device_count() > number
+        self.device = torch.device("cuda", number) if has_gpu else torch.device("cpu")
+        self.wait_s = float(spec.get("wait_s", WAIT_S))
         """Seconds that this rank waits for another one that is not known to be lost."""
-        return float(self.spec.get("wait_s", WAIT_S))
-
-    @property
-    def peak(self) -> DevicePeak | None:
+        peak = spec.get("peak")
+        self.peak = None if peak is None else DevicePeak(**peak)
         """The predicted peak of this rank's device memory; ``None``: no prediction."""
-        peak_spec = self.spec.get("peak")
-        return None if peak_spec is None else DevicePeak(**peak_spec)
-
-    @property
-    def device_bytes(self) -> int | None:
+        self.device_bytes: int | None = spec.get("device_bytes")
         """The declared memory of an emulated device; ``None``: the device is real."""
-        return self.spec.get("device_bytes")
-
-    @property
-    def rendezvous(self) -> RendezvousInfo:
-        ranks, host = int(self.spec["ranks"]), str(self.spec["host"])
-        return RendezvousInfo(self.generation, self.rank, ranks, host, self.device, self.wait_s)
-
-    @property
-    def snapshot_target(self) -> SnapshotTarget:
-        spec = self.spec
-        return SnapshotTarget(
+        self.rendezvous = RendezvousInfo(
+            self.generation, self.rank, spec["ranks"], spec["host"], self.device, self.wait_s
+        )
+        self.snapshot_target = SnapshotTarget(
             job=self.job,
             generation=self.generation,
             term=spec["term"],
@@ -132,13 +87,8 @@ class Assignment:
 
     def node_of(self, rank: int) -> str | None:
         """Return the node of a rank."""
-        snapshot_target = rank_places(self.plan)[rank]
-        return (
-            self.plan.pipelines[snapshot_target.pipeline]
-            .stages[snapshot_target.stage]
-            .places[0]
-            .node
-        )
+        place = rank_places(self.plan)[rank]
+        return self.plan.pipelines[place.pipeline].stages[place.stage].places[0].node
 
     def sources(self) -> list[list[Source]]:
         """Return the sources of the restore point, the nearest and cheapest first."""
@@ -148,17 +98,15 @@ class Assignment:
         point = {"generation": restore.generation, "step": restore.step}
         peers = spec["peers"]
         zone = peers.get(spec["node"], {}).get("zone")
-        near: list[Source] = []
-        far: list[Source] = []
-        for node, peer in peers.items():
-            if node != spec["node"]:
-                where = near if peer["zone"] == zone else far
-                found = PeerSource.at(
-                    peer["name"], peer["address"], spec["ticket"], self.job, **point
-                )
-                where.append(found)
-        own = LocalSource.at(Path(spec["memory"]), self.job, **point)
-        groups: list[list[Source]] = [[own], near, far]
+        groups: list[list[Source]] = [[LocalSource.at(Path(spec["memory"]), self.job, **point)]]
+        for is_near in (True, False):
+            groups.append(
+                [
+                    PeerSource.at(peer["name"], peer["address"], spec["ticket"], self.job, **point)
+                    for node, peer in peers.items()
+                    if node != spec["node"] and (peer["zone"] == zone) == is_near
+                ]
+            )
         if spec.get("manifest"):
             groups.append([DurableSource(spec["manifest"])])
         return groups

@@ -38,11 +38,7 @@ class DataSource(Protocol):
 
 
 def samples_of(
-    inputs: NDArray[np.generic],
-    labels: NDArray[np.int64],
-    *,
-    step: int,
-    positions: Sequence[int],
+    inputs: NDArray[np.generic], labels: NDArray[np.int64], *, step: int, positions: Sequence[int]
 ) -> Samples:
     """Build ``Samples`` from rows, with their digests."""
     digests = [

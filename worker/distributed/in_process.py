@@ -15,6 +15,7 @@ from torch import Tensor
 
 from worker.distributed.interface import (
     AbortedError,
+    Collective,
     DeadlineError,
     PeerLostError,
     Pending,
@@ -142,7 +143,7 @@ class ThreadWorld:
             raise self.failure
 
 
-class ThreadCollective:
+class ThreadCollective(Collective):
     """One rank's view of a group of threads."""
 
     def __init__(self, world: ThreadWorld, ranks: tuple[int, ...], rank: int) -> None:
@@ -151,10 +152,6 @@ class ThreadCollective:
         self._world = world
         self._ranks = ranks
         self._number = 0
-
-    def all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Tensor:
-        self.start_all_reduce(tensor, op).wait()
-        return tensor
 
     def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Pending:
         return self._start(tensor, lambda tensors: _reduce(tensors, op))

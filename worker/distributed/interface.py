@@ -62,16 +62,15 @@ class Pending(Protocol):
 class Collective(Protocol):
     """One rank's view of a group of ranks."""
 
-    @property
-    def size(self) -> int:
-        """The number of ranks in the group."""
-
-    @property
-    def index(self) -> int:
-        """This rank's index in the group, in the order in which the group was named."""
+    size: int
+    """The number of ranks in the group."""
+    index: int
+    """This rank's index in the group, in the order in which the group was named."""
 
     def all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Tensor:
         """Reduce over all ranks in place; every rank gets the same bits."""
+        self.start_all_reduce(tensor, op).wait()
+        return tensor
 
     def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Pending:
         """Start ``all_reduce``; do not touch the tensor until the wait is over.
@@ -86,13 +85,9 @@ class Collective(Protocol):
 class Transport(Protocol):
     """One rank's connection to all ranks of a plan."""
 
-    @property
-    def rank(self) -> int:
-        """This rank."""
-
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
+    rank: int
+    size: int
+    """The number of ranks."""
 
     def group(self, ranks: tuple[int, ...]) -> Collective:
         """Return the group of these ranks; all members must open their groups in the same order."""

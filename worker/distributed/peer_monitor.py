@@ -8,6 +8,7 @@ connections, so that all ranks name the same cause.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import selectors
 import socket
@@ -95,10 +96,8 @@ class PeerMonitor:
     def _send_to_peers(self, message: dict[str, Any]) -> None:
         line = json.dumps(message).encode() + b"\n"
         for peer in self._peers.values():
-            try:
+            with contextlib.suppress(OSError):  # The peer is gone.
                 peer.sendall(line)
-            except OSError:
-                continue  # The peer is gone.
 
     def _run(self) -> None:
         unread = dict.fromkeys(self._peers, b"")
@@ -111,7 +110,9 @@ class PeerMonitor:
                     if key.data is None:
                         return
                     rank = key.data
-                    content = _read(self._peers[rank])
+                    content = b""
+                    with contextlib.suppress(OSError):
+                        content = self._peers[rank].recv(2**16)
                     *lines, unread[rank] = (unread[rank] + content).split(b"\n")
                     goodbyes = [self._handle(rank, json.loads(line)) for line in lines]
                     said_goodbye = any(goodbyes)
@@ -145,13 +146,6 @@ class PeerMonitor:
         return False
 
 
-def _read(peer: socket.socket) -> bytes:
-    try:
-        return peer.recv(2**16)
-    except OSError:
-        return b""
-
-
 def _connect(
     store: Store,
     rank: int,
@@ -180,8 +174,12 @@ def _connect(
                 except TimeoutError:
                     _remaining(deadline)
                     continue
-                peer.settimeout(_remaining(deadline))
-                peers[int.from_bytes(_receive_exactly(peer, 4), "little")] = peer
+                try:
+                    peer.settimeout(_remaining(deadline))
+                    peers[int.from_bytes(_receive_exactly(peer, 4), "little")] = peer
+                except BaseException:
+                    peer.close()
+                    raise
     except BaseException:
         for peer in peers.values():
             peer.close()

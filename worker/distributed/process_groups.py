@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import (
 
 from worker.distributed.interface import (
     AbortedError,
+    Collective,
     DeadlineError,
     PeerLostError,
     Pending,
@@ -84,10 +85,13 @@ class ProcessTransport:
         )
         # One NCCL group for each direction: operations between two ranks run in order within a
         # group, and a send must not wait for a receive.
-        all_ranks = tuple(range(size))
-        self._open(_UP, all_ranks)
-        if self._on_gpu:
-            self._open(_DOWN, all_ranks)
+        try:
+            for name in (_UP, _DOWN) if self._on_gpu else (_UP,):
+                self._open(name, tuple(range(size)))
+        except BaseException as error:
+            self.abort(str(error) or type(error).__name__)
+            self.close()
+            raise
 
     def group(self, ranks: tuple[int, ...]) -> ProcessCollective:
         if ranks not in self._groups:
@@ -100,19 +104,13 @@ class ProcessTransport:
 
     def send(self, tensor: Tensor, *, to: int) -> Pending:
         name = _UP if to > self.rank or not self._on_gpu else _DOWN
-        return self.start(
-            name,
-            lambda backend: backend.send([tensor.detach()], to, _DATA_TAG),
-            f"sending to rank {to}",
-        )
+        data = [tensor.detach()]
+        return self.start(name, lambda b: b.send(data, to, _DATA_TAG), f"sending to rank {to}")
 
     def receive(self, tensor: Tensor, *, source: int) -> Pending:
         name = _UP if source < self.rank or not self._on_gpu else _DOWN
-        return self.start(
-            name,
-            lambda backend: backend.recv([tensor.detach()], source, _DATA_TAG),
-            f"receiving from rank {source}",
-        )
+        data, doing = [tensor.detach()], f"receiving from rank {source}"
+        return self.start(name, lambda b: b.recv(data, source, _DATA_TAG), doing)
 
     def check(self) -> None:
         if self._monitor.failure is not None:
@@ -240,7 +238,7 @@ class _PendingWork:
         return bool(self._work.is_completed())
 
 
-class ProcessCollective:
+class ProcessCollective(Collective):
     """One rank's view of a process group."""
 
     def __init__(self, transport: ProcessTransport, name: str, ranks: tuple[int, ...]) -> None:
@@ -249,10 +247,6 @@ class ProcessCollective:
         self._transport = transport
         self._name = name
         self._doing = f"a collective of ranks {ranks}"
-
-    def all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Tensor:
-        self.start_all_reduce(tensor, op).wait()
-        return tensor
 
     def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Pending:
         options = AllreduceOptions()

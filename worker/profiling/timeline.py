@@ -13,10 +13,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, assert_never
 
 from simulator.traces.perfetto import complete_event, process_named, span_text, thread_named
+from worker.layout.rank_layout import RankPlace
 from worker.profiling.activity_board import ActivityBoard
 from worker.profiling.fault_injection import FailFile, FailPoint, Milestone
 from worker.types import Activity
@@ -65,11 +65,7 @@ class Recorder:
         return _SpanContext(self, phase, layer, micro_batch)
 
     def begin(
-        self,
-        activity: Activity,
-        *,
-        layer: int | None = None,
-        micro_batch: int | None = None,
+        self, activity: Activity, *, layer: int | None = None, micro_batch: int | None = None
     ) -> Span:
         """Record the start of work that continues in the background."""
         self.set_activity(self.set_activity(activity))
@@ -99,50 +95,31 @@ class Recorder:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+@dataclass(slots=True)
 class _SpanContext:
     """One action of a rank, as a context manager."""
 
-    __slots__ = ("_activity", "_before", "_layer", "_micro_batch", "_recorder", "_start_ns")
-
-    def __init__(
-        self,
-        recorder: Recorder,
-        activity: Activity,
-        layer: int | None,
-        micro_batch: int | None,
-    ) -> None:
-        self._recorder = recorder
-        self._activity = activity
-        self._layer = layer
-        self._micro_batch = micro_batch
+    _recorder: Recorder
+    _activity: Activity
+    _layer: int | None
+    _micro_batch: int | None
+    _before: Activity = "start"
+    _start_ns: int = 0
 
     def __enter__(self) -> None:
         self._before = self._recorder.set_activity(self._activity)
         self._start_ns = time.perf_counter_ns()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         recorder = self._recorder
-        if error is not None:
+        if kind is not None:
             return  # The board keeps showing where it failed.
         if recorder.keeps_spans:
             if recorder.finish_device_work is not None:
                 recorder.finish_device_work()
-            end_ns = time.perf_counter_ns()
-            recorder.spans.append(
-                Span(
-                    self._activity,
-                    recorder.step,
-                    self._start_ns,
-                    end_ns,
-                    self._layer,
-                    self._micro_batch,
-                )
-            )
+            times_ns = self._start_ns, time.perf_counter_ns()
+            place = self._layer, self._micro_batch
+            recorder.spans.append(Span(self._activity, recorder.step, *times_ns, *place))
         recorder.set_activity(self._before)
 
 
@@ -153,12 +130,7 @@ class _SpanContext:
 class RankTimeline:
     """All spans of one rank, with its position in the plan."""
 
-    rank: int
-    pipeline: int
-    stage: int
-    tp_index: int
-    tp: int
-    layers: tuple[int, int]
+    place: RankPlace
     spans: tuple[Span, ...]
 
 
@@ -166,12 +138,12 @@ def trace(ranks: Sequence[RankTimeline]) -> dict[str, Any]:
     """Convert a run to a Perfetto trace with the simulator's rows: pipelines and their ranks."""
     begin_ns = min((span.start_ns for rank in ranks for span in rank.spans), default=0)
     events = _steps(ranks, begin_ns)
-    for pipeline in sorted({rank.pipeline for rank in ranks}):
+    for pipeline in sorted({rank.place.pipeline for rank in ranks}):
         number = _STEPS_PROCESS + 1 + pipeline
         events += process_named(number, f"pipeline {pipeline}")
         rows = itertools.count(number * _ROWS)
-        members = [rank for rank in ranks if rank.pipeline == pipeline]
-        for member in sorted(members, key=lambda rank: (rank.stage, rank.tp_index)):
+        members = [rank for rank in ranks if rank.place.pipeline == pipeline]
+        for member in sorted(members, key=lambda rank: (rank.place.stage, rank.place.index)):
             for title, spans in _rows(member):
                 row = next(rows)
                 events += thread_named(number, row, title)
@@ -196,10 +168,11 @@ def _steps(ranks: Sequence[RankTimeline], begin_ns: int) -> list[dict[str, Any]]
 
 def _rows(member: RankTimeline) -> Iterator[tuple[str, list[Span]]]:
     """Yield a rank's rows: one for its main thread, and as many as needed for background work."""
-    name = f"stage {member.stage}" + (f" TP {member.tp_index}" if member.tp > 1 else "")
+    place = member.place
+    name = f"stage {place.stage}" + (f" TP {place.index}" if place.tp > 1 else "")
     in_turn = [span for span in member.spans if not span.in_background]
     if in_turn:
-        yield f"{name}: layers {span_text(member.layers)}, rank {member.rank}", in_turn
+        yield f"{name}: layers {span_text(place.layers)}, rank {place.rank}", in_turn
     beside: list[list[Span]] = []
     for span in sorted(member.spans, key=lambda span: span.start_ns):
         if span.in_background and span.end_ns:

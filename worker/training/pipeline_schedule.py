@@ -110,7 +110,7 @@ class PipelineRank:
             if op.kind == "F":
                 self._forward(op, self._work(op, arrived, step, consumed), consumed)
             else:
-                done = layer_done if index == last else _ignore_layer
+                done = layer_done if index == last else ignore_layer
                 self._backward(op, arrived, seed=seed, layer_done=done)
         with self._recorder.span("wait"):
             self._results.finish()
@@ -203,5 +203,5 @@ class PipelineRank:
         return ConsumedSamples(torch.zeros((), dtype=torch.float64, device=self._device))
 
 
-def _ignore_layer(_: int) -> None:
-    """Do nothing: gradients of later micro batches are still added."""
+def ignore_layer(_: int) -> None:
+    """Do nothing: the layer's gradients are not summed yet."""

@@ -31,7 +31,7 @@ from worker.training.flat_buffers import LayerBuffer, layer_buffers
 from worker.training.full_tensors import TensorKey, load_full_tensors
 from worker.training.gradient_sync import GradientSync
 from worker.training.optimizer import OptimizerStep, clip_factor, learning_rate
-from worker.training.pipeline_schedule import PipelineRank
+from worker.training.pipeline_schedule import PipelineRank, ignore_layer
 from worker.training.pipeline_stage import StageRunner
 from worker.training.precision import LossScale, Precision, loss_seed, precision_of
 from worker.training.step_vote import StepContribution, StepTotals, StepVote
@@ -186,7 +186,7 @@ class Trainer:
         seed = loss_seed(self.job, self.precision, before.scale)
         overlaps = self.job.gradient_sync == "overlap"
         consumed = self._pipeline.run(
-            before.step, seed=seed, layer_done=self._sync.start if overlaps else _ignore_layer
+            before.step, seed=seed, layer_done=self._sync.start if overlaps else ignore_layer
         )
         for layer in self.buffers:
             if layer == TIED or not overlaps:
@@ -346,7 +346,3 @@ class Trainer:
         squares = totals.squares.items()
         layer = next(layer for layer, square in squares if not math.isfinite(square))
         raise NotANumberError(self.progress.step, layer=max(layer, 0), rank=None)
-
-
-def _ignore_layer(_: int) -> None:
-    """Do nothing: gradients are summed after the whole backward pass."""

@@ -90,13 +90,7 @@ async def test_gce_each_departure_has_its_own_notice_and_a_false_alarm_is_withdr
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     "mood",
-    [
-        {"delay_s": 0.6},
-        {"fails": 3},
-        {"drops": 3},
-        {"is_impatient": True},
-        {"has_marks": False},
-    ],
+    [{"delay_s": 0.6}, {"fails": 3}, {"drops": 3}, {"is_impatient": True}, {"has_marks": False}],
     ids=str,
 )
 async def test_gce_a_faulty_metadata_server_is_still_followed(mood):

@@ -227,13 +227,7 @@ WORDS: list[Row] = [
         replace(RUNS, taking="broken", step=41, advanced_at=NOW, broken_peers=(PEER,)),
         (),
     ),
-    (
-        "a repeated step is no progress",
-        state(),
-        GangReported(NOW, 3, "running", 40),
-        RUNS,
-        (),
-    ),
+    ("a repeated step is no progress", state(), GangReported(NOW, 3, "running", 40), RUNS, ()),
     (
         "failed workers are aborted although the generation is open",
         state(),

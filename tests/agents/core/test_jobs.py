@@ -15,19 +15,7 @@ from agents.core.model import (
     UploadDone,
 )
 from agents.protocol.records import Fence, Holding, Point, Restore, Uploaded
-from tests.agents.core.life import (
-    JOB,
-    NOW,
-    OTHER,
-    PEER,
-    RUNS,
-    SEALED,
-    TERM,
-    G,
-    act,
-    idle,
-    state,
-)
+from tests.agents.core.life import JOB, NOW, OTHER, PEER, RUNS, SEALED, TERM, G, act, idle, state
 
 G4 = replace(G, number=4, restore=Restore(Point(40, 3), "memory"))
 WITHOUT_US = replace(G4, members=(PEER,))

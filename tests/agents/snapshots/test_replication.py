@@ -16,6 +16,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from agents.protocol.records import Holding, JobId, NodeId, NodeRecord, Point, Restore, Sealed
+from agents.rpc.client import SignedClient
 from agents.rpc.signing import Verifier
 from agents.snapshots.http import SnapshotRoutes
 from agents.snapshots.memory import SnapshotFile, SnapshotMemory
@@ -65,8 +66,7 @@ class World:
             self.done.append((snapshot.point.step, trouble))
 
         return Replicator(
-            session=self.session,
-            key=KEY,
+            client=SignedClient(self.session, KEY),
             node=lambda: self.own,
             find=self.nodes.get,
             others=others,
@@ -109,9 +109,7 @@ WHOLE = (Holding(0, 0, 1), Holding(1, 1, 2))
 @pytest.mark.asyncio
 async def test_a_buddy_gets_only_the_pieces_that_name_it(world):
     header = write_snapshot(
-        world.folder / "own",
-        step=4,
-        pieces={(0, 0): b"a" * 3000, (0, 1): b"b" * 70, (1, 2): b"c"},
+        world.folder / "own", step=4, pieces={(0, 0): b"a" * 3000, (0, 1): b"b" * 70, (1, 2): b"c"}
     )
     path = world.folder / "own" / "job" / "1-4" / "0.snap"
     buddy = {(0, 0): "b", (1, 2): "c"}

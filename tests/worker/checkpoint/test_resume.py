@@ -24,10 +24,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow]
 SPEC = JOB.replace("FAMILY", "llama").replace("steps = 3", 'steps = 6\nschedule = "cosine"')
 SPEC = SPEC.replace("hidden = 16", "hidden = 16\nkv_heads = 2\nffn = 32")
 ALIKE = {"micro_batches": 2, "stages": [stage(0, 1), stage(1, 4)]}
-PLANS = {
-    "sailor": PLAN,
-    "deepspeed": {"micro_batch_size": 2, "pipelines": [ALIKE, ALIKE]},
-}
+PLANS = {"sailor": PLAN, "deepspeed": {"micro_batch_size": 2, "pipelines": [ALIKE, ALIKE]}}
 
 
 @pytest.fixture

@@ -164,10 +164,7 @@ def test_ignored_sighup_stays_ignored():
     ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
     body = ignore + PARENT.replace("time.sleep(600)", "sys.stdin.readline()")
     parent = subprocess.Popen(
-        [sys.executable, "-c", body],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        [sys.executable, "-c", body], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     for _ in range(2):
         assert parent.stdout.readline()

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+from worker.layout.rank_layout import RankPlace
 from worker.profiling.activity_board import ActivityBoard
 from worker.profiling.fault_injection import FailPoint, parse_fail_point
 from worker.profiling.timeline import RankTimeline, Recorder, Span, trace
@@ -90,7 +91,8 @@ def test_fail_file_kills_one_rank_once(tmp_path):
 
 
 def rank(number, *spans, pipeline=0, stage=0, tp=1):
-    return RankTimeline(number, pipeline, stage, number % tp, tp, (stage, stage + 2), spans)
+    place = RankPlace(number, pipeline, stage, 2, tp, number % tp, (stage, stage + 2), "none")
+    return RankTimeline(place, spans)
 
 
 def test_trace_has_one_process_per_pipeline_and_rows_without_overlap():

@@ -17,12 +17,7 @@ TOLERANCE = 1e-5
 """Relative difference of each fp32 loss, as stated in docs/training.md."""
 PLANS, STEPS = 12, 3
 JOB = small_job(
-    "llama",
-    learning_rate=0.01,
-    clip_norm=0.5,
-    dropout=0.1,
-    schedule="cosine",
-    steps=PLANS * STEPS,
+    "llama", learning_rate=0.01, clip_norm=0.5, dropout=0.1, schedule="cosine", steps=PLANS * STEPS
 )
 
 

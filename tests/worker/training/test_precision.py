@@ -11,13 +11,7 @@ from simulator.models.families import build_model
 
 torch = pytest.importorskip("torch")
 
-from tests.worker.training_runs import (
-    SomeLabels,
-    alone,
-    plan_of,
-    small_job,
-    trained,
-)
+from tests.worker.training_runs import SomeLabels, alone, plan_of, small_job, trained
 from worker.checkpoint.compatibility import dtype_of
 from worker.data.synthetic import SyntheticImages
 from worker.distributed.in_process import run_as_threads
