@@ -123,15 +123,18 @@ def test_stuck_rank_is_given_up_after_the_generations_deadline(agents):
     assert memory_of(agents, 1)["a"] == {survivor.word["step"]}
 
 
-def test_step_interrupted_by_a_death_is_not_applied(agents, expected):
-    """The fail point is the optimizer step: the others have the vote and may have applied it."""
+def test_step_interrupted_by_a_death_is_applied_in_full_or_not_at_all(agents, expected):
+    """The fail point is the optimizer step: its rank has the result of the vote.
+
+    The dying rank's last message may be lost with it; then the survivor has no result.
+    """
     agents.start(TWO, 1, fail_at="1:step:3@1")
     survivor, victim = agents.gang(1)
     agents.wait(lambda: survivor.word["taking"] == "broken", needs=[survivor])
     agents.forget(victim)
     at = survivor.word["step"]
-    assert at == 4, "whoever has the vote has the step"
-    assert {3, 4} <= memory_of(agents, 1)["a"]
+    assert at in {3, 4}
+    assert at in memory_of(agents, 1)["a"]
     agents.leave(1)
     agents.start(ALONE, 2, {"step": at, "generation": 1, "source": "memory"})
     agents.wait_taking(2, "running", step=at + 2)
