@@ -29,6 +29,7 @@ from sailord.core.commands import (
     AbortGeneration,
     CheckDurable,
     CollectGarbage,
+    Effect,
     ProbeAgent,
     RequestPlan,
     WakeAgents,
@@ -43,16 +44,6 @@ from sailord.planning.messages import FoundPlan, NoAnswer, PlanRequest, repeat_p
 from sailord.planning.pool import PlannerPool
 
 log = structlog.get_logger("sailord")
-
-Effect = (
-    RequestPlan
-    | WriteManifest
-    | CheckDurable
-    | CollectGarbage
-    | AbortGeneration
-    | WakeAgents
-    | ProbeAgent
-)
 
 
 @dataclass(eq=False)

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import assert_never
 
 import structlog
 
@@ -28,23 +27,7 @@ from sailord.controller.inbox import Inbox
 from sailord.controller.release_cache import ReleaseCache
 from sailord.controller.store_writer import StoreWriter, failpoint_of
 from sailord.core import invariants
-from sailord.core.commands import (
-    AbortGeneration,
-    CheckDurable,
-    CollectGarbage,
-    Command,
-    CommitCheckpoint,
-    GiveOrder,
-    Note,
-    ProbeAgent,
-    RequestPlan,
-    Resign,
-    SettleOrder,
-    WakeAgents,
-    WriteGeneration,
-    WriteJob,
-    WriteManifest,
-)
+from sailord.core.commands import Command, Note, Resign, Write
 from sailord.core.decide import decide
 from sailord.core.events import Ticked
 from sailord.core.report_reply import answer_to
@@ -115,27 +98,16 @@ class Controller:
 
     def _carry_out(self, command: Command, cause: str) -> None:
         state = self.cluster.state
-        match command:
-            case WriteGeneration() | WriteJob() | GiveOrder() | SettleOrder() | CommitCheckpoint():
-                assert state.term is not None
-                self.writer.put(state.term, command)
-            case (
-                RequestPlan()
-                | WriteManifest()
-                | CheckDurable()
-                | CollectGarbage()
-                | AbortGeneration()
-                | WakeAgents()
-                | ProbeAgent()
-            ):
-                self.effects.start(command, cause)
-            case Resign():
-                log.warning("resigning", why=command.why, cause=cause)
-                self.resign_asked.set()
-            case Note():
-                self.announcer.note(command, state, cause, self.clock.now())
-            case _:
-                assert_never(command)
+        if isinstance(command, Write):
+            assert state.term is not None
+            self.writer.put(state.term, command)
+        elif isinstance(command, Resign):
+            log.warning("resigning", why=command.why, cause=cause)
+            self.resign_asked.set()
+        elif isinstance(command, Note):
+            self.announcer.note(command, state, cause, self.clock.now())
+        else:
+            self.effects.start(command, cause)
 
     def answer_to(self, report: Report) -> ReportReply:
         """The answer to an agent's report."""

@@ -20,6 +20,7 @@ from sailord.core.commands import (
     CommitCheckpoint,
     GiveOrder,
     SettleOrder,
+    Write,
     WriteGeneration,
     WriteJob,
 )
@@ -32,8 +33,6 @@ log = structlog.get_logger("sailord")
 
 RETRY_S = 0.3
 """Pause before a failed write is retried."""
-
-Write = WriteGeneration | WriteJob | GiveOrder | SettleOrder | CommitCheckpoint
 
 
 @dataclass(eq=False)
@@ -97,9 +96,8 @@ class StoreWriter:
                 given = self.gateway.put_order(write.order)
                 return await self.gateway.write_as_leader(term, [given])
             case SettleOrder():
-                return await self.gateway.write_as_leader(
-                    term, [self.gateway.forget_order(write.id)]
-                )
+                settled = self.gateway.forget_order(write.id)
+                return await self.gateway.write_as_leader(term, [settled])
             case CommitCheckpoint():
                 return await self._commit(term, write)
             case _:

@@ -15,7 +15,6 @@ from agents.protocol.records import GenerationRecord, Order, Point, Restore, Upl
 from sailord.core.commands import (
     CheckDurable,
     CollectGarbage,
-    Command,
     CommitCheckpoint,
     Note,
     SettleOrder,
@@ -57,11 +56,7 @@ def take_storage_outcome(
             known = replace(known, commit=None, trouble="")
         case CommitFailed() if commit is not None and commit.point == event.point:
             known = replace(
-                known,
-                commit=None,
-                retry_at=_later(state),
-                trouble=event.why,
-                failed_at=event.point,
+                known, commit=None, retry_at=_later(state), trouble=event.why, failed_at=event.point
             )
         case _:
             pass
@@ -132,18 +127,15 @@ def _describe(state: State, active: Active, record: GenerationRecord) -> RuleAns
         if report is None or not report.uploaded or report.job not in (None, active.job):
             continue
         for upload in report.uploaded:
-            by_point.setdefault(upload.point, []).append(upload)
-    for point in sorted(
-        by_point, key=lambda point: (point == active.checkpointing.failed_at, point)
-    ):
-        is_late = last is not None and point.step <= last.point.step
-        if is_late or point.generation != record.number:
-            continue
+            is_late = last is not None and upload.point.step <= last.point.step
+            if upload.point.generation == record.number and not is_late:
+                by_point.setdefault(upload.point, []).append(upload)
+    failed_at = active.checkpointing.failed_at
+    for point in sorted(by_point, key=lambda point: (point == failed_at, point)):
         parts = covering(by_point[point], layers=state.job.layers, atoms=state.job.atoms)
         if parts is not None:
-            begun = _changed(state, active, commit=Commit(point))
-            order = WriteManifest(state.job, record, parts, point, last)
-            return Step(begun, (order,))
+            write = WriteManifest(state.job, record, parts, point, last)
+            return Step(_changed(state, active, commit=Commit(point)), (write,))
     return PASS
 
 
@@ -156,8 +148,8 @@ def sweep(state: State, active: Active) -> RuleAnswer:
         return PASS
     if any(order.kind == "rollback" for order in active.orders):
         return PASS  # The rollback may be to an older checkpoint than retention keeps.
-    order = CollectGarbage(state.job, record, durable)
-    return Step(_changed(state, active, swept=(record.number, durable)), (order,))
+    command = CollectGarbage(state.job, record, durable)
+    return Step(_changed(state, active, swept=(record.number, durable)), (command,))
 
 
 # ---- durable on request -------------------------------------------------------------------------
@@ -178,8 +170,7 @@ def secure(state: State, active: Active, point: Point | None) -> RuleAnswer:
     wanted = active.checkpointing.securing
     if wanted is None or wanted.point != point:
         wanted = Securing(point, state.now + state.options.secure_s)
-        text = f"waiting for step {point.step} to become durable"
-        note = Note(text, active.job)
+        note = Note(f"waiting for step {point.step} to become durable", active.job)
         return Step(_changed(state, active, securing=wanted), (note,))
     return PASS if state.now >= wanted.until else WAIT
 
@@ -213,8 +204,7 @@ def _answer(state: State, active: Active, orders: tuple[Order, ...], text: str) 
     rest = tuple(order for order in active.orders if order not in orders)
     settled = _changed(state, replace(active, orders=rest), securing=None)
     settle = (SettleOrder(order.id) for order in orders)
-    commands: tuple[Command, ...] = (Note(text, active.job), *settle)
-    return Step(settled, commands)
+    return Step(settled, (Note(text, active.job), *settle))
 
 
 def newest_complete(state: State, active: Active, record: GenerationRecord) -> Point | None:
@@ -223,8 +213,6 @@ def newest_complete(state: State, active: Active, record: GenerationRecord) -> P
     shape = state.job.layers, state.job.atoms
     points = (p for p in complete_points(held, *shape) if p.generation == record.number)
     return max(points, default=None)
-
-    # A generation that began from it failed at once: damage may hide where a quick check misses it.
 
 
 def check_first(state: State, active: Active, restore: Restore) -> RuleAnswer:
@@ -243,8 +231,7 @@ def check_first(state: State, active: Active, restore: Restore) -> RuleAnswer:
         return WAIT
     last = active.generation
     # A generation that began from it failed at once: it may be damaged where a quick check misses.
-    came_to_nothing = (
-        last is not None and last.restore == restore and active.progress.step == restore.point.step
-    )
-    order = CheckDurable(state.job, durable, came_to_nothing)
-    return Step(_changed(state, active, check=Check(durable)), (order,))
+    has_stepped = active.progress.step != restore.point.step
+    is_suspect = last is not None and last.restore == restore and not has_stepped
+    command = CheckDurable(state.job, durable, is_suspect)
+    return Step(_changed(state, active, check=Check(durable)), (command,))

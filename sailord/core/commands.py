@@ -162,19 +162,16 @@ class Note:
     is_transition: bool = False
 
 
-Command = (
+Write = WriteGeneration | WriteJob | GiveOrder | SettleOrder | CommitCheckpoint
+"""Carried out on the store, one after the other."""
+Effect = (
     RequestPlan
-    | WriteGeneration
     | WriteManifest
-    | CommitCheckpoint
     | CheckDurable
     | CollectGarbage
-    | WriteJob
-    | GiveOrder
-    | SettleOrder
     | AbortGeneration
     | WakeAgents
     | ProbeAgent
-    | Resign
-    | Note
 )
+"""Carried out beside each other."""
+Command = Write | Effect | Resign | Note

@@ -21,28 +21,9 @@ from agents.protocol.records import (
     Order,
     OrderKind,
 )
+from sailord.core import events
 from sailord.core.checkpoint_rules import take_storage_outcome
 from sailord.core.commands import Command, GiveOrder, SettleOrder
-from sailord.core.events import (
-    CheckpointCommitted,
-    CommitFailed,
-    Deposed,
-    DurableChecked,
-    Elected,
-    Event,
-    GenerationWritten,
-    JobSubmitted,
-    ManifestWritten,
-    NodesObserved,
-    OrderGiven,
-    PlanFound,
-    PlanRefused,
-    ProbeFailed,
-    Reported,
-    StoreReturned,
-    Ticked,
-    WriteRefused,
-)
 from sailord.core.job_cost import charge
 from sailord.core.job_queue import next_in_queue, queue_order
 from sailord.core.node_lifecycle import (
@@ -72,7 +53,7 @@ _ORDERED: dict[tuple[JobState, OrderKind], JobState] = {
 """The state that an order gives to a job that does not have the cluster."""
 
 
-def learn(state: State, event: Event) -> Step:
+def learn(state: State, event: events.Event) -> Step:
     """Fold the event into the state; the commands are its immediate consequences, no decisions."""
     # If no event at all arrived, we were stopped ourselves: silence says nothing about the nodes.
     stood_still = event.at > state.now + state.options.still_s
@@ -81,51 +62,44 @@ def learn(state: State, event: Event) -> Step:
     before = state = replace(
         state, now=max(state.now, event.at), leases_since=leases_since, woken_at=woken_at
     )
-    if state.term is None and not isinstance(event, Elected):
+    if state.term is None and not isinstance(event, events.Elected):
         return Step(state)  # Only the leader follows events; a new one reads the whole store.
     commands: tuple[Command, ...] = ()
     match event:
-        case Elected():
+        case events.Elected():
             state, commands = _take_over(state, event)
-        case Deposed() | WriteRefused():
+        case events.Deposed() | events.WriteRefused():
             return Step(State(options=state.options, now=state.now, requests=state.requests))
-        case NodesObserved():
+        case events.NodesObserved():
             state = observe_nodes(state, event.nodes)
-        case Reported():
+        case events.Reported():
             state = take_reports(state, (event.report, *event.others))
-        case ProbeFailed():
+        case events.ProbeFailed():
             state = probe_failed(state, event.node)
-        case OrderGiven():
+        case events.OrderGiven():
             state, commands = _note_orders(state, (event.order, *event.others))
-        case JobSubmitted():
+        case events.JobSubmitted():
             state, commands = _queue(state, event.job, event.durable)
-        case PlanFound():
+        case events.PlanFound() | events.PlanRefused():
             state = _answer(state, event)
-        case PlanRefused():
-            state = _answer(state, event)
-        case GenerationWritten():
+        case events.GenerationWritten():
             state = _recorded(state, event.record)
-        case ManifestWritten() | CheckpointCommitted() | CommitFailed() | DurableChecked():
-            state = take_storage_outcome(state, event)
-        case StoreReturned():
+        case events.StoreReturned():
             state = replace(state, leases_since=state.now)
-        case Ticked():
+        case events.Ticked():
             state = watched(state)
         case _:
-            assert_never(event)
+            state = take_storage_outcome(state, event)
     state, billed = charge(before, give_up_nodes(state))
     return Step(state, (*billed, *commands))
 
 
-def _take_over(state: State, event: Elected) -> Step:
+def _take_over(state: State, event: events.Elected) -> Step:
     """Start from what the store holds; nothing is kept from an earlier term."""
     jobs = {job.id: job for job in event.jobs}
     generations = {record.job: record for record in event.generations}
     live = sorted((job for job in event.jobs if job.state in LIVE), key=queue_order)
-    active = None
-    if live:
-        job = live[0]
-        active = _adopted(job, generations.pop(job.id, None), state, event.at)
+    active = _adopted(live[0], generations.pop(live[0].id, None), state, event.at) if live else None
     taken = State(
         options=state.options,
         now=state.now,
@@ -243,13 +217,13 @@ def _queue(state: State, job: JobRecord, durable: Durable | None) -> Step:
     return Step(state, () if is_taken_at_once else (state_note(job),))
 
 
-def _answer(state: State, event: PlanFound | PlanRefused) -> State:
+def _answer(state: State, event: events.PlanFound | events.PlanRefused) -> State:
     active = state.active
     if active is None or active.question is None:
         return state
     if active.question.request != event.request:
         return state  # The answer to a question that is no longer open.
-    if isinstance(event, PlanFound):
+    if isinstance(event, events.PlanFound):
         answered = replace(active.question, answer=event.proposal)
     elif event.is_known:
         answered = replace(active.question, answer=event.why)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agents.protocol.records import (
-    GenerationRecord,
-    Point,
-)
+from agents.protocol.records import GenerationRecord, Point
 from sailord.core.phases import Closing, Opening, Stopping, Waiting
 from sailord.core.proposal import Proposal
 from sailord.core.replan_triggers import Trigger, broken_members, is_gone, next_order, usable
@@ -123,12 +120,8 @@ def has_started(state: State, generation: GenerationRecord) -> bool:
     Each says so; or one does that has done a step, which proves it also of those that a new leader
     cannot hear.
     """
-    reports = (node.report for id_ in generation.members if (node := state.nodes.get(id_)))
     has_stepped = any(
-        report is not None
-        and report.speaks_of(generation)
-        and report.taking in {"running", "stopped"}
-        and report.step > generation.restore.point.step
-        for report in reports
+        report.taking in {"running", "stopped"} and report.step > generation.restore.point.step
+        for _, report in state.reports_of(generation)
     )
     return has_stepped or all_members(state, generation, "running", "stopped")

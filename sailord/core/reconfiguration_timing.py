@@ -186,12 +186,9 @@ def _measured(state: State, active: Active) -> dict[str, float]:
     """Return the slowest node's times, since all wait for it."""
     assert active.generation is not None
     found: dict[str, float] = {}
-    for id_ in active.generation.members:
-        node = state.nodes.get(id_)
-        report = None if node is None else node.report
-        if report is not None and report.speaks_of(active.generation):
-            for name, seconds in report.phases:
-                found[name] = max(found.get(name, 0.0), seconds)
+    for _, report in state.reports_of(active.generation):
+        for name, seconds in report.phases:
+            found[name] = max(found.get(name, 0.0), seconds)
     return {name: found[name] for name in MEASURED if name in found}
 
 

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from agents.protocol.records import (
-    Point,
-    Report,
-    ReportReply,
-)
+from agents.protocol.records import Point, Report, ReportReply
 from sailord.core.state import State
 
 REPORTS_PER_S_MAX = 500.0
 """Maximum routine reports per second, cluster-wide; news is reported at once besides."""
-
-
 REPORTS_EVERY_S_MIN = 0.2
 
 

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from agents.protocol.records import (
-    Durable,
-    NodeId,
-    Point,
-    Restore,
-    Sealed,
-)
+from agents.protocol.records import Durable, NodeId, Point, Restore, Sealed
 from sailord.core.nodes import Node
 from sailord.core.phases import Opening
 from sailord.core.replan_triggers import next_order

@@ -97,12 +97,10 @@ def _seen(state: State, active: Active) -> Seen:
     record = active.generation
     if record is None:
         return NOTHING_SEEN
-    nodes = (state.nodes.get(id_) for id_ in record.members)
-    reports = [n.report for n in nodes if n is not None and n.report is not None]
-    ours = [report for report in reports if report.speaks_of(record)]
-    stalls = ((each.stall_s, each.late_s or 0.0) for each in ours if each.stall_s is not None)
+    reports = [report for _, report in state.reports_of(record)]
+    stalls = ((each.stall_s, each.late_s or 0.0) for each in reports if each.stall_s is not None)
     stall_s, late_s = max(stalls, default=(None, 0.0))
-    settled = (each.settle_s for each in ours if each.settle_s is not None)
+    settled = (each.settle_s for each in reports if each.settle_s is not None)
     return Seen(record.memory_every, stall_s, late_s, max(settled, default=None))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from agents.protocol.records import (
@@ -13,6 +13,7 @@ from agents.protocol.records import (
     NodeId,
     Order,
     Point,
+    Report,
 )
 from sailord.core.nodes import Node, Nodes
 from sailord.core.options import Options
@@ -187,6 +188,13 @@ class State:
     def with_job(self, job: JobRecord) -> State:
         """Return the state with this record of a job; rules call ``write_job``, which stores it."""
         return replace(self, jobs={**self.jobs, job.id: job})
+
+    def reports_of(self, generation: GenerationRecord) -> Iterator[tuple[NodeId, Report]]:
+        """Yield the reports of the generation's members that are about it."""
+        for id_ in generation.members:
+            report = self.nodes[id_].report if id_ in self.nodes else None
+            if report is not None and report.speaks_of(generation):
+                yield id_, report
 
     def lease_of(self, node: Node) -> float:
         """Seconds after which the store drops the node's lease if it is not renewed."""

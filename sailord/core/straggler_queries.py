@@ -46,17 +46,12 @@ def _samples(state: State, generation: GenerationRecord) -> dict[NodeId, Sample]
     """Return the measurements of the members that train."""
     assert generation.busy is not None
     predicted, found = generation.busy.seconds, {}
-    for id_ in generation.members:
-        node = state.nodes.get(id_)
-        report = None if node is None else node.report
-        if node is None or report is None or report.taking != "running":
-            continue
-        if not report.speaks_of(generation):
-            continue
+    for id_, report in state.reports_of(generation):
         ranks = ((s, predicted[rank]) for rank, s in report.busy if rank < len(predicted))
-        slowest = worst(ranks)
+        slowest = worst(ranks) if report.taking == "running" else None
         if slowest is not None:
-            found[id_] = Sample(node.record.gpu, report.step, slowest[1], slowest[0])
+            gpu = state.nodes[id_].record.gpu
+            found[id_] = Sample(gpu, report.step, slowest[1], slowest[0])
     return found
 
 

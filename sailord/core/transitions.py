@@ -52,16 +52,10 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
     alive = is_alive(state, active)
     is_running = isinstance(active.phase, Starting | Running) and alive
     request = state.requests + 1
+    deadline = state.now + state.options.plan_s
     question = Question(
-        request=request,
-        nodes=nodes,
-        reason=trigger.reason,
-        is_forced=trigger.is_forced,
-        deadline=state.now + state.options.plan_s,
-        slow=trigger.slow,
+        request, nodes, trigger.reason, trigger.is_forced, deadline, slow=trigger.slow
     )
-    times = {id_: slow.times for id_, slow in trigger.slow.items()}
-    factors = active.slowness.speeds.factors if trigger.slow else {}
     is_urgent = not is_running and active.generation is not None
     repeats = is_urgent and _can_repeat(active, nodes)
     if repeats:
@@ -77,10 +71,10 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
         job=active.job,
         nodes=nodes,
         running=active.generation,
-        slow=times,
+        slow={id_: slow.times for id_, slow in trigger.slow.items()},
         is_urgent=is_urgent,
         repeats=repeats,
-        factors=factors,
+        factors=active.slowness.speeds.factors if trigger.slow else {},
     )
     told = note(active, f"planning for {_count(nodes)}: {trigger.reason}")
     return Step(replace(state, active=asked, requests=request), (*settled, told, command))
@@ -107,8 +101,8 @@ def stop(state: State, active: Active, then: Proposal | JobState, reason: str) -
     record = replace(
         last, state="stopping", stop_at=active.progress.step + 1, term=state.term, reason=reason
     )
-    order = WriteGeneration(record, replaces=last)
-    return enter(state, phase, order, note(active, f"stopping: {reason}", is_transition=True))
+    write = WriteGeneration(record, replaces=last)
+    return enter(state, phase, write, note(active, f"stopping: {reason}", is_transition=True))
 
 
 def check_before_restore(state: State, active: Active) -> RuleAnswer:
@@ -198,8 +192,8 @@ def close(state: State, active: Active, then: JobState, reason: str) -> Step:
         return enter(state, phase)
     assert state.term is not None
     record = replace(last, state="closed", term=state.term, reason=reason)
-    order = WriteGeneration(record, replaces=last)
-    return enter(state, phase, order, note(active, f"closing: {reason}"))
+    write = WriteGeneration(record, replaces=last)
+    return enter(state, phase, write, note(active, f"closing: {reason}"))
 
 
 def finish(state: State, active: Active, then: JobState, reason: str) -> Step:

@@ -281,7 +281,7 @@ MUTATIONS = [
         ),
         (
             "a failing checkpoint blocks later ones",
-            "key=lambda point: (point == active.checkpointing.failed_at, point)",
+            "key=lambda point: (point == failed_at, point)",
             "key=lambda point: point",
         ),
         (
