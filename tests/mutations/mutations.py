@@ -286,8 +286,8 @@ MUTATIONS = [
         ),
         (
             "a checkpoint of an older generation is committed",
-            "if is_late or point.generation != record.number:",
-            "if is_late:",
+            "if upload.point.generation == record.number and not is_late:",
+            "if not is_late:",
         ),
         (
             "an incomplete checkpoint is committed",

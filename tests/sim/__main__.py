@@ -7,13 +7,13 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 
-from tests.sim.lives import live
+from tests.sim.lives import run_life
 
 
 def _lived(seed: int) -> tuple[int, int, str]:
     """Return generations and checkpoints of one life, and its failure; empty if there is none."""
     try:
-        checker = live(seed).checker
+        checker = run_life(seed).checker
     except AssertionError as error:
         return 0, 0, str(error)
     return len(checker.opened), checker.commits, ""

@@ -71,14 +71,14 @@ class Checker:
         self.pids += 1
         return self.pids
 
-    def noted(self, who: str, text: str) -> None:
+    def log(self, who: str, text: str) -> None:
         self.lines.append(Line(self.clock.now, f"{who}: {text}"))
 
-    def struck(self, fault: str) -> None:
+    def log_fault(self, fault: str) -> None:
         self.faults.append((self.clock.now, fault.split(maxsplit=1)[0]))
         self.lines.append(Line(self.clock.now, f"---- {fault}"))
 
-    def stepped(self, record: GenerationRecord, step: int) -> None:
+    def step_done(self, record: GenerationRecord, step: int) -> None:
         self.steps.setdefault((record.job, record.number), []).append((self.clock.now, step))
 
     def decided(self, who: str, before: State, after: State) -> None:
@@ -173,7 +173,7 @@ class Checker:
         assert before is None or durable.point.step > before.point.step, f"{before} to {durable}"
         assert self.world.objects.is_whole(durable), f"{durable} was committed and is not whole"
 
-    def freed(self, machine: Machine, before: tuple[Sealed, ...]) -> None:
+    def check_release(self, machine: Machine, before: tuple[Sealed, ...]) -> None:
         """Check that releasing a snapshot did not take the last restore point."""
         job = machine.job
         assert job is not None, "snapshots of no job"
@@ -185,9 +185,9 @@ class Checker:
 
     def _can_go_on(self, job: JobId) -> bool:
         record = self._records[job]
-        floor, objects = self.world.floor, self.world.objects
+        gangs, objects = self.world.gangs, self.world.objects
         durable = self._durables.get(job)
-        points = floor.points_in_memory(job)
+        points = gangs.points_in_memory(job)
         return (
             any(self._is_ancestor(point, Opened(0.0, record, record, None)) for point in points)
             or (durable is not None and objects.newest_readable(durable) is not None)

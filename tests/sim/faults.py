@@ -15,7 +15,7 @@ UP_MAX = 9
 HALF = 0.5
 
 
-class Trouble:
+class FaultInjector:
     """Injects faults into the world until stopped."""
 
     def __init__(self, world: World, *, until: float) -> None:
@@ -27,32 +27,32 @@ class Trouble:
     def _next(self) -> None:
         gap = self.random.expovariate(1 / self.world.faults.every_s)
         if self.clock.now + gap < self.until:
-            self.clock.after(gap, self._strike)
+            self.clock.after(gap, self._inject)
 
-    def _strike(self) -> None:
+    def _inject(self) -> None:
         kind = self.random.choice(self.world.faults.kinds)
         self.count += 1
         act: Callable[[], None] = getattr(self, f"_{kind}")
         act()
         self._next()
 
-    def _victim(self) -> Machine | None:
+    def _random_machine(self) -> Machine | None:
         alive = self.world.up()
         return self.random.choice(alive) if len(alive) > ALIVE_MIN else None
 
-    def _say(self, text: str) -> None:
-        self.world.checker.struck(text)
+    def _log(self, text: str) -> None:
+        self.world.checker.log_fault(text)
 
     # ---- machines -------------------------------------------------------------------------
 
     def _power_off(self) -> None:
-        if machine := self._victim():
-            self._say(f"power_off {machine.id}")
+        if machine := self._random_machine():
+            self._log(f"power_off {machine.id}")
             machine.end()
 
     def _reboot(self) -> None:
-        if machine := self._victim():
-            self._say(f"reboot {machine.id}")
+        if machine := self._random_machine():
+            self._log(f"reboot {machine.id}")
             machine.end()
             name = machine.name
             self.clock.after(self.random.uniform(0.1, 8.0), lambda: self._back(name))
@@ -62,54 +62,54 @@ class Trouble:
 
     def _add(self) -> None:
         if len(self.world.up()) < UP_MAX:
-            self._say(f"add {self.world.add_machine().id}")
+            self._log(f"add {self.world.add_machine().id}")
 
     def _machine_frozen(self) -> None:
         """Suspend a whole machine; its peers wait for it."""
-        if machine := self._victim():
+        if machine := self._random_machine():
             seconds = self.random.uniform(0.5, 30.0)
-            self._say(f"machine_frozen {machine.id} {seconds:.1f} s")
+            self._log(f"machine_frozen {machine.id} {seconds:.1f} s")
             if machine.agent is not None:
                 machine.agent.freeze(seconds)
-            if machine.crew is not None:
-                machine.crew.frozen_until = self.clock.now + seconds
+            if machine.gang is not None:
+                machine.gang.frozen_until = self.clock.now + seconds
 
     def _agent_killed(self) -> None:
-        if (machine := self._victim()) and machine.agent is not None:
-            self._say(f"agent_killed {machine.id}")
+        if (machine := self._random_machine()) and machine.agent is not None:
+            self._log(f"agent_killed {machine.id}")
             machine.kill_agent()
 
     def _agent_frozen(self) -> None:
-        if (machine := self._victim()) and machine.agent is not None:
+        if (machine := self._random_machine()) and machine.agent is not None:
             seconds = self.random.uniform(0.5, 30.0)
-            self._say(f"agent_frozen {machine.id} {seconds:.1f} s")
+            self._log(f"agent_frozen {machine.id} {seconds:.1f} s")
             machine.agent.freeze(seconds)
 
-    def _crew_killed(self) -> None:
-        machine = self._victim()
-        if machine is None or machine.crew is None:
+    def _gang_killed(self) -> None:
+        machine = self._random_machine()
+        if machine is None or machine.gang is None:
             return
-        self._say(f"crew_killed {machine.id}")
-        generation, machine.crew = machine.crew.generation, None
-        machine.tell(lambda agent: agent.crew_exited(generation, "signal 9"))
+        self._log(f"gang_killed {machine.id}")
+        generation, machine.gang = machine.gang.generation, None
+        machine.tell(lambda agent: agent.gang_exited(generation, "signal 9"))
 
     def _clock_set(self) -> None:
         """Set a machine's clock, which processes started there later will use."""
         ahead_s = self.random.choice((-1.0, 1.0)) * self.random.choice((1.0, 60.0, 4000.0))
         if self.random.random() < HALF:
             name = self.random.choice(sorted(self.world.heads))
-            self._say(f"clock_set {name} {ahead_s:+.0f} s")
+            self._log(f"clock_set {name} {ahead_s:+.0f} s")
             self.world.heads_ahead_s[name] = ahead_s
-        elif machine := self._victim():
-            self._say(f"clock_set {machine.id} {ahead_s:+.0f} s")
+        elif machine := self._random_machine():
+            self._log(f"clock_set {machine.id} {ahead_s:+.0f} s")
             machine.ahead_s = ahead_s
 
     def _slow(self) -> None:
         """Make a machine slower, for a while or for ever; its peers wait for it."""
-        if machine := self._victim():
+        if machine := self._random_machine():
             machine.times_slower = self.random.choice((1.3, 1.8, 3.0, 3.0))
             # The reconfiguration that follows is planned and may cost no step.
-            self.world.checker.noted(machine.id, f"---- slow x{machine.times_slower}")
+            self.world.checker.log(machine.id, f"---- slow x{machine.times_slower}")
             if self.random.random() < HALF:
                 self.clock.after(self.random.uniform(5.0, 60.0), lambda: _heal(machine))
 
@@ -125,11 +125,11 @@ class Trouble:
         self._warn(30.0, is_true=False, says=self.random.random() < HALF)
 
     def _warn(self, seconds: float, *, is_true: bool, says: bool) -> None:
-        machine = self._victim()
+        machine = self._random_machine()
         if machine is None or machine.agent is None:
             return
         id_ = f"notice-{self.count}"
-        self._say(f"notice {machine.id} {seconds:.1f} s{'' if is_true else ', false'}")
+        self._log(f"notice {machine.id} {seconds:.1f} s{'' if is_true else ', false'}")
         leaves_at = EPOCH_S + self.clock.now + machine.ahead_s + seconds if says else None
         for _ in range(2):  # Real notices may arrive twice.
             machine.tell(lambda agent: agent.notice(id_, leaves_at))
@@ -147,25 +147,25 @@ class Trouble:
         self.clock.after(seconds, later)
 
     def _drain(self) -> None:
-        if machine := self._victim():
-            self._say(f"drain {machine.id}")
+        if machine := self._random_machine():
+            self._log(f"drain {machine.id}")
             order = Order(f"drain-{self.count}", "drain", machine.id)
             self.world.give_order(order)
             undo = Order(f"undrain-{self.count}", "withdraw", machine.id)
             self.clock.after(60.0, lambda: self.world.give_order(undo))
 
     def _pause_resume(self) -> None:
-        self._say("pause_resume")
+        self._log("pause_resume")
         self.world.give_order(Order(f"pause-{self.count}", "pause", JOB))
         again = Order(f"resume-{self.count}", "resume", JOB)
         self.clock.after(self.random.uniform(1.0, 20.0), lambda: self.world.give_order(again))
 
     def _replan(self) -> None:
-        self._say("replan")
+        self._log("replan")
         self.world.give_order(Order(f"replan-{self.count}", "replan", JOB))
 
     def _checkpoint(self) -> None:
-        self._say("checkpoint")
+        self._log("checkpoint")
         self.world.give_order(Order(f"checkpoint-{self.count}", "checkpoint", JOB))
 
     def _rollback(self) -> None:
@@ -173,7 +173,7 @@ class Trouble:
         durable = self.world.store.get(f"/job/{JOB}/durable")
         line = self.world.objects.line(durable if isinstance(durable, Durable) else None)
         if len(line) > 1:
-            self._say(f"rollback to step {line[1].point.step}")
+            self._log(f"rollback to step {line[1].point.step}")
             self.world.give_order(Order(f"rollback-{self.count}", "rollback", JOB, durable=line[1]))
 
     # ---- heads, store, networks -----------------------------------------------------------
@@ -184,19 +184,19 @@ class Trouble:
     def _head_killed(self) -> None:
         head = self._head()
         if head.is_up:
-            self._say(f"head_killed {head.name}")
+            self._log(f"head_killed {head.name}")
             head.crash()
 
     def _head_frozen(self) -> None:
         """Freeze a head; after the thaw it still considers itself the leader."""
         head, seconds = self._head(), self.random.uniform(0.5, 25.0)
-        self._say(f"head_frozen {head.name} {seconds:.1f} s")
+        self._log(f"head_frozen {head.name} {seconds:.1f} s")
         head.freeze(seconds)
 
     def _head_cut(self) -> None:
         """Cut a head off from the store; it still considers itself the leader."""
         head = self._head()
-        self._say(f"head_cut {head.name}")
+        self._log(f"head_cut {head.name}")
         head.client.is_cut = True
 
         def back() -> None:
@@ -205,17 +205,17 @@ class Trouble:
         self.clock.after(self.random.uniform(1.0, 25.0), back)
 
     def _store_away(self) -> None:
-        self._say("store_away")
-        self.world.store.go_away()
-        self.clock.after(self.random.uniform(0.5, 30.0), self.world.store.come_back)
+        self._log("store_away")
+        self.world.store.fail()
+        self.clock.after(self.random.uniform(0.5, 30.0), self.world.store.recover)
 
     def _compaction(self) -> None:
         """Compact the store: half of the watches lose their pending changes."""
-        self._say("compaction")
+        self._log("compaction")
         self.world.store.drop_watches(HALF)
 
     def _objects_away(self) -> None:
-        self._say("objects_away")
+        self._log("objects_away")
         self.world.objects.is_up = False
         self.clock.after(self.random.uniform(0.5, 30.0), self._objects_back)
 
@@ -224,26 +224,26 @@ class Trouble:
 
     def _objects_short(self) -> None:
         """Truncate writes to the object store; the writer verifies and repeats them."""
-        self._say("objects_short")
-        self.world.objects.is_short = True
+        self._log("objects_short")
+        self.world.objects.truncates_writes = True
         self.clock.after(self.random.uniform(0.5, 10.0), self._objects_right)
 
     def _objects_twice(self) -> None:
         """Lose the answers to writes, so that they are repeated."""
-        self._say("objects_twice")
-        self.world.objects.is_deaf = True
+        self._log("objects_twice")
+        self.world.objects.loses_answers = True
         self.clock.after(self.random.uniform(0.5, 10.0), self._objects_right)
 
     def _objects_right(self) -> None:
-        self.world.objects.is_short = self.world.objects.is_deaf = False
+        self.world.objects.truncates_writes = self.world.objects.loses_answers = False
 
     def _checkpoint_damaged(self) -> None:
         durable = self.world.store.get(f"/job/{JOB}/durable")
         if isinstance(durable, Durable):
-            self._say(f"checkpoint_damaged at step {durable.point.step}")
+            self._log(f"checkpoint_damaged at step {durable.point.step}")
             self.world.objects.damage(durable)
 
-    def _cut_off(self) -> None:
+    def _cut_from_heads(self) -> None:
         """Cut a node off from the control plane, half of the time from its peers, too."""
         self._cut(is_whole=self.random.random() < HALF)
 
@@ -252,19 +252,19 @@ class Trouble:
         self._cut(is_whole=False)
 
     def _cut(self, *, is_whole: bool) -> None:
-        machine = self._victim()
+        machine = self._random_machine()
         if machine is None:
             return
-        self._say(f"cut_off {machine.id}{' from its peers too' if is_whole else ''}")
-        self.world.cut_off.add(machine.id)
+        self._log(f"cut_from_heads {machine.id}{' from its peers too' if is_whole else ''}")
+        self.world.cut_from_heads.add(machine.id)
         if is_whole:
-            self.world.cut_pairs.add(machine.id)
+            self.world.cut_from_peers.add(machine.id)
         if machine.agent is not None:
             machine.agent.client.is_cut = True
 
         def back() -> None:
-            self.world.cut_off.discard(machine.id)
-            self.world.cut_pairs.discard(machine.id)
+            self.world.cut_from_heads.discard(machine.id)
+            self.world.cut_from_peers.discard(machine.id)
             if machine.agent is not None:
                 machine.agent.client.is_cut = False
 

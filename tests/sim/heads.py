@@ -17,50 +17,13 @@ from agents.protocol.records import (
     Order,
     Report,
 )
+from sailord.core import commands, events, invariants
 from sailord.core import decide as controller
-from sailord.core import invariants
-from sailord.core.commands import (
-    AbortGeneration,
-    CheckDurable,
-    CollectGarbage,
-    Command,
-    CommitCheckpoint,
-    GiveOrder,
-    Note,
-    ProbeAgent,
-    RequestPlan,
-    Resign,
-    SettleOrder,
-    WakeAgents,
-    WriteGeneration,
-    WriteJob,
-    WriteManifest,
-)
-from sailord.core.events import (
-    CheckpointCommitted,
-    CommitFailed,
-    Deposed,
-    DurableChecked,
-    Elected,
-    Event,
-    GenerationWritten,
-    JobSubmitted,
-    ManifestWritten,
-    NodesObserved,
-    OrderGiven,
-    PlanFound,
-    PlanRefused,
-    ProbeFailed,
-    Reported,
-    StoreReturned,
-    Ticked,
-    WriteRefused,
-)
 from sailord.core.report_reply import answer_to
 from sailord.core.restore_choice import release_now
 from sailord.core.state import State
 from tests.sim.clock import Process
-from tests.sim.planners import paced
+from tests.sim.planners import with_step_time
 from tests.sim.storage import Client, Store, Unanswered
 
 if TYPE_CHECKING:
@@ -72,7 +35,7 @@ TICK_S = 0.5
 LOOK_S = 3.0
 UNANSWERED = 0.7
 """Share of reports without a reply: replies are repeated, so that losing some is harmless."""
-LIMPS_TOO_MUCH = 2.0
+SLOW_TOO_MUCH = 2.0
 """Slowdown from which the job is faster without the node."""
 TWICE = 0.1
 """Share of events that are delivered twice."""
@@ -87,13 +50,13 @@ class Head(Process):
         self.client = Client(world.store, self, loss=world.faults.loss)
         self.state = State(options=world.options, now=self.now)
         self.lease: int | None = None
-        self.sure_until = 0.0
+        self.lease_until = 0.0
         self.was_away = False
         self.is_to_look = False
         self.writes: list[tuple[Callable[[Store], object], Callable[[object], None]]] = []
         for prefix in ("/node/", "/job/", "/intent/"):
-            self.client.watch(prefix, self._look_soon)
-        for loop in (self._campaign, self._tick, self._look_now_and_then):
+            self.client.watch(prefix, self._schedule_read)
+        for loop in (self._campaign, self._tick, self._poll_store):
             self.after(self.random.uniform(0.0, 0.2), loop)
 
     def crash(self) -> None:
@@ -102,19 +65,19 @@ class Head(Process):
         delay = self.random.uniform(0.5, 6.0)
         self.clock.after(delay, lambda: self.world.start_head(self.name))
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: events.Event) -> None:
         if not self.is_up:
             return
         before = self.state
-        self.state, commands = controller.decide(before, event)
-        invariants.check(before, self.state, commands)
+        self.state, decided = controller.decide(before, event)
+        invariants.check(before, self.state, decided)
         self.world.checker.decided(self.name, before, self.state)
-        for command in commands:
+        for command in decided:
             self._perform(command)
 
     def hear(self, report: Report) -> None:
         """Take an agent's report; reply with the snapshots to release and the point to upload."""
-        self.feed(Reported(self.now, report))
+        self.feed(events.Reported(self.now, report))
         if self.random.random() < UNANSWERED:
             return
         answer = answer_to(self.state, report, release_now(self.state))
@@ -126,15 +89,15 @@ class Head(Process):
     def _campaign(self) -> None:
         self.after(1.0, self._campaign)
         if self.state.term is not None:
-            self._stay()
+            self._renew_lease()
             return
 
-        def order(store: Store) -> object:
+        def request(store: Store) -> object:
             if store.get("/leader") is not None:
                 return None
             lease = store.grant(LEASE_S)
             store.put("/leader", self.name, lease)
-            return lease, store.created("/leader"), everything(store)
+            return lease, store.created("/leader"), read_store(store)
 
         asked = self.clock.now
 
@@ -142,18 +105,18 @@ class Head(Process):
             if isinstance(answer, tuple) and self.state.term is None:
                 lease, term, seen = answer
                 self.writes = []
-                self.lease, self.sure_until = lease, asked + LEASE_S - MARGIN_S
-                self.feed(Elected(self.now, term, *seen))
+                self.lease, self.lease_until = lease, asked + LEASE_S - MARGIN_S
+                self.feed(events.Elected(self.now, term, *seen))
 
-        self.client.ask(order, done)
+        self.client.ask(request, done)
 
-    def _stay(self) -> None:
+    def _renew_lease(self) -> None:
         asked, lease = self.clock.now, self.lease
         assert lease is not None
 
         def done(answer: object) -> None:
             if answer is True:
-                self.sure_until = max(self.sure_until, asked + LEASE_S - MARGIN_S)
+                self.lease_until = max(self.lease_until, asked + LEASE_S - MARGIN_S)
             elif answer is False:
                 self._step_down()
 
@@ -162,32 +125,32 @@ class Head(Process):
     def _step_down(self) -> None:
         if self.state.term is not None:
             self.lease = None
-            self.feed(Deposed(self.now))
+            self.feed(events.Deposed(self.now))
 
     def _tick(self) -> None:
         # As in the real shell, the lease's deadline is checked again before each write.
-        if self.state.term is not None and self.clock.now >= self.sure_until:
+        if self.state.term is not None and self.clock.now >= self.lease_until:
             self._step_down()
         if self.state.term is not None:
-            self.feed(Ticked(self.now))
+            self.feed(events.Ticked(self.now))
         self.after(TICK_S, self._tick)
 
     # ---- observing the store --------------------------------------------------------------
 
-    def _look_soon(self) -> None:
+    def _schedule_read(self) -> None:
         """Schedule one look at the store for several changes."""
         if not self.is_to_look and self.state.term is not None:
             self.is_to_look = True
             self.after(self.random.uniform(0.0, 0.3), self._look)
 
-    def _look_now_and_then(self) -> None:
+    def _poll_store(self) -> None:
         self._look()
-        self.after(self.random.uniform(1.0, LOOK_S), self._look_now_and_then)
+        self.after(self.random.uniform(1.0, LOOK_S), self._poll_store)
 
     def _look(self) -> None:
         self.is_to_look = False
         if self.state.term is not None:
-            self.client.ask(everything, self._see)
+            self.client.ask(read_store, self._see)
 
     def _see(self, answer: object) -> None:
         if isinstance(answer, Unanswered):
@@ -197,103 +160,105 @@ class Head(Process):
             return
         if self.was_away:
             self.was_away = False
-            self.feed(StoreReturned(self.now))
-        assert isinstance(answer, Everything)
-        self.feed(NodesObserved(self.now, answer.nodes))
+            self.feed(events.StoreReturned(self.now))
+        assert isinstance(answer, StoreContents)
+        self.feed(events.NodesObserved(self.now, answer.nodes))
         for job in answer.jobs:
             if job.id not in self.state.jobs:
-                self.feed(JobSubmitted(self.now, job))
+                self.feed(events.JobSubmitted(self.now, job))
         heard = self.state.known_orders
         told = [i for i in answer.orders if i.id not in heard or self.random.random() < TWICE]
         if told:
-            self.feed(OrderGiven(self.now, told[0], tuple(told[1:])))
+            self.feed(events.OrderGiven(self.now, told[0], tuple(told[1:])))
 
     # ---- commands -------------------------------------------------------------------------
 
-    def _perform(self, command: Command) -> None:
+    def _perform(self, command: commands.Command) -> None:
         match command:
-            case RequestPlan():
+            case commands.RequestPlan():
                 self._plan(command)
-            case WriteGeneration():
+            case commands.WriteGeneration():
                 self._write(command)
-            case WriteJob():
+            case commands.WriteJob():
                 job = command.job
-                self._insist(lambda store: store.put(f"/job/{job.id}/state", job))
-            case GiveOrder():
+                self._write_if_leader(lambda store: store.put(f"/job/{job.id}/state", job))
+            case commands.GiveOrder():
                 order = command.order
-                self._insist(lambda store: store.put(f"/intent/{order.id}", order))
-            case SettleOrder():
+                self._write_if_leader(lambda store: store.put(f"/intent/{order.id}", order))
+            case commands.SettleOrder():
                 id_ = command.id
-                self._insist(lambda store: store.delete(f"/intent/{id_}"))
-            case AbortGeneration():
+                self._write_if_leader(lambda store: store.delete(f"/intent/{id_}"))
+            case commands.AbortGeneration():
                 term = self.state.term
                 assert term is not None
                 job_id, fence = command.job, Fence(term, command.generation)
                 for node in command.nodes:
-                    self.world.send(node, partial(self.world.abort_word, node, job_id, fence))
-            case WakeAgents():
+                    self.world.send(node, partial(self.world.deliver_abort, node, job_id, fence))
+            case commands.WakeAgents():
                 for node in command.nodes:
                     self.world.send(node, partial(self.world.wake, node))
-            case ProbeAgent():
+            case commands.ProbeAgent():
                 self._probe(command)
-            case Note():
-                self.world.checker.noted(self.name, command.text)
-            case Resign():
+            case commands.Note():
+                self.world.checker.log(self.name, command.text)
+            case commands.Resign():
                 lease, self.lease = self.lease, None
                 if lease is not None:
                     self.client.ask(lambda store: store.revoke(lease), lambda _: None)
-            case WriteManifest() | CheckDurable() | CollectGarbage():
+            case commands.WriteManifest() | commands.CheckDurable() | commands.CollectGarbage():
                 self.after(self.random.uniform(0.05, 1.0), partial(self._at_storage, command))
-            case CommitCheckpoint():
+            case commands.CommitCheckpoint():
                 self._commit(command)
 
-    def _plan(self, command: RequestPlan) -> None:
+    def _plan(self, command: commands.RequestPlan) -> None:
         if self.random.random() < self.world.faults.planner_dies:
             return
         state = self.state
         nodes = [state.nodes[id_].record for id_ in command.nodes]
         found = self.world.planner.propose(nodes, command.running)
         if not isinstance(found, str):
-            found = paced(found, self.world.step_s)
+            found = with_step_time(found, self.world.step_s)
         if command.slow and not isinstance(found, str):
             # All ranks wait for the slowest: leave out a node that is slow enough.
-            limps = max(command.slow.values()) > LIMPS_TOO_MUCH
-            found = replace(found, is_worth_it=limps, why="it is hardly slow")
+            is_slow = max(command.slow.values()) > SLOW_TOO_MUCH
+            found = replace(found, is_worth_it=is_slow, why="it is hardly slow")
 
         def answered() -> None:
             if isinstance(found, str):
-                self.feed(PlanRefused(self.now, command.request, found))
+                self.feed(events.PlanRefused(self.now, command.request, found))
             else:
-                self.feed(PlanFound(self.now, command.request, found))
+                self.feed(events.PlanFound(self.now, command.request, found))
 
         self.after(self.random.uniform(0.01, 0.5), answered)
 
-    def _at_storage(self, command: WriteManifest | CheckDurable | CollectGarbage) -> None:
+    def _at_storage(
+        self, command: commands.WriteManifest | commands.CheckDurable | commands.CollectGarbage
+    ) -> None:
         """Do something at the object store; its result or failure becomes an event."""
         objects, job = self.world.objects, command.job.id
         match command:
-            case WriteManifest():
+            case commands.WriteManifest():
                 if not objects.is_up:
-                    self.feed(CommitFailed(self.now, job, command.point, "it is away"))
+                    self.feed(events.CommitFailed(self.now, job, command.point, "it is away"))
                     return
                 if self.state.term is None:
                     return
-                durable = objects.describe(command, self.state.term)
-                self.feed(ManifestWritten(self.now, job, durable))
-            case CheckDurable():
+                durable = objects.write_manifest(command, self.state.term)
+                self.feed(events.ManifestWritten(self.now, job, durable))
+            case commands.CheckDurable():
                 found = objects.newest_readable(command.durable)
                 why = "" if found == command.durable else "a layer is damaged"
                 away = not objects.is_up
                 found = None if away else found
-                self.feed(DurableChecked(self.now, job, command.durable, found, why, away))
-            case CollectGarbage():
+                self.feed(events.DurableChecked(self.now, job, command.durable, found, why, away))
+            case commands.CollectGarbage():
                 objects.collect(command)
 
-    def _commit(self, command: CommitCheckpoint) -> None:
+    def _commit(self, command: commands.CommitCheckpoint) -> None:
         record, durable = command.record, command.durable
         key = f"/job/{record.job}/durable"
 
-        def order(store: Store) -> object:
+        def request(store: Store) -> object:
             there, present = store.get(key), store.get(f"/job/{record.job}/gen")
             if there == durable:
                 return True
@@ -308,20 +273,22 @@ class Head(Process):
 
         def done(answer: object) -> None:
             if answer is None:
-                self.feed(WriteRefused(self.now))
+                self.feed(events.WriteRefused(self.now))
             elif answer:
-                self.feed(CheckpointCommitted(self.now, record.job, durable))
+                self.feed(events.CheckpointCommitted(self.now, record.job, durable))
             else:
-                self.feed(CommitFailed(self.now, record.job, durable.point, "it came too late"))
+                self.feed(
+                    events.CommitFailed(self.now, record.job, durable.point, "it came too late")
+                )
 
-        self._in_turn(order, done)
+        self._enqueue_write(request, done)
 
-    def _write(self, command: WriteGeneration) -> None:
+    def _write(self, command: commands.WriteGeneration) -> None:
         """Repeat a write until it is stored, or refused because another head leads."""
         record = command.record
         key = f"/job/{record.job}/gen"
 
-        def order(store: Store) -> object:
+        def request(store: Store) -> object:
             if store.get(key) == record:
                 return True
             if not self._leads(store) or store.get(key) != command.replaces:
@@ -335,42 +302,46 @@ class Head(Process):
 
         def done(answer: object) -> None:
             if answer:
-                self.feed(GenerationWritten(self.now, record))
+                self.feed(events.GenerationWritten(self.now, record))
             else:
-                self.feed(WriteRefused(self.now))
+                self.feed(events.WriteRefused(self.now))
 
-        self._in_turn(order, done)
+        self._enqueue_write(request, done)
 
-    def _insist(self, order: Callable[[Store], object]) -> None:
-        self._in_turn(lambda store: order(store) if self._leads(store) else None, lambda _: None)
+    def _write_if_leader(self, request: Callable[[Store], object]) -> None:
+        self._enqueue_write(
+            lambda store: request(store) if self._leads(store) else None, lambda _: None
+        )
 
     def _leads(self, store: Store) -> bool:
         return store.created("/leader") == self.state.term and store.get("/leader") == self.name
 
-    def _in_turn(self, order: Callable[[Store], object], done: Callable[[object], None]) -> None:
+    def _enqueue_write(
+        self, request: Callable[[Store], object], done: Callable[[object], None]
+    ) -> None:
         """Write records one after another, each after the result of the last."""
-        self.writes.append((order, done))
+        self.writes.append((request, done))
         if len(self.writes) == 1:
             self._write_next()
 
     def _write_next(self) -> None:
         term = self.state.term
-        order, done = self.writes[0]
+        request, done = self.writes[0]
 
         def answered(answer: object) -> None:
             if self.state.term != term:
                 return
             if isinstance(answer, Unanswered):
-                self.client.ask(order, answered)
+                self.client.ask(request, answered)
                 return
             self.writes.pop(0)
             if self.writes:
                 self._write_next()
             done(answer)
 
-        self.client.ask(order, answered)
+        self.client.ask(request, answered)
 
-    def _probe(self, command: ProbeAgent) -> None:
+    def _probe(self, command: commands.ProbeAgent) -> None:
         answered = False
 
         def heard(report: Report) -> None:
@@ -382,12 +353,12 @@ class Head(Process):
 
         def look() -> None:
             if not answered:
-                self.feed(ProbeFailed(self.now, command.node))
+                self.feed(events.ProbeFailed(self.now, command.node))
 
         self.after(0.4, look)
 
 
-class Everything(NamedTuple):
+class StoreContents(NamedTuple):
     """One look at the store, with the fields of ``Elected``."""
 
     nodes: tuple[NodeRecord, ...]
@@ -397,10 +368,10 @@ class Everything(NamedTuple):
     orders: tuple[Order, ...]
 
 
-def everything(store: Store) -> Everything:
+def read_store(store: Store) -> StoreContents:
     values = [(key, entry) for key, entry in sorted(store.entries.items())]
     orders = [(e.created, e.value) for _, e in values if isinstance(e.value, Order)]
-    return Everything(
+    return StoreContents(
         tuple(e.value for _, e in values if isinstance(e.value, NodeRecord)),
         tuple(e.value for _, e in values if isinstance(e.value, JobRecord)),
         tuple(e.value for _, e in values if isinstance(e.value, GenerationRecord)),

@@ -6,9 +6,9 @@ import itertools
 
 from sailord.core.phases import Held, Running
 from sailord.core.straggler_queries import limits_of
-from tests.sim.faults import Trouble
+from tests.sim.faults import FaultInjector
 from tests.sim.planners import MEMBERS_MIN, Planner, QuickPlanner, RealPlanner
-from tests.sim.world import GENTLE, JOB, LIMPING, PEACEFUL, Faults, World
+from tests.sim.world import CONTROL_PLANE_FAULTS, JOB, MACHINE_FAULTS, STRAGGLERS, Faults, World
 
 TROUBLE_S = 110.0
 CALM_S = 150.0
@@ -19,7 +19,7 @@ RESTED_S = 15.0
 
 def faults_of(seed: int) -> Faults:
     """Return the faults of a life: most have all kinds; some one kind, with stricter checks."""
-    return {0: GENTLE, 3: LIMPING, 5: PEACEFUL}.get(seed % 10, Faults())
+    return {0: MACHINE_FAULTS, 3: STRAGGLERS, 5: CONTROL_PLANE_FAULTS}.get(seed % 10, Faults())
 
 
 def planner_of(seed: int) -> Planner:
@@ -28,40 +28,40 @@ def planner_of(seed: int) -> Planner:
 
 
 def _trouble(world: World) -> None:
-    Trouble(world, until=TROUBLE_S)
+    FaultInjector(world, until=TROUBLE_S)
 
 
-def live(seed: int) -> World:
+def run_life(seed: int) -> World:
     """Run a world through faults and then calm, until it is at rest."""
     faults = faults_of(seed)
     world = World(seed, faults, planner_of(seed))
     try:
         world.clock.after(10.0, lambda: _trouble(world))
         world.clock.run_until(TROUBLE_S)
-        _calm(world)
-        if faults is GENTLE:
+        _settle(world)
+        if faults is MACHINE_FAULTS:
             assert world.checker.failures_max == 0, "a lost machine counted as a failure"
-        if faults is PEACEFUL:
+        if faults is CONTROL_PLANE_FAULTS:
             _check_undisturbed(world)
-        if faults is LIMPING:
+        if faults is STRAGGLERS:
             _check_slow(world)
     except AssertionError as error:
         raise AssertionError(f"seed {seed}: {error}\n{world.checker.account()}") from error
     return world
 
 
-def _calm(world: World) -> None:
+def _settle(world: World) -> None:
     """End all faults; the cluster must settle."""
     rested = 0.0
     while world.clock.now < TROUBLE_S + CALM_S:
         world.clock.run_until(world.clock.now + LOOK_S)
-        rested = rested + LOOK_S if not unrest(world) else 0.0
+        rested = rested + LOOK_S if not why_unsettled(world) else 0.0
         if rested >= RESTED_S:
             return
-    raise AssertionError(f"it does not settle: {unrest(world)}")
+    raise AssertionError(f"it does not settle: {why_unsettled(world)}")
 
 
-def unrest(world: World) -> str:
+def why_unsettled(world: World) -> str:
     """Return why the world is not settled; empty if one leader has the job running or held."""
     leaders = [head for head in world.heads.values() if head.state.term is not None]
     if len(leaders) != 1:
@@ -71,7 +71,7 @@ def unrest(world: World) -> str:
     if active is None:
         waiting = [job.id for job in state.jobs.values() if job.state == "queued"]
         return f"{waiting} wait for their turn" if waiting else ""
-    if isinstance(active.phase, Held) or len(world.fit_for_work()) < MEMBERS_MIN:
+    if isinstance(active.phase, Held) or len(world.ready_machines()) < MEMBERS_MIN:
         return ""
     if not isinstance(active.phase, Running) and active.question is None:
         return f"stuck in {active.phase}"

@@ -6,38 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from agents.core import decide as agent
-from agents.core.model import (
-    AbortGang,
-    AbortReceived,
-    Command,
-    DeleteJobSnapshots,
-    Event,
-    Exit,
-    Gang,
-    GangExited,
-    GangReported,
-    GenerationRead,
-    JobEnded,
-    JoinGeneration,
-    KillGang,
-    LeaseEnded,
-    Note,
-    NoticeGiven,
-    NoticeWithdrawn,
-    Register,
-    Registered,
-    ReleaseReceived,
-    ReleaseSnapshots,
-    SelfTested,
-    SendReport,
-    SendStop,
-    SnapshotsChanged,
-    State,
-    StoreFailed,
-    StoreOrder,
-    Ticked,
-    UploadDone,
-)
+from agents.core import model
 from agents.protocol.records import (
     Durable,
     Fence,
@@ -57,7 +26,7 @@ from agents.protocol.records import (
 from agents.registration import choose
 from tests.sim.clock import Process
 from tests.sim.storage import Client, Store, Unanswered
-from tests.sim.workers import Crew
+from tests.sim.workers import Gang
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -81,11 +50,11 @@ class Machine:
         """Offset of its clock from true time; faults may set it at any moment."""
         self.is_up = True
         self.times_slower = 1.0
-        self.crew: Crew | None = None
+        self.gang: Gang | None = None
         self.job: JobId | None = None
         self.sealed: tuple[Sealed, ...] = ()
         """Sealed snapshots in its memory, of ``job``, its workers' last job."""
-        self.kept = State(self.record)
+        self.kept = model.State(self.record)
         """The agent's state on disk."""
         self.agent: Agent | None = None
         self.agent = Agent(self)
@@ -94,7 +63,7 @@ class Machine:
         """Power off: end agent and workers and lose the memory."""
         self.is_up = False
         self.kill_agent(for_good=True)
-        self.crew = None
+        self.gang = None
 
     def had_sealed(self, job: JobId, point: Point) -> bool:
         return self.job == job and any(sealed.point == point for sealed in self.sealed)
@@ -117,9 +86,9 @@ class Machine:
         before = self.sealed = (*self.sealed, sealed)
         if gone:
             self.sealed = tuple(each for each in before if each not in gone)
-            self.world.checker.freed(self, before)
+            self.world.checker.check_release(self, before)
 
-    def release(self, order: ReleaseSnapshots) -> None:
+    def release(self, order: model.ReleaseSnapshots) -> None:
         """Delete snapshots up to the safe point, except the running generation's last two."""
         if self.job != order.job:
             return
@@ -129,7 +98,7 @@ class Machine:
         kept += [s for s in before if s.point in running and s not in kept]
         if len(kept) < len(before):
             self.sealed = tuple(sorted(kept, key=lambda each: each.point))
-            self.world.checker.freed(self, before)
+            self.world.checker.check_release(self, before)
             self.tell(lambda agent: agent.snapshots_changed())
 
     def tell(self, happened: Callable[[Agent], None]) -> None:
@@ -146,14 +115,14 @@ class Agent(Process):
         super().__init__(machine.clock, ahead_s=machine.ahead_s)
         self.machine, self.world, self.random = machine, machine.world, machine.random
         self.client = Client(self.world.store, self, loss=self.world.faults.loss)
-        self.client.is_cut = machine.id in self.world.cut_off
+        self.client.is_cut = machine.id in self.world.cut_from_heads
         self.lease: int | None = None
         self.is_looking = self.is_woken = False
         kept = machine.kept
         gang = None
         if kept.gang is not None:
-            gang = Gang(kept.gang.generation, "fetching", 0, self.now)
-        self.state = State(
+            gang = model.Gang(kept.gang.generation, "fetching", 0, self.now)
+        self.state = model.State(
             kept.node,
             now=self.now,
             heard=kept.heard,
@@ -165,12 +134,12 @@ class Agent(Process):
             # Report numbers come from a clock since boot, which survives the agent's restarts.
             reports=int((self.clock.now - machine.booted_at) * 1000),
         )
-        self.after(self.random.uniform(0.2, 2.0), lambda: self.feed(SelfTested(self.now)))
+        self.after(self.random.uniform(0.2, 2.0), lambda: self.feed(model.SelfTested(self.now)))
         self.client.watch("/job/", self._look)
-        for loop in (self._tick, self._look_now_and_then, self._keep, self._recall):
+        for loop in (self._tick, self._poll_store, self._keep, self._find_gang):
             self.after(0.0, loop)
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: model.Event) -> None:
         if not self.is_up:
             return
         self.state, commands = agent.decide(self.state, event)
@@ -178,40 +147,40 @@ class Agent(Process):
         for command in commands:
             self._perform(command)
 
-    def _perform(self, command: Command) -> None:
-        machine, floor = self.machine, self.world.floor
+    def _perform(self, command: model.Command) -> None:
+        machine, gangs = self.machine, self.world.gangs
         match command:
-            case Register():
+            case model.Register():
                 self._register(command.node)
-            case JoinGeneration():
-                floor.join(machine, command.record)
-            case SendStop():
-                floor.tell_stop(machine, command.generation, command.stop_at)
-            case AbortGang():
-                floor.abort(machine, command.generation)
-            case KillGang():
-                floor.kill(machine, command.generation)
-            case SendReport():
+            case model.JoinGeneration():
+                gangs.join(machine, command.record)
+            case model.SendStop():
+                gangs.tell_stop(machine, command.generation, command.stop_at)
+            case model.AbortGang():
+                gangs.abort(machine, command.generation)
+            case model.KillGang():
+                gangs.kill(machine, command.generation)
+            case model.SendReport():
                 self._tell(command.report)
-            case ReleaseSnapshots():
+            case model.ReleaseSnapshots():
                 machine.release(command)
-            case DeleteJobSnapshots():
+            case model.DeleteJobSnapshots():
                 if machine.job == command.job:
                     machine.sealed = ()
                     self.snapshots_changed()
-            case StoreOrder():
+            case model.StoreOrder():
                 self._raise(command.order)
-            case Exit() | Note():
+            case model.Exit() | model.Note():
                 pass
 
     def _tell(self, report: Report) -> None:
         """Send a report to the leader: late, out of order, twice, or never."""
-        self.world.send(self.machine.id, lambda: self.world.to_heads(report))
+        self.world.send(self.machine.id, lambda: self.world.report_to_heads(report))
 
     # ---- the store ------------------------------------------------------------------------
 
     def _register(self, node: NodeRecord) -> None:
-        def order(store: Store) -> object:
+        def request(store: Store) -> object:
             if self.lease is None or not store.keep(self.lease):
                 self.lease = store.grant(node.lease_s)
             store.put(f"/node/{node.id}", node, self.lease)
@@ -219,16 +188,16 @@ class Agent(Process):
 
         def done(answer: object) -> None:
             if isinstance(answer, Unanswered):
-                self.feed(StoreFailed(self.now))
+                self.feed(model.StoreFailed(self.now))
                 self.after(0.5, again)
             else:
-                self.feed(Registered(self.now, node))
+                self.feed(model.Registered(self.now, node))
 
         def again() -> None:
             if self.state.node == node:
                 self._register(node)
 
-        self.client.ask(order, done)
+        self.client.ask(request, done)
 
     def _raise(self, order: Order) -> None:
         def answered(answer: object) -> None:
@@ -245,7 +214,7 @@ class Agent(Process):
         self.is_looking = True
         held = self.state.job if self.state.gang is not None else None
 
-        def order(store: Store) -> object:
+        def request(store: Store) -> object:
             return store.take("/job/")
 
         def done(answer: object) -> None:
@@ -253,11 +222,11 @@ class Agent(Process):
             if isinstance(answer, dict):
                 self._read(answer, held)
             else:
-                self.feed(StoreFailed(self.now))
+                self.feed(model.StoreFailed(self.now))
             if self.is_woken:
                 self._look()
 
-        self.client.ask(order, done)
+        self.client.ask(request, done)
 
     def _read(self, jobs: dict[str, object], held: JobId | None) -> None:
         records = [value for value in jobs.values() if isinstance(value, GenerationRecord)]
@@ -265,14 +234,14 @@ class Agent(Process):
         record = choose(records, states, self.machine.id, held)
         durable = None if record is None else jobs.get(f"/job/{record.job}/durable")
         point = durable.point if isinstance(durable, Durable) else None
-        self.feed(GenerationRead(self.now, record, point))
+        self.feed(model.GenerationRead(self.now, record, point))
         mine = jobs.get(f"/job/{self.machine.job}/state")
         if isinstance(mine, JobRecord) and mine.state in {"done", "cancelled"}:
-            self.feed(JobEnded(self.now, mine.id))
+            self.feed(model.JobEnded(self.now, mine.id))
 
-    def _look_now_and_then(self) -> None:
+    def _poll_store(self) -> None:
         self._look()
-        self.after(self.random.uniform(0.5, LOOK_S), self._look_now_and_then)
+        self.after(self.random.uniform(0.5, LOOK_S), self._poll_store)
 
     def wake(self) -> None:
         self._look()
@@ -281,9 +250,9 @@ class Agent(Process):
         def done(answer: object) -> None:
             if answer is False:
                 self.lease = None
-                self.feed(LeaseEnded(self.now))
+                self.feed(model.LeaseEnded(self.now))
             elif isinstance(answer, Unanswered):
-                self.feed(StoreFailed(self.now))
+                self.feed(model.StoreFailed(self.now))
 
         lease = self.lease
         if lease is not None:
@@ -293,56 +262,56 @@ class Agent(Process):
     # ---- the node -------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        self.feed(Ticked(self.now))
+        self.feed(model.Ticked(self.now))
         self.after(TICK_S, self._tick)
 
-    def _recall(self) -> None:
+    def _find_gang(self) -> None:
         """Tell a starting agent about the workers that it finds."""
         self.snapshots_changed()
-        gang, crew = self.state.gang, self.machine.crew
-        if gang is not None and (crew is None or crew.generation != gang.generation):
-            self.crew_exited(gang.generation, "workers were gone when the agent started")
-        elif crew is not None:
-            self.crew_says(crew)
+        known, gang = self.state.gang, self.machine.gang
+        if known is not None and (gang is None or gang.generation != known.generation):
+            self.gang_exited(known.generation, "workers were gone when the agent started")
+        elif gang is not None:
+            self.gang_reported(gang)
 
     def snapshots_changed(self) -> None:
-        self.feed(SnapshotsChanged(self.now, self.machine.sealed, self.machine.job))
+        self.feed(model.SnapshotsChanged(self.now, self.machine.sealed, self.machine.job))
 
     def upload_done(self, job: JobId, uploaded: Uploaded) -> None:
-        self.feed(UploadDone(self.now, job, uploaded))
+        self.feed(model.UploadDone(self.now, job, uploaded))
 
     def hear_answer(self, job: JobId, answer: ReportReply) -> None:
         """Take the leader's reply to a report."""
         if answer.release is not None and answer.term is not None:
-            self.feed(ReleaseReceived(self.now, answer.term, job, answer.release))
+            self.feed(model.ReleaseReceived(self.now, answer.term, job, answer.release))
         if answer.upload is not None:
-            self.world.floor.secure(self.machine, job, answer.upload)
+            self.world.gangs.secure(self.machine, job, answer.upload)
 
     def hear_abort(self, job: JobId, fence: Fence) -> None:
-        self.feed(AbortReceived(self.now, job, fence))
+        self.feed(model.AbortReceived(self.now, job, fence))
 
     def notice(self, id_: str, leaves_at: float | None) -> None:
         """Take a preemption notice; ``leaves_at`` is in true time."""
-        self.feed(NoticeGiven(self.now, id_, leaves_at))
+        self.feed(model.NoticeGiven(self.now, id_, leaves_at))
 
     def withdraw(self, id_: str) -> None:
-        self.feed(NoticeWithdrawn(self.now, id_))
+        self.feed(model.NoticeWithdrawn(self.now, id_))
 
-    def crew_says(self, crew: Crew) -> None:
-        taking = "idle" if crew.taking == "left" else crew.taking
-        rank = crew.record.members.index(self.machine.id)
+    def gang_reported(self, gang: Gang) -> None:
+        taking = "idle" if gang.taking == "left" else gang.taking
+        rank = gang.record.members.index(self.machine.id)
         self.feed(
-            GangReported(
+            model.GangReported(
                 self.now,
-                crew.generation,
-                taking,  # type: ignore[arg-type] # a crew's words are a gang's
-                crew.step,
-                crew.broken,
-                crew.failure,
-                is_bug=crew.is_bug,
+                gang.generation,
+                taking,  # type: ignore[arg-type] # a gang's words are a gang's
+                gang.step,
+                gang.broken,
+                gang.failure,
+                is_bug=gang.is_bug,
                 measured=Measured(busy=((rank, self.world.step_s * self.machine.times_slower),)),
             )
         )
 
-    def crew_exited(self, generation: int, failure: str) -> None:
-        self.feed(GangExited(self.now, generation, failure))
+    def gang_exited(self, generation: int, failure: str) -> None:
+        self.feed(model.GangExited(self.now, generation, failure))

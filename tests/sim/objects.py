@@ -26,7 +26,7 @@ class Objects:
 
     def __init__(self) -> None:
         self.is_up = True
-        self.is_short = self.is_deaf = False
+        self.truncates_writes = self.loses_answers = False
         """The current failure of writes: truncated (and detected), or stored without an answer."""
         self.there: dict[str, Uploaded] = {}
         self.manifests: dict[str, Manifest] = {}
@@ -39,10 +39,10 @@ class Objects:
             return None
         uri = f"{folder_of(job, point)}/{writer}"
         whole = Uploaded(point, uri, 1, "", holds)
-        self.there[uri] = replace(whole, bytes=0) if self.is_short else whole
-        return None if self.is_short or self.is_deaf else whole
+        self.there[uri] = replace(whole, bytes=0) if self.truncates_writes else whole
+        return None if self.truncates_writes or self.loses_answers else whole
 
-    def describe(self, order: WriteManifest, term: int) -> Durable:
+    def write_manifest(self, order: WriteManifest, term: int) -> Durable:
         """Write a manifest; repeating it in the same term changes nothing."""
         uri = f"{folder_of(order.job.id, order.point)}/manifest-{term}.json"
         self.manifests[uri] = Manifest(order.point, order.parts, order.parent)

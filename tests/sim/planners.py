@@ -53,7 +53,7 @@ class Planner(Protocol):
         """Return a plan for some of the nodes, or the reason why there is none."""
 
 
-def paced(found: Proposal, step_s: float) -> Proposal:
+def with_step_time(found: Proposal, step_s: float) -> Proposal:
     """Return the proposal with this world's step time.
 
     Each member has one rank and equal work; a step takes twice the predicted time.

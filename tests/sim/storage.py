@@ -104,11 +104,11 @@ class Store:
 
     # ---- faults ---------------------------------------------------------------------------
 
-    def go_away(self) -> None:
+    def fail(self) -> None:
         self.is_up = False
         self.drop_watches(1.0)
 
-    def come_back(self) -> None:
+    def recover(self) -> None:
         self.is_up = True
         for lease in self.leases.values():
             lease.ends_at = max(lease.ends_at, self.clock.now + lease.ttl_s)
@@ -129,7 +129,7 @@ class Client:
         self.random = store.random
         self.is_cut = False
 
-    def ask(self, order: Callable[[Store], object], done: Callable[[object], None]) -> None:
+    def ask(self, request: Callable[[Store], object], done: Callable[[object], None]) -> None:
         clock, process = self.store.clock, self.process
         there, back = self.random.uniform(0.001, 0.05), self.random.uniform(0.001, 0.05)
         is_asked = self.random.random() >= self.loss
@@ -139,7 +139,7 @@ class Client:
             if not (is_asked and self.store.is_up) or self.is_cut:
                 process.after(1.0, lambda: done(Unanswered()))
                 return
-            answer = order(self.store)
+            answer = request(self.store)
             if is_heard and not self.is_cut:
                 process.after(back, lambda: done(answer))
             else:

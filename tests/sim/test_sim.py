@@ -9,28 +9,28 @@ import sys
 import pytest
 
 from tests.conftest import the_first_quick
-from tests.sim.lives import live
+from tests.sim.lives import run_life
 
 SEEDS = int(os.environ.get("SEEDS", "300"))
 FIRST = int(os.environ.get("FIRST", "1"))
 CHUNK = 10
-KEPT = (935, 1035, 1363, 1375, 1695)
+SEEDS_OF_BUGS = (935, 1035, 1363, 1375, 1695)
 """Seeds that once found a bug, in addition to the usual ones. Their faults may differ now, since
 the world draws more numbers; what they found has a test of its own as well."""
-TELL = "from tests.sim.lives import live; print(live(3).checker.account())"
+TELL = "from tests.sim.lives import run_life; print(run_life(3).checker.account())"
 
 
 @pytest.mark.sim
 @pytest.mark.parametrize("first", the_first_quick(range(FIRST, FIRST + SEEDS, CHUNK), quick=5))
 def test_simulated_lives_keep_the_invariants_and_settle(first: int) -> None:
     for seed in range(first, min(first + CHUNK, FIRST + SEEDS)):
-        live(seed)
+        run_life(seed)
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("seed", KEPT)
+@pytest.mark.parametrize("seed", SEEDS_OF_BUGS)
 def test_seeds_that_once_failed_are_clean(seed: int) -> None:
-    live(seed)
+    run_life(seed)
 
 
 @pytest.mark.slow

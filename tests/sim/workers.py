@@ -17,7 +17,7 @@ SLOTS = 3
 
 
 @dataclass(eq=False)
-class Crew:
+class Gang:
     """The worker processes of one machine: they outlive their agent, not their machine."""
 
     pid: int
@@ -39,7 +39,7 @@ class Crew:
         return self.record.number
 
 
-class Floor:
+class Gangs:
     """All workers of the world; what one does is visible to the others at the next step."""
 
     def __init__(self, world: World) -> None:
@@ -50,27 +50,27 @@ class Floor:
     # ---- orders of agents -----------------------------------------------------------------
 
     def join(self, machine: Machine, record: GenerationRecord) -> None:
-        old, checker = machine.crew, self.world.checker
+        old, checker = machine.gang, self.world.checker
         assert old is None or old.taking == "left", "a device has two owners"
         if machine.job != record.job:
             machine.job, machine.sealed = record.job, ()
         pid = checker.next_pid() if old is None else old.pid
-        crew = Crew(pid, record, "fetching", record.restore.point.step)
-        machine.crew = crew
+        gang = Gang(pid, record, "fetching", record.restore.point.step)
+        machine.gang = gang
         self.joined.add((record.job, record.number, machine.id))
-        self.clock.after(self.random.uniform(0.3, 1.5), lambda: self._started(machine, crew))
+        self.clock.after(self.random.uniform(0.3, 1.5), lambda: self._started(machine, gang))
 
-    def _started(self, machine: Machine, crew: Crew) -> None:
-        if machine.crew is not crew or crew.taking != "fetching":
+    def _started(self, machine: Machine, gang: Gang) -> None:
+        if machine.gang is not gang or gang.taking != "fetching":
             return
-        if not self.can_fetch(crew.record):
-            self._fail_to_fetch(crew)
+        if not self.can_fetch(gang.record):
+            self._fail_to_fetch(gang)
         elif self.random.random() < self.world.faults.worker_bug:
-            crew.taking, crew.failure, crew.is_bug = "failed", "an exception in the model", True
+            gang.taking, gang.failure, gang.is_bug = "failed", "an exception in the model", True
         else:
-            crew.taking, crew.is_loaded = "running", True
-            crew.is_stuck = self.random.random() < self.world.faults.stuck_crew
-        self._say(machine)
+            gang.taking, gang.is_loaded = "running", True
+            gang.is_stuck = self.random.random() < self.world.faults.stuck_gang
+        self._report(machine)
 
     def can_fetch(self, record: GenerationRecord) -> bool:
         """Return whether every layer of the restore point is in memory or in the object store."""
@@ -84,15 +84,15 @@ class Floor:
             return any(self.world.objects.is_whole(each) for each in at_point)
         return point in self.points_in_memory(record.job)
 
-    def _fail_to_fetch(self, crew: Crew) -> None:
+    def _fail_to_fetch(self, gang: Gang) -> None:
         """Report holders of the state that are down as broken peers, else a failure."""
         machines = self.world.machines.values()
-        point = crew.record.restore.point
-        gone = [m.id for m in machines if not m.is_up and m.had_sealed(crew.record.job, point)]
+        point = gang.record.restore.point
+        gone = [m.id for m in machines if not m.is_up and m.had_sealed(gang.record.job, point)]
         if gone:
-            crew.taking, crew.broken = "broken", tuple(gone)
+            gang.taking, gang.broken = "broken", tuple(gone)
         else:
-            crew.taking, crew.failure = "failed", "no node holds the state"
+            gang.taking, gang.failure = "failed", "no node holds the state"
 
     def points_in_memory(self, job: JobId) -> set[Point]:
         """Return the points of which every layer is on a machine that is up."""
@@ -103,38 +103,38 @@ class Floor:
         return {point for point, layers in held.items() if len(layers) == LAYERS}
 
     def tell_stop(self, machine: Machine, generation: int, stop_at: int) -> None:
-        crew = machine.crew
-        if crew is not None and crew.generation == generation:
-            crew.stop_at = stop_at
+        gang = machine.gang
+        if gang is not None and gang.generation == generation:
+            gang.stop_at = stop_at
 
     def abort(self, machine: Machine, generation: int) -> None:
-        crew = machine.crew
-        if crew is None:
+        gang = machine.gang
+        if gang is None:
             self.clock.after(
-                0.01, lambda: machine.tell(lambda a: a.crew_exited(generation, "no workers"))
+                0.01, lambda: machine.tell(lambda a: a.gang_exited(generation, "no workers"))
             )
-        elif crew.generation == generation and not crew.is_stuck:
-            self.clock.after(self.random.uniform(0.01, 0.3), lambda: self._leave(machine, crew))
+        elif gang.generation == generation and not gang.is_stuck:
+            self.clock.after(self.random.uniform(0.01, 0.3), lambda: self._leave(machine, gang))
 
-    def _leave(self, machine: Machine, crew: Crew) -> None:
-        if machine.crew is crew and self.clock.now >= crew.frozen_until:
-            crew.taking = "left"
-            self._say(machine)
+    def _leave(self, machine: Machine, gang: Gang) -> None:
+        if machine.gang is gang and self.clock.now >= gang.frozen_until:
+            gang.taking = "left"
+            self._report(machine)
 
     def kill(self, machine: Machine, generation: int, why: str = "killed") -> None:
-        crew = machine.crew
+        gang = machine.gang
 
         def gone() -> None:
-            if crew is not None and machine.crew is crew and crew.generation == generation:
-                machine.crew = None
-            machine.tell(lambda a: a.crew_exited(generation, why))
+            if gang is not None and machine.gang is gang and gang.generation == generation:
+                machine.gang = None
+            machine.tell(lambda a: a.gang_exited(generation, why))
 
         self.clock.after(self.random.uniform(0.05, 0.5), gone)
 
-    def _say(self, machine: Machine) -> None:
-        crew = machine.crew
-        if crew is not None:
-            machine.tell(lambda agent: agent.crew_says(crew))
+    def _report(self, machine: Machine) -> None:
+        gang = machine.gang
+        if gang is not None:
+            machine.tell(lambda agent: agent.gang_reported(gang))
 
     # ---- steps ----------------------------------------------------------------------------
 
@@ -143,13 +143,13 @@ class Floor:
         self.clock.after(self.world.step_s, self._step)
         running: dict[tuple[JobId, int], list[Machine]] = {}
         for machine in self.world.up():
-            crew = machine.crew
-            if crew is not None and crew.is_loaded and crew.taking in {"running", "broken"}:
-                running.setdefault((crew.record.job, crew.generation), []).append(machine)
+            gang = machine.gang
+            if gang is not None and gang.is_loaded and gang.taking in {"running", "broken"}:
+                running.setdefault((gang.record.job, gang.generation), []).append(machine)
         for key in sorted(running):
             machines = running[key]
             there = {m.id for m in machines if self._can_step(m)}
-            record = machines[0].crew.record if machines[0].crew is not None else None
+            record = machines[0].gang.record if machines[0].gang is not None else None
             assert record is not None
             if set(record.members) <= there:
                 self._advance(record, machines)
@@ -157,47 +157,47 @@ class Floor:
                 self._notice_absence(record, machines)
 
     def _can_step(self, machine: Machine) -> bool:
-        assert machine.crew is not None
-        is_thawed = self.clock.now >= machine.crew.frozen_until
-        return is_thawed and machine.id not in self.world.cut_pairs
+        assert machine.gang is not None
+        is_thawed = self.clock.now >= machine.gang.frozen_until
+        return is_thawed and machine.id not in self.world.cut_from_peers
 
     def _advance(self, record: GenerationRecord, machines: list[Machine]) -> None:
-        crews = [m.crew for m in machines if m.crew is not None]
-        steps = {crew.step for crew in crews}
+        gangs = [m.gang for m in machines if m.gang is not None]
+        steps = {gang.step for gang in gangs}
         assert len(steps) == 1, f"members of generation {record.number} are at steps {steps}"
         step = steps.pop() + 1
         # The vote at each step's end spreads an order to stop to all ranks.
-        is_stop = any(crew.stop_at is not None and crew.stop_at <= step for crew in crews)
-        self.world.checker.stepped(record, step)
+        is_stop = any(gang.stop_at is not None and gang.stop_at <= step for gang in gangs)
+        self.world.checker.step_done(record, step)
         point = Point(step, record.number)
         is_sealed = is_stop or step % record.memory_every == 0
         is_uploaded = record.persist_every is not None and step % record.persist_every == 0
-        for machine, crew in zip(machines, crews, strict=True):
-            crew.step, crew.broken, crew.taking = step, (), "running"
+        for machine, gang in zip(machines, gangs, strict=True):
+            gang.step, gang.broken, gang.taking = step, (), "running"
             if is_sealed:
-                self._seal_soon(machine, crew, point, is_stop=is_stop, is_uploaded=is_uploaded)
+                self._seal_soon(machine, gang, point, is_stop=is_stop, is_uploaded=is_uploaded)
             if not is_stop:
-                self._say(machine)
+                self._report(machine)
 
     def _seal_soon(
-        self, machine: Machine, crew: Crew, point: Point, *, is_stop: bool, is_uploaded: bool
+        self, machine: Machine, gang: Gang, point: Point, *, is_stop: bool, is_uploaded: bool
     ) -> None:
         """Seal on each node before the next step ends; a stopping node parks once it has sealed."""
-        holds = share(crew.record.members, machine.id)
+        holds = share(gang.record.members, machine.id)
         if is_stop:
-            crew.taking = "sealing"
+            gang.taking = "sealing"
 
         def seal() -> None:
-            if not machine.is_up or machine.crew is not crew:
+            if not machine.is_up or machine.gang is not gang:
                 return
             machine.seal(Sealed(point, holds), slots=SLOTS)
-            if is_stop and crew.taking == "sealing":
-                crew.taking = "stopped"
+            if is_stop and gang.taking == "sealing":
+                gang.taking = "stopped"
             machine.tell(lambda agent: agent.snapshots_changed())
             if is_stop:
-                self._say(machine)
+                self._report(machine)
             if is_uploaded:
-                self._upload_soon(machine, crew.record, point)
+                self._upload_soon(machine, gang.record, point)
 
         self.clock.after(self.random.uniform(0.0, 0.4), seal)
 
@@ -225,25 +225,25 @@ class Floor:
 
     def _notice_absence(self, record: GenerationRecord, machines: list[Machine]) -> None:
         for machine in machines:
-            assert machine.crew is not None
-            if self.clock.now < machine.crew.frozen_until:
+            assert machine.gang is not None
+            if self.clock.now < machine.gang.frozen_until:
                 continue
             gone = [id_ for id_ in record.members if self._is_gone(record, id_, to=machine.id)]
             if gone:
-                machine.crew.taking, machine.crew.broken = "broken", tuple(gone)
-                self._say(machine)
+                machine.gang.taking, machine.gang.broken = "broken", tuple(gone)
+                self._report(machine)
 
     def _is_gone(self, record: GenerationRecord, id_: NodeId, *, to: NodeId) -> bool:
         """Return whether a peer was connected and no longer is, or can never connect."""
         machine = self.world.machines[id_]
         if id_ == to:
             return False
-        if not machine.is_up or id_ in self.world.cut_pairs or to in self.world.cut_pairs:
+        if not machine.is_up or id_ in self.world.cut_from_peers or to in self.world.cut_from_peers:
             return True
         if (record.job, record.number, id_) not in self.joined:
             return False  # It is still joining.
-        crew = machine.crew
-        return crew is None or crew.record != record or crew.taking in {"left", "failed"}
+        gang = machine.gang
+        return gang is None or gang.record != record or gang.taking in {"left", "failed"}
 
 
 def own_share(members: tuple[NodeId, ...], mine: NodeId) -> tuple[Holding, ...]:

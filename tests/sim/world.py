@@ -24,7 +24,7 @@ from tests.sim.machines import Machine
 from tests.sim.objects import Objects
 from tests.sim.planners import Planner, QuickPlanner
 from tests.sim.storage import Store
-from tests.sim.workers import LAYERS, Floor
+from tests.sim.workers import LAYERS, Gangs
 
 JOB = JobId("job")
 OTHER = JobId("other")
@@ -38,10 +38,10 @@ class Faults:
     loss: float = 0.02
     planner_dies: float = 0.02
     worker_bug: float = 0.02
-    stuck_crew: float = 0.1
+    stuck_gang: float = 0.1
     kinds: tuple[str, ...] = (
         *("power_off", "power_off", "notice", "false_notice", "late_notice", "reboot", "add"),
-        *("add", "agent_killed", "head_killed", "store_away", "cut_off", "crew_killed"),
+        *("add", "agent_killed", "head_killed", "store_away", "cut_from_heads", "gang_killed"),
         *("drain", "pause_resume", "head_cut", "head_frozen", "machine_frozen", "agent_frozen"),
         *("clock_set", "compaction", "objects_away", "checkpoint_damaged", "replan"),
         *("objects_short", "objects_twice"),
@@ -49,10 +49,10 @@ class Faults:
     )
 
 
-GENTLE = Faults(kinds=("power_off", "notice", "reboot", "add", "add"), worker_bug=0.0)
+MACHINE_FAULTS = Faults(kinds=("power_off", "notice", "reboot", "add", "add"), worker_bug=0.0)
 """Only machines come and go: nothing may count as a failure of the job."""
 
-PEACEFUL = Faults(
+CONTROL_PLANE_FAULTS = Faults(
     kinds=(
         *("agent_killed", "agent_frozen", "head_killed", "head_frozen", "head_cut", "unheard"),
         *("store_away", "compaction", "clock_set", "objects_away"),
@@ -63,7 +63,7 @@ PEACEFUL = Faults(
 """Only the control plane fails, again and again: the job must not notice."""
 
 
-LIMPING = Faults(
+STRAGGLERS = Faults(
     kinds=(
         *("slow", "slow", "slow", "add", "add", "reboot", "notice", "false_notice", "agent_killed"),
         *("head_killed", "head_frozen", "store_away", "pause_resume"),
@@ -94,12 +94,12 @@ class World:
         self.checker = Checker(self)
         self.planner = QuickPlanner() if planner is None else planner
         self.machines: dict[NodeId, Machine] = {}
-        self.cut_off: set[NodeId] = set()
-        self.cut_pairs: set[NodeId] = set()
+        self.cut_from_heads: set[NodeId] = set()
+        self.cut_from_peers: set[NodeId] = set()
         self.heads: dict[str, Head] = {}
         self.heads_ahead_s: dict[str, float] = {}
         self.count = 0
-        self.floor = Floor(self)
+        self.gangs = Gangs(self)
         self._submit_jobs()
         for _ in range(5):
             self.add_machine()
@@ -138,20 +138,20 @@ class World:
     def up(self) -> list[Machine]:
         return [m for m in self.machines.values() if m.is_up]
 
-    def fit_for_work(self) -> list[Machine]:
+    def ready_machines(self) -> list[Machine]:
         return [m for m in self.up() if m.record.state == "ready"]
 
     # ---- messages -------------------------------------------------------------------------
 
     def send(self, node: NodeId, what: Callable[[], None]) -> None:
         """Deliver a message between a node and the heads: late, sometimes never or twice."""
-        if node in self.cut_off or self.random.random() < self.faults.loss:
+        if node in self.cut_from_heads or self.random.random() < self.faults.loss:
             return
         self.clock.after(self.random.uniform(0.001, 0.1), what)
         if self.random.random() < self.faults.loss:
             self.clock.after(self.random.uniform(0.1, 5.0), what)
 
-    def to_heads(self, report: Report) -> None:
+    def report_to_heads(self, report: Report) -> None:
         for head in list(self.heads.values()):
             if head.state.term is not None:
                 self._hand(head, report)
@@ -159,7 +159,7 @@ class World:
     def _hand(self, head: Head, report: Report) -> None:
         head.run(lambda: head.hear(report))
 
-    def abort_word(self, node: NodeId, job: JobId, fence: Fence) -> None:
+    def deliver_abort(self, node: NodeId, job: JobId, fence: Fence) -> None:
         self.machines[node].tell(lambda agent: agent.hear_abort(job, fence))
 
     def wake(self, node: NodeId) -> None:
@@ -173,7 +173,7 @@ class World:
 
     def probe(self, node: NodeId, heard: Callable[[Report], None]) -> None:
         agent = self.machines[node].agent
-        if agent is None or node in self.cut_off or self.clock.now < agent.frozen_until:
+        if agent is None or node in self.cut_from_heads or self.clock.now < agent.frozen_until:
             return
         report = agent.state.last_report
         if report is not None:

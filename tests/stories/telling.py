@@ -23,37 +23,8 @@ from agents.protocol.records import (
     Report,
     Sealed,
 )
-from sailord.core import invariants
-from sailord.core.commands import (
-    AbortGeneration,
-    Command,
-    Note,
-    ProbeAgent,
-    RequestPlan,
-    Resign,
-    SettleOrder,
-    WakeAgents,
-    WriteGeneration,
-    WriteJob,
-)
+from sailord.core import commands, events, invariants
 from sailord.core.decide import decide
-from sailord.core.events import (
-    CheckpointCommitted,
-    Deposed,
-    Elected,
-    Event,
-    GenerationWritten,
-    JobSubmitted,
-    NodesObserved,
-    OrderGiven,
-    PlanFound,
-    PlanRefused,
-    ProbeFailed,
-    Reported,
-    StoreReturned,
-    Ticked,
-    WriteRefused,
-)
 from sailord.core.proposal import Proposal
 from sailord.core.state import State
 
@@ -79,45 +50,45 @@ class Story:
         names = [word for word in words if "=" not in word]
         event = _EVENTS[what](self, float(at), names, values)
         before = self.state
-        self.state, commands = decide(before, event)
-        invariants.check(before, self.state, commands)
-        told = [self._told(command) for command in commands if not self._is_bill(command)]
+        self.state, decided = decide(before, event)
+        invariants.check(before, self.state, decided)
+        told = [self._told(command) for command in decided if not self._is_bill(command)]
         if _phase(self.state) != _phase(before):
             told.append(f"  now {_phase(self.state)}")
         return told
 
-    def _is_bill(self, command: Command) -> bool:
+    def _is_bill(self, command: commands.Command) -> bool:
         """Return whether the command only writes a job's bill, which stories leave out."""
-        if not isinstance(command, WriteJob):
+        if not isinstance(command, commands.WriteJob):
             return False
         known, self.job = self.job, replace(self.job, bill=command.job.bill)
         return command.job == self.job != known
 
-    def _told(self, command: Command) -> str:
+    def _told(self, command: commands.Command) -> str:
         match command:
-            case RequestPlan():
+            case commands.RequestPlan():
                 return f"  ask for plan {command.request} on {_list(command.nodes)}"
-            case WriteGeneration():
+            case commands.WriteGeneration():
                 self.written = record = command.record
                 restore = f"{record.restore.source} {record.restore.point.step}"
                 members = _list(record.members)
                 return (
                     f"  write generation {record.number} {record.state}: {members} from {restore}"
                 )
-            case WriteJob():
+            case commands.WriteJob():
                 self.job = command.job
                 return f"  write job {command.job.state}: {command.job.reason}"
-            case SettleOrder():
+            case commands.SettleOrder():
                 return f"  settle {command.id}"
-            case AbortGeneration():
+            case commands.AbortGeneration():
                 return f"  abort generation {command.generation} on {_list(command.nodes)}"
-            case WakeAgents():
+            case commands.WakeAgents():
                 return f"  wake {_list(command.nodes)}"
-            case ProbeAgent():
+            case commands.ProbeAgent():
                 return f"  probe {command.node}"
-            case Resign():
+            case commands.Resign():
                 return f"  resign: {command.why}"
-            case Note():
+            case commands.Note():
                 return f"  note: {command.text}"
 
 
@@ -144,16 +115,16 @@ def _nodes(names: list[str]) -> tuple[NodeRecord, ...]:
     return tuple(records)
 
 
-def _elected(story: Story, at: float, names: list[str], values: dict[str, str]) -> Event:
+def _elected(story: Story, at: float, names: list[str], values: dict[str, str]) -> events.Event:
     generations = () if story.stored is None else (story.stored,)
     term = int(values["term"])
     steps = values.get("steps")
     if steps is not None:
         story.job = JobRecord(JOB, "queued", steps=int(steps))
-    return Elected(at, term, _nodes(names), (story.job,), generations)
+    return events.Elected(at, term, _nodes(names), (story.job,), generations)
 
 
-def _report(story: Story, at: float, names: list[str], values: dict[str, str]) -> Event:
+def _report(story: Story, at: float, names: list[str], values: dict[str, str]) -> events.Event:
     """``report a running step=5 sealed=5``: for layer 0 of one; ``sealed=5@1`` of generation 1."""
     name, taking = names[0], names[1]
     story.numbers[name] = story.numbers.get(name, 0) + 1
@@ -176,51 +147,51 @@ def _report(story: Story, at: float, names: list[str], values: dict[str, str]) -
         failure=values.get("why", "").replace("_", " "),
         is_bug="bug" in names,
     )
-    return Reported(at, report)
+    return events.Reported(at, report)
 
 
-def _written(story: Story, at: float, *_: object) -> Event:
+def _written(story: Story, at: float, *_: object) -> events.Event:
     assert story.written is not None, "nothing waits to be written"
     story.stored = story.written
-    return GenerationWritten(at, story.written)
+    return events.GenerationWritten(at, story.written)
 
 
-def _plan(_: Story, at: float, names: list[str], values: dict[str, str]) -> Event:
+def _plan(_: Story, at: float, names: list[str], values: dict[str, str]) -> events.Event:
     """``plan 1 a b``; ``worth=no`` if moving does not pay, ``name=`` for the same plan again."""
     request, *nodes = names
     members = tuple(NodeId(node) for node in sorted(nodes))
     plan = values.get("name", "plan-" + "".join(sorted(nodes)))
     worth = values.get("worth", "yes") == "yes"
     why = "it pays" if worth else "it would not pay"
-    return PlanFound(at, int(request), Proposal(plan, members, worth, why, 0.5, 1.0))
+    return events.PlanFound(at, int(request), Proposal(plan, members, worth, why, 0.5, 1.0))
 
 
-def _order(story: Story, at: float, names: list[str], values: dict[str, str]) -> Event:
+def _order(story: Story, at: float, names: list[str], values: dict[str, str]) -> events.Event:
     """``order drain a``, ``order pause job``; ``leaves=`` for a notice."""
     story.orders += 1
     leaves = values.get("leaves")
     id_ = values.get("id", f"order-{story.orders}")
     leaves_at = None if leaves is None else float(leaves)
-    return OrderGiven(at, Order(id_, names[0], names[1], leaves_at))  # type: ignore[arg-type] # stories are written with care
+    return events.OrderGiven(at, Order(id_, names[0], names[1], leaves_at))  # type: ignore[arg-type] # stories are written with care
 
 
-_EVENTS: dict[str, Callable[[Story, float, list[str], dict[str, str]], Event]] = {
+_EVENTS: dict[str, Callable[[Story, float, list[str], dict[str, str]], events.Event]] = {
     "elected": _elected,
     "report": _report,
     "written": _written,
     "plan": _plan,
     "order": _order,
-    "deposed": lambda _, at, __, ___: Deposed(at),
-    "nodes": lambda _, at, names, __: NodesObserved(at, _nodes(names)),
-    "silent": lambda _, at, names, __: ProbeFailed(at, NodeId(names[0])),
-    "submit": lambda story, at, _, __: JobSubmitted(at, story.job),
-    "refused": lambda _, at, names, __: PlanRefused(at, int(names[0]), " ".join(names[1:])),
-    "conflict": lambda _, at, __, ___: WriteRefused(at),
-    "back": lambda _, at, __, ___: StoreReturned(at),
-    "durable": lambda _, at, names, __: CheckpointCommitted(
+    "deposed": lambda _, at, __, ___: events.Deposed(at),
+    "nodes": lambda _, at, names, __: events.NodesObserved(at, _nodes(names)),
+    "silent": lambda _, at, names, __: events.ProbeFailed(at, NodeId(names[0])),
+    "submit": lambda story, at, _, __: events.JobSubmitted(at, story.job),
+    "refused": lambda _, at, names, __: events.PlanRefused(at, int(names[0]), " ".join(names[1:])),
+    "conflict": lambda _, at, __, ___: events.WriteRefused(at),
+    "back": lambda _, at, __, ___: events.StoreReturned(at),
+    "durable": lambda _, at, names, __: events.CheckpointCommitted(
         at, JOB, Durable(Point(int(names[0]), int(names[1])), "manifest", "")
     ),
-    "tick": lambda _, at, __, ___: Ticked(at),
+    "tick": lambda _, at, __, ___: events.Ticked(at),
 }
 
 
