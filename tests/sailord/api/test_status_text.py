@@ -76,15 +76,15 @@ LIMPING = state().active
 assert LIMPING is not None
 LIMPS = grouped(
     LIMPING,
-    watch=Speeds(3, slow={B: CRAWLS}),
-    kept_slow={B: KeptStraggler(NOW + 600, "no plan is better")},
+    speeds=Speeds(3, slow={B: CRAWLS}),
+    kept={B: KeptStraggler(NOW + 600, "no plan is better")},
 )
 
 CASES = {
     "no_job": Case(state=replace(state(), active=None, nodes=Nodes())),
     "waiting": Case(Waiting("no node is ready", NOW - 200), generation=None, bill=Bill()),
     "planning": Case(
-        Planning(4, (A, B), "machine-b is draining", True, NOW + 58, Running(NOW - 900)),
+        Planning(4, (A, B), "machine-b is draining", True, NOW + 58, before=Running(NOW - 900)),
         state=state(None, node(A, SAID), LEAVES),
     ),
     "drained": Case(

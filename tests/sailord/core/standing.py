@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from agents.protocol.records import (
@@ -33,7 +32,6 @@ from sailord.core.phases import Opening, Phase, Running, Starting, Stopping, Wai
 from sailord.core.proposal import Proposal
 from sailord.core.standing import given_up, lease_ended, probe_failed
 from sailord.core.state import Active, Progress, Question, State
-from sailord.core.straggler_detection import Straggler
 
 JOB = JobId("job")
 A, B, C, D = (NodeId(name) for name in "abcd")
@@ -117,62 +115,36 @@ def job(**others: Any) -> JobRecord:
     return replace(JobRecord(JOB, "running", bill=Bill(until=NOW)), **others)
 
 
+RUNNING = Running(BEGAN)
+
+
 @dataclass(frozen=True)
-class Planning:
+class Planning(Question):
     """An open question together with the phase beside which it is open."""
 
-    request: int
-    asked_for: tuple[NodeId, ...]
-    reason: str
-    is_forced: bool
-    deadline: float
-    before: Phase
-    answer: Proposal | str | None = None
-    slow: Mapping[NodeId, Straggler] = field(default_factory=dict)
-    trouble: str = ""
+    before: Phase = RUNNING
 
     def put(self, active: Active) -> Active:
         """The job with the question open."""
-        question = Question(
-            self.request,
-            self.asked_for,
-            self.reason,
-            self.is_forced,
-            self.deadline,
-            self.answer,
-            self.slow,
-            self.trouble,
-        )
+        question = Question(**{each.name: getattr(self, each.name) for each in fields(Question)})
         return replace(active, phase=self.before, question=question)
 
 
-GROUPS = {
-    "progress": ("step", "advanced_at", "step_s"),
-    "attempts": ("failures", "not_before"),
-    "asked": ("considered", "considered_at", "is_refused"),
-    "checkpointing": (
-        *("commit", "storage_after", "storage_trouble", "failed_at"),
-        *("securing", "check", "swept"),
-    ),
-    "slowness": ("watch", "kept_slow"),
-}
-NAMES = {
-    "considered": "nodes",
-    "considered_at": "at",
-    "storage_after": "retry_at",
-    "storage_trouble": "trouble",
-    "kept_slow": "kept",
-    "watch": "speeds",
-}
+GROUPS = ("progress", "attempts", "asked", "checkpointing", "slowness")
+NAMES = {"considered": "nodes", "considered_at": "at"}
+"""Fields of ``Active.asked`` whose names say too little here."""
 
 
 def grouped(active: Active, **others: Any) -> Active:
     """The job with other facts, each in the group to which it belongs."""
-    for group, names in GROUPS.items():
-        found = {NAMES.get(name, name): others.pop(name) for name in names if name in others}
-        if found:
-            active = replace(active, **{group: replace(getattr(active, group), **found)})
-    return replace(active, **others)
+    for given, value in others.items():
+        name = NAMES.get(given, given)
+        group = next((each for each in GROUPS if hasattr(getattr(active, each), name)), None)
+        changes = {name: value}
+        if group is not None:
+            changes = {group: replace(getattr(active, group), **changes)}
+        active = replace(active, **changes)
+    return active
 
 
 _job = job  # ``state`` has an argument of that name.
@@ -230,27 +202,23 @@ def act(before: State, event: Event) -> tuple[State, tuple[Command, ...]]:
     return after, tuple(each for each in commands if not isinstance(each, Note))
 
 
+def active_of(state: State) -> Active:
+    """The active job; there must be one."""
+    assert state.active is not None
+    return state.active
+
+
 def phase(of: State) -> Phase | Planning | None:
     """The job's phase, with the question that is open beside it."""
     if of.active is None or of.active.question is None:
         return None if of.active is None else of.active.phase
-    asked = of.active.question
-    return Planning(
-        asked.request,
-        asked.nodes,
-        asked.reason,
-        asked.is_forced,
-        asked.deadline,
-        of.active.phase,
-        asked.answer,
-        asked.slow,
-        asked.trouble,
-    )
+    asked = {each.name: getattr(of.active.question, each.name) for each in fields(Question)}
+    return Planning(**asked, before=of.active.phase)
 
 
 WAITING = Waiting("a reason", NOW - 1)
 ASKED = Waiting("a reason", NOW)
-QUESTION = Planning(4, (A, B), "a reason", True, NOW + 60, Running(BEGAN))
+QUESTION = Planning(4, (A, B), "a reason", True, NOW + 60)
 FROM_NOTHING = replace(QUESTION, before=WAITING)
 STOPPING = Stopping(proposal(A), "a reason", NOW + 20)
 STOPPED = replace(G, state="stopping", stop_at=41, reason="a reason")

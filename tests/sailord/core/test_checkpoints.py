@@ -39,6 +39,7 @@ from tests.sailord.core.standing import (
     C,
     G,
     act,
+    active_of,
     durable,
     job,
     node,
@@ -67,8 +68,7 @@ def voted(*votes: object, **others: object) -> State:
 def test_complete_upload_gets_a_manifest_first() -> None:
     after, commands = act(voted(*HALVES), Ticked(NOW))
     assert commands == (WriteManifest(LAYERS, G, HALVES, Point(40, 3), None),)
-    assert after.active is not None
-    assert after.active.checkpointing.commit == Commit(Point(40, 3))
+    assert active_of(after).checkpointing.commit == Commit(Point(40, 3))
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,7 @@ def test_incomplete_upload_gets_no_manifest(votes: tuple[object, ...]) -> None:
 
 def test_no_commit_starts_while_a_generation_opens() -> None:
     before = voted(*HALVES)
-    assert before.active is not None
-    opens = replace(before, active=replace(before.active, phase=OPENING))
+    opens = replace(before, active=replace(active_of(before), phase=OPENING))
     assert act(opens, Ticked(NOW))[1] == ()
 
 
@@ -297,7 +296,7 @@ def test_checkpoint_is_checked_even_without_time_to_stop() -> None:
     bare = [node(n, report(n, sealed=())) for n in (A, B)]
     at_once = replace(bare[0].record, leaves_at=NOW)
     goes = replace(bare[0], draining_since=NOW - 1, record=at_once)
-    asks = replace(FROM_NOTHING, before=Running(NOW - 9), asked_for=(B,))
+    asks = replace(FROM_NOTHING, before=Running(NOW - 9), nodes=(B,))
     before = state(asks, goes, bare[1], job=job(saving=KEPT))
     before = replace(before, durables={JOB: durable(30)})
     _, commands = act(before, PlanFound(NOW, 4, proposal(B)))

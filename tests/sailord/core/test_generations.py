@@ -197,7 +197,7 @@ STARTS: list[Row] = [
             step=10,
         ),
         Ticked(NOW),
-        Planning(1, (A,), "machine-b is draining", True, NOW + 60, STARTING),
+        Planning(1, (A,), "machine-b is draining", True, NOW + 60, before=STARTING),
         (RequestPlan(1, JOB, (A,), G),),
     ),
 ]
@@ -214,7 +214,7 @@ RUNS: list[Row] = [
         "and then asked about, unforced",
         state(None, node(A), node(B), replace(node(C, report(C, "idle")), since=NOW - 30)),
         Ticked(NOW),
-        Planning(1, (A, B, C), "machine-c could help", False, NOW + 60, Running(BEGAN)),
+        Planning(1, (A, B, C), "machine-c could help", False, NOW + 60),
         (RequestPlan(1, JOB, (A, B, C), G),),
     ),
     (
@@ -234,7 +234,7 @@ RUNS: list[Row] = [
         "the plan is reconsidered after reconsider_s",
         state(considered_at=NOW - 600),
         Ticked(NOW),
-        Planning(1, (A, B), "a better plan may exist by now", False, NOW + 60, Running(BEGAN)),
+        Planning(1, (A, B), "a better plan may exist by now", False, NOW + 60),
         (RequestPlan(1, JOB, (A, B), G),),
     ),
     (
@@ -252,7 +252,7 @@ RUNS: list[Row] = [
             node(B, draining_since=NOW - 0.1, record=record(B, leaves_at=NOW + 0.4)),
         ),
         Ticked(NOW),
-        Planning(1, (A,), "machine-b is draining", True, NOW + 60, Running(BEGAN)),
+        Planning(1, (A,), "machine-b is draining", True, NOW + 60),
         (RequestPlan(1, JOB, (A,), G),),
     ),
     (
@@ -264,7 +264,7 @@ RUNS: list[Row] = [
             replace(node(C, report(C, "idle")), since=NOW - 100),
         ),
         Ticked(NOW),
-        Planning(1, (A, C), "machine-b is draining", True, NOW + 60, Running(BEGAN)),
+        Planning(1, (A, C), "machine-b is draining", True, NOW + 60),
         (RequestPlan(1, JOB, (A, C), G),),
     ),
 ]

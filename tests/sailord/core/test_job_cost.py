@@ -18,6 +18,7 @@ from tests.sailord.core.standing import (
     A,
     G,
     act,
+    active_of,
     job,
     order,
     phase,
@@ -30,7 +31,6 @@ PRICED = replace(G, usd_per_hour=36.0)
 
 
 def bill_of(known: State) -> Bill:
-    assert known.active is not None
     return known.job.bill
 
 
@@ -110,12 +110,10 @@ def test_resuming_an_overspent_job_holds_it_again() -> None:
     held = state(Held("x", NOW), generation=closed, job=record, orders=(order("resume", JOB),))
     after, _ = act(held, Ticked(NOW + 1))
     assert phase(after) == Held("its budget of $10.00 is spent", NOW + 1)
-    assert after.active is not None
-    assert not after.active.orders
+    assert not active_of(after).orders
 
 
 def test_a_job_without_a_budget_goes_on() -> None:
     after, _ = act(running(usd=1e9), Ticked(NOW + 1))
     assert isinstance(phase(after), Running)
-    assert after.active is not None
-    assert A in after.active.generation.members
+    assert A in active_of(after).generation.members

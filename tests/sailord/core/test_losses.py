@@ -45,6 +45,7 @@ from tests.sailord.core.standing import (
     D,
     G,
     act,
+    active_of,
     changed,
     generation,
     job,
@@ -66,32 +67,30 @@ def failing(**others: object) -> Reported:
 
 def test_unexplained_failure_counts_and_backs_off() -> None:
     after, commands = act(state(step=20), failing())
-    assert after.active is not None
-    assert after.active.phase == Waiting("machine-a failed: no memory", NOW)
-    assert (after.active.attempts.failures, after.active.attempts.not_before) == (1, NOW + 1)
+    assert active_of(after).phase == Waiting("machine-a failed: no memory", NOW)
+    assert (active_of(after).attempts.failures, active_of(after).attempts.not_before) == (
+        1,
+        NOW + 1,
+    )
     assert commands == ()
 
 
 def test_broken_device_counts_no_failure_and_excludes_its_node() -> None:
     before = state(step=20)
     after, _ = act(before, failing(fault="device 0 is gone"))
-    assert after.active is not None
-    assert (after.active.attempts.failures, after.active.attempts.not_before) == (0, NOW)
-    assert usable(after, after.active) == (B,)
+    assert (active_of(after).attempts.failures, active_of(after).attempts.not_before) == (0, NOW)
+    assert usable(after, active_of(after)) == (B,)
     mended, _ = act(after, Reported(NOW, report(A, "idle", number=7)))
-    assert mended.active is not None
-    assert usable(mended, mended.active) == (A, B)
+    assert usable(mended, active_of(mended)) == (A, B)
 
 
 def test_node_without_memory_counts_no_failure_and_is_excluded() -> None:
     after, _ = act(state(step=20, failures=2), failing(no_room="no memory", step=20))
-    assert after.active is not None
-    assert after.active.phase == Waiting("machine-a failed: no memory", NOW)
-    assert (after.active.attempts.failures, after.active.attempts.not_before) == (2, NOW)
-    assert usable(after, after.active) == (B,)
+    assert active_of(after).phase == Waiting("machine-a failed: no memory", NOW)
+    assert (active_of(after).attempts.failures, active_of(after).attempts.not_before) == (2, NOW)
+    assert usable(after, active_of(after)) == (B,)
     room, _ = act(after, Reported(NOW, report(A, "idle", number=7)))
-    assert room.active is not None
-    assert usable(room, room.active) == (A, B)
+    assert usable(room, active_of(room)) == (A, B)
 
 
 def test_job_waits_and_says_why_if_no_node_has_memory() -> None:
@@ -105,8 +104,10 @@ def test_backoff_doubles_with_each_failure() -> None:
     after, _ = act(
         state(step=20, failures=1), Reported(NOW, report(A, "failed", step=20, number=6))
     )
-    assert after.active is not None
-    assert (after.active.attempts.failures, after.active.attempts.not_before) == (2, NOW + 2)
+    assert (active_of(after).attempts.failures, active_of(after).attempts.not_before) == (
+        2,
+        NOW + 2,
+    )
 
 
 def test_lost_machine_counts_no_failure() -> None:
@@ -115,9 +116,8 @@ def test_lost_machine_counts_no_failure() -> None:
     after, _ = act(
         state(None, node(A), gone, failures=1, step=20), Reported(NOW, replace(broken, number=6))
     )
-    assert after.active is not None
-    assert isinstance(after.active.phase, Waiting)
-    assert (after.active.attempts.failures, after.active.attempts.not_before) == (1, NOW)
+    assert isinstance(active_of(after).phase, Waiting)
+    assert (active_of(after).attempts.failures, active_of(after).attempts.not_before) == (1, NOW)
 
 
 def test_healthy_steps_clear_failures() -> None:
@@ -126,9 +126,7 @@ def test_healthy_steps_clear_failures() -> None:
         state(step=30, failures=2), Reported(NOW, report(A, "failed", step=30, number=6))
     )
     ill, _ = act(state(step=29, failures=1), Reported(NOW, report(A, "failed", step=29, number=6)))
-    assert healthy.active is not None
-    assert ill.active is not None
-    assert (healthy.active.attempts.failures, ill.active.attempts.failures) == (1, 2)
+    assert (active_of(healthy).attempts.failures, active_of(ill).attempts.failures) == (1, 2)
 
 
 def test_three_failures_hold_the_job() -> None:
@@ -311,9 +309,8 @@ def test_lost_fetch_source_need_not_be_a_member() -> None:
     before = state(None, node(A, broken_since=NOW - 2), node(B), holder, step=20)
     after, _ = act(before, Reported(NOW, asking))
     assert lost(after) == {C: "a peer lost its connection and its agent does not answer"}
-    assert after.active is not None
-    assert isinstance(after.active.phase, Waiting)
-    assert after.active.attempts.failures == 0
+    assert isinstance(active_of(after).phase, Waiting)
+    assert active_of(after).attempts.failures == 0
 
 
 def test_unanswered_probe_alone_is_no_loss() -> None:
@@ -369,11 +366,9 @@ def elected(**others: object) -> Elected:
 def test_new_leader_keeps_the_jobs_history() -> None:
     past = Past(since=BEGAN, departures=2, moved_at=BEGAN + 5)
     after, commands = act(State(), elected(jobs=(job(past=past),)))
-    assert after.active is not None
     assert (after.job.past, commands) == (past, ())
     lost = replace(after, nodes=after.nodes.with_({B: changed(after.nodes[B], lost_at=NOW)}))
-    assert lost.active is not None
-    assert departures(lost, lost.active) == 3
+    assert departures(lost, active_of(lost)) == 3
     assert MachineLifetimes().context(after).last_move_s == BEGAN + 5
 
 

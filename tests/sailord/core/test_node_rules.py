@@ -28,6 +28,7 @@ from tests.sailord.core.standing import (
     C,
     D,
     act,
+    active_of,
     changed,
     node,
     order,
@@ -125,9 +126,8 @@ def test_question_without_stragglers_names_no_factors() -> None:
 def test_stragglers_are_left_out_only_while_running() -> None:
     for at, found in ((Running(BEGAN), {A}), (STARTING, set())):
         nodes = (node(n) for n in (A, B, C, D, NodeId("e"), NodeId("f"), NodeId("g"), NodeId("h")))
-        now = state(at, *nodes, watch=SEES_A_LIMP)
-        assert now.active is not None
-        assert to_leave_out(now, now.active).keys() == found
+        now = state(at, *nodes, speeds=SEES_A_LIMP)
+        assert to_leave_out(now, active_of(now)).keys() == found
 
 
 def test_departure_time_of_a_notice_survives_the_nodes_own_record() -> None:
@@ -139,8 +139,7 @@ def test_departure_time_of_a_notice_survives_the_nodes_own_record() -> None:
 def test_gathering_window_starts_with_the_newest_node() -> None:
     old, new = node(C, since=NOW - 100), node(D, since=NOW - 4)
     now = state(None, node(A), node(B), old, new)
-    assert now.active is not None
-    change = replan_trigger(now, now.active)
+    change = replan_trigger(now, active_of(now))
     assert change is not None
     assert change.due == NOW - 4 + now.options.additions_gather_s
 
@@ -167,9 +166,8 @@ def test_broken_connection_counts_from_its_first_report() -> None:
 def test_step_time_is_a_moving_average_of_steps(ran: Phase, step_s: float) -> None:
     before = state(ran, step_s=0.5, advanced_at=NOW - 0.5)
     after, _ = act(before, Reported(NOW + 2, report(A, step=41, number=9)))
-    assert after.active is not None
-    assert after.active.progress.step_s == pytest.approx(step_s)
-    assert (after.active.progress.step, after.active.progress.advanced_at) == (41, NOW + 2)
+    assert active_of(after).progress.step_s == pytest.approx(step_s)
+    assert (active_of(after).progress.step, active_of(after).progress.advanced_at) == (41, NOW + 2)
 
 
 def test_joining_node_is_new_once_it_is_ready() -> None:
@@ -204,7 +202,7 @@ def test_lease_ends_unreachable() -> None:
 def test_generation_waits_for_a_member_without_a_lease(heard_at: float, opens: bool) -> None:
     """It may have the newest step, and be cut off from the store alone."""
     away = node(B, report(B, "idle"), absent_since=NOW - 1, heard_at=heard_at)
-    before = state(replace(FROM_NOTHING, asked_for=(A,)), node(A, report(A, "idle")), away)
+    before = state(replace(FROM_NOTHING, nodes=(A,)), node(A, report(A, "idle")), away)
     after, _ = act(before, PlanFound(NOW, FROM_NOTHING.request, proposal(A)))
     assert isinstance(phase(after), Opening) is opens
 
@@ -212,11 +210,10 @@ def test_generation_waits_for_a_member_without_a_lease(heard_at: float, opens: b
 def test_cordoned_member_stays_usable_but_no_other_cordoned_node() -> None:
     nodes = (node(n, is_cordoned=n != B) for n in (A, B, C))
     now = state(None, *nodes)
-    assert now.active is not None
-    assert usable(now, now.active) == (A, B)
+    assert usable(now, active_of(now)) == (A, B)
     gone = replace(now, nodes=now.nodes.with_({A: changed(now.nodes[A], absent_since=NOW)}))
-    assert usable(gone, now.active) == (B,)
-    assert usable(replace(now, nodes=Nodes({B: now.nodes[B]})), now.active) == (B,)
+    assert usable(gone, active_of(now)) == (B,)
+    assert usable(replace(now, nodes=Nodes({B: now.nodes[B]})), active_of(now)) == (B,)
 
 
 def test_second_drain_keeps_the_first_start() -> None:
@@ -228,8 +225,7 @@ def test_second_drain_keeps_the_first_start() -> None:
 def test_snapshots_of_another_job_are_ignored() -> None:
     theirs = node(B, report(B, "idle", job=JobId("other")))
     now = state(None, node(A), theirs)
-    assert now.active is not None
-    assert {id_ for id_, _ in in_memory(now, now.active)} == {A}
+    assert {id_ for id_, _ in in_memory(now, active_of(now))} == {A}
 
 
 def test_failure_counts_from_its_first_report() -> None:

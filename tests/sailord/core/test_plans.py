@@ -29,6 +29,7 @@ from tests.sailord.core.standing import (
     Planning,
     Row,
     act,
+    active_of,
     job,
     node,
     opened,
@@ -50,28 +51,28 @@ WAITS: list[Row] = [
         "then the planner is asked; the last plan may be repeated",
         state(WAITING),
         Ticked(NOW),
-        Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
+        Planning(1, (A, B), "a reason", True, NOW + 60, before=ASKED),
         (RequestPlan(1, JOB, (A, B), G, is_urgent=True, repeats=True),),
     ),
     (
         "after one failure too",
         state(WAITING, failures=1),
         Ticked(NOW),
-        Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
+        Planning(1, (A, B), "a reason", True, NOW + 60, before=ASKED),
         (RequestPlan(1, JOB, (A, B), G, is_urgent=True, repeats=True),),
     ),
     (
         "a plan that failed twice in a row is not repeated",
         state(WAITING, failures=2),
         Ticked(NOW),
-        Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
+        Planning(1, (A, B), "a reason", True, NOW + 60, before=ASKED),
         (RequestPlan(1, JOB, (A, B), G, is_urgent=True),),
     ),
     (
         "after a pause the plan is not repeated",
         state(replace(WAITING, since=NOW - 5), generation=replace(G, state="closed")),
         Ticked(NOW),
-        Planning(1, (A, B), "a reason", True, NOW + 60, replace(ASKED, since=NOW)),
+        Planning(1, (A, B), "a reason", True, NOW + 60, before=replace(ASKED, since=NOW)),
         (RequestPlan(1, JOB, (A, B), replace(G, state="closed"), is_urgent=True),),
     ),
     (
@@ -92,14 +93,14 @@ WAITS: list[Row] = [
         "unless reconsider_s has passed",
         state(WAITING, is_refused=True, considered_at=NOW - 600),
         Ticked(NOW),
-        Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
+        Planning(1, (A, B), "a reason", True, NOW + 60, before=ASKED),
         (RequestPlan(1, JOB, (A, B), G, is_urgent=True),),
     ),
     (
         "or there is another node",
         state(WAITING, node(A), node(B), node(C), is_refused=True),
         Ticked(NOW),
-        Planning(1, (A, B, C), "a reason", True, NOW + 60, ASKED),
+        Planning(1, (A, B, C), "a reason", True, NOW + 60, before=ASKED),
         (RequestPlan(1, JOB, (A, B, C), G, is_urgent=True),),
     ),
     (
@@ -119,7 +120,7 @@ WAITS: list[Row] = [
             node(D, record=record(D, state="joining")),
         ),
         Ticked(NOW),
-        Planning(1, (A,), "a reason", True, NOW + 60, ASKED),
+        Planning(1, (A,), "a reason", True, NOW + 60, before=ASKED),
         (RequestPlan(1, JOB, (A,), G, is_urgent=True),),
     ),
 ]
@@ -163,9 +164,9 @@ PLANS: list[Row] = [
     ),
     (
         "a node of the question is gone: ask again",
-        state(replace(FROM_NOTHING, asked_for=(A, B, C)), node(A), node(B), node(C, lost_at=NOW)),
+        state(replace(FROM_NOTHING, nodes=(A, B, C)), node(A), node(B), node(C, lost_at=NOW)),
         PlanFound(NOW, 4, proposal(A, B, C)),
-        Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
+        Planning(1, (A, B), "a reason", True, NOW + 60, before=ASKED),
         (RequestPlan(1, JOB, (A, B), G, is_urgent=True, repeats=True),),
     ),
     (
@@ -192,7 +193,7 @@ PLANS: list[Row] = [
     (
         "no stop if a member leaves before a step ends",
         state(
-            replace(QUESTION, asked_for=(A,)),
+            replace(QUESTION, nodes=(A,)),
             node(A),
             node(B, draining_since=NOW - 1, record=record(B, leaves_at=NOW + 0.7)),
             considered=frozenset((A,)),
@@ -210,7 +211,7 @@ PLANS: list[Row] = [
     (
         "a stop if a member leaves after some more steps",
         state(
-            replace(QUESTION, asked_for=(A,)),
+            replace(QUESTION, nodes=(A,)),
             node(A),
             node(B, draining_since=NOW - 1, record=record(B, leaves_at=NOW + 0.8)),
         ),
@@ -245,8 +246,7 @@ def test_nodes_left_out_of_a_repeated_plan_are_asked_about_later():
     after, (asked,) = act(before, Ticked(NOW))
     assert isinstance(asked, RequestPlan)
     assert (asked.nodes, asked.repeats) == ((A, B, C), True)
-    assert after.active is not None
-    assert after.active.asked.nodes == frozenset((A, B))
+    assert active_of(after).asked.nodes == frozenset((A, B))
 
 
 def test_planner_without_answer_is_asked_again_after_a_pause():
@@ -263,14 +263,13 @@ def test_planner_without_answer_is_asked_again_after_a_pause():
 def test_plan_that_leaves_new_nodes_out_is_reconsidered_soon():
     soon = proposal(ask_again_s=30.0)
     after, _ = act(state(FROM_NOTHING), PlanFound(NOW, 4, soon))
-    assert after.active is not None
-    assert after.active.asked.at + after.options.reconsider_s == NOW + 30.0
+    assert active_of(after).asked.at + after.options.reconsider_s == NOW + 30.0
 
 
 @pytest.mark.parametrize(("is_forced", "moved_at"), [(True, None), (False, NOW)])
 def test_only_voluntary_reconfiguration_starts_a_cooldown(is_forced, moved_at) -> None:
     nodes = (node(A), node(B), node(C))
-    question = replace(QUESTION, asked_for=(A, B, C), is_forced=is_forced)
+    question = replace(QUESTION, nodes=(A, B, C), is_forced=is_forced)
     after, commands = act(state(question, *nodes), PlanFound(NOW, 4, proposal(A, B, C)))
     assert isinstance(phase(after), Stopping)
     written = [each.job.past.moved_at for each in commands if isinstance(each, WriteJob)]

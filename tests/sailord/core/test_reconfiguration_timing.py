@@ -66,7 +66,7 @@ class Film:
             self.moves.append(move)
 
     def plan(self, asked, answered, before=None):
-        planning = Planning(1, (A, B), "why", True, 99.0, before or Waiting("w", asked))
+        planning = Planning(1, (A, B), "why", True, 99.0, before=before or Waiting("w", asked))
         self.at(asked, planning)
         self.at(answered, replace(planning, answer=PLAN))
 
@@ -163,12 +163,12 @@ def test_start_loses_no_steps(before):
 def test_new_node_is_of_kind_addition():
     film = Film()
     film.nodes[C] = node(C)
-    film.at(11.0, Planning(1, (A, B, C), "c could help", False, 99.0, Running(0.0)))
+    film.at(11.0, Planning(1, (A, B, C), "c could help", False, 99.0, before=Running(0.0)))
     assert film.under_way.kind == "addition"
 
 
 def asked_for_c(film, at, began=0.0):
-    film.at(at, Planning(1, (A, B, C), "c could help", False, 999.0, Running(began)))
+    film.at(at, Planning(1, (A, B, C), "c could help", False, 999.0, before=Running(began)))
     return film.under_way
 
 
@@ -199,7 +199,7 @@ def test_question_before_the_first_step_does_not_end_the_timing():
     film.at(11.5, Opening(NEW, PLAN))
     film.at(12.0, Starting(12.0, 99.0, 2.5), generation=NEW, step=100, advanced_at=12.0)
     film.at(13.0, Running(13.0), advanced_at=13.0)
-    film.at(13.5, Planning(2, (A, B, C), "c could help", False, 99.0, Running(13.0)))
+    film.at(13.5, Planning(2, (A, B, C), "c could help", False, 99.0, before=Running(13.0)))
     film.at(14.0, step=101, advanced_at=14.0)
     (move,) = film.moves
     assert (move.generation, move.total_s) == (2, 3.0)

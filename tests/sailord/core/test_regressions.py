@@ -53,6 +53,7 @@ from tests.sailord.core.standing import (
     G,
     Planning,
     act,
+    active_of,
     durable,
     generation,
     grouped,
@@ -192,7 +193,7 @@ def test_rollback_is_settled_with_its_record() -> None:
 # ---- one write after the other ------------------------------------------------------------------
 
 
-LEAVES = replace(QUESTION, asked_for=(B, C), reason="machine-a is draining")
+LEAVES = replace(QUESTION, nodes=(B, C), reason="machine-a is draining")
 
 
 @pytest.mark.parametrize(
@@ -252,8 +253,7 @@ def test_job_leaving_the_cluster_is_written_before_the_one_that_gets_it() -> Non
 def test_second_job_with_the_cluster_is_queued() -> None:
     two = (job(id=JobId("a")), job(id=JobId("b"), submitted_at=1.0))
     after, commands = act(State(), Elected(NOW, 9, (node(A).record,), two, ()))
-    assert after.active is not None
-    assert after.active.job == "a"
+    assert active_of(after).job == "a"
     assert after.jobs[JobId("b")].state == "queued"
     assert any(isinstance(each, WriteJob) and each.job.id == "b" for each in commands)
 
@@ -316,12 +316,13 @@ def test_snapshots_of_a_held_job_are_needed() -> None:
 def test_straggler_stays_if_it_is_the_only_node() -> None:
     names = (A, B, C, D)
     away = [node(x, absent_since=NOW - 1, heard_at=NOW - 0.2) for x in (B, C, D)]
-    before = state(None, node(A), *away, generation=generation(*names), watch=SEES_A_LIMP,
+    before = state(None, node(A), *away, generation=generation(*names), speeds=SEES_A_LIMP,
                    considered=frozenset(names))  # fmt: skip
     after, _ = act(before, Reported(NOW, report(A, step=41, number=6)))
     assert isinstance(phase(after), Running)
-    assert after.active is not None
-    assert [each.why for each in after.active.slowness.kept.values()] == ["no other node is usable"]
+    assert [each.why for each in active_of(after).slowness.kept.values()] == [
+        "no other node is usable"
+    ]
 
 
 def test_clock_that_was_ahead_does_not_break_intervals() -> None:
@@ -357,7 +358,6 @@ def test_no_garbage_collection_while_a_rollback_is_ordered() -> None:
     before = replace(state(job=job(saving=KEPT)), durables={JOB: durable(40)})
     _, commands = act(before, Ticked(NOW))
     assert any(isinstance(each, CollectGarbage) for each in commands)
-    assert before.active is not None
-    ordered = replace(before, active=grouped(before.active, orders=(BACK,), not_before=NOW + 9))
+    ordered = replace(before, active=grouped(active_of(before), orders=(BACK,), not_before=NOW + 9))
     _, commands = act(ordered, Ticked(NOW))
     assert not any(isinstance(each, CollectGarbage) for each in commands)

@@ -45,6 +45,7 @@ from tests.sailord.core.standing import (
     G,
     Planning,
     act,
+    active_of,
     durable,
     job,
     node,
@@ -64,8 +65,7 @@ UNFORCED = replace(QUESTION, is_forced=False)
 
 
 def orders_of(after: State) -> list[str]:
-    assert after.active is not None
-    return [each.id for each in after.active.orders]
+    return [each.id for each in active_of(after).orders]
 
 
 # ---- orders -------------------------------------------------------------------------------------
@@ -139,8 +139,7 @@ def test_adopted_stopping_generation_is_replanned() -> None:
 def test_stall_time_starts_when_the_generation_runs() -> None:
     after, _ = act(state(STARTING, advanced_at=NOW - 99), Ticked(NOW))
     assert phase(after) == Running(NOW)
-    assert after.active is not None
-    assert after.active.progress.advanced_at == NOW
+    assert active_of(after).progress.advanced_at == NOW
 
 
 def test_stop_deadline_still_waits_for_snapshot_holders() -> None:
@@ -162,13 +161,12 @@ def test_stop_ignores_records_of_other_generations() -> None:
     before = state(replace(STOPPING, deadline=NOW + 7))
     after, _ = act(before, GenerationWritten(NOW, replace(G, number=2, state="closed")))
     assert phase(after) == phase(before)
-    assert after.active is not None
-    assert after.active.generation == G
+    assert active_of(after).generation == G
 
 
 def test_measured_factors_go_with_a_straggler_question() -> None:
     seen = replace(SEES_A_LIMP, slow={}, factors={"A100-40": 1.3})
-    _, commands = act(state(watch=seen, considered_at=NOW - 1e6), Ticked(NOW))
+    _, commands = act(state(speeds=seen, considered_at=NOW - 1e6), Ticked(NOW))
     (question,) = [each for each in commands if isinstance(each, RequestPlan)]
     assert question.factors == {}
 
@@ -191,8 +189,7 @@ def test_departures_restart_when_a_job_gets_the_cluster() -> None:
     queued = job(state="queued", past=Past(departures=7))
     before = replace(state(), active=None, jobs={JOB: queued}, generations={JOB: CLOSED})
     after, _ = act(before, Ticked(NOW))
-    assert after.active is not None
-    assert (after.active.generation, after.generations) == (CLOSED, {})
+    assert (active_of(after).generation, after.generations) == (CLOSED, {})
     assert after.job.past.departures == 0
 
 
@@ -206,8 +203,7 @@ def test_only_the_pending_record_opens_a_generation() -> None:
     before = state(OPENING)
     after, _ = act(before, GenerationWritten(NOW, replace(G4, plan="another")))
     assert phase(after) == OPENING
-    assert after.active is not None
-    assert after.active.generation == G
+    assert active_of(after).generation == G
 
 
 def test_new_leader_keeps_a_job_held() -> None:
@@ -223,8 +219,7 @@ def test_new_leader_keeps_a_job_held() -> None:
 def test_refused_question_is_not_repeated_at_once() -> None:
     after, _ = act(state(considered_at=NOW - 1e6), Ticked(NOW))
     assert isinstance(phase(after), Planning)
-    assert after.active is not None
-    assert after.active.asked.at == NOW
+    assert active_of(after).asked.at == NOW
 
 
 @pytest.mark.parametrize("then", ["cancelled", "done"])
@@ -239,7 +234,7 @@ def test_running_plan_means_same_plan_and_same_nodes(
     answer: Proposal,
 ) -> None:
     there = (node(n, heard_at=NOW) for n in (A, B, C))
-    before = state(replace(QUESTION, asked_for=(A, B, C)), *there)
+    before = state(replace(QUESTION, nodes=(A, B, C)), *there)
     after, _ = act(before, PlanFound(NOW, QUESTION.request, answer))
     assert isinstance(phase(after), Stopping)
 
@@ -251,7 +246,7 @@ def test_imminent_departure_still_waits_for_snapshot_holders() -> None:
     unheard = node(C, heard_at=0.0)
     unheard = replace(unheard, report=None)
     answer = PlanFound(NOW, QUESTION.request, proposal(B))
-    asked = replace(QUESTION, asked_for=(B,))
+    asked = replace(QUESTION, nodes=(B,))
     assert isinstance(phase(act(state(asked, going, node(B)), answer)[0]), Opening)
     assert isinstance(phase(act(state(asked, going, node(B), unheard), answer)[0]), Stopping)
 
@@ -262,8 +257,7 @@ def test_ask_again_is_never_later_than_reconsider(again_s: float | None, earlier
     before = state(UNFORCED, considered_at=NOW)
     assert before.options.reconsider_s == 600.0
     after, _ = act(before, PlanFound(NOW, QUESTION.request, no))
-    assert after.active is not None
-    assert after.active.asked.at == NOW - earlier
+    assert active_of(after).asked.at == NOW - earlier
 
 
 def test_refused_rollback_question_is_not_repeated_every_tick() -> None:
@@ -295,18 +289,14 @@ def test_resume_checks_the_checkpoint_again() -> None:
     check = Check(durable(30), None, "a byte is wrong")
     held = state(Held("torn", BEGAN), job=job(state="held"), generation=CLOSED, check=check)
     after, _ = act(held, OrderGiven(NOW, order("resume")))
-    assert after.active is not None
-    assert after.active.checkpointing.check is None
+    assert active_of(after).checkpointing.check is None
 
 
 def test_healthy_generation_clears_failures() -> None:
     before = state(step=29, failures=2)
-    assert before.active is not None
     ill, _ = act(before, Ticked(NOW))
     healthy, _ = act(before, Reported(NOW, report(A, step=30, number=6)))
-    assert ill.active is not None
-    assert healthy.active is not None
-    assert (ill.active.attempts.failures, healthy.active.attempts.failures) == (2, 0)
+    assert (active_of(ill).attempts.failures, active_of(healthy).attempts.failures) == (2, 0)
 
 
 # ---- storage ------------------------------------------------------------------------------------
@@ -315,16 +305,14 @@ def test_healthy_generation_clears_failures() -> None:
 def test_failed_commit_of_another_job_is_ignored() -> None:
     before = state(commit=Commit(Point(39, 3)), job=job(saving=KEPT))
     after, _ = act(before, CommitFailed(NOW, JobId("other"), Point(39, 3), "the disk is full"))
-    assert after.active is not None
-    assert after.active.checkpointing.commit == Commit(Point(39, 3))
-    assert after.active.checkpointing.trouble == ""
+    assert active_of(after).checkpointing.commit == Commit(Point(39, 3))
+    assert active_of(after).checkpointing.trouble == ""
 
 
 def test_late_failure_does_not_end_the_next_commit() -> None:
     before = state(commit=Commit(Point(40, 3)), job=job(saving=KEPT))
     after, _ = act(before, CommitFailed(NOW, JOB, Point(39, 3), "the disk was full"))
-    assert after.active is not None
-    assert after.active.checkpointing.commit == Commit(Point(40, 3))
+    assert active_of(after).checkpointing.commit == Commit(Point(40, 3))
 
 
 def test_no_release_while_a_generation_opens() -> None:
@@ -355,12 +343,10 @@ def test_pause_does_not_wait_after_a_loss() -> None:
 def test_ordered_checkpoint_takes_the_newest_step_once() -> None:
     before = state(job=job(saving=KEPT))
     after, _ = act(before, OrderGiven(NOW, order("checkpoint", id_="now")))
-    assert after.active is not None
-    assert after.active.checkpointing.securing is not None
-    assert after.active.checkpointing.securing.point == Point(40, 3)
+    assert active_of(after).checkpointing.securing is not None
+    assert active_of(after).checkpointing.securing.point == Point(40, 3)
     done, commands = act(replace(after, durables={JOB: durable(40)}), Ticked(NOW + 1))
-    assert done.active is not None
-    assert done.active.checkpointing.securing is None
+    assert active_of(done).checkpointing.securing is None
     assert SettleOrder("now") in commands
 
 
@@ -368,8 +354,7 @@ def test_ordered_checkpoint_waits_for_a_complete_step() -> None:
     bare = (node(n, report(n, sealed=())) for n in (A, B))
     before = state(None, *bare, job=job(saving=KEPT), orders=(order("checkpoint", id_="now"),))
     after, commands = act(before, Ticked(NOW))
-    assert after.active is not None
-    assert (after.active.checkpointing.securing, commands) == (None, ())
+    assert (active_of(after).checkpointing.securing, commands) == (None, ())
     assert orders_of(after) == ["now"]
 
 
@@ -439,9 +424,8 @@ def test_new_generation_clears_commit_securing_and_check() -> None:
     record = replace(G4, number=4)
     before = state(Opening(record, proposal()), step=55, **errands)
     after, _ = act(before, GenerationWritten(NOW, record))
-    assert after.active is not None
-    assert (after.active.progress.step, after.durables) == (40, before.durables)
-    assert [getattr(after.active.checkpointing, name) for name in errands] == [None, None, None]
+    assert (active_of(after).progress.step, after.durables) == (40, before.durables)
+    assert [getattr(active_of(after).checkpointing, name) for name in errands] == [None, None, None]
 
 
 def test_reporting_node_without_a_lease_still_holds_snapshots() -> None:
@@ -450,8 +434,7 @@ def test_reporting_node_without_a_lease_still_holds_snapshots() -> None:
     silent = replace(away, heard_at=NOW - 5)
     for b, is_there in ((away, True), (silent, False)):
         now = state(None, node(A), b)
-        assert now.active is not None
-        assert (B in {id_ for id_, _ in in_memory(now, now.active)}) is is_there
+        assert (B in {id_ for id_, _ in in_memory(now, active_of(now))}) is is_there
 
 
 def test_opened_older_checkpoint_becomes_the_newest() -> None:

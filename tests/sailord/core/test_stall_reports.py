@@ -17,7 +17,16 @@ from agents.protocol.records import Report, Saving
 from agents.workers.status import WorkerStatus, combine
 from sailord.core.phases import Running
 from sailord.core.snapshot_intervals import intervals_now
-from tests.sailord.core.standing import BEGAN, A, generation, job, node, report, state
+from tests.sailord.core.standing import (
+    BEGAN,
+    A,
+    active_of,
+    generation,
+    job,
+    node,
+    report,
+    state,
+)
 from tests.worker.training_runs import SomeLabels, alone, small_job
 from worker.checkpoint import snapshot_writer
 from worker.control.assignment import Assignment, OpenJob
@@ -64,8 +73,7 @@ def chosen(said: Report, *, every: int, step_s: float) -> int:
     record = generation(A, memory_every=every)
     about = {"job": job(saving=Saving()), "generation": record, "step_s": step_s}
     now = state(Running(BEGAN), node(A, said), **about)
-    assert now.active is not None
-    return intervals_now(now, now.active, predicted_s=step_s).memory_every
+    return intervals_now(now, active_of(now), predicted_s=step_s).memory_every
 
 
 def slowed(monkeypatch: pytest.MonkeyPatch, what: str, *, waited_for_by: str) -> None:

@@ -23,6 +23,7 @@ from tests.sailord.core.standing import (
     D,
     Planning,
     act,
+    active_of,
     generation,
     grouped,
     node,
@@ -36,7 +37,7 @@ ALL = (A, B, C, D)
 OPTIONS = Options(slow_steps=10, slow_s=60.0)
 CRAWLS = Straggler(3.0, "others with the same work", NOW - 60, 30, 40)
 SAID = "machine-b is slow: it computes 3.0 times as long as others with the same work"
-QUESTION = Planning(1, (A, C, D), SAID, False, NOW + 60, Running(BEGAN), slow={B: CRAWLS})
+QUESTION = Planning(1, (A, C, D), SAID, False, NOW + 60, slow={B: CRAWLS})
 MARK = Order("slow-b-3", "quarantine", B, None, str(CRAWLS))
 G = generation(*ALL, busy=Busy((0.1,) * 4))
 
@@ -45,7 +46,7 @@ def four(*found: NodeId, **others: Any) -> State:
     """A job on four nodes, some of which have been slow for long enough, as was seen just now."""
     slow = dict.fromkeys(found, CRAWLS)
     watch = Speeds(3, 10, NOW + 1000, {"A100-40": 1.0}, dict.fromkeys(ALL, 1.0), slow)
-    others = {"considered": frozenset(ALL), "generation": G, "watch": watch, **others}
+    others = {"considered": frozenset(ALL), "generation": G, "speeds": watch, **others}
     made = state(None, *map(node, ALL), **others)
     return replace(made, options=OPTIONS)
 
@@ -53,8 +54,7 @@ def four(*found: NodeId, **others: Any) -> State:
 def asked(answer: Any = None) -> State:
     """The planner was asked what is best without the slow one."""
     made = four(B)
-    assert made.active is not None
-    active = replace(QUESTION, answer=answer).put(made.active)
+    active = replace(QUESTION, answer=answer).put(active_of(made))
     return replace(made, active=active, requests=1)
 
 
@@ -73,27 +73,24 @@ def measured(times_b: float, step: int) -> State:
 def test_reports_are_compared_with_the_prediction():
     before = measured(3.0, 40)
     after, _ = decide(before, Ticked(NOW))
-    assert after.active is not None
-    assert after.active.slowness.speeds == Speeds(3, 40, NOW), "the first steps are not judged"
+    assert active_of(after).slowness.speeds == Speeds(3, 40, NOW), "the first steps are not judged"
     later = measured(3.0, 50)
-    assert later.active is not None
-    later = replace(later, active=grouped(later.active, watch=after.active.slowness.speeds))
+    later = replace(
+        later, active=grouped(active_of(later), speeds=active_of(after).slowness.speeds)
+    )
     after, _ = decide(later, Ticked(NOW + 1))
-    assert after.active is not None
-    (slow,) = after.active.slowness.speeds.slow.values()
+    (slow,) = active_of(after).slowness.speeds.slow.values()
     assert replace(slow, times=round(slow.times, 6)) == replace(
         CRAWLS, since=NOW + 1, since_step=50, step=50
     )
-    assert list(after.active.slowness.speeds.slow) == [B]
+    assert list(active_of(after).slowness.speeds.slow) == [B]
 
 
 def test_no_prediction_means_no_stragglers():
     before = measured(3.0, 40)
-    assert before.active is not None
-    unpredicted = replace(before, active=replace(before.active, generation=generation(*ALL)))
+    unpredicted = replace(before, active=replace(active_of(before), generation=generation(*ALL)))
     after, _ = decide(unpredicted, Ticked(NOW))
-    assert after.active is not None
-    assert after.active.slowness.speeds == Speeds()
+    assert active_of(after).slowness.speeds == Speeds()
 
 
 def test_straggler_question_leaves_the_node_out():
@@ -113,8 +110,7 @@ def test_better_plan_without_the_straggler_is_adopted_after_a_stop():
     assert give == GiveOrder(MARK)
     assert isinstance(write, WriteGeneration)
     assert (write.record.state, write.record.stop_at) == ("stopping", 41)
-    assert after.active is not None
-    assert after.active.attempts.failures == 0
+    assert active_of(after).attempts.failures == 0
     assert after.job.past.departures == 0, "no machine went"
 
 
@@ -124,14 +120,12 @@ def test_straggler_stays_if_no_plan_is_better():
     assert phase(after) == Running(BEGAN)
     told = "stays with machine-b though slow: no plan is better"
     assert orders == (Note(told, JOB, is_transition=True),)
-    assert after.active is not None
-    assert after.active.slowness.kept == {B: KeptStraggler(NOW + 600, "no plan is better")}
+    assert active_of(after).slowness.kept == {B: KeptStraggler(NOW + 600, "no plan is better")}
     assert after.nodes[B].slow == ""
     again, orders = decide(after, Ticked(NOW + 1))
     assert (phase(again), orders) == (Running(BEGAN), ())
     late = replace(after, now=NOW + 601)
-    assert late.active is not None
-    late = replace(late, active=grouped(late.active, advanced_at=NOW + 600))
+    late = replace(late, active=grouped(active_of(late), advanced_at=NOW + 600))
     again, _ = decide(late, Ticked(NOW + 601))
     assert isinstance(phase(again), Planning), "after a while it is asked anew"
 
@@ -139,23 +133,20 @@ def test_straggler_stays_if_no_plan_is_better():
 def test_straggler_stays_if_there_is_no_plan_without_it():
     after, _ = act(asked(), PlanRefused(NOW, 1, "it does not fit"))
     assert phase(after) == Running(BEGAN)
-    assert after.active is not None
-    assert after.active.slowness.kept[B].why == "there is no plan without it: it does not fit"
-    assert not after.active.asked.is_refused, "nothing was asked about all nodes"
+    assert active_of(after).slowness.kept[B].why == "there is no plan without it: it does not fit"
+    assert not active_of(after).asked.is_refused, "nothing was asked about all nodes"
 
 
 def test_straggler_stays_if_the_planner_does_not_answer():
     after, _ = act(asked(), Ticked(NOW + 60))
     assert phase(after) == Running(BEGAN)
-    assert after.active is not None
-    assert B in after.active.slowness.kept
+    assert B in active_of(after).slowness.kept
 
 
 def test_straggler_stays_if_it_recovered_meanwhile():
     before = asked()
-    assert before.active is not None
-    watch = replace(before.active.slowness.speeds, slow={})
-    before = replace(before, active=grouped(before.active, watch=watch))
+    watch = replace(active_of(before).slowness.speeds, slow={})
+    before = replace(before, active=grouped(active_of(before), speeds=watch))
     after, orders = act(before, PlanFound(NOW, 1, proposal(A, C, D)))
     assert (phase(after), orders) == (Running(BEGAN), ())
     assert after.nodes[B].slow == ""
@@ -163,14 +154,13 @@ def test_straggler_stays_if_it_recovered_meanwhile():
 
 def test_share_limit_leaves_out_the_slowest_first():
     before = four(B, C)
-    assert before.active is not None
     slow = {B: CRAWLS, C: replace(CRAWLS, times=4.0)}
-    watch = replace(before.active.slowness.speeds, slow=slow)
-    before = replace(before, active=grouped(before.active, watch=watch))
+    watch = replace(active_of(before).slowness.speeds, slow=slow)
+    before = replace(before, active=grouped(active_of(before), speeds=watch))
     after, orders = decide(before, Ticked(NOW))
     at = phase(after)
     assert isinstance(at, Planning)
-    assert at.asked_for == (A, B, D)
+    assert at.nodes == (A, B, D)
     assert [o.text for o in orders if isinstance(o, Note) and o.is_transition] == [
         "stays with machine-b though slow: no more than 25% of all nodes are left out"
     ]
@@ -189,7 +179,7 @@ def test_loss_comes_before_stragglers():
     after, _ = act(replace(before, nodes=nodes), Ticked(NOW))
     at = phase(after)
     assert isinstance(at, Planning)
-    assert (at.asked_for, at.slow, at.is_forced) == ((A, B, C), {}, True)
+    assert (at.nodes, at.slow, at.is_forced) == ((A, B, C), {}, True)
 
 
 def test_straggler_mark_holds_until_uncordon():
@@ -205,13 +195,12 @@ def test_stragglers_are_taken_back_if_nothing_runs_without_them():
     slow = replace(before.nodes[B], slow="it crawls")
     gone = replace(before.nodes[D], slow="it crawls", draining_since=NOW - 1)
     left = replace(before, nodes=before.nodes.with_({B: slow, D: gone}))
-    assert left.active is not None
-    waits = grouped(left.active, phase=Waiting("a loss", NOW - 1), is_refused=True)
+    waits = grouped(active_of(left), phase=Waiting("a loss", NOW - 1), is_refused=True)
     waits = grouped(waits, considered=frozenset((A, C)), considered_at=NOW)
     after, orders = decide(replace(left, active=waits), Ticked(NOW))
     at = phase(after)
     assert isinstance(at, Planning)
-    assert at.asked_for == (A, B, C), "one that goes away is of no use"
+    assert at.nodes == (A, B, C), "one that goes away is of no use"
     assert (after.nodes[B].slow, after.nodes[D].slow) == ("", "it crawls")
     back = Order("slow-back-b-3", "uncordon", B, None, "there is no plan without it")
     assert GiveOrder(back) in orders

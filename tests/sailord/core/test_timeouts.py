@@ -14,7 +14,15 @@ from sailord.core.generation_record import next_record
 from sailord.core.options import Options
 from sailord.core.phases import Waiting
 from sailord.core.state import Active
-from tests.sailord.core.standing import NOW, G, act, phase, proposal, state
+from tests.sailord.core.standing import (
+    NOW,
+    G,
+    act,
+    active_of,
+    phase,
+    proposal,
+    state,
+)
 
 OPTIONS = Options()
 SECONDS = st.floats(0.0, 1e5)
@@ -42,9 +50,8 @@ def test_rank_waits_longer_than_the_leader(step_s: float, measured_s: float | No
 
 def test_record_carries_the_wait_time():
     before = state()
-    assert before.active is not None
     slow = proposal(iteration_s=100.0, move_s=10.0)
-    record = next_record(before, before.active, slow, G.restore, "a reason")
+    record = next_record(before, active_of(before), slow, G.restore, "a reason")
     assert (record.step_s, record.wait_s) == (100.0, 4000.0)
 
 

@@ -81,7 +81,7 @@ def test_generation_closed_before_a_pause_is_not_announced_as_opened_on_resume()
 
 def test_plan_request_during_the_start_does_not_announce_a_running_generation() -> None:
     published = Published()
-    asks = Planning(4, (A, B), "b leaves", True, NOW + 9, STARTS.active.phase, proposal())  # type: ignore[union-attr, arg-type] # it starts
+    asks = Planning(4, (A, B), "b leaves", True, NOW + 9, proposal(), before=STARTS.active.phase)  # type: ignore[union-attr, arg-type] # it starts
     published.announcer.observe(STARTS, state(asks))
     assert published.texts("generation_running") == []
 
