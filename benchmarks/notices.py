@@ -25,7 +25,15 @@ from benchmarks.machine import told
 from tests.agents.running import PREFIX, Place, place, until
 from tests.control.cluster import LEASE_S
 from tests.fakes.metadata import Metadata, metadata_server
-from tests.gce.detecting import DECIDED_S, MISSED_S, Scene, is_going, is_lost, is_stopping, scene
+from tests.gce.detection_cluster import (
+    DECIDED_S,
+    MISSED_S,
+    DetectionCluster,
+    detection_cluster,
+    is_lost,
+    is_noticed,
+    is_stopping,
+)
 
 MOODS: dict[str, dict[str, float]] = {
     "as it should be": {},
@@ -80,7 +88,7 @@ async def measure_sailord(rounds: int) -> bool:
     took_s: dict[str, list[float]] = {}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
-            async with scene(Path(folder)) as here:
+            async with detection_cluster(Path(folder)) as here:
                 for what, seconds in zip(TARGETS_S, await play(here), strict=True):
                     took_s.setdefault(what, []).append(seconds)
     title = f"to sailord, with a lease of {LEASE_S:g} s"
@@ -91,12 +99,12 @@ async def measure_sailord(rounds: int) -> bool:
     return all(max(each) < TARGETS_S[what] for what, each in took_s.items())
 
 
-async def play(here: Scene) -> tuple[float, ...]:
+async def play(here: DetectionCluster) -> tuple[float, ...]:
     """Measure a notice, the death of an unused node, and the death of the job's node."""
-    known = await here.hear(lambda: here.flip("TRUE"), is_going, is_stopping)
-    await asyncio.to_thread(here.wait_until_spared)
+    known = await here.event_delays_s(lambda: here.flip("TRUE"), is_noticed, is_stopping)
+    await asyncio.to_thread(here.wait_until_moved)
     idle_s = await here.until_gone(here.taken.kill_node)
-    (lost,) = await here.hear(here.spared.kill_node, is_lost)
+    (lost,) = await here.event_delays_s(here.kept.kill_node, is_lost)
     return *known, idle_s, lost
 
 

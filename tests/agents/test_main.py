@@ -14,7 +14,7 @@ import pytest
 
 from agents.daemon.logs import FIELDS
 from tests.agents.running import ROOT, kill_fork_servers, place, until
-from tests.fakes.systemd import ear
+from tests.fakes.systemd import notify_socket
 
 pytestmark = pytest.mark.asyncio
 
@@ -22,19 +22,19 @@ pytestmark = pytest.mark.asyncio
 async def test_ready_is_sent_once_the_node_is_registered(tmp_path):
     async with place(tmp_path) as here:
         (tmp_path / "store.sock").rename(tmp_path / "later.sock")
-        with ear(tmp_path) as systemd:
+        with notify_socket(tmp_path) as systemd:
             here.environment["NOTIFY_SOCKET"] = str(systemd.path)
             agent = here.start()
             # While the store is down, it extends the timeout and is not ready.
             for _ in range(3):
                 await asyncio.to_thread(systemd.wait_for, "EXTEND_TIMEOUT_USEC=")
-            assert not {"READY=1", "WATCHDOG=1"} & set(systemd.heard)
+            assert not {"READY=1", "WATCHDOG=1"} & set(systemd.lines)
             assert await here.nodes() == []
             (tmp_path / "later.sock").rename(tmp_path / "store.sock")
             await asyncio.to_thread(systemd.wait_for, "READY=1")
             assert len(await here.nodes()) == 1
             await asyncio.to_thread(systemd.wait_for, "WATCHDOG=1")
-            assert systemd.heard.count("READY=1") == 1
+            assert systemd.lines.count("READY=1") == 1
             agent.send_signal(signal.SIGTERM)
             await asyncio.to_thread(systemd.wait_for, "STOPPING=1")
             await until(lambda: agent.poll() is not None)
@@ -43,7 +43,7 @@ async def test_ready_is_sent_once_the_node_is_registered(tmp_path):
 
 async def test_a_stuck_loop_does_not_feed_the_watchdog(tmp_path):
     async with place(tmp_path) as here:
-        with ear(tmp_path) as systemd:
+        with notify_socket(tmp_path) as systemd:
             here.environment["NOTIFY_SOCKET"] = str(systemd.path)
             agent = here.start()
             node = await here.ready()
@@ -65,7 +65,7 @@ async def test_a_stuck_loop_does_not_feed_the_watchdog(tmp_path):
 
 async def test_stopping_is_sent_at_once_and_workers_finish_first(tmp_path):
     async with place(tmp_path) as here:
-        with ear(tmp_path) as systemd:
+        with notify_socket(tmp_path) as systemd:
             here.environment["NOTIFY_SOCKET"] = str(systemd.path)
             agent = here.start()
             node = await here.ready()
@@ -74,7 +74,7 @@ async def test_stopping_is_sent_at_once_and_workers_finish_first(tmp_path):
             workers = here.workers(1)
             agent.send_signal(signal.SIGTERM)
             await asyncio.to_thread(systemd.wait_for, "STOPPING=1")
-            assert any(line.startswith("STATUS=draining") for line in systemd.heard)
+            assert any(line.startswith("STATUS=draining") for line in systemd.lines)
             # While it drains, it feeds the watchdog and its workers go on.
             await asyncio.to_thread(systemd.wait_for, "WATCHDOG=1")
             before = here.step(1)

@@ -20,13 +20,13 @@ from sailord.local.paths import MEMORY
 from sailord.local.signals import ended_by_signals
 from sailord.local.tour.reference_run import start_reference_run
 from sailord.local.tour.story import TOLERANCE
-from tests.chaos.care import Stuck
 from tests.chaos.checker import judge
 from tests.chaos.cluster import ChaosCluster, ChaosPlace, mount, unmount
-from tests.chaos.net import Net, Ways
+from tests.chaos.job_driver import Stuck
+from tests.chaos.net import Net, Proxies
 from tests.chaos.points import ALL, Passes
-from tests.chaos.record import Recorder, read_steps
-from tests.chaos.soak import Soak
+from tests.chaos.recorder import Recorder, read_steps
+from tests.chaos.storm import Storm
 from tests.chaos.story import read_story
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,8 +92,8 @@ def run(asked: argparse.Namespace) -> int:
     shutil.rmtree(asked.out, ignore_errors=True)
     asked.out.mkdir(parents=True)
     folder = asked.folder / "c"
-    ways = Ways(Net(), folder, has_etcd=asked.store == "etcd")
-    place = ChaosPlace(folder, ways=ways, has_mounts=has_mounts)
+    proxies = Proxies(Net(), folder, has_etcd=asked.store == "etcd")
+    place = ChaosPlace(folder, proxies=proxies, has_mounts=has_mounts)
     cluster = ChaosCluster(place, FIRST_NODES)
     cluster.durable.mkdir()
     if has_mounts:
@@ -109,7 +109,7 @@ def run(asked: argparse.Namespace) -> int:
     about = {"job": asked.job, "tolerance": tolerance, "compared": COMPARED if tolerance else None}
     (asked.out / "about.json").write_text(json.dumps(about))
     recorder = Recorder(cluster, asked.out, JobId(asked.job))
-    soak = Soak(
+    storm = Storm(
         cluster,
         recorder,
         asked.job,
@@ -122,18 +122,18 @@ def run(asked: argparse.Namespace) -> int:
     with ended_by_signals():
         try:
             job = job_text(cluster, asked)
-            soak.begin(job)
+            storm.begin(job)
             reference = start_reference_run(place.folder, asked.job, job)
             say("it trains")
-            passes = fail(soak, asked)
-            soak.storm(asked.seconds, asked.every)
+            passes = fail(storm, asked)
+            storm.inject_faults(asked.seconds, asked.every)
             say("the storm is over")
-            final = soak.settle()
+            final = storm.settle()
             say(f"ended after step {final}; the uninterrupted run catches up")
             os.sched_setscheduler(reference.process.pid, os.SCHED_OTHER, os.sched_param(0))
             reference.losses(final)
             reference.end()
-            soak.sweep()
+            storm.sweep()
             (asked.out / "final.json").write_text(json.dumps({"step": final}))
             (asked.out / "points.json").write_text(
                 json.dumps({"passed": passes.passed, "missed": passes.missed})
@@ -144,7 +144,7 @@ def run(asked: argparse.Namespace) -> int:
             recorder.write("breaches", {"at": time.time(), "text": str(failure)})
         finally:
             recorder.end()
-            collect(soak, place, asked.out)
+            collect(storm, place, asked.out)
             cluster.close()
             left = cluster.left_behind()
             for each in left:
@@ -152,10 +152,10 @@ def run(asked: argparse.Namespace) -> int:
             if has_mounts:
                 unmount(cluster.durable)
             shutil.rmtree(asked.folder, ignore_errors=True)
-    return verdict(asked, soak) or code
+    return verdict(asked, storm) or code
 
 
-def verdict(asked: argparse.Namespace, soak: Soak) -> int:
+def verdict(asked: argparse.Namespace, storm: Storm) -> int:
     """Print a summary and every violation; return 1 if there are any."""
     story = read_story(asked.out)
     said = judge(story)
@@ -169,26 +169,26 @@ def verdict(asked: argparse.Namespace, soak: Soak) -> int:
     if idle:
         print(f"NOTHING WAS SHOWN of {', '.join(idle)}: no moment at which they apply")
     print(
-        f"{sum(soak.faults.values())} faults, {len(story.opened)} generations, "
-        f"{story.final_step} steps, {len(story.commits)} checkpoints, held {soak.resumed} times; "
+        f"{sum(storm.faults.values())} faults, {len(story.opened)} generations, "
+        f"{story.final_step} steps, {len(story.commits)} checkpoints, held {storm.resumed} times; "
         f"{len(found)} violations"
     )
     is_long = asked.seconds >= LONG_S and not asked.only
     return 1 if found or (is_long and idle) else 0
 
 
-def fail(soak: Soak, asked: argparse.Namespace) -> Passes:
+def fail(storm: Storm, asked: argparse.Namespace) -> Passes:
     """Try the chosen fail points one by one, then pairs of them, in the seed's order."""
-    passes = Passes(soak)
+    passes = Passes(storm)
     end = time.monotonic() + asked.within
-    order = soak.chance.sample(ALL, len(ALL))
+    order = storm.rng.sample(ALL, len(ALL))
     named = [point for word in asked.point or () for point in ALL if str(point).startswith(word)]
     passes.run([(point,) for point in (*named, *order[asked.skip :][: asked.points])], end)
     pairs = [pair for pair in combinations(ALL, 2) if pair[0].actor != pair[1].actor]
-    soak.chance.shuffle(pairs)
+    storm.rng.shuffle(pairs)
     passes.run(pairs, time.monotonic() + asked.pairs)
     for each in passes.missed:
-        soak.breach(f"fail point never reached: {each}")
+        storm.breach(f"fail point never reached: {each}")
     return passes
 
 
@@ -200,10 +200,10 @@ def job_text(cluster: ChaosCluster, asked: argparse.Namespace) -> str:
     return f'{text}\n[checkpoint]\nuri = "{kind}://{cluster.durable}"\n{often}\n'
 
 
-def collect(soak: Soak, place: ChaosPlace, out: Path) -> None:
+def collect(storm: Storm, place: ChaosPlace, out: Path) -> None:
     """Copy steps, logs, losses and reconfigurations from the cluster's folder to the recording."""
     with (out / "steps.jsonl").open("w") as file:
-        for line in read_steps(place.folder, soak.job):
+        for line in read_steps(place.folder, storm.job):
             file.write(json.dumps(line) + "\n")
     logs = out / "logs"
     logs.mkdir()
@@ -211,11 +211,11 @@ def collect(soak: Soak, place: ChaosPlace, out: Path) -> None:
         shutil.copyfile(path, logs / path.name)
     for path in place.folder.glob("*/process/*/output"):
         shutil.copyfile(path, logs / f"{path.parts[-4]}.{path.parts[-2]}.output")
-    losses = place.folder / f"{soak.job}.losses"
+    losses = place.folder / f"{storm.job}.losses"
     if losses.exists():
         shutil.copyfile(losses, out / "reference.jsonl")
     try:
-        moves = soak.cluster.client.ask("GET", f"{soak.path}/moves")
+        moves = storm.cluster.client.ask("GET", f"{storm.path}/moves")
     except Exception as error:
         moves = {"moves": [], "error": str(error)}
     (out / "moves.json").write_text(json.dumps(moves))

@@ -47,7 +47,7 @@ AWAY_S = 5.0
 ALARM_S = 3.0
 PREDICTED = {"detect", "plan", "quiesce", "fetch", "rebuild", "verify", "first_step"}
 """The phases of a reconfiguration, measured and predicted."""
-TOLD_S = 5.0
+TIMED_S = 5.0
 """A reconfiguration's timing is published within this time after its first step, in seconds."""
 
 
@@ -101,9 +101,7 @@ def i3(story: Story) -> Iterator[str]:
 
 def i4(story: Story) -> Iterator[str]:
     """The durable step never decreases, and every byte of each checkpoint is readable."""
-    back = {
-        generation.revision for generation in story.opened if is_ordered_back(story, generation)
-    }
+    back = {generation.revision for generation in story.opened if is_rollback(story, generation)}
     for (_, _, before), (change, _, after) in pairwise(story.durables()):
         yield ASKED
         if after < before and change.revision not in back:
@@ -121,22 +119,22 @@ def i5(story: Story) -> Iterator[str]:
         durable = next(
             (s for c, _, s in reversed(story.durables()) if c.revision < after.revision), 0
         )
-        if is_ordered_back(story, after):
+        if is_rollback(story, after):
             continue
         yield ASKED
         if step < durable:
             yield f"generation {after.number} begins at step {step}, and {durable} was durable"
-        lost = lost_by(story, before, after)
-        struck = violence(story, before, after)
-        domains = {name for f in struck for name in f.nodes}
+        lost = repeated_steps(story, before, after)
+        disrupted = disruptive_faults(story, before, after)
+        domains = {name for f in disrupted for name in f.nodes}
         # The newest snapshot may still be in transfer to the buddy when the machine is lost or
         # its agent is down for longer than its lease.
-        is_sent = any(f.kind not in OF_RANKS for f in struck)
+        is_sent = any(f.kind not in OF_RANKS for f in disrupted)
         if len(domains) == 1 and lost > story.memory_every + is_sent:
             yield f"generation {after.number} lost {lost} steps with {', '.join(domains)}"
 
 
-def is_ordered_back(story: Story, generation: Generation) -> bool:
+def is_rollback(story: Story, generation: Generation) -> bool:
     """Return whether this is a rollback: durable step and generation in one transaction."""
     return any(
         change.revision == generation.revision and (of, step) == generation.restored
@@ -144,13 +142,13 @@ def is_ordered_back(story: Story, generation: Generation) -> bool:
     )
 
 
-def lost_by(story: Story, before: Generation, after: Generation) -> int:
+def repeated_steps(story: Story, before: Generation, after: Generation) -> int:
     """Return the number of steps that the next generation repeats."""
     done = [step.step for step in story.steps if step.generation == before.number]
     return max(max(done, default=0) - after.restored[1], 0)
 
 
-def violence(story: Story, before: Generation, after: Generation) -> list[Fault]:
+def disruptive_faults(story: Story, before: Generation, after: Generation) -> list[Fault]:
     """Return the faults during a generation that may cost it steps."""
     return story.faults_within(before.at - NEAR_S, after.at, *VIOLENT)
 
@@ -158,10 +156,10 @@ def violence(story: Story, before: Generation, after: Generation) -> list[Fault]
 def i6(story: Story) -> Iterator[str]:
     """A planned reconfiguration without other faults stops at a step boundary and loses no step."""
     for before, after in pairwise(story.opened):
-        if is_ordered_back(story, after) or violence(story, before, after):
+        if is_rollback(story, after) or disruptive_faults(story, before, after):
             continue
         yield ASKED
-        if lost := lost_by(story, before, after):
+        if lost := repeated_steps(story, before, after):
             yield f"generation {after.number} ({after.reason}) lost {lost} steps"
 
 
@@ -364,10 +362,10 @@ def i18(story: Story) -> Iterator[str]:
         if is_state and change.value["state"] == "failed":
             yield f"the job failed: {change.value['reason']}"
     for (_, before), (at, now) in pairwise(story.failures):
-        struck = story.faults_within(at - 2 * NEAR_S, at)
+        disrupted = story.faults_within(at - 2 * NEAR_S, at)
         yield ASKED
-        if now > before and struck and all(f.kind in (TAKEN, *PREEMPTIONS) for f in struck):
-            what = ", ".join(f"{fault.kind} {' '.join(fault.nodes)}" for fault in struck)
+        if now > before and disrupted and all(f.kind in (TAKEN, *PREEMPTIONS) for f in disrupted):
+            what = ", ".join(f"{fault.kind} {' '.join(fault.nodes)}" for fault in disrupted)
             yield f"{what} counted as a failure of the job's own"
     for hold in story.holds:
         if "are needed for a snapshot" in hold["reason"]:
@@ -401,16 +399,16 @@ def i20(story: Story) -> Iterator[str]:
             yield f"generation {move['generation']}: nothing was predicted"
         if move["predicted_s"] and not dict(move["predicted"]).keys() >= PREDICTED:
             yield f"generation {move['generation']}: not all phases were predicted"
-    told = {move["generation"] for move in story.moves}
+    timed = {move["generation"] for move in story.moves}
     # Nothing is recorded between two leaders, however short the gap.
     led = [c.at for c in story.changes if c.key.endswith("/leader")]
     led += [fault.at for fault in story.faults if fault.kind in OF_SAILORD]
     for generation in story.opened:
         steps = [step.at for step in story.steps if step.generation == generation.number]
         # A generation may end before its timing is stored; a dead leader loses what it measured.
-        if generation.number in told or not steps or max(steps) - min(steps) < TOLD_S:
+        if generation.number in timed or not steps or max(steps) - min(steps) < TIMED_S:
             continue
-        if generation.number < min(told, default=0):
+        if generation.number < min(timed, default=0):
             continue  # A job's history is bounded: that of a long job lacks the first ones.
         if not any(generation.at < at < min(steps) + NEAR_S for at in led):
             yield f"generation {generation.number}: no reconfiguration timing was recorded"

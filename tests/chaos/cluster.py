@@ -19,9 +19,9 @@ from agents.daemon.failpoints import FAIL_AT
 from agents.daemon.process_cleanup import children_of, cluster_pids, kill, reap
 from sailord.local.cluster import KINDS, LocalCluster, Node
 from sailord.local.paths import Place
+from tests.chaos.etcd_members import Members
 from tests.chaos.faulty import TROUBLE
-from tests.chaos.members import Members
-from tests.chaos.net import SAILORD, Ways, etcd_address
+from tests.chaos.net import SAILORD, Proxies, etcd_address
 
 MEMORY_BYTES = 256 << 20
 """Size of each node's own file system for snapshots, so that a single one can be full."""
@@ -40,7 +40,7 @@ MS_REMOUNT, MS_BIND, MS_RDONLY = 32, 4096, 1
 class ChaosPlace(Place):
     """A place where each node's snapshots have their own file system, if mounts are possible."""
 
-    ways: Ways = field(kw_only=True)
+    proxies: Proxies = field(kw_only=True)
     """The proxies between all processes."""
     has_mounts: bool = False
 
@@ -49,8 +49,8 @@ class ChaosPlace(Place):
         Place.make(self)
         path = self.folder / "sailord.toml"
         text = path.read_text(encoding="utf-8")
-        self.ways.open()
-        text = self.ways.of_sailord(text)
+        self.proxies.open()
+        text = self.proxies.of_sailord(text)
         path.write_text(text + OPTIONS, encoding="utf-8")
         site = self.site
         site.mkdir()
@@ -68,7 +68,7 @@ class ChaosPlace(Place):
     def write_agent(self, name: str, gpu: str, zone: str, *, spot: bool) -> Path:
         config = Place.write_agent(self, name, gpu, zone, spot=spot)
         text = config.read_text(encoding="utf-8")
-        text = self.ways.of_agent(text, name)
+        text = self.proxies.of_agent(text, name)
         config.write_text(text.replace("orphan_s = 10.0", f"orphan_s = {ORPHAN_S}"))
         if self.has_mounts:
             mount("tmpfs", self.memory / name, "tmpfs", 0, f"size={MEMORY_BYTES}")
@@ -96,18 +96,18 @@ class ChaosCluster(LocalCluster):
     """Daemons with a wrong clock, and its offset in seconds."""
 
     def __post_init__(self) -> None:
-        self.ways.net.family = self.relatives
+        self.proxies.net.family = self.relatives
 
     @property
-    def ways(self) -> Ways:
+    def proxies(self) -> Proxies:
         """The proxies between all processes."""
         assert isinstance(self.place, ChaosPlace)
-        return self.place.ways
+        return self.place.proxies
 
     @property
     def members(self) -> Members | None:
         """The members of the etcd; ``None`` for the embedded store."""
-        return self.ways.members
+        return self.proxies.members
 
     def relatives(self) -> dict[int, str]:
         """Return the owner (a node or sailord) of each process that opens connections."""
@@ -314,7 +314,7 @@ class ChaosCluster(LocalCluster):
         """Resume all suspended processes, then end the cluster."""
         self.go_on(list(self.stopped))
         super().close()
-        self.ways.close()
+        self.proxies.close()
 
 
 @contextlib.contextmanager

@@ -48,13 +48,13 @@ def ports(folder: Path, others: Iterable[int] = ()) -> Iterator[str]:
     at = listening()
     for pid in cluster_pids(folder):
         held = sorted(at[inode] for inode in sockets_of(pid) if inode in at)
-        words = _words(pid)
+        words = _command_line(pid)
         allowed = 1 if any(module in words for module in LONE_SERVERS) else 0
         if len(held) > allowed and pid not in others:
             yield f"ports {held} of process {pid} ({' '.join(words[1:4])})"
 
 
-def _words(pid: int) -> list[str]:
+def _command_line(pid: int) -> list[str]:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:

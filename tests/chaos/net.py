@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.chaos.members import Members
+from tests.chaos.etcd_members import Members
 from tests.chaos.sockets import owner_of
 
 Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
@@ -32,20 +32,20 @@ STORE, SAILORD = "store", "sailord"
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
+class LinkFaults:
     """The faults of one end's traffic, out and in."""
 
-    hears: bool = True
-    speaks: bool = True
+    receives: bool = True
+    sends: bool = True
     delay_s: float = 0.0
     """Delay of every piece of at most 256 KiB."""
 
 
-FAIR = Weather()
-CUT = Weather(hears=False, speaks=False)
-DEAF = Weather(hears=False)
-MUTE = Weather(speaks=False)
-SLOW = Weather(delay_s=0.3)
+FAIR = LinkFaults()
+CUT = LinkFaults(receives=False, sends=False)
+DEAF = LinkFaults(receives=False)
+MUTE = LinkFaults(sends=False)
+SLOW = LinkFaults(delay_s=0.3)
 
 
 @dataclass(eq=False)
@@ -54,7 +54,7 @@ class Net:
 
     family: Callable[[], dict[int, str]] = dict
     """Returns the node of each process that opens connections."""
-    weather: dict[str, Weather] = field(default_factory=dict)
+    faults_of: dict[str, LinkFaults] = field(default_factory=dict)
     """Faults by end; none where an end is not listed."""
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     _open: set[tuple[str, str, asyncio.StreamWriter]] = field(default_factory=set)
@@ -168,17 +168,17 @@ class Net:
 
     async def _wait(self, begin: str, end: str) -> None:
         """Return when a piece may pass from one end to the other."""
-        while not (self._at(begin).speaks and self._at(end).hears):
+        while not (self._at(begin).sends and self._at(end).receives):
             await asyncio.sleep(LOOK_S)
         if delay_s := max(self._at(begin).delay_s, self._at(end).delay_s):
             await asyncio.sleep(delay_s)
 
-    def _at(self, name: str) -> Weather:
-        return self.weather.get(name, FAIR)
+    def _at(self, name: str) -> LinkFaults:
+        return self.faults_of.get(name, FAIR)
 
 
 @dataclass(eq=False)
-class Ways:
+class Proxies:
     """Replaces the addresses in every configuration by those of proxies."""
 
     net: Net

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, assert_never
 
-from tests.chaos.soak import Soak
+from tests.chaos.storm import Storm
 
 Way = Literal[
     "training", "loss", "notice", "checkpoint", "rollback", "pause", "node", "all memory",
@@ -86,7 +86,7 @@ ALL: tuple[Point, ...] = (
 class Passes:
     """Tries one fail point after the other on one cluster."""
 
-    soak: Soak
+    storm: Storm
     passed: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     """Points that were not reached."""
@@ -108,16 +108,16 @@ class Passes:
 
     def _once(self, points: tuple[Point, ...]) -> tuple[Point, ...]:
         """Try the points once, on a random node; return those that were not reached."""
-        soak = self.soak
-        soak.wait_running(2)
+        storm = self.storm
+        storm.wait_running(2)
         if any(point.way in ("all memory", "rollback") for point in points):
             self._make_durable()
         current, members = self._where()
-        node, other = soak.chance.sample(members, 2)
+        node, other = storm.rng.sample(members, 2)
         if any(point.name == "meeting" for point in points):
             node, other = self._first(members)  # Only rank 0 opens the rendezvous.
-        soak.say(f"{' and '.join(map(str, points))} on {node}")
-        soak.note("point", [node, other])
+        storm.say(f"{' and '.join(map(str, points))} on {node}")
+        storm.note("point", [node, other])
         spared = [name for name in members if name != other]
         armed = {
             point: [self._arm(point, name, current) for name in self._who(point, node, spared)]
@@ -125,21 +125,21 @@ class Passes:
         }
 
         def is_left(point: Point) -> bool:
-            return all(map(soak.is_armed, armed[point]))
+            return all(map(storm.is_armed, armed[point]))
 
         ways = list(dict.fromkeys(point.way for point in points))
         for way in ways:
             self._provoke(way, node, other)
             end = time.monotonic() + WITHIN_S / len(ways)
             while time.monotonic() < end and any(map(is_left, points)):
-                soak.live(0.05)
+                storm.live(0.05)
         left = tuple(filter(is_left, points))
         for name in itertools.chain(*armed.values()):
-            soak.disarm(name)
+            storm.disarm(name)
         for way in ways:
-            self._make_good(way, node, other)
-        soak.say("  missed: " + ", ".join(map(str, left)) if left else "  passed")
-        soak.wait_running(2)
+            self._undo(way, node, other)
+        storm.say("  missed: " + ", ".join(map(str, left)) if left else "  passed")
+        storm.wait_running(2)
         return left
 
     def _who(self, point: Point, node: str, nodes: list[str]) -> list[str]:
@@ -147,55 +147,55 @@ class Passes:
 
     def _where(self) -> tuple[int, list[str]]:
         """Return the running generation and its members, once there are at least two."""
-        soak = self.soak
+        storm = self.storm
         found: list[tuple[int, list[str]]] = []
 
         def holds() -> bool:
-            current, members = soak.generation(), soak.members()
+            current, members = storm.generation(), storm.members()
             if current and len(members) < 2:
-                soak.order(f"{soak.path}/replan")  # After failures a plan may leave nodes out.
-                soak.live(2.0)
+                storm.order(f"{storm.path}/replan")  # After failures a plan may leave nodes out.
+                storm.live(2.0)
             found.append((current, members))
             return bool(current) and len(members) >= 2
 
-        soak.wait("the job does not run on two nodes", holds)
+        storm.wait("the job does not run on two nodes", holds)
         return found[-1]
 
     def _first(self, members: Sequence[str]) -> tuple[str, str]:
         """Return the node of rank 0, and another."""
-        first = self.soak.first_node()
+        first = self.storm.first_node()
         return first, next(name for name in members if name != first)
 
     def _arm(self, point: Point, node: str, current: int) -> str:
         """Arm the fail point; return the name that it is armed under."""
         if point.actor != "worker":
             name = "sailord" if point.actor == "sailord" else node
-            self.soak.arm(name, point.name)
+            self.storm.arm(name, point.name)
             return name
         number = current + 1 if point.is_next else "*"
-        self.soak.arm(f"{node}.worker", f"*:{point.name}:*@{number}")
+        self.storm.arm(f"{node}.worker", f"*:{point.name}:*@{number}")
         return f"{node}.worker"
 
     def _provoke(self, way: Way, node: str, other: str) -> None:
-        soak, cluster = self.soak, self.soak.cluster
+        storm, cluster = self.storm, self.storm.cluster
         match way:
             case "training":
                 pass
             case "loss":
                 cluster.kill_workers(other)
             case "notice":
-                soak.warn(other, 60.0)
+                storm.warn(other, 60.0)
             case "checkpoint":
-                soak.order(f"{soak.path}/checkpoint")
+                storm.order(f"{storm.path}/checkpoint")
             case "rollback":
-                soak.order(f"{soak.path}/checkpoints/{soak.durable().step}/rollback")
+                storm.order(f"{storm.path}/checkpoints/{storm.durable().step}/rollback")
             case "pause":
-                soak.order(f"{soak.path}/pause")
+                storm.order(f"{storm.path}/pause")
             case "node":
-                soak.strike_node(other)
+                storm.replace_node(other)
             case "all memory":
                 for name in list(cluster.nodes):
-                    soak.strike_node(name)
+                    storm.replace_node(name)
             case "restart":
                 cluster.kill_agent(node)
                 cluster.start_agent(node)
@@ -207,18 +207,18 @@ class Passes:
             case _:
                 assert_never(way)
 
-    def _make_good(self, way: Way, node: str, other: str) -> None:
+    def _undo(self, way: Way, node: str, other: str) -> None:
         """Undo what `_provoke` did: resume the job, withdraw the notice, restart the node."""
-        soak = self.soak
+        storm = self.storm
         if way == "notice":
-            soak.withdraw(other)
+            storm.withdraw(other)
         elif way == "pause":
-            soak.order(f"{soak.path}/resume")
+            storm.order(f"{storm.path}/resume")
         elif way == "goodbye":
-            soak.strike_node(node)  # A restarted agent would continue its shutdown.
+            storm.replace_node(node)  # A restarted agent would continue its shutdown.
         elif way == "stuck rank":
-            soak.cluster.go_on(list(soak.cluster.stopped))
+            storm.cluster.go_on(list(storm.cluster.stopped))
 
     def _make_durable(self) -> None:
-        self.soak.order(f"{self.soak.path}/checkpoint")
-        self.soak.wait("no checkpoint is committed", lambda: self.soak.durable().step > 0)
+        self.storm.order(f"{self.storm.path}/checkpoint")
+        self.storm.wait("no checkpoint is committed", lambda: self.storm.durable().step > 0)

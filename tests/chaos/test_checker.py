@@ -8,23 +8,23 @@ from dataclasses import replace
 import pytest
 
 from tests.chaos.checker import RULES, judge
-from tests.chaos.forged import (
+from tests.chaos.forged_story import (
     AT,
     LEADER,
-    did,
     durable,
     files,
     generation,
     move,
     restore,
     sample,
-    sound,
+    sound_story,
     state,
+    steps_done,
     with_changes,
 )
 from tests.chaos.story import Change, Fault, Story
 
-SOUND = sound()
+SOUND = sound_story()
 
 
 def other_pieces(holder: int) -> Story:
@@ -83,7 +83,7 @@ FORGED: dict[str, list[Story]] = {
     ],
     "I8": [
         with_step(7, loss=3.0000000000000004),
-        replace(SOUND, steps=(*did(1, 7, 7, 0.0), *SOUND.steps[14:])),
+        replace(SOUND, steps=(*steps_done(1, 7, 7, 0.0), *SOUND.steps[14:])),
         replace(SOUND, final_step=0),
         replace(with_step(7, loss=3.004), tolerance=1e-3),
         replace(with_step(7, loss=math.nan), tolerance=1e-3),
@@ -100,7 +100,7 @@ FORGED: dict[str, list[Story]] = {
     "I14": [without_steps(22.4, 28.0)],
     "I15": [
         replace(SOUND, breaches=("left behind: /dev/shm/x",)),
-        replace(SOUND, steps=(*did(1, 1, 40, 0.0), *did(2, 41, 60, 141.0))),
+        replace(SOUND, steps=(*steps_done(1, 1, 40, 0.0), *steps_done(2, 41, 60, 141.0))),
         replace(SOUND, faults=(*SOUND.faults, Fault(AT + 121.0, "rank", ("a",)))),
         with_changes(
             *(generation(9 + n, 60.0 + n, 3 + n, restore=restore(2, 60)) for n in range(9))

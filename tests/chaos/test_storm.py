@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 
-def weather(name: str, *words: str) -> str:
+def run_storm(name: str, *words: str) -> str:
     """Run a storm and return its output; the recording stays under ``build/chaos``."""
     base = Path(tempfile.mkdtemp(prefix="ch-"))  # Socket paths must be short.
     out = ROOT / "build" / "chaos" / name
@@ -58,8 +58,8 @@ def test_a_storm_of_faults_changes_no_loss(store: str, checkpoints: str):
     if store == "etcd" and ETCD is None:
         pytest.skip("there is no etcd here: install etcd-server")
     words = "--store", store, "--checkpoints", checkpoints
-    assert "; 0 violations" in weather(f"storm-{store}", "--seconds", str(MINUTES * 60), *words)
+    assert "; 0 violations" in run_storm(f"storm-{store}", "--seconds", str(MINUTES * 60), *words)
 
 
 def test_the_job_survives_a_crash_at_every_fail_point():
-    weather("points", "--points", str(len(ALL)), "--pairs", str(MINUTES * 20), "--seconds", "0")
+    run_storm("points", "--points", str(len(ALL)), "--pairs", str(MINUTES * 20), "--seconds", "0")

@@ -12,21 +12,21 @@ from pathlib import Path
 import pytest
 
 from tests.control.cluster import Agent, Cluster
-from tests.control.watching import watching
+from tests.control.recording import recording
 from tests.sailord.daemon.running import Place, wait_until
 
 pytestmark = pytest.mark.slow
 
 
-class Way:
+class CuttableProxy:
     """A proxy to a Unix socket that can be cut and restored."""
 
     def __init__(self, path: Path, to: Path) -> None:
         self.path, self.to = path, to
         self.lines: list[socket.socket] = []
-        self.mend()
+        self.restore()
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(str(self.path))
         self.listener.listen()
@@ -68,11 +68,11 @@ def cluster(tmp_path):
 
 
 @pytest.fixture
-def way(cluster, tmp_path):
+def proxy(cluster, tmp_path):
     """The proxy of b, while the job runs on both nodes."""
     cluster.heads[0].start()
     wait_until(lambda: cluster.heads[0].ask("GET", "/readyz")[0] == 200)
-    made = Way(tmp_path / "way.sock", tmp_path / "head" / "store.sock")
+    made = CuttableProxy(tmp_path / "way.sock", tmp_path / "head" / "store.sock")
     cluster.agents["b"] = Agent(tmp_path, "b", f"unix://{made.path}?timeout_s=0.5")
     cluster.agents["b"].start()
     cluster.begin("a", heads=False)
@@ -85,30 +85,30 @@ def state_of(cluster: Cluster, name: str) -> str:
     return next((node["state"] for node in nodes if node["name"] == name), "gone")
 
 
-def test_workers_survive_a_partition_while_they_make_steps(cluster, way):
+def test_workers_survive_a_partition_while_they_make_steps(cluster, proxy):
     workers = cluster.workers()
-    with watching(cluster) as seen:
-        way.cut()
+    with recording(cluster) as recorded:
+        proxy.cut()
         wait_until(lambda: state_of(cluster, "b") == "suspect")
         for _ in range(5):  # Longer than `PARK_S`, after which stalled workers are parked.
             cluster.wait_steps(20)
         assert cluster.workers() == workers
-        way.mend()
+        proxy.restore()
         wait_until(lambda: state_of(cluster, "b") == "ready")
         cluster.wait_steps()
-    seen.check()
+    recorded.check()
     assert cluster.workers() == workers
-    assert seen.records[-1].number == 1
+    assert recorded.records[-1].number == 1
 
 
-def test_stalled_workers_are_parked_and_never_roll_back(cluster, way):
+def test_stalled_workers_are_parked_and_never_roll_back(cluster, proxy):
     old = cluster.workers()
-    way.cut()
+    proxy.cut()
     wait_until(lambda: state_of(cluster, "b") == "suspect")
     os.kill(next(iter(old["a"].values())), signal.SIGSTOP)  # No step ends any more.
     wait_until(lambda: "cut off from the store" in (cluster.folder / "head.log").read_text())
     wait_until(lambda: cluster.is_running() and cluster.job()["members"] == ["a"])
-    way.mend()
+    proxy.restore()
     wait_until(lambda: state_of(cluster, "b") == "ready")
     cluster.wait_steps()
     assert cluster.count()[0] > 1

@@ -14,7 +14,7 @@ from sailord.cli.main import main
 from tests.agents.store.places import ETCD
 from tests.agents.store.places import Cluster as Etcd
 from tests.control.cluster import LEASE_S, Cluster, is_leader
-from tests.control.watching import watching
+from tests.control.recording import recording
 from tests.sailord.daemon.running import JOB, Place, wait_until
 
 pytestmark = [
@@ -48,7 +48,7 @@ def cluster(tmp_path, etcd):
 def test_standby_is_elected_when_the_leader_dies(cluster, etcd):
     cluster.begin("a", "b")
     workers = cluster.workers()
-    with watching(cluster) as seen:
+    with recording(cluster) as recorded:
         first = cluster.head
         (other,) = [head for head in cluster.heads if head is not first]
         step = cluster.count()[1]
@@ -67,18 +67,18 @@ def test_standby_is_elected_when_the_leader_dies(cluster, etcd):
         first.start()
         wait_until(lambda: first.ask("GET", "/readyz")[0] == 200)
         assert not is_leader(first)
-    seen.check()
-    print(f"led after {took_s:.2f} s; no step for {seen.longest_pause_s():.2f} s at most")
+    recorded.check()
+    print(f"led after {took_s:.2f} s; no step for {recorded.longest_pause_s():.2f} s at most")
     assert not EXAMPLES or took_s < TAKEN_OVER_S
     assert cluster.workers() == workers
-    assert seen.records[-1].number == 1
+    assert recorded.records[-1].number == 1
 
 
 def test_job_continues_while_the_store_is_unavailable(cluster, etcd):
     cluster.begin("a", "b")
     workers, history = cluster.workers(), cluster.history()
     head = cluster.head
-    with watching(cluster) as seen:
+    with recording(cluster) as recorded:
         etcd.kill()
         since = time.monotonic()
         wait_until(lambda: "store       does not answer" in status_of(head))
@@ -97,9 +97,9 @@ def test_job_continues_while_the_store_is_unavailable(cluster, etcd):
         assert "store       does not answer" not in status_of(cluster.head)
         assert cluster.head.ask("POST", "/v1/nodes/b/drain", {})[0] == 202
         wait_until(lambda: cluster.is_running() and cluster.job()["members"] == ["a"])
-    seen.check()
-    print(f"{AWAY_S:.0f} s without a store; no step for {seen.longest_pause_s():.2f} s at most")
-    assert seen.records[-1].number == 2
+    recorded.check()
+    print(f"{AWAY_S:.0f} s without a store; no step for {recorded.longest_pause_s():.2f} s at most")
+    assert recorded.records[-1].number == 2
     assert all("0 steps lost" in text for text in cluster.history() if " from step " in text)
 
 

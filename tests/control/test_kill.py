@@ -17,7 +17,7 @@ import pytest
 from tests.agents.store.places import ETCD
 from tests.agents.store.places import Cluster as Etcd
 from tests.control.cluster import Cluster, left_behind, restart
-from tests.control.watching import Seen, watching
+from tests.control.recording import Recording, recording
 from tests.sailord.daemon.running import Place, wait_until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
@@ -53,7 +53,7 @@ def test_job_continues_when_sailord_is_killed_at_any_failpoint(stored):
     place, moves = cluster.heads[0], 0
     head = place.processes[0]
     adopted_s = []
-    with watching(cluster) as seen:
+    with recording(cluster) as recorded:
         for number in range(KILLS):
             kind = ("calm", "moving", "starting")[number % 3]
             if kind == "moving":
@@ -74,13 +74,15 @@ def test_job_continues_when_sailord_is_killed_at_any_failpoint(stored):
                 assert cluster.workers() == workers
             wait_until(lambda pid=killed: not left_behind(pid))
         wait_until(lambda: has_moved(cluster, moves))
-    seen.check()
-    assert seen.records[-1].number > moves
+    recorded.check()
+    assert recorded.records[-1].number > moves
     texts = [text for text in cluster.history() if " from step " in text]
-    print(f"{KILLS} kills, {moves} moves; {told(seen, adopted_s)}; {start_s('sailord.daemon')}")
+    print(
+        f"{KILLS} kills, {moves} moves; {summary(recorded, adopted_s)}; {start_s('sailord.daemon')}"
+    )
     assert len(texts) == len(set(texts))
     assert all("0 steps lost" in text for text in texts)
-    judge(seen, adopted_s)
+    judge(recorded, adopted_s)
 
 
 def test_workers_survive_the_kill_of_their_agents(cluster):
@@ -89,7 +91,7 @@ def test_workers_survive_the_kill_of_their_agents(cluster):
     cluster.begin(*NAMES)
     workers, adopted_s = cluster.workers(), []
     head = cluster.heads[0].processes[0]
-    with watching(cluster) as seen:
+    with recording(cluster) as recorded:
         for number in range(KILLS):
             time.sleep(chance.uniform(0.0, 0.5))
             name = chance.choice(NAMES)
@@ -105,25 +107,25 @@ def test_workers_survive_the_kill_of_their_agents(cluster):
                 adopted_s.append(time.monotonic() - since)
             assert cluster.workers() == workers
         wait_until(cluster.is_running)
-    seen.check()
-    print(f"{KILLS} kills of agents; {told(seen, adopted_s)}; {start_s('agents.main')}")
-    assert seen.records[-1].number == 1
-    judge(seen, adopted_s)
+    recorded.check()
+    print(f"{KILLS} kills of agents; {summary(recorded, adopted_s)}; {start_s('agents.main')}")
+    assert recorded.records[-1].number == 1
+    judge(recorded, adopted_s)
 
 
-def judge(seen: Seen, adopted_s: list[float]) -> None:
+def judge(recorded: Recording, adopted_s: list[float]) -> None:
     if EXAMPLES:
         assert median(adopted_s) < ADOPTED_S
-        assert seen.longest_pause_s() < PAUSE_S
+        assert recorded.longest_pause_s() < PAUSE_S
 
 
-def told(seen: Seen, adopted_s: list[float]) -> str:
+def summary(recorded: Recording, adopted_s: list[float]) -> str:
     """Return the summary that `make chaos` shows."""
     return (
-        f"generation {seen.records[-1].number}, step {seen.counts[-1][2]}; "
+        f"generation {recorded.records[-1].number}, step {recorded.counts[-1][2]}; "
         f"adopted within {max(adopted_s):.2f} s, "
         f"{median(adopted_s):.2f} s as a rule; "
-        f"no step for {seen.longest_pause_s():.2f} s at most"
+        f"no step for {recorded.longest_pause_s():.2f} s at most"
     )
 
 

@@ -94,10 +94,10 @@ class Part:
         """Write the step to a file, for people and tests."""
         _write(self.folder / "step", str(self.step))
 
-    def word(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """Return its status."""
         generation = self.spec["generation"]
-        word = {
+        status = {
             "generation": generation,
             "rank": self.spec["rank"],
             "taking": self.taking,
@@ -107,8 +107,8 @@ class Part:
             "loss": 1.0 / (1 + self.step),
         }
         if self.sealed_at is not None:
-            word["sealed_at"] = {"step": self.sealed_at, "generation": generation}
-        return word
+            status["sealed_at"] = {"step": self.sealed_at, "generation": generation}
+        return status
 
 
 @dataclass(eq=False)
@@ -125,7 +125,7 @@ class FakeWorker:
         it."""
         self._begin(self.part.spec)
         while time.monotonic() < self.agent_seen_s + self.part.spec["orphan_s"]:
-            self._speak()
+            self._send_status()
             self._listen()
             time.sleep(STEP_S)
             part = self.part
@@ -139,16 +139,16 @@ class FakeWorker:
         self.part = Part(spec, spec["restore"]["step"], share_of(spec))
         self.part.begin()
 
-    def _speak(self) -> None:
+    def _send_status(self) -> None:
         try:
             if self.line is None:
                 self.line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 self.line.settimeout(1.0)
                 self.line.connect(self.part.spec["socket"])
                 self.waiting = b""
-            self.line.sendall(json.dumps(self.part.word()).encode() + b"\n")
+            self.line.sendall(json.dumps(self.part.status()).encode() + b"\n")
         except OSError:
-            self._hang_up()
+            self._disconnect()
 
     def _listen(self) -> None:
         if self.line is None:
@@ -159,14 +159,14 @@ class FakeWorker:
             except OSError:
                 data = b""
             if not data:
-                self._hang_up()
+                self._disconnect()
                 return
             *lines, self.waiting = (self.waiting + data).split(b"\n")
             for line in lines:
-                self._obey(json.loads(line))
+                self._follow_order(json.loads(line))
         self.agent_seen_s = time.monotonic()
 
-    def _obey(self, order: dict[str, Any]) -> None:
+    def _follow_order(self, order: dict[str, Any]) -> None:
         part = self.part
         if order["order"] == "join":
             if order["generation"] != part.spec["generation"]:
@@ -187,7 +187,7 @@ class FakeWorker:
             case _:
                 print(f"unknown order: {order}", flush=True)
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self.line is not None:
             self.line.close()
             self.line = None

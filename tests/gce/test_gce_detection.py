@@ -11,14 +11,14 @@ import os
 
 import pytest
 
-from tests.gce.detecting import (
+from tests.gce.detection_cluster import (
     DECIDED_S,
     MISSED_S,
-    Scene,
-    is_going,
+    DetectionCluster,
+    detection_cluster,
     is_lost,
+    is_noticed,
     is_stopping,
-    scene,
 )
 from tests.sailord.daemon.running import wait_until
 
@@ -26,20 +26,22 @@ pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 EXAMPLES = os.environ.get("SAILOR_EXAMPLES")
 
 
-def has_stored_the_loss(here: Scene) -> bool:
-    """Events are told at once, the history when the store has taken it."""
+def has_stored_the_loss(here: DetectionCluster) -> bool:
+    """Events are sent at once; the history shows them once they are stored."""
     return any(line.startswith("b is lost: its lease expired") for line in here.cluster.history())
 
 
 def test_a_notice_drains_the_node_and_dead_nodes_are_lost(tmp_path):
     async def play() -> None:
-        async with scene(tmp_path) as here:
-            _, decided_s = await here.hear(lambda: here.flip("TRUE"), is_going, is_stopping)
-            await asyncio.to_thread(here.wait_until_spared)
+        async with detection_cluster(tmp_path) as here:
+            _, decided_s = await here.event_delays_s(
+                lambda: here.flip("TRUE"), is_noticed, is_stopping
+            )
+            await asyncio.to_thread(here.wait_until_moved)
             lines = here.cluster.history()
             assert any("0 steps lost): a is draining" in line for line in lines), lines
             idle_s = await here.until_gone(here.taken.kill_node)
-            (busy_s,) = await here.hear(here.spared.kill_node, is_lost)
+            (busy_s,) = await here.event_delays_s(here.kept.kill_node, is_lost)
             await asyncio.to_thread(wait_until, lambda: has_stored_the_loss(here))
             print(f"decided after {decided_s:.2f} s, missed after {idle_s:.2f} and {busy_s:.2f} s")
             if EXAMPLES:
@@ -51,15 +53,15 @@ def test_a_notice_drains_the_node_and_dead_nodes_are_lost(tmp_path):
 
 def test_three_signals_of_one_preemption_cause_one_reconfiguration(tmp_path):
     async def play() -> None:
-        async with scene(tmp_path) as here:
-            before = len([one for one in here.happenings() if is_stopping(one)])
+        async with detection_cluster(tmp_path) as here:
+            before = len([one for one in here.events() if is_stopping(one)])
             await here.flip("TRUE")
             await asyncio.to_thread(here.post_notice)
             here.shut_down()
-            await asyncio.to_thread(here.wait_until_spared)
-            told = here.happenings()
-            assert len([one for one in told if is_going(one)]) == 1, told
-            assert len([one for one in told if is_stopping(one)]) == before + 1, told
+            await asyncio.to_thread(here.wait_until_moved)
+            events = here.events()
+            assert len([one for one in events if is_noticed(one)]) == 1, events
+            assert len([one for one in events if is_stopping(one)]) == before + 1, events
             _, *moves = (line for line in here.cluster.history() if "steps lost): " in line)
             assert len(moves) == 1, moves
             assert "0 steps lost): a is draining" in moves[0]

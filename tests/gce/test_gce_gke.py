@@ -23,7 +23,7 @@ from agents.protocol.records import NodeId
 from tests.fakes.gce.cloud import Group, Vm
 from tests.fakes.metadata import metadata_server
 from tests.gce.cloud import until
-from tests.gce.living import HERE, LARGE, NOTICE_S, THERE, Life, living
+from tests.gce.rented_cluster import HERE, LARGE, NOTICE_S, THERE, RentedCluster, rented_cluster
 from tests.sailord.providers.emulated_cluster import wait_until
 
 POD_S = 15.0
@@ -82,7 +82,7 @@ def pool_of(zone: str) -> Group:
 )
 def test_a_job_moves_off_a_gke_node_before_its_pod_ends(tmp_path_factory):
     groups = [pool_of(zone) for zone in (HERE, THERE)]
-    with living(tmp_path_factory.mktemp("gke") / "c", CAPACITY, POD_S, groups) as life:
+    with rented_cluster(tmp_path_factory.mktemp("gke") / "c", CAPACITY, POD_S, groups) as life:
         _tell(life)
         books = life.end_job()
         assert books.spent_usd == pytest.approx(life.cloud.bill(), rel=0.02)
@@ -90,7 +90,7 @@ def test_a_job_moves_off_a_gke_node_before_its_pod_ends(tmp_path_factory):
     assert not any("bulkInsert" in line for line in life.cloud.asked)
 
 
-def _tell(life: Life) -> None:
+def _tell(life: RentedCluster) -> None:
     cloud = life.cloud
     cloud.stock = {(HERE, LARGE, True): 1, (THERE, LARGE, True): 1}
     life.submit()
@@ -115,6 +115,6 @@ def _tell(life: Life) -> None:
     assert all("0 steps lost" in text for text in lost), lost
 
 
-def _leaves_at(life: Life, vm: Vm) -> float | None:
+def _leaves_at(life: RentedCluster, vm: Vm) -> float | None:
     nodes: list[dict[str, Any]] = life.client.ask("GET", "/v1/nodes")["nodes"]
     return next((node["leaves_at"] for node in nodes if node["name"] == vm.name), None)

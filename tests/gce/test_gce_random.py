@@ -12,9 +12,9 @@ import structlog
 from sailord.capacity import loop
 from sailord.capacity.core.model import Policy
 from tests.conftest import the_first_quick
-from tests.fakes.gce.cloud import Mood
-from tests.gce.unplugged import VirtualLoop
-from tests.gce.virtual import POOLS, World
+from tests.fakes.gce.cloud import InjectedFailure
+from tests.gce.virtual_client import VirtualLoop
+from tests.gce.virtual_sailord import POOLS, World
 
 SCRIPTS = int(os.environ.get("SAILOR_SCRIPTS", "500"))
 """They take half a second each and more, on one core."""
@@ -46,7 +46,9 @@ async def play(seed: int) -> None:
     world.settle()
     world.wish = WISH
     if world.policy.usd_max is None:
-        await world.live(600.0, until=lambda: world.up() == WISH and world.is_all_of_use())
+        await world.live(
+            600.0, until=lambda: world.up() == WISH and world.are_all_machines_usable()
+        )
         await world.live(60.0)  # Not one more comes late.
         assert world.up() == WISH, seed
     world.stop_work()
@@ -55,7 +57,7 @@ async def play(seed: int) -> None:
     assert world.is_settled(), (seed, "left over", cloud.there())
     assert cloud.disks() == [], seed
     assert all(not group.wanted for group in cloud.groups.values()), seed
-    assert world.made_twice() == [], seed
+    assert world.overfilled_requests() == [], seed
     assert cloud.groups or cloud.made.total() == len(cloud.vms), (seed, "made for no request")
     assert world.overspent <= 0, (seed, world.overspent)
     assert world.too_dear_s <= world.policy.look_s, seed
@@ -79,8 +81,8 @@ def test_a_failed_reading_of_quotas_is_retried_soon():
         world = World(1, policy_of(0))
         world.settle()
         world.wish = WISH
-        storm = Mood("projects/test-project$", 1, status=503)
-        world.cloud.moods.append(storm)
+        storm = InjectedFailure("projects/test-project$", 1, status=503)
+        world.cloud.failures.append(storm)
         await world.live(loop.READ_S / 2, until=lambda: world.up() == WISH)
         assert storm.times == 0
         assert world.up() == WISH

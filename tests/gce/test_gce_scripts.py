@@ -14,7 +14,7 @@ from sailord.capacity.core.budget import spent_usd
 from sailord.capacity.core.decide import supply
 from sailord.capacity.core.model import Policy
 from tests.conftest import the_first_quick
-from tests.gce.simulated import POOLS, Run
+from tests.gce.simulated_cloud import POOLS, Run
 
 SCRIPTS = int(os.environ.get("SAILOR_SCRIPTS", "200"))
 """Fewer than ``test_gce_random`` plays, whose scripts have all of this in them and a cloud."""

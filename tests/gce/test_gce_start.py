@@ -19,10 +19,10 @@ from sailord.main import main
 from sailord.providers.gce.provider import open_gce
 from sailord.providers.interface import Instance
 from simulator.documents.problems import InputError
-from tests.fakes.gce.cloud import Cloud, Mood, Offer
+from tests.fakes.gce.cloud import Cloud, InjectedFailure, Offer
 from tests.fakes.gce.server import gce_server
 from tests.gce.cloud import pool, provider
-from tests.gce.living import LARGE, configure
+from tests.gce.rented_cluster import LARGE, configure
 
 RENTED = CapacityRecord(
     machines=(
@@ -67,7 +67,7 @@ def test_a_provider_mistake_does_not_stop_a_start_with_instances(books):
 
 
 def test_an_unreachable_cloud_does_not_stop_a_start():
-    start(Cloud(moods=[Mood(".*", 1000, status=503)]), CapacityRecord())
+    start(Cloud(failures=[InjectedFailure(".*", 1000, status=503)]), CapacityRecord())
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,11 @@ def test_an_unreachable_cloud_does_not_stop_a_start():
     [
         ({}, 0, "is valid"),
         ({"is_expired": True}, 2, "error: provider.credentials"),
-        ({"moods": [Mood(".*", 1000, status=503)]}, 1, "the provider does not answer"),
+        (
+            {"failures": [InjectedFailure(".*", 1000, status=503)]},
+            1,
+            "the provider does not answer",
+        ),
         (None, 2, "error: provider: is not configured"),
     ],
     ids=["well", "expired", "away", "none"],

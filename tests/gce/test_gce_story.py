@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes.gce.cloud import STOCKOUT
-from tests.gce.living import HERE, LARGE, NOTICE_S, THERE, Life, living
+from tests.gce.rented_cluster import HERE, LARGE, NOTICE_S, THERE, RentedCluster, rented_cluster
 from tests.sailord.providers.emulated_cluster import wait_until
 
 CAPACITY = """
@@ -18,11 +18,11 @@ rest_max_s = 6.0
 
 @pytest.mark.slow
 def test_a_preemption_a_stockout_and_a_replacement_in_another_zone(tmp_path_factory):
-    with living(tmp_path_factory.mktemp("story") / "c", CAPACITY) as life:
+    with rented_cluster(tmp_path_factory.mktemp("story") / "c", CAPACITY) as life:
         _tell(life)
 
 
-def _tell(life: Life) -> None:
+def _tell(life: RentedCluster) -> None:
     cloud = life.cloud
     cloud.stock = {(HERE, LARGE, True): 2, (THERE, LARGE, True): 2}
     life.submit()

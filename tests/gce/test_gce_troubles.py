@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fakes.gce.cloud import Mood
-from tests.gce.living import HERE, LARGE, THERE, Life, living
+from tests.fakes.gce.cloud import InjectedFailure
+from tests.gce.rented_cluster import HERE, LARGE, THERE, RentedCluster, rented_cluster
 from tests.sailord.providers.emulated_cluster import wait_until
 
 REGION, METRIC = "us-central1", "PREEMPTIBLE_NVIDIA_A100_GPUS"
@@ -30,16 +30,16 @@ at_length = pytest.mark.skipif(
 
 
 @contextlib.contextmanager
-def trouble(tmp_path_factory) -> Iterator[Life]:
+def trouble(tmp_path_factory) -> Iterator[RentedCluster]:
     """A cloud with two machines in each zone; what was rented is given back, and told in full."""
-    with living(tmp_path_factory.mktemp("troubles") / "c", CAPACITY) as life:
+    with rented_cluster(tmp_path_factory.mktemp("troubles") / "c", CAPACITY) as life:
         life.cloud.stock = {(HERE, LARGE, True): 2, (THERE, LARGE, True): 2}
         yield life
         books = life.end_job()
         assert books.spent_usd == pytest.approx(life.cloud.bill(), abs=1e-6)
 
 
-def train(life: Life) -> None:
+def train(life: RentedCluster) -> None:
     """Have the job train on all machines that there are."""
     life.submit()
     wait_until(lambda: life.trains_on(4))
@@ -72,11 +72,11 @@ def test_answers_503_cause_only_further_observations(tmp_path_factory):
         cloud = life.cloud
         train(life)
         before, members = [vm.id for vm in cloud.there()], life.job()["members"]
-        storm = Mood(".*", 10**6, status=503)
-        cloud.moods.append(storm)
+        storm = InjectedFailure(".*", 10**6, status=503)
+        cloud.failures.append(storm)
         wait_until(lambda: storm.times < 10**6 - 10)
         life.wait_for_steps()
-        cloud.moods.clear()
+        cloud.failures.clear()
         assert [vm.id for vm in cloud.there()] == before
         assert life.job()["members"] == members
         assert life.said("the provider cannot be seen")

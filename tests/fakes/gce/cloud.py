@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.fakes.gce.things import ApiError, Group, Hooks, Mood, Offer, Operation, Vm
+from tests.fakes.gce.resources import ApiError, Group, Hooks, InjectedFailure, Offer, Operation, Vm
 
 STOCKOUT = "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
 ZONES = {
@@ -52,7 +52,7 @@ class Cloud:
     """Supply by zone, machine type and spot; unlimited if absent."""
     quotas: dict[tuple[str, str], float] = field(default_factory=dict)
     """By region (or ``global``) and metric; what is absent has no limit and is not listed."""
-    moods: list[Mood] = field(default_factory=list)
+    failures: list[InjectedFailure] = field(default_factory=list)
     denied: set[str] = field(default_factory=set)
     """Permissions that the caller lacks."""
     is_expired: bool = False

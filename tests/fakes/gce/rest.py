@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.fakes.gce.cloud import ATTACHABLE, ApiError, Cloud, Group, Mood, Operation, Vm
+from tests.fakes.gce.cloud import ATTACHABLE, ApiError, Cloud, Group, InjectedFailure, Operation, Vm
 
 ROOT = "/compute/v1/projects/{project}"
 ZONE = ROOT + "/zones/{zone}"
@@ -70,25 +70,25 @@ class Rest:
             for method, path, answer in routes
         ]
 
-    def mood_for(self, request: Request) -> Mood | None:
+    def injected_failure(self, request: Request) -> InjectedFailure | None:
         """Record the request and return its injected failure, if any."""
         line = f"{request.method} {request.path}"
         with self.cloud.lock:
             self.cloud.asked.append(line)
-            for mood in self.cloud.moods:
-                if mood.times > 0 and re.search(mood.path, line):
-                    mood.times -= 1
-                    return mood
+            for failure in self.cloud.failures:
+                if failure.times > 0 and re.search(failure.path, line):
+                    failure.times -= 1
+                    return failure
         return None
 
-    def respond(self, request: Request, mood: Mood | None) -> Reply:
+    def respond(self, request: Request, failure: InjectedFailure | None) -> Reply:
         """Answer with an injected failure, which also says whether the request takes effect."""
-        if mood is None or mood.status == 0:
+        if failure is None or failure.status == 0:
             return self._usual(request)
-        if mood.is_done:
+        if failure.is_done:
             self._usual(request)
-        wait = {} if mood.retry_after_s is None else {"Retry-After": str(mood.retry_after_s)}
-        return refusal(ApiError(mood.status, mood.reason, mood.message), wait)
+        wait = {} if failure.retry_after_s is None else {"Retry-After": str(failure.retry_after_s)}
+        return refusal(ApiError(failure.status, failure.reason, failure.message), wait)
 
     def _usual(self, request: Request) -> Reply:
         with self.cloud.lock:
@@ -102,11 +102,11 @@ class Rest:
         for method, path, answer in self._routes:
             found = path.fullmatch(request.path)
             if found is not None and method == request.method:
-                self._let_in(found.groupdict())
+                self._authorize(found.groupdict())
                 return answer(replace(request, match_info=found.groupdict()))
         raise ApiError(404, "notFound", f"the fake has no {request.method} {request.path}")
 
-    def _let_in(self, names: Mapping[str, str]) -> None:
+    def _authorize(self, names: Mapping[str, str]) -> None:
         if self.cloud.is_expired:
             what = "Request had invalid authentication credentials. Expected OAuth 2 access token."
             raise ApiError(401, "authError", what)
@@ -238,7 +238,7 @@ class Rest:
 
     def op(self, one: Operation) -> Answer:
         """An operation as its resource; its errors show once it has ended."""
-        told: Answer = {
+        resource: Answer = {
             "id": str(one.id),
             "name": one.name,
             "operationType": one.type,
@@ -247,16 +247,16 @@ class Rest:
             "status": "RUNNING" if one.ended_at is None else "DONE",
         }
         if one.client_id:
-            told["clientOperationId"] = one.client_id
+            resource["clientOperationId"] = one.client_id
         if one.target_id:
-            told["targetId"] = str(one.target_id)
-            told["targetLink"] = self._link(f"zones/{one.zone}/instances/{one.target_name}")
+            resource["targetId"] = str(one.target_id)
+            resource["targetLink"] = self._link(f"zones/{one.zone}/instances/{one.target_name}")
         if one.ended_at is not None:
-            told["endTime"] = written(one.ended_at)
+            resource["endTime"] = written(one.ended_at)
             if one.errors:
-                told["error"] = {"errors": one.errors}
-                told["httpErrorStatusCode"] = one.http_status
-        return told
+                resource["error"] = {"errors": one.errors}
+                resource["httpErrorStatusCode"] = one.http_status
+        return resource
 
     # ---- groups ---------------------------------------------------------------------------------
 
@@ -360,8 +360,8 @@ def _holds(resource: Answer, term: str) -> bool:
 
 def refusal(error: ApiError, headers: Mapping[str, str] | None = None) -> Reply:
     """An error as the API tells it."""
-    told = {"domain": "global", "reason": error.reason, "message": error.message}
-    body = {"code": error.status, "message": error.message, "errors": [told]}
+    entry = {"domain": "global", "reason": error.reason, "message": error.message}
+    body = {"code": error.status, "message": error.message, "errors": [entry]}
     return Reply(error.status, {"error": body}, headers or {})
 
 

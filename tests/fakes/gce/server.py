@@ -19,10 +19,10 @@ def _app(rest: Rest) -> web.Application:
     async def handle(asked: web.Request) -> web.StreamResponse:
         body = await asked.json() if asked.can_read_body else {}
         request = Request(asked.method, asked.path, asked.query, body)
-        mood = rest.mood_for(request)
-        if mood is not None:
-            await asyncio.sleep(mood.delay_s)
-        reply = rest.respond(request, mood)
+        failure = rest.injected_failure(request)
+        if failure is not None:
+            await asyncio.sleep(failure.delay_s)
+        reply = rest.respond(request, failure)
         return web.json_response(reply.body, status=reply.status, headers=reply.headers)
 
     app = web.Application()

@@ -9,7 +9,7 @@ from sailord.capacity.core.model import Policy
 from sailord.capacity.loop import CapacityLoop
 from sailord.core.state import State
 from sailord.providers.interface import Notice, Observation
-from tests.gce.unplugged import Gateway, VirtualLoop
+from tests.gce.virtual_client import Gateway, VirtualLoop
 
 NOTICE = Notice(100.0, "7", "sailor-7", "preemption", 30.0)
 

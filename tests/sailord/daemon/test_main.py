@@ -17,14 +17,14 @@ from pathlib import Path
 from agents.daemon.logs import FIELDS
 from agents.store.factory import open_store
 from agents.store.interface import Put, WriteUnknown
-from tests.fakes.systemd import Ear, ear
+from tests.fakes.systemd import NotifySocket, notify_socket
 from tests.sailord.daemon.running import ROOT, Place, wait_until
 
 PIPE_BYTES = 4096
 
 
 @contextmanager
-def run(place: Place, systemd: Ear, output: int) -> Iterator[subprocess.Popen[bytes]]:
+def run(place: Place, systemd: NotifySocket, output: int) -> Iterator[subprocess.Popen[bytes]]:
     """A sailord that writes its log to a descriptor."""
     process = subprocess.Popen(
         [sys.executable, "-m", "sailord.main", "run", "--config", place.config],
@@ -39,7 +39,11 @@ def run(place: Place, systemd: Ear, output: int) -> Iterator[subprocess.Popen[by
 
 def test_systemd_is_notified_of_ready_watchdog_and_stopping(place, tmp_path):
     log = tmp_path / "log"
-    with ear(tmp_path) as systemd, log.open("wb") as out, run(place, systemd, out.fileno()) as head:
+    with (
+        notify_socket(tmp_path) as systemd,
+        log.open("wb") as out,
+        run(place, systemd, out.fileno()) as head,
+    ):
         systemd.wait_for("READY=1")
         # Once READY is sent, the socket, TCP and the store must answer.
         assert place.ask("GET", "/livez")[0] == 200
@@ -48,7 +52,7 @@ def test_systemd_is_notified_of_ready_watchdog_and_stopping(place, tmp_path):
         head.send_signal(signal.SIGTERM)
         systemd.wait_for("STOPPING=1")
         assert head.wait(20) == 0
-        assert systemd.heard.count("READY=1") == 1
+        assert systemd.lines.count("READY=1") == 1
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [line for line in lines if not set(FIELDS) < set(line)] == []
     (leading,) = [line for line in lines if line["event"] == "elected leader"]
@@ -56,10 +60,10 @@ def test_systemd_is_notified_of_ready_watchdog_and_stopping(place, tmp_path):
 
 
 def test_stuck_event_loop_stops_feeding_the_watchdog(place, tmp_path):
-    """Nobody reads its log any more: the next line that it writes holds it up for ever."""
+    """Its log has no reader: the next line that it writes blocks it for ever."""
     end, begin = os.pipe()
     fcntl.fcntl(begin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    with ear(tmp_path) as systemd, run(place, systemd, begin):
+    with notify_socket(tmp_path) as systemd, run(place, systemd, begin):
         systemd.wait_for("WATCHDOG=1")
         wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
         asyncio.run(spoil(place.folder / place.name / "store.sock"))
@@ -73,8 +77,8 @@ def test_stuck_event_loop_stops_feeding_the_watchdog(place, tmp_path):
                 return False
 
         wait_until(read_on)
-        known = len(systemd.heard)
-        wait_until(lambda: (read_on(), len(systemd.heard) > known)[1])
+        known = len(systemd.lines)
+        wait_until(lambda: (read_on(), len(systemd.lines) > known)[1])
     os.close(end)
     os.close(begin)
 

@@ -23,7 +23,7 @@ from sailord.notify.webhook_sender import WebhookSender
 pytestmark = pytest.mark.asyncio
 
 
-class Ear:
+class FakeReceiver:
     """A receiver that accepts ``takes`` messages and refuses more."""
 
     def __init__(self) -> None:
@@ -44,8 +44,8 @@ class Ear:
 
 
 @pytest_asyncio.fixture
-async def ear():
-    made, app = Ear(), web.Application()
+async def fake_receiver():
+    made, app = FakeReceiver(), web.Application()
     app.router.add_post("/in", made.hear)
     runner = web.AppRunner(app)
     await runner.setup()
@@ -74,10 +74,10 @@ async def term_of(gateway: Gateway) -> int:
 class Leader:
     """The parts of a leader that send webhooks; ``die`` simulates SIGKILL."""
 
-    def __init__(self, gateway: Gateway, ear: Ear, term: int) -> None:
+    def __init__(self, gateway: Gateway, fake_receiver: FakeReceiver, term: int) -> None:
         self.outbox = Outbox(gateway)
         self.term: int | None = term
-        receiver = Receiver(ear.url, b"a-receiver-secret-of-ours")
+        receiver = Receiver(fake_receiver.url, b"a-receiver-secret-of-ours")
         self.sender = WebhookSender((receiver,), self.outbox, self)
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -93,36 +93,38 @@ class Leader:
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
-async def test_no_message_is_lost_when_the_leader_dies_while_sending(gateway, ear, monkeypatch):
+async def test_no_message_is_lost_when_the_leader_dies_while_sending(
+    gateway, fake_receiver, monkeypatch
+):
     monkeypatch.setattr(webhook_sender, "BACKOFF_S_FIRST", 0.05)
     term = await term_of(gateway)
-    first = Leader(gateway, ear, term)
+    first = Leader(gateway, fake_receiver, term)
     await first.lead()
     ids = [f"{name}.leaves" for name in "cabed"]
     for id_ in ids:
         event = FeedEvent(0, 1.0, "node_preempted", "a node is draining", term=term)
         first.outbox.offer(id_, event)
-    ear.takes = 2
-    await ear.wait_taken(2)
-    await ear.refused.wait()
+    fake_receiver.takes = 2
+    await fake_receiver.wait_taken(2)
+    await fake_receiver.refused.wait()
     await first.die()
-    ear.takes = 100
-    second = Leader(gateway, ear, term)
+    fake_receiver.takes = 100
+    second = Leader(gateway, fake_receiver, term)
     await second.lead()
-    await ear.wait_taken(5)
+    await fake_receiver.wait_taken(5)
     await second.die()
-    assert list(dict.fromkeys(ear.taken)) == ids, "all of them, in order"
-    assert len(ear.taken) <= len(ids) + 1, "only the message being sent may arrive twice"
+    assert list(dict.fromkeys(fake_receiver.taken)) == ids, "all of them, in order"
+    assert len(fake_receiver.taken) <= len(ids) + 1, "only the message being sent may arrive twice"
 
 
 async def test_only_the_newest_messages_are_kept_while_no_receiver_accepts_any(
-    gateway, ear, monkeypatch
+    gateway, fake_receiver, monkeypatch
 ):
     """Also if more are offered at once than are kept: none is deleted before it is stored."""
     monkeypatch.setattr(outbox_module, "KEPT", 5)
     monkeypatch.setattr(webhook_sender, "BACKOFF_S_FIRST", 0.05)
     term = await term_of(gateway)
-    leader = Leader(gateway, ear, term)
+    leader = Leader(gateway, fake_receiver, term)
     ids = [f"n{number:02}.leaves" for number in range(20)]
     for id_ in ids:
         leader.outbox.offer(id_, FeedEvent(0, 1.0, "node_preempted", "it drains", term=term))

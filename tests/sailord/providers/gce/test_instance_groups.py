@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.fakes.gce.cloud import Cloud, Group, Mood
+from tests.fakes.gce.cloud import Cloud, Group, InjectedFailure
 from tests.gce.cloud import HERE, ask, pool, provider, until
 
 PROPERTIES = {
@@ -80,7 +80,7 @@ def test_without_an_answer_of_the_group_nothing_is_deleted():
     async def story(cloud, gce):
         (one,) = (await gce.create(ask(1))).instances
         for path in ("GET .*/instances/", "POST .*/deleteInstances"):
-            cloud.moods = [Mood(path, 1, status=503)]
+            cloud.failures = [InjectedFailure(path, 1, status=503)]
             assert set((await gce.delete([one.id])).failed) == {one.id}
             assert [vm.status == "STOPPING" for vm in cloud.there()] == [False]
 

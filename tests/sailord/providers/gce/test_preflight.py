@@ -12,7 +12,7 @@ from sailord.providers.gce.provider import open_gce
 from sailord.providers.interface import Pool, ProviderError, Refused
 from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import load_catalogue
-from tests.fakes.gce.cloud import Cloud, Mood
+from tests.fakes.gce.cloud import Cloud, InjectedFailure
 from tests.gce.cloud import HERE, THERE, ask, config, pool, provider
 
 OUR_POOLS = (pool(), pool("us-east1-b", spot=False))
@@ -31,7 +31,11 @@ OUR_POOLS = (pool(), pool("us-east1-b", spot=False))
             "add-iam-policy-binding test-project",
         ),
         (
-            {"moods": [Mood(".*", 1, 403, "accessNotConfigured", "API has not been used")]},
+            {
+                "failures": [
+                    InjectedFailure(".*", 1, 403, "accessNotConfigured", "API has not been used")
+                ]
+            },
             "provider.credentials",
             "gcloud services enable compute.googleapis.com --project=test-project",
         ),
@@ -66,8 +70,8 @@ def test_bad_input_says_what_to_do(behave, place, words):
         ({"denied": {"compute.instances.create"}}, "--role=roles/compute.instanceAdmin.v1"),
         (
             {
-                "moods": [
-                    Mood("bulkInsert", 1, 403, "SERVICE_ACCOUNT_ACCESS_DENIED",
+                "failures": [
+                    InjectedFailure("bulkInsert", 1, 403, "SERVICE_ACCOUNT_ACCESS_DENIED",
                          "The user does not have access to service account 'sailor-machine'")
                 ]
             },
@@ -98,7 +102,7 @@ def test_all_mistakes_are_reported_at_once():
 
 
 def test_an_unreachable_cloud_is_no_configuration_error():
-    cloud = Cloud(moods=[Mood(".*", 1000, status=503)])
+    cloud = Cloud(failures=[InjectedFailure(".*", 1000, status=503)])
     with provider(cloud) as gce, pytest.raises(ProviderError):
         asyncio.run(gce.check())
 

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from sailord.providers.interface import Granted, InDoubt, ProviderError, Refused
-from tests.fakes.gce.cloud import STOCKOUT, Cloud, Hooks, Mood
+from tests.fakes.gce.cloud import STOCKOUT, Cloud, Hooks, InjectedFailure
 from tests.fakes.gce.rest import Rest, sku
 from tests.gce.cloud import HERE, THERE, ask, pool, provider, until
 
@@ -85,7 +85,7 @@ def test_a_repeated_request_creates_nothing():
 
 
 def test_a_lost_answer_leaves_the_request_in_doubt():
-    cloud = Cloud(moods=[Mood(BULK, 1, status=503, is_done=True)])
+    cloud = Cloud(failures=[InjectedFailure(BULK, 1, status=503, is_done=True)])
     with provider(cloud) as gce:
         assert isinstance(asyncio.run(gce.create(ask(2))), InDoubt)
         look = asyncio.run(gce.observe())
@@ -121,19 +121,43 @@ def test_a_request_id_that_is_no_uuid_is_restored():
         ({"is_expired": True}, "permission", "credentials"),
         ({"not_offered": {(HERE, "a2-highgpu-1g")}}, "bad_request", "does not exist in zone"),
         (
-            {"moods": [Mood(BULK, 1, 403, "rateLimitExceeded", "Rate", retry_after_s=7)]},
+            {
+                "failures": [
+                    InjectedFailure(BULK, 1, 403, "rateLimitExceeded", "Rate", retry_after_s=7)
+                ]
+            },
             "rate",
             "rateLimitExceeded",
         ),
         (
-            {"moods": [Mood(BULK, 1, 403, "quotaExceeded", "Quota 'CPUS' exceeded.")]},
+            {
+                "failures": [
+                    InjectedFailure(BULK, 1, 403, "quotaExceeded", "Quota 'CPUS' exceeded.")
+                ]
+            },
             "quota",
             "CPUS",
         ),
-        ({"moods": [Mood(BULK, 1, 503, STOCKOUT, "none left")]}, "stockout", "none left"),
-        ({"moods": [Mood(BULK, 1, 418, "FLUX_LOW", "odd")]}, "unknown", "FLUX_LOW: odd"),
-        ({"moods": [Mood(BULK, 1, 403, "FLUX_LOW", "odd")]}, "unknown", "FLUX_LOW: odd"),
-        ({"moods": [Mood(BULK, 1, 400, "resourceNotReady", "wait")]}, "unknown", "NotReady: wait"),
+        (
+            {"failures": [InjectedFailure(BULK, 1, 503, STOCKOUT, "none left")]},
+            "stockout",
+            "none left",
+        ),
+        (
+            {"failures": [InjectedFailure(BULK, 1, 418, "FLUX_LOW", "odd")]},
+            "unknown",
+            "FLUX_LOW: odd",
+        ),
+        (
+            {"failures": [InjectedFailure(BULK, 1, 403, "FLUX_LOW", "odd")]},
+            "unknown",
+            "FLUX_LOW: odd",
+        ),
+        (
+            {"failures": [InjectedFailure(BULK, 1, 400, "resourceNotReady", "wait")]},
+            "unknown",
+            "NotReady: wait",
+        ),
     ],
 )
 def test_a_refusal_has_its_kind(behave, kind, words):
@@ -245,7 +269,7 @@ def test_a_deletion_during_an_observation_succeeds():
     async def story(cloud, gce):
         granted = (await gce.create(ask(2))).instances
         await until(lambda: all(vm.status == "RUNNING" for vm in cloud.there()))
-        cloud.moods.append(Mood("DELETE", 2, delay_s=1.0))
+        cloud.failures.append(InjectedFailure("DELETE", 2, delay_s=1.0))
         deleting = asyncio.create_task(gce.delete([one.id for one in granted]))
         await asyncio.sleep(0)
         cloud.preempt(granted[0].name, notice_s=0)
@@ -272,16 +296,16 @@ def test_answers_503_leave_instances_unknown():
     cloud = Cloud()
     with provider(cloud) as gce:
         (one,) = asyncio.run(gce.create(ask(1))).instances
-        cloud.moods.append(Mood(".*", 1000, status=503))
+        cloud.failures.append(InjectedFailure(".*", 1000, status=503))
         with pytest.raises(ProviderError):
             asyncio.run(gce.observe())
         assert asyncio.run(gce.delete([one.id])).failed
-        cloud.moods.clear()
+        cloud.failures.clear()
         assert len(asyncio.run(gce.observe()).instances) == 1
 
 
 def test_a_call_times_out():
-    cloud = Cloud(moods=[Mood("aggregated/instances", 1, delay_s=3.0)])
+    cloud = Cloud(failures=[InjectedFailure("aggregated/instances", 1, delay_s=3.0)])
     with provider(cloud, call_s=0.5) as gce, pytest.raises(ProviderError, match="timed out"):
         asyncio.run(gce.observe())
 
@@ -296,7 +320,7 @@ def test_a_call_does_not_block_the_event_loop():
         await looking
         return turns
 
-    cloud = Cloud(moods=[Mood("aggregated/instances", 1, delay_s=0.5)])
+    cloud = Cloud(failures=[InjectedFailure("aggregated/instances", 1, delay_s=0.5)])
     with provider(cloud) as gce:
         assert asyncio.run(story(gce)) > 10
 
@@ -409,7 +433,7 @@ def lines_of(act) -> list[str]:
             "gcloud services enable cloudbilling.googleapis.com --project=test-project",
         ),
         ({"is_expired": True}, "gcloud auth application-default login"),
-        ({"moods": [Mood("/skus", 10, 503)]}, "retried every"),
+        ({"failures": [InjectedFailure("/skus", 10, 503)]}, "retried every"),
     ],
 )
 def test_without_the_billing_catalogue_built_in_prices_are_used(behave, cure):

@@ -28,9 +28,9 @@ from sailord.providers.gce.provider import GceProvider
 from sailord.providers.gce.requests import REQUEST_LABEL, request_uuid
 from sailord.providers.interface import Pool
 from simulator.hardware.catalogue import load_catalogue
-from tests.fakes.gce.cloud import Cloud, Group, Hooks, Mood, Offer, Vm
+from tests.fakes.gce.cloud import Cloud, Group, Hooks, InjectedFailure, Offer, Vm
 from tests.fakes.gce.rest import Rest
-from tests.gce.unplugged import Gateway, VirtualClient
+from tests.gce.virtual_client import Gateway, VirtualClient
 
 ZONES = {"us-central1-a": "us-central1", "us-central1-b": "us-central1", "us-east1-b": "us-east1"}
 MACHINES = {"a2-highgpu-1g": 1, "a2-highgpu-2g": 2}
@@ -135,7 +135,7 @@ class World(Hooks):
             poll_s=2.0,
         )
         self._rest = Rest(self.cloud)
-        self._gateway = Gateway(lambda: self.now() < self._store_back_at, self._obey)
+        self._gateway = Gateway(lambda: self.now() < self._store_back_at, self._follow_order)
         for pool in POOLS:
             self._restock(pool)
         for region in sorted(set(ZONES.values())):
@@ -162,7 +162,7 @@ class World(Hooks):
             assert self.head is not None
             assert not self.head.task.done(), f"sailord ended by itself: {self.head.task!r}"
             if not self.calm and self.random.random() < 0.05:
-                await self._strike()
+                await self._fail_at_random()
 
     def settle(self) -> None:
         """End all failures and shortages."""
@@ -170,7 +170,7 @@ class World(Hooks):
         self.cloud.stock.clear()
         self.cloud.quotas.clear()
         self.cloud.unreachable.clear()
-        self.cloud.moods.clear()
+        self.cloud.failures.clear()
         self.cloud.denied.clear()
         self.cloud.is_expired = False
         self.cloud.hung = self.cloud.dead = self.cloud.blind = 0
@@ -182,7 +182,7 @@ class World(Hooks):
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
 
-    async def _strike(self) -> None:
+    async def _fail_at_random(self) -> None:
         """Cause a random event."""
         cloud, chance = self.cloud, self.random
         kind = chance.choice(KINDS)
@@ -192,7 +192,9 @@ class World(Hooks):
         elif kind == "quota":
             self._change_quota(chance.choice(list(ZONES.values())))
         elif kind == "storm":
-            self._for_a_while(Mood(".*", 10**6, status=503, is_done=chance.random() < 0.5))
+            self._for_a_while(
+                InjectedFailure(".*", 10**6, status=503, is_done=chance.random() < 0.5)
+            )
         elif kind == "preempt" and spot:
             cloud.preempt(chance.choice(spot).name, notice_s=chance.choice((0.0, 30.0)))
         elif kind == "die" and cloud.there():
@@ -213,11 +215,11 @@ class World(Hooks):
             self._store_back_at = self.now() + chance.uniform(0, STORM_S)
         elif kind == "odd":
             status, reason = chance.choice(((429, "rateLimitExceeded"), (418, "FLUX"), (500, "x")))
-            self._for_a_while(Mood("POST|DELETE", 3, status, reason, retry_after_s=5))
+            self._for_a_while(InjectedFailure("POST|DELETE", 3, status, reason, retry_after_s=5))
         elif kind == "lost":
-            self._for_a_while(Mood("bulkInsert|createInstances", 1, 503, is_done=True))
+            self._for_a_while(InjectedFailure("bulkInsert|createInstances", 1, 503, is_done=True))
         elif kind == "wish":
-            self._wish_anew()
+            self._change_target()
         elif kind == "kill":
             await self._kill()
             await asyncio.sleep(chance.uniform(0, 15))
@@ -226,9 +228,9 @@ class World(Hooks):
     def _later(self, act: Callable[[], None]) -> None:
         self.cloud.after(self.random.uniform(1, STORM_S), act)
 
-    def _for_a_while(self, mood: Mood) -> None:
-        self.cloud.moods.append(mood)
-        self._later(lambda: setattr(mood, "times", 0))
+    def _for_a_while(self, failure: InjectedFailure) -> None:
+        self.cloud.failures.append(failure)
+        self._later(lambda: setattr(failure, "times", 0))
 
     def _restock(self, pool: Pool) -> None:
         count = self.random.choice((0, 1, 3, 50))
@@ -238,7 +240,7 @@ class World(Hooks):
         for metric in METRICS:
             self.cloud.quotas[(region, metric)] = self.random.choice((0, 2, 8, 60))
 
-    def _wish_anew(self) -> None:
+    def _change_target(self) -> None:
         pools = self.random.sample(POOLS, 3)
         self.wish = Counter({pool: self.random.randint(1, 3) for pool in pools})
 
@@ -296,12 +298,12 @@ class World(Hooks):
         there = ((vm.zone, vm.machine, vm.spot) for vm in self.cloud.there())
         return Counter(next(p for p in POOLS if (p.zone, p.machine, p.spot) == w) for w in there)
 
-    def is_all_of_use(self) -> bool:
+    def are_all_machines_usable(self) -> bool:
         """Return whether every machine has an agent with all of its GPUs."""
         gpus = {n.record.name: n.record.gpus for n in self._nodes.values() if not n.draining_since}
         return all(gpus.get(vm.name) == vm.gpus for vm in self.cloud.there())
 
-    def made_twice(self) -> list[str]:
+    def overfilled_requests(self) -> list[str]:
         """Return requests that ever made more machines than they asked for."""
         return [id_ for id_, made in self.cloud.made.items() if made > self.cloud.ordered[id_]]
 
@@ -320,7 +322,7 @@ class World(Hooks):
         self._works = False
         self._tell_nodes()
 
-    def _obey(self, order: Order) -> None:
+    def _follow_order(self, order: Order) -> None:
         """Stop the job or drain a node, after some seconds for the checkpoint."""
         seconds = self.random.uniform(1, 30)
         if order.kind == "pause":

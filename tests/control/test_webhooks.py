@@ -8,12 +8,12 @@ from tests.control.cluster import JOB, Cluster
 from tests.sailord.daemon.running import Place, wait_until
 from tests.sailord.daemon.test_webhook_sender import SECRET, Receiver
 
-SAVES = '\n[checkpoint]\nuri = "kept"\nmemory_every = 10\npersist_every = 20\n'
-POOR = "\n[objective]\nmax_usd_total = 0.000001\n"
+CHECKPOINTS = '\n[checkpoint]\nuri = "kept"\nmemory_every = 10\npersist_every = 20\n'
+NO_BUDGET = "\n[objective]\nmax_usd_total = 0.000001\n"
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def delivered(tmp_path_factory):
     """The events that a receiver got of two jobs, by kind."""
     folder, receiver = tmp_path_factory.mktemp("told"), Receiver()
     (folder / "secret").write_text(SECRET)
@@ -21,24 +21,26 @@ def told(tmp_path_factory):
     cluster = Cluster(folder, [Place(folder, webhooks=webhooks)])
     found = {}
 
-    def wait_told(kind: str, **about: object) -> None:
-        def heard():
+    def wait_for_event(kind: str, **about: object) -> None:
+        def matching_event():
             wanted = {"kind": kind, **about}.items()
             return next((each for each in list(receiver.taken) if wanted <= each.items()), None)
 
-        found[kind] = wait_until(heard, within_s=90.0)
+        found[kind] = wait_until(matching_event, within_s=90.0)
 
     try:
-        cluster.begin("a", "b", job=JOB + SAVES.replace("kept", str(folder / "kept")))
-        wait_told("generation_opened", job="j", generation=1)
-        wait_told("generation_running", job="j", generation=1)
-        wait_told("checkpoint_committed", job="j")
+        cluster.begin("a", "b", job=JOB + CHECKPOINTS.replace("kept", str(folder / "kept")))
+        wait_for_event("generation_opened", job="j", generation=1)
+        wait_for_event("generation_running", job="j", generation=1)
+        wait_for_event("checkpoint_committed", job="j")
         assert cluster.head.ask("POST", "/v1/nodes/b/preempt", {"leaves_at": 3e9})[0] == 202
-        wait_told("node_preempted")
+        wait_for_event("node_preempted")
         assert cluster.head.ask("POST", "/v1/jobs/j/cancel", {"reason": "enough"})[0] == 202
-        wait_told("job_finished")
-        assert cluster.head.ask("POST", "/v1/jobs", {"job": JOB + POOR, "id": "poor"})[0] == 201
-        wait_told("job_held")
+        wait_for_event("job_finished")
+        assert (
+            cluster.head.ask("POST", "/v1/jobs", {"job": JOB + NO_BUDGET, "id": "poor"})[0] == 201
+        )
+        wait_for_event("job_held")
         yield found
     finally:
         cluster.end()
@@ -57,8 +59,8 @@ def told(tmp_path_factory):
         ("job_held", {"job": "poor", "generation": None}, "0.00"),
     ],
 )
-def test_webhook_receiver_gets_the_events_of_a_job(told, kind, about, text):
-    message = told[kind]
+def test_webhook_receiver_gets_the_events_of_a_job(delivered, kind, about, text):
+    message = delivered[kind]
     assert text in message["text"], message
     assert about.items() <= message.items()
     assert set(message) == {

@@ -107,7 +107,7 @@ class Machines(Hooks):
 
 
 @dataclass(eq=False)
-class Life:
+class RentedCluster:
     """A test's view of a cluster that rents its machines."""
 
     place: Place
@@ -188,12 +188,12 @@ def read_books(place: Place) -> CapacityRecord:
 
 
 @contextlib.contextmanager
-def living(
+def rented_cluster(
     folder: Path,
     capacity: str,
     notice_s: float = NOTICE_S,
     groups: Sequence[Group] = (),
-) -> Iterator[Life]:
+) -> Iterator[RentedCluster]:
     """A cloud with two zones and one machine type, and a sailord that may rent from it.
 
     ``capacity`` is that table of sailord's file. Nothing outlives it.
@@ -209,7 +209,7 @@ def living(
     try:
         with gce_server(cloud) as address:
             configure(place, address, capacity, groups)
-            life = Life(place, cloud, machines, Client(f"unix://{place.socket}"))
+            life = RentedCluster(place, cloud, machines, Client(f"unix://{place.socket}"))
             life.start_head()
             try:
                 yield life

@@ -58,7 +58,7 @@ class FakeAdapter(HTTPAdapter):
         sent = with_partial_results(request)
         address, body = urlsplit(sent.url), json.loads(sent.body or "{}")
         asked = Request(sent.method, unquote(address.path), dict(parse_qsl(address.query)), body)
-        reply = self._rest.respond(asked, self._rest.mood_for(asked))
+        reply = self._rest.respond(asked, self._rest.injected_failure(asked))
         response = requests.Response()
         response.status_code, response.request, response.url = reply.status, sent, sent.url
         response.headers.update(reply.headers)
@@ -115,7 +115,7 @@ class Gateway:
         self.keys = Keys("test")
         self.store = self
         self.term = 0
-        self._obey = obey
+        self._follow_order = obey
         self._is_away = is_away
         self._value: bytes | None = None
 
@@ -131,7 +131,7 @@ class Gateway:
 
     async def give_order(self, order: Order) -> None:
         await self._reach()
-        self._obey(order)
+        self._follow_order(order)
 
     async def read_spec(self, job: str) -> str:
         await self._reach()

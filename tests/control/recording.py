@@ -20,7 +20,7 @@ LOOK_S = 0.02
 
 
 @dataclass(eq=False)
-class Seen:
+class Recording:
     """Everything that was recorded, in order."""
 
     counts: list[tuple[float, int, int]] = field(default_factory=list)
@@ -47,33 +47,33 @@ class Seen:
 
 
 @contextlib.contextmanager
-def watching(cluster: Cluster) -> Iterator[Seen]:
+def recording(cluster: Cluster) -> Iterator[Recording]:
     """Record the workers' counts and the store's records until the end of the block."""
-    seen, ended = Seen(), threading.Event()
+    recorded, ended = Recording(), threading.Event()
 
     def look_at_counts() -> None:
         while not ended.wait(LOOK_S):
             count = cluster.count()
-            if not seen.counts or seen.counts[-1][1:] != count:
-                seen.counts.append((time.monotonic(), *count))
+            if not recorded.counts or recorded.counts[-1][1:] != count:
+                recorded.counts.append((time.monotonic(), *count))
 
     threads = [
         threading.Thread(target=look_at_counts),
-        threading.Thread(target=lambda: asyncio.run(_look_at_store(cluster, seen, ended))),
+        threading.Thread(target=lambda: asyncio.run(_look_at_store(cluster, recorded, ended))),
     ]
     for thread in threads:
         thread.start()
     try:
-        yield seen
+        yield recorded
     finally:
         ended.set()
         for thread in threads:
             thread.join()
 
 
-async def _look_at_store(cluster: Cluster, seen: Seen, ended: threading.Event) -> None:
+async def _look_at_store(cluster: Cluster, recorded: Recording, ended: threading.Event) -> None:
     store = await open_store(cluster.heads[0].store_url)
-    task = asyncio.create_task(_follow(store, seen))
+    task = asyncio.create_task(_follow(store, recorded))
     while not ended.is_set() and not task.done():
         await asyncio.sleep(0.05)
     if task.done():
@@ -82,7 +82,7 @@ async def _look_at_store(cluster: Cluster, seen: Seen, ended: threading.Event) -
     await store.close()
 
 
-async def _follow(store: Store, seen: Seen) -> None:
+async def _follow(store: Store, recorded: Recording) -> None:
     keys, after = Keys("test"), 0
     while True:
         with contextlib.suppress(
@@ -91,14 +91,14 @@ async def _follow(store: Store, seen: Seen) -> None:
             if not after:
                 first = await store.snapshot(keys.jobs)
                 texts = [entry.value for entry in first.entries if _is_gen(entry.key)]
-                seen.records += [decode(GenerationRecord, text) for text in texts]
+                recorded.records += [decode(GenerationRecord, text) for text in texts]
                 after = first.revision
             async for news in store.watch(keys.jobs, after=after):
                 assert isinstance(news, Changed)
                 after = news.revision
                 for change in news.changes:
                     if _is_gen(change.key) and change.entry is not None:
-                        seen.records.append(decode(GenerationRecord, change.entry.value))
+                        recorded.records.append(decode(GenerationRecord, change.entry.value))
         await asyncio.sleep(0.1)
 
 

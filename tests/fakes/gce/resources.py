@@ -27,7 +27,7 @@ class ApiError(Exception):
 
 
 @dataclass(eq=False)
-class Mood:
+class InjectedFailure:
     """An injected failure of some of the next requests."""
 
     path: str

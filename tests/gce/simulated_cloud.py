@@ -134,7 +134,7 @@ class Run:
         self.every(5.0, self.count_agents)
         self.every(30.0, self.plan)
         self.every(60.0, self.read)
-        self.every(97.0, self.misbehave)
+        self.every(97.0, self.fail_at_random)
 
     # ---- sailord's side -----------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class Run:
         )
         self.read()
 
-    def depose(self) -> None:
+    def end_leadership(self) -> None:
         self.feed(SteppedDown(self.now))
         self.leads = False
         self.at(self.random.uniform(0, 15), self.lead)
@@ -215,7 +215,7 @@ class Run:
     def chance(self, share: float) -> bool:
         return not self.calm and self.random.random() < share
 
-    def misbehave(self) -> None:
+    def fail_at_random(self) -> None:
         """Cause a random event in the cloud."""
         if self.calm:
             return
@@ -227,7 +227,7 @@ class Run:
         elif kind == "quota":
             self.limits[self.random.choice(list(self.limits))] = self.random.choice((0, 8, 60))
         elif kind == "leader" and self.leads:
-            self.depose()
+            self.end_leadership()
         elif kind == "preempt":
             spot = [m for m in self.machines.values() if m.instance.pool.spot and not m.ends_at]
             if spot:
@@ -371,6 +371,6 @@ def hash_of(name: str) -> int:
     return int(name[1:]) * 2654435761 % 2**32
 
 
-def hopes(run: Run) -> dict[Pool, int]:
+def expected_supply(run: Run) -> dict[Pool, int]:
     """Return each pool's supply as the core estimates it."""
     return {pool: obtainable(run.state, pool) for pool in POOLS}

@@ -47,7 +47,7 @@ def loss(step: int) -> float:
     return 10.0 - step
 
 
-def did(of: int, first: int, last: int, begin: float) -> list[Step]:
+def steps_done(of: int, first: int, last: int, begin: float) -> list[Step]:
     """Return steps of both nodes, one a second."""
     return [
         Step(node, of, step, AT + begin + step - first, loss(step), f"hash {step}")
@@ -88,7 +88,7 @@ def move(number: int) -> dict[str, Any]:
     return {"generation": number, "predicted_s": 0.5, "phases": phases, "predicted": phases}
 
 
-def sound() -> Story:
+def sound_story() -> Story:
     """Two generations: b is preempted with notice, and returns at once."""
     return Story(
         job=JOB,
@@ -102,7 +102,7 @@ def sound() -> Story:
             state(7, 41.0),
             durable(8, 50.5, 2, 50),
         ),
-        steps=(*did(1, 1, 40, 0.0), *did(2, 41, 60, 41.0)),
+        steps=(*steps_done(1, 1, 40, 0.0), *steps_done(2, 41, 60, 41.0)),
         reference={step: (loss(step), f"hash {step}") for step in range(1, 70)},
         final_step=60,
         faults=(
@@ -125,6 +125,6 @@ def sound() -> Story:
 
 def with_changes(*more: Change) -> Story:
     """Return the story with the changes of these revisions replaced."""
-    story = sound()
+    story = sound_story()
     found = {change.revision: change for change in (*story.changes, *more)}
     return replace(story, changes=tuple(found[revision] for revision in sorted(found)))

@@ -18,7 +18,7 @@ from agents.protocol.records import NodeId, Point
 from agents.workers.specs import read_rank_map
 from sailord.client import ServerProblem
 from tests.chaos.cluster import ChaosCluster
-from tests.chaos.record import Recorder, read_steps
+from tests.chaos.recorder import Recorder, read_steps
 
 SETTLE_S = 90.0
 
@@ -28,13 +28,13 @@ class Stuck(Exception):  # noqa: N818 - what happened, in a sentence for a perso
 
 
 @dataclass(eq=False)
-class Care:
+class JobDriver:
     """Looks after one job and its cluster."""
 
     cluster: ChaosCluster
     recorder: Recorder
     job: str
-    chance: random.Random
+    rng: random.Random
     say: Callable[[str], None]
     only: tuple[str, ...] = ()
     """Kinds of faults to inject; empty: all."""
@@ -105,8 +105,8 @@ class Care:
 
     def _look_after(self) -> None:
         """Report and restart every daemon that ended without having been killed."""
-        if not self._is_head_away and (told := self.cluster.head_ended()):
-            self._ended("sailord", told)
+        if not self._is_head_away and (reason := self.cluster.head_ended()):
+            self._ended("sailord", reason)
             self.cluster.start_head()
         for name, node in list(self.cluster.nodes.items()):
             has_failed = name in self.armed and not self.is_armed(name)
@@ -117,11 +117,11 @@ class Care:
             if self._whim.random() < 0.02:
                 self.generation()
 
-    def _ended(self, name: str, told: str) -> None:
+    def _ended(self, name: str, reason: str) -> None:
         if name in self.armed and not self.is_armed(name):
             self.armed.discard(name)
         else:
-            self.breach(f"{name} ended by itself: {told}")
+            self.breach(f"{name} ended by itself: {reason}")
 
     def first_node(self) -> str:
         """Return the node of rank 0."""
@@ -135,7 +135,7 @@ class Care:
 
     def order(self, path: str, body: dict[str, Any] | None = None) -> bool:
         """Send an order until sailord answers; return False on a timeout or a refusal."""
-        end, told = time.monotonic() + SETTLE_S, ""
+        end, reason = time.monotonic() + SETTLE_S, ""
         while time.monotonic() < end:
             try:
                 self.cluster.client.ask("POST", path, body)
@@ -144,9 +144,9 @@ class Care:
                     return True  # An earlier attempt took effect, or there is nothing to change.
                 if "no such node" in str(problem):
                     return False  # The node has not registered yet; the order is moot.
-                if "did not answer" not in str(problem) and str(problem) != told:
-                    told = str(problem)
-                    self.say(f"{path}: {told}")
+                if "did not answer" not in str(problem) and str(problem) != reason:
+                    reason = str(problem)
+                    self.say(f"{path}: {reason}")
                 self.live(0.3)
             else:
                 return True

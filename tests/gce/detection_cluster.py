@@ -20,34 +20,34 @@ from tests.sailord.daemon.running import JOB, Over, Place, wait_until
 
 TAKEN = "a"
 """The node on which the job begins; its agent has the fake metadata server."""
-SPARED = "b"
+KEPT = "b"
 """The node that joins later, to move to."""
-SECRET = "of-whoever-sends-webhooks"
+SECRET = "of-webhook-senders"
 WITHIN_S = 120.0
 DECIDED_S = 1.0
 """Time limit from the flip of the flag to another plan, ..."""
 MISSED_S = LEASE_S + 2.0
 """... and from a silent death to its detection."""
-Happening = dict[str, Any]
+Event = dict[str, Any]
 
 
-def is_going(happening: Happening) -> bool:
+def is_noticed(event: Event) -> bool:
     """Return whether sailord has the notice."""
-    return bool(happening["kind"] == "node_preempted")
+    return bool(event["kind"] == "node_preempted")
 
 
-def is_stopping(happening: Happening) -> bool:
-    """Return whether all are told to stop for a plan without the node."""
-    return "stopping: " in str(happening["text"])
+def is_stopping(event: Event) -> bool:
+    """Return whether the generation is stopping for a plan without the node."""
+    return "stopping: " in str(event["text"])
 
 
-def is_lost(happening: Happening) -> bool:
+def is_lost(event: Event) -> bool:
     """Return whether a member of the generation counts as lost."""
-    return " is lost: " in str(happening["text"])
+    return " is lost: " in str(event["text"])
 
 
 @dataclass(eq=False)
-class Scene:
+class DetectionCluster:
     """One cluster of two nodes."""
 
     cluster: Cluster
@@ -58,8 +58,8 @@ class Scene:
         return self.cluster.agents[TAKEN]
 
     @property
-    def spared(self) -> Agent:
-        return self.cluster.agents[SPARED]
+    def kept(self) -> Agent:
+        return self.cluster.agents[KEPT]
 
     async def flip(self, value: str) -> None:
         """Set the metadata server's preemption flag."""
@@ -78,19 +78,19 @@ class Scene:
         assert self.taken.process is not None
         self.taken.process.terminate()
 
-    def happenings(self) -> list[Happening]:
+    def events(self) -> list[Event]:
         """Return all of sailord's events."""
         client = Client(f"unix://{self.cluster.head.socket}")
-        told: list[Happening] = client.ask("GET", "/v1/events?follow=false")["events"]
-        return told
+        events: list[Event] = client.ask("GET", "/v1/events?follow=false")["events"]
+        return events
 
-    async def hear(
-        self, act: Callable[[], Any], *ones: Callable[[Happening], bool]
+    async def event_delays_s(
+        self, act: Callable[[], Any], *ones: Callable[[Event], bool]
     ) -> tuple[float, ...]:
         """Act; return the seconds until each of sailord's events, in order."""
         client = Client(f"unix://{self.cluster.head.socket}")
-        told = self.happenings()
-        last = told[-1]["id"] if told else 0
+        before = self.events()
+        last = before[-1]["id"] if before else 0
         listening = asyncio.create_task(asyncio.to_thread(_await_all, client, last, ones))
         await asyncio.sleep(0.3)  # Wait until it listens; earlier events are sent again.
         begun = time.perf_counter()
@@ -112,20 +112,20 @@ class Scene:
             await asyncio.sleep(0.02)
         raise TimeoutError("the node is still listed")
 
-    def wait_until_spared(self) -> None:
+    def wait_until_moved(self) -> None:
         """Return when the job runs on the other node."""
         wait_until(
-            lambda: self.cluster.job()["members"] == [SPARED] and self.cluster.is_running(),
+            lambda: self.cluster.job()["members"] == [KEPT] and self.cluster.is_running(),
             within_s=WITHIN_S,
         )
 
 
 def _await_all(
-    client: Client, after: int, ones: tuple[Callable[[Happening], bool], ...]
+    client: Client, after: int, ones: tuple[Callable[[Event], bool], ...]
 ) -> list[float]:
     found: list[float] = []
-    for happening in client.follow(after, Patience(print)):
-        if ones[len(found)](happening):
+    for event in client.follow(after, Patience(print)):
+        if ones[len(found)](event):
             found.append(time.perf_counter())
         if len(found) == len(ones):
             break
@@ -139,11 +139,11 @@ def _begin(cluster: Cluster) -> None:
     code, said = cluster.head.ask("POST", "/v1/jobs", {"job": JOB, "id": "j"})
     assert code == 201, said
     wait_until(cluster.is_running, within_s=WITHIN_S)
-    cluster.join(SPARED)
+    cluster.join(KEPT)
 
 
 @contextlib.asynccontextmanager
-async def scene(folder: Path) -> AsyncIterator[Scene]:
+async def detection_cluster(folder: Path) -> AsyncIterator[DetectionCluster]:
     """Two nodes, and a job that runs on one of them."""
     (folder / "secret").write_text(SECRET)
     webhooks = '\n[webhooks]\nsecret_file = "secret"\n'
@@ -152,6 +152,6 @@ async def scene(folder: Path) -> AsyncIterator[Scene]:
         cluster.metadata = {TAKEN: server.address}
         try:
             await asyncio.to_thread(_begin, cluster)
-            yield Scene(cluster, server)
+            yield DetectionCluster(cluster, server)
         finally:
             await asyncio.to_thread(cluster.end)

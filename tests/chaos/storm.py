@@ -19,11 +19,11 @@ from sailord.checkpoints.object_storage import open_storage
 from sailord.client import ServerProblem
 from sailord.local.cluster import ZONES, Node
 from tests.chaos import leaks
-from tests.chaos.care import Care
 from tests.chaos.checker import AWAY, END, NEAR_S
 from tests.chaos.cluster import full
 from tests.chaos.faulty import KINDS
-from tests.chaos.net import CUT, DEAF, MUTE, SAILORD, SLOW, STORE, Weather
+from tests.chaos.job_driver import JobDriver
+from tests.chaos.net import CUT, DEAF, MUTE, SAILORD, SLOW, STORE, LinkFaults
 
 NODES_MIN, NODES_MAX = 3, 6
 EVERY_S = 10.0
@@ -79,13 +79,13 @@ CALM_S, MOVED_S = 2 * NEAR_S + 1.0, NEAR_S + 1.0
 """Quiet time before faults that workers must not notice, and before a planned reconfiguration that
 must lose no step."""
 APART_S = 8.0
-UNNOTICED = ("agent", "stop sailord", "sailord", "all agents")
+DAEMON_FAULTS = ("agent", "stop sailord", "sailord", "all agents")
 JUMPS_S = (-4000.0, -30.0, 30.0, 4000.0)
 PLANNED = ("drain", "notice", "doubled notice")
 
 
 @dataclass(eq=False)
-class Soak(Care):
+class Storm(JobDriver):
     """One storm."""
 
     has_objects: bool = False
@@ -100,42 +100,42 @@ class Soak(Care):
         self.cluster.client.ask("POST", "/v1/jobs", {"job": job, "id": self.job})
         self.wait_running(0)
 
-    def storm(self, seconds: float, every_s: float = EVERY_S) -> None:
+    def inject_faults(self, seconds: float, every_s: float = EVERY_S) -> None:
         """Inject faults for this time."""
         end, lull_at, lulls = time.monotonic() + seconds, self._next_lull(), self._lulls()
         while time.monotonic() < end:
             if time.monotonic() > lull_at and not self.only:
                 next(lulls)()
                 lull_at = self._next_lull()
-            self.live(self.chance.uniform(0.2, 1.8) * every_s)
-            self.strike(self._draw())
+            self.live(self.rng.uniform(0.2, 1.8) * every_s)
+            self.inject(self._draw())
 
     def _next_lull(self) -> float:
-        return time.monotonic() + self.chance.uniform(0.6, 1.4) * LULL_EVERY_S
+        return time.monotonic() + self.rng.uniform(0.6, 1.4) * LULL_EVERY_S
 
     def _lulls(self) -> Iterator[Callable[[], None]]:
-        lulls = [self._unnoticed, self._planned]
-        self.chance.shuffle(lulls)
+        lulls = [self._kill_daemons, self._reconfigure_twice]
+        self.rng.shuffle(lulls)
         return itertools.cycle(lulls)
 
-    def _unnoticed(self) -> None:
+    def _kill_daemons(self) -> None:
         """Kill sailord and agents, one after the other, without other faults."""
-        self._calm(CALM_S)
-        first = "sailord away" if self.cluster.members is None else self.chance.choice(AWAY)
-        for kind in (first, *self.chance.sample(UNNOTICED, 2)):
-            self.strike(kind)
+        self._wait_for_calm(CALM_S)
+        first = "sailord away" if self.cluster.members is None else self.rng.choice(AWAY)
+        for kind in (first, *self.rng.sample(DAEMON_FAULTS, 2)):
+            self.inject(kind)
             self.live(APART_S)
 
-    def _planned(self) -> None:
+    def _reconfigure_twice(self) -> None:
         """Reconfigure twice as planned, so that nothing but a planned one precedes the second."""
         while len(self.cluster.nodes) < NODES_MIN + 2:
             self._addition()
-        self._calm(MOVED_S)
-        for kind in ("drain", self.chance.choice(PLANNED)):
-            self.strike(kind, self.members())
+        self._wait_for_calm(MOVED_S)
+        for kind in ("drain", self.rng.choice(PLANNED)):
+            self.inject(kind, self.members())
             self.live(APART_S)
 
-    def _calm(self, seconds: float) -> None:
+    def _wait_for_calm(self, seconds: float) -> None:
         while self._due or self.cluster.stopped:
             self.live(0.2)
         self.wait_running(1)
@@ -149,7 +149,7 @@ class Soak(Care):
         missing += () if self.has_objects else ("objects",)
         missing += ("read-only", "full disk") if self.has_objects else ()
         kinds = [kind for kind in self.only or FAULTS if kind not in missing]
-        return self.chance.choices(kinds, [FAULTS[kind] for kind in kinds])[0]
+        return self.rng.choices(kinds, [FAULTS[kind] for kind in kinds])[0]
 
     def settle(self) -> int:
         """Wait until all faults are over, cancel the job, and return its last step."""
@@ -157,7 +157,7 @@ class Soak(Care):
             self.live(0.2)
         self.wait_running(SETTLE_STEPS)
         self._make_last_durable()
-        self._leave_nothing("durable", self._orphans)
+        self._report_leftovers("durable", self._orphans)
         self.recorder.write("faults", {"at": time.time(), "kind": END, "nodes": []})
         self.order(f"{self.path}/cancel")
         self.wait("the job does not end", self._is_over)
@@ -166,7 +166,7 @@ class Soak(Care):
 
     def sweep(self) -> None:
         """Look for leaks of the ended job while the daemons that clean up still run."""
-        self._leave_nothing("ended", self._remains)
+        self._report_leftovers("ended", self._leftovers)
         self._read_kept()
 
     def _make_last_durable(self) -> None:
@@ -175,7 +175,7 @@ class Soak(Care):
         self.order(f"{self.path}/checkpoint")
         self.wait("the last checkpoint is not made", lambda: self.durable().step >= step)
 
-    def _leave_nothing(self, when: str, look: Callable[[], list[str]]) -> None:
+    def _report_leftovers(self, when: str, look: Callable[[], list[str]]) -> None:
         """Report what is still left after ``TIDY_S``."""
         end = time.monotonic() + TIDY_S
         while (left := look()) and time.monotonic() < end:
@@ -194,7 +194,7 @@ class Soak(Care):
             )
         return ["sailord did not say what is durable"]
 
-    def _remains(self) -> list[str]:
+    def _leftovers(self) -> list[str]:
         """Return memory, ports and workers that the job has left on the nodes."""
         cluster, place = self.cluster, self.cluster.place
         return [
@@ -217,7 +217,7 @@ class Soak(Care):
 
     # ---- faults ---------------------------------------------------------------------------------
 
-    def strike(self, kind: str, among: Collection[str] = ()) -> None:
+    def inject(self, kind: str, among: Collection[str] = ()) -> None:
         """Inject one fault, on one of the preferred nodes if any of them is free."""
         act = getattr(self, "_" + kind.replace(" ", "_").replace("-", "_"))
         free = [name for name in self.cluster.nodes if name not in self._busy]
@@ -232,7 +232,7 @@ class Soak(Care):
             self.note(kind, free)
             act(free)
         elif free:
-            name = self.chance.choice(sorted(set(free) & set(among)) or sorted(free))
+            name = self.rng.choice(sorted(set(free) & set(among)) or sorted(free))
             takes = kind in ("node", "notice", "no notice", "doubled notice", "drain")
             if takes and len(free) <= NODES_MIN:
                 return
@@ -250,7 +250,7 @@ class Soak(Care):
     def _agent(self, name: str) -> None:
         self._busy.add(name)
         self.cluster.kill_agent(name)
-        self.later(self.chance.choice((0.0, 0.5, 3.0, 6.0)), "", lambda: self._restart(name))
+        self.later(self.rng.choice((0.0, 0.5, 3.0, 6.0)), "", lambda: self._restart(name))
 
     def _restart(self, name: str) -> None:
         self.cluster.start_agent(name)
@@ -263,14 +263,14 @@ class Soak(Care):
     def _sailord(self, away_s: float | None = None) -> None:
         self._is_head_away = True
         self.cluster.kill_head()
-        self.later(away_s if away_s is not None else self.chance.choice((0.0, 1.0)), "", self._head)
+        self.later(away_s if away_s is not None else self.rng.choice((0.0, 1.0)), "", self._head)
 
     def _head(self) -> None:
         self.cluster.start_head()
         self._is_head_away = False
 
     def _sailord_away(self) -> None:
-        self._sailord(self.chance.uniform(5.0, 9.0))
+        self._sailord(self.rng.uniform(5.0, 9.0))
 
     def _everybody_in_charge(self) -> None:
         self._all_agents([name for name in self.cluster.nodes if name not in self._busy])
@@ -285,16 +285,16 @@ class Soak(Care):
         self._take(name)
         self._busy.discard(name)
         if len(self.cluster.nodes) < NODES_MIN + 1:
-            self.later(self.chance.uniform(1.0, 8.0), "a machine is added", self._addition)
+            self.later(self.rng.uniform(1.0, 8.0), "a machine is added", self._addition)
 
-    def strike_node(self, name: str) -> None:
+    def replace_node(self, name: str) -> None:
         """Replace a machine by an empty one with its name."""
         self._node_and_back(name)
 
     def _node_and_back(self, name: str) -> None:
         gone: Node = self.cluster.nodes[name]
         self._take(name)
-        wait_s = self.chance.choice((0.0, 2.0, 10.0))
+        wait_s = self.rng.choice((0.0, 2.0, 10.0))
         self.later(wait_s, f"{name} comes back", lambda: self.cluster.bring_back(gone))
 
     def _pause(self, pids: list[int], seconds: float) -> None:
@@ -303,16 +303,16 @@ class Soak(Care):
         threading.Timer(seconds, self.cluster.go_on, (pids,)).start()
 
     def _stop_rank(self, name: str) -> None:
-        self._pause(self.cluster.workers(name), self.chance.choice((0.5, 3.0, 8.0)))
+        self._pause(self.cluster.workers(name), self.rng.choice((0.5, 3.0, 8.0)))
 
     def _stop_agent(self, name: str) -> None:
-        self._pause([self.cluster.nodes[name].agent.pid], self.chance.choice((0.5, 3.0, 8.0)))
+        self._pause([self.cluster.nodes[name].agent.pid], self.rng.choice((0.5, 3.0, 8.0)))
 
     def _stop_sailord(self) -> None:
-        self._pause([self.cluster.head_pid], self.chance.choice((0.5, 3.0, 8.0)))
+        self._pause([self.cluster.head_pid], self.rng.choice((0.5, 3.0, 8.0)))
 
     def _stop_node(self, name: str) -> None:
-        self._pause(self.cluster.family(name), self.chance.choice((0.5, 3.0, 8.0)))
+        self._pause(self.cluster.family(name), self.rng.choice((0.5, 3.0, 8.0)))
 
     def warn(self, name: str, within_s: float) -> None:
         body = {"leaves_at": time.time() + within_s, "reason": "the storm"}
@@ -320,7 +320,7 @@ class Soak(Care):
 
     def _notice(self, name: str) -> None:
         self._busy.add(name)
-        within_s = self.chance.choice((10.0, 30.0))
+        within_s = self.rng.choice((10.0, 30.0))
         self.later(within_s, f"the cloud takes {name}", lambda: self._node(name))
         self.warn(name, within_s)
 
@@ -331,7 +331,7 @@ class Soak(Care):
     def _false_notice(self, name: str) -> None:
         self._busy.add(name)
         self.warn(name, 30.0)
-        self.later(self.chance.uniform(0.1, 6.0), "a false alarm", lambda: self.withdraw(name))
+        self.later(self.rng.uniform(0.1, 6.0), "a false alarm", lambda: self.withdraw(name))
 
     def withdraw(self, name: str) -> None:
         self.order(f"/v1/nodes/{name}/withdraw", {})
@@ -349,8 +349,8 @@ class Soak(Care):
 
     def _addition(self) -> None:
         if len(self.cluster.nodes) < NODES_MAX:
-            kind = self.chance.choice(("large", "large", "small"))
-            self.cluster.add_node(kind, self.chance.choice(ZONES))
+            kind = self.rng.choice(("large", "large", "small"))
+            self.cluster.add_node(kind, self.rng.choice(ZONES))
 
     def _swap(self, name: str) -> None:
         self._addition()
@@ -373,7 +373,7 @@ class Soak(Care):
         self._until(8.0, "full disk", "there is room for checkpoints again", disk.close)
 
     def _objects(self) -> None:
-        kind = self.chance.choice(KINDS)
+        kind = self.rng.choice(KINDS)
         self.say(f"  the object store: {kind}")
         self.cluster.set_storage_trouble(kind)
         over = "the object store is well again"
@@ -394,30 +394,30 @@ class Soak(Care):
     def _clock(self) -> None:
         """Set a daemon's clock wrong, then right again. Requests are signed with the time."""
         free = [name for name in self.cluster.nodes if name not in self._busy]
-        name, ahead_s = self.chance.choice((SAILORD, *sorted(free))), self.chance.choice(JUMPS_S)
+        name, ahead_s = self.rng.choice((SAILORD, *sorted(free))), self.rng.choice(JUMPS_S)
         self.say(f"  {name} {ahead_s:+.0f} s")
         self.cluster.set_clock(name, ahead_s)
         right = f"the clock of {name} is right again"
         self._until(8.0, "clock", right, lambda: self.cluster.set_clock(name, 0.0))
 
     def _partition(self, name: str) -> None:
-        self._be(name, CUT, self.chance.choice((1.0, 4.0, 12.0)))
+        self._set_faults(name, CUT, self.rng.choice((1.0, 4.0, 12.0)))
 
     def _one_way(self, name: str) -> None:
-        self._be(name, self.chance.choice((DEAF, MUTE)), self.chance.choice((1.0, 4.0, 12.0)))
+        self._set_faults(name, self.rng.choice((DEAF, MUTE)), self.rng.choice((1.0, 4.0, 12.0)))
 
     def _slow_link(self, name: str) -> None:
-        self._be(name, SLOW, 12.0)
+        self._set_faults(name, SLOW, 12.0)
 
     def _slow_store(self) -> None:
-        self._be(STORE, SLOW, 8.0)
+        self._set_faults(STORE, SLOW, 8.0)
 
     def _sailord_cut(self) -> None:
-        self._be(SAILORD, CUT, self.chance.choice((1.0, 4.0, 8.0)))
+        self._set_faults(SAILORD, CUT, self.rng.choice((1.0, 4.0, 8.0)))
 
-    def _be(self, name: str, weather: Weather, seconds: float) -> None:
-        now = self.cluster.ways.net.weather
-        now[name] = weather
+    def _set_faults(self, name: str, faults_of: LinkFaults, seconds: float) -> None:
+        now = self.cluster.proxies.net.faults_of
+        now[name] = faults_of
         who = "slow store" if name == STORE else "sailord cut" if name == SAILORD else name
 
         def clear_up() -> None:
@@ -426,12 +426,12 @@ class Soak(Care):
         self._until(seconds, who, f"{name} is reached again", clear_up)
 
     def _resets(self, name: str) -> None:
-        self.cluster.ways.net.reset(name)
+        self.cluster.proxies.net.reset(name)
 
     # ---- an etcd --------------------------------------------------------------------------------
 
     def _store_away(self) -> None:
-        self._without_store(self.chance.uniform(5.0, 9.0))
+        self._without_store(self.rng.uniform(5.0, 9.0))
 
     def _without_store(self, seconds: float) -> None:
         members = self.cluster.members
@@ -442,23 +442,23 @@ class Soak(Care):
     def _store_member(self) -> None:
         members = self.cluster.members
         assert members is not None
-        one = [self.chance.randrange(len(members.processes))]
+        one = [self.rng.randrange(len(members.processes))]
         members.kill(one)
-        self._until(self.chance.uniform(1.0, 6.0), STORE, "", lambda: members.start(one))
+        self._until(self.rng.uniform(1.0, 6.0), STORE, "", lambda: members.start(one))
 
     def _stop_member(self) -> None:
         members = self.cluster.members
         assert members is not None
-        self._pause([self.chance.choice(members.pids())], 3.0)
+        self._pause([self.rng.choice(members.pids())], 3.0)
 
     def _move_without_store(self) -> None:
         """Stop the store in some phase of the reconfiguration after a loss."""
-        name = self.chance.choice(self.members() or sorted(self.cluster.nodes))
+        name = self.rng.choice(self.members() or sorted(self.cluster.nodes))
         self.recorder.write("faults", {"at": time.time(), "kind": "rank", "nodes": [name]})
         self.cluster.kill_workers(name)
         self._busy.add(STORE)
-        away_s = self.chance.uniform(3.0, 6.0)
-        self.later(self.chance.uniform(0.1, 3.0), "no store", lambda: self._without_store(away_s))
+        away_s = self.rng.uniform(3.0, 6.0)
+        self.later(self.rng.uniform(0.1, 3.0), "no store", lambda: self._without_store(away_s))
 
     def _read_only(self) -> None:
         try:

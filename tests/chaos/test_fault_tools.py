@@ -108,7 +108,7 @@ def connect(net: Net, listener: socket.socket) -> tuple[socket.socket, socket.so
     return near, far
 
 
-def hears(far: socket.socket, near: socket.socket) -> bool:
+def receives(far: socket.socket, near: socket.socket) -> bool:
     """Return whether data from one end reaches the other within a short time."""
     near.sendall(SAID)
     try:
@@ -121,11 +121,11 @@ def hears(far: socket.socket, near: socket.socket) -> bool:
 def test_cut_data_arrives_after_the_cut(net: Net, name: str):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         near, far = connect(net, listener)
-        assert hears(far, near)
-        assert hears(near, far)
-        net.weather[name] = CUT
-        assert not hears(far, near)
-        net.weather[name] = FAIR
+        assert receives(far, near)
+        assert receives(near, far)
+        net.faults_of[name] = CUT
+        assert not receives(far, near)
+        net.faults_of[name] = FAIR
         far.settimeout(20.0)
         assert far.recv(100) == SAID
         near.close()
@@ -135,13 +135,13 @@ def test_cut_data_arrives_after_the_cut(net: Net, name: str):
 def test_a_deaf_end_can_still_send(net: Net):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         near, far = connect(net, listener)
-        net.weather["a"] = DEAF
-        assert not hears(near, far)
+        net.faults_of["a"] = DEAF
+        assert not receives(near, far)
         far.settimeout(20.0)
-        assert hears(far, near)
-        net.weather["a"] = MUTE
+        assert receives(far, near)
+        net.faults_of["a"] = MUTE
         far.settimeout(0.3)
-        assert not hears(far, near)
+        assert not receives(far, near)
         near.close()
         far.close()
 
@@ -149,7 +149,7 @@ def test_a_deaf_end_can_still_send(net: Net):
 def test_a_reset_breaks_open_connections(net: Net):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         near, far = connect(net, listener)
-        assert hears(far, near)
+        assert receives(far, near)
         net.reset("b")
         near.settimeout(20.0)
         with pytest.raises(ConnectionResetError):
@@ -162,7 +162,7 @@ def test_a_reset_breaks_open_connections(net: Net):
 
 
 @pytest.fixture
-def bring(tmp_path, monkeypatch):
+def upload(tmp_path, monkeypatch):
     """Return a function that uploads an object while the store fails in some way."""
     fsspec.register_implementation("faulty", Faulty, clobber=True)
     trouble = tmp_path / "trouble"
@@ -171,16 +171,16 @@ def bring(tmp_path, monkeypatch):
     header = write_snapshot(tmp_path / "own", step=5, pieces={(0, 0): bytes(20_000)})
     path = tmp_path / "own" / "job" / "1-5" / header.file_name
 
-    def bring(kind: str) -> Path:
+    def upload(kind: str) -> Path:
         trouble.write_text(kind)
         upload_pieces(f"faulty://{tmp_path}/far/job/object", path, header)
         return tmp_path / "far/job/object"
 
-    return bring
+    return upload
 
 
-def test_an_object_store_without_faults_stores_objects(bring, tmp_path):
-    assert bring("").stat().st_size > 20_000
+def test_an_object_store_without_faults_stores_objects(upload, tmp_path):
+    assert upload("").stat().st_size > 20_000
     storage = open_storage(f"faulty://{tmp_path}/far")
     storage.write("job/other", b"abcd")
     assert storage.read_range("job/other", 1, 3) == b"bc"
@@ -193,17 +193,17 @@ def test_an_object_store_without_faults_stores_objects(bring, tmp_path):
     ("kind", "said"),
     [("errors", "overloaded"), ("short", "differs from what was written"), ("twice", "reset")],
 )
-def test_injected_failures_are_errors_for_the_writer(bring, tmp_path, kind: str, said: str):
+def test_injected_failures_are_errors_for_the_writer(upload, tmp_path, kind: str, said: str):
     with pytest.raises(OSError, match=said):
-        bring(kind)
+        upload(kind)
     if kind == "errors":
         with pytest.raises(Away, match=said):
             open_storage(f"faulty://{tmp_path}/far").read("job/object")
-    assert bring("").stat().st_size > 20_000  # The failed upload does not block the next attempt.
+    assert upload("").stat().st_size > 20_000  # The failed upload does not block the next attempt.
 
 
-def test_a_truncated_manifest_is_an_error_and_can_be_rewritten(bring, tmp_path):
-    bring("")
+def test_a_truncated_manifest_is_an_error_and_can_be_rewritten(upload, tmp_path):
+    upload("")
     storage = open_storage(f"faulty://{tmp_path}/far")
     (tmp_path / "trouble").write_text("short")
     with pytest.raises(Away, match="differs from what was written"):
