@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from agents.protocol.names import NAME
 from agents.rpc.signing import read_key
@@ -20,6 +20,7 @@ from simulator.documents.files import load_document
 from simulator.documents.problems import InputError, Problems
 
 SECRET_BYTES_MIN = 16
+T = TypeVar("T", Options, Policy)
 LogFormat = Literal["json", "terminal"]
 
 
@@ -94,9 +95,9 @@ def load_config(path: Path) -> Config:
     cluster_file = _path(top, "cluster", path.parent, required=True)
     profiles = _path(top, "profiles", path.parent)
     log_format = top.choice("log", ("json", "terminal"), default="json")
-    options = _options(top.section("options"))
+    options = _limits(top.section("options"), Options())
     webhooks = _webhooks(top, path.parent)
-    capacity = _capacity(top.section("capacity"))
+    capacity = _limits(top.section("capacity"), Policy(), least=0)
     cluster = None
     if cluster_file is not None:
         try:
@@ -169,37 +170,22 @@ def _secret(table: Table, key: str, folder: Path) -> bytes | None:
     return secret
 
 
-def _options(table: Table) -> Options:
-    options = Options()
-    for each in fields(Options):
-        default = getattr(options, each.name)
-        value: float = (
-            table.integer(each.name, default=default)
-            if isinstance(default, int)
-            else table.number(each.name, default=default, above=0, most=1e6)
-        )
-        changes: dict[str, Any] = {each.name: value}
-        options = replace(options, **changes)
-    table.finish()
-    return options
-
-
-def _capacity(table: Table) -> Policy:
-    policy = Policy()
-    for each in fields(Policy):
-        default = getattr(policy, each.name)
-        value: float | None
+def _limits(table: Table, limits: T, *, least: float | None = None) -> T:
+    """Read numbers that replace the fields of ``limits``; above 0 unless ``least`` is given."""
+    read: dict[str, Any] = {}
+    above = 0.0 if least is None else None
+    for each in fields(limits):
+        default = getattr(limits, each.name)
         if isinstance(default, int):
-            value = table.integer(each.name, default=default, least=min(default, 1))
+            read[each.name] = table.integer(each.name, default=default, least=min(default, 1))
         elif default is None:
-            value = table.number(each.name, above=0, most=1e9)
+            read[each.name] = table.number(each.name, above=0, most=1e9)
         else:
-            most = each.metadata.get("most", 1e6)
-            value = table.number(each.name, default=default, least=0, most=most)
-        changes: dict[str, Any] = {each.name: value}
-        policy = replace(policy, **changes)
+            read[each.name] = table.number(
+                each.name, default=default, above=above, least=least, most=1e6
+            )
     table.finish()
-    return policy
+    return replace(limits, **read)
 
 
 def _webhooks(top: Table, folder: Path) -> Webhooks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from aiohttp import web
@@ -15,29 +15,16 @@ from sailord.api.responses import answer
 from sailord.api.types import CapacityGlance
 from sailord.capacity.core.budget import spent_usd, unpriced, usd_left, usd_per_hour
 from sailord.capacity.core.decide import obtainable
-from sailord.capacity.core.model import CapacityState, RentedInstance, Stop
+from sailord.capacity.core.model import CapacityState, Cooldown, RentedInstance, Stop
 from sailord.capacity.core.planner_view import agents_of
 from sailord.core.state import State
 from sailord.planning.machine_lifetimes import pool_label
 from sailord.providers.config import kind_of
-from sailord.providers.interface import Pool, RefusalKind
+from sailord.providers.interface import Pool
 
 ORPHAN_AFTER = 3
 """Deletions ordered before a machine counts as an orphan; a cloud may take a minute for one."""
 MachineState = Literal["awaited", "up", "leaving", "silent", "going", "ended"]
-
-
-@dataclass(frozen=True, slots=True)
-class RestView:
-    """Why no machine is requested of a pool now, and until when."""
-
-    kind: RefusalKind
-    since: float
-    """Time of the first refusal."""
-    until: float
-    refusals: int
-    """Consecutive refusals."""
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +56,7 @@ class PoolView:
     """Requested; the provider has not answered yet."""
     obtainable: int
     """How many more could be requested now."""
-    rest: RestView | None
+    rest: Cooldown | None
     quotas: tuple[QuotaView, ...]
     life_s: float
     """Expected lifetime of one machine, by recent observations."""
@@ -180,11 +167,9 @@ def glance_of(api: ApiContext) -> CapacityGlance | None:
     if api.capacity is None:
         return None
     view = capacity_of(api)
+    counts = ("wanted", "up", "awaited", "asked")
     return CapacityGlance(
-        wanted=sum(pool.wanted for pool in view.pools),
-        up=sum(pool.up for pool in view.pools),
-        awaited=sum(pool.awaited for pool in view.pools),
-        asked=sum(pool.asked for pool in view.pools),
+        **{name: sum(getattr(pool, name) for pool in view.pools) for name in counts},
         resting=sum(pool.rest is not None for pool in view.pools),
         usd_per_hour=view.money.usd_per_hour,
         spent_usd=view.money.spent_usd,
@@ -199,20 +184,14 @@ def _pool_view(capacity: CapacityState, pool: Pool, asked: int, history: History
     quotas = [quota for quota in capacity.quotas or () if pool in quota.pools]
     life = history.record(pool_label(pool.gpu, pool.zone, is_spot=pool.spot), capacity.now)
     return PoolView(
-        zone=pool.zone,
-        machine=pool.machine,
-        gpu=pool.gpu,
-        gpus=pool.gpus,
-        spot=pool.spot,
+        **asdict(pool),
         usd_per_hour=capacity.prices.get(pool),
         wanted=capacity.target.get(pool, 0),
         up=here.count("up"),
         awaited=here.count("awaited"),
         asked=asked,
         obtainable=obtainable(capacity, pool),
-        rest=None
-        if rest is None or capacity.now >= rest.until
-        else RestView(rest.kind, rest.since, rest.until, rest.refusals, rest.text),
+        rest=None if rest is None or capacity.now >= rest.until else rest,
         quotas=tuple(QuotaView(q.name, q.limit_gpus, q.used_gpus) for q in quotas),
         life_s=life.node_life_s,
     )

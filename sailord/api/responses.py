@@ -7,7 +7,7 @@ import json
 from aiohttp import web
 
 from agents.protocol.codec import plain
-from sailord.api.types import Problems, ProblemView
+from sailord.api.types import Problems
 from simulator.documents.problems import Problem
 
 BODY_BYTES_MAX = 1 << 20
@@ -33,8 +33,7 @@ def answer(
 
 def refusal(status: int, *problems: Problem, headers: dict[str, str] | None = None) -> web.Response:
     """A response that lists what is wrong and what to do."""
-    listed = tuple(ProblemView(each.place, each.what, each.cure) for each in problems)
-    return answer(Problems(listed), status=status, headers=headers)
+    return answer(Problems(problems), status=status, headers=headers)
 
 
 def too_many(what: str) -> Refusal:

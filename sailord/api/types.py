@@ -9,6 +9,7 @@ from typing import Any, Literal
 from agents.protocol.records import Durable, GenerationRecord, JobRecord
 from sailord.cluster_records import Transition
 from sailord.notify.feed import FeedEvent
+from simulator.documents.problems import Problem
 
 SeenState = Literal["joining", "ready", "draining", "cordoned", "slow", "suspect", "lost"]
 PhaseName = Literal[
@@ -17,19 +18,10 @@ PhaseName = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class ProblemView:
-    """One problem and its cure."""
-
-    place: str
-    what: str
-    cure: str
-
-
-@dataclass(frozen=True, slots=True)
 class Problems:
     """Why a request was refused."""
 
-    problems: tuple[ProblemView, ...]
+    problems: tuple[Problem, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,11 +130,14 @@ class CapacityLoop:
 
     async def _may_have_machines(self) -> bool:
         try:
-            entry = await self.gateway.store.get(self.gateway.keys.capacity)
-            books = CapacityRecord() if entry is None else decode(CapacityRecord, entry.value)
+            books = await self._stored()
         except (StoreError, WireError):
             return True
         return bool(books.machines or books.asks)
+
+    async def _stored(self) -> CapacityRecord:
+        entry = await self.gateway.store.get(self.gateway.keys.capacity)
+        return CapacityRecord() if entry is None else decode(CapacityRecord, entry.value)
 
     async def run(self) -> None:
         """Run for ever; act only while this process is the leader."""
@@ -208,14 +211,12 @@ class CapacityLoop:
 
     async def _take_over(self, term: int) -> None:
         try:
-            entry = await self.gateway.store.get(self.gateway.keys.capacity)
-            books = CapacityRecord() if entry is None else decode(CapacityRecord, entry.value)
+            books = await self._stored()
         except StoreError:
             return  # The next tick tries again; no request until then.
         except WireError as error:
-            log.error(
-                "unreadable capacity record in the store; nothing is rented", error=str(error)
-            )
+            what = "unreadable capacity record in the store; nothing is rented"
+            log.error(what, error=str(error))
             return
         self._term, self._asked, self._saved = term, (), books
         # Not the term: a new store starts at the same number.
@@ -269,28 +270,30 @@ class CapacityLoop:
     async def _read(self) -> None:
         term = self._term
         while term is not None and self._term == term:
-            read = [await self._read_prices(), await self._read_quotas()]
+            read = [
+                await self._ask("prices", self._read_prices),
+                await self._ask("quotas", self._read_quotas),
+            ]
             if all(read):
                 return
             await asyncio.sleep(READ_AGAIN_S)
 
-    async def _read_prices(self) -> bool:
+    async def _ask(self, what: str, read: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Read something of the provider; return whether it answered."""
         try:
-            prices = await self.provider.prices()
+            await read()
         except ProviderError as error:
-            log.warning("cannot read prices", error=str(error))
+            log.warning(f"cannot read {what}", error=str(error))
             return False
-        self._feed(PricesRead(self.clock.now(), prices))
         return True
 
-    async def _read_quotas(self) -> bool:
-        try:
-            quotas = await self.provider.quotas()
-        except ProviderError as error:
-            log.warning("cannot read quotas", error=str(error))
-            return False
-        self._feed(QuotasRead(self.clock.now(), tuple(quotas)))
-        return True
+    async def _read_prices(self) -> None:
+        prices = await self.provider.prices()
+        self._feed(PricesRead(self.clock.now(), prices))
+
+    async def _read_quotas(self) -> None:
+        quotas = tuple(await self.provider.quotas())
+        self._feed(QuotasRead(self.clock.now(), quotas))
 
     async def _follow_quotas(self) -> None:
         """Read quotas soon after instances came or went."""
@@ -299,7 +302,7 @@ class CapacityLoop:
             await asyncio.sleep(QUOTAS_S)
             self._moved.clear()
             if self._term is not None:
-                await self._read_quotas()
+                await self._ask("quotas", self._read_quotas)
 
     async def _create(self, ask: InstanceRequest) -> None:
         if not await self._save():

@@ -52,10 +52,6 @@ class Checkpoints:
         """Delete what retention allows; return the number of objects."""
         return await self._alone(order.job.id, lambda: _collect_garbage(order))
 
-    async def folders(self, job: JobId, uri: str) -> list[Folder]:
-        """All folders of a job's checkpoints."""
-        return await asyncio.to_thread(lambda: folders_at(reach(uri), job))
-
     async def pin(self, job: JobId, uri: str, point: Point, *, is_pinned: bool) -> None:
         """Pin a checkpoint, which excludes it from retention, or unpin it."""
         await self._alone(job, lambda: _pin(reach(uri), job, point, is_pinned))
@@ -119,9 +115,7 @@ def _few(faults: list[str]) -> str:
 def _faults(storage: Storage, job: JobId, durable: Durable, *, is_thorough: bool) -> list[str]:
     try:
         manifest = load_manifest(storage, _name_of(storage, durable))
-    except Missing as error:
-        return [str(error)]
-    except ManifestError as error:
+    except (Missing, ManifestError) as error:
         return [str(error)]
     if manifest.sha256 != durable.sha256:
         return [f"{durable.manifest} is not the committed manifest"]

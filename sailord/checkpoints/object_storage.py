@@ -27,6 +27,11 @@ CREDENTIALS = {
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or give the machine a service account",
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role",
 }
+CAUSES = {
+    errno.ENOSPC: "the storage is full",
+    errno.EDQUOT: "the quota is used up",
+    errno.EROFS: "the file system is read-only",
+}
 REFUSED = re.compile(
     r"credential|unauthorized|forbidden|access ?denied|anonymous|\b40[13]\b", re.IGNORECASE
 )
@@ -63,14 +68,8 @@ class Storage:
     def uri_of(self, name: str) -> str:
         return f"{self.uri.rstrip('/')}/{name}"
 
-    def read(self, name: str) -> bytes:
-        """Read a whole object."""
-        data = self._tried(name, "read", lambda: self.files.cat_file(self._path(name)))
-        assert isinstance(data, bytes)
-        return data
-
-    def read_range(self, name: str, first: int, end: int) -> bytes:
-        """Read a range of bytes; fewer at the end of the object."""
+    def read(self, name: str, first: int | None = None, end: int | None = None) -> bytes:
+        """Read an object, or a range of its bytes; fewer at its end."""
         path = self._path(name)
         data = self._tried(name, "read", lambda: self.files.cat_file(path, start=first, end=end))
         assert isinstance(data, bytes)
@@ -159,12 +158,8 @@ def _converted(place: str, what: str, uri: str, error: Exception) -> StorageErro
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, FileNotFoundError):
         return Missing(f"{place} does not exist")
-    if number == errno.ENOSPC:
-        return StorageError(f"{place} cannot be {what}: the storage is full")
-    if number == errno.EDQUOT:
-        return StorageError(f"{place} cannot be {what}: the quota is used up")
-    if number == errno.EROFS:
-        return StorageError(f"{place} cannot be {what}: the file system is read-only")
+    if number in CAUSES:
+        return StorageError(f"{place} cannot be {what}: {CAUSES[number]}")
     scheme = uri.partition("://")[0]
     text = f"{type(error).__name__}: {error}"
     if scheme in PACKAGES and (isinstance(error, PermissionError) or REFUSED.search(text)):

@@ -37,10 +37,10 @@ CHUNK_BYTES = 64 << 20
 def read_head(storage: Storage, name: str) -> tuple[Header, str]:
     """The header of an object, and its checksum."""
     uri = storage.uri_of(name)
-    data = storage.read_range(name, 0, FIRST_BYTES)
+    data = storage.read(name, 0, FIRST_BYTES)
     length = head_length(data, name=uri)
     if length > len(data):
-        data += storage.read_range(name, len(data), length)
+        data += storage.read(name, len(data), length)
     return parse_head(data, name=uri), head_checksum(data)
 
 
@@ -182,7 +182,7 @@ def _piece_fault(storage: Storage, name: str, piece: Piece) -> str:
     end = piece.offset + piece.bytes
     total = xxhash.xxh3_128()
     for first in range(piece.offset, end, CHUNK_BYTES):
-        total.update(storage.read_range(name, first, min(first + CHUNK_BYTES, end)))
+        total.update(storage.read(name, first, min(first + CHUNK_BYTES, end)))
     if total.hexdigest() == piece.checksum:
         return ""
     where = f"piece {piece.piece} of layer {piece.layer}, bytes {piece.offset} to {end - 1}"

@@ -17,9 +17,8 @@ from planner.problem.question import Question
 from sailord.cli.exit_codes import FAILED
 from sailord.cli.inputs import ESTIMATOR, PROFILES
 from sailord.cli.options import FILE, JSON, show
-from sailord.cli.question import chosen_names, read_question
+from sailord.cli.question import chosen_names, judge_of, read_question, rejected_text
 from sailord.text.table import table
-from simulator.api import estimator
 from simulator.documents.problems import InputError
 
 
@@ -82,12 +81,7 @@ class _Contest:
         self.question = question
         self.mode: Mode = mode
         self.case = case_of(question)
-        self.judge = estimator(
-            question.estimator,
-            job=question.job,
-            cluster=question.cluster,
-            measurements=question.measurements,
-        )
+        self.judge = judge_of(question)
 
     def enter(self, name: str) -> Entry:
         """Run one planner; one that cannot take this case enters with the reason."""
@@ -146,8 +140,7 @@ def _text(rows: list[tuple[Entry, float]], goal: str) -> str:
 
 
 def _cells(entry: Entry) -> list[str]:
-    rejected = [f"{n} {what.replace('_', ' ')}" for what, n in entry.passed_over.items() if n]
-    counts = ", ".join(rejected) or "-"
+    counts = rejected_text(entry) or "-"
     if entry.plan is None or entry.estimate is None:
         return ["-"] * 5 + [counts, "-"]
     estimate, usd = entry.estimate, entry.estimate.money.total_usd

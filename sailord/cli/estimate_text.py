@@ -32,14 +32,13 @@ def estimate_text(plan: Plan, job: Job, estimate: Estimate) -> str:
 
 def _totals(plan: Plan, job: Job, estimate: Estimate) -> Iterable[str]:
     money = estimate.money
-    used = ", ".join(f"{count} x {name}" for name, count in plan.gpus_used().items())
     tokens = estimate.throughput_samples_per_s * job.sequence
     yield f"job         {job.name}: {job.model.name}, {job.precision}, sequence {job.sequence}"
     yield (
         f"plan        {counted(len(plan.pipelines), 'pipeline')}, micro batch "
         f"{plan.micro_batch_size}, {estimate.samples_per_iteration} samples an iteration"
     )
-    yield f"devices     {used}"
+    yield f"devices     {gpus_text(plan)}"
     yield f"iteration   {_seconds(estimate.iteration_s)} ({estimate.estimator} estimator)"
     yield (f"throughput  {estimate.throughput_samples_per_s:.4g} samples/s, {tokens:,.0f} tokens/s")
     if money.total_usd is None:
@@ -55,6 +54,11 @@ def _totals(plan: Plan, job: Job, estimate: Estimate) -> Iterable[str]:
     else:
         full = sum(not device.fits for row in estimate.memory for device in row)
         yield f"memory      DOES NOT FIT on {counted(full, 'device group')}"
+
+
+def gpus_text(plan: Plan) -> str:
+    """Return the GPUs of a plan: 8 x A100-40@us-west1-a, ..."""
+    return ", ".join(f"{count} x {name}" for name, count in plan.gpus_used().items())
 
 
 def _stages(plan: Plan, estimate: Estimate) -> str:

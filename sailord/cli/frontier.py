@@ -12,6 +12,7 @@ import click
 from planner.api import plan_job
 from planner.cost_frontier import DEFAULT_POINTS, Frontier, Point
 from planner.cost_frontier import frontier as find_frontier
+from sailord.cli.estimate_text import gpus_text
 from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs
 from sailord.cli.options import FILE, JSON, show
 from sailord.cli.question import BUDGET, exit_without_plan, read_question
@@ -120,7 +121,7 @@ def _text(found: Frontier, files: Sequence[Path | None], seconds: float) -> str:
             f"{point.usd:.5f}",
             f"{point.usd_per_hour:.2f}",
             str(len(point.plan.pipelines)),
-            gpus_text(point),
+            gpus_text(point.plan),
         ]
         for number, point in enumerate(found.points, start=1)
     ]
@@ -130,8 +131,3 @@ def _text(found: Frontier, files: Sequence[Path | None], seconds: float) -> str:
     )
     lines += [f"plan    {files[0]} to {files[-1]}"] if files[0] is not None else []
     return "\n".join(lines)
-
-
-def gpus_text(point: Point) -> str:
-    """Return the GPUs of a plan: 8 x A100-40@us-west1-a, ..."""
-    return ", ".join(f"{count} x {name}" for name, count in point.plan.gpus_used().items())

@@ -18,10 +18,15 @@ from planner.what_if import explained
 from sailord.cli.estimate_text import estimate_text
 from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs
 from sailord.cli.options import FILE, JSON, show
-from sailord.cli.question import chosen_names, exit_without_plan, read_question
+from sailord.cli.question import (
+    chosen_names,
+    exit_without_plan,
+    judge_of,
+    read_question,
+    rejected_text,
+)
 from sailord.plots.figure import check_picture
 from sailord.plots.plan import write_plot
-from simulator.api import Estimator, estimator
 from simulator.documents.problems import Problem
 from simulator.estimate.result import Estimate
 from simulator.inputs.plan_file import plan_text
@@ -99,7 +104,7 @@ def plan(
     if save is not None:
         save.write_text(plan_text(found.plan), encoding="utf-8")
     if plot is not None:
-        write_plot(found.plan, found.estimate, _judge(question), plot)
+        write_plot(found.plan, found.estimate, judge_of(question), plot)
     page = estimate_text(found.plan, question.job, found.estimate)
     show(found.document, as_json, lambda _: "\n".join([page, *found.lines]))
 
@@ -112,15 +117,6 @@ class _Found:
     estimate: Estimate
     document: dict[str, Any]
     lines: tuple[str, ...]
-
-
-def _judge(question: Question) -> Estimator:
-    return estimator(
-        question.estimator,
-        job=question.job,
-        cluster=question.cluster,
-        measurements=question.measurements,
-    )
 
 
 def _search(question: Question, *, explain: bool) -> _Found | list[Problem]:
@@ -147,7 +143,7 @@ def _search_line(question: Question, answer: Answer, seconds: float) -> str:
 
 def _run_baseline(question: Question, name: str, mode: Mode) -> _Found | list[Problem]:
     started = time.perf_counter()
-    judge, left = _judge(question), question.seconds_left
+    judge, left = judge_of(question), question.seconds_left
     entry = enter(baseline(name), case_of(question), mode, judge, left)
     seconds = time.perf_counter() - started
     if entry.plan is None or entry.estimate is None:
@@ -156,18 +152,13 @@ def _run_baseline(question: Question, name: str, mode: Mode) -> _Found | list[Pr
     own = ""
     if entry.own_seconds is not None:
         own = f"; its own estimate {entry.own_seconds:.4g} s ({entry.own_error:+.0%})"
-    line = f"search      {seconds:.3f} s by {name}, {_rejected(entry)}{own}"
+    counts = rejected_text(entry)
+    taken = f"rejected {counts}" if counts else "its first plan"
+    line = f"search      {seconds:.3f} s by {name}, {taken}{own}"
     return _Found(entry.plan, entry.estimate, document, (line,))
 
 
-def _rejected(entry: Entry) -> str:
-    """Say which plans of the planner's ranking were rejected before the one taken."""
-    counts = [
-        f"{count} {what.replace('_', ' ')}" for what, count in entry.passed_over.items() if count
-    ]
-    return f"rejected {', '.join(counts)}" if counts else "its first plan"
-
-
 def _why_none(entry: Entry) -> Problem:
-    counts = _rejected(entry) if any(entry.passed_over.values()) else "it proposed no plan"
-    return Problem(entry.planner, f"{entry.why_not} ({counts})", "try another planner")
+    counts = rejected_text(entry)
+    proposed = f"rejected {counts}" if counts else "it proposed no plan"
+    return Problem(entry.planner, f"{entry.why_not} ({proposed})", "try another planner")

@@ -9,10 +9,11 @@ from typing import NoReturn
 
 import click
 
+from planner.compare.judge_all import Entry
 from planner.problem.question import Question, Space, read_ahead
 from sailord.cli.exit_codes import FAILED
 from sailord.cli.inputs import load_job_and_cluster
-from simulator.api import load_measurements
+from simulator.api import Estimator, estimator, load_measurements
 from simulator.documents.problems import InputError, Problem, nearest
 from simulator.spec.job import Job
 
@@ -63,6 +64,21 @@ def chosen_names(text: str, known: Sequence[str], option: str) -> tuple[str, ...
         name = unknown[0] if unknown else text
         raise InputError(Problem(option, f'"{name}" is not known', nearest(name, known)))
     return chosen
+
+
+def judge_of(question: Question) -> Estimator:
+    """Return the estimator that judges the plans of a question."""
+    return estimator(
+        question.estimator,
+        job=question.job,
+        cluster=question.cluster,
+        measurements=question.measurements,
+    )
+
+
+def rejected_text(entry: Entry) -> str:
+    """Return why plans of a planner's ranking were rejected, with counts; empty: none was."""
+    return ", ".join(f"{n} {why.replace('_', ' ')}" for why, n in entry.passed_over.items() if n)
 
 
 def exit_without_plan(problems: Iterable[Problem]) -> NoReturn:

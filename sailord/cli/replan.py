@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +88,20 @@ def replan(
     if save is not None:
         save.write_text(plan_text(found.plan), encoding="utf-8")
     gone = tuple(name for name in matched.lost if name in nodes_used(placed))
-    document = _document(running, found, matched, gone, verdict, seconds)
-    show(
-        document,
-        as_json,
-        lambda _: _text(running, found, matched, gone, verdict, the_job, seconds),
-    )
+    result = _Result(running, found, matched, gone, verdict, the_job, seconds)
+    show(_document(result), as_json, lambda _: _text(result))
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    running: Running
+    found: Replan
+    matched: MatchedNodes
+    gone: tuple[str, ...]
+    """Nodes of the running plan that were lost."""
+    verdict: Verdict
+    job: Job
+    seconds: float
 
 
 def _check(old: Plan, job: Job, cluster: Cluster, matched: MatchedNodes, name: str) -> None:
@@ -124,14 +132,8 @@ def _verdict(
     return judge_move(offer, History(), now_s=0.0, rules=rules)
 
 
-def _document(
-    running: Running,
-    found: Replan,
-    matched: MatchedNodes,
-    gone: tuple[str, ...],
-    verdict: Verdict,
-    seconds: float,
-) -> dict[str, Any]:
+def _document(result: _Result) -> dict[str, Any]:
+    running, found = result.running, result.found
     plan, estimate, transfers, move = found.found
     return {
         "plan": plan_to_json(plan),
@@ -140,14 +142,14 @@ def _document(
         "running": {
             "iteration_s": running.estimate.iteration_s,
             "cost_usd_per_iteration": running.estimate.money.total_usd,
-            "lost_nodes": list(gone),
-            "other_nodes": list(matched.unused),
+            "lost_nodes": list(result.gone),
+            "other_nodes": list(result.matched.unused),
             "cannot_go_on": found.needed,
         },
         "moves": _moves(transfers),
         "cost": move.to_json(),
-        "verdict": verdict.to_json(),
-        "search": {"seconds": seconds, "evaluations": found.evaluations},
+        "verdict": result.verdict.to_json(),
+        "search": {"seconds": result.seconds, "evaluations": found.evaluations},
     }
 
 
@@ -169,42 +171,34 @@ def _moves(transfers: Transfers) -> dict[str, Any]:
     }
 
 
-def _text(
-    running: Running,
-    found: Replan,
-    matched: MatchedNodes,
-    gone: tuple[str, ...],
-    verdict: Verdict,
-    job: Job,
-    seconds: float,
-) -> str:
+def _text(result: _Result) -> str:
+    running, found = result.running, result.found
     plan, estimate, transfers, move = found.found
     phases = ", ".join(
         f"{field.name.removesuffix('_s').replace('_', ' ')} {getattr(move.phases, field.name):.2g}"
         for field in fields(move.phases)
         if getattr(move.phases, field.name) > 0
     )
-    is_same = plan == running.plan
     lines = [
-        estimate_text(plan, job, estimate),
+        estimate_text(plan, result.job, estimate),
         "",
         f"before      {running.estimate.iteration_s:.4g} s an iteration"
         + (f"; {found.needed}" if found.needed else ""),
-        f"lost        {_listed(gone)}",
-        f"unused      {_listed(matched.unused)}",
+        f"lost        {_listed(result.gone)}",
+        f"unused      {_listed(result.matched.unused)}",
         f"transfers   {_gb(transfers.network_bytes)} between nodes in"
         f" {len(transfers.between_nodes)} transfers, {_gb(transfers.restored_bytes)} from replicas;"
         f" {_gb(transfers.own_device_bytes)} stay on their devices",
     ]
-    if not is_same:
+    if plan != running.plan:
         rent = "" if move.rent_usd is None else f", ${move.rent_usd:.2f} for rent"
         lines.append(
             f"downtime    {move.seconds:.1f} s ({phases} s; {move.steps_lost:g} steps repeated),"
             f" ${move.egress_usd:.2f} for egress{rent}"
         )
     lines += [
-        f"verdict     {verdict.sentence}",
-        f"search      {seconds * 1e3:.0f} ms, {found.evaluations} plans judged",
+        f"verdict     {result.verdict.sentence}",
+        f"search      {result.seconds * 1e3:.0f} ms, {found.evaluations} plans judged",
     ]
     return "\n".join(lines)
 

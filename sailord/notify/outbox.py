@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 
 from agents.protocol.codec import encode, plain
 from agents.protocol.records import Durable, GenerationRecord, JobId, JobRecord
-from agents.protocol.store_keys import Keys
-from agents.store.interface import Delete, Operation, Put, Snapshot, Store, StoreError
+from agents.store.interface import Delete, Operation, Put, Snapshot, StoreError
 from sailord.cluster_records import Gateway
 from sailord.notify.feed import FeedEvent
 
@@ -73,14 +72,6 @@ class Outbox:
     """Receivers that do not accept messages at present, by host, and why."""
     _offered: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
 
-    @property
-    def store(self) -> Store:
-        return self.gateway.store
-
-    @property
-    def keys(self) -> Keys:
-        return self.gateway.keys
-
     async def load(self) -> None:
         """Read which facts earlier leaders reported."""
         entries = sorted((await self.read()).entries, key=lambda entry: entry.created)
@@ -89,7 +80,7 @@ class Outbox:
 
     async def read(self) -> Snapshot:
         """All stored messages."""
-        return await self.store.snapshot(self.keys.outbox)
+        return await self.gateway.store.snapshot(self.gateway.keys.outbox)
 
     def offer(self, id_: str, event: FeedEvent) -> None:
         """Store a message unless its fact was reported before."""
@@ -106,7 +97,7 @@ class Outbox:
         return (self._put(id_, event),)
 
     def _put(self, id_: str, event: FeedEvent) -> Put:
-        return Put(self.keys.outbox + id_, encode(plain(event) | {"id": id_}))
+        return Put(self.gateway.keys.outbox + id_, encode(plain(event) | {"id": id_}))
 
     async def run(self) -> None:
         """Store offered messages; while the store is unavailable they wait.
@@ -133,7 +124,7 @@ class Outbox:
         kept = KEPT + 1 + self._offered.qsize()  # Messages not stored yet must not count as old.
         stale = list(self.at_of)[: max(len(self.at_of) - kept, 0)][:DELETED_AT_ONCE]
         operations: list[Operation] = [self._put(id_, event)]
-        operations += [Delete(self.keys.outbox + old) for old in stale]
+        operations += [Delete(self.gateway.keys.outbox + old) for old in stale]
         try:
             await self.gateway.write_as_leader(event.term, operations)
         except StoreError:

@@ -55,7 +55,7 @@ class WebhookSender:
         """Set the cursor of each new receiver to now; raises what the store raises."""
         now = (await self.outbox.read()).revision
         for receiver in self.receivers:
-            if await self.outbox.store.get(self.key(receiver)) is None:
+            if await self.outbox.gateway.store.get(self.key(receiver)) is None:
                 await self.set_cursor(receiver, now, term)
 
     async def run(self) -> None:
@@ -68,7 +68,7 @@ class WebhookSender:
     def key(self, receiver: Receiver) -> str:
         """The store key of the receiver's cursor."""
         name = hashlib.sha256(receiver.url.encode()).hexdigest()[:16]
-        return self.outbox.keys.cursors + name
+        return self.outbox.gateway.keys.cursors + name
 
     async def set_cursor(self, receiver: Receiver, after: int, term: int) -> bool:
         """Store the cursor; ``False``: we are not the leader any more."""
@@ -99,7 +99,7 @@ class _ReceiverTask:
                 await asyncio.wait_for(bell.wait(), POLL_S)
 
     async def _send_all(self, term: int) -> None:
-        place = await self.by.outbox.store.get(self.by.key(self.receiver))
+        place = await self.by.outbox.gateway.store.get(self.by.key(self.receiver))
         if place is None:
             return  # begin() has not set it yet.
         after = int(json.loads(place.value)["after"])

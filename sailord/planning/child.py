@@ -1,7 +1,7 @@
-"""Entry points of a planner process: start-up, and one function for each kind of request.
+"""Entry points of a planner process: its start, and its requests.
 
-``pool`` sends these functions by reference. Each imports the planner when it first runs, so that
-the controller itself never does.
+``pool`` sends these functions by reference. The planner is imported when a request first needs it,
+so that the controller itself never imports it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ import multiprocessing
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from sailord.planning.messages import CapacityAnswer, CapacityRequest, FoundPlan, PlanRequest
+from importlib import import_module
+from typing import Any
 
 
 def start(niceness: int) -> None:
@@ -32,36 +30,7 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def answer(request: PlanRequest) -> FoundPlan | str:
-    """Find a plan."""
-    from sailord.planning import plan_search  # noqa: PLC0415 - loads the planner
-
-    return plan_search.answer(request)
-
-
-def choose_capacity(request: CapacityRequest) -> CapacityAnswer:
-    """Choose the machines to rent."""
-    from sailord.planning import capacity_search  # noqa: PLC0415 - loads the planner
-
-    return capacity_search.choose_capacity(request)
-
-
-def start_precomputing(request: PlanRequest) -> None:
-    """Start precomputing answers to the loss of nodes."""
-    from sailord.planning import plan_search  # noqa: PLC0415 - loads the planner
-
-    plan_search.start_precomputing(request)
-
-
-def precompute_next() -> tuple[frozenset[str], frozenset[str], FoundPlan] | None:
-    """Precompute the next answer."""
-    from sailord.planning import plan_search  # noqa: PLC0415 - loads the planner
-
-    return plan_search.precompute_next()
-
-
-def build_tables(request: PlanRequest) -> None:
-    """Build the tables for requests about the running plan."""
-    from sailord.planning import plan_search  # noqa: PLC0415 - loads the planner
-
-    plan_search.build_tables(request)
+def call(function: str, *arguments: object) -> Any:
+    """Call a function of this package, named as ``module.function``; it may import the planner."""
+    module, _, name = function.partition(".")
+    return getattr(import_module(f"sailord.planning.{module}"), name)(*arguments)

@@ -158,7 +158,8 @@ class PlannerPool:
                 worker = await self._free_worker()
                 if self._newest is not request:
                     return NoAnswer("superseded by a newer request")
-                return await worker.run(child.answer, request)
+                found: FoundPlan | str = await worker.run(child.call, "plan_search.answer", request)
+                return found
         except TimeoutError:
             if worker is not None:
                 worker.kill()
@@ -186,7 +187,10 @@ class PlannerPool:
         """Return which machines to rent; runs in a background process."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._capacity_worker.run(child.choose_capacity, request)
+                found: CapacityAnswer = await self._capacity_worker.run(
+                    child.call, "capacity_search.choose_capacity", request
+                )
+                return found
         except TimeoutError:
             self._capacity_worker.kill()
             return CapacityAnswer(None, f"the planner found nothing within {timeout_s:g} s")
@@ -223,16 +227,18 @@ class PlannerPool:
     async def _precompute(self, plans: PrecomputedPlans) -> None:
         begun = time.monotonic()
         try:
-            await self._ahead_worker.run(child.start_precomputing, plans.request)
+            await self._ahead_worker.run(
+                child.call, "plan_search.start_precomputing", plans.request
+            )
             while plans.size_bytes < PRECOMPUTED_BYTES_MAX:
                 await self._idle.wait()
-                step = await self._ahead_worker.run(child.precompute_next)
+                step = await self._ahead_worker.run(child.call, "plan_search.precompute_next")
                 if step is None:
                     break
                 plans.add(*step)
             # Requests without a precomputed answer are faster once the tables exist.
             await self._idle.wait()
-            await self._workers[0].run(child.build_tables, plans.request)
+            await self._workers[0].run(child.call, "plan_search.build_tables", plans.request)
         except BrokenProcessPool:
             self._ahead_worker.kill()
             log.warning("the process that precomputes plans died")

@@ -117,10 +117,8 @@ def _pool(table: Table, cluster: Cluster) -> Pool:
 
 def _known(table: Table, key: str, named: Callable[[str], str]) -> str:
     """Read a name, and return it as the catalogue spells it; empty after a mistake."""
-    text = table.text(key)
+    text = table.text(key, required=True)
     if text is None:
-        if key not in table:
-            _missing(table, key)
         return ""
     try:
         return named(text)
@@ -129,16 +127,10 @@ def _known(table: Table, key: str, named: Callable[[str], str]) -> str:
         return ""
 
 
-def _missing(table: Table, key: str) -> None:
-    table.report(key, "is missing", "every entry needs it")
-
-
 def _static(table: Table, cluster: Cluster) -> StaticConfig:
     hosts: list[Host] = []
     for entry in table.tables("host"):
-        name = entry.text("name")
-        if "name" not in entry:
-            _missing(entry, "name")
+        name = entry.text("name", required=True)
         if any(host.name == name for host in hosts):
             entry.report("name", f'is "{name}" a second time', "list each host once")
         price = entry.number("usd_per_hour", least=0.0, most=1e6)
@@ -157,16 +149,14 @@ def _emulated(
         Pool(p.zone, p.machine, p.gpu, p.gpus_per_machine, p.spot) for p in cluster.pools
     )
     for entry in table.tables("pool"):
-        price = entry.number("usd_per_hour", default=0.0, least=0.0, most=1e6)
-        if "usd_per_hour" not in entry:
-            _missing(entry, "usd_per_hour")
+        price = entry.number("usd_per_hour", required=True, least=0.0, most=1e6)
         pool = _pool(entry, cluster)
         if any(kind.pool == pool for kind in kinds):
             entry.report("machine", f"is {pool} a second time", "list each pool once")
         if is_replayed and pool.machine and pool not in columns:
             cure = "add it there as a [[pool]]: a trace counts the pools of the cluster file"
             entry.report("machine", f"is {pool}, which is not in the cluster file", cure)
-        kinds.append(EmulatedPool(pool, price, entry.integer("machines_max", default=8)))
+        kinds.append(EmulatedPool(pool, price or 0.0, entry.integer("machines_max", default=8)))
         entry.finish()
     if not kinds:
         table.report(
@@ -196,9 +186,6 @@ def _text(table: Table, key: str, path: Path | None) -> str | None:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
-        table.report(
-            key,
-            f"{path} cannot be read: {why}",
-            "name the configuration file that the agents share",
-        )
+        cure = "name the configuration file that the agents share"
+        table.report(key, f"{path} cannot be read: {why}", cure)
         return None

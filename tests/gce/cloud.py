@@ -60,9 +60,8 @@ def provider(
     """The real provider, which speaks to a fake cloud."""
     with gce_server(cloud, rest) as address:
         settled = replace(config(address, *pools), **changes)
-        yield GceProvider(
-            settled, load_catalogue(), GceClient(AnonymousCredentials(), address, settled.call_s)
-        )
+        client = GceClient(AnonymousCredentials(), settled)
+        yield GceProvider(settled, load_catalogue(), client)
 
 
 async def until(holds: Callable[[], Any], seconds: float = 20.0) -> Any:

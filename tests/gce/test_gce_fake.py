@@ -14,9 +14,9 @@ from sailord.providers.gce.client import GceClient
 from sailord.providers.gce.errors import GceError
 from tests.fakes.gce.cloud import STOCKOUT, Cloud, Group, Hooks, Vm
 from tests.fakes.gce.server import gce_server
-from tests.gce.cloud import HERE, until
+from tests.gce.cloud import HERE, config, until
 
-HOME = {"project": "test-project", "zone": HERE}
+HOME = {"zone": HERE}
 MACHINE = f"zones/{HERE}/machineTypes/a2-highgpu-1g"
 
 
@@ -24,7 +24,7 @@ MACHINE = f"zones/{HERE}/machineTypes/a2-highgpu-1g"
 def client(cloud: Cloud) -> Iterator[GceClient]:
     """The real client library, which speaks to a fake cloud."""
     with gce_server(cloud) as address:
-        api = GceClient(AnonymousCredentials(), address, 10.0)
+        api = GceClient(AnonymousCredentials(), config(address))
         try:
             yield api
         finally:
@@ -101,7 +101,7 @@ def test_an_ordered_preemption_follows_its_notice(notice_s):
         await api.call("Instances", "simulate_maintenance_event_unary", **HOME, instance="one")
         assert hooks.seconds == ([float(notice_s)] if notice_s else [])
         await until(lambda: not cloud.there())
-        pages = await api.pages("GlobalOperations", "aggregated_list", project="test-project")
+        pages = await api.pages("GlobalOperations", "aggregated_list")
         told = [one for page in pages for zone in page.items.values() for one in zone.operations]
         taken = [one for one in told if one.operation_type == "compute.instances.preempted"]
         assert [one.target_id for one in taken] == [cloud.vms[0].id]

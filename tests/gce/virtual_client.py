@@ -6,6 +6,7 @@ import asyncio
 import json
 import selectors
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -17,6 +18,7 @@ from agents.protocol.records import Order
 from agents.protocol.store_keys import Keys
 from agents.store.interface import Entry, StoreUnavailable
 from sailord.providers.gce.client import GceClient, raise_gce_error
+from sailord.providers.gce.config import GceConfig
 from sailord.providers.gce.errors import GceError
 from sailord.providers.gce.partial_lists import with_partial_results
 from tests.fakes.gce.rest import Request, Rest
@@ -69,8 +71,10 @@ class FakeAdapter(HTTPAdapter):
 class VirtualClient(GceClient):
     """The client library without threads: requests take virtual time, and may arrive late."""
 
-    def __init__(self, rest: Rest, call_s: float, lag: Callable[[], tuple[float, float]]) -> None:
-        super().__init__(AnonymousCredentials(), "http://fake", call_s)
+    def __init__(
+        self, rest: Rest, config: GceConfig, lag: Callable[[], tuple[float, float]]
+    ) -> None:
+        super().__init__(AnonymousCredentials(), replace(config, endpoint="http://fake"))
         self._rest = rest
         self._lag = lag
         self._on_its_way: set[asyncio.Task[Any]] = set()

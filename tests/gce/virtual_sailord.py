@@ -256,7 +256,7 @@ class World(Hooks):
 
     def _lead(self) -> None:
         self._gateway.term += 1
-        api = VirtualClient(self._rest, self._config.call_s, self._lag)
+        api = VirtualClient(self._rest, self._config, self._lag)
         state = State(term=self._gateway.term, nodes=Nodes(self._nodes), active=self._job())
         capacity = CapacityLoop(
             SimpleNamespace(cluster_name="test", cluster_file=None, profiles=None),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sailord.local.cluster import ClusterError, LocalCluster
 from sailord.local.tour.plan_holders import middle_node, replicated_holders, sole_holders
 from sailord.local.tour.step_log import StepLog
+from sailord.text.units import counted
 
 STEPS_BETWEEN = 4
 """Steps that a generation does before the next event."""
@@ -40,18 +41,10 @@ class Event:
     @property
     def lost(self) -> str:
         """The steps lost, as text."""
-        return f"{self.steps_lost} step{'s' if self.steps_lost != 1 else ''} lost"
+        return f"{counted(self.steps_lost, 'step')} lost"
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "about": self.about,
-            "notice_s": self.notice_s,
-            "steps_lost": self.steps_lost,
-            "downtime_s": round(self.downtime_s, 4),
-            "predicted_s": self.predicted_s,
-            "phases": dict(self.phases),
-        }
+        return asdict(self) | {"downtime_s": round(self.downtime_s, 4)}
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from sailord.local.tour.director import Director, Event
 from sailord.local.tour.reference_run import ReferenceRun, largest_difference, start_reference_run
 from sailord.local.tour.step_log import StepLog
 from sailord.text.cluster_text import event_text, nodes_text
+from sailord.text.units import counted
 
 TOLERANCE = 1e-4
 """Relative tolerance of the LLaMA's losses: another plan sums in another order."""
@@ -48,6 +49,13 @@ class JobResult:
     def is_complete(self) -> bool:
         return all(event.steps_lost <= event.steps_allowed for event in self.events)
 
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "events": [event.to_json() for event in self.events],
+            "final_step": self.final_step,
+            "largest_relative_difference": self.difference,
+        }
+
 
 OFTEN = "\n[checkpoint]\nmemory_every = 1\n"
 """A snapshot at every step, so that a loss costs the same on every machine."""
@@ -70,12 +78,11 @@ class Tour:
         place = self.cluster.place
         self.say("sailord and eight nodes in three zones are starting")
         self.cluster.start()
-        names = ("tale", "exact")
         files = {"tale": "job.toml", "exact": "exact.toml"}
-        jobs = {name: place.job(files[name]) + OFTEN for name in names}
-        references = [start_reference_run(place.folder, name, jobs[name]) for name in names]
-        for name in names:
-            self._tell(name, jobs[name])
+        jobs = {name: place.job(file) + OFTEN for name, file in files.items()}
+        references = [start_reference_run(place.folder, *named) for named in jobs.items()]
+        for name, job in jobs.items():
+            self._tell(name, job)
         for node in list(self.cluster.nodes):
             self.cluster.kill_node(node)
         self._compare(references)
@@ -115,7 +122,7 @@ class Tour:
             theirs = reference.losses(told.final_step)
             reference.end()
             difference = largest_difference(told.losses, theirs)
-            self.told[told.job] = JobResult(told.job, told.events, told.losses, difference)
+            self.told[told.job] = replace(told, difference=difference)
 
     # ---- results --------------------------------------------------------------------------------
 
@@ -128,15 +135,9 @@ class Tour:
         """Return the content of build/tour.json."""
         tale, exact = self.told["tale"], self.told["exact"]
         return {
-            "events": [event.to_json() for event in tale.events],
-            "final_step": tale.final_step,
+            **tale.to_json(),
             "loss_equals_uninterrupted": self.is_equal,
-            "largest_relative_difference": tale.difference,
-            "exact": {
-                "events": [event.to_json() for event in exact.events],
-                "final_step": exact.final_step,
-                "largest_relative_difference": exact.difference,
-            },
+            "exact": exact.to_json(),
             "seconds": round(time.monotonic() - self.begun_s, 1),
         }
 
@@ -164,12 +165,6 @@ class Tour:
         return self.is_equal and tale.is_complete and exact.is_complete
 
 
-def write(tour: Tour, path: Path) -> None:
-    """Write the figures as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(tour.to_json(), indent=1) + "\n", encoding="utf-8")
-
-
 def run_tour(cluster: LocalCluster, path: Path) -> bool:
     """Run the tour; return whether nothing was lost."""
     tour = Tour(cluster)
@@ -179,7 +174,8 @@ def run_tour(cluster: LocalCluster, path: Path) -> bool:
         click.echo(f"error: {failure}", err=True)
         _tell_last(cluster)
         return False
-    write(tour, path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(tour.to_json(), indent=1) + "\n", encoding="utf-8")
     is_whole = tour.sum_up()
     steps = sum(event.steps_lost for told in tour.told.values() for event in told.events)
     click.echo(verdict(is_whole=is_whole, steps_lost=steps), file=sys.stdout)
@@ -191,8 +187,7 @@ def verdict(*, is_whole: bool, steps_lost: int) -> str:
     if not is_whole:
         return "something was LOST"
     if steps_lost:
-        again = "1 step" if steps_lost == 1 else f"{steps_lost} steps"
-        return f"nothing was lost for good; {again} repeated"
+        return f"nothing was lost for good; {counted(steps_lost, 'step')} repeated"
     return "nothing was lost"
 
 

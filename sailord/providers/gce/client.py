@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sailord.providers.gce.config import GceConfig
 from sailord.providers.gce.errors import GceError, gce_error
 from sailord.providers.gce.partial_lists import ask_for_partial_lists
 from simulator.documents.problems import InputError, Problem
@@ -31,21 +32,18 @@ LOGIN = (
 class GceClient:
     """The API clients of one project, each made on first use."""
 
-    def __init__(self, credentials: Any, endpoint: str | None, call_s: float) -> None:
+    def __init__(self, credentials: Any, config: GceConfig) -> None:
         self._credentials = credentials
-        self._endpoint = endpoint
+        self._project = config.project
+        self._endpoint = config.endpoint
+        self._call_s = config.call_s
         self._clients: dict[str, Any] = {}
-        self._call_s = call_s
         self._is_loaded = False
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="gce")
 
     async def call(self, client: str, method: str, **fields: Any) -> Any:
         """Call a method of a client once; only the caller knows whether a retry is safe."""
-        return await self._in_thread(
-            lambda: getattr(self._client(client), method)(
-                request=fields, retry=None, timeout=self._call_s
-            )
-        )
+        return await self._in_thread(lambda: self._call(client, method, fields))
 
     async def pages(
         self,
@@ -58,11 +56,8 @@ class GceClient:
         """Call a method that lists; return its pages up to the first that ``is_enough``."""
 
         def read() -> list[Any]:
-            pager = getattr(self._client(client), method)(
-                request=fields, retry=None, timeout=self._call_s
-            )
             found = []
-            for page in pager.pages:
+            for page in self._call(client, method, fields).pages:
                 found.append(page)
                 if is_enough is not None and is_enough(page):
                     break
@@ -93,6 +88,11 @@ class GceClient:
     def close(self) -> None:
         """Stop the threads; open requests end with their own timeouts."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _call(self, client: str, method: str, fields: dict[str, Any]) -> Any:
+        request = {"project": self._project, **fields}
+        act = getattr(self._client(client), method)
+        return act(request=request, retry=None, timeout=self._call_s)
 
     def _client(self, name: str) -> Any:
         if name not in self._clients:

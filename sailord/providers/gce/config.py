@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -103,7 +103,7 @@ def read_gce(
 ) -> GceConfig | None:
     """Read the keys of ``[provider]``; ``None`` after a mistake, which is reported."""
     before = len(table.problems.found)
-    project = table.value("project", _project, required=True)
+    project = table.value("project", _PROJECT, required=True)
     zones = _words(table, "zones", required=True)
     for index, zone in enumerate(zones):
         if not ZONE.match(zone):
@@ -121,9 +121,9 @@ def read_gce(
         for machine, gpu, gpus in machines
         for kind in kinds
     )
-    store = table.value("store", _store, required=True)
-    secret = table.value("key_secret", _secret, required=True)
-    package = table.value("package", _package)
+    store = table.value("store", _STORE, required=True)
+    secret = table.value("key_secret", _SECRET, required=True)
+    package = table.value("package", _PACKAGE)
     credentials = table.text("credentials")
     config = GceConfig(
         project=project or "",
@@ -196,30 +196,20 @@ def _words(table: Table, key: str, *, required: bool = False) -> tuple[str, ...]
     return table.value(key, accept, default=(), required=required)
 
 
-def _project(value: object) -> str:
-    if not isinstance(value, str) or not PROJECT.match(value):
-        raise InvalidValue(
-            f"is {quote(value)}", "give the project's ID, as `gcloud projects list` does"
-        )
-    return value
+def _matching(pattern: re.Pattern[str], cure: str) -> Callable[[object], str]:
+    def accept(value: object) -> str:
+        if not isinstance(value, str) or not pattern.match(value):
+            raise InvalidValue(f"is {quote(value)}", cure)
+        return value
+
+    return accept
 
 
-def _store(value: object) -> str:
-    if not isinstance(value, str) or not value.startswith("etcd://"):
-        cure = "give etcd://HOST:PORT, since instances reach no other store"
-        raise InvalidValue(f"is {quote(value)}", cure)
-    return value
-
-
-def _secret(value: object) -> str:
-    if not isinstance(value, str) or not SECRET.match(value):
-        cure = "give projects/PROJECT/secrets/NAME/versions/NUMBER of the Secret Manager"
-        raise InvalidValue(f"is {quote(value)}", cure)
-    return value
-
-
-def _package(value: object) -> str:
-    if not isinstance(value, str) or not PACKAGE.match(value):
-        cure = "pin a wheel: sailor[worker]@https://HOST/NAME.whl#sha256=SUM"
-        raise InvalidValue(f"is {quote(value)}", cure)
-    return value
+_PROJECT = _matching(PROJECT, "give the project's ID, as `gcloud projects list` does")
+_STORE = _matching(
+    re.compile("etcd://"), "give etcd://HOST:PORT, since instances reach no other store"
+)
+_SECRET = _matching(
+    SECRET, "give projects/PROJECT/secrets/NAME/versions/NUMBER of the Secret Manager"
+)
+_PACKAGE = _matching(PACKAGE, "pin a wheel: sailor[worker]@https://HOST/NAME.whl#sha256=SUM")

@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sailord.providers.interface import RefusalKind
 
 STOCKOUT_PREFIXES = ("ZONE_RESOURCE_POOL_EXHAUSTED", "REGION_RESOURCE_POOL_EXHAUSTED")
-STOCKOUT_CODES = frozenset({"insufficientCapacity", "RESOURCE_POOL_EXHAUSTED", "stockout"})
-QUOTA_CODES = frozenset({"QUOTA_EXCEEDED", "quotaExceeded", "LIMIT_EXCEEDED", "limitExceeded"})
-RATE_CODES = frozenset(
-    {
-        *("rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"),
-        *("RESOURCE_OPERATION_RATE_EXCEEDED", "resourceOperationRateExceeded"),
-        *("CONCURRENT_OPERATIONS_QUOTA_EXCEEDED", "concurrentOperationsQuotaExceeded"),
-    }
-)
-PERMISSION_CODES = frozenset(
-    {
-        *("forbidden", "authError", "accessNotConfigured", "insufficientPermissions"),
-        *("SERVICE_DISABLED", "BILLING_DISABLED", "CONSUMER_INVALID", "USER_PROJECT_DENIED"),
-        *("PERMISSION_DENIED", "PERMISSIONS_ERROR", "SERVICE_ACCOUNT_ACCESS_DENIED"),
-        *("UNAUTHENTICATED", "ACCESS_TOKEN_SCOPE_INSUFFICIENT", "expired"),
-        "IAM_PERMISSION_DENIED",
-    }
-)
-BAD_REQUEST_CODES = frozenset(
-    {
-        *("invalid", "badRequest", "notFound", "parseError", "INVALID_USAGE", "INVALID_FIELD"),
-        *("RESOURCE_NOT_FOUND", "invalidParameter", "UNSUPPORTED_OPERATION", "required"),
-        *("alreadyExists", "RESOURCE_ALREADY_EXISTS", "conditionNotMet"),
-    }
-)
+_CODES: Mapping[RefusalKind, str] = {
+    "stockout": "insufficientCapacity RESOURCE_POOL_EXHAUSTED stockout",
+    "quota": "QUOTA_EXCEEDED quotaExceeded LIMIT_EXCEEDED limitExceeded",
+    "rate": "rateLimitExceeded userRateLimitExceeded RATE_LIMIT_EXCEEDED "
+    "RESOURCE_OPERATION_RATE_EXCEEDED resourceOperationRateExceeded "
+    "CONCURRENT_OPERATIONS_QUOTA_EXCEEDED concurrentOperationsQuotaExceeded",
+    "permission": "forbidden authError accessNotConfigured insufficientPermissions "
+    "SERVICE_DISABLED BILLING_DISABLED CONSUMER_INVALID USER_PROJECT_DENIED PERMISSION_DENIED "
+    "PERMISSIONS_ERROR SERVICE_ACCOUNT_ACCESS_DENIED UNAUTHENTICATED "
+    "ACCESS_TOKEN_SCOPE_INSUFFICIENT expired IAM_PERMISSION_DENIED",
+    "bad_request": "invalid badRequest notFound parseError INVALID_USAGE INVALID_FIELD "
+    "RESOURCE_NOT_FOUND invalidParameter UNSUPPORTED_OPERATION required alreadyExists "
+    "RESOURCE_ALREADY_EXISTS conditionNotMet",
+}
+KINDS = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
+"""Kinds of refusal by Google's code."""
 TRANSIENT_STATUSES = frozenset({408, 500, 502, 503, 504})
 NO_CAUSE = frozenset({"VM_MIN_COUNT_NOT_REACHED"})
 """Codes without a cause; another code beside them has it."""
@@ -85,18 +76,12 @@ def gce_error(
 
 def kind_of_code(code: str, text: str) -> RefusalKind | None:
     """Return the kind of a code; ``None`` for an unlisted one."""
-    if code.startswith(STOCKOUT_PREFIXES) or code in STOCKOUT_CODES:
+    if code.startswith(STOCKOUT_PREFIXES):
         return "stockout"
-    if code in RATE_CODES:
-        return "rate"
-    if code in QUOTA_CODES:
-        # Requests per minute are a rate, though called a quota.
-        return "rate" if re.search(r"per (minute|second|100 seconds)", text) else "quota"
-    if code in PERMISSION_CODES:
-        return "permission"
-    if code in BAD_REQUEST_CODES:
-        return "bad_request"
-    return None
+    kind = KINDS.get(code)
+    # Requests per minute are a rate, though called a quota.
+    is_rate = kind == "quota" and re.search(r"per (minute|second|100 seconds)", text)
+    return "rate" if is_rate else kind
 
 
 def _kind_of_status(status: int) -> RefusalKind:

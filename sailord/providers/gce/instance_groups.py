@@ -14,7 +14,7 @@ from sailord.providers.gce.client import GceClient
 from sailord.providers.gce.config import GceConfig
 from sailord.providers.gce.errors import GceError, gce_error
 from sailord.providers.gce.requests import group_instances_body, instance_names, request_uuid
-from sailord.providers.interface import InstanceRequest
+from sailord.providers.interface import InstanceRequest, Pool
 
 CLIENT = "InstanceGroupManagers"
 
@@ -25,7 +25,6 @@ async def create(api: GceClient, config: GceConfig, ask: InstanceRequest) -> Any
     return await api.call(
         CLIENT,
         "create_instances_unary",
-        project=config.project,
         zone=ask.pool.zone,
         instance_group_manager=config.groups[ask.pool],
         request_id=request_uuid(ask.request_id),
@@ -39,10 +38,8 @@ async def wait_created(api: GceClient, config: GceConfig, ask: InstanceRequest) 
     A group retries for ever, so a missing instance could appear later and be billed unnoticed.
     """
     loop = asyncio.get_running_loop()
-    deadline, names = (
-        loop.time() + config.operation_s,
-        set(instance_names(ask, config.cluster_name)),
-    )
+    deadline = loop.time() + config.operation_s
+    names = instance_names(ask, config.cluster_name)
     while True:
         members = await _members(api, config, ask)
         missing = sorted(name for name in names if name in members and not members[name].id)
@@ -51,31 +48,21 @@ async def wait_created(api: GceClient, config: GceConfig, ask: InstanceRequest) 
         errors = [error for name in missing for error in members[name].last_attempt.errors.errors]
         is_late = loop.time() > deadline
         if errors or is_late:
-            await remove(api, config, ask, missing)
+            await remove(api, config, ask.pool, missing)
             told = [(error.code, error.message) for error in errors]
             return gce_error(0, told, message="the group made nothing in time")
         await asyncio.sleep(config.poll_s)
 
 
-async def remove(
-    api: GceClient, config: GceConfig, ask: InstanceRequest, names: Sequence[str]
-) -> None:
+async def remove(api: GceClient, config: GceConfig, pool: Pool, names: Sequence[str]) -> None:
     """Remove instances from a group, and delete them."""
-    links = [f"zones/{ask.pool.zone}/instances/{name}" for name in names]
-    await remove_links(api, config, ask.pool.zone, config.groups[ask.pool], links)
-
-
-async def remove_links(
-    api: GceClient, config: GceConfig, zone: str, group: str, links: Sequence[str]
-) -> None:
-    """Remove the instances with these links from a group, and delete them."""
+    links = [f"zones/{pool.zone}/instances/{name}" for name in names]
     await api.call(
         CLIENT,
         "delete_instances_unary",
-        project=config.project,
-        zone=zone,
-        instance_group_manager=group,
-        instance_group_managers_delete_instances_request_resource={"instances": list(links)},
+        zone=pool.zone,
+        instance_group_manager=config.groups[pool],
+        instance_group_managers_delete_instances_request_resource={"instances": links},
     )
 
 
@@ -83,7 +70,6 @@ async def _members(api: GceClient, config: GceConfig, ask: InstanceRequest) -> d
     pages = await api.pages(
         CLIENT,
         "list_managed_instances",
-        project=config.project,
         zone=ask.pool.zone,
         instance_group_manager=config.groups[ask.pool],
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from sailord.providers.gce.client import LOGIN, GceClient
 from sailord.providers.gce.config import GceConfig, machine_shape, region_of
@@ -25,7 +24,7 @@ async def check(api: GceClient, config: GceConfig) -> None:
     """Check all that the configuration names; raise ``InputError`` with every mistake."""
     problems = Problems()
     try:
-        project = read_limits((await _project(api, config)).quotas)
+        project = read_limits((await api.call("Projects", "get")).quotas)
     except GceError as failure:
         # Nothing else can be checked without the project.
         problems.found.append(_problem_of(failure, config))
@@ -33,7 +32,7 @@ async def check(api: GceClient, config: GceConfig) -> None:
         raise AssertionError("raise_if_any has raised") from failure
     zones: frozenset[str] = frozenset()
     try:
-        zones = await _known_zones(api, config)
+        zones = await _known_zones(api)
     except GceError as failure:
         problems.found.append(_problem_of(failure, config))
     else:
@@ -45,8 +44,8 @@ async def check(api: GceClient, config: GceConfig) -> None:
     pools = [pool for pool in config.pools if pool.zone in zones]
     for found in (
         _check_listing(api, config),
-        _check_machines(api, config, pools),
-        _check_quotas(api, config, pools, project),
+        _check_machines(api, pools),
+        _check_quotas(api, pools, project),
     ):
         try:
             problems.found += await found
@@ -57,31 +56,19 @@ async def check(api: GceClient, config: GceConfig) -> None:
     problems.raise_if_any()
 
 
-async def _project(api: GceClient, config: GceConfig) -> Any:
-    return await api.call("Projects", "get", project=config.project)
-
-
 async def _check_listing(api: GceClient, config: GceConfig) -> Sequence[Problem]:
     rule = f'labels.{CLUSTER_LABEL}="{config.cluster_name}"'
-    project = config.project
-    await api.pages("Instances", "aggregated_list", project=project, filter=rule)
-    await api.pages(
-        *("GlobalOperations", "aggregated_list"),
-        project=project,
-        max_results=1,
-        is_enough=lambda _: True,
-    )
+    await api.pages("Instances", "aggregated_list", filter=rule)
+    await api.pages("GlobalOperations", "aggregated_list", max_results=1, is_enough=lambda _: True)
     return ()
 
 
-async def _known_zones(api: GceClient, config: GceConfig) -> frozenset[str]:
-    pages = await api.pages("Zones", "list", project=config.project)
+async def _known_zones(api: GceClient) -> frozenset[str]:
+    pages = await api.pages("Zones", "list")
     return frozenset(zone.name for page in pages for zone in page.items)
 
 
-async def _check_machines(
-    api: GceClient, config: GceConfig, pools: Sequence[Pool]
-) -> Sequence[Problem]:
+async def _check_machines(api: GceClient, pools: Sequence[Pool]) -> Sequence[Problem]:
     zones: dict[tuple[str, str], set[str]] = {}
     for pool in pools:
         machine, card, _ = machine_shape(pool.machine)
@@ -91,16 +78,14 @@ async def _check_machines(
             zones.setdefault(("AcceleratorTypes", card), set()).add(pool.zone)
     found: list[Problem] = []
     for (client, name), wanted in sorted(zones.items()):
-        found += await _check_offered(api, config, client, name, wanted)
+        found += await _check_offered(api, client, name, wanted)
     return found
 
 
 async def _check_offered(
-    api: GceClient, config: GceConfig, client: str, name: str, wanted: set[str]
+    api: GceClient, client: str, name: str, wanted: set[str]
 ) -> Sequence[Problem]:
-    pages = await api.pages(
-        client, "aggregated_list", project=config.project, filter=f'name="{name}"'
-    )
+    pages = await api.pages(client, "aggregated_list", filter=f'name="{name}"')
     kinds, unseen = read_aggregated(pages, LISTED[client])
     offered = sorted({kind.zone.rpartition("/")[2] for kind in kinds})
     found = []
@@ -114,10 +99,10 @@ async def _check_offered(
 
 
 async def _check_quotas(
-    api: GceClient, config: GceConfig, pools: Sequence[Pool], project: Limits
+    api: GceClient, pools: Sequence[Pool], project: Limits
 ) -> Sequence[Problem]:
     found = []
-    by_region = await limits_by_region(api, config, {region_of(pool.zone) for pool in pools})
+    by_region = await limits_by_region(api, {region_of(pool.zone) for pool in pools})
     for pool in pools:
         region = region_of(pool.zone)
         limits = by_region[region]
@@ -135,15 +120,12 @@ async def _check_quotas(
     return found
 
 
-async def limits_by_region(
-    api: GceClient, config: GceConfig, regions: Iterable[str]
-) -> dict[str, Limits]:
+async def limits_by_region(api: GceClient, regions: Iterable[str]) -> dict[str, Limits]:
     """Read the quotas of some regions."""
-    found = {}
-    for region in sorted(regions):
-        told = await api.call("Regions", "get", project=config.project, region=region)
-        found[region] = read_limits(told.quotas)
-    return found
+    return {
+        region: read_limits((await api.call("Regions", "get", region=region)).quotas)
+        for region in sorted(regions)
+    }
 
 
 def cure_of(failure: GceError, project: str) -> str:

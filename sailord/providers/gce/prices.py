@@ -26,6 +26,8 @@ GPU_NAMES: Mapping[str, str] = {
     "H100-80": "nvidia h100 80gb gpu",
     "H200-141": "nvidia h200 141gb gpu",
 }
+_IS_SPOT = {"OnDemand": False, "Preemptible": True}
+"""By a price's usage type; others are not for rent by the hour."""
 _HOST = re.compile(r"(?:spot preemptible )?(\w+) (?:predefined )?instance (core|ram)\b")
 
 Rates = Mapping[tuple[str, str, bool], float]
@@ -38,18 +40,10 @@ def rates_of(skus: Iterable[Mapping[str, Any]]) -> Rates:
     rates: dict[tuple[str, str, bool], float] = {}
     for sku in skus:
         category = sku.get("category", {})
-        spot = category.get("usageType") == "Preemptible"
+        spot = _IS_SPOT.get(category.get("usageType"))
         unit = _unit_of(str(sku.get("description", "")).lower(), category.get("resourceGroup", ""))
         usd = _usd_per_hour(sku)
-        if (
-            unit is None
-            or usd is None
-            or category.get("usageType")
-            not in (
-                "OnDemand",
-                "Preemptible",
-            )
-        ):
+        if unit is None or usd is None or spot is None:
             continue
         for region in sku.get("serviceRegions", ()):
             # A unit may be listed twice for different uses: take the higher price.

@@ -94,10 +94,9 @@ class GceProvider(Provider):
         rule = f'labels.{CLUSTER_LABEL}="{self._config.cluster_name}"'
         try:
             pages, operations = await asyncio.gather(
-                self._list("Instances", filter=rule),
+                self._api.pages("Instances", "aggregated_list", filter=rule),
                 self._api.pages(
                     *("GlobalOperations", "aggregated_list"),
-                    project=self._config.project,
                     max_results=500,
                     order_by="creationTimestamp desc",
                     is_enough=lambda page: _is_old(page, at - HISTORY_S),
@@ -122,10 +121,6 @@ class GceProvider(Provider):
             ),
             ended_at=past.ended_at,
         )
-
-    async def _list(self, client: str, **fields: Any) -> list[Any]:
-        project = self._config.project
-        return await self._api.pages(client, "aggregated_list", project=project, **fields)
 
     def _instance(self, resource: Any) -> Instance:
         return read_instance(resource, self._requests, self._catalogue)
@@ -159,7 +154,6 @@ class GceProvider(Provider):
     async def _order(self, ask: InstanceRequest) -> Any:
         return await self._api.call(
             *("Instances", "bulk_insert_unary"),
-            project=self._config.project,
             zone=ask.pool.zone,
             request_id=request_uuid(ask.request_id),
             bulk_insert_instance_resource_resource=bulk_insert_body(ask, self._config),
@@ -175,12 +169,7 @@ class GceProvider(Provider):
                 raise _OperationTimeoutError(f"{told}{f' ({trouble})' if trouble else ''}")
             await asyncio.sleep(self._config.poll_s)
             try:
-                operation = await self._api.call(
-                    *("ZoneOperations", "get"),
-                    project=self._config.project,
-                    zone=zone,
-                    operation=name,
-                )
+                operation = await self._api.call("ZoneOperations", "get", zone=zone, operation=name)
             except GceError as failure:
                 # The operation continues even if polling fails.
                 trouble = failure.text
@@ -194,7 +183,6 @@ class GceProvider(Provider):
         try:
             pages = await self._api.pages(
                 *("Instances", "list"),
-                project=self._config.project,
                 zone=ask.pool.zone,
                 filter=f'labels.{CLUSTER_LABEL}="{self._config.cluster_name}"',
             )
@@ -234,11 +222,7 @@ class GceProvider(Provider):
     async def _delete(self, instance: Instance) -> str | None:
         """Delete one instance; return why that failed."""
         # By number: another instance may have the name by now.
-        one = {
-            "project": self._config.project,
-            "zone": instance.pool.zone,
-            "instance": instance.id,
-        }
+        one = {"zone": instance.pool.zone, "instance": instance.id}
         try:
             if instance.pool in self._config.groups:
                 found = await self._api.call("Instances", "get", **one)
@@ -251,11 +235,8 @@ class GceProvider(Provider):
 
     async def _is_removed(self, pool: Pool, name: str) -> bool:
         """Delete through the group, which would otherwise replace the instance."""
-        config, link = self._config, f"zones/{pool.zone}/instances/{name}"
         try:
-            await instance_groups.remove_links(
-                self._api, config, pool.zone, config.groups[pool], [link]
-            )
+            await instance_groups.remove(self._api, self._config, pool, [name])
         except GceError as failure:
             if failure.kind != "bad_request":
                 raise
@@ -271,10 +252,8 @@ class GceProvider(Provider):
     async def quotas(self) -> Sequence[Quota]:
         """Return the GPU quotas of every region and of the project."""
         try:
-            by_region = await preflight.limits_by_region(
-                self._api, self._config, self._config.regions
-            )
-            project = await self._api.call("Projects", "get", project=self._config.project)
+            by_region = await preflight.limits_by_region(self._api, self._config.regions)
+            project = await self._api.call("Projects", "get")
         except GceError as failure:
             raise ProviderError(failure.text) from failure
         return quotas_of(self.pools, by_region, read_limits(project.quotas))
@@ -287,7 +266,7 @@ class GceProvider(Provider):
 def open_gce(config: GceConfig, catalogue: Catalogue) -> GceProvider:
     """Find credentials and open the provider; blocks, and raises ``InputError`` without any."""
     credentials = find_credentials(config.credentials, config.endpoint)
-    return GceProvider(config, catalogue, GceClient(credentials, config.endpoint, config.call_s))
+    return GceProvider(config, catalogue, GceClient(credentials, config))
 
 
 def _is_old(page: Any, before: float) -> bool:

@@ -37,15 +37,6 @@ def instance_names(ask: InstanceRequest, cluster_name: str) -> tuple[str, ...]:
     return tuple(f"{stem}-{index}" for index in range(ask.count))
 
 
-def label_of(request_id: str) -> str:
-    """Return a request id as a label's value."""
-    return request_id if _is_uuid(request_id) else request_uuid(request_id)
-
-
-def _is_uuid(text: str) -> bool:
-    return text == request_uuid(text)
-
-
 def bulk_insert_body(ask: InstanceRequest, config: GceConfig) -> dict[str, Any]:
     """Return the body of a bulk insert: as many instances as available, at least one."""
     return {
@@ -69,7 +60,7 @@ def instance_labels(ask: InstanceRequest, config: GceConfig) -> dict[str, str]:
     """Return the labels of an instance and its disk."""
     return {
         CLUSTER_LABEL: config.cluster_name,
-        REQUEST_LABEL: label_of(ask.request_id),
+        REQUEST_LABEL: request_uuid(ask.request_id),
         MACHINE_LABEL: ask.pool.machine,
     }
 

@@ -29,7 +29,7 @@ from sailord.capacity.core.model import (
     TookOver,
     request_id_of,
 )
-from sailord.providers.gce.requests import label_of
+from sailord.providers.gce.requests import request_uuid
 from sailord.providers.interface import (
     Granted,
     InDoubt,
@@ -61,7 +61,7 @@ def test_a_new_leader_counts_instances_of_an_open_request_once():
     first = Story(policy).see(1.0).hear(TargetSet(1.0, {A: 4}))
     (order,) = first.of(Create)
     # As the provider labels machines, for later leaders to read.
-    label = label_of(order.ask.request_id)
+    label = request_uuid(order.ask.request_id)
     made = [machine(number, request=label, at=5.0) for number in range(4)]
     story = Story(policy, record_of(first.state)).hear(TargetSet(20.0, {A: 4}))
     assert story.see(20.0, *made).orders == ()

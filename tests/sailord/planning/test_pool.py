@@ -113,7 +113,7 @@ def test_only_the_newest_waiting_request_is_answered():
         def __init__(self):
             self.taken, self.waiting, self.go = [], 0, asyncio.Event()
 
-        async def run(self, _work, request):
+        async def run(self, _work, _name, request):
             self.waiting += 1
             self.taken.append(request)
             await self.go.wait()
