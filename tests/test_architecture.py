@@ -450,7 +450,7 @@ def test_a_breach_is_seen(name, line, check):
         ("simulator.documents.files", "path.read_text()"),
     ],
 )
-def test_what_is_allowed_passes(name, line):
+def test_allowed_code_passes_every_check(name, line):
     source = f'"""A sentence."""\n{line}'
     module = Module(name, Path(*name.split(".")).with_suffix(".py"), source, ast.parse(source))
     assert [breach for check in CHECKS for breach in check(module)] == []

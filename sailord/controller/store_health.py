@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class StoreHealth:
-    """Set by whoever calls the store, read by the API, the capacity loop and the metrics."""
+    """Set by the store's callers, read by the API, the capacity loop and the metrics."""
 
     unavailable_since: float | None = None
     error: str = ""

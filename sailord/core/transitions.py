@@ -48,7 +48,7 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
         return keep(state, active, trigger.slow, "no other node is usable")
     if not nodes:
         refused = replace(considered, asked=replace(considered.asked, is_refused=True))
-        return Step(replace(state, active=refused), (*settled, note(active, _nobody(state))))
+        return Step(replace(state, active=refused), (*settled, note(active, _why_no_node(state))))
     alive = is_alive(state, active)
     is_running = isinstance(active.phase, Starting | Running) and alive
     request = state.requests + 1
@@ -220,7 +220,7 @@ def finish(state: State, active: Active, then: JobState, reason: str) -> Step:
     return Step(replace(state, generations=generations, active=None), (*written, *wake))
 
 
-def _nobody(state: State) -> str:
+def _why_no_node(state: State) -> str:
     """Return why there is no node to plan for, as the nodes report it."""
     unsound = [n for _, n in sorted(state.nodes.items()) if n.is_unsound and not n.is_lost]
     why = few([f"{node.record.name}: {node.why_unsound}" for node in unsound], "; ")

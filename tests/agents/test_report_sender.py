@@ -20,7 +20,7 @@ HEARD = Report(
 STEP = replace(HEARD, number=6, step=41, loss=1.9, tokens_per_s=8.0, stall_s=0.1)
 
 
-def test_steps_alone_are_no_news():
+def test_a_step_alone_sends_no_report():
     assert is_news(HEARD, None)
     assert not is_news(STEP, HEARD)
 
@@ -37,11 +37,11 @@ def test_steps_alone_are_no_news():
     ids=lambda change: next(iter(change)),
 )
 @pytest.mark.parametrize("with_seals", [True, False])
-def test_what_a_leader_acts_on_is_news_at_any_report_interval(change, with_seals):
+def test_changes_that_a_leader_acts_on_are_reported_at_any_interval(change, with_seals):
     assert is_news(replace(STEP, **change), HEARD, with_seals=with_seals)
 
 
-def test_a_sealed_snapshot_is_news_unless_reports_are_rare():
+def test_a_sealed_snapshot_sends_a_report_unless_reports_are_rare():
     fresh = replace(STEP, sealed=sealed(41))
     assert is_news(fresh, HEARD)
     assert not is_news(fresh, HEARD, with_seals=False)

@@ -1,7 +1,7 @@
 """Change one small thing at a time in the pure cores, and print changes that no test catches.
 
 ``python -m tests.mutations.small_changes sailord/core/decide.py --of 100``. Where
-``tests.mutations`` breaks rules that somebody thought of, this breaks whatever can be broken:
+``tests.mutations`` breaks chosen rules, this breaks every condition:
 conditions are made true or false, parts of them and fields of ``replace`` are left out, least and
 greatest change places. What is printed was not caught: a rule that needs a test, code
 whose change has no visible effect, or code that is not needed.

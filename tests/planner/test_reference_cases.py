@@ -31,5 +31,5 @@ def test_plans_are_as_good_as_the_best_known(reference: Path, examples: int) -> 
         if published is not None:
             assert answer.objective <= published * (1 + 1e-9), case["name"]
         assert answer.objective <= 1.02 * known, case["name"]
-        # The bound never exceeds a plan that somebody found (rounded to six digits).
+        # The bound never exceeds a known plan (rounded to six digits).
         assert answer.lower_bound <= known * (1 + 1e-5), case["name"]

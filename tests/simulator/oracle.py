@@ -93,7 +93,7 @@ class Result:
 
     @property
     def makespan_s(self) -> float:
-        """When the last device was done; transfers that hold nobody may still be under way."""
+        """When the last device was done; transfers that block no device may still be in flight."""
         return max(self.free_s)
 
 
@@ -250,7 +250,7 @@ def lockstep_program(
     activation is awaited, in a backward slot an activation goes out *after* the gradient came.
     """
     program: Program = []
-    # The pass in the last slot is the first stage's, which has nobody to send to.
+    # The pass in the last slot is the first stage's, which has no receiver.
     for slot in range(2 * (micro_batches + stages - 1)):
         forward = (slot - group.stage) % 2 == 0
         here: Kind = "F" if forward else "B"

@@ -275,7 +275,7 @@ class TargetSet:
 
 @dataclass(frozen=True, slots=True)
 class StockReported:
-    """Somebody reported that GPUs of this kind are available in this zone."""
+    """A webhook reported that GPUs of this kind are available in this zone."""
 
     at: float
     zone: str

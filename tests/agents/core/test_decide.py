@@ -416,7 +416,7 @@ def test_workers_on_a_broken_device_are_aborted_and_the_fault_is_reported() -> N
 TOO_SMALL = GangReported(NOW, 3, "failed", failure="rank 0: no room", room_needed=100)
 
 
-def test_an_agent_that_was_stopped_hears_its_workers_before_it_parks_them() -> None:
+def test_a_resumed_agent_reads_from_its_workers_before_it_parks_them() -> None:
     before = state(replace(RUNS, advanced_at=NOW - 29.9), store_silent_since=NOW - 500)
     woken, _ = act(before, Ticked(NOW + 2))
     assert woken.gang is not None

@@ -149,7 +149,7 @@ async def test_a_watch_leaves_a_member_that_falls_silent(cluster, prefix):
     await store.close()
 
 
-async def test_passwords(tmp_path):
+async def test_a_wrong_password_is_refused(tmp_path):
     (tmp_path / "right").write_text("secret\n")
     (tmp_path / "wrong").write_text("Secret\n")
     (tmp_path / "guest").write_text("guest")
@@ -232,7 +232,7 @@ def _certify(folder: Path) -> None:
         openssl("x509", "-req", "-in", f"{name}.csr", *signing, "-out", f"{name}.pem", "-days", "2")
 
 
-async def test_certificates(tmp_path):
+async def test_client_certificates_are_required(tmp_path):
     _certify(tmp_path)
     arguments: Sequence[str] = (
         *("--cert-file", str(tmp_path / "server.pem"), "--key-file", str(tmp_path / "server.key")),

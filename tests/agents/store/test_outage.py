@@ -13,7 +13,7 @@ from tests.agents.store.places import PATIENCE_S, wait_answer
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
 
-async def test_a_restarted_server_has_lost_nothing(server, prefix):
+async def test_a_restarted_server_keeps_all_data(server, prefix):
     store = await server.open()
     await wait_answer(store)
     lease = await store.grant(60)

@@ -120,7 +120,7 @@ def test_operators_move_to_the_stage_with_most_time_to_spare():
     assert shape(AcesoActions(model).apply("dec_op", start, 0)) == [(3, 1, 1)] * 3
 
 
-def test_an_even_split_sheds_nothing():
+def test_an_even_split_moves_no_layer():
     model = AcesoModel(inputs_of(*[3.0] * 4, **NO_MESSAGES))
     assert AcesoActions(model).apply("dec_op", config_of(1, (2, 1, 1), (2, 1, 1)), 0) is None
 
@@ -218,7 +218,7 @@ def test_unequal_degrees_become_split_stages():
 
 
 @pytest.mark.parametrize("mode", ["fixed", "published"])
-def test_proposals_of_a_real_case_are_sound_and_sorted(mode):
+def test_proposals_of_a_real_case_are_valid_and_sorted(mode):
     case = small_case(*TWO_KINDS, max_tp=4)
     planner = AcesoPlanner(hops_max=2, trials_max=5)
     proposals = planner.proposals(case, mode)

@@ -231,7 +231,7 @@ def test_the_slowest_kind_sets_the_compute_time():
 
 
 @pytest.mark.parametrize("mode", ["fixed", "published"])
-def test_proposals_of_a_real_case_are_sound_and_sorted(mode):
+def test_proposals_of_a_real_case_are_valid_and_sorted(mode):
     case = small_case(*FAR)
     proposals = DtfmPlanner().proposals(case, mode)
     assert [p.seconds for p in proposals] == sorted(p.seconds for p in proposals)

@@ -38,7 +38,7 @@ ONE_BLOCK = build_model("gpt2", layers=1, hidden=64, heads=8, vocab=512, sequenc
     ],
     ids=["batch-of-one", "given-sizes", "no-size-divides", "one-block"],
 )
-def test_every_proposal_is_a_sound_plan_or_says_why_not(planner, mode, pools, changes):
+def test_every_proposal_is_a_valid_plan_or_explained(planner, mode, pools, changes):
     case = small_case(*pools, **changes)
     proposals = planner.proposals(case, mode)
     if sum(one.gpus for one in pools) == 0:

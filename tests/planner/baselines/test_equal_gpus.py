@@ -122,7 +122,7 @@ def test_degrees_and_states_follow_the_job():
     assert state_bytes_per_parameter(replace(job, precision="bf16", optimizer="sgd")) == 14
 
 
-def test_the_one_bandwidth_is_that_of_the_slowest_pair():
+def test_single_bandwidth_is_the_slowest_pairs():
     wide = small_case(*MIXED)
     near = small_case(pool("A100-40", 8, per_machine=4))
     single = small_case(pool("A100-40", 4, per_machine=4))

@@ -188,7 +188,7 @@ def test_unequal_pipelines_become_a_plan():
 
 
 @pytest.mark.parametrize("mode", ["fixed", "published"])
-def test_proposals_of_a_real_case_are_sound_and_sorted(mode):
+def test_proposals_of_a_real_case_are_valid_and_sorted(mode):
     case = small_case(*TWO_KINDS, max_tp=4)
     proposals = FlashFlexPlanner().proposals(case, mode)
     assert len(proposals) == (5 if mode == "fixed" else 2)

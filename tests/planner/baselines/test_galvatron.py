@@ -168,7 +168,7 @@ def test_micro_batches_must_divide_among_the_replicas():
 
 
 @pytest.mark.parametrize("mode", ["fixed", "published"])
-def test_proposals_of_a_real_case_are_sound_and_sorted(mode):
+def test_proposals_of_a_real_case_are_valid_and_sorted(mode):
     case = small_case(*TWO_KINDS)
     proposals = GalvatronPlanner().proposals(case, mode)
     assert proposals

@@ -194,7 +194,7 @@ def test_plans_that_cannot_be_expressed_say_why(own, reason):
 
 
 @pytest.mark.parametrize("mode", ["fixed", "published"])
-def test_proposals_of_a_real_case_are_sound_and_sorted(mode):
+def test_proposals_of_a_real_case_are_valid_and_sorted(mode):
     case = small_case(*TWO_KINDS, max_tp=4)
     planner = MetisPlanner(groups_max=3)
     proposals = planner.proposals(case, mode)

@@ -164,7 +164,7 @@ def test_stages_of_several_gpus_are_tp_groups_or_split():
     assert check_plan(plan, case.job, case.cluster) == ()
 
 
-def test_proposals_of_a_real_case_are_sound_and_sorted():
+def test_proposals_of_a_real_case_are_valid_and_sorted():
     case = small_case(*TWO_KINDS)
     proposals = OobleckPlanner().proposals(case, "fixed")
     assert len(proposals) > 10

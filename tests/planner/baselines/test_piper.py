@@ -78,7 +78,7 @@ def test_each_point_of_the_frontier_has_its_plan():
     assert [(p.seconds_per_sample, p.devices) for p in plans] == [(1.0, 2), (2.0, 1)]
 
 
-def test_memory_may_force_a_cut():
+def test_a_memory_limit_forces_a_cut():
     inputs = chain(1.0, 1.0, devices=2, micro_batches=2, kept=1.0, memory=2.0)
     (best,) = search(inputs, mode="published")
     # One stage of two replicas would hold two samples' worth of layers: 2, which still fits.
@@ -136,7 +136,7 @@ def test_a_partly_recomputed_stage_cannot_be_expressed():
 
 
 @pytest.mark.parametrize("mode", ["fixed", "published"])
-def test_proposals_of_a_real_case_are_sound_and_sorted(mode):
+def test_proposals_of_a_real_case_are_valid_and_sorted(mode):
     case = small_case(*TWO_KINDS, recompute="auto")
     proposals = PiperPlanner().proposals(case, mode)
     assert len(proposals) == 2 if mode == "published" else len(proposals) > 10

@@ -173,7 +173,7 @@ def test_unmeasured_times_are_free_as_published() -> None:
     assert tp_by_rule(one, 0, 2, (0, 4), 1, "fixed") == 2
 
 
-def test_two_joined_stages() -> None:
+def test_joining_two_stages_adds_transfers_and_syncs() -> None:
     """Two replicas, four micro batches of 1: stages of 2 s and 4 s, a boundary of 1 s."""
     case = inputs(kind("a", 1.0), kind("b", 2.0), zones=(("z", "r", (8, 8)),))
     here = Sosp25Region((0,))
@@ -242,7 +242,7 @@ def test_replicas_go_down_until_it_gets_worse_and_a_budget_is_kept() -> None:
 
 
 @pytest.mark.parametrize("mode", ["fixed", "published"])
-def test_proposals_are_sound_or_say_why_not(mode: Mode) -> None:
+def test_proposals_are_valid_or_explained(mode: Mode) -> None:
     case = small_case(
         pool("A100-40", 6, per_machine=4),
         pool("V100-16", 8, per_machine=4),

@@ -103,7 +103,7 @@ def test_a_stable_machine_is_used_within_minutes_and_a_flapping_one_is_not() -> 
     assert ours.samples > outcome(result, "restart").samples
 
 
-def test_a_loss_moves_at_once_and_a_restart_goes_back_to_its_checkpoint() -> None:
+def test_a_loss_reconfigures_at_once_and_a_restart_resumes_from_its_checkpoint() -> None:
     result = replay(trace((0, 16), (1000, 8), end_s=2000))
     ours, restart = outcome(result, "sailor"), outcome(result, "restart")
     # 250 steps of 4 s, 10 s down, 990 s with steps of 8 s.

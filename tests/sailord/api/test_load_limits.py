@@ -100,7 +100,7 @@ def test_10_000_concurrent_requests_do_not_stop_training(head, descriptors):
         value = json.loads(raw)
         assert "Traceback" not in str(value)
         assert b" 200 " in answer[:20] or value["problems"][0]["what"]
-    # Nobody died of it, and the job was followed all the while.
+    # All processes are alive, and the job was followed all the time.
     wait_until(lambda: step(head) > before + 5, within_s=60.0)
     text = (head.folder / "head.log").read_text()
     assert "request failed" not in text

@@ -155,7 +155,7 @@ def shown(case: Case) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_status_is_told_as_it_was(name):
+def test_status_screen_equals_its_golden_file(name):
     file = HERE / f"{name}.txt"
     text = shown(CASES[name])
     if os.environ.get("SAILOR_RETELL"):
@@ -164,11 +164,11 @@ def test_a_status_is_told_as_it_was(name):
     assert text == file.read_text(encoding="utf-8")
 
 
-def test_every_text_is_of_a_case():
+def test_every_golden_file_belongs_to_a_case():
     assert {file.stem for file in HERE.glob("*.txt")} == set(CASES)
 
 
-def test_slow_nodes_are_told_below_the_table():
+def test_slow_nodes_are_explained_below_the_table():
     known = replace(state(None, node(A, SAID), node(B), LEFT_OUT), active=LIMPS)
     shown = json.loads(json.dumps(plain(render.nodes_view(known))))["nodes"]
     assert [each["state"] for each in shown] == ["ready", "ready", "slow"]

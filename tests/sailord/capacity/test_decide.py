@@ -344,7 +344,7 @@ def test_an_instance_missed_once_and_seen_again_costs_on():
     assert spent_usd(story.state) == pytest.approx(2.0)
 
 
-def test_an_observation_older_than_a_deletion_revives_nothing():
+def test_an_observation_older_than_a_deletion_is_ignored():
     story = Story().see(11.0, machine()).see(1020.0, ended_at={"1": 1010.0})
     story.see(1015.0, machine())
     assert story.state.machines == {}

@@ -44,7 +44,7 @@ def test_checkpoints_are_listed_pinned_and_rolled_back_to(place):
     assert not (kept / "j" / "1-10" / "pin").exists()
     broken = kept / "j" / "1-15"
     broken.mkdir()
-    (broken / "pin").write_bytes(b"")  # Nobody tidies it up meanwhile.
+    (broken / "pin").write_bytes(b"")  # So retention keeps it.
     (broken / "manifest-3.json").write_bytes(b"{")
     shown = call(place, "checkpoint", "ls", JOB).output
     assert "unreadable: " in shown, shown

@@ -79,7 +79,7 @@ def test_to_deepspeeds_form_and_back_changes_no_bit(tmp_path, family):
     importlib.util.find_spec("deepspeed") is None or not os.environ.get("SAILOR_EXAMPLES"),
     reason="loading DeepSpeed takes a minute; make chaos sets SAILOR_EXAMPLES",
 )
-def test_deepspeed_goes_on_from_it(tmp_path):
+def test_deepspeed_continues_from_the_export(tmp_path):
     made = make(tmp_path / "kept", 10)
     export_deepspeed(read_checkpoint(made.durable.manifest), tmp_path / "ds")
     script = [sys.executable, "-m", "tests.sailord.checkpoints.deepspeed_reads"]

@@ -102,8 +102,8 @@ def test_no_plan_says_which_limit_to_relax(tmp_path: Path) -> None:
 
 
 def test_unknown_names_are_mistakes(tmp_path: Path) -> None:
-    assert run(tmp_path, "--estimator", "nobody").exit_code == 2
-    assert run(tmp_path, "--planner", "nobody").exit_code == 2
+    assert run(tmp_path, "--estimator", "unknown").exit_code == 2
+    assert run(tmp_path, "--planner", "unknown").exit_code == 2
     assert run(tmp_path, "--estimator", "paper").exit_code == 2
 
 
@@ -158,7 +158,7 @@ def test_unwritable_outputs_are_refused_by_name(tmp_path: Path) -> None:
         (("--plot", str(tmp_path / "plan.pdf")), 'cannot be a ".pdf" file'),
     ):
         # There is no such planner: what is refused was refused before anything was read.
-        result = run(tmp_path, *options, "--planner", "nobody")
+        result = run(tmp_path, *options, "--planner", "unknown")
         assert result.exit_code == 2
         assert what in result.stderr
 
@@ -183,7 +183,7 @@ def test_the_deadline_is_read_against_the_clock(tmp_path: Path) -> None:
     assert "training.steps" in endless.stderr
 
 
-def test_time_left_is_that_until_the_deadline() -> None:
+def test_time_left_ends_at_the_deadline() -> None:
     at = "2030-01-01T00:01:00+00:00"
     job = Job("timed", preset("opt-125m"), 8, 128, steps=5, objective=Objective(deadline=at))
     now = datetime(2030, 1, 1, tzinfo=UTC)

@@ -10,7 +10,7 @@ from sailord.main import main
 from simulator.documents.problems import InputError
 
 
-def test_all_mistakes_are_told_at_once(tmp_path):
+def test_all_mistakes_are_reported_at_once(tmp_path):
     (tmp_path / "short").write_text("abc")
     file = tmp_path / "sailord.toml"
     file.write_text(
@@ -29,7 +29,7 @@ def test_all_mistakes_are_told_at_once(tmp_path):
     assert "Traceback" not in done.output
 
 
-def test_files_that_a_run_would_miss_are_told_by_the_check(place):
+def test_check_reports_missing_files(place):
     said = CliRunner().invoke(main, ["check", "--config", str(place.config)])
     assert said.exit_code == 0
     place.key.write_text("short")

@@ -30,7 +30,7 @@ def etcd():
 
 @pytest.fixture
 def heads(tmp_path, etcd):
-    """The one that leads, and one that does not."""
+    """The leader and a standby."""
     made = [Place(tmp_path, name=name, store=etcd.url) for name in ("one", "two")]
     for each in made:
         each.start()
@@ -62,7 +62,7 @@ def test_standby_gives_the_leaders_answers(heads):
         assert other.ask("GET", path) == leader.ask("GET", path)
     code, said = other.ask("POST", "/v1/jobs/j/resume", {})
     assert (code, said["problems"][0]["place"]) == (409, "j")
-    assert other.ask("POST", "/v1/nodes/nobody/drain", {})[0] == 404
+    assert other.ask("POST", "/v1/nodes/unknown/drain", {})[0] == 404
     assert other.ask("POST", "/v1/nodes/a/cordon", {"id": "c"})[0] == 202
     wait_until(lambda: leader.ask("GET", "/v1/nodes")[1]["nodes"][0]["cordoned"])
     code, said = other.ask("POST", "/v1/nodes/a/uncordon", {"id": "c"})

@@ -29,7 +29,7 @@ def plan(*pipelines: dict[str, tuple[int, int]]) -> dict:
     }
 
 
-def test_who_alone_has_a_layer():
+def test_sole_and_replicated_holders_of_layers_are_found():
     two = plan({"a": (0, 2), "b": (2, 4)}, {"c": (0, 1), "d": (1, 3), "e": (3, 4)})
     assert sole_holders(two) == []
     assert replicated_holders(two) == ["a", "b", "c", "d", "e"]
@@ -76,7 +76,7 @@ def test_the_ledger_reads_what_every_worker_wrote(tmp_path):
     assert ledger.highest(2) == 4
 
 
-def test_how_far_two_runs_are_apart():
+def test_largest_difference_of_two_runs_is_relative():
     assert largest_difference({1: 5.0, 2: 4.0}, {1: 5.0, 2: 4.0}) == 0.0
     assert largest_difference({1: 5.0, 2: 4.4}, {1: 5.0, 2: 4.0}) == pytest.approx(0.1)
     assert largest_difference({1: 5.0}, {1: 5.0, 2: 4.0}) == math.inf

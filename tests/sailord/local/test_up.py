@@ -82,7 +82,7 @@ def test_a_cluster_is_disturbed_and_ended(folder):
 
 
 @pytest.mark.slow
-def test_killed_services_are_started_again_and_training_goes_on(folder):
+def test_killed_services_are_restarted_and_training_continues(folder):
     up = launch(folder, worker=WORKER)
     try:
         up.wait_for(lambda: up.generation() == 1 and up.job()["step"] > 0)
@@ -164,7 +164,7 @@ def test_a_folder_that_is_no_cluster_is_never_touched(folder):
     assert (folder / "thesis.tex").exists()
 
 
-def test_whatever_forked_is_found_by_its_mark(tmp_path):
+def test_forked_processes_are_found_by_their_mark(tmp_path):
     code = (
         "import os, time\n"
         "if os.fork() == 0:\n"
@@ -179,7 +179,7 @@ def test_whatever_forked_is_found_by_its_mark(tmp_path):
     assert cluster_pids(tmp_path) == []
 
 
-def test_a_stranger_is_left_alone(tmp_path):
+def test_cleanup_spares_processes_of_other_clusters(tmp_path):
     other = {**os.environ, MARK: f"{tmp_path}-other"}
     stranger = subprocess.Popen(["sleep", "60"], env=other)
     try:
@@ -190,7 +190,7 @@ def test_a_stranger_is_left_alone(tmp_path):
         stranger.wait()
 
 
-def test_mistakes_are_told(folder):
+def test_mistakes_are_reported(folder):
     with pytest.raises(ServerProblem, match="start one with sailorctl up"):
         ask(folder / "up.sock", {"ask": "add"})
     long = Path(tempfile.gettempdir()) / ("x" * 90)

@@ -16,5 +16,5 @@ from sailord.local.tour.story import verdict
         (False, 0, "something was LOST"),
     ],
 )
-def test_steps_that_were_done_twice_are_told(is_whole, steps_lost, said):
+def test_repeated_steps_are_reported(is_whole, steps_lost, said):
     assert verdict(is_whole=is_whole, steps_lost=steps_lost) == said

@@ -123,7 +123,7 @@ def test_excess_memory_is_shown_in_gib(judge, tmp_path):
     assert "too much" not in drawn(judge, tmp_path)[0]
 
 
-def test_every_part_of_memory_has_a_colour_of_its_own():
+def test_parts_of_memory_have_distinct_colours():
     parts = [item.name for item in fields(DeviceMemory) if item.name != "capacity"]
     assert list(PART_COLOURS) == parts
     assert len(set(PART_COLOURS.values())) == len(parts)

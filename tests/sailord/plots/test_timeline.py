@@ -83,7 +83,7 @@ def test_reserved_process_and_thread_ids_are_not_used(judge):
         assert event["tid"] not in (0, event["pid"])
 
 
-def test_a_pass_says_what_it_works_on(judge):
+def test_a_pass_names_its_micro_batch_and_layers(judge):
     document = trace_of(Plan(2, (two_stages(3),)), judge)
     (event,) = (e for e in complete_events(document) if e["name"] == "B1" and e["tid"] % 2 == 0)
     assert event["args"] == {"micro_batch": 1, "layers": "0-2"}

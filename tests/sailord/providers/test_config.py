@@ -90,9 +90,9 @@ def test_emulated_pools_and_traces_are_read(tmp_path):
 )
 def test_a_mistake_in_the_provider_is_reported_with_its_cure(tmp_path, text, old, new, words):
     assert old in text
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as raised:
         read(tmp_path, text.replace(old, new, 1))
-    assert words in str(told.value)
+    assert words in str(raised.value)
 
 
 def test_the_limits_of_capacity_are_read(tmp_path):

@@ -58,14 +58,14 @@ def test_a_listed_host_costs_from_the_start_and_is_never_deleted():
     assert set(story.state.machines) == {"a", "b"}
 
 
-def test_a_host_removed_from_the_list_is_gone():
+def test_a_host_removed_from_the_list_is_not_shown():
     story = look(Story(), 100.0, *HOSTS)
     look(look(story, 200.0, HOSTS[1]), 210.0, HOSTS[1])
     assert set(story.state.machines) == {"b"}
 
 
 @pytest.mark.slow
-def test_listed_and_other_hosts_are_told_apart(tmp_path):
+def test_listed_hosts_are_distinguished_from_others(tmp_path):
     hosts = "".join(
         f'[[provider.host]]\nname = "{name}"\nzone = "us-central1-b"\nmachine = "A100-40x4"\n'
         for name in ("a", "b")

@@ -11,7 +11,7 @@ import pytest
 from sailord.text.table import is_utf8, table
 
 
-def test_text_stands_left_and_numbers_right():
+def test_text_is_left_aligned_and_numbers_right():
     text = table(
         ["zone", "GPUs", "$"], [["us-central1-a", "4", "1.50"], ["b", "128", "-"]], unicode=True
     )
@@ -41,7 +41,7 @@ def test_without_unicode_all_is_ascii():
         ["", "3"],
     ],
 )
-def test_figures_stand_right(cells):
+def test_numbers_are_right_aligned(cells):
     lines = table(["a long header", "b"], [[cell, "x"] for cell in cells], unicode=True).split("\n")
     ends = {line.rindex("x") for line in lines[2:]}
     assert ends == {len("a long header  ")}
@@ -52,7 +52,7 @@ def test_figures_stand_right(cells):
 
 
 @pytest.mark.parametrize("cell", ["0-12", "0-3, 5", "4 x A100-40", "3.11.2", "us-1"])
-def test_what_only_looks_like_a_figure_stands_left(cell):
+def test_text_that_resembles_a_number_is_left_aligned(cell):
     lines = table(["a long header"], [[cell], ["12"]], unicode=True).splitlines()
     assert lines[2:] == [cell, "12"]
 
@@ -80,12 +80,12 @@ def test_no_line_ends_in_spaces():
     ("encoding", "speaks"),
     [("utf-8", True), ("UTF8", True), ("latin-1", False), ("ascii", False), (None, False)],
 )
-def test_encodings(encoding, speaks):
+def test_utf8_encodings_are_recognised(encoding, speaks):
     assert is_utf8(encoding) is speaks
 
 
 @pytest.mark.parametrize(("encoding", "rule"), [("utf-8", "─"), ("latin-1", "-")])
-def test_standard_output_decides(encoding, rule):
+def test_table_rule_follows_the_encoding_of_standard_output(encoding, rule):
     code = "from sailord.text.table import table; print(table(['a'], [['b']]))"
     done = subprocess.run(
         [sys.executable, "-c", code],

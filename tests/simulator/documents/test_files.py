@@ -72,7 +72,7 @@ def test_unreadable_file_is_reported(tmp_path: Path) -> None:
 
 
 def test_read_error_is_reported() -> None:
-    source = Path("/proc/self/mem")  # it opens, and its first page is nobody's
+    source = Path("/proc/self/mem")  # it opens, and its first page is unmapped
     if not source.exists():
         pytest.skip("this system has no /proc")
     with pytest.raises(InputError, match="mem: cannot be read"):

@@ -220,7 +220,7 @@ def test_zero1_divides_optimizer_state_by_the_replicas() -> None:
 
 
 def test_zero1_divides_each_layer_by_its_holders() -> None:
-    """Only the first stage is split: the other's optimizer has nobody to share with.
+    """Only the first stage is split: the other's optimizer state has a single owner.
 
     Once every layer counted as held by as many groups as the first stage has.
     """
@@ -306,7 +306,7 @@ def test_memory_shortage_is_reported() -> None:
 def test_cures_are_checked_with_all_replicas() -> None:
     """Recomputation makes this stage fit, but only with the optimizer shared by eight.
 
-    Once a cure was tried on the pipeline alone, whose optimizer has nobody to share with.
+    A cure tried on the pipeline alone would leave its optimizer state a single owner.
     """
     blocks = (
         layer("b", parameters=6 * 10**8, kept=6 * 10**7, checkpoint=10**7, transient=30),

@@ -105,7 +105,7 @@ def test_1f1b_without_transfer_time() -> None:
 
 
 def test_1f1b_buffered() -> None:
-    """Activations take 1 s and gradients 2 s, and nobody waits for their own sending."""
+    """Activations take 1 s and gradients 2 s, and sends do not block."""
     groups, edges = _chain(2, forward_s=2, backward_s=3, activation_s=1, gradient_s=2)
     result = simulate_pipeline(groups, edges, micro_batches=3, schedule="1f1b")
     assert _drawn(result, "s0") == "0011......aaa22bbb.....ccc"

@@ -172,7 +172,7 @@ def test_prices_of_parts_add_up_to_published_prices(catalogue, name, zone, usd):
     assert catalogue.price_usd_per_gpu_hour(name, zone) == pytest.approx(usd, rel=1e-3)
 
 
-def test_prices_agree_with_those_of_the_paper(catalogue, reference):
+def test_prices_agree_with_the_paper(catalogue, reference):
     network = json.loads((reference / "network.json").read_text())
     table = network["gpu_price_usd_per_hour"]["simulations_constants_GPU_PRICES"]
     for gpu in ("A100-40", "V100-16"):

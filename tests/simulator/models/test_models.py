@@ -446,5 +446,5 @@ def measured_model(family: str, config: dict[str, Any], more: dict[str, Any]) ->
 
 
 def test_every_family_has_a_preset() -> None:
-    # Nobody publishes exact models; they are for tests of the runtime.
+    # Exact models are for tests of the runtime; there are no published counts.
     assert {*(preset(name).family for name in PRESETS), "exact"} == set(FAMILIES)

@@ -239,7 +239,7 @@ def test_embedding_and_head_keep_what_autograd_saves(name: str, batch: int, sequ
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_forward_and_backward_flops_are_those_that_pytorch_counts(name: str) -> None:
+def test_forward_and_backward_flops_equal_pytorchs(name: str) -> None:
     from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415  # needs torch
 
     model = MODELS[name]()
@@ -256,7 +256,7 @@ def test_forward_and_backward_flops_are_those_that_pytorch_counts(name: str) -> 
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_head_and_embedding_flops_are_those_that_pytorch_counts(name: str) -> None:
+def test_head_and_embedding_flops_equal_pytorchs(name: str) -> None:
     from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415  # needs torch
 
     model = MODELS[name]()
@@ -298,7 +298,7 @@ def backward_peak(run: Callable[[Tensor], Tensor], weights: Weights, x: Tensor) 
         leaf.grad = torch.zeros_like(leaf)
     behind: list[Tensor] = []
     # The profiler knows what is freed only if it saw it allocated. The product behind the layer
-    # gives it a gradient that nobody else holds, as a next layer would.
+    # gives it a gradient of its own, as a next layer would.
     allocations(lambda: behind.append(run(x * 1.0) * 1.0))
     gradient = torch.ones_like(behind[0])
     steps = allocations(lambda: torch.autograd.backward(behind.pop(), gradient))

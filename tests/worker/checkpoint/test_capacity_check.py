@@ -54,7 +54,7 @@ def put(folder: Path, name: str, mib: int) -> None:
     ],
     ids=["fits", "no change", "reserved", "left", "full of what is left", "too little left"],
 )
-def test_existing_files_count(tmp_path, monkeypatch, free_mib, ours, left, missing):
+def test_existing_files_count_as_used_room(tmp_path, monkeypatch, free_mib, ours, left, missing):
     monkeypatch.setattr(capacity_check, "free_bytes", lambda _: free_mib * MIB)
     put(tmp_path, ".4.0.77.0.part", ours)
     put(tmp_path, "3-20/0.snap", left)
@@ -62,12 +62,12 @@ def test_existing_files_count(tmp_path, monkeypatch, free_mib, ours, left, missi
     if missing is None:
         check_room(NEED, tmp_path, "job", 4)
         return
-    with pytest.raises(snapshot_file.NoRoomError) as told:
+    with pytest.raises(snapshot_file.NoRoomError) as raised:
         check_room(NEED, tmp_path, "job", 4)
     needed, there = missing
-    assert told.value.needed_bytes == needed * MIB
-    assert told.value.filename == str(tmp_path)
-    text = told.value.strerror
+    assert raised.value.needed_bytes == needed * MIB
+    assert raised.value.filename == str(tmp_path)
+    text = raised.value.strerror
     assert f"{needed}.0 MiB are needed on this node" in text
     assert f"{there}.0 MiB are free; enlarge that file system" in text
 

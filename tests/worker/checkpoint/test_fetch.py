@@ -103,9 +103,9 @@ def test_missing_pieces_are_named(peer):
     gone = PeerSource.at("gone", "127.0.0.1:1", "t", "j1", **POINT)
     with pytest.raises(
         PieceNotFoundError, match="no source has piece 0 of layer 1, piece 1 of layer 1"
-    ) as told:
+    ) as raised:
         fetch(KEYS, [[peer[0]], [gone]], model=MODEL)
-    assert "gone: " in str(told.value)
+    assert "gone: " in str(raised.value)
 
 
 def test_cancellation_ends_the_search(tmp_path):

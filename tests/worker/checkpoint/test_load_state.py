@@ -82,13 +82,13 @@ def test_each_piece_has_a_holder_one_writer_and_two_nodes(name, tmp_path, exampl
         found = [(f.header.node, p) for f in files(tmp_path, done) for p in f.header.pieces]
         assert {piece.key for _, piece in found} == everything
         written = [piece.key for _, piece in found if piece.is_written]
-        assert sorted(written) == sorted(everything), "a piece is written twice, or by nobody"
+        assert sorted(written) == sorted(everything), "a piece is written twice, or not at all"
         members = {node for node, _ in found}
         for key in everything if len(members) > 1 else ():
             homes = {node for node, piece in found if piece.key == key}
             buddies = {piece.buddy for _, piece in found if piece.key == key} - {None}
             assert len(homes) > 1 or (len(buddies) == 1 and not buddies & homes), key
-            assert len(homes) == 1 or not buddies, "a copy is made that nobody needs"
+            assert len(homes) == 1 or not buddies, "an unneeded replica is made"
             assert buddies <= members
 
 

@@ -52,7 +52,7 @@ def test_single_node_job_has_its_replica_on_any_other_node(survive):
         ({KEY: ANY_NODE}, NODES, "abc", True),
         ({KEY: ANY_NODE}, NODES, "abcd", True),
     ],
-    ids=["safe", "named", "nobody else", "one stands by", "told nothing", "told of another"],
+    ids=["safe", "named", "no other node", "standby node", "no nodes known", "another node known"],
 )
 def test_all_nodes_agree_on_waiting_for_replicas(buddies, nodes, known, waits):
     """Agents may have read the list of nodes at different times."""

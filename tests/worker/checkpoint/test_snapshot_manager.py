@@ -99,13 +99,13 @@ def test_room_for_one_file_is_too_little(tmp_path):
     try:
         with pytest.raises(
             snapshot_file.NoRoomError, match=r"2 files at once: .* MiB are needed"
-        ) as told:
+        ) as raised:
             SnapshotManager.open(
                 trainer, target, transport, on_sealed=lambda _: None, on_milestone=lambda _: None
             )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert told.value.filename == str(tmp_path)
+    assert raised.value.filename == str(tmp_path)
     assert list(snapshot_file.unfinished_files(tmp_path)) == []
 
 

@@ -118,7 +118,7 @@ def test_stuck_rank_is_given_up_after_the_generations_deadline(agents):
         agents.wait(lambda: survivor.word["taking"] == "broken", needs=[survivor])
     finally:
         os.kill(victim.pid, signal.SIGCONT)
-    assert survivor.word["broken_peers"] == [], "nobody is known to be gone"
+    assert survivor.word["broken_peers"] == [], "no peer is known to be lost"
     assert "did not finish within 10 s" in agents.output(survivor)
     assert memory_of(agents, 1)["a"] == {survivor.word["step"]}
 

@@ -119,7 +119,7 @@ def test_a_failed_build_names_the_extension(builder, monkeypatch):
         load_ops(["FusedAdamBuilder"])
 
 
-def test_a_folder_that_cannot_be_made_leaves_torchs_own(folder, monkeypatch):
+def test_an_uncreatable_folder_falls_back_to_torchs_own(folder, monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     (folder / "file").touch()
     assert use_extensions_folder(folder / "file" / "below") is None

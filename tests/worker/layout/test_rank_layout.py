@@ -208,6 +208,6 @@ def test_unsupported_plans_are_refused_with_a_reason(change, said):
     )
 
 
-def test_a_good_plan_has_no_problem(examples):
+def test_a_valid_plan_has_no_problem(examples):
     for job, plan, _ in cases(examples):
         assert plan_problems(plan, job) == ()

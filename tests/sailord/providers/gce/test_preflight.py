@@ -56,9 +56,9 @@ OUR_POOLS = (pool(), pool("us-east1-b", spot=False))
 )
 def test_bad_input_says_what_to_do(behave, place, words):
     cloud = Cloud(**behave)
-    with provider(cloud, *OUR_POOLS) as gce, pytest.raises(InputError) as told:
+    with provider(cloud, *OUR_POOLS) as gce, pytest.raises(InputError) as raised:
         asyncio.run(gce.check())
-    (problem,) = told.value.problems
+    (problem,) = raised.value.problems
     assert problem.place == place
     assert words in str(problem)
     assert problem.cure
@@ -96,9 +96,9 @@ def test_all_mistakes_are_reported_at_once():
         not_offered={(HERE, "a2-highgpu-1g")},
         quotas={("us-central1", "NVIDIA_A100_GPUS"): 0, ("us-east1", "NVIDIA_A100_GPUS"): 0},
     )
-    with provider(cloud, *OUR_POOLS) as gce, pytest.raises(InputError) as told:
+    with provider(cloud, *OUR_POOLS) as gce, pytest.raises(InputError) as raised:
         asyncio.run(gce.check())
-    assert len(told.value.problems) == 3
+    assert len(raised.value.problems) == 3
 
 
 def test_an_unreachable_cloud_is_no_configuration_error():
@@ -111,10 +111,10 @@ def test_attached_gpus_are_checked_on_their_own():
     t4 = [Pool(zone, "n1-standard-8-t4-1", "T4", 1, True) for zone in (HERE, THERE)]
     cloud = Cloud(not_offered={(THERE, "nvidia-tesla-t4")})
     with provider(cloud, *t4) as gce:
-        with pytest.raises(InputError) as told:
+        with pytest.raises(InputError) as raised:
             asyncio.run(gce.check())
         refused = asyncio.run(gce.create(ask(of=t4[1])))
-    (problem,) = told.value.problems
+    (problem,) = raised.value.problems
     assert problem.place == "provider.machines"
     assert f"nvidia-tesla-t4 is not offered in {THERE}; it is offered in {HERE}" in str(problem)
     assert refused.kind == "bad_request", "it is as the check said"

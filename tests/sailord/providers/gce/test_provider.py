@@ -160,7 +160,7 @@ def test_a_request_id_that_is_no_uuid_is_restored():
         ),
     ],
 )
-def test_a_refusal_has_its_kind(behave, kind, words):
+def test_every_refusal_is_classified(behave, kind, words):
     cloud = Cloud(**behave)
     taken = ask(2) if kind == "quota" else ask(1)
     if "quotas" in behave:
@@ -342,7 +342,7 @@ def test_quotas_are_read_per_region_and_for_the_project():
     assert {name: quota.pools for name, quota in told.items()} == {
         "PREEMPTIBLE_NVIDIA_A100_GPUS in us-central1": (pool(), pool(THERE)),
         "NVIDIA_A100_GPUS in us-central1": (pool(spot=False),),
-        # Nobody asked for a preemptible quota there, so that Spot machines draw on the usual one.
+        # The preemptible quota there is 0, so Spot machines draw on the usual one.
         "NVIDIA_A100_GPUS in us-east1": (east,),
         "GPUS_ALL_REGIONS of the project": (pool(spot=False),),
     }
