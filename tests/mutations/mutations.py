@@ -19,9 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("agents", "examples", "planner", "sailord", "simulator", "tests", "worker")
 TIMEOUT_S = 1800.0
+TESTS = {
+    "sailord/core": ("tests/stories", "tests/sailord/core"),
+    "sailord/capacity/core": ("tests/sailord/capacity",),
+    "agents/core": ("tests/agents/core",),
+}
+"""Folders of decisions, and the tests that must notice a change in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,8 +360,7 @@ MUTATIONS = [
     ),
 ]
 
-NOT_THIS = "tests/mutations/test_mutations.py"
-CLEAN = ": clean\n"
+NOTHING_RAN = (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED)
 LIVES_FEW, LIVES_MANY = 15, 300
 """Seeds of the simulation; the larger number if no other test failed."""
 
@@ -390,46 +397,40 @@ def control(folder: Path) -> list[str]:
 
 def red(folder: Path) -> list[str]:
     """Return which fail of the tests of decisions, the stories and the simulated lives."""
-    names = ("sailord/core", "agents/core", "stories")
-    caught = [name for name in names if " passed in " not in _last(folder, name)]
-    lives = run(["-m", "tests.sim", "--seeds", str(LIVES_FEW)], folder)
-    if not caught and lives.endswith(CLEAN):
-        lives = run(["-m", "tests.sim", "--seeds", str(LIVES_MANY)], folder)
-    return caught if lives.endswith(CLEAN) else [*caught, "lives"]
+    kinds = sorted({path for paths in TESTS.values() for path in paths})
+    caught = [each for each in kinds if fails(pytest_command(each), folder)]
+    is_caught = fails(["-m", "tests.sim", "--seeds", str(LIVES_FEW)], folder)
+    if not caught and not is_caught:
+        is_caught = fails(["-m", "tests.sim", "--seeds", str(LIVES_MANY)], folder)
+    return [*caught, "tests/sim"] if is_caught else caught
 
 
-def tests_of(*paths: str) -> list[str]:
+def pytest_command(*paths: str) -> list[str]:
     """Return the command that runs these tests up to the first failure."""
-    # ``NOT_THIS`` looks for the text that a mutation replaces, and would always fail.
-    named = [path for path in paths if path != NOT_THIS]
-    return ["-m", "pytest", "-q", "-x", "--tb=no", "-rfE", f"--ignore={NOT_THIS}", *named]
+    return ["-m", "pytest", "-q", "-x", "--tb=no", *paths]
 
 
-def _last(folder: Path, name: str) -> str:
-    """Return the summary line of a passing run; empty if a test failed."""
-    *_, last = run(tests_of(f"tests/{name}"), folder).strip().splitlines() or [""]
-    return "" if "failed" in last or "error" in last else last
-
-
-def run(command: list[str], folder: Path) -> str:
-    """Return a program's output; empty if it does not end in time."""
+def fails(command: list[str], folder: Path) -> bool:
+    """Return whether a program fails or takes too long; raise if there was nothing to run."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.Popen(
         [sys.executable, *command],
         cwd=folder,
         env=environment,
-        stdout=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        text=True,
         start_new_session=True,
     )
     try:
-        return process.communicate(timeout=TIMEOUT_S)[0]
+        code = process.wait(timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        return ""
+        return True
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # Its own processes, too.
+    if code in NOTHING_RAN:
+        raise RuntimeError(f"no test was run by {' '.join(command)}")
+    return code != 0
 
 
 def copy_to(folder: Path) -> Path:

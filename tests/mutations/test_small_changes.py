@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutations.mutations import ROOT
-from tests.mutations.small_changes import USUAL, changes_of
+from tests.mutations.small_changes import changes_of, modules
 
 TEXT = """
 def f(a, b):
@@ -35,7 +35,7 @@ def test_every_kind_of_small_change_is_made() -> None:
     )
 
 
-@pytest.mark.parametrize("path", USUAL)
+@pytest.mark.parametrize("path", modules())
 def test_each_change_leaves_a_valid_and_different_module(path: str) -> None:
     text = Path(ROOT, path).read_text(encoding="utf-8")
     before = ast.dump(ast.parse(text))
