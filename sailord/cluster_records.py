@@ -25,7 +25,7 @@ from agents.store.interface import (
     Store,
     WriteUnknown,
 )
-from sailord.core.reconfiguration_timing import ReconfigurationTiming
+from sailord.core.queries.reconfiguration_timing import ReconfigurationTiming
 
 T = TypeVar("T")
 Commitment = Literal["committed", "late", "deposed"]

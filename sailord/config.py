@@ -11,7 +11,7 @@ from agents.protocol.names import NAME
 from agents.rpc.signing import read_key
 from agents.store.locations import check_address
 from sailord.capacity.core.model import Policy
-from sailord.core.options import Options
+from sailord.core.model.options import Options
 from sailord.providers.config import ProviderConfig, read_provider
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.cluster_file import load_cluster

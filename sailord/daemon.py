@@ -28,7 +28,7 @@ from sailord.config import Config
 from sailord.controller.election import Election, StateFolder, lock_state_folder
 from sailord.controller.lifetime_store import SAVE_S, load_lifetimes, save_lifetimes
 from sailord.controller.loop import Controller, build_controller
-from sailord.core.events import (
+from sailord.core.model.events import (
     Deposed,
     Elected,
     JobSubmitted,

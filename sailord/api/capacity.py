@@ -17,7 +17,7 @@ from sailord.capacity.core.budget import spent_usd, unpriced, usd_left, usd_per_
 from sailord.capacity.core.decide import obtainable
 from sailord.capacity.core.model import CapacityState, Cooldown, RentedInstance, Stop
 from sailord.capacity.core.planner_view import agents_of
-from sailord.core.state import State
+from sailord.core.model.state import State
 from sailord.planning.machine_lifetimes import pool_label
 from sailord.providers.config import kind_of
 from sailord.providers.interface import Pool

@@ -20,7 +20,7 @@ from sailord.checkpoints.manifest import Manifest, folder_of
 from sailord.checkpoints.object_storage import Missing
 from sailord.checkpoints.retention import Folder
 from sailord.checkpoints.verify import faults_of
-from sailord.core.reconfiguration_timing import ReconfigurationTiming
+from sailord.core.queries.reconfiguration_timing import ReconfigurationTiming
 from simulator.documents.problems import InputError, Problem
 
 

@@ -18,7 +18,7 @@ from sailord.capacity.loop import CapacityLoop
 from sailord.cluster_records import Gateway
 from sailord.config import Config
 from sailord.controller.loop import Controller
-from sailord.core.state import State
+from sailord.core.model.state import State
 
 BURST = 200.0
 PER_S = 50.0

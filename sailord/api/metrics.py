@@ -12,8 +12,8 @@ from prometheus_client.registry import Collector
 from sailord.api import render
 from sailord.api.capacity import CapacityView, capacity_of
 from sailord.api.context import ApiContext
-from sailord.core.straggler_detection import Speeds
-from sailord.core.straggler_queries import straggler_texts
+from sailord.core.model.stragglers import Speeds
+from sailord.core.queries.straggler_queries import straggler_texts
 
 Samples = Iterable[tuple[Mapping[str, str], float]]
 

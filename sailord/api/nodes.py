@@ -13,7 +13,7 @@ from sailord.api import render
 from sailord.api.context import CONTEXT
 from sailord.api.orders import handle_order
 from sailord.api.responses import Refusal, answer, refusal
-from sailord.core.nodes import Node
+from sailord.core.model.nodes import Node
 from simulator.documents.problems import InputError, Problem, nearest
 
 MARK_HEADER = "Sailor-Log-Mark"

@@ -25,14 +25,14 @@ from sailord.api.types import (
 )
 from sailord.cluster_records import Transition
 from sailord.controller.step_rate import StepRate
-from sailord.core.drain_status import drained
-from sailord.core.job_cost import billed, costs
-from sailord.core.job_queue import in_queue
-from sailord.core.nodes import Node
-from sailord.core.phases import Running, Starting, Stopping
-from sailord.core.standing import Unreachable
-from sailord.core.state import Active, State
-from sailord.core.straggler_queries import straggler_texts
+from sailord.core.model.nodes import Node
+from sailord.core.model.phases import Running, Starting, Stopping
+from sailord.core.model.standing import Unreachable
+from sailord.core.model.state import Active, State
+from sailord.core.queries.drain_status import drained
+from sailord.core.queries.job_cost import billed, costs
+from sailord.core.queries.job_queue import in_queue
+from sailord.core.queries.straggler_queries import straggler_texts
 from sailord.notify.outbox import committed_id
 
 

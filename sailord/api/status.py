@@ -14,7 +14,7 @@ from sailord.api.context import CONTEXT, ApiContext
 from sailord.api.jobs import read_plan
 from sailord.api.metrics import metrics_text
 from sailord.api.responses import answer, refusal
-from sailord.core.state import State
+from sailord.core.model.state import State
 from simulator.documents.problems import Problem
 
 PLAN_WITHIN_S = 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from sailord.core.state import State
+from sailord.core.model.state import State
 from sailord.planning.messages import MoveContext
 
 

@@ -49,7 +49,7 @@ from sailord.capacity.core.model import (
 from sailord.capacity.core.planner_view import agents_of, pool_supplies, target_of
 from sailord.cluster_records import Gateway
 from sailord.config import Config
-from sailord.core.phases import Held
+from sailord.core.model.phases import Held
 from sailord.planning.messages import CapacityAnswer, CapacityRequest, PoolSupply
 from sailord.planning.pool import PlannerPool
 from sailord.providers.interface import (

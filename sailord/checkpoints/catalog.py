@@ -24,8 +24,8 @@ from sailord.checkpoints.manifest import (
 from sailord.checkpoints.object_storage import Away, Missing, Storage, StorageError, open_storage
 from sailord.checkpoints.retention import PIN, Folder, folders_of, garbage
 from sailord.checkpoints.verify import compose, faults_of
-from sailord.core.commands import CheckDurable, CollectGarbage, WriteManifest
-from sailord.core.events import DurableChecked
+from sailord.core.model.commands import CheckDurable, CollectGarbage, WriteManifest
+from sailord.core.model.events import DurableChecked
 from simulator.documents.problems import InputError
 
 T = TypeVar("T")

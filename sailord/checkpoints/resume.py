@@ -19,7 +19,7 @@ from sailord.checkpoints.catalog import Unreadable, complete_at, folders_at, loo
 from sailord.checkpoints.manifest import Manifest, folder_of, manifest_bytes, manifest_name
 from sailord.checkpoints.object_storage import Storage, StorageError, open_storage
 from sailord.checkpoints.verify import compose, faults_of
-from sailord.core.commands import WriteManifest
+from sailord.core.model.commands import WriteManifest
 from sailord.planning.job_spec import job_shape, read_job
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job

@@ -14,7 +14,7 @@ import xxhash
 from agents.protocol.records import JobId, Uploaded
 from sailord.checkpoints.manifest import Manifest, Object, Tensor, folder_of
 from sailord.checkpoints.object_storage import Missing, Storage, StorageError
-from sailord.core.commands import WriteManifest
+from sailord.core.model.commands import WriteManifest
 from sailord.planning.job_spec import read_job
 from simulator.spec.job import Job
 from worker.checkpoint.snapshot_file import (

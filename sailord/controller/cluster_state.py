@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from sailord.controller.step_rate import StepRate
 from sailord.controller.store_health import StoreHealth
-from sailord.core.state import State
+from sailord.core.model.state import State
 from sailord.planning.machine_lifetimes import MachineLifetimes
 from sailord.planning.messages import MoveContext
 

@@ -25,7 +25,7 @@ from sailord.config import Config
 from sailord.controller.agent_client import AgentClient
 from sailord.controller.cluster_state import ClusterState
 from sailord.controller.inbox import Inbox
-from sailord.core.commands import (
+from sailord.core.model.commands import (
     AbortGeneration,
     CheckDurable,
     CollectGarbage,
@@ -35,11 +35,17 @@ from sailord.core.commands import (
     WakeAgents,
     WriteManifest,
 )
-from sailord.core.events import CommitFailed, ManifestWritten, PlanFound, PlanRefused, ProbeFailed
-from sailord.core.nodes import Node
-from sailord.core.phases import Running
-from sailord.core.replan_triggers import usable
-from sailord.core.state import Active
+from sailord.core.model.events import (
+    CommitFailed,
+    ManifestWritten,
+    PlanFound,
+    PlanRefused,
+    ProbeFailed,
+)
+from sailord.core.model.nodes import Node
+from sailord.core.model.phases import Running
+from sailord.core.model.state import Active
+from sailord.core.queries.replan_triggers import usable
 from sailord.planning.messages import FoundPlan, NoAnswer, PlanRequest, repeat_plan
 from sailord.planning.pool import PlannerPool
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from agents.daemon.clock import Clock
 from agents.protocol.records import NodeId, Report
-from sailord.core.events import Event, Reported
+from sailord.core.model.events import Event, Reported
 
 BATCH_S = 0.02
 """Reports that arrive within this time are decided on together."""

@@ -27,11 +27,11 @@ from sailord.controller.inbox import Inbox
 from sailord.controller.release_cache import ReleaseCache
 from sailord.controller.store_writer import StoreWriter, failpoint_of
 from sailord.core import invariants
-from sailord.core.commands import Command, Note, Resign, Write
 from sailord.core.decide import decide
-from sailord.core.events import Ticked
-from sailord.core.report_reply import answer_to
-from sailord.core.state import State
+from sailord.core.model.commands import Command, Note, Resign, Write
+from sailord.core.model.events import Ticked
+from sailord.core.model.state import State
+from sailord.core.queries.report_reply import answer_to
 from sailord.notify.announcer import Announcer
 from sailord.notify.feed import Feed
 from sailord.notify.outbox import Outbox

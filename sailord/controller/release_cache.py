@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agents.protocol.records import GenerationRecord, Point
-from sailord.core.restore_choice import release_now
-from sailord.core.state import State
+from sailord.core.model.state import State
+from sailord.core.queries.restore_choice import release_now
 
 AGE_S = 0.2
 """Maximum age of the cached point; more for large clusters, where it takes longer to compute."""

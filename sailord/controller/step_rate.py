@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from sailord.core.state import State
+from sailord.core.model.state import State
 
 SAMPLES_MAX = 64
 

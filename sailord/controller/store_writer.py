@@ -15,7 +15,7 @@ from agents.store.interface import StoreError, StoreRefused
 from sailord.cluster_records import Gateway
 from sailord.controller.cluster_state import ClusterState
 from sailord.controller.inbox import Inbox
-from sailord.core.commands import (
+from sailord.core.model.commands import (
     Command,
     CommitCheckpoint,
     GiveOrder,
@@ -24,8 +24,13 @@ from sailord.core.commands import (
     WriteGeneration,
     WriteJob,
 )
-from sailord.core.events import CheckpointCommitted, CommitFailed, GenerationWritten, WriteRefused
-from sailord.core.state import State
+from sailord.core.model.events import (
+    CheckpointCommitted,
+    CommitFailed,
+    GenerationWritten,
+    WriteRefused,
+)
+from sailord.core.model.state import State
 from sailord.notify.outbox import Outbox, generation_opened, job_stopped
 from sailord.planning.messages import FoundPlan
 

@@ -1,15 +1,11 @@
 """The controller's decisions, pure: (state, event) to (state, commands).
 
-Begin with ``decide``, which lists the rules in their order; ``rule`` says what a rule answers.
-
-Nouns       ``state``, ``nodes``, ``standing``, ``phases``, ``events``, ``commands``, ``proposal``,
-            ``options``
-Learning    ``learn`` folds an event into the state; ``node_lifecycle`` decides that a node is lost
-Rules       ``probing``, ``operator_orders``, ``checkpoint_rules``, ``planner_answer``,
-            ``straggler_rules``, ``phase_rules``, ``job_rules``; ``transitions`` is what they share
-Questions   ``queries``, ``replan_triggers``, ``restore_choice``, ``restore_point``, ``timeouts``,
-            ``snapshot_intervals``, ``straggler_detection``, ``straggler_queries``, ``job_cost``,
-            ``job_queue``, ``generation_record``
-For others  ``order_validation``, ``drain_status``, ``report_reply``, ``reconfiguration_timing``
-Checked     ``invariants``, after every decision
+``decide``              applies ``learn`` and then the rules, which it lists in their order
+``learn``               folds an event into the state
+``node_lifecycle``      decides that a node is lost
+``order_validation``    rejects orders that would have no effect
+``invariants``          are checked after every decision
+``model``               nouns: the state and its parts, events, commands, what a rule answers
+``queries``             questions about the state
+``rules``               what is done about it
 """

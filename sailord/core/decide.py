@@ -23,18 +23,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from agents.protocol.records import LIVE
-from sailord.core.checkpoint_rules import await_commit, commit_next, obey_checkpoint, sweep
-from sailord.core.commands import Command, Resign, WriteJob
-from sailord.core.events import Elected, Event, WriteRefused
-from sailord.core.job_rules import keep_budget, take_next_job
 from sailord.core.learn import learn
-from sailord.core.operator_orders import obey
-from sailord.core.phase_rules import advance
-from sailord.core.planner_answer import answer_question
-from sailord.core.probing import probe_suspects
-from sailord.core.rule import PASS, RuleAnswer, Step, state_note
-from sailord.core.state import Active, State
-from sailord.core.straggler_rules import decide_stragglers
+from sailord.core.model.commands import Command, Resign, WriteJob
+from sailord.core.model.events import Elected, Event, WriteRefused
+from sailord.core.model.rule import PASS, RuleAnswer, Step, state_note
+from sailord.core.model.state import Active, State
+from sailord.core.rules.checkpoint_rules import await_commit, commit_next, obey_checkpoint, sweep
+from sailord.core.rules.job_rules import keep_budget, take_next_job
+from sailord.core.rules.operator_orders import obey
+from sailord.core.rules.phase_rules import advance
+from sailord.core.rules.planner_answer import answer_question
+from sailord.core.rules.probing import probe_suspects
+from sailord.core.rules.straggler_rules import decide_stragglers
 
 Rule = Callable[[State, Active], RuleAnswer]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from agents.protocol.records import LIVE, JobId, JobRecord
-from sailord.core.commands import AbortGeneration, Command, WriteGeneration, WriteJob
-from sailord.core.phases import Closing, Opening, Running, Starting, Stopping
-from sailord.core.state import State
+from sailord.core.model.commands import AbortGeneration, Command, WriteGeneration, WriteJob
+from sailord.core.model.phases import Closing, Opening, Running, Starting, Stopping
+from sailord.core.model.state import State
 
 
 def check(before: State, after: State, commands: Iterable[Command]) -> None:

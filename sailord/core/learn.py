@@ -21,11 +21,12 @@ from agents.protocol.records import (
     Order,
     OrderKind,
 )
-from sailord.core import events
-from sailord.core.checkpoint_rules import take_storage_outcome
-from sailord.core.commands import Command, GiveOrder, SettleOrder
-from sailord.core.job_cost import charge
-from sailord.core.job_queue import next_in_queue, queue_order
+from sailord.core.model import events
+from sailord.core.model.commands import Command, GiveOrder, SettleOrder
+from sailord.core.model.nodes import Node
+from sailord.core.model.phases import Closing, Held, Opening, Phase, Starting, Stopping, Waiting
+from sailord.core.model.rule import Step, state_note, write_job
+from sailord.core.model.state import Active, LastQuestion, Progress, State
 from sailord.core.node_lifecycle import (
     give_up_nodes,
     grant_grace,
@@ -34,12 +35,11 @@ from sailord.core.node_lifecycle import (
     probe_failed,
     take_reports,
 )
-from sailord.core.nodes import Node
-from sailord.core.phases import Closing, Held, Opening, Phase, Starting, Stopping, Waiting
-from sailord.core.rule import Step, state_note, write_job
-from sailord.core.state import Active, LastQuestion, Progress, State
-from sailord.core.straggler_queries import watched
-from sailord.core.timeouts import adopted_start_s, stop_s
+from sailord.core.queries.job_cost import charge
+from sailord.core.queries.job_queue import next_in_queue, queue_order
+from sailord.core.queries.straggler_queries import watched
+from sailord.core.queries.timeouts import adopted_start_s, stop_s
+from sailord.core.rules.checkpoint_rules import take_storage_outcome
 
 MARKS_MAX = 4096
 """Orders are remembered for at most so many nodes that are gone."""

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from agents.protocol.records import GenerationRecord, NodeId, NodeRecord, Order, Report
-from sailord.core import standing
-from sailord.core.nodes import Node, Nodes
-from sailord.core.phases import Running
-from sailord.core.state import Active, Progress, State
+from sailord.core.model import standing
+from sailord.core.model.nodes import Node, Nodes
+from sailord.core.model.phases import Running
+from sailord.core.model.state import Active, Progress, State
 
 
 def observe_nodes(state: State, records: Iterable[NodeRecord]) -> State:

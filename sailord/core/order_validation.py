@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from agents.protocol.records import JobId, JobRecord, JobState, Order, OrderKind
-from sailord.core.events import OrderGiven
-from sailord.core.job_cost import over_budget
 from sailord.core.learn import learn
-from sailord.core.nodes import Node
-from sailord.core.phases import Closing, Held
-from sailord.core.replan_triggers import last_steering_order
-from sailord.core.state import Active, State
+from sailord.core.model.events import OrderGiven
+from sailord.core.model.nodes import Node
+from sailord.core.model.phases import Closing, Held
+from sailord.core.model.state import Active, State
+from sailord.core.queries.job_cost import over_budget
+from sailord.core.queries.replan_triggers import last_steering_order
 from simulator.documents.problems import Problem
 
 INSTEAD: dict[JobState, str] = {

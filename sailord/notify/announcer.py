@@ -12,10 +12,15 @@ from agents.daemon.backoff import Backoff
 from agents.protocol.records import JobId
 from agents.store.interface import StoreError
 from sailord.cluster_records import Gateway, Transition
-from sailord.core.commands import Note
-from sailord.core.phases import Running
-from sailord.core.reconfiguration_timing import START, ReconfigurationTiming, Reconfiguring, follow
-from sailord.core.state import Active, State
+from sailord.core.model.commands import Note
+from sailord.core.model.phases import Running
+from sailord.core.model.state import Active, State
+from sailord.core.queries.reconfiguration_timing import (
+    START,
+    ReconfigurationTiming,
+    Reconfiguring,
+    follow,
+)
 from sailord.notify.feed import EventKind, Feed, FeedEvent
 from sailord.notify.outbox import Outbox, committed_id
 

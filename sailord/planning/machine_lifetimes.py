@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from agents.protocol.records import NodeId, NodeRecord
 from planner.move_policy.node_lifetimes import History
-from sailord.core.state import State
+from sailord.core.model.state import State
 from sailord.planning.messages import MoveContext
 
 OBSERVE_S = 1.0

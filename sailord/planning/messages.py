@@ -13,7 +13,7 @@ from typing import Any
 
 from agents.protocol.records import GenerationRecord, NodeRecord
 from planner.move_policy.node_lifetimes import History
-from sailord.core.proposal import Proposal
+from sailord.core.model.proposal import Proposal
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from planner.replan.nodes import Node, cluster_with, is_placed, nodes_used
 from planner.replan.replanner import Replan, Replanner
 from planner.replan.state_map import placed_stages
 from planner.replan.transfers import transfers_of
-from sailord.core.proposal import Proposal
+from sailord.core.model.proposal import Proposal
 from sailord.planning.job_spec import read_job
 from sailord.planning.messages import FoundPlan, MoveContext, PlanRequest, predicted_phases
 from simulator.api import load_measurements

@@ -20,8 +20,8 @@ from agents.protocol.records import NodeRecord, Order
 from sailord.capacity.core.budget import spent_usd
 from sailord.capacity.core.model import PendingRequest, Policy
 from sailord.capacity.loop import CapacityLoop
-from sailord.core.nodes import Node, Nodes
-from sailord.core.state import State
+from sailord.core.model.nodes import Node, Nodes
+from sailord.core.model.state import State
 from sailord.planning.messages import CapacityAnswer, CapacityRequest, PoolSupply
 from sailord.providers.gce.config import GceConfig
 from sailord.providers.gce.provider import GceProvider

@@ -48,7 +48,7 @@ def _core(module: str, *changes: tuple[str, str, str]) -> list[Mutation]:
 
 MUTATIONS = [
     *_core(
-        "sailord/core/phase_rules.py",
+        "sailord/core/rules/phase_rules.py",
         (
             "members are woken before the generation is stored",
             "    if active.generation != phase.record:\n        return WAIT\n",
@@ -95,7 +95,7 @@ MUTATIONS = [
         ),
     ),
     *_core(
-        "sailord/core/rule.py",
+        "sailord/core/model/rule.py",
         (
             "a changed job record is not written",
             "return Step(state.with_job(job), (WriteJob(job),))",
@@ -103,7 +103,7 @@ MUTATIONS = [
         ),
     ),
     *_core(
-        "sailord/core/planner_answer.py",
+        "sailord/core/rules/planner_answer.py",
         (
             "a question has no deadline",
             "case None if state.now < question.deadline:",
@@ -116,7 +116,7 @@ MUTATIONS = [
         ),
     ),
     *_core(
-        "sailord/core/transitions.py",
+        "sailord/core/rules/transitions.py",
         (
             "failures are never forgotten",
             "return steps_done >= state.options.steps_of_health",
@@ -192,7 +192,7 @@ MUTATIONS = [
         ),
     ),
     *_core(
-        "sailord/core/restore_point.py",
+        "sailord/core/queries/restore_point.py",
         (
             "a point of an abandoned generation is restored",
             "            return point.step <= end\n    return False",
@@ -220,7 +220,7 @@ MUTATIONS = [
         ),
     ),
     *_core(
-        "sailord/core/queries.py",
+        "sailord/core/queries/active_job.py",
         (
             "a parked member need not have sealed",
             "        if all(sealed.point != point for sealed in report.sealed):\n"
@@ -244,7 +244,7 @@ MUTATIONS = [
         ),
     ),
     *_core(
-        "sailord/core/restore_choice.py",
+        "sailord/core/queries/restore_choice.py",
         (
             "an unreachable node is waited for forever",
             "return isinstance(node.standing, Unreachable) and is_over",
@@ -257,7 +257,7 @@ MUTATIONS = [
         ),
     ),
     *_core(
-        "sailord/core/nodes.py",
+        "sailord/core/model/nodes.py",
         (
             "a draining node is planned for",
             " or self.draining_since is not None:",
@@ -265,7 +265,7 @@ MUTATIONS = [
         ),
     ),
     *_core(
-        "sailord/core/straggler_rules.py",
+        "sailord/core/rules/straggler_rules.py",
         (
             "stragglers are never taken back",
             "    if not active.asked.is_refused:\n        return PASS\n    slow",
@@ -273,7 +273,7 @@ MUTATIONS = [
         ),
     ),
     *_core(
-        "sailord/core/replan_triggers.py",
+        "sailord/core/queries/replan_triggers.py",
         (
             "a broken connection alone never ends a generation",
             "if node.broken_since is not None and state.now >= ",
@@ -281,7 +281,7 @@ MUTATIONS = [
         ),
     ),
     *_core(
-        "sailord/core/checkpoint_rules.py",
+        "sailord/core/rules/checkpoint_rules.py",
         (
             "garbage is collected while a rollback is ordered",
             'if any(order.kind == "rollback" for order in active.orders):',

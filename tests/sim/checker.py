@@ -21,7 +21,7 @@ from agents.protocol.records import (
 )
 
 if TYPE_CHECKING:
-    from sailord.core.state import State
+    from sailord.core.model.state import State
     from tests.sim.machines import Machine
     from tests.sim.world import World
 

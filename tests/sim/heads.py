@@ -17,11 +17,12 @@ from agents.protocol.records import (
     Order,
     Report,
 )
-from sailord.core import commands, events, invariants
 from sailord.core import decide as controller
-from sailord.core.report_reply import answer_to
-from sailord.core.restore_choice import release_now
-from sailord.core.state import State
+from sailord.core import invariants
+from sailord.core.model import commands, events
+from sailord.core.model.state import State
+from sailord.core.queries.report_reply import answer_to
+from sailord.core.queries.restore_choice import release_now
 from tests.sim.clock import Process
 from tests.sim.planners import with_step_time
 from tests.sim.storage import Client, Store, Unanswered

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from sailord.core.phases import Held, Running
-from sailord.core.straggler_queries import limits_of
+from sailord.core.model.phases import Held, Running
+from sailord.core.queries.straggler_queries import limits_of
 from tests.sim.faults import FaultInjector
 from tests.sim.planners import MEMBERS_MIN, Planner, QuickPlanner, RealPlanner
 from tests.sim.world import CONTROL_PLANE_FAULTS, JOB, MACHINE_FAULTS, STRAGGLERS, Faults, World

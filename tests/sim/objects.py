@@ -8,7 +8,7 @@ from agents.protocol.records import Durable, Holding, JobId, NodeId, Point, Uplo
 from sailord.checkpoints.manifest import folder_of
 from sailord.checkpoints.object_storage import Entry
 from sailord.checkpoints.retention import folders_of, garbage
-from sailord.core.commands import CollectGarbage, WriteManifest
+from sailord.core.model.commands import CollectGarbage, WriteManifest
 from tests.sim.workers import LAYERS
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agents.protocol.records import Busy, GenerationRecord, NodeId, NodeRecord
-from sailord.core.proposal import Proposal
+from sailord.core.model.proposal import Proposal
 from sailord.planning.messages import FoundPlan, PlanRequest
 from sailord.planning.plan_search import answer
 

@@ -16,7 +16,7 @@ from agents.protocol.records import (
     ReportReply,
     Saving,
 )
-from sailord.core.options import Options
+from sailord.core.model.options import Options
 from tests.sim.checker import Checker
 from tests.sim.clock import Clock
 from tests.sim.heads import Head

@@ -23,10 +23,11 @@ from agents.protocol.records import (
     Report,
     Sealed,
 )
-from sailord.core import commands, events, invariants
+from sailord.core import invariants
 from sailord.core.decide import decide
-from sailord.core.proposal import Proposal
-from sailord.core.state import State
+from sailord.core.model import commands, events
+from sailord.core.model.proposal import Proposal
+from sailord.core.model.state import State
 
 JOB = JobId("job")
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from agents.protocol.records import NodeId
 from sailord.capacity.core.decide import obtainable, supply
 from sailord.capacity.core.model import Agent, CapacityState
-from sailord.core.phases import Opening, Stopping
-from sailord.core.proposal import Proposal
-from sailord.core.state import State
+from sailord.core.model.phases import Opening, Stopping
+from sailord.core.model.proposal import Proposal
+from sailord.core.model.state import State
 from sailord.planning.messages import PoolSupply
 from sailord.providers.interface import Pool
 

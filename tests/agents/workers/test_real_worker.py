@@ -13,7 +13,7 @@ import pytest
 from agents.protocol.codec import encode
 from agents.protocol.records import JobRecord, NodeRecord, Point, Report, Restore, Saving
 from agents.store.interface import Put
-from sailord.core.restore_point import complete_points
+from sailord.core.queries.restore_point import complete_points
 from tests.agents.running import JOB, PREFIX, Place, place, plan_on, until
 
 pytestmark = pytest.mark.asyncio

@@ -20,8 +20,8 @@ from sailord.capacity.core.model import (
     TargetSet,
     Tick,
 )
-from sailord.core.nodes import Node
-from sailord.core.state import State
+from sailord.core.model.nodes import Node
+from sailord.core.model.state import State
 from sailord.providers.interface import Granted, Quota, Refused
 from sailord.text.capacity_text import capacity_problems, capacity_text
 from sailord.text.cluster_text import glance_text

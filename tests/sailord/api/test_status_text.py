@@ -16,13 +16,13 @@ from agents.protocol.records import Bill, Durable, GenerationRecord, Point
 from sailord.api import render
 from sailord.api.types import LeaderView, Status, StoreView
 from sailord.controller.step_rate import StepRate
-from sailord.core.nodes import Nodes
-from sailord.core.phases import Held, Opening, Phase, Running, Starting, Stopping, Waiting
-from sailord.core.state import KeptStraggler, Securing, State
-from sailord.core.straggler_detection import Speeds, Straggler
+from sailord.core.model.nodes import Nodes
+from sailord.core.model.phases import Held, Opening, Phase, Running, Starting, Stopping, Waiting
+from sailord.core.model.state import KeptStraggler, Securing, State
+from sailord.core.model.stragglers import Speeds, Straggler
 from sailord.notify.outbox import committed_id
 from sailord.text.cluster_text import nodes_text, status_text
-from tests.sailord.core.standing import (
+from tests.sailord.core.states import (
     JOB,
     NOW,
     A,

@@ -7,9 +7,9 @@ from dataclasses import replace
 from agents.protocol.codec import plain
 from agents.protocol.records import JobId
 from sailord.api.render import job_view, waits_for, why_view
-from sailord.core.phases import Running
+from sailord.core.model.phases import Running
 from sailord.text.cluster_text import why_text
-from tests.sailord.core.standing import BEGAN, JOB, job, state
+from tests.sailord.core.states import BEGAN, JOB, job, state
 
 
 def waiting(id_: str, priority: int, submitted_at: float):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from sailord.capacity.core.model import Policy
 from sailord.capacity.loop import CapacityLoop
-from sailord.core.state import State
+from sailord.core.model.state import State
 from sailord.providers.interface import Notice, Observation
 from tests.gce.virtual_client import Gateway, VirtualLoop
 

@@ -17,7 +17,7 @@ from agents.protocol.records import (
 from sailord.checkpoints.manifest import folder_of, manifest_bytes, manifest_name
 from sailord.checkpoints.object_storage import open_storage
 from sailord.checkpoints.verify import compose
-from sailord.core.commands import WriteManifest
+from sailord.core.model.commands import WriteManifest
 from sailord.planning.job_spec import job_shape, read_job
 from tests.worker.checkpoint.snapshot_runs import Generation, folders
 from worker.checkpoint.snapshot_file import (

@@ -21,7 +21,7 @@ from agents.protocol.records import (
 from sailord.checkpoints.manifest import Manifest, folder_of, manifest_bytes, manifest_name
 from sailord.checkpoints.object_storage import Storage, open_storage
 from sailord.checkpoints.verify import compose
-from sailord.core.commands import WriteManifest
+from sailord.core.model.commands import WriteManifest
 from sailord.planning.job_spec import job_shape, read_job
 from worker.checkpoint.convert import FullCheckpoint, NamedTensors, write_full
 from worker.checkpoint.snapshot_file import (

@@ -23,7 +23,7 @@ from sailord.checkpoints.manifest import manifest_bytes, read_manifest
 from sailord.checkpoints.object_storage import StorageError, open_storage
 from sailord.checkpoints.verify import compose, faults_of
 from sailord.cli.main import main
-from sailord.core.commands import CheckDurable, WriteManifest
+from sailord.core.model.commands import CheckDurable, WriteManifest
 from tests.sailord.checkpoints.made import JOB, SPEC, chain, flip, make
 from worker.checkpoint.snapshot_file import read_header
 

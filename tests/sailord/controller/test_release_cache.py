@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from agents.protocol.records import JobId, Point
 from sailord.controller.release_cache import AGE_S, ReleaseCache
-from sailord.core.state import State
-from tests.sailord.core.standing import NOW, A, B, G, job, node, report, state
+from sailord.core.model.state import State
+from tests.sailord.core.states import NOW, A, B, G, job, node, report, state
 
 
 def at(step: int, of: str = "job") -> State:

@@ -22,7 +22,8 @@ from agents.protocol.records import (
     Taking,
 )
 from sailord.core import invariants
-from sailord.core.commands import (
+from sailord.core.decide import decide
+from sailord.core.model.commands import (
     Command,
     CommitCheckpoint,
     ProbeAgent,
@@ -31,8 +32,7 @@ from sailord.core.commands import (
     WriteGeneration,
     WriteJob,
 )
-from sailord.core.decide import decide
-from sailord.core.events import (
+from sailord.core.model.events import (
     CheckpointCommitted,
     CommitFailed,
     Elected,
@@ -49,10 +49,10 @@ from sailord.core.events import (
     StoreReturned,
     Ticked,
 )
-from sailord.core.nodes import Nodes
-from sailord.core.phases import Closing, Held, Opening, Running, Starting, Stopping
-from sailord.core.state import State
-from tests.sailord.core.standing import (
+from sailord.core.model.nodes import Nodes
+from sailord.core.model.phases import Closing, Held, Opening, Running, Starting, Stopping
+from sailord.core.model.state import State
+from tests.sailord.core.states import (
     JOB,
     KEPT,
     A,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from agents.protocol.records import NodeId
-from sailord.core.commands import RequestPlan, WriteGeneration
-from sailord.core.events import OrderGiven, PlanFound, Ticked
-from sailord.core.phases import Running
-from tests.sailord.core.standing import (
+from sailord.core.model.commands import RequestPlan, WriteGeneration
+from sailord.core.model.events import OrderGiven, PlanFound, Ticked
+from sailord.core.model.phases import Running
+from tests.sailord.core.states import (
     BEGAN,
     NOW,
     act,

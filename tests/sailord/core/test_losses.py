@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from agents.protocol.records import NodeId, Past, Point, Restore
-from sailord.core.commands import (
+from sailord.core.decide import decide
+from sailord.core.model.commands import (
     Note,
     ProbeAgent,
     WakeAgents,
     WriteGeneration,
     WriteJob,
 )
-from sailord.core.decide import decide
-from sailord.core.events import (
+from sailord.core.model.events import (
     Deposed,
     Elected,
     Event,
@@ -28,12 +28,12 @@ from sailord.core.events import (
     Reported,
     Ticked,
 )
-from sailord.core.phases import Closing, Held, Opening, Phase, Running, Starting, Waiting
-from sailord.core.replan_triggers import usable
-from sailord.core.snapshot_intervals import departures
-from sailord.core.state import State
+from sailord.core.model.phases import Closing, Held, Opening, Phase, Running, Starting, Waiting
+from sailord.core.model.state import State
+from sailord.core.queries.replan_triggers import usable
+from sailord.core.queries.snapshot_intervals import departures
 from sailord.planning.machine_lifetimes import MachineLifetimes
-from tests.sailord.core.standing import (
+from tests.sailord.core.states import (
     BEGAN,
     NOW,
     STARTING,

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from agents.protocol.records import JobId, JobState
-from sailord.core.commands import GiveOrder, Note, SettleOrder
 from sailord.core.decide import decide
-from sailord.core.events import OrderGiven, Ticked
-from sailord.core.nodes import Nodes
+from sailord.core.model.commands import GiveOrder, Note, SettleOrder
+from sailord.core.model.events import OrderGiven, Ticked
+from sailord.core.model.nodes import Nodes
+from sailord.core.model.phases import Closing, Held, Running, Stopping, Waiting
+from sailord.core.model.state import State
 from sailord.core.order_validation import objection
-from sailord.core.phases import Closing, Held, Running, Stopping, Waiting
-from sailord.core.state import State
-from tests.sailord.core.standing import (
+from tests.sailord.core.states import (
     BEGAN,
     JOB,
     KEPT,

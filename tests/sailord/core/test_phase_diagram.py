@@ -10,12 +10,12 @@ from unittest.mock import patch
 
 from agents.protocol.records import GenerationRecord
 from sailord.core import decide
-from sailord.core.events import NodesObserved, OrderGiven, PlanFound, Ticked
-from sailord.core.nodes import Nodes
-from sailord.core.phases import Closing, Held, Stopping
-from sailord.core.rule import Step
-from sailord.core.state import State
-from tests.sailord.core.standing import (
+from sailord.core.model.events import NodesObserved, OrderGiven, PlanFound, Ticked
+from sailord.core.model.nodes import Nodes
+from sailord.core.model.phases import Closing, Held, Stopping
+from sailord.core.model.rule import Step
+from sailord.core.model.state import State
+from tests.sailord.core.states import (
     NOW,
     QUESTION,
     STARTING,

@@ -9,7 +9,8 @@ import pytest
 
 from agents.protocol.records import Holding, JobId, NodeId, Past, Point, Restore, Sealed
 from agents.registration import choose
-from sailord.core.commands import (
+from sailord.core.decide import decide
+from sailord.core.model.commands import (
     CollectGarbage,
     Command,
     Note,
@@ -21,8 +22,7 @@ from sailord.core.commands import (
     WriteJob,
     WriteManifest,
 )
-from sailord.core.decide import decide
-from sailord.core.events import (
+from sailord.core.model.events import (
     CommitFailed,
     Elected,
     Event,
@@ -34,11 +34,11 @@ from sailord.core.events import (
     Ticked,
     WriteRefused,
 )
+from sailord.core.model.phases import Closing, Held, Opening, Running, Starting, Stopping, Waiting
+from sailord.core.model.state import State
+from sailord.core.model.stragglers import Speeds, Straggler
 from sailord.core.order_validation import objection
-from sailord.core.phases import Closing, Held, Opening, Running, Starting, Stopping, Waiting
-from sailord.core.state import State
-from sailord.core.straggler_detection import Speeds, Straggler
-from tests.sailord.core.standing import (
+from tests.sailord.core.states import (
     BEGAN,
     FROM_NOTHING,
     JOB,

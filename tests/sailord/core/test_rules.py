@@ -7,9 +7,15 @@ from dataclasses import replace
 import pytest
 
 from agents.protocol.records import JobId, JobState, Past, Point, Restore
-from sailord.core.commands import CheckDurable, Note, RequestPlan, SettleOrder, WriteGeneration
 from sailord.core.decide import decide
-from sailord.core.events import (
+from sailord.core.model.commands import (
+    CheckDurable,
+    Note,
+    RequestPlan,
+    SettleOrder,
+    WriteGeneration,
+)
+from sailord.core.model.events import (
     CommitFailed,
     Elected,
     GenerationWritten,
@@ -19,14 +25,14 @@ from sailord.core.events import (
     Reported,
     Ticked,
 )
-from sailord.core.phases import Closing, Held, Opening, Phase, Running, Stopping, Waiting
-from sailord.core.proposal import Proposal
-from sailord.core.report_reply import answer_to
-from sailord.core.restore_choice import in_memory, release_now
-from sailord.core.standing import Present
-from sailord.core.state import Check, Commit, Securing, State
-from sailord.core.straggler_detection import Speeds, Straggler
-from tests.sailord.core.standing import (
+from sailord.core.model.phases import Closing, Held, Opening, Phase, Running, Stopping, Waiting
+from sailord.core.model.proposal import Proposal
+from sailord.core.model.standing import Present
+from sailord.core.model.state import Check, Commit, Securing, State
+from sailord.core.model.stragglers import Speeds, Straggler
+from sailord.core.queries.report_reply import answer_to
+from sailord.core.queries.restore_choice import in_memory, release_now
+from tests.sailord.core.states import (
     BEGAN,
     FROM_NOTHING,
     G4,

@@ -16,7 +16,7 @@ from agents.store.sqlite_store import EmbeddedStore
 from sailord.cluster_records import Gateway
 from sailord.config import load_config
 from sailord.controller.loop import build_controller
-from sailord.core.commands import WriteJob
+from sailord.core.model.commands import WriteJob
 from sailord.text.cluster_text import status_text
 from tests.sailord.daemon.running import Place
 

@@ -14,14 +14,14 @@ from agents.protocol.store_keys import Keys
 from agents.store.interface import StoreUnavailable
 from agents.store.sqlite_store import EmbeddedStore
 from sailord.cluster_records import Gateway
-from sailord.core.commands import Note
-from sailord.core.phases import Running, Starting
-from sailord.core.reconfiguration_timing import ReconfigurationTiming
+from sailord.core.model.commands import Note
+from sailord.core.model.phases import Running, Starting
+from sailord.core.queries.reconfiguration_timing import ReconfigurationTiming
 from sailord.notify import announcer
 from sailord.notify.announcer import Announcer
 from sailord.notify.feed import Feed
 from sailord.notify.outbox import Outbox
-from tests.sailord.core.standing import (
+from tests.sailord.core.states import (
     BEGAN,
     G4,
     NOW,

@@ -20,5 +20,5 @@ def test_planner_process_imports_messages_but_not_the_controller():
     )
     loaded = set(done.stdout.split())
     assert "sailord.planning.messages" in loaded
-    assert not loaded & {"sailord.core.state", "sailord.planning.pool", "agents.store"}
+    assert not loaded & {"sailord.core.model.state", "sailord.planning.pool", "agents.store"}
     assert not [name for name in loaded if name.startswith(("sailord.controller", "sailord.api"))]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.protocol.records import NodeId, NodeRecord
-from sailord.core.nodes import Node, Nodes
-from sailord.core.state import State
+from sailord.core.model.nodes import Node, Nodes
+from sailord.core.model.state import State
 from sailord.planning.machine_lifetimes import MachineLifetimes, pool_of
-from tests.sailord.core.standing import changed
+from tests.sailord.core.states import changed
 
 RECORD = NodeRecord(NodeId("a.1"), "a", "z", "m", "A100-40", 2, "h:1", "ready", spot=True)
 OTHER = replace(RECORD, id=NodeId("b.1"), name="b")

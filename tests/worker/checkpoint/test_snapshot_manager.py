@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from agents.snapshots.replication import PATIENCE_S
-from sailord.core.options import Options
+from sailord.core.model.options import Options
 from simulator.spec.job import Checkpoint
 from tests.worker.checkpoint.test_load_state import JOBS
 from tests.worker.training_runs import SomeLabels, alone, plan_of

@@ -1,0 +1,127 @@
+"""What the controller knows of each node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from agents.protocol.records import NodeId, NodeRecord, Report
+from sailord.core.model.standing import (
+    PRESENT,
+    Absent,
+    Lost,
+    Present,
+    Silent,
+    Standing,
+    Unreachable,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One life of a node: its agent from one start to its end."""
+
+    record: NodeRecord
+    since: float
+    """When it became ready for work, or was first seen."""
+    report: Report | None = None
+    heard_at: float = 0.0
+    standing: Standing = PRESENT
+    probed_at: float | None = None
+    failed_since: float | None = None
+    """When its workers of the present generation failed."""
+    broken_since: float | None = None
+    """When its workers, sound themselves, lost the connection to a peer."""
+    draining_since: float | None = None
+    """When a notice, a drain order or the agent itself announced its departure."""
+    returned_at: float | None = None
+    """When a drain, a cordon or a straggler mark was taken back."""
+    is_cordoned: bool = False
+    slow: str = ""
+    """Why it is left out as a straggler; empty if it is not."""
+
+    @property
+    def free_since(self) -> float:
+        """Since when a plan could use it."""
+        return self.since if self.returned_at is None else max(self.since, self.returned_at)
+
+    @property
+    def is_lost(self) -> bool:
+        return isinstance(self.standing, Lost)
+
+    @property
+    def why_lost(self) -> str:
+        return self.standing.why if isinstance(self.standing, Lost) else ""
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Its agent left a probe unanswered."""
+        return isinstance(self.standing, Unreachable | Silent)
+
+    @property
+    def absent_since(self) -> float | None:
+        """The end of its lease; ``None``: it has one."""
+        match self.standing:
+            case Absent(since=since) | Silent(since=since) | Lost(absent_since=since):
+                return since
+            case _:
+                return None
+
+    @property
+    def is_unsound(self) -> bool:
+        """Nothing can run there, by its own report."""
+        return bool(self.why_unsound)
+
+    @property
+    def why_unsound(self) -> str:
+        """Why nothing can run there: a broken device, or no memory for the job's snapshots."""
+        return "" if self.report is None else self.report.fault or self.report.no_room
+
+    def is_usable(self, *, is_member: bool) -> bool:
+        """Whether a new plan may use it; a member may stay though it is cordoned."""
+        if not isinstance(self.standing, Present | Unreachable) or self.draining_since is not None:
+            return False
+        if self.slow:
+            return False
+        if self.is_unsound:  # Its record in the store may not say so yet.
+            return False
+        return self.record.state == "ready" and (is_member or not self.is_cordoned)
+
+    @property
+    def is_notable(self) -> bool:
+        """Rules need to look at it: it is not well, has not reported yet, or lost a peer."""
+        return (
+            self.report is None
+            or not isinstance(self.standing, Present)
+            or self.failed_since is not None
+            or self.broken_since is not None
+            or self.draining_since is not None
+            or bool(self.report.broken_peers)
+        )
+
+
+class Nodes(dict[NodeId, Node]):
+    """All nodes; never changed in place.
+
+    The few that rules must look at are collected once, so that the cost of a decision grows with
+    what happened and not with the size of the cluster.
+    """
+
+    @cached_property
+    def notable(self) -> frozenset[NodeId]:
+        """The ids of the nodes that rules must look at."""
+        return frozenset(id_ for id_, node in self.items() if node.is_notable)
+
+    @cached_property
+    def free(self) -> tuple[NodeId, ...]:
+        """The ids of the nodes that any plan may use, sorted."""
+        return tuple(sorted(id_ for id_, n in self.items() if n.is_usable(is_member=False)))
+
+    def with_(self, fresh: Mapping[NodeId, Node]) -> Nodes:
+        """Return a copy with these nodes replaced."""
+        nodes = Nodes(self)
+        nodes.update(fresh)
+        news = {id_ for id_, node in fresh.items() if node.is_notable}
+        nodes.notable = (self.notable - fresh.keys()) | news
+        return nodes

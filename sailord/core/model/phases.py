@@ -1,0 +1,71 @@
+"""The phases of a job that has the cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agents.protocol.records import Durable, GenerationRecord, JobState
+from sailord.core.model.proposal import Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """No generation runs, and the planner was not asked yet or has no plan."""
+
+    reason: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Starting:
+    """The generation is stored; its members fetch state, rebuild and verify."""
+
+    since: float
+    deadline: float
+    move_s: float
+    """Seconds that the planner predicted for this start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Every member trains."""
+
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """All members park at the end of one step: for another plan, or to leave the cluster."""
+
+    then: Proposal | JobState
+    reason: str
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The next generation's record is being stored."""
+
+    record: GenerationRecord
+    proposal: Proposal
+    lowers: Durable | None = None
+    """An older checkpoint that counts as the newest from then on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The end of the generation is being stored."""
+
+    then: JobState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Parked until an operator resumes it; its snapshots stay in memory."""
+
+    reason: str
+    since: float
+
+
+Phase = Waiting | Starting | Running | Stopping | Opening | Closing | Held

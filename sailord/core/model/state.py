@@ -1,0 +1,205 @@
+"""What the controller knows: the nodes, the jobs, and the one job that has the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from agents.protocol.records import (
+    Durable,
+    GenerationRecord,
+    JobId,
+    JobRecord,
+    NodeId,
+    Order,
+    Point,
+    Report,
+)
+from sailord.core.model.nodes import Node, Nodes
+from sailord.core.model.options import Options
+from sailord.core.model.phases import Phase
+from sailord.core.model.proposal import Proposal
+from sailord.core.model.stragglers import Speeds, Straggler
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the planner was asked; it is open beside the phase, and what runs goes on meanwhile."""
+
+    request: int
+    nodes: tuple[NodeId, ...]
+    reason: str
+    is_forced: bool
+    """Something must change: a node is lost or draining, or an operator ordered it."""
+    deadline: float
+    answer: Proposal | str | None = None
+    """A plan, or why there is none."""
+    slow: Mapping[NodeId, Straggler] = field(default_factory=dict)
+    """Stragglers that the question leaves out."""
+    trouble: str = ""
+    """Why no answer will come, where that is known before the deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the generation came."""
+
+    step: int = 0
+    """The highest step that any member reported as done."""
+    advanced_at: float = 0.0
+    """When it did; at first, when the generation began."""
+    step_s: float | None = None
+    """Seconds of a step, a moving average over the last ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """Failures in a row and the backoff after them."""
+
+    failures: int = 0
+    """Failed generations in a row that no lost machine explains."""
+    not_before: float = 0.0
+    """No question to the planner before this moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastQuestion:
+    """What the planner was asked last: the same is not asked again at once."""
+
+    nodes: frozenset[NodeId] = frozenset()
+    at: float = 0.0
+    is_refused: bool = False
+    """There is no plan for these nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A checkpoint that is being committed."""
+
+    point: Point
+    durable: Durable | None = None
+    """Its manifest, once that is written."""
+    is_storing: bool = False
+    """It is being stored; the next generation may begin from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Securing:
+    """A point that agents make durable now, independent of the interval."""
+
+    point: Point
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check whether the newest checkpoint is readable."""
+
+    of: Durable
+    found: Durable | None = None
+    """The newest readable one; ``None``: not known yet, or there is none."""
+    why_none: str = ""
+    """Why no checkpoint is readable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointing:
+    """What is being made durable, checked and removed for this job."""
+
+    commit: Commit | None = None
+    retry_at: float = 0.0
+    """The durable store failed; it is not asked again before this moment."""
+    trouble: str = ""
+    """How it failed."""
+    failed_at: Point | None = None
+    """The checkpoint that it did not take."""
+    securing: Securing | None = None
+    check: Check | None = None
+    swept: tuple[int, Durable] | None = None
+    """The generation and the checkpoint after which garbage was collected last."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptStraggler:
+    """A straggler that stays in the plan for now."""
+
+    until: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slowness:
+    """The stragglers of the generation."""
+
+    speeds: Speeds = field(default_factory=Speeds)
+    kept: Mapping[NodeId, KeptStraggler] = field(default_factory=dict)
+    """Those that it was decided to go on with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Active:
+    """The one job that has the cluster."""
+
+    job: JobId
+    phase: Phase
+    generation: GenerationRecord | None = None
+    question: Question | None = None
+    """To the planner; only while the job waits, starts or runs."""
+    orders: tuple[Order, ...] = ()
+    """Orders of operators that are not yet carried out, in the order in which they were given."""
+    progress: Progress = field(default_factory=Progress)
+    attempts: Attempts = field(default_factory=Attempts)
+    asked: LastQuestion = field(default_factory=LastQuestion)
+    checkpointing: Checkpointing = field(default_factory=Checkpointing)
+    slowness: Slowness = field(default_factory=Slowness)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything that the controller knows; the same events give the same state."""
+
+    options: Options = field(default_factory=Options)
+    now: float = 0.0
+    term: int | None = None
+    """Our term as leader; ``None`` while another sailord is the leader."""
+    leases_since: float = 0.0
+    """Since when a missing lease says something: we lead, and the store answers."""
+    woken_at: float = 0.0
+    """The end of our last pause of ``nap_s``: steps from then are only reported now."""
+    nodes: Nodes = field(default_factory=Nodes)
+    jobs: Mapping[JobId, JobRecord] = field(default_factory=dict)
+    """All jobs, the active one among them."""
+    generations: Mapping[JobId, GenerationRecord] = field(default_factory=dict)
+    """The last generation of each job that is not active."""
+    durables: Mapping[JobId, Durable] = field(default_factory=dict)
+    active: Active | None = None
+    known_orders: frozenset[str] = frozenset()
+    """The ids of all orders that were taken in: each has one effect."""
+    marks: Mapping[str, tuple[Order, ...]] = field(default_factory=dict)
+    """Orders about each node id, in order: they hold for as long as that node lives."""
+    requests: int = 0
+
+    @property
+    def job(self) -> JobRecord:
+        """The record of the active job."""
+        assert self.active is not None, "no job is active"
+        return self.jobs[self.active.job]
+
+    def with_job(self, job: JobRecord) -> State:
+        """Return the state with this record of a job; rules call ``write_job``, which stores it."""
+        return replace(self, jobs={**self.jobs, job.id: job})
+
+    def reports_of(self, generation: GenerationRecord) -> Iterator[tuple[NodeId, Report]]:
+        """Yield the reports of the generation's members that are about it."""
+        for id_ in generation.members:
+            report = self.nodes[id_].report if id_ in self.nodes else None
+            if report is not None and report.speaks_of(generation):
+                yield id_, report
+
+    def lease_of(self, node: Node) -> float:
+        """Seconds after which the store drops the node's lease if it is not renewed."""
+        return node.record.lease_s or self.options.lease_s
+
+    def trusted_since(self, node: Node) -> float:
+        """From when on the node's missing lease counts against it."""
+        return self.leases_since + self.lease_of(node) + self.options.grace_s

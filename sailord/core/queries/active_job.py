@@ -1,0 +1,133 @@
+"""Questions that several rules ask of the state; none changes anything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agents.protocol.records import GenerationRecord, Point
+from sailord.core.model.phases import Closing, Opening, Stopping, Waiting
+from sailord.core.model.proposal import Proposal
+from sailord.core.model.state import Active, State
+from sailord.core.queries.replan_triggers import (
+    Trigger,
+    broken_members,
+    is_gone,
+    next_order,
+    usable,
+)
+
+
+def is_alive(state: State, active: Active) -> bool:
+    """Return whether the generation can go on: it is not closed, and no member is broken."""
+    generation = active.generation
+    if generation is None or generation.state == "closed" or isinstance(active.phase, Waiting):
+        return False
+    return not broken_members(state, generation)
+
+
+def is_writing(active: Active) -> bool:
+    """Return whether a generation record is being stored; only one may be at a time."""
+    match active.phase:
+        case Opening() | Closing():
+            return True
+        case Stopping():
+            return active.generation is not None and active.generation.state == "open"
+        case _:
+            return False
+
+
+def is_explained(state: State, generation: GenerationRecord) -> bool:
+    """Return whether a lost machine or a broken device explains the failure of the generation.
+
+    It need not be a member: state may have been fetched from another node.
+    """
+    broken = broken_members(state, generation)
+    reports = (node.report for id_ in broken if (node := state.nodes.get(id_)) is not None)
+    peers = (peer for report in reports if report is not None for peer in report.broken_peers)
+    involved = (state.nodes.get(id_) for id_ in (*broken, *peers))
+    return any(is_gone(node) for node in involved)
+
+
+def is_due(state: State, active: Active, trigger: Trigger | None) -> bool:
+    """Return whether the planner may be asked now, and was not just asked the same."""
+    if trigger is None or state.now < trigger.due or state.now < active.attempts.not_before:
+        return False
+    order = next_order(active)
+    if order is not None and order.kind == "replan":
+        return True
+    asked = active.asked
+    is_same_question = asked.is_refused and asked.nodes == frozenset(usable(state, active))
+    return not is_same_question or state.now >= asked.at + state.options.reconsider_s
+
+
+def with_ask_again(state: State, active: Active, seconds: float | None) -> Active:
+    """Allow the next question after ``seconds``, if that is sooner than ``reconsider_s``."""
+    if seconds is None or seconds >= state.options.reconsider_s:
+        return active
+    at = state.now + seconds - state.options.reconsider_s
+    return replace(active, asked=replace(active.asked, at=at))
+
+
+def is_running_plan(active: Active, proposal: Proposal) -> bool:
+    """Return whether the proposed plan runs already."""
+    last = active.generation
+    assert last is not None
+    same = last.plan == proposal.plan and set(last.members) == set(proposal.members)
+    return same and last.state == "open"
+
+
+def is_rolling_back(active: Active) -> bool:
+    """Return whether a rollback was ordered: then what runs is left without a stop."""
+    order = next_order(active)
+    return order is not None and order.kind == "rollback"
+
+
+def is_too_late_to_stop(state: State, active: Active, proposal: Proposal) -> bool:
+    """Return whether a draining member leaves before one more step would end."""
+    assert active.generation is not None
+    leaving = [
+        node.record.leaves_at
+        for id_ in active.generation.members
+        if (node := state.nodes.get(id_)) is not None and node.draining_since is not None
+    ]
+    needed = state.now + 1.5 * proposal.iteration_s
+    return any(leaves_at is not None and leaves_at < needed for leaves_at in leaving)
+
+
+def stopped_at(state: State, generation: GenerationRecord) -> Point | None:
+    """Return the point at which all members are parked and sealed; ``None``: not yet."""
+    if not all_members(state, generation, "stopped"):
+        return None
+    points = set()
+    for id_ in generation.members:
+        report = state.nodes[id_].report
+        assert report is not None
+        point = Point(report.step, generation.number)
+        if all(sealed.point != point for sealed in report.sealed):
+            return None
+        points.add(point)
+    return points.pop() if len(points) == 1 else None
+
+
+def all_members(state: State, generation: GenerationRecord, *taking: str) -> bool:
+    """Return whether every member reports one of these states for the generation."""
+    return all(
+        (node := state.nodes.get(id_)) is not None
+        and node.report is not None
+        and node.report.speaks_of(generation)
+        and node.report.taking in taking
+        for id_ in generation.members
+    )
+
+
+def has_started(state: State, generation: GenerationRecord) -> bool:
+    """Return whether every member trains.
+
+    Each says so; or one does that has done a step, which proves it also of those that a new leader
+    cannot hear.
+    """
+    has_stepped = any(
+        report.taking in {"running", "stopped"} and report.step > generation.restore.point.step
+        for _, report in state.reports_of(generation)
+    )
+    return has_stepped or all_members(state, generation, "running", "stopped")

@@ -1,0 +1,47 @@
+"""When a draining node is safe to stop: no job needs anything on it."""
+
+from __future__ import annotations
+
+from agents.protocol.records import NodeId, Point, Report
+from sailord.core.model.nodes import Node
+from sailord.core.model.state import State
+from sailord.core.queries.restore_choice import release_now
+
+
+def drained(state: State) -> frozenset[NodeId]:
+    """Return the draining nodes that are safe to stop."""
+    leaving = [
+        (id_, node)
+        for id_ in state.nodes.notable
+        if (node := state.nodes[id_]).draining_since is not None and not node.is_lost
+    ]
+    if not leaving:
+        return frozenset()
+    release = release_now(state)
+    return frozenset(id_ for id_, node in leaving if _is_free(state, id_, node, release))
+
+
+def _is_free(state: State, id_: NodeId, node: Node, release: Point | None) -> bool:
+    if node.report is None or node.report.taking != "idle":
+        return False
+    generation = None if state.active is None else state.active.generation
+    if generation is not None and generation.state != "closed" and id_ in generation.members:
+        return False
+    return not _holds_state(state, node.report, release)
+
+
+def _holds_state(state: State, report: Report, release: Point | None) -> bool:
+    """Its snapshots may be the last copy of a step that a job could restore."""
+    active = state.active
+    if not report.sealed:
+        return False
+    if active is not None and report.job in {None, active.job}:
+        return release is None or any(
+            each.point.generation == release.generation and each.point >= release
+            for each in report.sealed
+        )
+    job = None if report.job is None else state.jobs.get(report.job)
+    if job is None or job.state in {"done", "cancelled"}:
+        return False
+    durable = state.durables.get(job.id)
+    return durable is None or any(durable.point < each.point for each in report.sealed)

@@ -1,0 +1,61 @@
+"""The cost of a job so far, kept in its record.
+
+A generation costs what its plan's devices cost per hour, from its opening to its end, whether or
+not it trains. The sum is stored every ``WRITTEN_EVERY_S`` and whenever the rate changes; in
+between, it follows from the rate and the time since.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agents.protocol.records import Bill, GenerationRecord, JobRecord
+from sailord.core.model.rule import Step, write_job
+from sailord.core.model.state import State
+
+WRITTEN_EVERY_S = 10.0
+
+
+def charge(before: State, after: State) -> Step:
+    """Add what was spent since the last time to the bill, if it is time or the rate changed."""
+    active = after.active
+    if active is None or active.generation is None:
+        return Step(after)
+    then = before.active
+    is_same_job = then is not None and then.job == active.job
+    ran = then.generation if then is not None and is_same_job else active.generation
+    until = after.job.bill.until
+    if ran == active.generation:
+        is_due = until is None or after.now >= until + WRITTEN_EVERY_S
+        if ran.usd_per_hour is None or not is_due or not costs(ran):
+            return Step(after)
+    bill = billed(after.job, ran, after.now)
+    return write_job(after, replace(after.job, bill=bill))
+
+
+def costs(record: GenerationRecord | None) -> bool:
+    """Return whether this generation still costs money."""
+    return record is not None and record.state != "closed"
+
+
+def billed(job: JobRecord, ran: GenerationRecord | None, now: float) -> Bill:
+    """Return the bill up to now; ``ran`` was the generation since it was last written."""
+    bill = job.bill
+    if ran is None or not costs(ran) or bill.until is None:
+        return replace(bill, until=now)
+    seconds = max(now - bill.until, 0.0)
+    if ran.usd_per_hour is None:
+        return replace(bill, until=now, unpriced_s=bill.unpriced_s + seconds)
+    return replace(bill, until=now, usd=bill.usd + ran.usd_per_hour * seconds / 3600)
+
+
+def over_budget(state: State) -> str:
+    """Return why the active job may not go on; empty if its budget is not spent."""
+    active = state.active
+    if active is None or state.job.bill.usd_max is None:
+        return ""
+    bill = billed(state.job, active.generation, state.now)
+    assert bill.usd_max is not None
+    if bill.usd < bill.usd_max:
+        return ""
+    return f"its budget of ${bill.usd_max:,.2f} is spent"

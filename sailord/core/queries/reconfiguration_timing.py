@@ -1,0 +1,223 @@
+"""Timing of each reconfiguration, phase by phase, beside the prediction.
+
+From the controller's own phases and from what the nodes' reports measure:
+
+- *detect*: from the first sign of the trigger to the question to the planner, the gathering
+  window included
+- *plan*: until the planner answers
+- *retries*: generations in between that were opened and never ran, if there were any
+- *quiesce*: until the old generation is left and the next one is stored
+- *fetch*, *rebuild*, *verify*, *first_step*: as the slowest node reports; unreported phases are
+  left out
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sailord.core.model.phases import Held, Opening, Running, Starting, Stopping, Waiting
+from sailord.core.model.standing import Lost
+from sailord.core.model.state import Active, Question, State
+
+START = "start"
+"""A reconfiguration before which nothing ran: the first one, or one after a pause."""
+MEASURED = ("fetch", "rebuild", "verify", "first_step")
+
+
+@dataclass(frozen=True, slots=True)
+class ReconfigurationTiming:
+    """One reconfiguration, from the first sign of its trigger to the end of the next first step."""
+
+    generation: int
+    at: float
+    """When the first sign of the trigger was seen."""
+    kind: str
+    reason: str
+    is_planned: bool
+    """All members parked at the end of a step; else the generation was abandoned."""
+    source: str
+    restored_step: int
+    steps_lost: int
+    downtime_s: float
+    """From the last step before to the end of the first after, less the time of a step; 0 for a
+    start."""
+    total_s: float
+    predicted_s: float
+    """Seconds that the planner predicted."""
+    phases: tuple[tuple[str, float], ...]
+    predicted: tuple[tuple[str, float], ...] = ()
+    """The same phases, as predicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reconfiguring:
+    """A reconfiguration that is under way."""
+
+    sign_at: float
+    asked_at: float
+    kind: str
+    reason: str
+    answered_at: float | None = None
+    is_planned: bool = False
+    stood_at: float | None = None
+    """The last step before."""
+    reached: int = 0
+    """The highest step before."""
+    retried_s: float = 0.0
+    """Spent on generations in between that never ran."""
+    steps_lost: int = 0
+    predicted_s: float = 0.0
+    predicted: tuple[tuple[str, float], ...] = ()
+    opened_at: float | None = None
+    step_s: float = 0.0
+
+
+def follow(
+    under_way: Reconfiguring | None, before: State, after: State
+) -> tuple[Reconfiguring | None, ReconfigurationTiming | None]:
+    """Follow one decision; return what is under way, and a reconfiguration that ended."""
+    active = after.active
+    if after.term is None or active is None or isinstance(active.phase, Held):
+        return None, None
+    if active.question is not None:
+        return _asked(under_way, before, after, active, active.question)
+    was = None if before.active is None else before.active.phase
+    match active.phase:
+        case Stopping() | Opening() if under_way is not None and under_way.opened_at is not None:
+            under_way = replace(_again(under_way, after.now), answered_at=after.now)
+            if isinstance(active.phase, Opening):
+                under_way = _left(under_way, after, active, is_planned=isinstance(was, Stopping))
+        case Stopping() if under_way is not None and under_way.answered_at is None:
+            under_way = replace(under_way, answered_at=after.now)
+        case Opening() if under_way is not None and not isinstance(was, Opening):
+            under_way = _left(under_way, after, active, is_planned=isinstance(was, Stopping))
+        case Starting() if under_way is not None and under_way.opened_at is None:
+            under_way = replace(under_way, opened_at=after.now)
+        case Running() if under_way is not None:
+            return _running(under_way, after, active)
+        case _:
+            pass
+    return under_way, None
+
+
+def _asked(
+    under_way: Reconfiguring | None, before: State, after: State, active: Active, question: Question
+) -> tuple[Reconfiguring | None, ReconfigurationTiming | None]:
+    """Follow an open question."""
+    if under_way is None:
+        sign_at, kind = _sign(before, after, active, question)
+        under_way = Reconfiguring(sign_at, after.now, kind, question.reason)
+    elif under_way.opened_at is not None and isinstance(active.phase, Starting | Running):
+        # It is about what runs already: the reconfiguration ends with its first step.
+        return _running(under_way, after, active)
+    elif under_way.opened_at is not None:
+        under_way = _again(under_way, after.now)
+    if question.answer is None:
+        return replace(under_way, answered_at=None), None
+    if under_way.answered_at is None:
+        under_way = replace(under_way, answered_at=after.now, reason=question.reason)
+    return under_way, None
+
+
+def _again(seen: Reconfiguring, now: float) -> Reconfiguring:
+    """The generation that was opened never trained; another one follows."""
+    retried_s = seen.retried_s + now - seen.asked_at
+    return replace(seen, asked_at=now, answered_at=None, opened_at=None, retried_s=retried_s)
+
+
+def _left(seen: Reconfiguring, state: State, active: Active, *, is_planned: bool) -> Reconfiguring:
+    """The old generation is over, and the next one's record is being stored."""
+    assert isinstance(active.phase, Opening)
+    stood_at, reached = seen.stood_at, max(seen.reached, active.progress.step)
+    if stood_at is None:
+        stood_at = seen.sign_at if active.phase.record.number == 1 else active.progress.advanced_at
+    answered_at = state.now if seen.answered_at is None else seen.answered_at
+    return replace(
+        seen,
+        answered_at=answered_at,
+        is_planned=is_planned and active.phase.record.restore.source == "memory",
+        stood_at=stood_at,
+        reached=reached,
+        steps_lost=max(reached - active.phase.record.restore.point.step, 0),
+        predicted_s=active.phase.proposal.move_s,
+        predicted=active.phase.proposal.move_phases,
+        step_s=active.progress.step_s or active.phase.proposal.iteration_s,
+        reason=active.phase.record.reason,
+    )
+
+
+def _running(
+    seen: Reconfiguring, state: State, active: Active
+) -> tuple[Reconfiguring | None, ReconfigurationTiming | None]:
+    record = active.generation
+    if record is None or seen.opened_at is None:
+        return None, None  # Nothing came of it: the old generation goes on.
+    if active.progress.step <= record.restore.point.step:
+        return seen, None
+    assert seen.answered_at is not None, "a generation opens after an answer"
+    assert seen.stood_at is not None, "a generation opens after the one before was left"
+    is_start = seen.kind == START
+    downtime_s = 0.0 if is_start else active.progress.advanced_at - seen.stood_at - seen.step_s
+    phases = {
+        "detect": seen.asked_at - seen.sign_at - seen.retried_s,
+        **({"retries": seen.retried_s} if seen.retried_s > 0 else {}),
+        "plan": seen.answered_at - seen.asked_at,
+        "quiesce": seen.opened_at - seen.answered_at,
+        **_measured(state, active),
+    }
+    return None, ReconfigurationTiming(
+        generation=record.number,
+        at=seen.sign_at,
+        kind=seen.kind,
+        reason=seen.reason,
+        is_planned=seen.is_planned,
+        source=record.restore.source,
+        restored_step=record.restore.point.step,
+        steps_lost=seen.steps_lost,
+        downtime_s=max(downtime_s, 0.0),
+        total_s=active.progress.advanced_at - seen.sign_at,
+        predicted_s=seen.predicted_s,
+        phases=tuple((name, max(seconds, 0.0)) for name, seconds in phases.items()),
+        predicted=seen.predicted,
+    )
+
+
+def _measured(state: State, active: Active) -> dict[str, float]:
+    """Return the slowest node's times, since all wait for it."""
+    assert active.generation is not None
+    found: dict[str, float] = {}
+    for _, report in state.reports_of(active.generation):
+        for name, seconds in report.phases:
+            found[name] = max(found.get(name, 0.0), seconds)
+    return {name: found[name] for name in MEASURED if name in found}
+
+
+def _sign(before: State, state: State, active: Active, question: Question) -> tuple[float, str]:
+    """Return when the trigger was first seen, and its kind."""
+    phase, generation = active.phase, active.generation
+    assert isinstance(phase, Waiting | Starting | Running), "no question is open in other phases"
+    if isinstance(phase, Waiting) and (generation is None or generation.state == "closed"):
+        return phase.since, START
+    members = () if generation is None else generation.members
+    nodes = [node for id_ in members if (node := state.nodes.get(id_)) is not None]
+    kinds: dict[str, list[float | None]] = {
+        "loss": [s.absent_since or s.at for n in nodes if isinstance(s := n.standing, Lost)],
+        "failure": [n.failed_since or n.broken_since for n in nodes],
+        "notice": [n.draining_since for n in nodes],
+    }
+    for kind, moments in kinds.items():
+        seen = [moment for moment in moments if moment is not None]
+        if seen:
+            broken = [n.broken_since for n in nodes if n.broken_since is not None]
+            return min([*seen, *(broken if kind == "loss" else ())]), kind
+    if isinstance(phase, Waiting):
+        return phase.since, "failure"
+    if question.slow:
+        return state.now, "slow"
+    if question.is_forced:
+        return state.now, "order"
+    # A node that was asked about before is no news: it was too early for it.
+    old = {*members, *(() if before.active is None else before.active.asked.nodes)}
+    new = [state.nodes[id_].free_since for id_ in question.nodes if id_ not in old]
+    # A node that came during the last reconfiguration counts from its end.
+    return (max(*new, phase.since), "addition") if new else (state.now, "reconsidered")

@@ -1,0 +1,207 @@
+"""Triggers of a new plan: losses, failures, notices, stragglers, new nodes, orders, time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from agents.protocol.records import GenerationRecord, NodeId, Order, OrderKind
+from sailord.core.model.nodes import Node
+from sailord.core.model.phases import Running, Starting, Waiting
+from sailord.core.model.standing import Lost
+from sailord.core.model.state import Active, State
+from sailord.core.model.stragglers import Straggler
+from sailord.core.queries.straggler_queries import to_leave_out
+from sailord.core.queries.timeouts import stall_s
+
+STEERING = ("cancel", "pause", "resume")
+"""Orders about whether a job goes on; the last one given counts."""
+NAMED_MAX = 5
+"""A sentence names at most so many things."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """A reason to ask for a plan, not before ``due``, so that others may join it."""
+
+    reason: str
+    due: float
+    is_forced: bool
+    """The present generation cannot go on, or must not."""
+    slow: Mapping[NodeId, Straggler] = field(default_factory=dict)
+    """Stragglers to leave out."""
+
+
+def replan_trigger(state: State, active: Active) -> Trigger | None:
+    """Return the most urgent trigger, joined with those due as early; ``None``: there is none."""
+    if isinstance(active.phase, Waiting):
+        return _first_plan(state, active, active.phase)
+    found = [
+        *_losses(state, active),
+        *_notices(state, active),
+        *_slow_nodes(state, active),
+        *_additions(state, active),
+        *_orders(active, state.now),
+        *_standstill(state, active),
+    ]
+    if not found:
+        return None
+    # Forced ones first: a new node never delays the answer to a loss.
+    first = min(found, key=lambda trigger: (not trigger.is_forced, trigger.due, trigger.reason))
+    joined = [c for c in found if c.is_forced == first.is_forced and c.due <= first.due]
+    reasons = dict.fromkeys(trigger.reason for trigger in joined)
+    slow = {id_: each for trigger in joined for id_, each in trigger.slow.items()}
+    return Trigger(few(reasons, "; "), first.due, first.is_forced, slow)
+
+
+def few(words: Collection[str], between: str) -> str:
+    """Join the first ``NAMED_MAX`` of them, and say how many more there are."""
+    first = list(words)[:NAMED_MAX]
+    rest = len(words) - len(first)
+    return between.join([*first, f"{rest} more"] if rest else first)
+
+
+def _first_plan(state: State, active: Active, phase: Waiting) -> Trigger:
+    """Nothing runs: plan after the gathering window."""
+    options, last = state.options, active.generation
+    due = max(phase.since + options.failures_gather_s, active.attempts.not_before)
+    if last is None or last.state == "closed":
+        ready = [state.nodes[id_].since for id_ in usable(state, active)]
+        due = max(due, max(ready, default=state.now) + options.start_gather_s)
+    return Trigger(phase.reason, due, is_forced=True)
+
+
+def usable(state: State, active: Active) -> tuple[NodeId, ...]:
+    """Return the nodes that a new plan may use, sorted."""
+    nodes, members = state.nodes, active.generation.members if active.generation else ()
+    kept = (id_ for id_ in members if id_ in nodes and nodes[id_].is_cordoned)
+    stay = [id_ for id_ in kept if nodes[id_].is_usable(is_member=True)]
+    return tuple(sorted((*nodes.free, *stay))) if stay else nodes.free
+
+
+def broken_members(state: State, generation: GenerationRecord) -> tuple[NodeId, ...]:
+    """Return members that are lost, failed, or disconnected from a peer for ``broken_s``."""
+    nodes, notable = state.nodes, state.nodes.notable
+    suspects = (id_ for id_ in generation.members if id_ in notable or id_ not in nodes)
+    return tuple(id_ for id_ in suspects if _broken_since(state, id_) is not None)
+
+
+def _broken_since(state: State, id_: NodeId) -> float | None:
+    node = state.nodes.get(id_)
+    if node is None:
+        return state.now
+    if isinstance(node.standing, Lost):
+        return node.standing.at
+    if node.failed_since is not None:
+        return node.failed_since
+    if node.broken_since is not None and state.now >= node.broken_since + state.options.broken_s:
+        return node.broken_since
+    return None
+
+
+def is_gone(node: Node | None) -> bool:
+    """Return whether the machine itself is the cause: lost, broken, or short of memory."""
+    return node is None or node.is_lost or node.is_unsound
+
+
+def _losses(state: State, active: Active) -> list[Trigger]:
+    if active.generation is None:
+        return []
+    broken = broken_members(state, active.generation)
+    lost = tuple(id_ for id_ in broken if is_gone(state.nodes.get(id_)))
+    found = []
+    # A lost machine explains the failures of the others: name only the lost ones.
+    for id_ in lost or broken:
+        since = _broken_since(state, id_)
+        assert since is not None
+        due = since + state.options.failures_gather_s
+        found.append(Trigger(_what_broke(state, id_), due, is_forced=True))
+    return found
+
+
+def _what_broke(state: State, id_: NodeId) -> str:
+    node = state.nodes.get(id_)
+    if node is None:
+        return f"{id_} is gone"
+    if node.is_lost:
+        return f"{node.record.name} is lost: {node.why_lost}"
+    why = node.report.failure if node.report is not None else ""
+    return f"{node.record.name} failed: {why or 'it lost the connection to a peer'}"
+
+
+def _notices(state: State, active: Active) -> list[Trigger]:
+    if active.generation is None:
+        return []
+    found = []
+    for id_ in sorted(state.nodes.notable.intersection(active.generation.members)):
+        node = state.nodes[id_]
+        if node.is_lost or node.draining_since is None:
+            continue
+        due = node.draining_since + state.options.notices_gather_s
+        if node.record.leaves_at is not None:
+            due = min(due, max(state.now, node.record.leaves_at - state.options.notices_gather_s))
+        found.append(Trigger(f"{node.record.name} is draining", due, is_forced=True))
+    return found
+
+
+def _slow_nodes(state: State, active: Active) -> list[Trigger]:
+    return [
+        Trigger(f"{state.nodes[id_].record.name} is slow: {slow}", state.now, False, {id_: slow})
+        for id_, slow in to_leave_out(state, active).items()
+    ]
+
+
+def _additions(state: State, active: Active) -> list[Trigger]:
+    if not isinstance(active.phase, Running) or active.generation is None:
+        return []
+    known = active.asked.nodes.union(active.generation.members)
+    unknown = sorted(state.nodes.keys() - known)
+    new = [id_ for id_ in unknown if state.nodes[id_].is_usable(is_member=False)]
+    if not new:
+        return []
+    names = few([state.nodes[id_].record.name for id_ in new], ", ")
+    due = max(state.nodes[id_].since for id_ in new) + state.options.additions_gather_s
+    return [Trigger(f"{names} could help", due, is_forced=False)]
+
+
+def next_order(active: Active) -> Order | None:
+    """Return the next order to carry out; a cancel comes before all others.
+
+    A checkpoint is made at the same time and delays nothing.
+    """
+    orders = [order for order in active.orders if order.kind != "checkpoint"]
+    return next((o for o in orders if o.kind == "cancel"), next(iter(orders), None))
+
+
+def last_steering_order(active: Active) -> OrderKind | None:
+    """Return the open order that decides whether the job goes on."""
+    steering = [order.kind for order in active.orders if order.kind in STEERING]
+    return "cancel" if "cancel" in steering else next(reversed(steering), None)
+
+
+def _orders(active: Active, now: float) -> list[Trigger]:
+    order = next_order(active)
+    if order is not None and order.kind == "replan":
+        return [Trigger("a new plan was ordered", now, is_forced=True)]
+    if order is not None and order.kind == "rollback":
+        assert order.durable is not None, "a rollback names its checkpoint"
+        reason = f"a rollback to step {order.durable.point.step} was ordered"
+        return [Trigger(reason, now, is_forced=True)]
+    if active.generation is not None and active.generation.state == "stopping":
+        return [Trigger("the generation was told to stop", now, is_forced=True)]
+    return []
+
+
+def _standstill(state: State, active: Active) -> list[Trigger]:
+    options = state.options
+    match active.phase:
+        case Starting() if state.now >= active.phase.deadline:
+            return [Trigger("the generation did not start in time", state.now, is_forced=True)]
+        case Running() if state.now >= active.progress.advanced_at + stall_s(options, active):
+            reason = f"no step was done for {stall_s(options, active):.0f} s"
+            return [Trigger(reason, state.now, is_forced=True)]
+        case Running():
+            due = active.asked.at + options.reconsider_s
+            return [Trigger("a better plan may exist by now", due, is_forced=False)]
+        case _:
+            return []

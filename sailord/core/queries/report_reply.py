@@ -1,0 +1,20 @@
+"""The reply to an agent's report."""
+
+from __future__ import annotations
+
+from agents.protocol.records import Point, Report, ReportReply
+from sailord.core.model.state import State
+
+REPORTS_PER_S_MAX = 500.0
+"""Maximum routine reports per second, cluster-wide; news is reported at once besides."""
+REPORTS_EVERY_S_MIN = 0.2
+
+
+def answer_to(state: State, report: Report, release: Point | None) -> ReportReply:
+    """Return what the agent may release, what it must make durable, and when to report next."""
+    active = state.active
+    every_s = max(REPORTS_EVERY_S_MIN, len(state.nodes) / REPORTS_PER_S_MAX)
+    if active is None or report.job != active.job:
+        return ReportReply(state.term, every_s=every_s)
+    upload = None if active.checkpointing.securing is None else active.checkpointing.securing.point
+    return ReportReply(state.term, release, upload, every_s)

@@ -1,0 +1,107 @@
+"""Choose the point that the next generation begins from, and which snapshots may be released."""
+
+from __future__ import annotations
+
+from agents.protocol.records import Durable, NodeId, Point, Restore, Sealed
+from sailord.core.model.nodes import Node
+from sailord.core.model.phases import Opening
+from sailord.core.model.standing import Unreachable
+from sailord.core.model.state import Active, State
+from sailord.core.queries.replan_triggers import next_order
+from sailord.core.queries.restore_point import failure_domains, release_point, restore_point
+
+
+def is_informed(state: State, active: Active) -> bool:
+    """Return whether every possible snapshot holder has reported or timed out.
+
+    A new leader does not know yet what is in the nodes' memory; and a node without a lease may be
+    cut off from the store alone.
+    """
+    if active.generation is None:
+        return True
+    members = (state.nodes.get(id_) for id_ in active.generation.members)
+    heard = all(n is None or n.is_lost or _speaks(n) or _is_mute(state, n) for n in members)
+    # Unused nodes may hold replicas, too.
+    return heard and not any(
+        node.report is None and node.absent_since is None and not _is_mute(state, node)
+        for node in state.nodes.values()
+        if not node.is_lost
+    )
+
+
+def _is_mute(state: State, node: Node) -> bool:
+    """Return whether it has a lease, had time to report, and left a probe unanswered.
+
+    A firewall may block it, or its clock be far from ours.
+    """
+    is_over = state.now >= state.trusted_since(node)
+    return isinstance(node.standing, Unreachable) and is_over
+
+
+def _speaks(node: Node) -> bool:
+    """Return whether its agent reports, even if its lease has expired."""
+    is_there = node.absent_since is None or node.heard_at > node.absent_since
+    return node.report is not None and is_there
+
+
+def in_memory(state: State, active: Active) -> tuple[tuple[NodeId, Sealed], ...]:
+    """Return the job's snapshots in the memory of live nodes."""
+    return tuple(
+        (id_, sealed)
+        for id_, node in sorted(state.nodes.items())
+        if node.report is not None and not node.is_lost and _speaks(node)
+        if node.report.job in {None, active.job}
+        for sealed in node.report.sealed
+    )
+
+
+def restore_now(state: State, active: Active) -> tuple[Restore, Durable | None]:
+    """Return the restore point, and an older checkpoint if that is to count as the newest."""
+    durable = state.durables.get(active.job)
+    lowers = None
+    check = active.checkpointing.check
+    if check is not None and check.of == durable and check.found not in {None, durable}:
+        durable = lowers = check.found
+    order = next_order(active)
+    if order is not None and order.durable is not None:
+        return Restore(order.durable.point, "durable"), order.durable
+    restore = restore_point(
+        in_memory(state, active),
+        layers=state.job.layers,
+        atoms=state.job.atoms,
+        last=active.generation,
+        durable=durable,
+    )
+    return restore, lowers
+
+
+def release_now(state: State) -> Point | None:
+    """Return the point before which snapshots may be released; ``None``: release none."""
+    active = state.active
+    if active is None or active.generation is None or isinstance(active.phase, Opening):
+        return None
+    point = release_point(
+        in_memory(state, active),
+        layers=state.job.layers,
+        atoms=state.job.atoms,
+        record=active.generation,
+        durable=state.durables.get(active.job),
+        domains=failure_domains(_copy_zones(state, active), state.job.saving.survive),
+    )
+    if point is not None and active.checkpointing.securing is not None:
+        point = min(point, active.checkpointing.securing.point)
+    return point
+
+
+def _copy_zones(state: State, active: Active) -> dict[NodeId, str]:
+    """Return the zones of all nodes that hold replicas, or could: members and unused nodes.
+
+    A member without a lease may come back; its copies count until it is lost.
+    """
+    members = frozenset(() if active.generation is None else active.generation.members)
+    return {
+        id_: node.record.zone
+        for id_, node in state.nodes.items()
+        if not node.is_lost
+        if id_ in members or (node.absent_since is None and node.record.state == "ready")
+    }

@@ -1,0 +1,91 @@
+"""What is known of stragglers: their measurements, which to leave out, and what to show of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agents.protocol.records import GenerationRecord, NodeId
+from sailord.core.model.options import Options
+from sailord.core.model.phases import Running
+from sailord.core.model.state import Active, Slowness, State
+from sailord.core.model.stragglers import Limits, Sample, Speeds, Straggler
+from sailord.core.queries.straggler_detection import look, worst
+
+LOOK_S = 1.0
+"""Seconds between two comparisons of speeds."""
+
+
+def limits_of(options: Options) -> Limits:
+    """Return when a node counts as a straggler."""
+    return Limits(options.slow_times, options.slow_steps, options.slow_s)
+
+
+def watched(state: State) -> State:
+    """Compare the speeds of the nodes that train, every ``LOOK_S``."""
+    active = state.active
+    if active is None or active.generation is None or active.generation.busy is None:
+        return state
+    number, busy = active.generation.number, active.generation.busy
+    is_new = active.slowness.speeds.generation != number
+    if not is_new and state.now < active.slowness.speeds.looked_at + LOOK_S:
+        return state
+    if not isinstance(active.phase, Running):
+        return state
+    before = Speeds(number, active.progress.step) if is_new else active.slowness.speeds
+    watch = look(
+        before,
+        _samples(state, active.generation),
+        now=state.now,
+        relative_error=busy.relative_error,
+        limits=limits_of(state.options),
+    )
+    kept = {id_: each for id_, each in active.slowness.kept.items() if state.now < each.until}
+    return replace(state, active=replace(active, slowness=Slowness(watch, kept)))
+
+
+def _samples(state: State, generation: GenerationRecord) -> dict[NodeId, Sample]:
+    """Return the measurements of the members that train."""
+    assert generation.busy is not None
+    predicted, found = generation.busy.seconds, {}
+    for id_, report in state.reports_of(generation):
+        ranks = ((s, predicted[rank]) for rank, s in report.busy if rank < len(predicted))
+        slowest = worst(ranks) if report.taking == "running" else None
+        if slowest is not None:
+            gpu = state.nodes[id_].record.gpu
+            found[id_] = Sample(gpu, report.step, slowest[1], slowest[0])
+    return found
+
+
+def to_leave_out(state: State, active: Active) -> dict[NodeId, Straggler]:
+    """Return the stragglers to plan around, up to ``slow_share`` of all nodes."""
+    found = undecided_stragglers(state, active)
+    return dict(list(found.items())[: room_for_stragglers(state)]) if found else {}
+
+
+def undecided_stragglers(state: State, active: Active) -> dict[NodeId, Straggler]:
+    """Return stragglers that were not yet decided about, slowest first."""
+    if not active.slowness.speeds.slow or not isinstance(active.phase, Running):
+        return {}
+    if active.generation is None or active.slowness.speeds.generation != active.generation.number:
+        return {}
+    found = active.slowness.speeds.found(state.now, limits_of(state.options))
+    return {id_: slow for id_, slow in found.items() if id_ not in active.slowness.kept}
+
+
+def room_for_stragglers(state: State) -> int:
+    """Return how many more nodes may be left out."""
+    living = [node for node in state.nodes.values() if not node.is_lost]
+    most = int(state.options.slow_share * len(living))
+    return max(most - sum(bool(node.slow) for node in living), 0)
+
+
+def straggler_texts(state: State) -> dict[NodeId, str]:
+    """Return what to show of each straggler, left out or still in use."""
+    told = {id_: node.slow for id_, node in state.nodes.items() if node.slow}
+    active = state.active
+    if active is None:
+        return told
+    for id_, slow in active.slowness.speeds.found(state.now, limits_of(state.options)).items():
+        kept = active.slowness.kept.get(id_)
+        told.setdefault(id_, str(slow) if kept is None else f"{slow}; it stays: {kept.why}")
+    return told

@@ -1,0 +1,1 @@
+"""The rules of a decision, which ``decide`` lists in their order."""

@@ -1,0 +1,37 @@
+"""Rules about a job as a whole: it gets the cluster, or has spent its budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sailord.core.model.phases import Held, Waiting
+from sailord.core.model.rule import PASS, RuleAnswer, Step, write_job
+from sailord.core.model.state import Active, Progress, State
+from sailord.core.queries.active_job import is_writing
+from sailord.core.queries.job_cost import over_budget
+from sailord.core.queries.job_queue import next_in_queue
+from sailord.core.rules.transitions import close
+
+
+def take_next_job(state: State) -> Step | None:
+    """Give the cluster to the first job of the queue."""
+    job = next_in_queue(state)
+    if job is None:
+        return None
+    generations = dict(state.generations)
+    last = generations.pop(job.id, None)
+    past = replace(job.past, since=state.now, departures=0)
+    job = replace(job, state="running", reason="its turn came", past=past)
+    phase = Waiting("nothing was planned yet", state.now)
+    step = last.restore.point.step if last is not None else 0
+    active = Active(job.id, phase, last, progress=Progress(step, state.now))
+    state, commands = write_job(state, job)
+    return Step(replace(state, generations=generations, active=active), commands)
+
+
+def keep_budget(state: State, active: Active) -> RuleAnswer:
+    """Hold a job that has spent its budget; its snapshots stay in memory."""
+    why = over_budget(state)
+    if not why or is_writing(active) or isinstance(active.phase, Held):
+        return PASS
+    return close(state, active, "held", why)

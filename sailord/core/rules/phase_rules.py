@@ -1,0 +1,155 @@
+"""One rule for each phase of a job: what ends the phase, and what follows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from sailord.core.model.commands import AbortGeneration, Command, WakeAgents
+from sailord.core.model.phases import Closing, Held, Opening, Running, Starting, Stopping, Waiting
+from sailord.core.model.proposal import Proposal
+from sailord.core.model.rule import PASS, WAIT, RuleAnswer
+from sailord.core.model.state import Active, State
+from sailord.core.queries.active_job import (
+    all_members,
+    has_started,
+    is_alive,
+    is_due,
+    is_writing,
+    stopped_at,
+)
+from sailord.core.queries.replan_triggers import (
+    last_steering_order,
+    next_order,
+    replan_trigger,
+    usable,
+)
+from sailord.core.queries.restore_choice import is_informed
+from sailord.core.queries.timeouts import stall_s, start_s
+from sailord.core.rules.checkpoint_rules import secure
+from sailord.core.rules.transitions import (
+    ask,
+    close,
+    enter,
+    fail,
+    finish,
+    forgive,
+    is_healthy,
+    note,
+    open_next,
+    without,
+)
+
+
+def advance(state: State, active: Active) -> RuleAnswer:
+    """Apply the rule of the present phase."""
+    match active.phase:
+        case Waiting():
+            return _while_waiting(state, active)
+        case Stopping():
+            return _while_stopping(state, active, active.phase)
+        case Opening():
+            return _while_opening(state, active, active.phase)
+        case Starting():
+            return _while_starting(state, active, active.phase)
+        case Running():
+            return _while_running(state, active)
+        case Closing():
+            return _while_closing(state, active, active.phase)
+        case Held():
+            return PASS
+        case _:
+            assert_never(active.phase)
+
+
+def _while_waiting(state: State, active: Active) -> RuleAnswer:
+    """Nothing runs: ask for a plan, after the gathering window."""
+    trigger = replan_trigger(state, active)
+    return ask(state, active, trigger) if is_due(state, active, trigger) else PASS
+
+
+def _while_stopping(state: State, active: Active, phase: Stopping) -> RuleAnswer:
+    """Wait until all members are parked, or cannot be; then do what the stop was for."""
+    assert active.generation is not None
+    if is_writing(active):
+        return WAIT
+    stopped = stopped_at(state, active.generation)
+    if stopped is None and is_alive(state, active) and state.now < phase.deadline:
+        return WAIT
+    if not isinstance(phase.then, Proposal):
+        # After a pause the machines may be returned, and their memory with them: make the last step
+        # durable first, unless the job was resumed meanwhile.
+        goes_on = last_steering_order(active) == "resume"
+        is_kept = goes_on or not is_alive(state, active)
+        kept = PASS if is_kept else secure(state, active, stopped)
+        return close(state, active, phase.then, phase.reason) if kept is PASS else kept
+    if stopped is None and not is_informed(state, active):
+        return WAIT
+    if not set(phase.then.members) <= set(usable(state, active)):
+        return enter(state, Waiting(f"{phase.reason}; a node of the new plan is gone", state.now))
+    return open_next(state, active, phase.then, phase.reason, stopped)
+
+
+def _while_opening(state: State, active: Active, phase: Opening) -> RuleAnswer:
+    """After the record is stored, wake its members and abort the generation before."""
+    if active.generation != phase.record:
+        return WAIT
+    options, record = state.options, phase.record
+    deadline = state.now + start_s(options, phase.proposal)
+    commands: list[Command] = []
+    order = next_order(active)
+    if order is not None and order.kind == "rollback" and phase.lowers == order.durable:
+        state = replace(state, active=without(active, order))
+    if record.number > 1:
+        nodes = tuple(sorted(id_ for id_, node in state.nodes.items() if not node.is_lost))
+        commands.append(AbortGeneration(record.job, record.number - 1, nodes))
+    commands.append(WakeAgents(record.members))
+    return enter(state, Starting(state.now, deadline, phase.proposal.move_s), *commands)
+
+
+def _while_starting(state: State, active: Active, phase: Starting) -> RuleAnswer:
+    """Wait until every member trains, up to the deadline."""
+    if not is_alive(state, active):
+        return fail(state, active)
+    assert active.generation is not None
+    if has_started(state, active.generation):
+        took = state.now - phase.since
+        text = f"generation {active.generation.number} runs after {took:.2f} s"
+        # There is no prediction for the first start.
+        text += f" (predicted {phase.move_s:.2f} s)" if phase.move_s else ""
+        progress = replace(active.progress, advanced_at=state.now)
+        begun = replace(state, active=replace(active, progress=progress))
+        return enter(begun, Running(state.now), note(active, text))
+    if state.now >= phase.deadline:
+        return fail(state, active)
+    # A notice or a drain is answered before the generation runs.
+    trigger = replan_trigger(state, active)
+    is_pressing = trigger is not None and trigger.is_forced
+    is_time = is_pressing and is_due(state, active, trigger)
+    return ask(state, active, trigger) if is_time else PASS
+
+
+def _while_running(state: State, active: Active) -> RuleAnswer:
+    """Let it run until it fails, is done or stuck, or there is a reason to ask for a plan."""
+    assert active.generation is not None
+    if not is_alive(state, active):
+        return fail(state, active)
+    steps = state.job.steps
+    is_done = steps is not None and active.progress.step >= steps
+    if is_done and all_members(state, active.generation, "stopped"):
+        kept = secure(state, active, stopped_at(state, active.generation))
+        done = f"all {steps} steps are done"
+        return close(state, active, "done", done) if kept is PASS else kept
+    if state.now >= active.progress.advanced_at + stall_s(state.options, active):
+        return fail(state, active)
+    if active.attempts.failures and is_healthy(state, active):
+        return forgive(state, active)
+    trigger = replan_trigger(state, active)
+    return ask(state, active, trigger) if is_due(state, active, trigger) else PASS
+
+
+def _while_closing(state: State, active: Active, phase: Closing) -> RuleAnswer:
+    """After the end is stored, free the cluster."""
+    if active.generation is not None and active.generation.state != "closed":
+        return WAIT
+    return finish(state, active, phase.then, phase.reason)

@@ -1,0 +1,84 @@
+"""Act on the planner's answer to the open question."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sailord.core.model.commands import Command, Note
+from sailord.core.model.phases import Waiting
+from sailord.core.model.proposal import Proposal
+from sailord.core.model.rule import PASS, WAIT, RuleAnswer, Step, write_job
+from sailord.core.model.state import Active, Question, State
+from sailord.core.queries.active_job import (
+    is_alive,
+    is_rolling_back,
+    is_running_plan,
+    is_too_late_to_stop,
+    with_ask_again,
+)
+from sailord.core.queries.replan_triggers import usable
+from sailord.core.queries.restore_choice import is_informed
+from sailord.core.rules.straggler_rules import answer_to_slow, leave_out
+from sailord.core.rules.transitions import check_before_restore, fail, note, open_next, stop
+
+
+def answer_question(state: State, active: Active) -> RuleAnswer:
+    """Act on the planner's answer, or drop a question that is out of date."""
+    question = active.question
+    if question is None:
+        return PASS
+    alive = is_alive(state, active)
+    if not alive and not isinstance(active.phase, Waiting):
+        return fail(state, active)
+    if not set(question.nodes) <= set(usable(state, active)):
+        return _drop(state, active)  # One of its nodes is gone; the next question is without it.
+    kept = answer_to_slow(state, active, question)
+    if kept is not None:
+        return kept
+    match question.answer:
+        case None if state.now < question.deadline:
+            return WAIT
+        case None:
+            # This says nothing about the nodes: the same question may be asked again.
+            not_before = state.now + state.options.failure_pause_s
+            again = replace(active, attempts=replace(active.attempts, not_before=not_before))
+            why = f": {question.trouble}" if question.trouble else " in time"
+            return _drop(state, again, note(active, f"the planner did not answer{why}"))
+        case str() as why:
+            refused = replace(active, asked=replace(active.asked, is_refused=True))
+            return _drop(state, refused, note(active, f"no plan: {why}"))
+        case Proposal() as proposal if alive:
+            return _weigh(state, active, question, proposal)
+        case Proposal() as proposal:
+            # Nothing runs that must be stopped, but every snapshot holder must be heard first.
+            is_time = is_informed(state, active)
+            return open_next(state, active, proposal, question.reason) if is_time else WAIT
+
+
+def _drop(state: State, active: Active, *said: Note) -> Step:
+    """Close the question; the phase goes on as if it had never been asked."""
+    return Step(replace(state, active=replace(active, question=None)), said)
+
+
+def _weigh(state: State, active: Active, question: Question, proposal: Proposal) -> RuleAnswer:
+    """Change to the proposed plan, or keep what runs."""
+    if is_rolling_back(active):
+        return open_next(state, active, proposal, question.reason)
+    if not question.is_forced and not proposal.is_worth_it:
+        later = with_ask_again(state, active, proposal.ask_again_s)
+        return _drop(state, later, note(active, f"stays: {proposal.why}"))
+    if is_running_plan(active, proposal):
+        return _drop(state, active, note(active, "stays: no better plan"))
+    cannot_stop = is_too_late_to_stop(state, active, proposal) and is_informed(state, active)
+    if cannot_stop and (looked := check_before_restore(state, active)) is not PASS:
+        return looked
+    reason, written = question.reason, tuple[Command, ...]()
+    if not question.is_forced:
+        reason = f"{reason}: {proposal.why}"
+        past = replace(state.job.past, moved_at=state.now)
+        state, written = write_job(state, replace(state.job, past=past))
+    state, marks = leave_out(state, question)
+    move = open_next if cannot_stop else stop
+    moved = move(state, active, proposal, reason)
+    assert isinstance(moved, Step), "the checkpoint was checked above"
+    return Step(moved.state, (*written, *marks, *moved.commands))

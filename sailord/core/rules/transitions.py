@@ -1,0 +1,259 @@
+"""Transitions between the phases of a job, with what is written and commanded in each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agents.protocol.records import JobState, NodeId, Order, Point, Restore
+from sailord.core.model.commands import (
+    Command,
+    Note,
+    RequestPlan,
+    SettleOrder,
+    WakeAgents,
+    WriteGeneration,
+)
+from sailord.core.model.phases import (
+    Closing,
+    Held,
+    Opening,
+    Phase,
+    Running,
+    Starting,
+    Stopping,
+    Waiting,
+)
+from sailord.core.model.proposal import Proposal
+from sailord.core.model.rule import PASS, RuleAnswer, Step, write_job
+from sailord.core.model.state import Active, LastQuestion, Question, State
+from sailord.core.queries.active_job import is_alive, is_explained, is_rolling_back, with_ask_again
+from sailord.core.queries.generation_record import next_record
+from sailord.core.queries.replan_triggers import (
+    Trigger,
+    few,
+    last_steering_order,
+    next_order,
+    replan_trigger,
+    usable,
+)
+from sailord.core.queries.restore_choice import restore_now
+from sailord.core.queries.snapshot_intervals import departures
+from sailord.core.queries.timeouts import stop_s
+from sailord.core.rules.checkpoint_rules import check_first
+from sailord.core.rules.straggler_rules import keep
+
+
+def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
+    """Ask the planner for a plan on all usable nodes, for this reason."""
+    assert trigger is not None
+    nodes = tuple(id_ for id_ in usable(state, active) if id_ not in trigger.slow)
+    considered = replace(active, asked=LastQuestion(frozenset(nodes), state.now))
+    settled: tuple[Command, ...] = ()
+    order = next_order(active)
+    if order is not None and order.kind == "replan":
+        settled = (SettleOrder(order.id),)
+        considered = without(considered, order)
+    if not nodes and trigger.slow:
+        return keep(state, active, trigger.slow, "no other node is usable")
+    if not nodes:
+        refused = replace(considered, asked=replace(considered.asked, is_refused=True))
+        return Step(replace(state, active=refused), (*settled, note(active, _why_no_node(state))))
+    alive = is_alive(state, active)
+    is_running = isinstance(active.phase, Starting | Running) and alive
+    request = state.requests + 1
+    deadline = state.now + state.options.plan_s
+    question = Question(
+        request, nodes, trigger.reason, trigger.is_forced, deadline, slow=trigger.slow
+    )
+    is_urgent = not is_running and active.generation is not None
+    repeats = is_urgent and _can_repeat(active, nodes)
+    if repeats:
+        assert active.generation is not None
+        # Whether other nodes could help is a question for later.
+        considered = replace(
+            considered, asked=LastQuestion(frozenset(active.generation.members), state.now)
+        )
+    phase = active.phase if is_running else Waiting(trigger.reason, state.now)
+    asked = replace(considered, phase=phase, question=question)
+    command = RequestPlan(
+        request=request,
+        job=active.job,
+        nodes=nodes,
+        running=active.generation,
+        slow={id_: slow.times for id_, slow in trigger.slow.items()},
+        is_urgent=is_urgent,
+        repeats=repeats,
+        factors=active.slowness.speeds.factors if trigger.slow else {},
+    )
+    told = note(active, f"planning for {_count(nodes)}: {trigger.reason}")
+    return Step(replace(state, active=asked, requests=request), (*settled, told, command))
+
+
+def _can_repeat(active: Active, nodes: tuple[NodeId, ...]) -> bool:
+    """Return whether the last plan may run again; after two failures it may be the cause."""
+    last = active.generation
+    if last is None or last.state == "closed":
+        return False
+    if active.asked.is_refused or active.attempts.failures > 1:
+        return False
+    return set(last.members) <= set(nodes)
+
+
+def stop(state: State, active: Active, then: Proposal | JobState, reason: str) -> Step:
+    """Order all members to park at the end of one step, with no step lost."""
+    last = active.generation
+    assert last is not None
+    phase = Stopping(then, reason, state.now + stop_s(state.options, active))
+    if last.state == "stopping":
+        return enter(state, phase)
+    assert state.term is not None
+    record = replace(
+        last, state="stopping", stop_at=active.progress.step + 1, term=state.term, reason=reason
+    )
+    write = WriteGeneration(record, replaces=last)
+    return enter(state, phase, write, note(active, f"stopping: {reason}", is_transition=True))
+
+
+def check_before_restore(state: State, active: Active) -> RuleAnswer:
+    """Check the checkpoint that the next generation would begin from, if that is still to do."""
+    restore, _ = restore_now(state, active)
+    return check_first(state, active, restore)
+
+
+def open_next(
+    state: State,
+    active: Active,
+    proposal: Proposal,
+    reason: str,
+    stopped: Point | None = None,
+) -> RuleAnswer:
+    """Store the next generation's record; its members are woken only after that."""
+    lowers, settles = None, ""
+    restore = Restore(stopped or Point(0, 0), "memory")
+    if stopped is None or is_rolling_back(active):
+        restore, lowers = restore_now(state, active)
+        order = next_order(active)
+        if order is not None and order.kind == "rollback":
+            settles = order.id
+        else:
+            looked = check_before_restore(state, active)
+            if looked is not PASS:
+                return looked
+            check = active.checkpointing.check
+            if restore.source == "durable" and check is not None and check.why_none:
+                return close(state, active, "held", check.why_none)
+    record = next_record(state, active, proposal, restore, reason)
+    lost = max(active.progress.step - restore.point.step, 0)
+    text = f"generation {record.number} on {_count(record.members)} from step"
+    text = f"{text} {restore.point.step} ({restore.source}, {lost} steps lost): {reason}"
+    active = with_ask_again(state, active, proposal.ask_again_s)
+    past = replace(state.job.past, departures=departures(state, active))
+    state, written = write_job(replace(state, active=active), replace(state.job, past=past))
+    return enter(
+        state,
+        Opening(record=record, proposal=proposal, lowers=lowers),
+        *written,
+        WriteGeneration(record=record, replaces=active.generation, lowers=lowers, settles=settles),
+        note(active, text, is_transition=True),
+    )
+
+
+def fail(state: State, active: Active) -> Step:
+    """Give up the generation; only a failure that no lost machine explains counts as an attempt."""
+    assert active.generation is not None
+    options = state.options
+    is_fault = not is_explained(state, active.generation)
+    trigger = replan_trigger(state, active)
+    reason = trigger.reason if trigger is not None else "the generation failed"
+    earlier = 0 if is_healthy(state, active) else active.attempts.failures
+    failures = earlier + is_fault
+    pause = options.failure_pause_s * 2 ** (failures - 1) if is_fault else 0.0
+    active = replace(
+        active,
+        attempts=replace(active.attempts, failures=failures, not_before=state.now + pause),
+        asked=replace(active.asked, nodes=frozenset(), is_refused=False),
+    )
+    state = replace(state, active=active)
+    if failures >= options.failures_until_held:
+        return close(state, active, "held", f"{failures} attempts failed; the last: {reason}")
+    return enter(state, Waiting(reason, state.now), note(active, reason, is_transition=True))
+
+
+def is_healthy(state: State, active: Active) -> bool:
+    """Return whether the generation did enough steps for earlier failures to be forgotten."""
+    assert active.generation is not None
+    steps_done = active.progress.step - active.generation.restore.point.step
+    return steps_done >= state.options.steps_of_health
+
+
+def forgive(state: State, active: Active) -> Step:
+    """Forget earlier failures."""
+    forgiven = replace(active, attempts=replace(active.attempts, failures=0))
+    said = note(active, "healthy again: earlier failures no longer count")
+    return Step(replace(state, active=forgiven), (said,))
+
+
+def close(state: State, active: Active, then: JobState, reason: str) -> Step:
+    """Store the end of the generation; none follows for now."""
+    last = active.generation
+    phase = Closing(then, reason)
+    if last is None or last.state == "closed":
+        return enter(state, phase)
+    assert state.term is not None
+    record = replace(last, state="closed", term=state.term, reason=reason)
+    write = WriteGeneration(record, replaces=last)
+    return enter(state, phase, write, note(active, f"closing: {reason}"))
+
+
+def finish(state: State, active: Active, then: JobState, reason: str) -> Step:
+    """Free the cluster; a held job keeps it, since its snapshots are in its nodes' memory."""
+    job = replace(state.job, state=then, reason=reason)
+    wake: tuple[Command, ...] = ()
+    if active.generation is not None:
+        wake = (WakeAgents(active.generation.members),)
+    if then == "held":
+        state, written = write_job(state, job)
+        held = replace(active, phase=Held(reason, state.now))
+        return Step(replace(state, active=held), (*written, *wake))
+    wake = (*wake, *(SettleOrder(order.id) for order in active.orders))
+    # Orders that were given while the end was being stored.
+    word = last_steering_order(active) if then == "paused" else None
+    if word == "resume":
+        job = replace(job, state="queued", reason="resume was ordered")
+    elif word == "cancel":
+        job = replace(job, state="cancelled", reason="cancel was ordered")
+    generations = dict(state.generations)
+    if active.generation is not None:
+        generations[job.id] = active.generation
+    state, written = write_job(state, job)
+    return Step(replace(state, generations=generations, active=None), (*written, *wake))
+
+
+def _why_no_node(state: State) -> str:
+    """Return why there is no node to plan for, as the nodes report it."""
+    unsound = [n for _, n in sorted(state.nodes.items()) if n.is_unsound and not n.is_lost]
+    why = few([f"{node.record.name}: {node.why_unsound}" for node in unsound], "; ")
+    return f"no node is ready: {why}" if why else "no node is ready"
+
+
+# ---- helpers ------------------------------------------------------------------------------------
+
+
+def enter(state: State, phase: Phase, *commands: Command) -> Step:
+    """Enter a phase; an open question is dropped."""
+    assert state.active is not None
+    return Step(replace(state, active=replace(state.active, phase=phase, question=None)), commands)
+
+
+def note(active: Active, text: str, *, is_transition: bool = False) -> Note:
+    """Note something about the job; a transition is kept in its history."""
+    return Note(text, active.job, is_transition)
+
+
+def without(active: Active, order: Order) -> Active:
+    """Return the job without this order."""
+    return replace(active, orders=tuple(each for each in active.orders if each != order))
+
+
+def _count(nodes: tuple[NodeId, ...]) -> str:
+    return "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"

@@ -1,0 +1,119 @@
+"""A job's cost is summed up across leaders, and a spent budget holds the job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agents.protocol.records import Bill, GenerationRecord, JobRecord
+from sailord.core.model.commands import WriteGeneration, WriteJob
+from sailord.core.model.events import Elected, Event, GenerationWritten, Ticked
+from sailord.core.model.phases import Closing, Held, Opening, Running
+from sailord.core.model.state import State
+from sailord.core.queries.job_cost import WRITTEN_EVERY_S, billed
+from tests.sailord.core.states import (
+    BEGAN,
+    G4,
+    JOB,
+    NOW,
+    A,
+    G,
+    act,
+    active_of,
+    job,
+    order,
+    phase,
+    proposal,
+    state,
+)
+
+PRICED = replace(G, usd_per_hour=36.0)
+"""One cent a second."""
+
+
+def bill_of(known: State) -> Bill:
+    return known.job.bill
+
+
+def written(commands: tuple[object, ...]) -> list[JobRecord]:
+    return [command.job for command in commands if isinstance(command, WriteJob)]
+
+
+def at(known: State, event: Event) -> tuple[Bill, list[JobRecord]]:
+    after, commands = act(known, event)
+    return bill_of(after), written(commands)
+
+
+def running(record: GenerationRecord = PRICED, **bill: float) -> State:
+    return state(Running(BEGAN), generation=record, job=job(bill=Bill(until=NOW, **bill)))
+
+
+def test_bill_is_written_every_ten_seconds() -> None:
+    soon, orders = at(running(), Ticked(NOW + WRITTEN_EVERY_S - 1))
+    assert (soon, orders) == (Bill(until=NOW), [])
+    later, (order_,) = at(running(), Ticked(NOW + 20))
+    assert later == order_.bill == Bill(usd=0.2, until=NOW + 20)
+
+
+def test_rate_changes_with_the_generation() -> None:
+    following = replace(G4, usd_per_hour=72.0)
+    opening = state(
+        Opening(following, proposal()), generation=PRICED, job=job(bill=Bill(until=NOW))
+    )
+    after, commands = act(opening, GenerationWritten(NOW + 5, following))
+    assert written(commands)[0].bill == bill_of(after) == Bill(usd=0.05, until=NOW + 5)
+    assert round(billed(after.job, following, NOW + 6).usd, 9) == 0.07
+
+
+def test_new_leader_continues_the_stored_bill() -> None:
+    stored = job(bill=Bill(usd=1.0, until=NOW - 100))
+    elected = Elected(NOW, 8, (), (stored,), (PRICED,))
+    bill, (order_,) = at(State(), elected)
+    assert bill == order_.bill
+    assert round(bill.usd, 9) == 2.0
+
+
+def test_a_closed_generation_costs_nothing() -> None:
+    closed = replace(PRICED, state="closed")
+    closing = state(Closing("paused", "x"), generation=PRICED, job=job(bill=Bill(until=NOW)))
+    after, commands = act(closing, GenerationWritten(NOW + 3, closed))
+    (record,) = written(commands)
+    assert record.bill == Bill(usd=0.03, until=NOW + 3)
+    assert billed(record, closed, NOW + 1000).usd == record.bill.usd
+    assert after.active is None
+
+
+def test_unpriced_time_is_counted() -> None:
+    unpriced = replace(G, usd_per_hour=None)
+    record = job(bill=Bill(until=NOW))
+    assert billed(record, unpriced, NOW + 9) == Bill(until=NOW + 9, unpriced_s=9.0)
+
+
+def test_spent_budget_holds_the_job() -> None:
+    """Money spent is never more than the budget and one decision's time."""
+    budget = running(usd=9.95, usd_max=10.0)
+    before, orders = act(budget, Ticked(NOW + 4.9))
+    assert isinstance(phase(before), Running)
+    assert not [each for each in orders if isinstance(each, WriteGeneration)]
+    after, commands = act(budget, Ticked(NOW + 5.0))
+    why = "its budget of $10.00 is spent"
+    assert phase(after) == Closing("held", why)
+    closed = replace(PRICED, state="closed", reason=why)
+    assert WriteGeneration(closed, replaces=PRICED) in commands
+    held, commands = act(after, GenerationWritten(NOW + 5.1, closed))
+    assert phase(held) == Held(why, NOW + 5.1)
+    assert written(commands)[-1].reason == why
+
+
+def test_resuming_an_overspent_job_holds_it_again() -> None:
+    closed = replace(PRICED, state="closed")
+    record = job(state="held", bill=Bill(usd=10.0, until=NOW, usd_max=10.0))
+    held = state(Held("x", NOW), generation=closed, job=record, orders=(order("resume", JOB),))
+    after, _ = act(held, Ticked(NOW + 1))
+    assert phase(after) == Held("its budget of $10.00 is spent", NOW + 1)
+    assert not active_of(after).orders
+
+
+def test_a_job_without_a_budget_goes_on() -> None:
+    after, _ = act(running(usd=1e9), Ticked(NOW + 1))
+    assert isinstance(phase(after), Running)
+    assert A in active_of(after).generation.members

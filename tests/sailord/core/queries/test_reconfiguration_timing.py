@@ -1,0 +1,216 @@
+"""Timing of reconfigurations by phase, beside the prediction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agents.protocol.records import (
+    Fence,
+    GenerationRecord,
+    JobId,
+    JobRecord,
+    NodeId,
+    NodeRecord,
+    Point,
+    Report,
+    Restore,
+)
+from sailord.core.model.nodes import Node, Nodes
+from sailord.core.model.phases import Opening, Running, Starting, Stopping, Waiting
+from sailord.core.model.proposal import Proposal
+from sailord.core.model.state import Active, Progress, State
+from sailord.core.queries.reconfiguration_timing import follow
+from tests.sailord.core.states import Planning, changed, grouped
+
+JOB = JobRecord(JobId("j"), "running")
+A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
+
+
+def record(number, members, step, source="memory"):
+    restore = Restore(Point(step, number - 1), source)
+    return GenerationRecord(JOB.id, number, "open", "p", members, restore, 1, f"why {number}")
+
+
+OLD, NEW = record(1, (A, B), 0), record(2, (A, B), 100)
+PREDICTED = (("quiesce", 0.5), ("fetch", 2.0))
+PLAN = Proposal("p", (A, B), True, "why", 1.0, move_s=2.5, move_phases=PREDICTED)
+
+
+def node(id_, **facts):
+    return changed(Node(NodeRecord(id_, id_, "z", "m", "g", 1, id_, "ready"), 0.0), **facts)
+
+
+class Film:
+    """States one after the other, and what comes of watching them."""
+
+    def __init__(self):
+        self.nodes = {A: node(A), B: node(B)}
+        self.active = Active(JOB, Running(0.0), OLD, progress=Progress(101, 10.0, 0.5))
+        self.state = self._state(10.0)
+        self.under_way, self.moves = None, []
+
+    def _state(self, now):
+        return State(term=1, now=now, nodes=Nodes(self.nodes), active=self.active)
+
+    def at(self, now, phase=None, **facts):
+        self.active = grouped(self.active, **facts)
+        if isinstance(phase, Planning):
+            self.active = phase.put(self.active)
+        elif phase is not None:
+            self.active = replace(self.active, phase=phase, question=None)
+        before, self.state = self.state, self._state(now)
+        self.under_way, move = follow(self.under_way, before, self.state)
+        if move is not None:
+            self.moves.append(move)
+
+    def plan(self, asked, answered, before=None):
+        planning = Planning(1, (A, B), "why", True, 99.0, before=before or Waiting("w", asked))
+        self.at(asked, planning)
+        self.at(answered, replace(planning, answer=PLAN))
+
+    def run(self, opened, written, running, stepped, *, of=NEW):
+        self.at(opened, Opening(of, PLAN))
+        self.at(written, generation=of, step=of.restore.point.step, advanced_at=written)
+        self.at(written, Starting(written, 99.0, 2.5))
+        phases = {A: (("fetch", 0.2), ("rebuild", 0.5)), B: (("fetch", 0.3), ("first_step", 0.9))}
+        for id_, told in phases.items():
+            report = Report(id_, 1, Fence(1, 2), of.number, "running", 100, phases=told)
+            self.nodes = {**self.nodes, id_: replace(self.nodes[id_], report=report)}
+        self.at(running, Running(running), advanced_at=running)
+        self.at(stepped, step=of.restore.point.step + 1, advanced_at=stepped)
+
+
+def test_timing_of_a_loss_by_phase():
+    film = Film()
+    film.nodes[B] = node(B, absent_since=11.0, lost_at=12.0)
+    film.plan(12.25, 12.5)
+    film.run(12.5, 12.75, 14.0, 15.0)
+    (move,) = film.moves
+    assert (move.kind, move.generation, move.reason) == ("loss", 2, "why 2")
+    assert (move.steps_lost, move.restored_step, move.is_planned) == (1, 100, False)
+    assert dict(move.phases) == {
+        "detect": 1.25, "plan": 0.25, "quiesce": 0.25,
+        "fetch": 0.3, "rebuild": 0.5, "first_step": 0.9,
+    }  # fmt: skip
+    assert move.total_s == 4.0
+    assert move.downtime_s == pytest.approx(15.0 - 10.0 - 0.5)
+    assert move.predicted_s == 2.5
+    assert move.predicted == PREDICTED
+    assert dict(PREDICTED).keys() <= dict(move.phases).keys()
+
+
+def test_planned_reconfiguration_loses_no_step_and_starts_at_the_stop():
+    film = Film()
+    film.nodes[B] = node(B, draining_since=10.5)
+    film.plan(11.0, 11.5, Running(0.0))
+    film.at(11.5, Stopping(PLAN, "why", 99.0))
+    film.at(12.0, step=100, advanced_at=12.0)
+    film.run(12.25, 12.5, 13.0, 13.5)
+    (move,) = film.moves
+    assert (move.kind, move.is_planned, move.steps_lost) == ("notice", True, 0)
+    assert move.downtime_s == pytest.approx(13.5 - 12.0 - 0.5)
+    assert dict(move.phases)["quiesce"] == 1.0
+
+
+def test_generation_that_never_ran_counts_as_a_retry():
+    film = Film()
+    film.nodes[B] = node(B, lost_at=12.0)
+    film.plan(12.0, 12.5)
+    film.at(12.5, Opening(NEW, PLAN))
+    film.at(13.0, Starting(13.0, 99.0, 2.5), generation=NEW, step=100, advanced_at=13.0)
+    film.at(14.0, Waiting("it failed", 14.0))
+    film.plan(15.0, 15.5)
+    film.run(15.5, 16.0, 17.0, 18.0, of=record(3, (A, B), 90))
+    (move,) = film.moves
+    assert dict(move.phases)["retries"] == 3.0
+    assert dict(move.phases)["detect"] == 0.0
+    assert move.steps_lost == 11
+    assert move.downtime_s == pytest.approx(18.0 - 10.0 - 0.5)
+
+
+def test_question_that_changes_nothing_is_not_timed():
+    film = Film()
+    film.plan(11.0, 11.5, Running(0.0))
+    film.at(11.5, Running(0.0))
+    film.at(12.0, step=102)
+    assert film.moves == []
+    assert film.under_way is None
+
+
+def test_unreported_phase_is_left_out():
+    film = Film()
+    film.plan(11.0, 11.0)
+    film.at(11.0, Opening(NEW, PLAN))
+    film.at(12.0, Starting(12.0, 99.0, 2.5), generation=NEW, step=100)
+    film.at(13.0, Running(13.0))
+    film.at(14.0, step=101, advanced_at=14.0)
+    assert set(dict(film.moves[0].phases)) == {"detect", "plan", "quiesce"}
+
+
+@pytest.mark.parametrize("before", [None, replace(OLD, state="closed")])
+def test_start_loses_no_steps(before):
+    film = Film()
+    film.at(10.0, Waiting("its turn came", 10.0), generation=before, advanced_at=2.0, step=0)
+    film.plan(11.0, 11.5, Waiting("its turn came", 10.0))
+    film.run(11.5, 12.0, 13.0, 14.0, of=record(1 if before is None else 2, (A, B), 0))
+    (move,) = film.moves
+    assert (move.kind, move.steps_lost, move.downtime_s) == ("start", 0, 0.0)
+    assert move.total_s == 4.0
+
+
+def test_new_node_is_of_kind_addition():
+    film = Film()
+    film.nodes[C] = node(C)
+    film.at(11.0, Planning(1, (A, B, C), "c could help", False, 99.0, before=Running(0.0)))
+    assert film.under_way.kind == "addition"
+
+
+def asked_for_c(film, at, began=0.0):
+    film.at(at, Planning(1, (A, B, C), "c could help", False, 999.0, before=Running(began)))
+    return film.under_way
+
+
+def test_returned_node_is_seen_since_its_return():
+    film = Film()
+    film.nodes[C] = node(C, returned_at=105.0)
+    assert asked_for_c(film, 135.0).sign_at == 105.0
+
+
+def test_node_that_came_during_a_reconfiguration_is_seen_after_it():
+    film = Film()
+    film.nodes[C] = node(C)
+    assert asked_for_c(film, 135.0, began=110.0).sign_at == 110.0
+
+
+def test_node_that_was_asked_about_before_is_no_addition():
+    """It was too early to move for it: the wait is the policy's, and detects nothing."""
+    film = Film()
+    film.nodes[C] = node(C)
+    film.at(40.0, considered=frozenset({A, B, C}))
+    seen = asked_for_c(film, 600.0)
+    assert (seen.kind, seen.sign_at) == ("reconsidered", 600.0)
+
+
+def test_question_before_the_first_step_does_not_end_the_timing():
+    film = Film()
+    film.plan(11.0, 11.5)
+    film.at(11.5, Opening(NEW, PLAN))
+    film.at(12.0, Starting(12.0, 99.0, 2.5), generation=NEW, step=100, advanced_at=12.0)
+    film.at(13.0, Running(13.0), advanced_at=13.0)
+    film.at(13.5, Planning(2, (A, B, C), "c could help", False, 99.0, before=Running(13.0)))
+    film.at(14.0, step=101, advanced_at=14.0)
+    (move,) = film.moves
+    assert (move.generation, move.total_s) == (2, 3.0)
+
+
+def test_reconfiguration_before_the_first_step_counts_once():
+    film = Film()
+    film.plan(11.0, 11.5)
+    film.at(11.5, Opening(NEW, PLAN))
+    film.at(12.0, Starting(12.0, 99.0, 2.5), generation=NEW, step=100, advanced_at=12.0)
+    film.plan(13.0, 13.5, Starting(12.0, 99.0, 2.5))
+    film.run(13.5, 14.0, 15.0, 16.0, of=record(3, (A, B), 100))
+    (move,) = film.moves
+    assert (move.generation, move.total_s, dict(move.phases)["retries"]) == (3, 5.0, 2.5)

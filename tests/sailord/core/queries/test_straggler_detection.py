@@ -1,0 +1,130 @@
+"""Stragglers: against peers with equal work, peers of the same GPU kind, and a node's own past."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from agents.protocol.records import NodeId
+from sailord.core.model.stragglers import Limits, Sample, Speeds, Straggler
+from sailord.core.queries.straggler_detection import look
+
+LIMITS = Limits(times=1.5, steps=10, seconds=60.0)
+NAMES = [NodeId(f"n{number}") for number in range(8)]
+
+
+def samples(*factors: float, work_s: float = 0.1, gpu: str = "V100-16") -> dict[NodeId, Sample]:
+    """Nodes with the same work, each at so many times what was predicted."""
+    return {
+        id_: Sample(gpu, 0, work_s, work_s * factor)
+        for id_, factor in zip(NAMES, factors, strict=False)
+    }
+
+
+def others(*factors: float) -> dict[NodeId, Sample]:
+    """The same, where no two nodes have the same work."""
+    plain = samples(*factors)
+    each = ((id_, 0.1 + 0.05 * number) for number, id_ in enumerate(plain))
+    return {
+        id_: replace(plain[id_], predicted_s=work_s, measured_s=work_s * plain[id_].factor)
+        for id_, work_s in each
+    }
+
+
+def at(step: int, measured: Mapping[NodeId, Sample]) -> dict[NodeId, Sample]:
+    return {id_: replace(sample, step=step) for id_, sample in measured.items()}
+
+
+def seen(*measured: Mapping[NodeId, Sample], relative_error: float = 0.0, steps: int = 1) -> Speeds:
+    """What is known after these looks, ten seconds and some steps from one to the next."""
+    watch = Speeds(generation=1)
+    for number, one in enumerate(measured):
+        step = LIMITS.steps + steps * number
+        watch = look(
+            watch,
+            at(step, one),
+            now=10.0 * number,
+            relative_error=relative_error,
+            limits=LIMITS,
+        )
+    return watch
+
+
+def test_prediction_error_of_a_gpu_kind_makes_no_straggler():
+    watch = seen(samples(2.5, 2.6, 2.4, 2.5))
+    assert watch.slow == {}
+    assert watch.factors == {"V100-16": pytest.approx(2.5)}
+
+
+def test_node_slower_than_peers_with_equal_work_is_a_straggler():
+    watch = seen(samples(2.5, 2.6, 5.2, 2.4))
+    assert list(watch.slow) == [NAMES[2]]
+    assert watch.slow[NAMES[2]].times == pytest.approx(2.08)
+    assert watch.slow[NAMES[2]].against == "others with the same work"
+
+
+def test_other_gpu_kinds_are_not_compared():
+    fast, slow = samples(1.0, 1.0, 1.0), samples(*[9.0] * 6, gpu="A100-40")
+    last = {id_: slow[id_] for id_ in NAMES[3:6]}
+    assert seen({**fast, **last}).slow == {}
+
+
+@pytest.mark.parametrize(("relative_error", "is_slow"), [(0.05, True), (0.4, False)])
+def test_other_work_is_compared_with_room_for_the_prediction_error(relative_error, is_slow):
+    watch = seen(others(1.0, 1.0, 1.8, 1.0), relative_error=relative_error)
+    assert (NAMES[2] in watch.slow) == is_slow
+
+
+def test_one_peer_is_too_few_to_compare():
+    twins = {**others(1.0, 1.8, 1.0, 1.0)}
+    twins[NAMES[1]] = replace(twins[NAMES[0]], measured_s=twins[NAMES[0]].predicted_s * 1.8)
+    assert seen(twins, relative_error=0.4).slow == {}
+
+
+def test_two_peers_are_compared_with_their_own_past_only():
+    alone = others(1.0, 3.0)
+    assert seen(alone).slow == {}, "which of them is as it should be?"
+    watch = seen(alone, others(1.0, 6.0))
+    assert list(watch.slow) == [NAMES[1]]
+    assert watch.slow[NAMES[1]].against == "it did before"
+
+
+def test_slowdown_of_all_makes_no_straggler():
+    assert seen(others(1.0, 1.3, 1.2), others(2.0, 2.6, 2.4)).slow == {}
+
+
+def test_speedup_of_others_makes_no_straggler():
+    assert seen(others(2.0, 2.0), others(1.0, 2.0)).slow == {}
+
+
+def test_first_steps_are_not_judged():
+    early = at(LIMITS.steps - 1, samples(1.0, 1.0, 9.0, 1.0))
+    watch = look(Speeds(1), early, now=0.0, relative_error=0.0, limits=LIMITS)
+    assert (watch.slow, watch.at_first) == ({}, {})
+
+
+def test_straggler_needs_both_steps_and_seconds():
+    crawls = samples(1.0, 1.0, 3.0, 1.0)
+    watch = seen(*[crawls] * 6, steps=5)
+    slow = watch.slow[NAMES[2]]
+    assert (slow.since, slow.since_step, slow.step) == (0.0, 10, 35)
+    assert watch.found(59.0, LIMITS) == {}, "many steps in a short time"
+    assert list(watch.found(60.0, LIMITS)) == [NAMES[2]]
+    few = seen(*[crawls] * 8, steps=1)
+    assert few.found(1000.0, LIMITS) == {}, "few steps in a long time"
+
+
+def test_break_restarts_the_count():
+    crawls, fine = samples(1.0, 1.0, 3.0, 1.0), samples(1.0, 1.0, 1.0, 1.0)
+    watch = seen(crawls, crawls, fine, crawls)
+    assert watch.slow[NAMES[2]].since == 30.0
+
+
+def test_slowest_come_first():
+    found = {
+        NAMES[0]: Straggler(2.0, "it did before", 0.0, 0, 100),
+        NAMES[1]: Straggler(3.0, "it did before", 0.0, 0, 100),
+    }
+    assert list(Speeds(slow=found).found(100.0, LIMITS)) == [NAMES[1], NAMES[0]]

@@ -1,0 +1,334 @@
+"""Single decisions about checkpoints: commit, release, restore."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agents.protocol.records import FIRST, Durable, Holding, NodeId, Point, Restore, Sealed
+from sailord.core.model.commands import (
+    CheckDurable,
+    CommitCheckpoint,
+    ProbeAgent,
+    WriteGeneration,
+    WriteManifest,
+)
+from sailord.core.model.events import (
+    CheckpointCommitted,
+    CommitFailed,
+    DurableChecked,
+    ManifestWritten,
+    PlanFound,
+    Reported,
+    Ticked,
+)
+from sailord.core.model.phases import Closing, Opening, Running
+from sailord.core.model.state import Check, Commit, State
+from sailord.core.queries.restore_choice import release_now
+from sailord.core.queries.restore_point import (
+    failure_domains,
+    is_on_line,
+    release_point,
+    restore_point,
+)
+from sailord.core.rules.checkpoint_rules import covering
+from tests.sailord.core.states import (
+    FROM_NOTHING,
+    JOB,
+    KEPT,
+    NOW,
+    OPENING,
+    A,
+    B,
+    C,
+    G,
+    act,
+    active_of,
+    durable,
+    job,
+    node,
+    phase,
+    proposal,
+    report,
+    state,
+    uploaded,
+)
+
+LAYERS = job(saving=KEPT, layers=2)
+HALVES = (uploaded(A, 40), uploaded(B, 40, layer=1))
+
+
+def voted(*votes: object, **others: object) -> State:
+    """Two layers, one on each node; these votes have been heard."""
+    mine = [each for each in votes if each.uri.endswith("/a")]  # type: ignore[attr-defined] # votes have names
+    theirs = [each for each in votes if each not in mine]
+    nodes = (
+        node(A, report(A, uploaded=tuple(mine))),
+        node(B, report(B, uploaded=tuple(theirs))),
+    )
+    return state(None, *nodes, job=LAYERS, **others)
+
+
+def test_complete_upload_gets_a_manifest_first() -> None:
+    after, commands = act(voted(*HALVES), Ticked(NOW))
+    assert commands == (WriteManifest(LAYERS, G, HALVES, Point(40, 3), None),)
+    assert active_of(after).checkpointing.commit == Commit(Point(40, 3))
+
+
+@pytest.mark.parametrize(
+    "votes",
+    [
+        HALVES[:1],
+        (uploaded(A, 40), uploaded(B, 39, layer=1)),
+        (uploaded(A, 40, 2), uploaded(B, 40, 2, layer=1)),
+    ],
+    ids=["a half is missing", "of two steps", "of a generation that is over"],
+)
+def test_incomplete_upload_gets_no_manifest(votes: tuple[object, ...]) -> None:
+    assert act(voted(*votes), Ticked(NOW))[1] == ()
+
+
+def test_no_commit_starts_while_a_generation_opens() -> None:
+    before = voted(*HALVES)
+    opens = replace(before, active=replace(active_of(before), phase=OPENING))
+    assert act(opens, Ticked(NOW))[1] == ()
+
+
+def test_upload_not_later_than_the_last_checkpoint_is_not_committed() -> None:
+    for step, is_late in ((40, True), (39, False)):
+        before = replace(voted(*HALVES), durables={JOB: durable(step)})
+        _, commands = act(before, Ticked(NOW))
+        assert any(isinstance(each, WriteManifest) for each in commands) != is_late
+
+
+def test_written_manifest_is_committed_once() -> None:
+    before = voted(*HALVES, commit=Commit(Point(40, 3)))
+    after, commands = act(before, ManifestWritten(NOW, JOB, durable(40)))
+    assert commands == (CommitCheckpoint(durable(40), G),)
+    assert act(after, ManifestWritten(NOW, JOB, durable(40)))[1] == ()
+    assert act(before, ManifestWritten(NOW, JOB, durable(39)))[1] == ()
+
+
+def test_no_generation_opens_while_a_commit_is_stored() -> None:
+    on_its_way = Commit(Point(40, 3), durable(40), is_storing=True)
+    before = state(FROM_NOTHING, job=job(saving=KEPT), commit=on_its_way)
+    waits, commands = act(before, PlanFound(NOW, 4, proposal()))
+    assert commands == ()
+    after, _ = act(waits, CheckpointCommitted(NOW, JOB, durable(40)))
+    assert isinstance(phase(after), Opening)
+    assert after.durables == {JOB: durable(40)}
+
+
+def test_suspects_are_probed_while_a_commit_is_stored() -> None:
+    on_its_way = Commit(Point(40, 3), durable(40), is_storing=True)
+    before = state(job=job(saving=KEPT), commit=on_its_way)
+    broken = report(A, "broken", number=6, broken_peers=(B,))
+    _, commands = act(before, Reported(NOW, broken))
+    assert commands == (ProbeAgent(B),)
+
+
+def test_failed_commit_is_retried_after_a_pause() -> None:
+    before = voted(*HALVES, commit=Commit(Point(40, 3)))
+    after, commands = act(before, CommitFailed(NOW, JOB, Point(40, 3), "it is away"))
+    assert commands == ()
+    assert act(after, Ticked(NOW + 4.9))[1] == ()
+    _, commands = act(after, Ticked(NOW + 5))
+    assert commands == (WriteManifest(LAYERS, G, HALVES, Point(40, 3), None),)
+
+
+def test_durable_step_never_is_rolling_back() -> None:
+    before = replace(state(), durables={JOB: durable(40)})
+    after, _ = act(before, CheckpointCommitted(NOW, JOB, durable(39)))
+    assert after.durables == {JOB: durable(40)}
+
+
+def test_duplicate_upload_is_used_once() -> None:
+    again = replace(uploaded(A, 40), uri="3-40/z")
+    assert covering((again, *HALVES), layers=2, atoms=1) == HALVES
+    both = replace(uploaded(C, 40), holds=(Holding(0, 0, 1), Holding(1, 0, 1)))
+    assert covering((both,), layers=2, atoms=1) == (both,)
+    assert covering((uploaded(A, 40), both), layers=2, atoms=1) is None
+
+
+# ---- going back -------------------------------------------------------------------------------
+
+
+def held(*points: tuple[str, int, int]) -> list[tuple[NodeId, Sealed]]:
+    """Node, step, generation: each has the one layer of the point."""
+    whole = (Holding(0, 0, 1),)
+    return [(NodeId(id_), Sealed(Point(step, of), whole)) for id_, step, of in points]
+
+
+LINE = replace(G, lineage=(Point(4, 1),))
+"""The third generation, from step 10 of the second, which came from step 4 of the first."""
+
+
+@pytest.mark.parametrize(
+    ("point", "expected"),
+    [
+        (Point(10, 3), True),
+        (Point(9, 3), False),
+        (Point(10, 2), True),
+        (Point(11, 2), False),
+        (Point(4, 1), True),
+        (Point(5, 1), False),
+        (Point(9, 4), False),
+    ],
+)
+def test_steps_after_a_generation_was_abandoned_are_void(
+    point: Point, expected: bool
+) -> None:  # a column of the table
+    assert is_on_line(point, LINE) == expected
+
+
+@pytest.mark.parametrize(
+    ("points", "kept", "expected"),
+    [
+        ([], None, FIRST),
+        ([("a", 40, 3)], None, Restore(Point(40, 3), "memory")),
+        ([("a", 40, 3), ("a", 41, 3)], None, Restore(Point(41, 3), "memory")),
+        ([("a", 40, 3), ("a", 50, 2)], None, Restore(Point(40, 3), "memory")),
+        ([("a", 40, 3)], durable(41), Restore(Point(41, 3), "durable")),
+        ([("a", 40, 3)], durable(40), Restore(Point(40, 3), "memory")),
+        ([("a", 50, 2)], durable(8, 2), Restore(Point(8, 2), "durable")),
+    ],
+)
+def test_restore_point(
+    points: list[tuple[str, int, int]], kept: Durable | None, expected: Restore
+) -> None:
+    found = restore_point(held(*points), layers=1, atoms=1, last=LINE, durable=kept)
+    assert found == expected
+
+
+def test_incomplete_point_is_not_restored() -> None:
+    found = restore_point(held(("a", 40, 3)), layers=2, atoms=1, last=LINE, durable=None)
+    assert found == FIRST
+
+
+ZONES = {A: "z1", B: "z1", C: "z2"}
+TWO_AND_TWO = [("a", 41, 3), ("b", 41, 3), ("a", 40, 3), ("c", 40, 3)]
+
+
+@pytest.mark.parametrize(
+    ("points", "there", "survive", "kept", "expected"),
+    [
+        ([("a", 40, 3), ("b", 40, 3)], "ab", "node", None, Point(40, 3)),
+        ([("a", 40, 3)], "ab", "node", None, None),
+        ([("a", 40, 3)], "a", "node", None, Point(40, 3)),
+        ([("a", 40, 3), ("b", 40, 3)], "a", "node", None, Point(40, 3)),
+        ([("a", 40, 2), ("b", 40, 2)], "ab", "node", None, None),
+        ([("a", 41, 3)], "ab", "node", durable(40), Point(40, 3)),
+        ([], "ab", "node", durable(40, 2), None),
+        (TWO_AND_TWO, "abc", "zone", None, Point(40, 3)),
+        (TWO_AND_TWO, "abc", "node", None, Point(41, 3)),
+        ([("a", 41, 3), ("b", 41, 3)], "abc", "zone", None, None),
+        ([("a", 41, 3), ("b", 41, 3)], "ab", "zone", None, Point(41, 3)),
+        ([("a", 41, 3), ("x", 41, 3)], "ab", "node", None, None),
+    ],
+    ids=[
+        "two copies",
+        "one copy beside an unused node",
+        "the only node",
+        "an absent node is no failure domain",
+        "another generation's",
+        "durable",
+        "durable before",
+        "two zones",
+        "two nodes",
+        "two nodes of one zone, and an unused node of another",
+        "two nodes of the only zone",
+        "a copy on an unknown node",
+    ],
+)
+def test_release_point(
+    points: list[tuple[str, int, int]],
+    there: str,
+    survive: str,
+    kept: Durable | None,
+    expected: Point | None,
+) -> None:
+    domains = failure_domains({n: z for n, z in ZONES.items() if n in there}, survive)
+    found = release_point(held(*points), layers=1, atoms=1, record=G, durable=kept, domains=domains)
+    assert found == expected
+
+
+def test_unused_node_counts_as_a_failure_domain() -> None:
+    """The only member's snapshots may be released once another zone has a replica."""
+    alone = replace(G, members=(A,))
+    member = node(A, report(A, sealed=(40, 41)))
+    other = node(C, report(C, sealed=(40,)))
+    other = replace(other, record=replace(other.record, zone="elsewhere"))
+    saving = replace(KEPT, survive="zone")
+    both = state(None, member, other, job=job(saving=saving), generation=alone)
+    assert release_now(both) == Point(40, 3)
+    lonely = state(None, member, job=job(saving=saving), generation=alone)
+    assert release_now(lonely) == Point(41, 3)
+    joining = replace(other, record=replace(other.record, state="joining"))
+    new = state(None, member, joining, job=job(saving=saving), generation=alone)
+    assert release_now(new) == Point(41, 3), "a joining node holds no replica"
+
+
+EMPTY = (node(A, report(A, sealed=())), node(B, report(B, sealed=())))
+
+
+def lost_memory(**others: object) -> State:
+    """Nothing is in memory; steps 20 and 30 are durable."""
+    made = state(FROM_NOTHING, *EMPTY, job=job(saving=KEPT), **others)
+    return replace(made, durables={JOB: durable(30)})
+
+
+def test_checkpoint_is_checked_before_it_is_restored() -> None:
+    looks, commands = act(lost_memory(), PlanFound(NOW, 4, proposal()))
+    assert commands == (CheckDurable(job(saving=KEPT), durable(30), is_thorough=False),)
+    assert act(looks, Ticked(NOW + 1))[1] == ()
+    found = DurableChecked(NOW + 1, JOB, durable(30), durable(30))
+    after, commands = act(looks, found)
+    opening = phase(after)
+    assert isinstance(opening, Opening)
+    assert opening.record.restore == Restore(Point(30, 3), "durable")
+    assert commands == (WriteGeneration(opening.record, replaces=G),)
+
+
+def test_check_of_an_older_checkpoint_does_not_count_for_the_newest() -> None:
+    looks, _ = act(lost_memory(), PlanFound(NOW, 4, proposal()))
+    after, commands = act(looks, DurableChecked(NOW + 1, JOB, durable(20), None, "it is torn"))
+    assert phase(after) == phase(looks)
+    assert commands == ()
+
+
+def test_checkpoint_is_checked_even_without_time_to_stop() -> None:
+    bare = [node(n, report(n, sealed=())) for n in (A, B)]
+    at_once = replace(bare[0].record, leaves_at=NOW)
+    goes = replace(bare[0], draining_since=NOW - 1, record=at_once)
+    asks = replace(FROM_NOTHING, before=Running(NOW - 9), nodes=(B,))
+    before = state(asks, goes, bare[1], job=job(saving=KEPT))
+    before = replace(before, durables={JOB: durable(30)})
+    _, commands = act(before, PlanFound(NOW, 4, proposal(B)))
+    assert commands == (CheckDurable(job(saving=KEPT), durable(30), is_thorough=False),)
+
+
+def test_unreadable_checkpoint_is_replaced_by_the_one_before() -> None:
+    before = lost_memory(check=Check(durable(30), durable(20)))
+    after, commands = act(before, PlanFound(NOW, 4, proposal()))
+    opening = phase(after)
+    assert isinstance(opening, Opening)
+    assert opening.record.restore == Restore(Point(20, 3), "durable")
+    assert commands == (WriteGeneration(opening.record, replaces=G, lowers=durable(20)),)
+
+
+def test_job_is_held_if_no_checkpoint_is_readable() -> None:
+    before = lost_memory(check=Check(durable(30), None, "a byte is wrong"))
+    after, _ = act(before, PlanFound(NOW, 4, proposal()))
+    assert phase(after) == Closing("held", "a byte is wrong")
+
+
+def test_unavailable_durable_store_is_retried() -> None:
+    before = lost_memory(check=Check(durable(30)))
+    waits, _ = act(before, PlanFound(NOW, 4, proposal()))
+    away = DurableChecked(NOW, JOB, durable(30), None, "it is away", is_away=True)
+    waits, commands = act(waits, away)
+    assert commands == ()
+    assert act(waits, Ticked(NOW + 4.9))[1] == ()
+    _, commands = act(waits, Ticked(NOW + 5))
+    assert commands == (CheckDurable(job(saving=KEPT), durable(30), is_thorough=False),)

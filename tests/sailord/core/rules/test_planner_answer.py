@@ -1,0 +1,276 @@
+"""Single decisions about questions to the planner and their answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agents.protocol.records import Past
+from sailord.core.model.commands import Command, ProbeAgent, RequestPlan, WriteGeneration, WriteJob
+from sailord.core.model.events import Event, PlanFound, PlanRefused, Ticked
+from sailord.core.model.phases import Opening, Phase, Running, Stopping, Waiting
+from sailord.core.model.state import State
+from tests.sailord.core.states import (
+    ASKED,
+    BEGAN,
+    FROM_NOTHING,
+    JOB,
+    NOW,
+    OPENING,
+    QUESTION,
+    STOPPED,
+    WAITING,
+    A,
+    B,
+    C,
+    D,
+    G,
+    Planning,
+    Row,
+    act,
+    active_of,
+    job,
+    node,
+    opened,
+    phase,
+    proposal,
+    record,
+    state,
+)
+
+WAITS: list[Row] = [
+    (
+        "other failures are gathered first",
+        state(replace(WAITING, since=NOW - 0.05)),
+        Ticked(NOW),
+        replace(WAITING, since=NOW - 0.05),
+        (),
+    ),
+    (
+        "then the planner is asked; the last plan may be repeated",
+        state(WAITING),
+        Ticked(NOW),
+        Planning(1, (A, B), "a reason", True, NOW + 60, before=ASKED),
+        (RequestPlan(1, JOB, (A, B), G, is_urgent=True, repeats=True),),
+    ),
+    (
+        "after one failure too",
+        state(WAITING, failures=1),
+        Ticked(NOW),
+        Planning(1, (A, B), "a reason", True, NOW + 60, before=ASKED),
+        (RequestPlan(1, JOB, (A, B), G, is_urgent=True, repeats=True),),
+    ),
+    (
+        "a plan that failed twice in a row is not repeated",
+        state(WAITING, failures=2),
+        Ticked(NOW),
+        Planning(1, (A, B), "a reason", True, NOW + 60, before=ASKED),
+        (RequestPlan(1, JOB, (A, B), G, is_urgent=True),),
+    ),
+    (
+        "after a pause the plan is not repeated",
+        state(replace(WAITING, since=NOW - 5), generation=replace(G, state="closed")),
+        Ticked(NOW),
+        Planning(1, (A, B), "a reason", True, NOW + 60, before=replace(ASKED, since=NOW)),
+        (RequestPlan(1, JOB, (A, B), replace(G, state="closed"), is_urgent=True),),
+    ),
+    (
+        "the backoff after a failure is kept",
+        state(WAITING, not_before=NOW + 1),
+        Ticked(NOW),
+        WAITING,
+        (),
+    ),
+    (
+        "a refused question is not repeated",
+        state(WAITING, is_refused=True, considered_at=NOW - 599),
+        Ticked(NOW),
+        WAITING,
+        (),
+    ),
+    (
+        "unless reconsider_s has passed",
+        state(WAITING, is_refused=True, considered_at=NOW - 600),
+        Ticked(NOW),
+        Planning(1, (A, B), "a reason", True, NOW + 60, before=ASKED),
+        (RequestPlan(1, JOB, (A, B), G, is_urgent=True),),
+    ),
+    (
+        "or there is another node",
+        state(WAITING, node(A), node(B), node(C), is_refused=True),
+        Ticked(NOW),
+        Planning(1, (A, B, C), "a reason", True, NOW + 60, before=ASKED),
+        (RequestPlan(1, JOB, (A, B, C), G, is_urgent=True),),
+    ),
+    (
+        "no question without usable nodes",
+        state(WAITING, node(A, absent_since=NOW - 1, heard_at=NOW)),
+        Ticked(NOW),
+        WAITING,
+        (),
+    ),
+    (
+        "draining, cordoned, unready and lost nodes are left out",
+        state(
+            WAITING,
+            node(A),
+            node(B, draining_since=NOW - 1),
+            node(C, is_cordoned=True),
+            node(D, record=record(D, state="joining")),
+        ),
+        Ticked(NOW),
+        Planning(1, (A,), "a reason", True, NOW + 60, before=ASKED),
+        (RequestPlan(1, JOB, (A,), G, is_urgent=True),),
+    ),
+]
+
+
+PLANS: list[Row] = [
+    (
+        "nothing runs: the plan is opened at once from memory",
+        state(FROM_NOTHING),
+        PlanFound(NOW, 4, proposal()),
+        replace(OPENING, record=opened().record),
+        (opened(),),
+    ),
+    (
+        "an answer to an older question is ignored",
+        state(QUESTION),
+        PlanFound(NOW, 3, proposal(A)),
+        QUESTION,
+        (),
+    ),
+    (
+        "no plan: the running generation goes on",
+        state(QUESTION),
+        PlanRefused(NOW, 4, "nothing fits"),
+        Running(BEGAN),
+        (),
+    ),
+    (
+        "no answer: the running generation goes on",
+        state(replace(QUESTION, deadline=NOW)),
+        Ticked(NOW),
+        Running(BEGAN),
+        (),
+    ),
+    (
+        "the answer is waited for up to the deadline",
+        state(QUESTION),
+        Ticked(NOW),
+        QUESTION,
+        (),
+    ),
+    (
+        "a node of the question is gone: ask again",
+        state(replace(FROM_NOTHING, nodes=(A, B, C)), node(A), node(B), node(C, lost_at=NOW)),
+        PlanFound(NOW, 4, proposal(A, B, C)),
+        Planning(1, (A, B), "a reason", True, NOW + 60, before=ASKED),
+        (RequestPlan(1, JOB, (A, B), G, is_urgent=True, repeats=True),),
+    ),
+    (
+        "a better plan that does not pay is not adopted",
+        state(replace(QUESTION, is_forced=False)),
+        PlanFound(NOW, 4, proposal(A, is_worth_it=False)),
+        Running(BEGAN),
+        (),
+    ),
+    (
+        "a forced change is adopted at any cost",
+        state(QUESTION),
+        PlanFound(NOW, 4, proposal(A, is_worth_it=False)),
+        Stopping(proposal(A, is_worth_it=False), "a reason", NOW + 61.5),
+        (WriteGeneration(STOPPED, replaces=G),),
+    ),
+    (
+        "the running plan is kept",
+        state(QUESTION),
+        PlanFound(NOW, 4, proposal()),
+        Running(BEGAN),
+        (),
+    ),
+    (
+        "no stop if a member leaves before a step ends",
+        state(
+            replace(QUESTION, nodes=(A,)),
+            node(A),
+            node(B, draining_since=NOW - 1, record=record(B, leaves_at=NOW + 0.7)),
+            considered=frozenset((A,)),
+        ),
+        PlanFound(NOW, 4, proposal(A)),
+        Opening(replace(opened().record, plan="plan-a", members=(A,)), proposal(A)),
+        (
+            WriteJob(job(past=Past(departures=1))),
+            WriteGeneration(
+                replace(opened().record, plan="plan-a", members=(A,)),
+                replaces=G,
+            ),
+        ),
+    ),
+    (
+        "a stop if a member leaves after some more steps",
+        state(
+            replace(QUESTION, nodes=(A,)),
+            node(A),
+            node(B, draining_since=NOW - 1, record=record(B, leaves_at=NOW + 0.8)),
+        ),
+        PlanFound(NOW, 4, proposal(A)),
+        Stopping(proposal(A), "a reason", NOW + 61.5),
+        (WriteGeneration(STOPPED, replaces=G),),
+    ),
+    (
+        "unheard snapshot holders are waited for",
+        state(FROM_NOTHING, node(A), replace(node(B), report=None)),
+        PlanFound(NOW, 4, proposal()),
+        replace(FROM_NOTHING, answer=proposal()),
+        (ProbeAgent(B),),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "event", "then", "orders"),
+    [pytest.param(*row[1:], id=row[0]) for row in (*WAITS, *PLANS)],
+)
+def test_one_decision(
+    before: State, event: Event, then: Phase | None, orders: tuple[Command, ...]
+) -> None:
+    after, commands = act(before, event)
+    assert phase(after) == then
+    assert commands == orders
+
+
+def test_nodes_left_out_of_a_repeated_plan_are_asked_about_later():
+    before = state(WAITING, node(A), node(B), node(C))
+    after, (asked,) = act(before, Ticked(NOW))
+    assert isinstance(asked, RequestPlan)
+    assert (asked.nodes, asked.repeats) == ((A, B, C), True)
+    assert active_of(after).asked.nodes == frozenset((A, B))
+
+
+def test_planner_without_answer_is_asked_again_after_a_pause():
+    refused = PlanRefused(NOW, 4, "its process died", is_known=False)
+    after, _ = act(state(FROM_NOTHING), refused)
+    assert isinstance(phase(after), Waiting)
+    pause_s = after.options.failure_pause_s
+    waits, commands = act(after, Ticked(NOW + pause_s / 2))
+    assert commands == ()
+    _, (asked,) = act(waits, Ticked(NOW + pause_s))
+    assert isinstance(asked, RequestPlan)
+
+
+def test_plan_that_leaves_new_nodes_out_is_reconsidered_soon():
+    soon = proposal(ask_again_s=30.0)
+    after, _ = act(state(FROM_NOTHING), PlanFound(NOW, 4, soon))
+    assert active_of(after).asked.at + after.options.reconsider_s == NOW + 30.0
+
+
+@pytest.mark.parametrize(("is_forced", "moved_at"), [(True, None), (False, NOW)])
+def test_only_voluntary_reconfiguration_starts_a_cooldown(is_forced, moved_at) -> None:
+    nodes = (node(A), node(B), node(C))
+    question = replace(QUESTION, nodes=(A, B, C), is_forced=is_forced)
+    after, commands = act(state(question, *nodes), PlanFound(NOW, 4, proposal(A, B, C)))
+    assert isinstance(phase(after), Stopping)
+    written = [each.job.past.moved_at for each in commands if isinstance(each, WriteJob)]
+    assert written == ([] if moved_at is None else [moved_at])
