@@ -6,7 +6,7 @@ Everything is read in one snapshot. A write with unknown outcome is settled by r
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -288,14 +288,19 @@ class Gateway:
 
     async def give_order(self, order: Order) -> Given:
         """Store an order under its id (idempotency key)."""
-        key = self.keys.order(order.id)
-        outcome = await self.store.transact([ModifiedAt(key, 0)], [Put(key, encode(order))])
+        # A repeated "in 30 s" has another absolute time but is the same order.
+        return await self.put_once(
+            self.keys.order(order.id), order, lambda known: (known.kind, known.target)
+        )
+
+    async def put_once(
+        self, key: str, record: T, what: Callable[[T], object], also: Sequence[Operation] = ()
+    ) -> Given:
+        """Store a record unless its key is taken; ``what`` tells its content from another's."""
+        outcome = await self.store.transact([ModifiedAt(key, 0)], [Put(key, encode(record)), *also])
         if outcome.is_applied:
             return "new"
         there = await self.store.get(key)
         if there is None:
-            return "known"  # It was carried out and deleted just now.
-        known = decode(Order, there.value)
-        # A repeated "in 30 s" has another absolute time but is the same order.
-        is_same = (known.kind, known.target) == (order.kind, order.target)
-        return "known" if is_same else "other"
+            return "known"  # It was deleted just now.
+        return "known" if what(decode(type(record), there.value)) == what(record) else "other"

@@ -18,9 +18,8 @@ from typing import Any
 
 from aiohttp import web
 
-from agents.protocol.codec import decode, encode
 from agents.protocol.names import JOB_ID
-from agents.store.interface import Delete, Entry, ModifiedAt, Put, WriteUnknown
+from agents.store.interface import Delete, Entry, WriteUnknown
 from sailord.api.bodies import ID_CURE, read_object
 from sailord.api.context import CONTEXT
 from sailord.api.orders import OTHER_ID
@@ -98,21 +97,15 @@ async def store_message(gateway: Gateway, news: AvailableGpus, entries: Sequence
     """Store a message under its id unless it is there; raises what the store raises."""
     # The hash is a safe key, whatever characters the sender's id has.
     name = hashlib.sha256(news.id.encode("utf-8", "replace")).hexdigest()[:32]
-    store, key = gateway.store, gateway.keys.news + name
+    key = gateway.keys.news + name
     old = [Delete(entry.key) for entry in entries[: max(len(entries) + 1 - KEPT, 0)][:50]]
-    if all(entry.key != key for entry in entries):
-        try:
-            outcome = await store.transact([ModifiedAt(key, 0)], [Put(key, encode(news)), *old])
-        except WriteUnknown:
-            return "new"  # Rather noted twice than never.
-        if outcome.is_applied:
-            return "new"
-    there = await store.get(key)
-    if there is None:
-        return "known"  # It was deleted just now.
-    known = decode(AvailableGpus, there.value)
-    # The count may differ between repetitions of a message.
-    return "known" if (known.zone, known.gpu) == (news.zone, news.gpu) else "other"
+    try:
+        # The count may differ between repetitions of a message.
+        return await gateway.put_once(key, news, lambda known: (known.zone, known.gpu), old)
+    except WriteUnknown:
+        if any(entry.key == key for entry in entries):
+            return "known"
+        return "new"  # Rather noted twice than never.
 
 
 def _news(form: str, said: dict[str, Any]) -> AvailableGpus:

@@ -9,20 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agents.protocol.records import GenerationRecord, JobId, JobRecord, NodeId, Report
-from sailord.api.types import (
-    ActiveView,
-    Jobs,
-    JobView,
-    Leaving,
-    Measured,
-    Nodes,
-    NodeView,
-    PhaseView,
-    Predicted,
-    SeenState,
-    Spent,
-    Why,
-)
+from sailord.api import types
 from sailord.cluster_records import Transition
 from sailord.controller.step_rate import StepRate
 from sailord.core.model.nodes import Node
@@ -36,19 +23,13 @@ from sailord.core.queries.straggler_queries import straggler_texts
 from sailord.notify.outbox import committed_id
 
 
-def node_view(node: Node, *, safe_to_stop: bool, slow: str) -> NodeView:
+def node_view(node: Node, *, safe_to_stop: bool, slow: str) -> types.NodeView:
     """One node."""
     record, report = node.record, node.report
-    return NodeView(
-        id=record.id,
-        name=record.name,
+    same = ("id", "name", "zone", "machine", "gpu", "gpus", "spot", "address")
+    return types.NodeView(
+        **{name: getattr(record, name) for name in same},
         state=_node_state(node),
-        zone=record.zone,
-        machine=record.machine,
-        gpu=record.gpu,
-        gpus=record.gpus,
-        spot=record.spot,
-        address=record.address,
         cordoned=node.is_cordoned,
         leaves_at=record.leaves_at,
         taking=None if report is None else report.taking,
@@ -70,7 +51,7 @@ def _unheard(node: Node) -> str:
     return f"no report yet, and its agent does not answer at {node.record.address}"
 
 
-def _node_state(node: Node) -> SeenState:
+def _node_state(node: Node) -> types.SeenState:
     if node.is_lost:
         return "lost"
     if node.absent_since is not None:
@@ -82,7 +63,7 @@ def _node_state(node: Node) -> SeenState:
     return "cordoned" if node.is_cordoned else node.record.state
 
 
-def nodes_view(state: State) -> Nodes:
+def nodes_view(state: State) -> types.Nodes:
     """All nodes, by name."""
     free = drained(state)
     slow = straggler_texts(state)
@@ -90,7 +71,7 @@ def nodes_view(state: State) -> Nodes:
         node_view(node, safe_to_stop=id_ in free, slow=slow.get(id_, ""))
         for id_, node in state.nodes.items()
     ]
-    return Nodes(tuple(sorted(views, key=lambda view: (view.name, view.id))))
+    return types.Nodes(tuple(sorted(views, key=lambda view: (view.name, view.id))))
 
 
 def counts_view(state: State) -> dict[str, int]:
@@ -98,31 +79,31 @@ def counts_view(state: State) -> dict[str, int]:
     return dict(sorted(Counter(_node_state(node) for node in state.nodes.values()).items()))
 
 
-def leaving_view(state: State) -> tuple[Leaving, ...]:
+def leaving_view(state: State) -> tuple[types.Leaving, ...]:
     """The draining nodes, by announced end; those without one last."""
     free = drained(state)
     leaving = [
-        Leaving(node.record.name, node.record.leaves_at, safe_to_stop=id_ in free)
+        types.Leaving(node.record.name, node.record.leaves_at, safe_to_stop=id_ in free)
         for id_, node in state.nodes.items()
         if node.draining_since is not None and not node.is_lost
     ]
     return tuple(sorted(leaving, key=lambda n: (n.leaves_at is None, n.leaves_at or 0.0, n.name)))
 
 
-def jobs_view(state: State) -> Jobs:
+def jobs_view(state: State) -> types.Jobs:
     """All jobs: the active one first, then the queue."""
     active = None if state.active is None else state.active.job
     ordered = sorted(
         state.jobs.values(), key=lambda j: (j.id != active, -j.priority, j.submitted_at, j.id)
     )
-    return Jobs(tuple(ordered))
+    return types.Jobs(tuple(ordered))
 
 
-def job_view(state: State, id_: JobId) -> JobView | None:
+def job_view(state: State, id_: JobId) -> types.JobView | None:
     """One job, with its generation."""
     active, durable = state.active, state.durables.get(id_)
     if active is not None and active.job == id_:
-        return JobView(
+        return types.JobView(
             **fields_of(state.job),
             generation=active.generation,
             phase=phase_view(state, active),
@@ -134,7 +115,7 @@ def job_view(state: State, id_: JobId) -> JobView | None:
         return None
     generation = state.generations.get(id_)
     step = None if generation is None else generation.restore.point.step
-    return JobView(**fields_of(job), generation=generation, step=step, durable=durable)
+    return types.JobView(**fields_of(job), generation=generation, step=step, durable=durable)
 
 
 def fields_of(job: JobRecord) -> dict[str, Any]:
@@ -142,18 +123,18 @@ def fields_of(job: JobRecord) -> dict[str, Any]:
     return {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
 
 
-def phase_view(state: State, active: Active) -> PhaseView:
+def phase_view(state: State, active: Active) -> types.PhaseView:
     """The job's phase and its deadline."""
     phase, question = active.phase, active.question
     if question is not None:
-        return PhaseView("planning", None, question.deadline, question.reason)
+        return types.PhaseView("planning", None, question.deadline, question.reason)
     deadline = phase.deadline if isinstance(phase, Starting | Stopping) else None
     if isinstance(phase, Stopping) and active.checkpointing.securing is not None:
         # The job is stopped, and its state is being made durable.
         deadline = max(phase.deadline, active.checkpointing.securing.until)
     reason = getattr(phase, "reason", None)
     name: Any = type(phase).__name__.lower()
-    return PhaseView(
+    return types.PhaseView(
         name=name,
         since=getattr(phase, "since", None),
         deadline=deadline,
@@ -168,7 +149,7 @@ def active_view(
     about: Mapping[str, Any],
     reported_at: Mapping[str, float],
     now: float,
-) -> ActiveView | None:
+) -> types.ActiveView | None:
     """The active job: progress, prediction and measurement.
 
     ``reported_at`` has the time of each reported fact, by message id.
@@ -180,7 +161,7 @@ def active_view(
     durable_step = 0 if durable is None else durable.point.step
     durable_at = None if durable is None else reported_at.get(committed_id(active.job, durable))
     members = () if active.generation is None else active.generation.members
-    return ActiveView(
+    return types.ActiveView(
         id=active.job,
         state=state.job.state,
         priority=state.job.priority,
@@ -220,22 +201,22 @@ def _troubles(state: State, members: Sequence[NodeId]) -> tuple[str, ...]:
     )
 
 
-def _spent(job: JobRecord, generation: GenerationRecord | None, now: float) -> Spent:
+def _spent(job: JobRecord, generation: GenerationRecord | None, now: float) -> types.Spent:
     bill = billed(job, generation, now)
     rate = 0.0 if generation is None or not costs(generation) else generation.usd_per_hour
-    return Spent(bill.usd, bill.unpriced_s, rate, bill.usd_max)
+    return types.Spent(bill.usd, bill.unpriced_s, rate, bill.usd_max)
 
 
-def _predicted(about: Mapping[str, Any]) -> Predicted:
+def _predicted(about: Mapping[str, Any]) -> types.Predicted:
     estimate = about.get("estimate") or {}
     seconds = estimate.get("iteration_s")
     rate = _rate(about.get("tokens_per_iteration"), seconds)
-    return Predicted(seconds, rate, estimate.get("cost_usd_per_hour"))
+    return types.Predicted(seconds, rate, estimate.get("cost_usd_per_hour"))
 
 
 def _measured(
     state: State, active: Active, step_rate: StepRate, about: Mapping[str, Any]
-) -> Measured:
+) -> types.Measured:
     """Measurements reported by workers; else the step rate as sailord observed it."""
     is_running = isinstance(active.phase, Running) or active.question is not None
     seen_s = step_rate.iteration_s if is_running else None
@@ -244,7 +225,7 @@ def _measured(
     rate = _rate(about.get("tokens_per_iteration"), seen_s) if said is None else said
     loss = next((r.loss for r in reports if r.loss is not None), None)
     stalls = [r.stall_s for r in reports if r.stall_s is not None]
-    return Measured(seen_s, rate, loss, max(stalls, default=None))
+    return types.Measured(seen_s, rate, loss, max(stalls, default=None))
 
 
 def _reports(state: State, active: Active) -> list[Report]:
@@ -273,13 +254,13 @@ def waits_for(state: State, id_: JobId) -> tuple[JobId, ...]:
 
 def why_view(
     state: State,
-    job: JobView,
+    job: types.JobView,
     about: Mapping[str, Any],
     history: tuple[Transition, ...],
     unavailable_since: float | None,
-) -> Why:
+) -> types.Why:
     """Why the job is in its state: the last transitions and the planner's reasons."""
-    return Why(
+    return types.Why(
         job=job.id,
         state=job.state,
         reason=job.reason,

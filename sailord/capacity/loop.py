@@ -21,31 +21,10 @@ from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.records import JobId, Order
 from agents.store.interface import Put, StoreError
 from sailord.capacity.cluster_view import ClusterView
+from sailord.capacity.core import model
 from sailord.capacity.core.budget import usd_left, usd_per_hour_limit
 from sailord.capacity.core.decide import decide, record_of
-from sailord.capacity.core.model import (
-    AgentsCounted,
-    CapacityRecord,
-    CapacityState,
-    Command,
-    Create,
-    Delete,
-    DeletionAnswered,
-    Drain,
-    Event,
-    Log,
-    Observed,
-    PauseJob,
-    Policy,
-    PricesRead,
-    QuotasRead,
-    RequestAnswered,
-    SteppedDown,
-    StockReported,
-    TargetSet,
-    Tick,
-    TookOver,
-)
+from sailord.capacity.core.model import CapacityRecord, CapacityState
 from sailord.capacity.core.planner_view import agents_of, pool_supplies, target_of
 from sailord.cluster_records import Gateway
 from sailord.config import Config
@@ -90,7 +69,7 @@ class CapacityLoop:
 
     config: Config
     provider: Provider
-    policy: Policy
+    policy: model.Policy
     cluster: ClusterView
     planner: PlannerPool
     gateway: Gateway
@@ -99,7 +78,7 @@ class CapacityLoop:
     """A globally unique id."""
     state: CapacityState = field(init=False)
     _term: int | None = None
-    _events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+    _events: asyncio.Queue[model.Event] = field(default_factory=asyncio.Queue)
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
     """Instances came or went, so quotas have changed."""
     _unsaved: asyncio.Event = field(default_factory=asyncio.Event)
@@ -169,20 +148,20 @@ class CapacityLoop:
             for command in commands:
                 self._perform(command)
 
-    def _feed(self, event: Event) -> None:
+    def _feed(self, event: model.Event) -> None:
         self._events.put_nowait(event)
 
-    def _perform(self, command: Command) -> None:
+    def _perform(self, command: model.Command) -> None:
         match command:
-            case Create():
+            case model.Create():
                 self._tasks.start(self._create(command.ask))
-            case Delete():
+            case model.Delete():
                 self._tasks.start(self._delete(command.ids))
-            case Drain():
+            case model.Drain():
                 self._tasks.start(self._drain(command))
-            case PauseJob():
+            case model.PauseJob():
                 self._tasks.start(self._pause(command.why))
-            case Log():
+            case model.Log():
                 log.info("capacity", text=command.text)
             case _:
                 assert_never(command)
@@ -190,7 +169,7 @@ class CapacityLoop:
     def report_stock(self, zone: str, gpu: str) -> None:
         """End the cooldown of pools with such GPUs that were out of stock."""
         if self._term is not None:
-            self._feed(StockReported(self.clock.now(), zone, gpu))
+            self._feed(model.StockReported(self.clock.now(), zone, gpu))
 
     # ---- leadership and storage ---------------------------------------------------------------
 
@@ -199,14 +178,14 @@ class CapacityLoop:
             term, now = self.cluster.state.term, self.clock.now()
             if self._term is not None and term != self._term:
                 self._term = None
-                self._feed(SteppedDown(now))
+                self._feed(model.SteppedDown(now))
             if self._term is None and term is not None:
                 await self._take_over(term)
             if self._term is not None:
                 if self.cluster.is_store_available:
                     agents, in_use = agents_of(self.cluster.state)
-                    self._feed(AgentsCounted(now, agents, in_use))
-                self._feed(Tick(now))
+                    self._feed(model.AgentsCounted(now, agents, in_use))
+                self._feed(model.Tick(now))
             await asyncio.sleep(TICK_S)
 
     async def _take_over(self, term: int) -> None:
@@ -220,7 +199,7 @@ class CapacityLoop:
             return
         self._term, self._asked, self._saved = term, (), books
         # Not the term: a new store starts at the same number.
-        self._feed(TookOver(self.clock.now(), self.new_id(), books))
+        self._feed(model.TookOver(self.clock.now(), self.new_id(), books))
         self._tasks.start(self._read())
         self._tasks.start(self._look())
 
@@ -265,7 +244,7 @@ class CapacityLoop:
         except ProviderError as error:
             log.warning("the provider cannot be seen", error=str(error))
         else:
-            self._feed(Observed(self.clock.now(), seen))
+            self._feed(model.Observed(self.clock.now(), seen))
 
     async def _read(self) -> None:
         term = self._term
@@ -289,11 +268,11 @@ class CapacityLoop:
 
     async def _read_prices(self) -> None:
         prices = await self.provider.prices()
-        self._feed(PricesRead(self.clock.now(), prices))
+        self._feed(model.PricesRead(self.clock.now(), prices))
 
     async def _read_quotas(self) -> None:
         quotas = tuple(await self.provider.quotas())
-        self._feed(QuotasRead(self.clock.now(), quotas))
+        self._feed(model.QuotasRead(self.clock.now(), quotas))
 
     async def _follow_quotas(self) -> None:
         """Read quotas soon after instances came or went."""
@@ -311,14 +290,14 @@ class CapacityLoop:
             outcome = await self.provider.create(ask)
         except ProviderError as error:
             outcome = InDoubt(ask.request_id, str(error))
-        self._feed(RequestAnswered(self.clock.now(), outcome))
+        self._feed(model.RequestAnswered(self.clock.now(), outcome))
 
     async def _delete(self, ids: tuple[str, ...]) -> None:
         try:
             deleted = await self.provider.delete(ids)
         except ProviderError as error:
             deleted = DeleteResult((), dict.fromkeys(ids, str(error)))
-        self._feed(DeletionAnswered(self.clock.now(), deleted))
+        self._feed(model.DeletionAnswered(self.clock.now(), deleted))
 
     async def _hear(self) -> None:
         async for notice in self.provider.notices():
@@ -332,7 +311,7 @@ class CapacityLoop:
         reason = f"the provider announced {notice.kind}"
         await self._give(Order(id_, "preempt", notice.node, leaves_at, reason))
 
-    async def _drain(self, order: Drain) -> None:
+    async def _drain(self, order: model.Drain) -> None:
         if await self._save():
             id_ = f"capacity-drain-{order.node}"
             await self._give(Order(id_, "drain", order.node, reason=order.why))
@@ -360,7 +339,7 @@ class CapacityLoop:
             return  # Keep the instances: they hold the job's state while an operator decides.
         if active is None or self.state.stop:
             self._asked = ()
-            self._feed(TargetSet(now, {}))
+            self._feed(model.TargetSet(now, {}))
             return
         pools = pool_supplies(self.state, self.provider.pools, self.cluster.state)
         key = (active.job, pools)
@@ -376,7 +355,7 @@ class CapacityLoop:
             self._asked = ()  # Outdated: instances that came meanwhile are no surplus.
         elif wanted.counts is not None:
             target = target_of(self.provider.pools, pools, wanted.counts)
-            self._feed(TargetSet(self.clock.now(), target))
+            self._feed(model.TargetSet(self.clock.now(), target))
 
     async def _ask_planner(
         self, job: JobId, pools: tuple[PoolSupply, ...]

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from planner.api import plan_job
-from planner.compare.interface import Mode
+from planner.compare.interface import Case, Mode
 from planner.compare.judge_all import Entry, case_of, enter
 from planner.compare.registry import SAILOR, baseline, names
 from planner.problem.question import Question
@@ -19,6 +19,7 @@ from sailord.cli.inputs import ESTIMATOR, PROFILES
 from sailord.cli.options import FILE, JSON, show
 from sailord.cli.question import chosen_names, judge_of, read_question, rejected_text
 from sailord.text.table import table
+from simulator.api import Estimator
 from simulator.documents.problems import InputError
 
 
@@ -62,11 +63,11 @@ def compare(
     question = read_question(
         *(job, cluster, profiles, estimator_name), budget=budget, has_deadline=True
     )
-    contest = _Contest(question, mode)
+    case, judge = case_of(question), judge_of(question)
     rows = []
     for name in wanted:
         started = time.perf_counter()
-        entry = contest.enter(name)
+        entry = _enter(question, name, mode, case, judge)
         rows.append((entry, time.perf_counter() - started))
     document = [_to_json(*row) for row in rows]
     show(document, as_json, lambda _: _text(rows, question.job.objective.goal))
@@ -74,29 +75,16 @@ def compare(
         raise SystemExit(FAILED)
 
 
-class _Contest:
-    """One case and its judge, shared by all planners."""
-
-    def __init__(self, question: Question, mode: Mode) -> None:
-        self.question = question
-        self.mode: Mode = mode
-        self.case = case_of(question)
-        self.judge = judge_of(question)
-
-    def enter(self, name: str) -> Entry:
-        """Run one planner; one that cannot take this case enters with the reason."""
-        try:
-            if name == SAILOR:
-                return self._own()
-            left = self.question.seconds_left
-            return enter(baseline(name), self.case, self.mode, self.judge, left)
-        except InputError as error:
-            return Entry(name, None, None, why_not=str(error.problems[0]))
-
-    def _own(self) -> Entry:
-        answer = plan_job(self.question)
-        why_not = str(answer.problems[0]) if answer.problems else ""
-        return Entry(SAILOR, answer.plan, answer.estimate, why_not=why_not)
+def _enter(question: Question, name: str, mode: Mode, case: Case, judge: Estimator) -> Entry:
+    """Run one planner; one that cannot take this case enters with the reason."""
+    try:
+        if name != SAILOR:
+            return enter(baseline(name), case, mode, judge, question.seconds_left)
+        answer = plan_job(question)
+    except InputError as error:
+        return Entry(name, None, None, why_not=str(error.problems[0]))
+    why_not = str(answer.problems[0]) if answer.problems else ""
+    return Entry(SAILOR, answer.plan, answer.estimate, why_not=why_not)
 
 
 def _to_json(entry: Entry, seconds: float) -> dict[str, Any]:

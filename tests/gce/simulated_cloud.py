@@ -10,30 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from agents.protocol.codec import decode, encode
+from sailord.capacity.core import model
 from sailord.capacity.core.decide import decide, obtainable, record_of
-from sailord.capacity.core.model import (
-    Agent,
-    AgentsCounted,
-    CapacityRecord,
-    CapacityState,
-    Command,
-    Create,
-    Delete,
-    DeletionAnswered,
-    Drain,
-    Event,
-    Log,
-    Observed,
-    PauseJob,
-    Policy,
-    PricesRead,
-    QuotasRead,
-    RequestAnswered,
-    SteppedDown,
-    TargetSet,
-    Tick,
-    TookOver,
-)
+from sailord.capacity.core.model import CapacityState, Policy
 from sailord.providers.interface import (
     DeleteResult,
     Granted,
@@ -92,7 +71,7 @@ class Run:
     said: list[str] = field(default_factory=list)
     leads: bool = False
     _terms: int = 0
-    _books: CapacityRecord = field(default_factory=CapacityRecord)
+    _books: model.CapacityRecord = field(default_factory=model.CapacityRecord)
     _saved_at: float = 0.0
     _queue: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _count: itertools.count[int] = field(default_factory=itertools.count)
@@ -129,7 +108,7 @@ class Run:
 
     def begin(self) -> None:
         self.lead()
-        self.every(5.0, lambda: self.feed(Tick(self.now)))
+        self.every(5.0, lambda: self.feed(model.Tick(self.now)))
         self.every(self.policy.look_s, self.look)
         self.every(5.0, self.count_agents)
         self.every(30.0, self.plan)
@@ -142,38 +121,42 @@ class Run:
         self._terms += 1
         self.leads = True
         self.feed(
-            TookOver(self.now, f"t{self._terms}", decode(CapacityRecord, encode(self._books)))
+            model.TookOver(
+                self.now, f"t{self._terms}", decode(model.CapacityRecord, encode(self._books))
+            )
         )
         self.read()
 
     def end_leadership(self) -> None:
-        self.feed(SteppedDown(self.now))
+        self.feed(model.SteppedDown(self.now))
         self.leads = False
         self.at(self.random.uniform(0, 15), self.lead)
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: model.Event) -> None:
         if not self.leads:
             return
         self.state, commands = decide(self.state, event)
-        is_due = self.now > self._saved_at + 10.0 or any(isinstance(c, Create) for c in commands)
+        is_due = self.now > self._saved_at + 10.0 or any(
+            isinstance(c, model.Create) for c in commands
+        )
         if self.state.prefix and is_due:
             self._books, self._saved_at = record_of(self.state), self.now
         for command in commands:
             self.perform(command)
         self.check_money()
 
-    def perform(self, command: Command) -> None:
+    def perform(self, command: model.Command) -> None:
         match command:
-            case Create():
+            case model.Create():
                 self.create(command.ask)
-            case Delete():
+            case model.Delete():
                 self.delete(command.ids)
-            case Drain():
+            case model.Drain():
                 self.want[next(m.instance.pool for m in self.machines.values()
                                if m.instance.node == command.node)] = 0  # fmt: skip
-            case PauseJob():
+            case model.PauseJob():
                 self.at(self.random.uniform(1, 60), self.stop_work)
-            case Log():
+            case model.Log():
                 self.said.append(command.text)
 
     def stop_work(self) -> None:
@@ -187,17 +170,19 @@ class Run:
             )
         if not self.works or self.state.stop:
             self.want = Counter()
-        self.feed(TargetSet(self.now, dict(self.want)))
+        self.feed(model.TargetSet(self.now, dict(self.want)))
 
     def read(self) -> None:
         if self.is_storm():
             return
-        self.feed(PricesRead(self.now, {p: usd for p, usd in PRICES.items() if p != POOLS[-1]}))
-        self.feed(QuotasRead(self.now, self.quotas()))
+        self.feed(
+            model.PricesRead(self.now, {p: usd for p, usd in PRICES.items() if p != POOLS[-1]})
+        )
+        self.feed(model.QuotasRead(self.now, self.quotas()))
 
     def count_agents(self) -> None:
         agents = {
-            m.instance.node: Agent(m.gpus)
+            m.instance.node: model.Agent(m.gpus)
             for m in self.machines.values()
             if m.joins_at <= self.now < m.dies_at and m.ends_at is None
         }
@@ -205,7 +190,7 @@ class Run:
         wanted = {p for p, count in self.want.items() if count}
         pools = {m.instance.node: m.instance.pool for m in self.machines.values()}
         kept = frozenset(name for name in in_use if pools[name] in wanted)
-        self.feed(AgentsCounted(self.now, agents, kept))
+        self.feed(model.AgentsCounted(self.now, agents, kept))
 
     # ---- the cloud's side ---------------------------------------------------------------------
 
@@ -247,31 +232,33 @@ class Run:
             made = self.random.random() < 0.3
             if made:
                 self.at(lag, lambda: self.make(ask, ask.count))
-            self.at(10.0, lambda: self.feed(RequestAnswered(self.now, InDoubt(ask.request_id))))
+            self.at(
+                10.0, lambda: self.feed(model.RequestAnswered(self.now, InDoubt(ask.request_id)))
+            )
             return
         used = self.used(ask.pool.zone)
         room = min(self.stock[ask.pool], (self.limits[ask.pool.zone] - used) // ask.pool.gpus)
         if self.chance(0.1) or room <= 0:
             kind = "stockout" if room <= 0 else self.random.choice(KINDS)
             refused = Refused(ask.request_id, kind, "as scripted")  # type: ignore[arg-type] # a KIND
-            self.at(lag, lambda: self.feed(RequestAnswered(self.now, refused)))
+            self.at(lag, lambda: self.feed(model.RequestAnswered(self.now, refused)))
             return
         count = min(ask.count, room)
 
         def grant() -> None:
             made = self.make(ask, count)
             if not self.chance(0.2):
-                self.feed(RequestAnswered(self.now, Granted(ask.request_id, made)))
+                self.feed(model.RequestAnswered(self.now, Granted(ask.request_id, made)))
             else:
-                self.feed(RequestAnswered(self.now, InDoubt(ask.request_id)))
+                self.feed(model.RequestAnswered(self.now, InDoubt(ask.request_id)))
 
         if self.chance(0.15):
-            self.feed_later(10.0, RequestAnswered(self.now + 10.0, InDoubt(ask.request_id)))
+            self.feed_later(10.0, model.RequestAnswered(self.now + 10.0, InDoubt(ask.request_id)))
             self.at(self.random.uniform(10.0, 60.0), lambda: self.make(ask, count) and None)
         else:
             self.at(lag, grant)
 
-    def feed_later(self, seconds: float, event: Event) -> None:
+    def feed_later(self, seconds: float, event: model.Event) -> None:
         self.at(seconds, lambda: self.feed(event))
 
     def make(self, ask: InstanceRequest, count: int) -> tuple[Instance, ...]:
@@ -313,7 +300,7 @@ class Run:
     def delete(self, ids: tuple[str, ...]) -> None:
         if self.is_storm() or self.chance(0.1):
             failed = DeleteResult((), dict.fromkeys(ids, "503"))
-            self.feed_later(5.0, DeletionAnswered(self.now + 5.0, failed))
+            self.feed_later(5.0, model.DeletionAnswered(self.now + 5.0, failed))
             return
         for machine in [self.machines[id_] for id_ in ids if id_ in self.machines]:
             assert machine.instance.request_id, "a machine was deleted that was never requested"
@@ -343,7 +330,7 @@ class Run:
         ended = {m.instance.id: m.ends_at for m in self.past if m.ends_at}
         observation = Observation(begun, seen, unseen, taken, frozenset(), ended)
         lag = self.random.uniform(0.1, 3.0)
-        self.at(lag, lambda: self.feed(Observed(self.now, observation)))
+        self.at(lag, lambda: self.feed(model.Observed(self.now, observation)))
 
     # ---- money --------------------------------------------------------------------------------
 

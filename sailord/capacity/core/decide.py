@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import assert_never
 
+from sailord.capacity.core import model
 from sailord.capacity.core.budget import (
     is_affordable,
     spent_usd,
@@ -25,33 +26,7 @@ from sailord.capacity.core.budget import (
     usd_per_hour,
     usd_per_hour_limit,
 )
-from sailord.capacity.core.model import (
-    COOLDOWN_S,
-    AgentsCounted,
-    CapacityRecord,
-    CapacityState,
-    Command,
-    Cooldown,
-    Create,
-    Delete,
-    DeletionAnswered,
-    Drain,
-    Event,
-    Log,
-    Observed,
-    PauseJob,
-    PendingRequest,
-    PricesRead,
-    QuotasRead,
-    RentedInstance,
-    RequestAnswered,
-    SteppedDown,
-    StockReported,
-    TargetSet,
-    Tick,
-    TookOver,
-    request_id_of,
-)
+from sailord.capacity.core.model import CapacityState, RentedInstance
 from sailord.capacity.core.reconcile import adopt, observe
 from sailord.providers.interface import (
     Granted,
@@ -64,10 +39,10 @@ from sailord.providers.interface import (
 )
 
 MACHINES_PER_REQUEST_MAX = 16
-Decision = tuple[CapacityState, tuple[Command, ...]]
+Decision = tuple[CapacityState, tuple[model.Command, ...]]
 
 
-def decide(state: CapacityState, event: Event) -> Decision:
+def decide(state: CapacityState, event: model.Event) -> Decision:
     """Apply an event; return the new state and the commands that follow."""
     state, logged = _apply(replace(state, now=max(state.now, event.at)), event)
     if not state.prefix:
@@ -81,11 +56,11 @@ def decide(state: CapacityState, event: Event) -> Decision:
     return state, (*logged, *stopped, *doubted, *drained, *deleted, *created)
 
 
-def record_of(state: CapacityState) -> CapacityRecord:
+def record_of(state: CapacityState) -> model.CapacityRecord:
     """Return what the next leader must know, to be stored."""
     stopped = state.policy.usd_max if state.stop else None
     asks, machines = tuple(state.asks.values()), tuple(state.machines.values())
-    return CapacityRecord(state.spent_usd, asks, machines, state.stop, stopped)
+    return model.CapacityRecord(state.spent_usd, asks, machines, state.stop, stopped)
 
 
 def supply(state: CapacityState) -> Counter[Pool]:
@@ -114,37 +89,37 @@ def obtainable(state: CapacityState, pool: Pool, there: Mapping[Pool, int] | Non
 # ---- events -------------------------------------------------------------------------------------
 
 
-def _apply(state: CapacityState, event: Event) -> Decision:
+def _apply(state: CapacityState, event: model.Event) -> Decision:
     match event:
-        case TookOver():
+        case model.TookOver():
             return _take_over(state, event)
-        case SteppedDown():
+        case model.SteppedDown():
             return CapacityState(state.policy, state.now), ()
-        case Observed():
+        case model.Observed():
             return observe(state, event.observation)
-        case RequestAnswered():
+        case model.RequestAnswered():
             return _take_answer(state, event.outcome)
-        case DeletionAnswered():
-            told = tuple(Log(f"{id_} was not deleted: {why}") for id_, why in
+        case model.DeletionAnswered():
+            told = tuple(model.Log(f"{id_} was not deleted: {why}") for id_, why in
                          sorted(event.deleted.failed.items()))  # fmt: skip
             return state, told
-        case PricesRead():
+        case model.PricesRead():
             return _reprice(state, event.prices), ()
-        case QuotasRead():
+        case model.QuotasRead():
             return replace(state, quotas=event.quotas), ()
-        case AgentsCounted():
+        case model.AgentsCounted():
             return _count_agents(state, event), ()
-        case TargetSet():
+        case model.TargetSet():
             return replace(state, target=dict(event.target)), ()
-        case StockReported():
+        case model.StockReported():
             return _end_stockouts(state, event), ()
-        case Tick():
+        case model.Tick():
             return state, ()
         case _:
             assert_never(event)
 
 
-def _take_over(state: CapacityState, event: TookOver) -> Decision:
+def _take_over(state: CapacityState, event: model.TookOver) -> Decision:
     """Take over from the last leader: the outcome of its requests is unknown.
 
     Its drains are repeated, since it may have died between storing and ordering them.
@@ -179,7 +154,7 @@ def _take_answer(state: CapacityState, outcome: Outcome) -> Decision:
                 state = adopt(state, instance, asked.usd_per_hour, was_seen=False)
             cooldowns = {p: rest for p, rest in state.cooldowns.items() if p != pool}
             text = f"{len(outcome.instances)} of {asked.ask.count} granted: {pool}"
-            return replace(state, asks=asks, cooldowns=cooldowns), (Log(text),)
+            return replace(state, asks=asks, cooldowns=cooldowns), (model.Log(text),)
         case Refused():
             del asks[outcome.request_id]
             state = _cool_down(
@@ -187,11 +162,11 @@ def _take_answer(state: CapacityState, outcome: Outcome) -> Decision:
             )
             wait_s = state.cooldowns[pool].until - state.now
             text = f"refused ({outcome.kind}): {pool}: {outcome.text}; cooldown {wait_s:.0f} s"
-            return state, (Log(text),)
+            return state, (model.Log(text),)
         case InDoubt():
             asks[outcome.request_id] = replace(asked, is_in_doubt=True)
             text = f"no answer ({outcome.request_id}): {pool}; the next observation settles it"
-            return replace(state, asks=asks), (Log(text),)
+            return replace(state, asks=asks), (model.Log(text),)
         case _:
             assert_never(outcome)
 
@@ -207,15 +182,16 @@ def _cool_down(
     if before is not None and state.now > before.until + policy.rest_max_s:
         before = None  # The last refusal is too old to count.
     refusals = 1 if before is None else before.refusals + 1
-    wait_s = min(COOLDOWN_S[kind] * 2.0 ** min(refusals - 1, 20), policy.rest_max_s)
+    wait_s = min(model.COOLDOWN_S[kind] * 2.0 ** min(refusals - 1, 20), policy.rest_max_s)
     until = state.now + max(wait_s, retry_after_s or 0.0)
     since = state.now if before is None else before.since
     return replace(
-        state, cooldowns={**state.cooldowns, pool: Cooldown(until, kind, refusals, text, since)}
+        state,
+        cooldowns={**state.cooldowns, pool: model.Cooldown(until, kind, refusals, text, since)},
     )
 
 
-def _end_stockouts(state: CapacityState, event: StockReported) -> CapacityState:
+def _end_stockouts(state: CapacityState, event: model.StockReported) -> CapacityState:
     cooldowns = {
         pool: rest
         for pool, rest in state.cooldowns.items()
@@ -242,7 +218,7 @@ def _at_price(machine: RentedInstance, price: float | None, now: float) -> Rente
     return replace(machine, usd_per_hour=price, priced_from=since, paid_usd=paid)
 
 
-def _count_agents(state: CapacityState, event: AgentsCounted) -> CapacityState:
+def _count_agents(state: CapacityState, event: model.AgentsCounted) -> CapacityState:
     machines = dict(state.machines)
     for id_, machine in state.machines.items():
         name = machine.instance.node
@@ -269,15 +245,15 @@ def _check_budget(state: CapacityState) -> Decision:
     if not due or state.stop in (due, "ended"):
         return state, ()  # A stop is final.
     why = f"${spent_usd(state):,.2f} of the total budget of ${state.policy.usd_max:,.2f} is spent"
-    told: tuple[Command, ...] = (Log(f"{why}: no further requests"),)
+    told: tuple[model.Command, ...] = (model.Log(f"{why}: no further requests"),)
     if not state.stop:
-        told = (*told, PauseJob(why))
+        told = (*told, model.PauseJob(why))
     return replace(state, stop=due), told
 
 
 def _expire_doubts(state: CapacityState) -> Decision:
     """Give up requests in doubt that no observation has shown within ``doubt_s``."""
-    told: list[Command] = []
+    told: list[model.Command] = []
     made = Counter(m.instance.request_id for m in state.machines.values())
     for id_, asked in tuple(state.asks.items()):
         over_at, pool = asked.since + state.policy.doubt_s, asked.ask.pool
@@ -285,10 +261,10 @@ def _expire_doubts(state: CapacityState) -> Decision:
             left = {other: each for other, each in state.asks.items() if other != id_}
             state = replace(state, asks=left)
             if made[id_]:
-                told.append(Log(f"{id_} made {made[id_]} of {asked.ask.count}: {pool}"))
+                told.append(model.Log(f"{id_} made {made[id_]} of {asked.ask.count}: {pool}"))
             else:
                 state = _cool_down(state, pool, "unknown", "no answer")
-                told.append(Log(f"{id_} made nothing: {pool}"))
+                told.append(model.Log(f"{id_} made nothing: {pool}"))
     return state, tuple(told)
 
 
@@ -357,8 +333,8 @@ def _shrink(state: CapacityState) -> Decision:
     return replace(state, machines={**machines, **drained}), tuple(map(_drain, leaving))
 
 
-def _drain(machine: RentedInstance) -> Drain:
-    return Drain(machine.instance.node, f"{machine.instance.pool} is surplus")
+def _drain(machine: RentedInstance) -> model.Drain:
+    return model.Drain(machine.instance.node, f"{machine.instance.pool} is surplus")
 
 
 def _has_all(state: CapacityState, live: Mapping[Pool, list[RentedInstance]]) -> bool:
@@ -410,14 +386,14 @@ def _delete(state: CapacityState) -> Decision:
             machines[id_] = replace(machine, deletion_at=state.now, deletions=machine.deletions + 1)
     if not due:
         return state, ()
-    return replace(state, machines=machines), (Delete(tuple(sorted(due))),)
+    return replace(state, machines=machines), (model.Delete(tuple(sorted(due))),)
 
 
 def _grow(state: CapacityState) -> Decision:
     """Request missing instances: one request at a time per pool."""
     if state.stop or state.observed_at is None:
         return state, ()  # What exists is unknown before the first observation.
-    orders: list[Command] = []
+    orders: list[model.Command] = []
     there, busy = supply(state), {asked.ask.pool for asked in state.asks.values()}
     for pool, wanted in sorted(state.target.items()):
         missing = wanted - there[pool]
@@ -432,10 +408,10 @@ def _grow(state: CapacityState) -> Decision:
         if not count:
             continue
         number = state.requests + 1
-        ask = InstanceRequest(request_id_of(state.prefix, number), pool, count)
-        asks = {**state.asks, ask.request_id: PendingRequest(ask, price, state.now)}
+        ask = InstanceRequest(model.request_id_of(state.prefix, number), pool, count)
+        asks = {**state.asks, ask.request_id: model.PendingRequest(ask, price, state.now)}
         state = replace(_use_quota(state, pool, count), asks=asks, requests=number)
-        orders.append(Create(ask))
+        orders.append(model.Create(ask))
     return state, tuple(orders)
 
 

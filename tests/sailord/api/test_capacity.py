@@ -9,17 +9,7 @@ from agents.protocol.records import NodeId, NodeRecord
 from planner.move_policy.node_lifetimes import History
 from sailord.api.capacity import CapacityView, capacity_view
 from sailord.api.metrics import capacity_metrics, exposition
-from sailord.capacity.core.model import (
-    Agent,
-    AgentsCounted,
-    CapacityState,
-    Policy,
-    QuotasRead,
-    RequestAnswered,
-    SteppedDown,
-    TargetSet,
-    Tick,
-)
+from sailord.capacity.core import model
 from sailord.core.model.nodes import Node
 from sailord.core.model.state import State
 from sailord.providers.interface import Granted, Quota, Refused
@@ -38,13 +28,13 @@ def view_of(story: Story, *nodes: NodeRecord) -> CapacityView:
 @pytest.fixture
 def story() -> Story:
     """Two wanted in zone-a, of which one is up and one awaited; zone-b has refused one."""
-    story = Story(Policy(usd_max=10.0, usd_per_hour_max=20.0)).see(1.0)
-    story.hear(QuotasRead(1.0, (Quota("GPUS", (A, B), 16.0, 0.0),)))
-    story.hear(TargetSet(1.0, {A: 2, B: 1}))
+    story = Story(model.Policy(usd_max=10.0, usd_per_hour_max=20.0)).see(1.0)
+    story.hear(model.QuotasRead(1.0, (Quota("GPUS", (A, B), 16.0, 0.0),)))
+    story.hear(model.TargetSet(1.0, {A: 2, B: 1}))
     first, second = sorted(story.state.asks.values(), key=lambda asked: asked.ask.pool)
-    story.hear(RequestAnswered(2.0, Granted(first.ask.request_id, (machine(1), machine(2)))))
-    story.hear(RequestAnswered(3.0, Refused(second.ask.request_id, "stockout", "none left")))
-    story.hear(AgentsCounted(20.0, {"n1": Agent(4)}, frozenset({"n1"})))
+    story.hear(model.RequestAnswered(2.0, Granted(first.ask.request_id, (machine(1), machine(2)))))
+    story.hear(model.RequestAnswered(3.0, Refused(second.ask.request_id, "stockout", "none left")))
+    story.hear(model.AgentsCounted(20.0, {"n1": model.Agent(4)}, frozenset({"n1"})))
     return story
 
 
@@ -64,23 +54,25 @@ def test_the_view_shows_supply_target_and_cooldowns(story):
     assert [quota.used_gpus for quota in b.quotas] == [12.0], "what was asked for counts"
     assert view.money.usd_per_hour == pytest.approx(7.2)
     assert view.money.usd_left == pytest.approx(10.0 - view.money.spent_usd)
-    assert view_of(story.hear(Tick(64.0))).pools[1].rest is None
+    assert view_of(story.hear(model.Tick(64.0))).pools[1].rest is None
 
 
 def test_an_orphan_is_an_instance_that_could_not_be_deleted(story):
-    story.hear(TargetSet(30.0, {}))
-    story.hear(Tick(331.0))
+    story.hear(model.TargetSet(30.0, {}))
+    story.hear(model.Tick(331.0))
     assert view_of(story).orphans == ()
-    story.hear(Tick(362.0)).hear(Tick(393.0))
+    story.hear(model.Tick(362.0)).hear(model.Tick(393.0))
     assert view_of(story).orphans == ("m2",)
     assert view_of(story).machines[1].state == "going"
 
 
 def test_only_the_leader_shows_instances(story):
-    view = capacity_view("gce", story.hear(SteppedDown(30.0)).state, (A, B), State(), History())
+    view = capacity_view(
+        "gce", story.hear(model.SteppedDown(30.0)).state, (A, B), State(), History()
+    )
     assert (view.leads, view.pools, view.machines) == (False, (), ())
     assert "no leader elected yet" in capacity_text(plain(view))
-    alone = capacity_view(None, CapacityState(), (), State(term=1), History())
+    alone = capacity_view(None, model.CapacityState(), (), State(term=1), History())
     assert "no provider" in capacity_text(plain(alone))
 
 
