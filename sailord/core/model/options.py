@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Time limits, intervals and thresholds of the controller."""
+    """Time limits, intervals and thresholds of the controller; those of the class are constants."""
 
-    failures_gather_s: float = 0.1
-    notices_gather_s: float = 0.5
+    failures_gather_s: ClassVar[float] = 0.1
+    notices_gather_s: ClassVar[float] = 0.5
     start_gather_s: float = 1.0
     additions_gather_s: float = 30.0
     lease_s: float = 10.0
@@ -23,13 +24,13 @@ class Options:
     """A node without a lease is lost after so long without a report, if no step was done for
     ``last_step_s``. A restarted agent renews its lease sooner; a silent death during training is
     noticed within the node's lease and 2 s."""
-    nap_s: float = 0.7
+    nap_s: ClassVar[float] = 0.7
     """After so long without any event, reports from that time are still to come."""
-    still_s: float = 1.5
+    still_s: ClassVar[float] = 1.5
     """After so long without any event, not even a tick, the controller itself was stopped."""
     stall_s: float = 120.0
     """A running generation is stuck after so long without a step, ..."""
-    stall_steps: float = 20.0
+    stall_steps: ClassVar[float] = 20.0
     """... or after the time of so many steps, if that is longer; see ``timeouts``."""
     broken_s: float = 1.0
     """A generation whose members lost connections ends after so long, regardless of cause."""
@@ -41,14 +42,14 @@ class Options:
     failures_until_held: int = 3
     secure_s: float = 600.0
     """Time for the last step of a job that ends or pauses to become durable."""
-    commit_pause_s: float = 5.0
+    commit_pause_s: ClassVar[float] = 5.0
     """Before the durable store is tried again after a failure."""
     slow_times: float = 1.5
     """A node is a straggler if it computes so many times as long as predicted."""
     slow_steps: int = 20
     slow_s: float = 60.0
     """... for so many steps and so many seconds without a break."""
-    slow_share: float = 0.25
+    slow_share: ClassVar[float] = 0.25
     """At most this share of all nodes is left out as stragglers."""
     steps_of_health: int = 20
     """A generation that did so many steps is healthy: earlier failures no longer count."""
