@@ -1,4 +1,4 @@
-"""Fit the roofline's shares per GPU kind on measured profiles, and say how far off it stays.
+"""Fit the roofline's shares per GPU kind on measured profiles, and print the remaining errors.
 
     python benchmarks/calibrate.py --profiles DIR
 
@@ -227,7 +227,7 @@ def _left_out(samples: Sequence[Sample], part: Callable[[Sample], object]) -> ND
     return np.concatenate(errors)
 
 
-# -- what it comes to -------------------------------------------------------------------------
+# -- report ----------------------------------------------------------------------------------
 
 
 def report(gpu: str, samples: Sequence[Sample]) -> Calibration:

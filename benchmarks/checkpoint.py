@@ -1,15 +1,15 @@
-"""What keeping copies of the state costs training: two processes, each with a whole replica.
+"""What snapshots and checkpoints cost training: two processes, each with a whole replica.
 
     python -m benchmarks.checkpoint [--hidden N] [--layers N] [--sequence N] [--rounds N]
 
-Two questions, each asked of all ways at the same frequency, with blocks of steps that take turns:
-a copy at every step (blocks of 10), and one copy in 50 steps. The ways are none at all; a snapshot
-in memory; the same brought to disk by another process, as an agent does it, which holds the file by
-a link until it is there; a synchronous ``torch.save``; ``async_save`` of torch's distributed
-checkpoints. One more has both, a snapshot at each of 50 steps of which one is brought to disk.
+Compares methods at the same frequency, in blocks of steps that take turns: a copy at every step
+(blocks of 10), and one copy in 50 steps. The methods: none; a snapshot in memory; a snapshot that
+another process writes to disk, as an agent does, from a hard link; ``torch.save``; ``async_save``
+of torch's distributed checkpoints; and a snapshot at each of 50 steps of which one is written to
+disk.
 
-A *stall* is how long training waits for one copy, for any reason. The medians over
-the rounds are compared, each block with that without copies of its own round.
+A *stall* is how long training waits for one copy, for any reason. Medians over the rounds; each
+block is compared with the block without copies of the same round.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from torch import distributed
 from torch.distributed import checkpoint
 
 from agents.snapshots.upload import upload_pieces
-from benchmarks.machine import told
+from benchmarks.machine import report_stolen_time
 from simulator.models.families import build_model
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
@@ -52,7 +52,7 @@ RANKS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Method:
     """One way to keep copies, and how often."""
 
     kind: Literal["none", "memory", "persisted", "both", "torch.save", "async_save"]
@@ -72,22 +72,22 @@ class Way:
 
 
 OFTEN = tuple(
-    Way(kind, 10, 0 if kind == "none" else 10)
+    Method(kind, 10, 0 if kind == "none" else 10)
     for kind in ("none", "memory", "torch.save", "async_save")
 )
 SELDOM = (
-    Way("none", 50, 0),
-    Way("memory", 50, 1),
-    Way("persisted", 50, 1),
-    Way("both", 50, 50),
-    Way("torch.save", 50, 1),
-    Way("async_save", 50, 1),
+    Method("none", 50, 0),
+    Method("memory", 50, 1),
+    Method("persisted", 50, 1),
+    Method("both", 50, 50),
+    Method("torch.save", 50, 1),
+    Method("async_save", 50, 1),
 )
-Seconds = dict[Way, list[float]]
+Seconds = dict[Method, list[float]]
 
 
 @dataclass(eq=False)
-class Keeper(SnapshotManager):
+class TimedSnapshots(SnapshotManager):
     """Keeps at the steps that a block wants kept."""
 
     due: range = range(0)
@@ -105,7 +105,7 @@ class Bench:
     """One rank, and what it measures."""
 
     trainer: Trainer
-    keeper: Keeper
+    snapshots: TimedSnapshots
     folder: Path
     wait_brought: Callable[[], object]
     """Return when the other process has brought to disk what was sealed for that."""
@@ -115,49 +115,49 @@ class Bench:
     """In processor time, which other processes of the machine disturb less."""
     _saving: Any = None
 
-    def run(self, way: Way, steps: int) -> None:
+    def run(self, method: Method, steps: int) -> None:
         """Train one block in one of the ways."""
         first = self.trainer.progress.step + 1
-        last = first if way.copies == 1 else first + steps - 1
-        keeper, saves = self.keeper, range(first, last + 1) if way.copies else range(0)
-        keeper.due = saves if way.is_kept else range(0)
-        keeper.persisted = first if way.is_persisted else None
-        keeper.stalls = StallStats(needs_replicas=False)
-        self.trainer.snapshot_hook = keeper if way.is_kept else NoSnapshots()
+        last = first if method.copies == 1 else first + steps - 1
+        snapshots, saves = self.snapshots, range(first, last + 1) if method.copies else range(0)
+        snapshots.due = saves if method.is_kept else range(0)
+        snapshots.persisted = first if method.is_persisted else None
+        snapshots.stalls = StallStats(needs_replicas=False)
+        self.trainer.snapshot_hook = snapshots if method.is_kept else NoSnapshots()
         stalls = []
         begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
         for step in range(first, first + steps):
             self.trainer.step()
-            if way.is_kept:
-                keeper.after_step()
+            if method.is_kept:
+                snapshots.after_step()
             elif step in saves:
                 before_s = time.perf_counter()
-                self._save(way, self.folder / way.kind)
+                self._save(method, self.folder / method.kind)
                 stalls.append(time.perf_counter() - before_s)
         self._wait_saved()
-        keeper.writer.wait_sealed()
-        if way.is_persisted:
+        snapshots.writer.wait_sealed()
+        if method.is_persisted:
             self.wait_brought()
-        self.blocks[way].append(time.perf_counter() - begin_s)
-        self.work[way].append(time.process_time() - begin_cpu_s)
-        if way.is_kept and keeper.stalls.stall_s is not None:
-            stalls = [keeper.stalls.stall_s]
+        self.blocks[method].append(time.perf_counter() - begin_s)
+        self.work[method].append(time.process_time() - begin_cpu_s)
+        if method.is_kept and snapshots.stalls.stall_s is not None:
+            stalls = [snapshots.stalls.stall_s]
         if stalls:
-            self.stalls[way].append(statistics.fmean(stalls))
+            self.stalls[method].append(statistics.fmean(stalls))
 
     def _wait_saved(self) -> None:
         if self._saving is not None:
             self._saving.result()
             self._saving = None
 
-    def _save(self, way: Way, path: Path) -> None:
+    def _save(self, method: Method, path: Path) -> None:
         self._wait_saved()
         state = {
             f"{layer}/{kind}": flat
             for layer, memory in self.trainer.buffers.items()
             for kind, flat in enumerate(flat_states(memory))
         }
-        if way.kind == "async_save":
+        if method.kind == "async_save":
             self._saving = checkpoint.async_save(state, checkpoint_id=path)
         elif self.trainer.rank == 0:
             with path.open("wb") as file:
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     preload()
     with (
-        told(),
+        report_stolen_time(),
         tempfile.TemporaryDirectory(dir="/dev/shm") as memory,
         tempfile.TemporaryDirectory() as disk,
         socket.create_server(("127.0.0.1", 0)) as server,
@@ -199,7 +199,7 @@ def _measure(
     for rank in range(RANKS):
         ours, theirs = fork.Pipe()
         arguments = (job, rank, server, memory, disk, rounds, theirs)
-        processes.append(fork.Process(target=_be, args=arguments))
+        processes.append(fork.Process(target=_run_rank, args=arguments))
         processes[-1].start()
         theirs.close()
         lines.append(ours)
@@ -218,11 +218,11 @@ def _serve(lines: list[Connection], memory: Path, disk: Path) -> dict[str, Any]:
             if isinstance(said, dict):
                 return said
             rank, step = said
-            _bring(memory / str(rank), step, f"file://{disk}/brought/{rank}")
+            _persist(memory / str(rank), step, f"file://{disk}/brought/{rank}")
             line.send("done")
 
 
-def _bring(memory: Path, step: int, to: str) -> None:
+def _persist(memory: Path, step: int, to: str) -> None:
     """Hold the files of a point by links, so that the worker may delete them, and write them."""
     folder = snapshot_file.point_folder(memory, "bench", generation=1, step=step)
     for each in snapshot_file.sealed_files(folder):
@@ -235,7 +235,7 @@ def _bring(memory: Path, step: int, to: str) -> None:
         held.unlink()
 
 
-def _be(
+def _run_rank(
     job: Job,
     rank: int,
     server: socket.socket,
@@ -260,19 +260,21 @@ def _be(
     seat = SnapshotTarget("bench", 1, 1, str(rank), memory / str(rank), 1, None, {})
 
     def sealed(step: int) -> None:
-        if step == keeper.persisted:
+        if step == snapshots.persisted:
             line.send((rank, step))
 
-    keeper = Keeper.open(trainer, seat, transport, on_sealed=sealed, on_milestone=lambda _: None)
-    bench = Bench(trainer, keeper, disk, line.recv)
-    for way in SELDOM:  # Libraries are loaded, files are there.
-        bench.run(way, 2)
+    snapshots = TimedSnapshots.open(
+        trainer, seat, transport, on_sealed=sealed, on_milestone=lambda _: None
+    )
+    bench = Bench(trainer, snapshots, disk, line.recv)
+    for method in SELDOM:  # Libraries are loaded, files are there.
+        bench.run(method, 2)
     bench.stalls, bench.blocks, bench.work = (defaultdict(list) for _ in range(3))
     for _ in range(rounds):
-        for way in (*OFTEN, *SELDOM):
-            bench.run(way, way.steps)
-    size = keeper.writer.template.total_bytes
-    keeper.close()
+        for method in (*OFTEN, *SELDOM):
+            bench.run(method, method.steps)
+    size = snapshots.writer.template.total_bytes
+    snapshots.close()
     distributed.barrier()
     if rank == 0:
         told = {"stalls": bench.stalls, "blocks": bench.blocks, "work": bench.work}
@@ -286,18 +288,20 @@ def _print(found: dict[str, Any]) -> None:
     plain = OFTEN[0]
     step_s = statistics.median(found["blocks"][plain]) / plain.steps
     print(f"{found['bytes'] / 1e6:.1f} MB for each process, {step_s * 1e3:.0f} ms a step without")
-    for ways, often in ((OFTEN, "a copy at every step"), (SELDOM, "in 50 steps")):
+    for methods, often in ((OFTEN, "a copy at every step"), (SELDOM, "in 50 steps")):
         print(f"{often:22}{'copies':>8}{'stall':>11}{'overhead':>10}{'processor':>11}")
-        none, *others = ways
-        for way in others:
-            stall_s = statistics.median(found["stalls"][way])
-            overheads = [_overhead(found[kind], way, none) for kind in ("blocks", "work")]
+        none, *others = methods
+        for method in others:
+            stall_s = statistics.median(found["stalls"][method])
+            overheads = [_overhead(found[kind], method, none) for kind in ("blocks", "work")]
             widths = zip(overheads, (10, 11), strict=True)
             shown = "".join(f"{each:>{width}.1%}" for each, width in widths)
-            print(f"  {NAMES[way.kind]:20}{way.copies:>8}{stall_s * 1e3:>9.1f}ms{shown}")
+            print(f"  {NAMES[method.kind]:20}{method.copies:>8}{stall_s * 1e3:>9.1f}ms{shown}")
     for ours, others in ((OFTEN[1], OFTEN[2:]), (SELDOM[2], SELDOM[4:])):
-        stalls = {way: statistics.median(found["stalls"][way]) for way in (ours, *others)}
-        told = ", ".join(f"{stalls[ours] / stalls[way]:.1%} of {way.kind}'s" for way in others)
+        stalls = {method: statistics.median(found["stalls"][method]) for method in (ours, *others)}
+        told = ", ".join(
+            f"{stalls[ours] / stalls[method]:.1%} of {method.kind}'s" for method in others
+        )
         print(f"stall of {NAMES[ours.kind]}, {ours.copies} in {ours.steps} steps: {told}")
 
 
@@ -310,9 +314,9 @@ NAMES = {
 }
 
 
-def _overhead(seconds: Seconds, way: Way, none: Way) -> float:
+def _overhead(seconds: Seconds, method: Method, none: Method) -> float:
     """Each block is compared with that of its own round: machines are not always as quick."""
-    pairs = zip(seconds[way], seconds[none], strict=True)
+    pairs = zip(seconds[method], seconds[none], strict=True)
     return statistics.median(block / plain - 1 for block, plain in pairs)
 
 

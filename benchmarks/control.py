@@ -53,7 +53,7 @@ from agents.registration import Registration
 from agents.report_sender import ReportSender
 from agents.rpc.client import SignedClient
 from agents.store.factory import open_store
-from benchmarks.machine import told
+from benchmarks.machine import report_stolen_time
 
 ROOT = Path(__file__).resolve().parents[1]
 KEY = b"k" * 64
@@ -99,7 +99,7 @@ class Agent:
             NodeId(f"{name}.1"), name, "us-central1-b", "A100-40x1", "A100-40", 1,
             f"127.0.0.1:{9}", "ready",
         )  # fmt: skip
-        self.registration = Registration(store, Keys(CLUSTER), LEASE_S, Clock(), self.hear)
+        self.registration = Registration(store, Keys(CLUSTER), LEASE_S, Clock(), self.on_event)
         self.reader = self if first is None else first
         self.reader.others.append(self)
         self.sender = ReportSender(
@@ -127,7 +127,7 @@ class Agent:
             for work in works:
                 group.create_task(work)
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         if isinstance(event, LeaseEnded):
             self.registration.register(self.node)
         if isinstance(event, GenerationRead) and event.record is not None:
@@ -140,18 +140,18 @@ class Agent:
         self.heard = Fence(record.term, record.number)
         if before is None or before.number != record.number:
             self.begun, self.stopped_at = time.monotonic(), None
-            self.tell()
+            self.send_report()
         elif record.state == "stopping" and self.stopped_at is None:
             # Workers agree on a step; these use one that none has reached yet.
             self.stopped_at = (record.stop_at or 0) + 2
-            self.tell()
+            self.send_report()
 
     async def report(self) -> None:
         while True:
-            self.tell()
+            self.send_report()
             await asyncio.sleep(STEP_S)
 
-    def tell(self) -> None:
+    def send_report(self) -> None:
         record, self.number = self.record, self.number + 1
         at_once = int(time.time() * 1e3) + int(self.number)
         if record is None or record.state == "closed" or self.node.id not in record.members:
@@ -178,15 +178,15 @@ class Agent:
         self.registration.store_order(order)
 
 
-def be_agents(
+def run_agents(
     url: str, first: int, last: int, orders: multiprocessing.connection.Connection
 ) -> None:
     """Run these agents until the parent ends the process."""
     os.nice(5)  # Lower priority: on machines of their own, agents would not take sailord's time.
-    asyncio.run(_be_agents(url, first, last, orders))
+    asyncio.run(_run_agents(url, first, last, orders))
 
 
-async def _be_agents(
+async def _run_agents(
     url: str, first: int, last: int, orders: multiprocessing.connection.Connection
 ) -> NoReturn:
     stores = [await open_store(url) for _ in range(CONNECTIONS)]
@@ -304,7 +304,7 @@ def main() -> None:
         "--store", choices=("etcd", "embedded"), default="etcd" if is_there else "embedded"
     )
     options = parser.parse_args()
-    with told():
+    with report_stolen_time():
         missed = run(options)
     sys.exit(1 if missed else 0)
 
@@ -338,7 +338,7 @@ def begin_agents(url: str, nodes: int, stack: ExitStack) -> list[Any]:
     for i in range(PROCESSES):
         ours, theirs = context.Pipe()
         first, last = (nodes * j // PROCESSES for j in (i, i + 1))
-        process = context.Process(target=be_agents, args=(url, first, last, theirs), daemon=True)
+        process = context.Process(target=run_agents, args=(url, first, last, theirs), daemon=True)
         process.start()
         stack.callback(process.join)
         stack.callback(process.kill)  # Ending a thousand agents cleanly takes minutes.

@@ -1,4 +1,4 @@
-"""The share of processor time that a virtual machine's host gave to others."""
+"""Measures stolen time: processor time that a virtual machine's host gave to others."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 
 def _times() -> list[int]:
-    """Of all processors since they began: user, nice, system, idle, iowait, irq, softirq, steal."""
+    """Return user, nice, system, idle, iowait, irq, softirq, steal of all cores since the boot."""
     first, _, _ = Path("/proc/stat").read_text(encoding="ascii").partition("\n")
     return [int(word) for word in first.split()[1:9]]
 
 
 def stolen_share(before: list[int], after: list[int]) -> float:
-    """Of the processor time that this machine wanted, as much as its host gave to others."""
+    """Return the stolen share of the processor time that this machine wanted."""
     user, nice, system, _, _, irq, softirq, steal = (
         b - a for a, b in zip(before, after, strict=True)
     )
@@ -24,11 +24,11 @@ def stolen_share(before: list[int], after: list[int]) -> float:
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
-    """Say at the end how much of the machine its host had given away meanwhile."""
+def report_stolen_time() -> Iterator[None]:
+    """Print at the end of the block how much processor time was stolen."""
     before = _times()
     try:
         yield
     finally:
         share = stolen_share(before, _times())
-        print(f"\n{os.cpu_count()} cores; others had {share:.0%} of the time that was wanted")
+        print(f"\n{os.cpu_count()} cores; the host stole {share:.0%} of their time")

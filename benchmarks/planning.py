@@ -1,10 +1,10 @@
-"""How long sailord waits for its planner when a node is lost: looked ahead, warm, and cold.
+"""How long sailord waits for its planner when a node is lost: precomputed, warm, and cold.
 
     python benchmarks/planning.py [--profiles DIR] [--nodes N] [--repeat N]
 
 The cluster is that of ``replan.py`` (512 GPUs of two kinds in three zones, 128 nodes) unless
-``--nodes`` asks for fewer. Times are of the wall clock, questions and answers between processes
-included; ``start`` is a process of the planner that has still to be started.
+``--nodes`` asks for fewer. Wall-clock times, messages between processes included; in rows with
+``start`` the planner process is started first.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ async def measure(first: PlanRequest, repeat: int) -> list[list[str]]:
         while service.precomputed_losses < len(found.proposal.members):
             await asyncio.sleep(0.05)
         ahead_s = time.perf_counter() - began
-        rows.append(["a lost node, foreseen", str(len(left)), *cells(await all_of(service, left))])
+        rows.append(
+            ["a lost node, precomputed", str(len(left)), *cells(await all_of(service, left))]
+        )
         print(f"looking ahead: {service.precomputed_losses} losses in {ahead_s:.1f} s")
         return rows
     finally:

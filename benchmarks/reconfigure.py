@@ -1,4 +1,4 @@
-"""How long training stands still when machines go and come, against stopping and starting again.
+"""Downtime of reconfigurations after lost and added nodes, against a restart under torchrun.
 
     python benchmarks/reconfigure.py [--processes 4 8] [--hidden 128 352] [--json FILE]
 
@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import told
+from machine import report_stolen_time
 from torch.distributed import TCPStore
 
 from sailord.local.cluster import FIRST_NODES, LocalCluster
@@ -65,7 +65,7 @@ def job_text(place: Place, hidden: int) -> str:
 
 
 def under_sailor(processes: int, hidden: int, keep: Path) -> list[dict[str, Any]]:
-    """The four events; leaves the job and its first plan for the others."""
+    """Measure the events under Sailor; store the job and its first plan for the other methods."""
     folder = Path(tempfile.mkdtemp(prefix="re-"))
     place = Place(folder / "c", memory_gib=MEMORY_GIB.get((processes, hidden), 1.455))
     with LocalCluster(place, MACHINES[processes]) as cluster:
@@ -130,7 +130,7 @@ def _steps(folder: Path, run: subprocess.Popen[bytes], *, life: int, count: int)
 
 
 def floor_s(processes: int) -> float:
-    """Seconds in which living processes leave all groups and have met again, at best."""
+    """Return the fewest seconds in which live processes leave and rebuild all groups."""
     took: list[float] = []
     with socket.create_server(("127.0.0.1", 0), backlog=processes) as server:
         port = server.getsockname()[1]
@@ -199,7 +199,7 @@ def main() -> None:
     found = []
     for processes in wishes.processes:
         for hidden in wishes.hidden:
-            with told(), tempfile.TemporaryDirectory() as folder:
+            with report_stolen_time(), tempfile.TemporaryDirectory() as folder:
                 events = under_sailor(processes, hidden, Path(folder))
                 others = {
                     "restart": by_restart(Path(folder)),

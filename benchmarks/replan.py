@@ -147,11 +147,11 @@ def main() -> int:
         return replanner.replan(running, live)
 
     cases = [
-        ("a node, made before", ready.after, one),
+        ("a node, precomputed", ready.after, one),
         ("a node, dropped", drop, one),
         ("a node", now, one),
         ("three nodes", now, losses(running, nodes, count=3, repeat=given.repeat // 4)),
-        ("a zone, made before", ready.after, gone),
+        ("a zone, precomputed", ready.after, gone),
         ("a zone", now, gone),
     ]
     lines, medians = zip(*(row(*case, running) for case in cases), strict=True)

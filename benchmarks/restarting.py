@@ -1,7 +1,7 @@
-"""One rank of a run that is stopped and started again: what `torchrun` runs for reconfigure.py.
+"""One rank of a run that restarts from checkpoints: what `torchrun` runs for reconfigure.py.
 
 The same job, plan and trainer as under Sailor. After every step each rank saves its state with
-``torch.save``, and a rank that begins loads what it finds. Rank 0 writes a line about each step.
+``torch.save``, and a starting rank loads the newest state. Rank 0 writes a line about each step.
 """
 
 from __future__ import annotations

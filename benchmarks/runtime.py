@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     answers = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            context.Process(target=_be_rank, args=(rank, size, Path(folder), answers))
+            context.Process(target=_run_rank, args=(rank, size, Path(folder), answers))
             for rank in range(RANKS)
         ]
         for process in processes:
@@ -117,7 +117,7 @@ def _show(times: Times, busy: Times) -> None:
         print(f"{name:<24}", *(f"{cell:>17}" for cell in row))
 
 
-def _be_rank(rank: int, size: Size, folder: Path, answers: Any) -> None:
+def _run_rank(rank: int, size: Size, folder: Path, answers: Any) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
     store = dist.FileStore(str(folder / "store"), RANKS)

@@ -1,7 +1,7 @@
 """Makes a trace of machines that come and go at random, for `sailorctl replay`.
 
 Each machine stays up for a while and away for a while; both are drawn from exponential
-distributions, so that nothing tells when a machine will go. The same seed makes the same trace:
+distributions, so that no event can be predicted. The same seed makes the same trace:
 
     python examples/make_trace.py --seed 7 > examples/three-zones-trace.toml
 """
