@@ -148,6 +148,14 @@ class Place:
         await self.store.transact([], puts)
         return record
 
+    async def train(self, **generation: Any) -> tuple[subprocess.Popen[bytes], NodeRecord]:
+        """Start agent ``a``, open generation 1 on it, and return when a step is done."""
+        agent = self.start()
+        node = await self.ready()
+        await self.open(node, 1, **generation)
+        await until(lambda: self.step(1) > 0)
+        return agent, node
+
     def workers(self, number: int, name: str = "a") -> dict[int, int]:
         """Return the pid of each living rank of a generation."""
         return processes(self.state(name), number)

@@ -50,10 +50,7 @@ async def test_workers_survive_a_killed_agent_and_are_taken_over(tmp_path):
 
 async def test_the_next_generation_reuses_the_processes(tmp_path):
     async with place(tmp_path) as here:
-        here.start()
-        node = await here.ready()
-        await here.open(node, 1)
-        await until(lambda: here.step(1) > 0)
+        _, node = await here.train()
         old = here.workers(1)
         await here.open(node, 2)
         await until(lambda: here.step(2) > 0)
@@ -72,10 +69,7 @@ async def test_the_next_generation_reuses_the_processes(tmp_path):
 
 async def test_an_abort_needs_the_key_and_the_present_term(tmp_path):
     async with place(tmp_path) as here:
-        here.start()
-        node = await here.ready()
-        await here.open(node, 1, term=7)
-        await until(lambda: here.step(1) > 0)
+        await here.train(term=7)
         workers = here.workers(1)
         old, now = (encode(Abort(JOB, Fence(term, 1))) for term in (6, 7))
         assert (await here.ask("POST", "/v1/abort", now, key=b"another-key-as-long"))[0] == 401
@@ -95,10 +89,7 @@ async def test_an_abort_needs_the_key_and_the_present_term(tmp_path):
 
 async def test_an_unresponsive_worker_is_killed_and_the_failure_reported(tmp_path):
     async with place(tmp_path) as here:
-        here.start()
-        node = await here.ready()
-        await here.open(node, 1)
-        await until(lambda: here.step(1) > 0)
+        _, node = await here.train()
         os.kill(here.workers(1)[0], signal.SIGSTOP)
         os.kill(here.workers(1)[1], signal.SIGKILL)
         failed = await until(lambda: here.is_taking("failed"))
@@ -110,10 +101,7 @@ async def test_an_unresponsive_worker_is_killed_and_the_failure_reported(tmp_pat
 
 async def test_sigterm_drains_and_sigint_leaves_the_workers(tmp_path):
     async with place(tmp_path) as here:
-        agent = here.start()
-        node = await here.ready()
-        await here.open(node, 1)
-        await until(lambda: here.step(1) > 0)
+        agent, node = await here.train()
         workers = here.workers(1)
         agent.send_signal(signal.SIGINT)
         await until(lambda: agent.poll() is not None)

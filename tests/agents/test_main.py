@@ -67,10 +67,7 @@ async def test_stopping_is_sent_at_once_and_workers_finish_first(tmp_path):
     async with place(tmp_path) as here:
         with notify_socket(tmp_path) as systemd:
             here.environment["NOTIFY_SOCKET"] = str(systemd.path)
-            agent = here.start()
-            node = await here.ready()
-            await here.open(node, 1)
-            await until(lambda: here.step(1) > 0)
+            agent, node = await here.train()
             workers = here.workers(1)
             agent.send_signal(signal.SIGTERM)
             await asyncio.to_thread(systemd.wait_for, "STOPPING=1")
@@ -92,10 +89,7 @@ async def test_stopping_is_sent_at_once_and_workers_finish_first(tmp_path):
 
 async def test_every_log_line_has_the_context_fields(tmp_path):
     async with place(tmp_path) as here:
-        here.start()
-        node = await here.ready()
-        await here.open(node, 1, term=3)
-        await until(lambda: here.step(1) > 0)
+        _, node = await here.train(term=3)
         await until(lambda: "joining generation 1" in (tmp_path / "agent.log").read_text())
         lines = [json.loads(line) for line in (tmp_path / "agent.log").read_text().splitlines()]
         assert [line for line in lines if not set(FIELDS) < set(line)] == []

@@ -4,39 +4,25 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from simulator.models.architecture import Rotary
+from simulator.models.architecture import Architecture, Rotary
+from simulator.models.layers import Model
+from simulator.spec.job import Job
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """The shape of one attention; its widths may be those of one rank's heads."""
-
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    norm_epsilon: float = 1e-5
-    rms_norm: bool = False
-    qkv_bias: bool = True
-    output_bias: bool = True
-    causal: bool = True
-    # How many tokens back, including the token itself; 0: all.
-    window: int = 0
-    scaled: bool = True
-    rotary: Rotary | None = None
-    # Uses a fused kernel, which never stores the scores; not with dropout.
-    fused: bool = True
-
-
-def norm(width: int, *, rms: bool, epsilon: float) -> nn.Module:
+def norm(width: int, architecture: Architecture) -> nn.Module:
     """Return an RMS norm or a layer norm over the last dimension."""
-    return nn.RMSNorm(width, eps=epsilon) if rms else nn.LayerNorm(width, eps=epsilon)
+    kind = nn.RMSNorm if architecture.rms_norm else nn.LayerNorm
+    return kind(width, eps=architecture.norm_epsilon)
+
+
+def tensor_rows(model: Model, index: int, name: str) -> int:
+    """Return the first dimension of a tensor of the layer, 0 if there is no such tensor."""
+    return next((t.shape[0] for t in model.layers[index].tensors if t.name == name), 0)
 
 
 class Attention(nn.Module):
@@ -46,56 +32,62 @@ class Attention(nn.Module):
     rank's share of them.
     """
 
-    def __init__(self, shape: AttentionShape, *, dropout: float) -> None:
+    def __init__(self, job: Job, architecture: Architecture, index: int) -> None:
         super().__init__()
-        self.shape = shape
-        h, q, kv = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.norm = norm(h, rms=shape.rms_norm, epsilon=shape.norm_epsilon)
+        model, windows = job.model, architecture.windows
+        h, self.head_dim = model.hidden, architecture.head_dim
+        q, kv = (heads * self.head_dim for heads in (model.heads, model.kv_heads))
+        self.is_causal, self.rotary = architecture.image == 0, architecture.rotary
+        self.window = windows[index - 1] if windows else 0
+        """How many tokens back, including the token itself; 0: all."""
+        self.scale = 1 / math.sqrt(self.head_dim) if architecture.scaled_scores else 1.0
+        self.is_fused = job.flash_attention and job.dropout == 0
+        """Uses a fused kernel, which never stores the scores."""
+        qkv_bias = tensor_rows(model, index, "attention.query.bias") > 0
+        output_bias = tensor_rows(model, index, "attention.output.bias") > 0
+        self.norm = norm(h, architecture)
         self.entry = nn.Identity()
-        self.query = nn.Linear(h, q, bias=shape.qkv_bias)
-        self.key = nn.Linear(h, kv, bias=shape.qkv_bias)
-        self.value = nn.Linear(h, kv, bias=shape.qkv_bias)
-        self.output = nn.Linear(q, h, bias=shape.output_bias)
-        self.dropout = nn.Dropout(dropout)
+        self.query = nn.Linear(h, q, bias=qkv_bias)
+        self.key = nn.Linear(h, kv, bias=qkv_bias)
+        self.value = nn.Linear(h, kv, bias=qkv_bias)
+        self.output = nn.Linear(q, h, bias=output_bias)
+        self.dropout = nn.Dropout(job.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.entry(x)
-        query, key, value = (
-            projected(x).unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2)
-            for projected in (self.query, self.key, self.value)
-        )
-        if self.shape.rotary is not None:
-            table = _rotary_table(
-                self.shape.rotary, self.shape.head_dim, x.shape[1], x.dtype, x.device
-            )
+        query, key, value = self.heads(self.entry(x))
+        if self.rotary is not None:
+            table = _rotary_table(self.rotary, self.head_dim, x.shape[1], x.dtype, x.device)
             query, key = _rotate(query, table), _rotate(key, table)
         attended: Tensor = self._attend(query, key, value)
         out: Tensor = self.output(attended.transpose(1, 2).flatten(2))
         return out
 
+    def heads(self, x: Tensor) -> list[Tensor]:
+        """Return queries, keys and values as (batch, heads, sequence, head width)."""
+        return [
+            projected(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for projected in (self.query, self.key, self.value)
+        ]
+
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        shape, sequence = self.shape, query.shape[2]
-        windowed = 0 < shape.window < sequence
-        scale = 1 / math.sqrt(shape.head_dim) if shape.scaled else 1.0
+        sequence = query.shape[2]
+        window = self.window if self.window < sequence else 0
         grouped = query.shape[1] != key.shape[1]
-        if shape.fused and self.dropout.p == 0:
+        if self.is_fused:
             return functional.scaled_dot_product_attention(
                 query,
                 key,
                 value,
-                attn_mask=_attention_mask(sequence, shape.window, query.device)
-                if windowed
-                else None,
-                is_causal=shape.causal and not windowed,
-                scale=scale,
+                attn_mask=_attention_mask(sequence, window, query.device) if window else None,
+                is_causal=self.is_causal and not window,
+                scale=self.scale,
                 enable_gqa=grouped,
             )
         if grouped:
             times = query.shape[1] // key.shape[1]
             key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
-        scores = (query * scale) @ key.transpose(-1, -2)
-        if shape.causal:
-            window = shape.window if windowed else 0
+        scores = (query * self.scale) @ key.transpose(-1, -2)
+        if self.is_causal:
             scores = scores.masked_fill(~_attention_mask(sequence, window, query.device), -math.inf)
         kept: Tensor = self.dropout(scores.softmax(-1))
         return kept @ value

@@ -7,25 +7,26 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional
 
-from simulator.models.architecture import Nonlinearity
+from simulator.models.architecture import Architecture
+from simulator.spec.job import Job
 from worker.layout.split_spec import SplitKind
-from worker.models.attention import Attention, AttentionShape, norm
+from worker.models.attention import Attention, norm, tensor_rows
 
 
 class MLP(nn.Module):
     """Two linear layers around a nonlinearity, or three if it is gated; without the residual."""
 
-    def __init__(
-        self, shape: AttentionShape, *, ffn: int, nonlinearity: Nonlinearity, bias: bool
-    ) -> None:
+    def __init__(self, job: Job, architecture: Architecture, index: int) -> None:
         super().__init__()
-        self.nonlinearity = nonlinearity
-        self.norm = norm(shape.hidden, rms=shape.rms_norm, epsilon=shape.norm_epsilon)
+        h, ffn = job.model.hidden, job.model.ffn
+        bias = tensor_rows(job.model, index, "mlp.up.bias") > 0
+        self.nonlinearity = architecture.nonlinearity
+        self.norm = norm(h, architecture)
         self.entry = nn.Identity()
-        if nonlinearity == "swiglu":
-            self.gate = nn.Linear(shape.hidden, ffn, bias=bias)
-        self.up = nn.Linear(shape.hidden, ffn, bias=bias)
-        self.down = nn.Linear(ffn, shape.hidden, bias=bias)
+        if self.nonlinearity == "swiglu":
+            self.gate = nn.Linear(h, ffn, bias=bias)
+        self.up = nn.Linear(h, ffn, bias=bias)
+        self.down = nn.Linear(ffn, h, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.entry(x)
@@ -59,22 +60,13 @@ class Block(nn.Module):
         "mlp.down": "rows",
     }
 
-    def __init__(
-        self,
-        shape: AttentionShape,
-        *,
-        ffn: int,
-        nonlinearity: Nonlinearity,
-        mlp_bias: bool,
-        norm_first: bool,
-        dropout: float,
-    ) -> None:
+    def __init__(self, job: Job, architecture: Architecture, index: int) -> None:
         super().__init__()
-        self.norm_first = norm_first
-        self.attention = Attention(shape, dropout=dropout)
-        self.mlp = MLP(shape, ffn=ffn, nonlinearity=nonlinearity, bias=mlp_bias)
-        self.attention_dropout = nn.Dropout(dropout)
-        self.mlp_dropout = nn.Dropout(dropout)
+        self.norm_first = architecture.norm_first
+        self.attention = Attention(job, architecture, index)
+        self.mlp = MLP(job, architecture, index)
+        self.attention_dropout = nn.Dropout(job.dropout)
+        self.mlp_dropout = nn.Dropout(job.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         attention, mlp = self.attention, self.mlp

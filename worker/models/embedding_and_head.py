@@ -7,8 +7,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from simulator.models.architecture import Architecture
+from simulator.models.layers import Model
+from simulator.spec.job import Job
 from worker.layout.split_spec import SplitKind
-from worker.models.attention import norm
+from worker.models.attention import norm, tensor_rows
 
 
 class TokenEmbedding(nn.Module):
@@ -16,22 +19,16 @@ class TokenEmbedding(nn.Module):
 
     splits: ClassVar[dict[str, SplitKind]] = {"token": "vocabulary"}
 
-    def __init__(
-        self,
-        *,
-        vocabulary: int,
-        width: int,
-        hidden: int,
-        position_rows: int,
-        position_offset: int,
-        dropout: float,
-    ) -> None:
+    def __init__(self, job: Job, architecture: Architecture) -> None:
         super().__init__()
-        self.position_offset = position_offset
-        self.token = nn.Embedding(vocabulary, width)
-        self.projection = nn.Linear(width, hidden, bias=False) if width != hidden else None
-        self.position = nn.Embedding(position_rows, hidden) if position_rows else None
-        self.dropout = nn.Dropout(dropout)
+        model, width = job.model, architecture.embedding_width
+        rows = tensor_rows(model, 0, "position.weight")
+        self.position_offset = architecture.position_offset
+        self.token = nn.Embedding(model.vocab, width)
+        is_narrow = width != model.hidden
+        self.projection = nn.Linear(width, model.hidden, bias=False) if is_narrow else None
+        self.position = nn.Embedding(rows, model.hidden) if rows else None
+        self.dropout = nn.Dropout(job.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x: Tensor = self.token(tokens)
@@ -50,21 +47,14 @@ class LanguageHead(nn.Module):
 
     splits: ClassVar[dict[str, SplitKind]] = {"entry": "entry", "projection": "vocabulary"}
 
-    def __init__(
-        self,
-        *,
-        vocabulary: int,
-        width: int,
-        hidden: int,
-        normed: bool,
-        rms_norm: bool,
-        norm_epsilon: float,
-    ) -> None:
+    def __init__(self, model: Model, architecture: Architecture) -> None:
         super().__init__()
-        self.norm = norm(hidden, rms=rms_norm, epsilon=norm_epsilon) if normed else None
-        self.narrowing = nn.Linear(hidden, width, bias=False) if width != hidden else None
+        width = architecture.embedding_width
+        is_narrow = width != model.hidden
+        self.norm = norm(model.hidden, architecture) if architecture.norm_first else None
+        self.narrowing = nn.Linear(model.hidden, width, bias=False) if is_narrow else None
         self.entry = nn.Identity()
-        self.projection = nn.Linear(width, vocabulary, bias=False)
+        self.projection = nn.Linear(width, model.vocab, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.norm is not None:

@@ -10,16 +10,18 @@ elsewhere.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from simulator.documents.problems import Problem
+from simulator.models.architecture import Architecture
+from simulator.models.layers import Model
 from simulator.spec.job import Job
 from worker.distributed.interface import Collective
-from worker.layout.split_spec import SplitKind
-from worker.models.block import Block
+from worker.models.attention import Attention
+from worker.models.block import MLP, Block
 from worker.models.embedding_and_head import LanguageHead, TokenEmbedding
 from worker.models.loss import NO_LABEL
 from worker.models.tensor_parallel import reduce_from_tp
@@ -55,13 +57,6 @@ def to_grid(x: Tensor) -> Tensor:
     return _RoundToGrid.apply(x)  # type: ignore[no-any-return, no-untyped-call]  # torch does not type it
 
 
-class _GridLayer(nn.Module):
-    """``to_grid`` as a module."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return to_grid(x)
-
-
 class _ScaleShift(nn.Module):
     """Replaces the norm: scales and shifts each feature."""
 
@@ -74,30 +69,15 @@ class _ScaleShift(nn.Module):
         return to_grid(to_grid(x) * self.weight + self.bias)
 
 
-class _Attention(nn.Module):
+class _Attention(Attention):
     """Attention without softmax: each earlier token adds its value times its score."""
 
-    def __init__(self, job: Job, index: int) -> None:
-        super().__init__()
-        model, names = job.model, _names(job, index)
-        assert model.architecture is not None
-        h, self.head_dim = model.hidden, model.architecture.head_dim
-        q, kv = (heads * self.head_dim for heads in (model.heads, model.kv_heads))
-        qkv_bias = "attention.query.bias" in names
-        self.norm = _ScaleShift(h)
-        self.entry = nn.Identity()
-        self.query = nn.Linear(h, q, bias=qkv_bias)
-        self.key = nn.Linear(h, kv, bias=qkv_bias)
-        self.value = nn.Linear(h, kv, bias=qkv_bias)
-        self.output = nn.Linear(q, h, bias="attention.output.bias" in names)
-        self.dropout = nn.Dropout(job.dropout)
+    def __init__(self, job: Job, architecture: Architecture, index: int) -> None:
+        super().__init__(job, architecture, index)
+        self.norm = _ScaleShift(job.model.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.entry(x)
-        query, key, value = (
-            projected(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for projected in (self.query, self.key, self.value)
-        )
+        query, key, value = self.heads(self.entry(x))
         # Rounded after repeating: gradients of heads that share a key may be summed over ranks, and
         # must be on the grid before that.
         times = query.shape[1] // key.shape[1]
@@ -110,32 +90,24 @@ class _Attention(nn.Module):
         return out
 
 
-class _MLP(nn.Module):
+class _MLP(MLP):
     """Two linear layers around a ReLU."""
 
-    def __init__(self, job: Job, index: int) -> None:
-        super().__init__()
-        model, bias = job.model, "mlp.up.bias" in _names(job, index)
-        self.norm = _ScaleShift(model.hidden)
-        self.entry = nn.Identity()
-        self.up = nn.Linear(model.hidden, model.ffn, bias=bias)
-        self.down = nn.Linear(model.ffn, model.hidden, bias=bias)
+    def __init__(self, job: Job, architecture: Architecture, index: int) -> None:
+        super().__init__(job, architecture, index)
+        self.norm = _ScaleShift(job.model.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         return to_grid(self.down(to_grid(self.up(self.entry(x))).relu()))
 
 
-class ExactBlock(nn.Module):
+class ExactBlock(Block):
     """A transformer block of the exact model."""
 
-    splits: ClassVar[dict[str, SplitKind]] = Block.splits
-
-    def __init__(self, job: Job, index: int) -> None:
-        super().__init__()
-        self.attention = _Attention(job, index)
-        self.mlp = _MLP(job, index)
-        self.attention_dropout = nn.Dropout(job.dropout)
-        self.mlp_dropout = nn.Dropout(job.dropout)
+    def __init__(self, job: Job, architecture: Architecture, index: int) -> None:
+        super().__init__(job, architecture, index)
+        self.attention = _Attention(job, architecture, index)
+        self.mlp = _MLP(job, architecture, index)
 
     def forward(self, x: Tensor) -> Tensor:
         attention, mlp = self.attention, self.mlp
@@ -143,36 +115,24 @@ class ExactBlock(nn.Module):
         return to_grid(x + to_grid(self.mlp_dropout(mlp(mlp.norm(x)))))
 
 
-class ExactEmbedding(nn.Module):
+class ExactEmbedding(TokenEmbedding):
     """Token and position embeddings of the exact model."""
 
-    splits: ClassVar[dict[str, SplitKind]] = TokenEmbedding.splits
-
-    def __init__(self, job: Job) -> None:
-        super().__init__()
-        model = job.model
-        self.token = nn.Embedding(model.vocab, model.hidden)
-        self.position = nn.Embedding(model.sequence_max, model.hidden)
-        self.dropout = nn.Dropout(job.dropout)
-
     def forward(self, tokens: Tensor) -> Tensor:
+        assert self.position is not None, "an exact model has positions"
         x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
         return to_grid(self.dropout(to_grid(x)))
 
 
-class ExactHead(nn.Module):
+class ExactHead(LanguageHead):
     """The head of the exact model, whose loss is a sum of squares."""
 
-    splits: ClassVar[dict[str, SplitKind]] = LanguageHead.splits
-
-    def __init__(self, job: Job) -> None:
-        super().__init__()
-        self.norm = _ScaleShift(job.model.hidden)
-        self.entry = nn.Identity()
-        self.projection = nn.Linear(job.model.hidden, job.model.vocab, bias=False)
+    def __init__(self, model: Model, architecture: Architecture) -> None:
+        super().__init__(model, architecture)
+        self.norm = _ScaleShift(model.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        return to_grid(self.projection(self.entry(self.norm(x))))
+        return to_grid(super().forward(x))
 
     def loss_sum(
         self, logits: Tensor, labels: Tensor, *, vocabulary: int, group: Collective | None
@@ -186,15 +146,15 @@ class ExactHead(nn.Module):
         return total if group is None else reduce_from_tp(total, group)
 
 
-def exact_layer(job: Job, index: int) -> nn.Module:
+def exact_layer(job: Job, architecture: Architecture, index: int) -> nn.Module:
     """Build one layer of an exact model."""
     match job.model.layers[index].kind:
         case "embedding":
-            return ExactEmbedding(job)
+            return ExactEmbedding(job, architecture)
         case "block":
-            return ExactBlock(job, index)
+            return ExactBlock(job, architecture, index)
         case "head":
-            return ExactHead(job)
+            return ExactHead(job.model, architecture)
 
 
 def exact_problems(job: Job) -> tuple[Problem, ...]:
@@ -217,7 +177,3 @@ def exact_problems(job: Job) -> tuple[Problem, ...]:
         what = "an exact model has ReLUs, norms first and one width"
         found.append(Problem("[model]", what, "leave these numbers out"))
     return tuple(found)
-
-
-def _names(job: Job, index: int) -> frozenset[str]:
-    return frozenset(tensor.name for tensor in job.model.layers[index].tensors)

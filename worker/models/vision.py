@@ -5,21 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from simulator.models.architecture import Architecture
+from simulator.models.layers import Model
+from simulator.spec.job import Job
 from worker.models.attention import norm
 
 
 class PatchEmbedding(nn.Module):
     """Turns images (batch, channels, height, width) into a class token and one token per patch."""
 
-    def __init__(
-        self, *, image: int, patch: int, channels: int, hidden: int, dropout: float
-    ) -> None:
+    def __init__(self, job: Job, architecture: Architecture) -> None:
         super().__init__()
-        self.edge = patch
-        self.patch = nn.Linear(channels * patch**2, hidden)
+        hidden, self.edge = job.model.hidden, architecture.patch
+        self.patch = nn.Linear(architecture.channels * self.edge**2, hidden)
         self.class_token = nn.Parameter(torch.empty(hidden))
-        self.position = nn.Embedding((image // patch) ** 2 + 1, hidden)
-        self.dropout = nn.Dropout(dropout)
+        self.position = nn.Embedding((architecture.image // self.edge) ** 2 + 1, hidden)
+        self.dropout = nn.Dropout(job.dropout)
 
     def forward(self, images: Tensor) -> Tensor:
         # (batch, channels, rows, edge, columns, edge) -> (batch, rows x columns, one patch each)
@@ -36,10 +37,10 @@ class PatchEmbedding(nn.Module):
 class ClassHead(nn.Module):
     """The final norm and the projection of the class token to logits over the classes."""
 
-    def __init__(self, *, hidden: int, classes: int, rms_norm: bool, norm_epsilon: float) -> None:
+    def __init__(self, model: Model, architecture: Architecture) -> None:
         super().__init__()
-        self.norm = norm(hidden, rms=rms_norm, epsilon=norm_epsilon)
-        self.projection = nn.Linear(hidden, classes)
+        self.norm = norm(model.hidden, architecture)
+        self.projection = nn.Linear(model.hidden, model.vocab)
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.projection(self.norm(x)[:, 0])

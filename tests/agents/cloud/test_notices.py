@@ -305,10 +305,7 @@ async def test_gce_a_system_shutdown_gives_a_notice_with_its_time(tmp_path, said
     systemctl.chmod(0o755)
     async with place(tmp_path) as here:
         here.environment["PATH"] = f"{systemctl.parent}:{os.environ['PATH']}"
-        agent = here.start()
-        node = await here.ready()
-        await here.open(node, 1)
-        await until(lambda: here.step(1) > 0)
+        agent, node = await here.train()
         agent.send_signal(signal.SIGTERM)
         told = await until(lambda: orders(here))
         assert [order.kind for order in told] == ["preempt"]

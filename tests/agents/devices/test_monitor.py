@@ -58,10 +58,7 @@ def test_an_xid_is_a_lasting_fault_unless_a_program_caused_it():
 @pytest.mark.asyncio
 async def test_workers_on_a_broken_device_end_and_a_repaired_node_is_ready_again(tmp_path):
     async with place(tmp_path) as here:
-        here.start()
-        node = await here.ready()
-        await here.open(node, 1)
-        await until(lambda: here.step(1) > 0)
+        _, node = await here.train()
         (here.state() / BROKEN).write_text("device 1 is gone\n")
         failed = await until(lambda: here.is_taking("failed"))
         assert (failed.failure, failed.fault) == ("device 1 is gone", "device 1 is gone")

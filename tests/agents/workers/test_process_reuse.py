@@ -17,10 +17,7 @@ pytestmark = pytest.mark.asyncio
 
 async def test_a_killed_rank_is_forked_again_and_the_others_are_reused(tmp_path):
     async with place(tmp_path) as here:
-        here.start()
-        node = await here.ready()
-        await here.open(node, 1)
-        await until(lambda: here.step(1) > 2)
+        _, node = await here.train()
         before = here.workers(1)
         os.kill(before[1], signal.SIGKILL)
         await until(lambda: here.is_taking("failed"))
@@ -33,10 +30,7 @@ async def test_a_killed_rank_is_forked_again_and_the_others_are_reused(tmp_path)
 
 async def test_unused_processes_end_and_missing_ones_are_forked(tmp_path):
     async with place(tmp_path) as here:
-        here.start()
-        node = await here.ready()
-        await here.open(node, 1, ranks=2)
-        await until(lambda: here.step(1) > 0)
+        _, node = await here.train(ranks=2)
         two = here.workers(1)
         await here.open(node, 2, ranks=1)
         await until(lambda: here.step(2) > 0)
@@ -50,10 +44,7 @@ async def test_unused_processes_end_and_missing_ones_are_forked(tmp_path):
 
 async def test_a_restarted_agent_takes_over_idle_workers_too(tmp_path):
     async with place(tmp_path) as here:
-        agent = here.start()
-        node = await here.ready()
-        await here.open(node, 1)
-        await until(lambda: here.step(1) > 0)
+        agent, node = await here.train()
         workers = here.workers(1)
         await here.open(node, 1, state="closed")
 
