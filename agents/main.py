@@ -43,7 +43,7 @@ from agents.snapshots.http import SnapshotRoutes
 from agents.snapshots.lifecycle import SnapshotLifecycle
 from agents.snapshots.memory import SnapshotMemory
 from agents.store.factory import open_store
-from agents.store.interface import Store, StoreUnavailable
+from agents.store.interface import StoreUnavailable
 from agents.workers.fork_client import ForkClient
 from agents.workers.gang import WorkerGang
 from agents.workers.join import GenerationJoiner
@@ -98,7 +98,10 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
         session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
         saved = load_or_begin(path)
         node = await identify_node(config, devices, catalogue, saved, session)
-        store = await _open_store(config.store)
+        try:
+            store = await open_store(config.store)
+        except StoreUnavailable as error:
+            raise InputError(Problem("store", str(error), "give its socket, unix://")) from None
         stack.push_async_callback(store.close)
         current = Current(initial_state(saved, node, config.options, clock.now()))
         memory = SnapshotMemory(config.memory or _default_memory(config, devices))
@@ -157,13 +160,6 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
             # The node leaves the store at once, and the next start registers another node.
             await registration.leave()
             path.unlink(missing_ok=True)
-
-
-async def _open_store(address: str) -> Store:
-    try:
-        return await open_store(address)
-    except StoreUnavailable as error:
-        raise InputError(Problem("store", str(error), "give its socket, unix://")) from None
 
 
 def _default_memory(config: Config, devices: Devices) -> Path:

@@ -133,14 +133,11 @@ class Registration:
         """
         while True:
             order = await self._orders.get()
-            while not await self._put_order(order):
+            while True:
+                with contextlib.suppress(StoreError):
+                    await self.store.put(self.keys.order(order.id), encode(order))
+                    break
                 await asyncio.sleep(RETRY_S)
-
-    async def _put_order(self, order: Order) -> bool:
-        with contextlib.suppress(StoreError):
-            await self.store.transact([], [Put(self.keys.order(order.id), encode(order))])
-            return True
-        return False
 
     # ---- reading --------------------------------------------------------------------------------
 

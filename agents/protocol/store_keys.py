@@ -6,64 +6,29 @@ the other keys as a whole.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from agents.protocol.records import JobId, NodeId
 
 
-@dataclass(frozen=True, slots=True)
 class Keys:
     """The keys of one cluster."""
 
-    cluster: str
-
-    @property
-    def all(self) -> str:
-        return f"/sailor/v1/{self.cluster}/"
-
-    @property
-    def leader(self) -> str:
-        return f"{self.all}leader"
-
-    @property
-    def nodes(self) -> str:
-        return f"{self.all}node/"
-
-    @property
-    def orders(self) -> str:
-        return f"{self.all}intent/"
-
-    @property
-    def jobs(self) -> str:
-        return f"{self.all}job/"
-
-    @property
-    def outbox(self) -> str:
+    def __init__(self, cluster: str) -> None:
+        self.cluster = cluster
+        self.all = f"/sailor/v1/{cluster}/"
+        self.leader = f"{self.all}leader"
+        self.nodes = f"{self.all}node/"
+        self.orders = f"{self.all}intent/"
+        self.jobs = f"{self.all}job/"
+        self.outbox = f"/sailor/outbox/v1/{cluster}/message/"
         """Messages to webhooks, under a prefix that is not watched."""
-        return f"/sailor/outbox/v1/{self.cluster}/message/"
-
-    @property
-    def cursors(self) -> str:
-        return f"/sailor/outbox/v1/{self.cluster}/told/"
-
-    @property
-    def capacity(self) -> str:
+        self.cursors = f"/sailor/outbox/v1/{cluster}/told/"
+        self.capacity = f"/sailor/capacity/v1/{cluster}/books"
         """Rented instances, which agents do not read."""
-        return f"/sailor/capacity/v1/{self.cluster}/books"
-
-    @property
-    def lives(self) -> str:
+        self.lives = f"/sailor/capacity/v1/{cluster}/lives"
         """How long instances lived, by pool."""
-        return f"/sailor/capacity/v1/{self.cluster}/lives"
-
-    @property
-    def news(self) -> str:
+        self.news = f"/sailor/capacity/v1/{cluster}/news/"
         """Capacity events from outside, by the hash of their id."""
-        return f"/sailor/capacity/v1/{self.cluster}/news/"
-
-    @property
-    def papers(self) -> str:
-        return f"/sailor/papers/v1/{self.cluster}/"
+        self.papers = f"/sailor/papers/v1/{cluster}/"
 
     def node(self, id_: NodeId) -> str:
         return f"{self.nodes}{id_}"

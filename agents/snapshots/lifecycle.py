@@ -55,10 +55,6 @@ class Cluster(Protocol):
         ...
 
 
-def _name(snapshot: SnapshotFile) -> tuple[JobId, Point, int]:
-    return snapshot.job, snapshot.point, snapshot.header.rank
-
-
 @dataclass(eq=False, kw_only=True)
 class SnapshotLifecycle:
     """Takes each snapshot that a worker seals through replication and upload."""
@@ -97,7 +93,7 @@ class SnapshotLifecycle:
             node=lambda: self.state().node.id,
             uri=lambda job: self._saving(job).uri,
             is_wanted=self.is_wanted,
-            is_paused=lambda: self._is_leaving_soon() and len(self.cluster.known) > 1,
+            is_paused=self._is_leaving_soon,
             done=self.uploaded,
             failed=self.not_uploaded,
         )
@@ -119,7 +115,7 @@ class SnapshotLifecycle:
     def resume(self) -> None:
         """Take over the replications and uploads of a previous agent process."""
         for snapshot in self.memory.linked():
-            self._linked[_name(snapshot)] = snapshot
+            self._linked[snapshot.key] = snapshot
         for snapshot in self.memory.all():
             self._take_up(snapshot)
         for name in self._linked.keys() - self._known:
@@ -148,7 +144,7 @@ class SnapshotLifecycle:
         header = snapshot.header
         if header.node != self.state().node.id or not self.is_present(snapshot):
             return  # Another node's replica, or a snapshot of a past generation.
-        self._known.add(_name(snapshot))
+        self._known.add(snapshot.key)
         if header.persist:
             self._link(snapshot)
         self.replicator.add(snapshot)
@@ -156,7 +152,7 @@ class SnapshotLifecycle:
     def upload_now(self, job: JobId, point: Point) -> None:
         """Upload a point at once, by the leader's order."""
         for snapshot in self.memory.snapshots(job, point):
-            header, name = snapshot.header, _name(snapshot)
+            header, name = snapshot.header, snapshot.key
             is_ours = header.node == self.state().node.id and name not in self._linked
             has_any = any(piece.is_written for piece in header.pieces)
             if is_ours and has_any and self.is_wanted(snapshot):
@@ -166,7 +162,7 @@ class SnapshotLifecycle:
 
     def _link(self, snapshot: SnapshotFile) -> None:
         """Link the file for its upload: the worker may reuse its own name before that is done."""
-        name = _name(snapshot)
+        name = snapshot.key
         if name not in self._linked and len(self._linked) >= LINKED_MAX:
             step = snapshot.point.step
             text = f"step {step} is not uploaded: {LINKED_MAX} older files still wait"
@@ -211,7 +207,7 @@ class SnapshotLifecycle:
         order = {"order": "replicated", "point": point}
         self.workers.order(header.generation, order, rank=header.rank)
         self._set_trouble(snapshot.job, "copies", trouble)
-        if (linked := self._linked.get(_name(snapshot))) is not None:
+        if (linked := self._linked.get(snapshot.key)) is not None:
             self.uploader.add(linked)
 
     def is_wanted(self, snapshot: SnapshotFile) -> bool:
@@ -221,14 +217,15 @@ class SnapshotLifecycle:
         return not is_there and self.is_present(snapshot) and snapshot.path.exists()
 
     def _is_leaving_soon(self) -> bool:
-        """Return whether it is known when this node will be gone."""
+        """Return whether it is known when this node will be gone, and others are left."""
         node = self.state().node
-        return node.state == "draining" and node.leaves_at is not None
+        is_known = node.state == "draining" and node.leaves_at is not None
+        return is_known and len(self.cluster.known) > 1
 
     def uploaded(self, snapshot: SnapshotFile, vote: Uploaded | None) -> None:
         """Drop the link of a file that was uploaded, or is not wanted any more."""
         failpoint("uploaded", snapshot.header.generation)
-        self._linked.pop(_name(snapshot), None)
+        self._linked.pop(snapshot.key, None)
         self._tasks.start(asyncio.to_thread(snapshot.path.unlink, missing_ok=True))
         if vote is not None:
             self._set_trouble(snapshot.job, "store", "")

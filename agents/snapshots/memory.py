@@ -40,6 +40,11 @@ class SnapshotFile:
     def point(self) -> Point:
         return Point(self.header.step, self.header.generation)
 
+    @property
+    def key(self) -> tuple[JobId, Point, int]:
+        """The job, the point and the rank, which identify it on this node."""
+        return self.job, self.point, self.header.rank
+
 
 @dataclass(eq=False)
 class SnapshotMemory:
@@ -154,8 +159,10 @@ class SnapshotMemory:
         """
         points = self._points(job)
         kept = [point for point in points if point.generation == running][-POINTS_KEPT:]
-        needless = (point for point in points if _is_before(point, safe) and point not in kept)
-        return self._forget(job, needless)
+        # By generation first: steps of an older generation beyond its end are void.
+        end = (safe.generation, safe.step)
+        old = (point for point in points if (point.generation, point.step) < end)
+        return self._forget(job, (point for point in old if point not in kept))
 
     def release_replicas(self, last: SnapshotFile) -> list[Path]:
         """Forget replicas of a rank that its later ones supersede; return the files to delete.
@@ -202,11 +209,6 @@ def delete(paths: Iterable[Path]) -> None:
         for folder in path.parents[:2]:
             with contextlib.suppress(OSError):  # It is not empty.
                 folder.rmdir()
-
-
-def _is_before(point: Point, safe: Point) -> bool:
-    """Compare by generation first: steps of an older generation beyond its end are void."""
-    return (point.generation, point.step) < (safe.generation, safe.step)
 
 
 def holdings(

@@ -223,11 +223,10 @@ def _grouped(events: Any) -> list[Changed]:
         entry = None if event.type == DELETED else _entry(event.kv)
         change = Change(event.kv.key.decode(), entry)
         found.setdefault(event.kv.mod_revision, []).append(change)
-    return [Changed(revision, tuple(sorted(each, key=_key))) for revision, each in found.items()]
-
-
-def _key(change: Change) -> bytes:
-    return change.key.encode()
+    return [
+        Changed(revision, tuple(sorted(each, key=lambda change: change.key.encode())))
+        for revision, each in found.items()
+    ]
 
 
 def _compares(compare: Compare) -> list[Any]:

@@ -275,10 +275,8 @@ class WorkerGang:
             return
         if not gang:
             self._exited(self._failure or "the workers ended as they started")
-        elif len(statuses) == len(gang):
-            self._report(statuses)
-
-    def _report(self, statuses: list[WorkerStatus]) -> None:
+        if not gang or len(statuses) < len(gang):
+            return
         combined = combine(statuses)
         if any(status.taking == "failed" for status in statuses):
             return

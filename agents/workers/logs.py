@@ -22,7 +22,8 @@ MARK = re.compile(r"(?:[0-9]{1,5}:[A-Za-z0-9._-]{1,200}:[0-9]{1,15}(?:,(?!\Z)|\Z
 def read_output(outputs: Mapping[int, Path], rank: int | None, mark: str) -> Output:
     """Read the output of one rank or of all: after the mark, or the last lines if there is none."""
     wanted = sorted(each for each in outputs if rank is None or each == rank)
-    known = dict(_marked(each) for each in mark.split(",") if each)
+    marked = (each.split(":") for each in mark.split(",") if each)
+    known = {(int(rank), process): int(offset) for rank, process, offset in marked}
     parts, marks = [], []
     for each in wanted:
         path = outputs[each]
@@ -33,11 +34,6 @@ def read_output(outputs: Mapping[int, Path], rank: int | None, mark: str) -> Out
         if text:
             parts.append(OutputPart(each, text))
     return Output(tuple(sorted(outputs)), tuple(parts), ",".join(marks))
-
-
-def _marked(text: str) -> tuple[tuple[int, str], int]:
-    rank, process, offset = text.split(":")
-    return (int(rank), process), int(offset)
 
 
 def _read(path: Path, begin: int | None, size: int) -> tuple[str, int]:

@@ -93,6 +93,9 @@ def specs(
 ) -> Iterator[dict[str, Any]]:
     """Yield the spec of each of this node's ranks, as plain values for JSON."""
     record, home = details.record, settings.home(details.record.number)
+    manifest = None
+    if (durable := details.durable) is not None and durable.point == record.restore.point:
+        manifest = durable.manifest  # It is read where memory does not have the restore point.
     peers = {
         peer.id: {"address": peer.address, "zone": peer.zone, "name": peer.name}
         for peer in details.nodes
@@ -124,17 +127,9 @@ def specs(
             "persist_every": record.persist_every,
             "peers": peers,
             "ticket": ticket(settings.key, record.job),
-            "manifest": _manifest(details),
+            "manifest": manifest,
             "socket": str(settings.socket),
             "orphan_s": settings.orphan_s,
             "threads": settings.threads,
             "fail_at": os.environ.get(FAIL_AT, ""),  # In tests.
         }
-
-
-def _manifest(details: GenerationDetails) -> str | None:
-    """Return the checkpoint at the restore point, which is read where memory does not have it."""
-    restore, durable = details.record.restore, details.durable
-    if durable is None or durable.point != restore.point:
-        return None
-    return durable.manifest

@@ -16,12 +16,12 @@ from torch.distributed import FileStore
 
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
+from tests.worker.checksums import checksums
 from tests.worker.training_runs import SomeLabels
 from worker.distributed.interface import AbortedError, DeadlineError, PeerLostError, TransportError
 from worker.distributed.process_groups import ProcessTransport
 from worker.profiling.fault_injection import FailPoint
 from worker.profiling.timeline import Recorder
-from worker.training.full_tensors import checksums
 from worker.training.precision import FP64
 from worker.training.trainer import Trainer
 

@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from simulator.models.families import build_model
 from simulator.models.layers import Model
 from simulator.spec.job import Data, Job
-from worker.distributed.in_process import ThreadTransport, run_as_threads
+from tests.worker.threads import run_as_threads
+from worker.distributed.in_process import ThreadTransport
 from worker.distributed.interface import Collective
 from worker.models.apply_plan import LocalLayer, build_layer, tie
 from worker.models.microbatch_context import MicroBatch, MicroBatchContext

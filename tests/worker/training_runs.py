@@ -13,13 +13,15 @@ from torch.nn import functional
 from simulator.models.families import build_model
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from tests.worker.checksums import checksums
+from tests.worker.threads import run_as_threads
 from worker.data.batch import Samples
-from worker.distributed.in_process import ThreadTransport, run_as_threads
+from worker.distributed.in_process import ThreadTransport
 from worker.layout.tensor_table import tensors_of
 from worker.models.apply_plan import LocalLayer, build_layer, tie
 from worker.models.loss import NO_LABEL
 from worker.models.microbatch_context import MicroBatch, MicroBatchContext
-from worker.training.full_tensors import TensorKey, checksums, merge_ranks, rank_tensors
+from worker.training.full_tensors import TensorKey, merge_ranks, rank_tensors
 from worker.training.precision import Precision
 from worker.training.trainer import StepReport, Trainer
 

@@ -45,15 +45,12 @@ def differences(job: Job, was: Job, *, step: int, place: str) -> list[Problem]:
             problems.add(place, what, cure)
     for key in ("kind", "seed", "tokens", "images", "labels"):
         now, before = getattr(job.data, key), getattr(was.data, key)
-        if now != before and not _is_same_file(now, before):
+        both = isinstance(now, str) and isinstance(before, str)
+        # Of files the names only: the folder may differ between machines.
+        if now != before and not (both and Path(now).name == Path(before).name):
             what = f"it was made with [data] {key} = {before!r}, and the job has {now!r}"
             problems.add(place, what, "use a checkpoint of this job, with the same data")
     return problems.found
-
-
-def _is_same_file(now: Any, before: Any) -> bool:
-    """Compare the names only: the folder may differ between machines."""
-    return isinstance(now, str) and isinstance(before, str) and Path(now).name == Path(before).name
 
 
 def _of_models(job: Job, was: Job) -> str:

@@ -44,20 +44,14 @@ def open_resume_point(uri: str, job: Job) -> ResumePoint:
     try:
         whole = read_checkpoint(named)
     except InputError as error:
-        older = _older_intact(place, named)
-        raise InputError(
-            [Problem(OPTION, _problem_text(named, each), older) for each in error.problems]
-        ) from None
+        older, folder = _older_intact(place, named), named.rpartition("/")[0]
+        # The place is added unless the text has it.
+        texts = (p.what if folder in p.what else f"{p.place}: {p.what}" for p in error.problems)
+        raise InputError([Problem(OPTION, text, older) for text in texts]) from None
     found = differences(job, whole.job, step=whole.progress.step, place=OPTION)
     if found:
         raise InputError(found)
     return ResumePoint(_logical(job, whole), progress_from(whole.progress))
-
-
-def _problem_text(manifest: str, problem: Problem) -> str:
-    """Return the problem's text, with its place unless the text has it."""
-    folder = manifest.rpartition("/")[0]
-    return problem.what if folder in problem.what else f"{problem.place}: {problem.what}"
 
 
 def _logical(job: Job, whole: FullCheckpoint) -> dict[TensorKey, Tensor]:

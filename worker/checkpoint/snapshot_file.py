@@ -18,7 +18,7 @@ import json
 import os
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -412,24 +412,6 @@ def seal(file: int, header: Header) -> None:
 def unseal(file: int) -> None:
     """Erase the prelude, which makes the file invalid."""
     os.pwrite(file, bytes(PRELUDE.size), 0)
-
-
-def write_copy(folder: Path, header: Header, bodies: Mapping[tuple[int, int], bytes]) -> Path:
-    """Write a sealed file with some pieces of another one, atomically."""
-    copied = partial_header(header, bodies)
-    early = folder.parent / part_name(header.generation, header.rank, os.getpid(), header.step)
-    early.unlink(missing_ok=True)
-    file = create(early, copied.total_bytes)
-    try:
-        for piece in copied.pieces:
-            check_piece(bodies[piece.key], piece, name=copied.file_name)
-            os.pwrite(file, bodies[piece.key], piece.offset)
-        seal(file, copied)
-        folder.mkdir(exist_ok=True)
-        return early.rename(folder / copied.file_name)
-    finally:
-        os.close(file)
-        early.unlink(missing_ok=True)
 
 
 # ---- listings ------------------------------------------------------------------------------------

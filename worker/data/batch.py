@@ -41,22 +41,16 @@ def samples_of(
     inputs: NDArray[np.generic], labels: NDArray[np.int64], *, step: int, positions: Sequence[int]
 ) -> Samples:
     """Build ``Samples`` from rows, with their digests."""
-    digests = [
-        _digest(step, position, row.tobytes(), label.tobytes())
-        for position, row, label in zip(positions, inputs, labels, strict=True)
-    ]
+    digests = []
+    for position, row, label in zip(positions, inputs, labels, strict=True):
+        content = struct.pack("<QQ", step, position) + row.tobytes() + label.tobytes()
+        digest = hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
+        digests.append(int.from_bytes(digest, "little"))
     return Samples(
         torch.from_numpy(np.ascontiguousarray(inputs)),
         torch.from_numpy(np.ascontiguousarray(labels)),
         torch.tensor(digests, dtype=torch.int64),
     )
-
-
-def _digest(step: int, position: int, *contents: bytes) -> int:
-    digest = hashlib.blake2b(struct.pack("<QQ", step, position), digest_size=_DIGEST_BYTES)
-    for content in contents:
-        digest.update(content)
-    return int.from_bytes(digest.digest(), "little")
 
 
 FIRST_HASH = "0" * 16

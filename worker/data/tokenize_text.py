@@ -28,7 +28,8 @@ def convert_text(text: Path, out: Path, vocabulary: Path | None) -> int:
     unfinished = out.with_name(f"{out.name}.unfinished")
     try:
         with text.open("rb") as source:
-            found = _bytes(source) if pieces is None else _pieces(source, pieces, text.name)
+            chunks = iter(lambda: source.read(_CHUNK), b"")
+            found = chunks if pieces is None else _pieces(source, pieces, text.name)
             return _write(found, out, unfinished, width)
     except OSError as error:
         named = text if error.filename == str(text) else out
@@ -59,11 +60,6 @@ def _header(file: BinaryIO, count: int, width: np.dtype[np.generic]) -> None:
     # numpy pads the header, so a larger count does not change its size.
     descr = npy.dtype_to_descr(width)
     npy.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": (count,)})
-
-
-def _bytes(source: BinaryIO) -> Iterator[bytes]:
-    while chunk := source.read(_CHUNK):
-        yield chunk
 
 
 def _pieces(source: BinaryIO, pieces: dict[str, int], name: str) -> Iterator[list[int]]:

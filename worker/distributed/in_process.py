@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -23,8 +22,6 @@ from worker.distributed.interface import (
     TransportError,
     VoteRecord,
 )
-
-Result = TypeVar("Result")
 
 
 class _Wait:
@@ -85,10 +82,6 @@ class ThreadWorld:
             for wanted in self._wanted.values():
                 for _, wait in wanted:
                     wait.done.set()
-
-    def lose(self, rank: int, doing: str) -> None:
-        """Simulate a rank's death."""
-        self.fail(PeerLostError(rank, doing))
 
     def send(self, tensor: Tensor, *, source: int, to: int) -> None:
         with self._lock:
@@ -222,31 +215,3 @@ def _copy(tensors: list[Tensor], source: int) -> None:
     for index, tensor in enumerate(tensors):
         if index != source:
             tensor.copy_(tensors[source])
-
-
-def run_as_threads(
-    size: int, body: Callable[[ThreadTransport], Result], *, deadline_s: float = 60.0
-) -> list[Result]:
-    """Run ``body`` in one thread per rank and return the results by rank.
-
-    If one fails, the others are aborted and the first failure is raised.
-    """
-    world = ThreadWorld(size, deadline_s=deadline_s)
-    results: dict[int, Result] = {}
-    failures: list[BaseException] = []
-
-    def run(rank: int) -> None:
-        try:
-            results[rank] = body(world.transport(rank))
-        except BaseException as failure:
-            failures.append(failure)
-            world.fail(AbortedError(f"{type(failure).__name__}: {failure}", rank=rank))
-
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return [results[rank] for rank in range(size)]

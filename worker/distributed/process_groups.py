@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -154,13 +154,17 @@ class ProcessTransport:
         try:
             return act()
         except RuntimeError as error:
-            if "timed out" in str(error).lower():
-                self._monitor.fail(DeadlineError(doing, seconds=self.deadline_s))
-            # A connection may break before the monitor has learnt which rank broke it.
-            self._monitor.failed.wait(_CAUSE_S)
-            self._monitor.fail(TransportError(f"{doing}: {error}"))
-            assert self._monitor.failure is not None
-            raise _seen_from(self._monitor.failure, doing) from error
+            self.raise_cause(error, doing)
+
+    def raise_cause(self, error: RuntimeError, doing: str) -> NoReturn:
+        """Raise an error of a library as the cause that this rank knows."""
+        if "timed out" in str(error).lower():
+            self._monitor.fail(DeadlineError(doing, seconds=self.deadline_s))
+        # A connection may break before the monitor has learnt which rank broke it.
+        self._monitor.failed.wait(_CAUSE_S)
+        self._monitor.fail(TransportError(f"{doing}: {error}"))
+        assert self._monitor.failure is not None
+        raise _seen_from(self._monitor.failure, doing) from error
 
     def _open(self, name: str, ranks: tuple[int, ...]) -> None:
         store = PrefixStore(name, self._store)

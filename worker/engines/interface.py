@@ -38,11 +38,8 @@ class TrainingEngine(Protocol):
     def roll_forward(self) -> StepReport | None:
         """After a failure: finish the step if a surviving rank has the result of its vote."""
 
-    def export_state(self) -> float:
-        """Copy the live state into the buffers; all ranks do so at the same step.
-
-        Returns the seconds that this stalled training.
-        """
+    def export_state(self) -> None:
+        """Copy the live state into the buffers; all ranks do so at the same step."""
 
     def import_state(self) -> None:
         """Continue from the state in the buffers."""

@@ -39,11 +39,8 @@ class KeyedDropout(nn.Module):
         self, probability: float, *, layer: int, site: str, index: int, context: MicroBatchContext
     ) -> None:
         super().__init__()
-        self.p = probability
-        self.layer = layer
-        self.site = site
-        self.index = index
-        self.context = context
+        self.p, self.layer, self.site = probability, layer, site
+        self.index, self.context = index, context
 
     def forward(self, x: Tensor) -> Tensor:
         if self.p == 0:

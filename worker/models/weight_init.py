@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from simulator.spec.job import Job
-from worker.layout.shards import Shard, shard_of
+from worker.layout.shards import shard_of
 from worker.models.counter_rng import approx_normal, stream_key
 from worker.types import LogicalTensor
 
@@ -44,15 +44,10 @@ def initial_shard(
         places = torch.arange(rows.start, rows.stop, device=device)[:, None] * shard.width + columns
         values = approx_normal(places.to(torch.int32), key, spread=spread, dtype=dtype)
         out[start : start + len(rows)] = values
-    _clear_padding(job, index, spec, shard, out)
-    return out.view(shard.shape)
-
-
-def _clear_padding(job: Job, index: int, spec: LogicalTensor, shard: Shard, out: Tensor) -> None:
-    """Set rows that pad a vocabulary to 0, which they stay."""
     true = {t.name: t.shape for t in job.model.layers[index].tensors}[spec.name]
-    if true[0] < spec.shape[0]:
+    if true[0] < spec.shape[0]:  # Rows that pad a vocabulary are 0, and stay so.
         out[max(0, true[0] - shard.rows.start) :] = 0
+    return out.view(shard.shape)
 
 
 def _constant(name: str) -> float | None:

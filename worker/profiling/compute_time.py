@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
@@ -46,13 +45,8 @@ class ComputeTimer:
     def __enter__(self) -> None:
         self._begun = self._now()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
             return
         if self._slowdown > 1:
             self._slow_down()

@@ -1,12 +1,10 @@
 """The state of a model as full tensors, independent of the plan.
 
-The tensors of all ranks are merged and split again for another plan; checksums show whether all
-holders of an atom hold the same bits.
+The tensors of all ranks are merged and split again for another plan.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -42,7 +40,7 @@ def rank_tensors(buffers: Iterable[LayerBuffer]) -> RankTensors:
 
     for buffer in buffers:
         for kind, flat in flats_by_kind(buffer).items():
-            for atoms, with_unsplit in _kept(buffer, kind):
+            for atoms, with_unsplit in kept_parts(buffer, kind):
                 views = buffer.atom_views(flat, atoms) if atoms else []
                 for slot, view in zip(buffer.split.slots, views, strict=False):
                     add(buffer, slot, kind, atoms, view)
@@ -53,7 +51,7 @@ def rank_tensors(buffers: Iterable[LayerBuffer]) -> RankTensors:
     return found
 
 
-def _kept(buffer: LayerBuffer, kind: StateKind) -> list[tuple[range, bool]]:
+def kept_parts(buffer: LayerBuffer, kind: StateKind) -> list[tuple[range, bool]]:
     """Return the atoms of this kind of state that a rank keeps, each with whether unsplit tensors
     are.
     """
@@ -107,21 +105,3 @@ def load_full_tensors(
             view.copy_(values)
     if buffer.compute is not buffer.master:
         precision.derive(buffer.master, into=buffer.compute)
-
-
-def checksums(buffer: LayerBuffer) -> dict[tuple[int, int | None, StateKind], str]:
-    """Return a digest of each atom and of the unsplit tensors, equal on all holders."""
-    found: dict[tuple[int, int | None, StateKind], str] = {}
-    for kind, flat in flats_by_kind(buffer).items():
-        for atoms, with_unsplit in _kept(buffer, kind):
-            for atom in atoms if buffer.split.slots else ():
-                part = buffer.gather_atoms(flat, range(atom, atom + 1))
-                found[buffer.layer, atom, kind] = _digest(part)
-            if with_unsplit and buffer.whole.slots:
-                found[buffer.layer, None, kind] = _digest(buffer.unsplit_part(flat))
-    return found
-
-
-def _digest(part: Tensor) -> str:
-    data = part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-    return hashlib.blake2b(data, digest_size=8).hexdigest()

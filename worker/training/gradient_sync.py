@@ -50,7 +50,10 @@ class GradientSync:
 
     def start(self, layer: int) -> None:
         """Start to sum the gradients of a layer, which are complete on this rank."""
-        self._note_ends()
+        # Poll the sums for the timeline; end times are accurate to one layer.
+        for each in self._under_way if self._recorder.keeps_spans else ():
+            if each.span.end_ns == 0 and each.pending.is_done():
+                self._recorder.end(each.span)
         buffer = self._buffers[layer]
         for bucket, group in self._buckets.get(layer, ()):
             if bucket.with_unsplit and self._place.index > 0:
@@ -69,9 +72,3 @@ class GradientSync:
             buffer = self._buffers[each.bucket.layer]
             buffer.scatter_bucket(buffer.gradient, each.bucket, each.values)
         self._under_way.clear()
-
-    def _note_ends(self) -> None:
-        """Poll the sums for the timeline; end times are accurate to one layer."""
-        for each in self._under_way if self._recorder.keeps_spans else ():
-            if each.span.end_ns == 0 and each.pending.is_done():
-                self._recorder.end(each.span)

@@ -252,9 +252,8 @@ class Trainer:
             stop=totals.stop,
         )
 
-    def export_state(self) -> float:
+    def export_state(self) -> None:
         """No-op: the buffers are the live state."""
-        return 0.0
 
     def import_state(self) -> None:
         """No-op: the buffers are the live state."""

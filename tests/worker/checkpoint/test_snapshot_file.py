@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.worker.control.fake_agents import write_copy
 from worker.checkpoint import snapshot_file
 from worker.types import LogicalTensor
 
@@ -55,7 +56,7 @@ def write(memory: Path, header: snapshot_file.Header, *, seed: int = 0) -> snaps
         memory, header.job, generation=header.generation, step=header.step
     )
     folder.parent.mkdir(parents=True, exist_ok=True)
-    path = snapshot_file.write_copy(folder, header, bodies)
+    path = write_copy(folder, header, bodies)
     return snapshot_file.SealedFile(path, snapshot_file.read_header(path))
 
 
@@ -138,7 +139,7 @@ def test_copy_has_the_requested_pieces(tmp_path):
     }
     folder = snapshot_file.point_folder(tmp_path / "b", "j1", generation=4, step=7)
     folder.parent.mkdir(parents=True)
-    path = snapshot_file.write_copy(folder, found.header, bodies)
+    path = write_copy(folder, found.header, bodies)
     copied = snapshot_file.read_header(path)
     assert (copied.rank, copied.node, path.name) == (2, "n1", "2.snap")
     assert {p.key: snapshot_file.read_piece(path, p) for p in copied.pieces} == bodies
@@ -150,7 +151,7 @@ def test_damaged_bytes_are_not_copied(tmp_path):
     folder = snapshot_file.point_folder(tmp_path / "b", "j1", generation=4, step=7)
     folder.parent.mkdir(parents=True)
     with pytest.raises(snapshot_file.SnapshotError, match="piece 0 of layer 0 is damaged"):
-        snapshot_file.write_copy(folder, found.header, {(0, 0): bytes(100)})
+        write_copy(folder, found.header, {(0, 0): bytes(100)})
     assert (
         list(folder.parent.rglob("*.snap"))
         == list(snapshot_file.unfinished_files(tmp_path / "b"))

@@ -15,11 +15,12 @@ from agents.snapshots.replication import PATIENCE_S
 from sailord.core.model.options import Options
 from simulator.spec.job import Checkpoint
 from tests.worker.checkpoint.test_load_state import JOBS
+from tests.worker.threads import run_as_threads
 from tests.worker.training_runs import SomeLabels, alone, plan_of
 from worker.checkpoint import snapshot_file
 from worker.checkpoint.snapshot_manager import SnapshotManager, SnapshotTarget, header_of
 from worker.checkpoint.snapshot_writer import SnapshotWriter
-from worker.distributed.in_process import ThreadWorld, run_as_threads
+from worker.distributed.in_process import ThreadWorld
 from worker.training.trainer import Trainer
 
 pytestmark = pytest.mark.torch

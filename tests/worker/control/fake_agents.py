@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -346,7 +346,7 @@ class Agents:
             for buddy, each in bodies.items():
                 to = snapshot_file.point_folder(self.memory(buddy), "j", **point)
                 to.parent.mkdir(parents=True, exist_ok=True)
-                snapshot_file.write_copy(to, found.header, each)
+                write_copy(to, found.header, each)
         if process.line is not None:
             process.tell(order="replicated", point=point)
 
@@ -423,3 +423,25 @@ def _door(memory: Path) -> ThreadingHTTPServer:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Door)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     return server
+
+
+def write_copy(
+    folder: Path, header: snapshot_file.Header, bodies: Mapping[tuple[int, int], bytes]
+) -> Path:
+    """Write a sealed file with some pieces of another one, atomically."""
+    copied = snapshot_file.partial_header(header, bodies)
+    early = folder.parent / snapshot_file.part_name(
+        header.generation, header.rank, os.getpid(), header.step
+    )
+    early.unlink(missing_ok=True)
+    file = snapshot_file.create(early, copied.total_bytes)
+    try:
+        for piece in copied.pieces:
+            snapshot_file.check_piece(bodies[piece.key], piece, name=copied.file_name)
+            os.pwrite(file, bodies[piece.key], piece.offset)
+        snapshot_file.seal(file, copied)
+        folder.mkdir(exist_ok=True)
+        return early.rename(folder / copied.file_name)
+    finally:
+        os.close(file)
+        early.unlink(missing_ok=True)

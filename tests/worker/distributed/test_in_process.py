@@ -8,7 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from worker.distributed.in_process import ThreadWorld, run_as_threads
+from tests.worker.threads import run_as_threads
+from worker.distributed.in_process import ThreadWorld
 from worker.distributed.interface import AbortedError, DeadlineError, PeerLostError
 
 pytestmark = pytest.mark.torch
@@ -92,7 +93,7 @@ def test_abort_from_another_thread_ends_a_wait():
 def test_lost_rank_is_named():
     world = ThreadWorld(2)
     pending = world.transport(0).receive(torch.zeros(1), source=1)
-    world.lose(1, "a test")
+    world.fail(PeerLostError(1, "a test"))
     with pytest.raises(PeerLostError, match="rank 1 is lost"):
         pending.wait()
 

@@ -14,8 +14,8 @@ from simulator.models.families import build_model
 from simulator.spec.job import Data, Job
 from simulator.spec.plan import Pipeline, Plan, Stage
 from tests.worker.random_plan import HERE, any_plan
+from tests.worker.threads import run_as_threads
 from worker.data.open_data import open_data
-from worker.distributed.in_process import run_as_threads
 from worker.layout.rank_layout import plan_problems
 from worker.models.apply_plan import build_layer, tie
 from worker.models.exact import exact_problems

@@ -18,8 +18,8 @@ from simulator.models.families import build_model
 from simulator.models.huggingface import model_from_config
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from tests.worker.threads import run_as_threads
 from worker.data.open_data import open_data
-from worker.distributed.in_process import run_as_threads
 from worker.models.apply_plan import build_layer, tie
 from worker.models.hf_weights import open_checkpoint, save_huggingface
 from worker.models.microbatch_context import MicroBatchContext

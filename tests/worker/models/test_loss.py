@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
-from worker.distributed.in_process import run_as_threads
+from tests.worker.threads import run_as_threads
 from worker.models.loss import loss_sum
 
 pytestmark = pytest.mark.torch

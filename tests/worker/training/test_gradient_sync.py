@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.worker.threads import run_as_threads
 from tests.worker.training_runs import plan_of, small_job
-from worker.distributed.in_process import run_as_threads
 from worker.layout.rank_layout import TIED, atoms_held, groups_of, rank_places
 from worker.layout.tensor_table import holdings_for, tensors_of
 from worker.models.apply_plan import build_layer, tie

@@ -11,11 +11,11 @@ from simulator.models.families import build_model
 
 torch = pytest.importorskip("torch")
 
+from tests.worker.checksums import checksums
+from tests.worker.threads import run_as_threads
 from tests.worker.training_runs import SomeLabels, alone, plan_of, small_job, trained
 from worker.checkpoint.compatibility import dtype_of
 from worker.data.synthetic import SyntheticImages
-from worker.distributed.in_process import run_as_threads
-from worker.training.full_tensors import checksums
 from worker.training.precision import (
     EXACT,
     FP64,

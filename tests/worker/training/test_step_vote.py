@@ -9,9 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.worker.random_plan import any_plan
+from tests.worker.threads import run_as_threads
 from tests.worker.training.test_gradient_sync import buffers
 from tests.worker.training_runs import SomeLabels, drawn, plan_of, small_job
-from worker.distributed.in_process import run_as_threads
 from worker.layout.rank_layout import holdings_of, rank_places
 from worker.layout.tensor_table import table_of
 from worker.training.step_vote import StepContribution, StepVote, square_sum

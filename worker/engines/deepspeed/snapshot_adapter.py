@@ -8,11 +8,9 @@ a restored snapshot is loaded into them and from there into DeepSpeed.
 from __future__ import annotations
 
 import importlib.util
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -136,13 +134,11 @@ class DeepSpeedEngine:
     def roll_forward(self) -> StepReport | None:
         return None
 
-    def export_state(self) -> float:
-        begin_s = time.perf_counter()
+    def export_state(self) -> None:
         held = self._guarded(self._trainer.rank_tensors)
         logical = {key: whole for key, ((_, whole),) in held.items()}
         for buffer in self.buffers.values():
             load_full_tensors(buffer, logical, self.precision)
-        return time.perf_counter() - begin_s
 
     def import_state(self) -> None:
         state = merge_ranks([rank_tensors(self.buffers.values())], self.holdings.tables)
@@ -190,9 +186,10 @@ class DeepSpeedEngine:
             transport = self._transport
             if not isinstance(transport, ProcessTransport):
                 raise
-            if not _is_connection_error(error) and not transport.wait_failed():
+            is_connection_error = isinstance(error, dist.DistError) or "gloo" in str(error)
+            if not is_connection_error and not transport.wait_failed():
                 raise
-            return transport.run_guarded(partial(_reraise, error), "a DeepSpeed step")
+            transport.raise_cause(error, "a DeepSpeed step")
 
 
 def _check_available(job: Job, device: torch.device) -> None:
@@ -210,11 +207,3 @@ def _opened_backends() -> Iterator[Any]:
     for group in tuple(world.pg_map):
         for device in group._device_types:
             yield group._get_backend(device)
-
-
-def _is_connection_error(error: RuntimeError) -> bool:
-    return isinstance(error, dist.DistError) or "gloo" in str(error)
-
-
-def _reraise(error: RuntimeError) -> NoReturn:
-    raise error
