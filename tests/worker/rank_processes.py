@@ -45,6 +45,8 @@ def as_processes(folder: Path, size: int, body: Body, *args: Any) -> list[Any]:
     try:
         return [_result(end) for end in ends]
     finally:
+        for end in ends:
+            end.close()
         for process in processes:
             process.join(30)
             assert process.exitcode in (0, -signal.SIGKILL), f"a rank ended by {process.exitcode}"

@@ -16,7 +16,7 @@ from simulator.spec.job import Data, Job
 from tests.worker.threads import run_as_threads
 from worker.distributed.in_process import ThreadTransport
 from worker.distributed.interface import Collective
-from worker.models.apply_plan import LocalLayer, build_layer, tie
+from worker.models.apply_plan import LocalLayer, build_layers
 from worker.models.microbatch_context import MicroBatch, MicroBatchContext
 
 SMALL: dict[str, Any] = {"layers": 2, "hidden": 16, "heads": 4, "ffn": 24}
@@ -78,21 +78,9 @@ def layers_of(
 ) -> list[LocalLayer]:
     """Build all layers as one rank holds them, with tied layers tied."""
     now = MicroBatch(seed=3, step=7, samples=torch.tensor([4, 0, 6]))
-    layers = [
-        build_layer(
-            job,
-            number,
-            tp=tp,
-            tp_index=index,
-            group=group,
-            context=MicroBatchContext(now),
-            dtype=dtype,
-            device="cpu",
-        )
-        for number in range(len(job.model.layers))
-    ]
-    tie(layers)
-    return layers
+    share = {"tp": tp, "tp_index": index, "group": group}
+    everything = (0, len(job.model.layers))
+    return build_layers(job, everything, context=MicroBatchContext(now), dtype=dtype, **share)
 
 
 def one_pass(job: Job, layers: list[LocalLayer], *, recompute: bool = False) -> Pass:

@@ -18,7 +18,7 @@ from tests.worker.threads import run_as_threads
 from worker.data.batch import Samples
 from worker.distributed.in_process import ThreadTransport
 from worker.layout.tensor_table import tensors_of
-from worker.models.apply_plan import LocalLayer, build_layer, tie
+from worker.models.apply_plan import LocalLayer, build_layers
 from worker.models.loss import NO_LABEL
 from worker.models.microbatch_context import MicroBatch, MicroBatchContext
 from worker.training.full_tensors import TensorKey, merge_ranks, rank_tensors
@@ -141,20 +141,10 @@ class PlainLoop:
     def __init__(self, job: Job, *, dtype: torch.dtype, data: Any = None) -> None:
         self.job, self.data = job, data or SomeLabels(job)
         self._context = MicroBatchContext()
-        self.layers: list[LocalLayer] = [
-            build_layer(
-                job,
-                index,
-                tp=1,
-                tp_index=0,
-                group=None,
-                context=self._context,
-                dtype=dtype,
-                device="cpu",
-            )
-            for index in range(len(job.model.layers))
-        ]
-        tie(self.layers)
+        everything = (0, len(job.model.layers))
+        self.layers: list[LocalLayer] = build_layers(
+            job, everything, context=self._context, dtype=dtype
+        )
         self.parameters = list(
             {p: None for layer in self.layers for p in layer.module.parameters()}
         )

@@ -276,7 +276,9 @@ def _run_rank(body: Body, number: int, writing: int, parent: int) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
         def send(message: dict[str, Any]) -> None:
-            _write(writing, json.dumps(message).encode() + b"\n")
+            content = json.dumps(message).encode() + b"\n"
+            while content:
+                content = content[os.write(writing, content) :]
 
         code = _run_body(body, number, send)
     except BrokenPipeError:
@@ -304,8 +306,3 @@ def _run_body(body: Body, number: int, send: SendMessage) -> int:
         sys.stdout.flush()
         return 0
     return 1
-
-
-def _write(pipe: int, content: bytes) -> None:
-    while content:
-        content = content[os.write(pipe, content) :]

@@ -63,17 +63,14 @@ class AgentConnection:
             if must_deliver:
                 self._to_deliver.append(status)
         if must_deliver:
-            self._wake()
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._waker, b"!")
 
     def flush(self, timeout_s: float = 1.0) -> None:
         """Wait until all reports that must be delivered are sent, for at most 1 s."""
         deadline = time.monotonic() + timeout_s
         while self._to_deliver and time.monotonic() < deadline:
             time.sleep(0.005)
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._waker, b"!")
 
     # ---- the thread -----------------------------------------------------------------------------
 
@@ -85,7 +82,9 @@ class AgentConnection:
                 self._send()
                 self._receive()
             except OSError:
-                self._disconnect()
+                if self._socket is not None:
+                    self._socket.close()
+                    self._socket = None
                 time.sleep(_CONNECT_S)
         print("no agent reconnected", flush=True)
         os._exit(0)
@@ -97,11 +96,6 @@ class AgentConnection:
         self._waiting = b""
         self._sent_at = 0.0
         self._heard_at = time.monotonic()
-
-    def _disconnect(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
 
     def _send(self) -> None:
         while self._to_deliver:

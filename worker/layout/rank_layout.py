@@ -207,7 +207,11 @@ def all_buckets(holdings: Holdings) -> tuple[Bucket, ...]:
         for layer in sorted(holdings.holders, reverse=True)
         for rest in _buckets_of_layer(holdings, layer)
     ]
-    sizes = [_elements(holdings, layer, atoms, unsplit) for layer, atoms, unsplit, _ in parts]
+    sizes = []
+    for layer, atoms, with_unsplit, _ in parts:
+        specs = holdings.tables[layer]
+        split = atoms_layout(specs, atoms, atoms=holdings.atoms).elements
+        sizes.append(split + (unsplit_layout(specs).elements if with_unsplit else 0))
     owned: Counter[int] = Counter()
     owners: dict[int, int] = {}
     for number in sorted(range(len(parts)), key=lambda number: (-sizes[number], number)):
@@ -215,12 +219,6 @@ def all_buckets(holdings: Holdings) -> tuple[Bucket, ...]:
         owners[number] = min(ranks, key=lambda rank: (owned[rank], rank))
         owned[owners[number]] += sizes[number]
     return tuple(Bucket(*part, owners[number]) for number, part in enumerate(parts))
-
-
-def _elements(holdings: Holdings, layer: int, atoms: range, with_unsplit: bool) -> int:
-    specs = holdings.tables[layer]
-    split = atoms_layout(specs, atoms, atoms=holdings.atoms).elements
-    return split + (unsplit_layout(specs).elements if with_unsplit else 0)
 
 
 def _buckets_of_layer(

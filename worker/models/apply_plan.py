@@ -7,7 +7,7 @@ and values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from simulator.spec.job import Job
 from worker.distributed.interface import Collective
+from worker.layout.rank_layout import atoms_held
 from worker.layout.shards import shard_of, take_shard
 from worker.layout.split_spec import splits_of
 from worker.layout.tensor_table import table_of
@@ -78,10 +79,6 @@ class _TpShare:
     index: int
     group: Collective | None
 
-    def atoms(self, of: int) -> range:
-        each = of // self.tp
-        return range(self.index * each, (self.index + 1) * each)
-
 
 def build_layer(
     job: Job,
@@ -96,7 +93,6 @@ def build_layer(
     values: ShardValues | None = None,
 ) -> LocalLayer:
     """Build what a rank holds of one layer; ``values`` replaces the job's initial weights."""
-    assert job.max_tp % tp == 0, "a TP degree of a plan divides the job's largest"
     assert (group is None) == (tp == 1), "ranks that share a layer need a group"
     share = _TpShare(tp, tp_index, group)
     module, own = _build_full(job, index)
@@ -104,7 +100,7 @@ def build_layer(
     table = table_of(job, index)
     loss_group = _split(module, job, index, share, {spec.name: spec for spec in table})
     _key_dropout(module, index, share, context)
-    held = share.atoms(job.max_tp)
+    held = atoms_held(tp=tp, index=tp_index, atoms=job.max_tp)
     tensors = []
     for spec in table:
         if values is None:
@@ -119,6 +115,37 @@ def build_layer(
     assert not left, f"layer {index} has parameters that are not in its table: {left}"
     module.to(device)  # Moves buffers, which only custom layers have.
     return LocalLayer(index, module, tuple(tensors), job.model.vocab, loss_group)
+
+
+def build_layers(
+    job: Job,
+    indices: tuple[int, int],
+    *,
+    tp: int = 1,
+    tp_index: int = 0,
+    group: Collective | None = None,
+    context: MicroBatchContext,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    weights: Callable[[int], ShardValues] | None = None,
+) -> list[LocalLayer]:
+    """Build and tie what a rank holds of consecutive layers; ``weights`` as for ``build_layer``."""
+    layers = [
+        build_layer(
+            job,
+            index,
+            tp=tp,
+            tp_index=tp_index,
+            group=group,
+            context=context,
+            dtype=dtype,
+            device=device,
+            values=None if weights is None else weights(index),
+        )
+        for index in range(*indices)
+    ]
+    tie(layers)
+    return layers
 
 
 def _build_full(job: Job, index: int) -> tuple[nn.Module, ShardValues | None]:
@@ -233,16 +260,11 @@ def tie(layers: Sequence[LocalLayer]) -> None:
         return
     owned = {tensor.spec.name: tensor.parameter for tensor in first.tensors}
     for layer in layers:
-        layer.tensors = tuple(_tied(layer, layer.tensors, owned))
-
-
-def _tied(
-    layer: LocalLayer, tensors: Iterable[LocalTensor], owned: dict[str, nn.Parameter]
-) -> Iterable[LocalTensor]:
-    for tensor in tensors:
-        if tensor.spec.tied_name is None:
-            yield tensor
-            continue
-        parameter = owned[tensor.spec.tied_name]
-        _set_parameter(layer.module, tensor.spec.name, parameter)
-        yield LocalTensor(tensor.spec, parameter)
+        tensors = []
+        for tensor in layer.tensors:
+            name = tensor.spec.tied_name
+            parameter = tensor.parameter if name is None else owned[name]
+            if parameter is not tensor.parameter:
+                _set_parameter(layer.module, tensor.spec.name, parameter)
+            tensors.append(LocalTensor(tensor.spec, parameter))
+        layer.tensors = tuple(tensors)

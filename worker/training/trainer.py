@@ -20,10 +20,10 @@ from torch import Tensor
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 from worker.data.batch import FIRST_HASH, DataSource, next_hash
-from worker.distributed.interface import Collective, Transport
+from worker.distributed.interface import Transport
 from worker.layout.rank_layout import TIED, atoms_held, groups_of, rank_places
 from worker.layout.tensor_table import holdings_for
-from worker.models.apply_plan import LocalLayer, ShardValues, build_layer, tie
+from worker.models.apply_plan import ShardValues, build_layers
 from worker.models.microbatch_context import MicroBatchContext
 from worker.profiling.compute_time import ComputeTimer
 from worker.profiling.timeline import Recorder
@@ -142,7 +142,17 @@ class Trainer:
         }
         context = MicroBatchContext()
         group = opened.get(self.place.tp_ranks) if self.place.tp > 1 else None
-        layers = self._build(group, context, weights)
+        layers = build_layers(
+            job,
+            self.place.layers,
+            tp=self.place.tp,
+            tp_index=self.place.index,
+            group=group,
+            context=context,
+            dtype=self.precision.master,
+            device=self.device,
+            weights=weights,
+        )
         held = atoms_held(tp=self.place.tp, index=self.place.index, atoms=job.max_tp)
         self.buffers: Mapping[int, LayerBuffer] = layer_buffers(
             layers,
@@ -266,29 +276,6 @@ class Trainer:
         for buffer in self.buffers.values():
             load_full_tensors(buffer, logical, self.precision)
         self.progress = progress
-
-    def _build(
-        self,
-        group: Collective | None,
-        context: MicroBatchContext,
-        weights: Callable[[int], ShardValues] | None,
-    ) -> list[LocalLayer]:
-        layers = [
-            build_layer(
-                self.job,
-                index,
-                tp=self.place.tp,
-                tp_index=self.place.index,
-                group=group,
-                context=context,
-                dtype=self.precision.master,
-                device=self.device,
-                values=weights(index) if weights is not None else None,
-            )
-            for index in range(*self.place.layers)
-        ]
-        tie(layers)
-        return layers
 
     def _recomputed(self) -> frozenset[int]:
         """Return the layers that keep only their input; the head's backward follows its forward at

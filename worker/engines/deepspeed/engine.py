@@ -32,7 +32,7 @@ from worker.engines.deepspeed.config import DeepSpeedConfigError, optimizer_of
 from worker.engines.deepspeed.state import load_engine, pieces_of_engine
 from worker.layout.rank_layout import RankPlace, rank_places, sample_positions
 from worker.layout.tensor_table import table_of
-from worker.models.apply_plan import LocalLayer, ShardValues, build_layer, tie
+from worker.models.apply_plan import ShardValues, build_layers
 from worker.models.loss import NO_LABEL, loss_sum
 from worker.models.microbatch_context import MicroBatch, MicroBatchContext
 from worker.training.full_tensors import RankTensors, TensorKey
@@ -79,7 +79,14 @@ class DeepSpeedTrainer:
         with _without_messages():
             wait = timedelta(seconds=deadline_s)
             dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=wait)
-            self._layers = self._build(weights)
+            self._layers = build_layers(
+                job,
+                self.place.layers,
+                context=self._context,
+                dtype=torch.float32,
+                device=device,
+                weights=weights,
+            )
             self._engine = _engine(self._model, config)
             _keep_norm(self._engine)
         self._dtype = next(t.parameter.dtype for layer in self._layers for t in layer.tensors)
@@ -142,24 +149,6 @@ class DeepSpeedTrainer:
         """
         load_engine(self._engine, self.job, self._layers, logical, updates=progress.updates)
         self.progress = progress
-
-    def _build(self, weights: Callable[[int], ShardValues] | None) -> list[LocalLayer]:
-        layers = [
-            build_layer(
-                self.job,
-                index,
-                tp=1,
-                tp_index=0,
-                group=None,
-                context=self._context,
-                dtype=torch.float32,
-                device=self.device,
-                values=None if weights is None else weights(index),
-            )
-            for index in range(*self.place.layers)
-        ]
-        tie(layers)
-        return layers
 
     def _model(self) -> nn.Module:
         pipe: Any = importlib.import_module("deepspeed.pipe")

@@ -27,7 +27,7 @@ from worker.engines.deepspeed.engine import DeepSpeedTrainer, leave_groups
 from worker.engines.select import snapshot_job
 from worker.layout.rank_layout import rank_places
 from worker.layout.tensor_table import holdings_for
-from worker.models.apply_plan import ShardValues, build_layer, tie
+from worker.models.apply_plan import ShardValues, build_layers
 from worker.models.microbatch_context import MicroBatchContext
 from worker.models.starting_weights import zero_weights
 from worker.profiling.timeline import Recorder
@@ -151,21 +151,13 @@ class DeepSpeedEngine:
     def _buffers(self) -> dict[int, LayerBuffer]:
         """Return empty buffers for this rank's layers, in host memory."""
         job, rank = self.job, self.rank
-        layers = [
-            build_layer(
-                job,
-                index,
-                tp=1,
-                tp_index=0,
-                group=None,
-                context=MicroBatchContext(),
-                dtype=self.precision.master,
-                device="cpu",
-                values=zero_weights(job)(index),
-            )
-            for index in range(*rank_places(self.plan)[rank].layers)
-        ]
-        tie(layers)
+        layers = build_layers(
+            job,
+            rank_places(self.plan)[rank].layers,
+            context=MicroBatchContext(),
+            dtype=self.precision.master,
+            weights=zero_weights(job),
+        )
         return layer_buffers(
             layers,
             self.holdings.tables,
