@@ -24,8 +24,7 @@ class LogicalTensor:
     shape: tuple[int, ...]
     """Padded to a multiple of the atom size; the same under every plan of a job."""
     split_dim: int | None
-    """The dimension that is split into atoms; ``None``: every rank of the stage group holds all of
-    it."""
+    """The dimension that is split into atoms; ``None``: each rank of a stage group holds all."""
     gradient: Gradient = "same"
     """For an unsplit tensor: whether its ranks compute equal gradients or parts of a sum."""
     tied_name: str | None = None

@@ -315,8 +315,7 @@ def _join(state: State) -> Decision | None:
 
 
 def _may_join(state: State, record: GenerationRecord) -> bool:
-    """Return whether it is open, has this node as a member, and is neither left before nor
-    outdated."""
+    """Return whether it is open, has this node as a member, and is neither left nor outdated."""
     if record.state != "open" or state.node.id not in record.members:
         return False
     if state.store_silent_since is not None:
@@ -345,8 +344,7 @@ def _is_needed_by_others(state: State) -> bool:
 
 
 def _give_up_cut_off(state: State, gang: Gang) -> Decision | None:
-    """Give up workers that make no step while the store does not answer: their generation may be
-    over."""
+    """Give up workers without progress while the store is silent: others may have moved on."""
     if state.store_silent_since is None or gang.taking == "failed":
         return None
     still_since = max(state.store_silent_since, gang.advanced_at, state.resumed_at)

@@ -41,8 +41,7 @@ class Options:
     needed_s: float = 60.0
     """How long an agent that was asked to exit lets others fetch from its memory."""
     short_s: float = 60.0
-    """How long a node without room for snapshots reports that at least, as free memory
-    fluctuates."""
+    """The shortest time for which a node reports a lack of room: free memory fluctuates."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from simulator.documents.problems import InputError, Problem
 
 
 def lock_folder(folder: Path, *, service: str) -> int:
-    """Lock the folder until the returned descriptor is closed; ``InputError`` if that is
-    impossible."""
+    """Lock the folder until the returned descriptor is closed; ``InputError`` if it cannot."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = lock_file(folder / "lock")

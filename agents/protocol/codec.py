@@ -41,8 +41,7 @@ def decode(kind: type[T], data: bytes | str) -> T:
 
 
 def read(kind: type[T], raw: object) -> T:
-    """Build a record from plain values, as JSON gives them; raises ``WireError`` if they are
-    invalid."""
+    """Build a record from the values of a JSON document; raises ``WireError`` if invalid."""
     any_kind: Any = kind
     try:
         value = _reader(any_kind)(raw)

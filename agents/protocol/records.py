@@ -32,8 +32,7 @@ sealed. ``broken``: it lost the connection to a peer, is healthy itself, and wai
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fence:
-    """Orders messages by leader and generation: an agent refuses one below the highest it has
-    seen."""
+    """Orders messages by leader and generation; agents refuse one below the highest seen."""
 
     term: int
     generation: int
@@ -96,8 +95,7 @@ class Restore:
 
     point: Point
     source: Literal["start", "memory", "durable"]
-    """``start``: the untrained model. ``memory``: sealed snapshots on nodes. ``durable``: a
-    committed checkpoint."""
+    """The untrained model, sealed snapshots on nodes, or a committed checkpoint."""
 
 
 FIRST = Restore(Point(0, 0), "start")
@@ -212,8 +210,7 @@ class Report(Measured):
 
     node: NodeId
     number: int
-    """Grows with each report of this node; a report with a lower number than the last is
-    dropped."""
+    """Grows with each report of this node; one with a lower number is dropped."""
     heard: Fence
     """The highest fence it has seen; it refuses messages below."""
     generation: int = 0
@@ -250,8 +247,7 @@ class ReportReply:
 
     term: int | None
     release: Point | None = None
-    """Snapshots of the report's job before this point, and those that other generations left, can
-    be deleted."""
+    """The job's snapshots before this point, and those of other generations, can be deleted."""
     upload: Point | None = None
     """Upload this point now, whatever the interval is."""
     every_s: float = 1.0
@@ -365,8 +361,7 @@ OrderKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An operator's order or an agent's notice. It is stored under its id, which makes it
-    idempotent."""
+    """An operator's order or an agent's notice; idempotent, as it is stored under its id."""
 
     id: str
     kind: OrderKind

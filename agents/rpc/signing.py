@@ -28,8 +28,7 @@ _FORM = re.compile(r"time=(\d{1,12}(?:\.\d{1,6})?), nonce=([0-9a-f]{32}), mac=([
 
 
 class SignatureError(ValueError):
-    """A message is not signed with the key, is too old, or was received before; the text says
-    which."""
+    """A message is not signed with the key, too old, or received before; the text says which."""
 
 
 def read_key(path: Path) -> bytes:
@@ -61,8 +60,7 @@ def sign_reply(key: bytes, nonce: str, status: int, body: bytes) -> str:
 
 
 def ticket(key: bytes, job: str) -> str:
-    """Return the ticket of a job's workers, which lets them read the job's snapshots from other
-    agents."""
+    """Return the ticket with which a job's workers read its snapshots from other agents."""
     return _mac(key, "ticket", job)
 
 

@@ -1,5 +1,4 @@
-"""The connection to an etcd cluster: which member to ask, for how long, and what a failure
-means."""
+"""The connection to an etcd cluster: which member to ask, and what a failure means."""
 
 from __future__ import annotations
 
@@ -151,8 +150,7 @@ class EtcdMembers:
         return self._channels[member]
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the metadata of each call: the token, and that a member without a leader must end
-        streams."""
+        """Return each call's metadata: the token; members without a leader end streams."""
         leader = (("hasleader", "true"),)
         return (*leader, ("token", self.token)) if self.token else leader
 

@@ -1,5 +1,4 @@
-"""The client of the embedded store, for other processes of the machine, over sailord's Unix
-socket."""
+"""The embedded store's client in other processes, over sailord's Unix socket."""
 
 from __future__ import annotations
 

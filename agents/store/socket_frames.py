@@ -70,8 +70,7 @@ def pack_transaction(compares: Sequence[Compare], orders: Sequence[Operation]) -
 
 
 def read_transaction(frame: Frame) -> tuple[list[Compare], list[Operation]]:
-    """Decode a transaction; raises ``KeyError``, ``TypeError`` or ``ValueError`` if it is
-    invalid."""
+    """Decode a transaction; ``KeyError``, ``TypeError`` or ``ValueError`` if invalid."""
     compares = [read(COMPARES[kind], raw) for kind, raw in frame["compares"]]
     return compares, [read(OPERATIONS[kind], raw) for kind, raw in frame["orders"]]
 

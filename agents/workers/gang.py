@@ -277,22 +277,13 @@ class WorkerGang:
             self._exited(self._failure or "the workers ended as they started")
         if not gang or len(statuses) < len(gang):
             return
-        combined = combine(statuses)
         if any(status.taking == "failed" for status in statuses):
             return
+        combined = combine(statuses, at=self.clock.now())
         if combined.taking == "idle":
             self._is_over = True
             self._dismiss_idle_later()
-        self.feed(
-            GangReported(
-                self.clock.now(),
-                self.generation,
-                combined.taking,
-                combined.step,
-                combined.broken_peers,
-                measured=combined.measured,
-            )
-        )
+        self.feed(combined)
 
     async def _wait_end(self, member: WorkerProcess) -> None:
         await member.process.wait_ended()

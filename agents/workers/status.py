@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agents.core.model import GangReported
 from agents.protocol.records import Measured, NodeId, Point, Taking
 
 PROGRESS: tuple[Taking, ...] = ("fetching", "rebuilding", "verifying", "running", "stopped")
@@ -39,44 +40,40 @@ class WorkerStatus:
     """The last snapshot that it sealed."""
 
 
-@dataclass(frozen=True, slots=True)
-class GangStatus:
-    """The status of a node's workers taken together."""
-
-    taking: Taking
-    step: int
-    broken_peers: tuple[NodeId, ...]
-    measured: Measured
-
-
-def combine(statuses: Sequence[WorkerStatus]) -> GangStatus:
+def combine(statuses: Sequence[WorkerStatus], *, at: float = 0.0) -> GangReported:
     """Combine statuses of one generation: the node is as far as its slowest worker."""
     takings = {status.taking for status in statuses}
     least: Taking = next((taking for taking in PROGRESS if taking in takings), "idle")
-    peers = sorted({peer for status in statuses for peer in status.broken_peers})
-    step = min(status.step for status in statuses)
-    taking: Taking = "broken" if "broken" in takings else least
-    return GangStatus(taking, step, tuple(peers), _measured(statuses))
+    return GangReported(
+        at,
+        statuses[0].generation,
+        taking="broken" if "broken" in takings else least,
+        step=min(status.step for status in statuses),
+        broken_peers=tuple(sorted({peer for status in statuses for peer in status.broken_peers})),
+        measured=_measured(statuses),
+    )
 
 
 def _measured(statuses: Sequence[WorkerStatus]) -> Measured:
     """Take each figure from the slowest worker."""
+
+    def known(name: str) -> list[float]:
+        return [value for each in statuses if (value := getattr(each, name)) is not None]
+
     last = max(statuses, key=lambda status: (status.loss is not None, status.step))
-    rates = [status.tokens_per_s for status in statuses if status.tokens_per_s is not None]
     # Both figures come from one worker: they are parts of the same pause.
     stalls = [(status.stall_s, status.late_s) for status in statuses if status.stall_s is not None]
     stall_s, late_s = max(stalls, key=lambda pair: pair[0], default=(None, None))
-    settled = [status.settle_s for status in statuses if status.settle_s is not None]
     phases: dict[str, float] = {}
     for name, seconds in (phase for status in statuses for phase in status.phases):
         phases[name] = max(seconds, phases.get(name, 0.0))
     busy = sorted((status.rank, status.busy_s) for status in statuses if status.busy_s is not None)
     return Measured(
         loss=last.loss,
-        tokens_per_s=min(rates, default=None),
+        tokens_per_s=min(known("tokens_per_s"), default=None),
         stall_s=stall_s,
         late_s=late_s,
-        settle_s=max(settled, default=None),
+        settle_s=max(known("settle_s"), default=None),
         phases=tuple(phases.items()),
         busy=tuple(busy),
     )

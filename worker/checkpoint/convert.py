@@ -25,6 +25,7 @@ from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError, Problem
 from simulator.inputs.job_file import job_from_document, load_job
 from simulator.spec.job import Job
+from worker.checkpoint.compatibility import dtype_of, model_of
 from worker.checkpoint.snapshot_file import (
     PRELUDE,
     Header,
@@ -34,7 +35,6 @@ from worker.checkpoint.snapshot_file import (
     check_piece,
     checksum,
     create,
-    fingerprint,
     head_checksum,
     head_length,
     layer_number,
@@ -44,7 +44,7 @@ from worker.checkpoint.snapshot_file import (
 )
 from worker.data.batch import FIRST_HASH
 from worker.layout.rank_layout import TIED, FlatLayout, Tables, piece_layout
-from worker.layout.tensor_table import tables_of, tensors_of
+from worker.layout.tensor_table import tensors_of
 from worker.models.hf_weights import is_hf_model, open_checkpoint, to_huggingface
 from worker.training.optimizer import OptimizerStep
 from worker.training.precision import precision_of
@@ -296,12 +296,6 @@ def write_full(whole: FullCheckpoint, name: str, out: Path) -> Header:
         for layer in tables
         for piece in range(job.max_tp + 1)
     }
-    dtype_name = str(dtype).removeprefix("torch.")
-    moments = OptimizerStep.moment_count(job)
-    model = fingerprint(
-        tables_of(job),
-        atoms=job.max_tp, dtype=dtype_name, moments=moments,
-    )  # fmt: skip
     pieces = tuple(
         Piece(*key, 0, len(body), checksum(body), is_written=True)
         for key, body in sorted(bodies.items())
@@ -309,7 +303,8 @@ def write_full(whole: FullCheckpoint, name: str, out: Path) -> Header:
     header = with_offsets(
         Header(
             job=name, generation=0, step=whole.progress.step, term=0, rank=0, node="imported",
-            atoms=job.max_tp, layers=layers + 1, dtype=dtype_name, moments=moments, model=model,
+            atoms=job.max_tp, layers=layers + 1, dtype=dtype_of(job), model=model_of(job),
+            moments=OptimizerStep.moment_count(job),
             persist=True, progress=whole.progress, pieces=pieces,
         )
     )  # fmt: skip

@@ -151,8 +151,8 @@ class SnapshotManager:
         target: SnapshotTarget,
         transport: Transport,
         *,
-        on_sealed: Callable[[int], None],
-        on_milestone: OnMilestone,
+        on_sealed: Callable[[int], None] = lambda _: None,
+        on_milestone: OnMilestone = lambda _: None,
         on_no_room: Callable[[int], None] = lambda _: None,
     ) -> SnapshotManager:
         """Reserve room for all snapshot files that will exist at once."""
@@ -277,9 +277,7 @@ class SnapshotManager:
         return not float(group.all_reduce(missing))
 
     def seal_if_complete(self) -> bool:
-        """Seal the state after losing other ranks, if its last update is complete and there is
-        room.
-        """
+        """Seal the state after a loss, if its last update is complete and there is room."""
         step = self.trainer.progress.step
         if self.trainer.update_complete and step not in self.writer.steps:
             self.writer.room_wait_s = 0.0

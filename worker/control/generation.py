@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from simulator.documents.problems import InputError
 from simulator.spec.job import Job
@@ -35,7 +35,7 @@ from worker.checkpoint.snapshot_manager import (
 from worker.control.assignment import Assignment, OpenJob
 from worker.distributed.interface import PeerLostError, Transport, TransportError
 from worker.distributed.rendezvous import join_store, open_store, open_transport
-from worker.engines.deepspeed.snapshot_adapter import DeepSpeedEngine, DeepSpeedStore
+from worker.engines.deepspeed.snapshot_adapter import DeepSpeedEngine
 from worker.engines.interface import TrainingEngine
 from worker.engines.select import engine_for, snapshot_job
 from worker.layout.rank_layout import Holdings
@@ -46,8 +46,7 @@ from worker.profiling.timeline import Recorder
 from worker.training.trainer import NotANumberError, StepReport, Trainer
 
 FAIL_POINT = "SAILOR_FAIL_AT"
-"""Environment variable for tests, with a fail point ``RANK:WHERE:STEP@GENERATION`` or the path of a
-fail file."""
+"""Environment variable for tests: ``RANK:WHERE:STEP@GENERATION``, or the path of a fail file."""
 Report = Callable[[dict[str, Any], bool], None]
 """Reports the worker's status to the agent; with True, the report must be delivered."""
 
@@ -247,8 +246,12 @@ class GenerationRun:
             "weights": opened.weights,
         }
         if engine == "deepspeed":
-            store = DeepSpeedStore(self._store, about.generation, about.wait_s)
-            self._trainer = DeepSpeedEngine(*rank, store, opened.data, **shared)
+            store: Store = HashStore()  # For a single rank.
+            if self._store is not None:
+                store = PrefixStore(f"deepspeed/{about.generation}", self._store)
+            self._trainer = DeepSpeedEngine(
+                *rank, store, opened.data, deadline_s=about.wait_s, **shared
+            )
             return self._trainer
         self._trainer = Trainer(*rank, opened.data, busy=self._busy, **shared)
         return self._trainer

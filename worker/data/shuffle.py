@@ -47,9 +47,7 @@ def sample_numbers(
 
 
 def _shuffle(index: NDArray[np.int64], *, count: int, key: tuple[int, int]) -> NDArray[np.int64]:
-    """Permute by a Feistel network over an even number of bits, repeated until the result is in
-    range.
-    """
+    """Permute by a Feistel network, repeated until the result is in range."""
     half = np.uint64(max(1, ((count - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
     out = index.astype(np.uint64)

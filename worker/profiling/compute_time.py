@@ -68,9 +68,7 @@ class ComputeTimer:
 
     @property
     def typical_s(self) -> float | None:
-        """Return the median time of the last steps; ``None``: too few yet, and the first ones are
-        slow.
-        """
+        """Return the median of the last steps; ``None``: too few yet (the first are slow)."""
         enough = len(self._steps) > STEPS_KEPT // 2
         return statistics.median(self._steps) if enough else None
 

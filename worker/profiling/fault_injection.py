@@ -82,7 +82,5 @@ class FailFile:
 
 
 def parse_fail_point(text: str) -> FailPoint | FailFile | None:
-    """Parse a fail point or the path of a fail file; ``None``: neither. The workers' file has the
-    suffix ``.worker``; the path itself is the agent's.
-    """
+    """Parse a fail point, or the path of an agent's fail file: workers' have ``.worker`` added."""
     return FailFile(Path(f"{text}.worker")) if text.startswith("/") else FailPoint.parse(text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -78,9 +79,7 @@ class LayerBuffer:
         return found
 
     def gather_atoms(self, flat: Tensor, wanted: range) -> Tensor:
-        """Return some atoms as one flat tensor: the buffer itself if these are all atoms, else a
-        copy.
-        """
+        """Return some atoms as one flat tensor: the buffer if these are all, else a copy."""
         if wanted == self.held:
             return self.split_part(flat)
         image = atoms_layout(self.specs, wanted, atoms=self.atoms)
@@ -109,6 +108,19 @@ class LayerBuffer:
         """Write back a copy made by ``gather_bucket``."""
         if not bucket.with_unsplit:
             self.scatter_atoms(flat, bucket.atoms, values)
+
+    def take_over_parameters(self, precision: Precision) -> None:
+        """Copy the parameters' values into the buffers, and make the parameters views of them."""
+        for parameter, view in zip(self.parameters, self.views(self.master), strict=True):
+            view.copy_(parameter.detach())
+        if self.compute is not self.master:
+            precision.derive(self.master, into=self.compute)
+        self._gradients = self.views(self.gradient)
+        views = zip(self.parameters, self.views(self.compute), self._gradients, strict=True)
+        for parameter, view, gradient in views:
+            parameter.data = view
+            if self.compute.dtype == self.gradient.dtype:
+                parameter.grad = gradient
 
     def begin_step(self) -> None:
         """Zero the gradients."""
@@ -162,65 +174,21 @@ def layer_buffers(
                 found.setdefault(TIED, {})[name or tensor.spec.name] = tensor.parameter
             else:
                 own[tensor.spec.name] = tensor.parameter
-    return {
-        layer: _buffer(
-            layer,
-            tables[layer],
-            found[layer],
-            atoms=atoms,
-            held=held,
-            precision=precision,
-            moments=moments,
-            owned=tuple(bucket for bucket in owned if bucket.layer == layer),
-        )
-        for layer in sorted(found, reverse=True)
-    }
-
-
-def _buffer(
-    layer: int,
-    specs: tuple[LogicalTensor, ...],
-    parameters: Mapping[str, nn.Parameter],
-    *,
-    atoms: int,
-    held: range,
-    precision: Precision,
-    moments: int,
-    owned: tuple[Bucket, ...],
-) -> LayerBuffer:
-    split = atoms_layout(specs, held, atoms=atoms)
-    whole = unsplit_layout(specs)
-    device = next((p.device for p in parameters.values()), torch.device("cpu"))
-    elements = split.elements + whole.elements
-
-    def zeros(dtype: torch.dtype) -> Tensor:
-        return torch.zeros(elements, dtype=dtype, device=device)
-
-    master = zeros(precision.master)
-    compute = master if precision.computes_on_masters else zeros(precision.compute)
-    ordered = tuple(parameters[slot.spec.name] for slot in (*split.slots, *whole.slots))
-    buffer = LayerBuffer(
-        layer,
-        specs,
-        atoms,
-        held,
-        split,
-        whole,
-        ordered,
-        master,
-        compute,
-        zeros(precision.master),
-        tuple(zeros(precision.master) for _ in range(moments if owned else 0)),
-        owned,
-    )
-    for parameter, view in zip(ordered, buffer.views(master), strict=True):
-        view.copy_(parameter.detach())
-    if compute is not master:
-        precision.derive(master, into=compute)
-    gradients = buffer.views(buffer.gradient)
-    for parameter, view, gradient in zip(ordered, buffer.views(compute), gradients, strict=True):
-        parameter.data = view
-        if compute.dtype == buffer.gradient.dtype:
-            parameter.grad = gradient
-    buffer._gradients = gradients
-    return buffer
+    buffers = {}
+    for index in sorted(found, reverse=True):
+        specs, parameters = tables[index], found[index]
+        split, whole = atoms_layout(specs, held, atoms=atoms), unsplit_layout(specs)
+        device = next((p.device for p in parameters.values()), torch.device("cpu"))
+        zeros = partial(torch.zeros, split.elements + whole.elements, device=device)
+        master = zeros(dtype=precision.master)
+        computes_on_masters = precision.computes_on_masters
+        compute = master if computes_on_masters else zeros(dtype=precision.compute)
+        ordered = tuple(parameters[slot.spec.name] for slot in (*split.slots, *whole.slots))
+        kept = tuple(bucket for bucket in owned if bucket.layer == index)
+        gradient = zeros(dtype=precision.master)
+        kinds = tuple(zeros(dtype=precision.master) for _ in range(moments if kept else 0))
+        states = master, compute, gradient
+        buffer = LayerBuffer(index, specs, atoms, held, split, whole, ordered, *states, kinds, kept)
+        buffer.take_over_parameters(precision)
+        buffers[index] = buffer
+    return buffers

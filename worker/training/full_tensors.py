@@ -52,9 +52,7 @@ def rank_tensors(buffers: Iterable[LayerBuffer]) -> RankTensors:
 
 
 def kept_parts(buffer: LayerBuffer, kind: StateKind) -> list[tuple[range, bool]]:
-    """Return the atoms of this kind of state that a rank keeps, each with whether unsplit tensors
-    are.
-    """
+    """Return the ranges of atoms that a rank keeps, and whether with the unsplit tensors."""
     if kind.startswith("moment"):
         return [(part.atoms, part.with_unsplit) for part in buffer.owned]
     return [(buffer.held, True)]

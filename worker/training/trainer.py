@@ -57,9 +57,7 @@ class SnapshotHook(Protocol):
     """Takes snapshots; is asked before the state changes."""
 
     def wants_to_stop(self, step: int) -> bool:
-        """Return whether this step shall be the last; called when its gradients are complete, may
-        wait.
-        """
+        """Return whether this step is the last; called with complete gradients, may wait."""
 
     def before_update(self) -> None:
         """Wait until the state may be changed."""
@@ -278,9 +276,7 @@ class Trainer:
         self.progress = progress
 
     def _recomputed(self) -> frozenset[int]:
-        """Return the layers that keep only their input; the head's backward follows its forward at
-        once.
-        """
+        """Return the layers that keep only their input; not the head, used again at once."""
         if self.place.recompute == "none":
             return frozenset()
         layers = self.job.model.layers

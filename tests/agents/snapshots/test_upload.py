@@ -51,7 +51,8 @@ def test_an_object_is_a_sealed_file_of_the_chosen_pieces(tmp_path, kind):
     copy = snapshot_file.partial_header(snapshot.header, [(0, 1), (1, 2)])
     uri = f"{kind}://{tmp_path}/far/job/1-5/0-a.snap"
     upload_pieces(uri, snapshot.path, copy)
-    (tmp_path / "back.snap").write_bytes(fsspec.open(uri, "rb").open().read())
+    with fsspec.open(uri, "rb") as written:
+        (tmp_path / "back.snap").write_bytes(written.read())
     back = snapshot_file.read_header(tmp_path / "back.snap")
     assert back == copy
     found = {

@@ -87,11 +87,7 @@ def train(
         if after is not None:
             restore(trainer, root, after, sources)
         keeper = SnapshotManager.open(
-            trainer,
-            target(root, plan, transport.rank, generation=number),
-            transport,
-            on_sealed=lambda _: None,
-            on_milestone=lambda _: None,
+            trainer, target(root, plan, transport.rank, generation=number), transport
         )
         trainer.snapshot_hook = keeper
         keeper.replicated(10**9)

@@ -39,19 +39,9 @@ def said(memory: Path, plan: Plan, *, flipped_at: int | None, stop_at: int = 99)
     def body(transport: ThreadTransport) -> str:
         rank = transport.rank
         trainer = Trainer(JOB, plan, rank, transport, SomeLabels(JOB))
-        target = SnapshotTarget(
-            "j",
-            1,
-            1,
-            plan.pipelines[rank].stages[0].places[0].node or "",
-            memory / str(rank),
-            1,
-            2,
-            {},
-        )
-        keeper = SnapshotManager.open(
-            trainer, target, transport, on_sealed=lambda _: None, on_milestone=lambda _: None
-        )
+        node = plan.pipelines[rank].stages[0].places[0].node or ""
+        target = SnapshotTarget("j", 1, 1, node, memory / str(rank), 1, 2, {})
+        keeper = SnapshotManager.open(trainer, target, transport)
         trainer.snapshot_hook = keeper
         keeper.replicated(99)
         try:

@@ -34,9 +34,7 @@ def keeper(tmp_path: Path):
     transport = ThreadWorld(1).transport(0)
     trainer = Trainer(JOB, alone(JOB), 0, transport, SomeLabels(JOB))
     target = SnapshotTarget("j", 1, 1, "n", tmp_path, 1, 4, {})
-    found = SnapshotManager.open(
-        trainer, target, transport, on_sealed=lambda _: None, on_milestone=lambda _: None
-    )
+    found = SnapshotManager.open(trainer, target, transport)
     trainer.snapshot_hook = found
     yield found
     found.close()
@@ -101,9 +99,7 @@ def test_room_for_one_file_is_too_little(tmp_path):
         with pytest.raises(
             snapshot_file.NoRoomError, match=r"2 files at once: .* MiB are needed"
         ) as raised:
-            SnapshotManager.open(
-                trainer, target, transport, on_sealed=lambda _: None, on_milestone=lambda _: None
-            )
+            SnapshotManager.open(trainer, target, transport)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert raised.value.filename == str(tmp_path)

@@ -17,8 +17,7 @@ from worker.training.optimizer import BETA_1, BETA_2, EPSILON, MOMENTUM, WEIGHT_
 _LEFT_OPEN = "auto"
 """Marks settings that are to be filled in."""
 _NEVER_CLIPPED = 1e30
-"""DeepSpeed reports the gradient norm only if it may have to clip, so this limit is never
-reached."""
+"""A limit that is never reached: DeepSpeed reports the norm only if it may have to clip."""
 
 # Names that deepspeed 0.19 knows; it accepts torch's optimizers as well.
 _OPTIMIZERS = ("Adagrad", "Adam", "AdamW", "Lamb", "Lion", "MuAdam", "MuAdamW", "Muon", "MuSGD")
@@ -57,9 +56,7 @@ def read_config(path: Path | None, plan: Plan, job: Job) -> dict[str, Any]:
 
 
 def optimizer_of(job: Job) -> dict[str, Any]:
-    """Return the job's optimizer by DeepSpeed's name; torch's implementation, which is not
-    compiled.
-    """
+    """Return the job's optimizer by DeepSpeed's name: torch's, which needs no compiler."""
     rate = {"lr": job.learning_rate}
     if job.optimizer == "sgd":
         return {"type": "SGD", "params": {**rate, "momentum": MOMENTUM}}

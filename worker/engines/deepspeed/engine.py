@@ -214,9 +214,7 @@ class DeepSpeedTrainer:
         return loss
 
     def _read(self) -> tuple[list[tuple[Tensor, Tensor]], int, int, int]:
-        """Return this pipeline's micro batches, and summed over all ranks: digests, labels, stop
-        requests.
-        """
+        """Return the micro batches, and over all ranks: digest sum, labels, stop requests."""
         place = self.place
         batches: list[tuple[Tensor, Tensor]] = []
         counts = torch.zeros(3, dtype=torch.int64, device=self.device)
@@ -251,9 +249,7 @@ class DeepSpeedTrainer:
         self._bad[layer] |= ~torch.isfinite(output.detach()).all()
 
     def _raise_if_not_finite(self) -> NoReturn:
-        """Raise ``NotANumberError`` with the first non-finite layer and its rank, on all ranks
-        alike.
-        """
+        """Raise ``NotANumberError`` on all ranks with the first non-finite layer and its rank."""
         ranks, layers = dist.get_world_size(), len(self._bad)
         first = int(self._bad.nonzero()[0]) if self._bad.any() else layers
         found = torch.tensor(first * ranks + self.place.rank, device=self.device)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch._C._distributed_c10d import Store
 
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job
@@ -44,24 +44,6 @@ from worker.training.trainer import (
 )
 from worker.training.zero1 import owned_buckets
 
-_PREFIX = "deepspeed"
-
-
-@dataclass(frozen=True, slots=True)
-class DeepSpeedStore:
-    """The store of a generation's ranks."""
-
-    store: Store | None
-    """``None``: there is a single rank."""
-    generation: int
-    deadline_s: float
-
-    def for_deepspeed(self) -> Store:
-        """Return a part of it for torch and DeepSpeed."""
-        if self.store is None:
-            return HashStore()
-        return PrefixStore(f"{_PREFIX}/{self.generation}", self.store)
-
 
 class DeepSpeedEngine:
     """One rank trained by DeepSpeed, as a ``TrainingEngine``."""
@@ -72,9 +54,10 @@ class DeepSpeedEngine:
         plan: Plan,
         rank: int,
         transport: Transport,
-        store: DeepSpeedStore,
+        store: Store,
         data: DataSource,
         *,
+        deadline_s: float,
         device: torch.device,
         recorder: Recorder,
         weights: Callable[[int], ShardValues] | None,
@@ -92,12 +75,8 @@ class DeepSpeedEngine:
             self.world_group = transport.group(tuple(range(plan.device_count)))
             transport.also_abort(_opened_backends)
         config = read_config(None, plan, job)
-        shared: dict[str, Any] = {"device": device, "weights": weights}
-
-        def build() -> DeepSpeedTrainer:
-            own, wait_s = store.for_deepspeed(), store.deadline_s
-            return DeepSpeedTrainer(job, plan, rank, own, data, config, deadline_s=wait_s, **shared)
-
+        shared: dict[str, Any] = {"device": device, "deadline_s": deadline_s, "weights": weights}
+        build = partial(DeepSpeedTrainer, job, plan, rank, store, data, config, **shared)
         try:
             self._trainer: DeepSpeedTrainer = self._guarded(build)
         except BaseException:
