@@ -201,10 +201,7 @@ def main() -> None:
         for hidden in wishes.hidden:
             with report_stolen_time(), tempfile.TemporaryDirectory() as folder:
                 events = under_sailor(processes, hidden, Path(folder))
-                others = {
-                    "restart": by_restart(Path(folder)),
-                    "floor": floor_s(processes),
-                }
+                others = {"restart": by_restart(Path(folder)), "floor": floor_s(processes)}
             show(processes, hidden, events, others)
             found.append({"processes": processes, "hidden": hidden, "events": events, **others})
     if wishes.json is not None:

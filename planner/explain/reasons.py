@@ -71,11 +71,7 @@ def explain_event(search: EventSearch, best: JudgedPlan) -> tuple[tuple[Rejected
 
 
 def _explain(
-    lots: Sequence[Lot],
-    limits: Limits,
-    found: Sequence[_Judged],
-    best: _Judged,
-    bottleneck: str,
+    lots: Sequence[Lot], limits: Limits, found: Sequence[_Judged], best: _Judged, bottleneck: str
 ) -> tuple[tuple[Rejected, ...], Why]:
     families: dict[str, _Judged] = {}
     for one in found:

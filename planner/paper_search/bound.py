@@ -98,6 +98,9 @@ class _Questions:
 
     def least_by_cells(self, family: Family, known: Bounds) -> float:
         """Least objective where dollars count, by cells of the iteration time."""
+        if not 0 < known.objective < math.inf:
+            # Without a known plan no cell of time ends anywhere, and nothing is cheaper than free.
+            return float(family.worth.min())
         low = family.bounds.min(axis=1)
         longest = np.full(len(low), self._longest(known.seconds))
         if self.limits.goal_is_cost:
@@ -185,7 +188,8 @@ class _Questions:
         # A separate bound is known for each number of stages.
         taken = family.bounds[asked.rows[row], : len(whole)].T
         possible &= taken <= asked.seconds[row]
-        usd = usd_per_s * np.maximum(taken, asked.at_least[row])
+        with np.errstate(invalid="ignore"):
+            usd = usd_per_s * np.maximum(taken, asked.at_least[row])
         if self.limits.usd_max is not None:
             possible &= usd <= self.limits.usd_max
         hourly = self.limits.objective.max_usd_per_hour

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.paper_search.formula_tables import LAYER_ROUNDING, PaperModel
-from planner.paper_search.layouts import Layout, Lots
+from planner.paper_search.formula_tables import LAYER_ROUNDING, Link, PaperModel, ring_seconds
+from planner.paper_search.layouts import Layout, Lots, dealt_runs
 from planner.pipelines.plan_shape import PlanShape, Run
 from simulator.arrays import Bools, Floats, Ints
-from simulator.estimate.paper_formula import BUCKET_BYTES, MOST_TP_SHARING_GRADIENTS
+from simulator.estimate.paper_formula import MOST_TP_SHARING_GRADIENTS
 
 HALVINGS = 9
 """Bisection steps for a chain's time limit."""
@@ -100,11 +100,11 @@ class OptionTables:
                     usd[i, j] = rates[one, other]
         return seconds, usd
 
-    def _ring_links(self, resource: int) -> list[tuple[float, float, float]]:
+    def _ring_links(self, resource: int) -> list[Link]:
         """Curves between neighbours of a ring, which visits the sites in order."""
         lots = self.layout.lots(resource)
         ends = [(self.model.lots[k].zone, self.model.lots[k].gpu) for k in lots]
-        found: dict[tuple[float, float, float], None] = {}
+        found: dict[Link, None] = {}
         for one, other in [(e, e) for e in ends] + list(itertools.pairwise(ends)):
             curve = self.model.network.measured.raw_between.get((one, other), {}).get((1, 1))
             if curve is None or curve.polynomial is None:
@@ -123,18 +123,14 @@ class OptionTables:
 
     def ring_s(self, resource: Ints, size: Floats, replicas: Floats) -> Floats:
         """Seconds to synchronise ``size`` bytes between replicas on a resource."""
-        full, rest = np.divmod(size, BUCKET_BYTES)
         found = np.zeros(np.broadcast_shapes(resource.shape, size.shape, replicas.shape))
         for index, links in enumerate(self.links):
             here = resource == index
             if not here.any():
                 continue
             for link in links:
-                step = _step_s(link, rest / replicas) + np.where(
-                    full > 0, np.maximum(full, 1) * _step_s(link, BUCKET_BYTES / replicas), 0.0
-                )
                 # A link of unknown speed makes the time infinite, except for a single replica.
-                around = np.where(replicas > 1, 2 * np.maximum(replicas - 1, 1) * step, 0.0)
+                around = np.where(replicas > 1, ring_seconds(link, size, replicas), 0.0)
                 found = np.where(here, np.maximum(found, around), found)
         return found
 
@@ -344,28 +340,7 @@ class OptionTables:
 
     def _dealt(self, site: tuple[Lots, ...], row: list[int], count: int) -> list[list[Run]] | None:
         """Runs of each stage, large groups first, so that they fit whole machines."""
-        taken: dict[int, dict[int, int]] = {}
-        runs: list[list[Run]] = [[] for _ in row]
-        for at in sorted(range(len(row)), key=lambda s: -self.options[row[s]][1]):
-            resource, tp = self.options[row[at]]
-            left = count
-            for lot in site[resource]:
-                held = taken.setdefault(lot, {})
-                room = self.model.lots[lot].room(tp)
-                room = min(room - sum(n * (size // tp) for size, n in held.items()), left)
-                if room > 0:
-                    held[tp] = held.get(tp, 0) + room
-                    runs[at].append((lot, tp, room))
-                    left -= room
-            if left:
-                return None
-        return runs
-
-
-def _step_s(link: tuple[float, float, float], size: Floats) -> Floats:
-    """Seconds of one message; infinite where the fitted bandwidth is not positive."""
-    scaled = np.log2(np.maximum(size, 1e-3) / 1e6)
-    speed = (link[0] * scaled * scaled + link[1] * scaled + link[2]) * 1e9
-    time = np.where(speed > 0, size / np.where(speed > 0, speed, 1.0), np.inf)
-    found: Floats = np.where(size > 0, time, 0.0)
-    return found
+        order = sorted(range(len(row)), key=lambda s: -self.options[row[s]][1])
+        options = ((s, *self.options[row[s]]) for s in order)
+        wanted = ((s, tp, count, site[resource]) for s, resource, tp in options)
+        return dealt_runs(self.model.lots, wanted, len(row))

@@ -16,7 +16,7 @@ import numpy as np
 from planner.paper_search.family_bounds import Family
 from planner.paper_search.formula_tables import PaperModel
 from planner.paper_search.polish import Workbench
-from planner.pipelines.plan_shape import PlanShape, Run
+from planner.pipelines.plan_shape import PlanShape, Run, equal_cuts
 from planner.problem.bounds import TooManyPlansError
 
 GPUS_MAX = 10
@@ -145,9 +145,8 @@ class ExhaustiveSearch:
 
 
 def _is_uniform(cuts: tuple[int, ...]) -> bool:
-    """Whether sizes never fall and differ by at most one: the published split."""
-    sizes = [b - a for a, b in itertools.pairwise(cuts)]
-    return sizes == sorted(sizes) and sizes[-1] - sizes[0] <= 1
+    """Whether this is the published split of the layers."""
+    return cuts == equal_cuts(cuts[-1], len(cuts) - 1)
 
 
 def runs_of(column: Sequence[Option]) -> tuple[Run, ...]:

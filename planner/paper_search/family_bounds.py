@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.paper_search.formula_tables import PaperModel
+from planner.paper_search.formula_tables import Link, PaperModel, ring_seconds
 from simulator.arrays import Floats, Ints
 from simulator.estimate.paper_formula import BUCKET_BYTES, MOST_TP_SHARING_GRADIENTS
 
@@ -146,10 +146,6 @@ class Family:
     """In units of the objective."""
 
 
-Link = tuple[float, float, float]
-"""Polynomial of a fitted bandwidth curve."""
-
-
 def rings_of(
     model: PaperModel, replicas: Sequence[int], *, most: int, known: dict[Link, Floats]
 ) -> Rings:
@@ -171,7 +167,7 @@ def rings_of(
         links = _quickest(_links(model, kind), float(sizes[0]) / len(count), BUCKET_BYTES)
         for link in links:
             if link not in known or len(known[link]) < len(count):
-                known[link] = _ring_s(link, sizes, count)
+                known[link] = ring_seconds(link, sizes, count)
         every = [known[link][: len(count)] for link in links] or [
             np.full((len(count), len(sizes)), np.inf)
         ]
@@ -214,22 +210,6 @@ def _quickest(links: list[Link], least: float, most: float) -> list[Link]:
         if not any(beats(other, link) for other in kept):
             kept = [other for other in kept if not beats(link, other)] + [link]
     return kept
-
-
-def _ring_s(link: Link, sizes: Floats, count: Floats) -> Floats:
-    """[replicas index, size]; infinite where the fitted bandwidth is not positive."""
-    full, rest = np.divmod(sizes, BUCKET_BYTES)
-
-    def step_s(size: Floats) -> Floats:
-        scaled = np.log2(np.maximum(size, 1e-3) / 1e6)
-        speed = (link[0] * scaled * scaled + link[1] * scaled + link[2]) * 1e9
-        time = np.where(speed > 0, size / np.where(speed > 0, speed, 1.0), np.inf)
-        return np.where(size > 0, time, 0.0)
-
-    bucket_s = step_s(BUCKET_BYTES / count)
-    whole_s = np.where(full > 0, np.maximum(full, 1) * bucket_s, 0.0)
-    found: Floats = 2 * np.maximum(count - 1, 1) * (step_s(rest / count) + whole_s)
-    return found
 
 
 def price_directions(kinds: int) -> Floats:

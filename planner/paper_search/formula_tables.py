@@ -24,11 +24,15 @@ from simulator.estimate.paper_formula import (
     OVERHEAD_BYTES,
     OVERHEAD_TP1_BYTES,
     STATE_BYTES_PER_PARAMETER,
+    all_reduce_s,
+    sent_s,
 )
 from simulator.layer_costs.profile import Profile
 from simulator.network.network import Network
 from simulator.spec.plan import Pipeline, Plan, Stage
 
+Link = tuple[float, float, float]
+"""Polynomial of a fitted bandwidth curve."""
 LAYER_ROUNDING = 1e-12
 """Relative tolerance for sums of layer times, so that rounding never costs a layer."""
 
@@ -138,13 +142,7 @@ class PaperModel:
 
     def ring_s(self, one: int, other: int, size: float, replicas: int) -> float:
         """Seconds of a gradient all-reduce whose slowest link is between two lots."""
-        if replicas == 1:
-            return 0.0
-        full, rest = divmod(size, BUCKET_BYTES)
-        step = self.send_s(one, 1, other, 1, rest / replicas)
-        if full:
-            step += full * self.send_s(one, 1, other, 1, BUCKET_BYTES / replicas)
-        return 2 * (replicas - 1) * step
+        return all_reduce_s(size, replicas, lambda each: self.send_s(one, 1, other, 1, each))
 
     def egress_usd_per_byte(self, one: int, other: int) -> float:
         """Dollars per byte between two lots; infinite where unknown."""
@@ -158,7 +156,7 @@ class PaperModel:
 
     def judge(self, shape: PlanShape) -> FormulaEstimate:
         """Time and cost; infinite time where the formula rejects the plan."""
-        b, replicas, last = shape.micro_batch, shape.replicas, shape.stages - 1
+        b, replicas = shape.micro_batch, shape.replicas
         most, _ = micro_batch_counts(self.global_batch // b, replicas)
         compute = []
         update = 0.0
@@ -169,15 +167,19 @@ class PaperModel:
                 slowest = max(slowest, float(row[shape.cuts[s + 1]] - row[shape.cuts[s]]))
                 update = max(update, self.update_s(gpu, tp, b))
             compute.append(slowest)
-        ahead, back = [], []
-        for s in range(last):
+        ahead, back = [], [0.0]
+        for s in range(shape.stages - 1):
             size = self.output_bytes(shape.cuts[s + 1], b)
             pairs = {(one, other) for one, other, _, _ in paired(*shape.columns[s : s + 2])}
             ahead.append(max(self.send_s(*one, *other, size) for one, other in pairs))
             back.append(max(self.send_s(*other, *one, size) for one, other in pairs))
         rates = self._egress_rates(shape)
         egress = float(rates @ self._counts(shape, rates)) if rates.any() else 0.0
-        levels = [seconds + _transfer_s(s, last, ahead, back) for s, seconds in enumerate(compute)]
+        ahead.append(0.0)
+        levels = [
+            seconds + sent_s(s, shape.stages, ahead[s], back[s])
+            for s, seconds in enumerate(compute)
+        ]
         sync = 0.0
         for s, column in enumerate(shape.columns):
             whole = float(self._gradient[shape.cuts[s + 1]] - self._gradient[shape.cuts[s]])
@@ -271,18 +273,27 @@ class PaperModel:
         )
 
 
+def message_s(link: Link, size: Floats) -> Floats:
+    """Seconds of a message over a link; infinite where the fitted bandwidth is not positive."""
+    scaled = np.log2(np.maximum(size, 1e-3) / 1e6)
+    speed = (link[0] * scaled * scaled + link[1] * scaled + link[2]) * 1e9
+    time = np.where(speed > 0, size / np.where(speed > 0, speed, 1.0), np.inf)
+    found: Floats = np.where(size > 0, time, 0.0)
+    return found
+
+
+def ring_seconds(link: Link, size: Floats, replicas: Floats) -> Floats:
+    """``all_reduce_s`` over one link for arrays; that of two replicas where there is one."""
+    full, rest = np.divmod(size, BUCKET_BYTES)
+    bucket_s = message_s(link, BUCKET_BYTES / replicas)
+    step_s = message_s(link, rest / replicas)
+    step_s = step_s + np.where(full > 0, np.maximum(full, 1) * bucket_s, 0.0)
+    found: Floats = 2 * np.maximum(replicas - 1, 1) * step_s
+    return found
+
+
 def _ring(column: tuple[Run, ...]) -> set[tuple[int, int]]:
     """Lots of consecutive replicas; the pair that closes the ring does not affect the time."""
     found = {(lot, lot) for lot, _, count in column if count > 1}
     found.update((one[0], other[0]) for one, other in pairwise(column))
     return found
-
-
-def _transfer_s(s: int, last: int, ahead: list[float], back: list[float]) -> float:
-    if last == 0:
-        return 0.0
-    if s == 0:
-        return ahead[0] if last <= 2 else 2 * ahead[0]
-    if s == last:
-        return 2 * back[s - 1]
-    return ahead[s] + back[s - 1]

@@ -1,20 +1,25 @@
-"""Layouts of a chain's stages: lots that serve as one resource, site by site."""
+"""Which lots to use together: layouts of a chain's stages, and sites where pipelines stay."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.paper_search.formula_tables import PaperModel
-from planner.paper_search.selection import TYPICAL_BYTES, zone_chain
+from planner.pipelines.plan_shape import Run
+from planner.problem.inventory import Lot
 
+TYPICAL_BYTES = 4e8
+"""A message size for comparing links."""
 LINKS_ALIKE = 1.5
 """Zones whose links differ by less than this factor count as one place."""
 SPREAD_LOTS_MAX = 6
 """Pipelines across zones are tried over at most this many lots."""
 
-
 Lots = tuple[int, ...]
+Sites = tuple[Lots, ...]
+"""Lots among which a pipeline may be spread freely, usually those of one zone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +42,13 @@ class Layout:
 def layouts(model: PaperModel, *, counts_money: bool) -> list[Layout]:
     """Each zone alone, then growing sets of zones: pipelines within zones, or across them."""
     zones = zone_chain(model)
-    found = []
-    seen: set[object] = set()
+    alone: dict[object, Layout] = {}
     for zone in zones:
         site = _by_machine(model, [zone])
-        face = _face(model, [lot for lots in site for lot in lots])
-        if face not in seen:
-            seen.add(face)
-            found.append(Layout((site,)))
+        alone.setdefault(
+            _offers_and_links(model, [k for lots in site for k in lots]), Layout((site,))
+        )
+    found = list(alone.values())
     for size in range(2, len(zones) + 1):
         near = zones[:size]
         pooled = _by_machine(model, near)
@@ -58,6 +62,85 @@ def layouts(model: PaperModel, *, counts_money: bool) -> list[Layout]:
     return found
 
 
+def selections(model: PaperModel) -> Iterator[Sites]:
+    """Combinations of kinds and zones, small ones first, as the sites of their lots."""
+    kinds = sorted({lot.gpu for lot in model.lots})
+    zones = zone_chain(model)
+    kind_sets = [
+        set(chosen)
+        for size in range(1, len(kinds) + 1)
+        for chosen in itertools.combinations(kinds, size)
+    ]
+    zone_sets = [[zone] for zone in zones] + [zones[:size] for size in range(2, len(zones) + 1)]
+    seen: set[object] = set()
+    for chosen, where in itertools.product(kind_sets, zone_sets):
+        each = (
+            tuple(k for k, lot in enumerate(model.lots) if lot.zone == zone and lot.gpu in chosen)
+            for zone in where
+        )
+        sites = tuple(site for site in each if site)
+        if {model.lots[k].gpu for site in sites for k in site} != chosen:
+            continue
+        if len(sites) == 1:
+            # Zones with equal offers and equal links are searched once.
+            face = _offers_and_links(model, sites[0])
+            if face in seen:
+                continue
+            seen.add(face)
+        for split in (sites, (tuple(k for site in sites for k in site),)):
+            if split not in seen:
+                seen.add(split)
+                yield split
+
+
+def dealt_runs(
+    lots: Sequence[Lot], wanted: Iterable[tuple[int, int, int, Sequence[int]]], stages: int
+) -> list[list[Run]] | None:
+    """Runs by stage for groups given to lots one after the other; ``None`` if they do not fit.
+
+    ``wanted`` has the stage, TP degree and number of groups, and the lots that may hold them.
+    """
+    taken: dict[int, dict[int, int]] = {}
+    runs: list[list[Run]] = [[] for _ in range(stages)]
+    for stage, tp, count, candidates in wanted:
+        left = count
+        for lot in candidates:
+            held = taken.setdefault(lot, {})
+            room = lots[lot].room(tp) - sum(n * (size // tp) for size, n in held.items())
+            room = min(room, left)
+            if room > 0:
+                held[tp] = held.get(tp, 0) + room
+                runs[stage].append((lot, tp, room))
+                left -= room
+        if left:
+            return None
+    return runs
+
+
+def zone_chain(model: PaperModel) -> list[str]:
+    """The zones, starting with the largest, each next one closest to those before."""
+    gpus: dict[str, int] = {}
+    for lot in model.lots:
+        gpus[lot.zone] = gpus.get(lot.zone, 0) + lot.gpus
+    left = sorted(gpus, key=lambda zone: (-gpus[zone], zone))
+    chain = [left.pop(0)]
+    while left:
+        nearest = min(left, key=lambda zone: (max(_ring_s(model, zone, z) for z in chain), zone))
+        left.remove(nearest)
+        chain.append(nearest)
+    return chain
+
+
+def _ring_s(model: PaperModel, zone: str, other: str) -> float:
+    """Seconds of a typical ring between two zones, over their best link."""
+    return min(
+        model.ring_s(a, b, TYPICAL_BYTES, 8)
+        for a, one in enumerate(model.lots)
+        for b, two in enumerate(model.lots)
+        if (one.zone, two.zone) == (zone, other)
+    )
+
+
 def _by_machine(model: PaperModel, zones: list[str]) -> tuple[Lots, ...]:
     """The lots of each machine type, in the order of the zones."""
     kinds = sorted({(lot.gpu, lot.machine) for lot in model.lots if lot.zone in zones})
@@ -69,14 +152,13 @@ def _only(model: PaperModel, lots: tuple[Lots, ...], zone: str) -> tuple[Lots, .
     return tuple(tuple(k for k in each if model.lots[k].zone == zone) for each in lots)
 
 
-def _face(model: PaperModel, lots: Sequence[int]) -> object:
+def _offers_and_links(model: PaperModel, lots: Sequence[int]) -> object:
     """Equal for zones with equal offers and equal links."""
     offer = tuple(
         (lot.gpu, lot.machines, lot.price_usd_per_gpu_hour, lot.spot_gpus)
         for lot in (model.lots[k] for k in lots)
     )
-    pace = tuple(f"{model.ring_s(a, b, TYPICAL_BYTES, 8):.2g}" for a in lots for b in lots)
-    return offer, pace
+    return offer, tuple(f"{model.ring_s(a, b, TYPICAL_BYTES, 8):.2g}" for a in lots for b in lots)
 
 
 def _has_alike_links(model: PaperModel, pooled: tuple[Lots, ...]) -> bool:

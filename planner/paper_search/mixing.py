@@ -13,15 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.paper_search.formula_tables import PaperModel
+from planner.paper_search.layouts import Lots, Sites, dealt_runs
 from planner.pipelines.plan_shape import PlanShape, Run
-from simulator.estimate.paper_formula import MOST_TP_SHARING_GRADIENTS
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """Lots among which pipelines may be spread freely, usually those of one zone."""
-
-    lots: tuple[int, ...]
+from simulator.estimate.paper_formula import MOST_TP_SHARING_GRADIENTS, sent_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +33,17 @@ class Mixer:
     def __init__(
         self,
         model: PaperModel,
-        sites: Sequence[Site],
+        sites: Sites,
         *,
         micro_batch: int,
         cuts: tuple[int, ...],
         degrees: Sequence[int],
         by_price: bool = False,
     ) -> None:
-        self.model, self.sites = model, tuple(sites)
+        self.model, self.sites = model, sites
         self.micro_batch, self.cuts = micro_batch, cuts
         self.by_price = by_price
-        lots = sorted({lot for site in sites for lot in site.lots})
+        lots = sorted({lot for site in sites for lot in site})
         self.kinds = sorted({model.lots[lot].gpu for lot in lots})
         self.stages = len(cuts) - 1
         self._degrees = {
@@ -81,20 +75,13 @@ class Mixer:
             held = float(memory[end] - memory[first]) + model.overhead_bytes(tp)
             if held > model.capacity_bytes[lot] or not model.allows(self.cuts, s, kind, tp, b):
                 continue
-            row = model.seconds(kind, tp, b)
-            level = float(row[end] - row[first])
-            if self.stages > 1:
-                ahead = back = 0.0
-                if s + 1 < self.stages:
-                    ahead = model.send_s(lot, tp, lot, tp, model.output_bytes(end, b))
-                if s > 0:
-                    back = model.send_s(lot, tp, lot, tp, model.output_bytes(first, b))
-                if s == 0:
-                    level += ahead if self.stages <= 3 else 2 * ahead
-                elif s + 1 == self.stages:
-                    level += 2 * back
-                else:
-                    level += ahead + back
+            row, ends = model.seconds(kind, tp, b), (lot, tp, lot, tp)
+            ahead = back = 0.0
+            if s + 1 < self.stages:
+                ahead = model.send_s(*ends, model.output_bytes(end, b))
+            if s > 0:
+                back = model.send_s(*ends, model.output_bytes(first, b))
+            level = float(row[end] - row[first]) + sent_s(s, self.stages, ahead, back)
             found.append(TpChoice(tp, level, whole / min(tp, MOST_TP_SHARING_GRADIENTS)))
         return found
 
@@ -136,7 +123,7 @@ class Mixer:
         left = replicas
         for site in self.sites:
             supply = [
-                sum(self.model.lots[k].gpus for k in site.lots if self.model.lots[k].gpu == kind)
+                sum(self.model.lots[k].gpus for k in site if self.model.lots[k].gpu == kind)
                 for kind in self.kinds
             ]
             count = left
@@ -163,7 +150,7 @@ class Mixer:
         return PlanShape(self.micro_batch, self.cuts, tuple(map(tuple, columns)))
 
     def _place(
-        self, site: Site, count: int, needs: list[list[int]], supply: list[int]
+        self, site: Lots, count: int, needs: list[list[int]], supply: list[int]
     ) -> list[list[Run]] | None:
         if count == 0:
             return [[] for _ in needs]
@@ -177,35 +164,18 @@ class Mixer:
         return None if counts is None else self._into_lots(site, needs, counts)
 
     def _into_lots(
-        self, site: Site, needs: list[list[int]], counts: list[list[int]]
+        self, site: Lots, needs: list[list[int]], counts: list[list[int]]
     ) -> list[list[Run]] | None:
         """Give groups to lots, large groups first, whole stages together where possible."""
         lots = self.model.lots
-        taken: dict[int, dict[int, int]] = {k: {} for k in site.lots}
-        runs: list[list[Run]] = [[] for _ in needs]
-        wanted = sorted(
-            (-needs[s][k], s, k)
-            for s in range(self.stages)
-            for k in range(len(self.kinds))
-            if counts[s][k]
+        by_kind = [[lot for lot in site if lots[lot].gpu == kind] for kind in self.kinds]
+        order = sorted(
+            (-needs[s][k], s, k) for s, row in enumerate(counts) for k, n in enumerate(row) if n
         )
-        for negative, s, k in wanted:
-            tp, left = -negative, counts[s][k]
-            for lot in site.lots:
-                if lots[lot].gpu != self.kinds[k]:
-                    continue
-                held = sum(n * (size // tp) for size, n in taken[lot].items())
-                room = min(lots[lot].room(tp) - held, left)
-                if room > 0:
-                    taken[lot][tp] = taken[lot].get(tp, 0) + room
-                    runs[s].append((lot, tp, room))
-                    left -= room
-                if not left:
-                    break
-            if left:
-                return None
+        wanted = ((s, needs[s][k], counts[s][k], by_kind[k]) for _, s, k in order)
+        runs = dealt_runs(lots, wanted, self.stages)
         # Sort, so that equal stages have equal replicas in the same pipelines.
-        return [sorted(column) for column in runs]
+        return None if runs is None else [sorted(column) for column in runs]
 
 
 def transport(

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.paper_search.formula_tables import FormulaEstimate, PaperModel, micro_batch_counts
-from planner.paper_search.mixing import Mixer, Site
+from planner.paper_search.layouts import Sites
+from planner.paper_search.mixing import Mixer
 from planner.pipelines.plan_shape import PlanShape
 from simulator.estimate.paper_formula import MOST_TP_SHARING_GRADIENTS
-
-Sites = tuple[Site, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,9 @@ times as fast as the one before; on a mixed cluster the first kind by name takes
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from planner.paper_search.formula_tables import PaperModel
-from planner.pipelines.plan_shape import PlanShape
+from planner.pipelines.plan_shape import PlanShape, equal_cuts
 
 SPEEDUP_LEAST = 1.5
 """A higher TP degree must be faster than the previous one by this factor."""
@@ -28,10 +27,8 @@ class PublishedModel(PaperModel):
 
     def fits(self, shape: PlanShape) -> bool:
         """Whether it fits in memory and lies in the published planner's space."""
-        sizes = [end - first for first, end in pairwise(shape.cuts)]
-        is_even = sizes == sorted(sizes) and sizes[-1] - sizes[0] <= 1
         return (
-            is_even
+            shape.cuts == equal_cuts(self.layers, shape.stages)
             and super().fits(shape)
             and all(
                 len({self.regions[lot] for lot, _, _ in column}) == 1

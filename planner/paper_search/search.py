@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,18 +13,16 @@ from planner.paper_search.chain_search import best_chains
 from planner.paper_search.exhaustive import ExhaustiveSearch
 from planner.paper_search.family_bounds import (
     Family,
-    Link,
     bounds_of,
     cost_bounds_of,
     menu_of,
     price_directions,
     rings_of,
 )
-from planner.paper_search.formula_tables import FormulaEstimate, PaperModel
-from planner.paper_search.mixing import Site
+from planner.paper_search.formula_tables import FormulaEstimate, Link, PaperModel
+from planner.paper_search.layouts import Sites, selections
 from planner.paper_search.polish import JudgedShape, Workbench
-from planner.paper_search.selection import Selection, selections
-from planner.pipelines.plan_shape import PlanShape
+from planner.pipelines.plan_shape import PlanShape, equal_cuts
 from planner.problem.bounds import Bounds
 from planner.problem.inventory import Grant, spot_share
 from planner.problem.objective import Figures, Limits, ObjectiveArrays
@@ -42,7 +39,7 @@ class Start:
     """A plan to improve, and the sites within which its pipelines stay."""
 
     found: JudgedShape
-    sites: tuple[Site, ...]
+    sites: Sites
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,7 +137,7 @@ class PaperSearch:
             found = None if shape is None else self.bench.judge(shape)
             if found is not None:
                 sites = tuple(
-                    Site(tuple(lot for lots in site for lot in lots))
+                    tuple(lot for lots in site for lot in lots)
                     for site in candidate.terms.layout.sites
                 )
                 starts.append(Start(self.bench.slide(found), sites))
@@ -157,7 +154,7 @@ class PaperSearch:
         )
         found: list[JudgedShape] = []
         every = list(selections(self.model))
-        kinds = [len({self.model.lots[lot].gpu for lot in one.lots}) for one in every]
+        kinds = [len({self.model.lots[k].gpu for site in one for k in site}) for one in every]
         # One kind is searched quickly, and its bound rules out most mixes of kinds.
         for count in sorted(set(kinds)):
             some = [one for one, of in zip(every, kinds, strict=True) if of == count]
@@ -171,18 +168,18 @@ class PaperSearch:
         return tuple(sorted(found, key=lambda f: f.worth))
 
     def _uniform(
-        self, some: Sequence[Selection], micro_batch: int, replicas: int, stages: int
+        self, some: Sequence[Sites], micro_batch: int, replicas: int, stages: int
     ) -> Iterator[JudgedShape]:
         """The best plan of a family on each selection of lots."""
         known = self.bench.best
         at_most = math.inf
         if known is not None and not self.limits.needs_prices:
             at_most = known.verdict.seconds
-        for selection in some:
+        for sites in some:
             one = self.bench.best_of_cuts(
-                selection.sites,
+                sites,
                 micro_batch=micro_batch,
-                cuts=uniform_cuts(self.model.layers, stages),
+                cuts=equal_cuts(self.model.layers, stages),
                 replicas=replicas,
                 synced={},
                 at_most=at_most,
@@ -254,10 +251,3 @@ class PaperSearch:
             return Bounds(seconds, objective)
         bounds = certify(self.model, families, self.limits, seconds=seconds, objective=objective)
         return Bounds(bounds.seconds, objective) if is_complete else bounds
-
-
-def uniform_cuts(layers: int, stages: int) -> tuple[int, ...]:
-    """The published split: equal stages, with one more layer in each of the last ones."""
-    each, rest = divmod(layers, stages)
-    sizes = [each + (s >= stages - rest) for s in range(stages)]
-    return tuple(itertools.accumulate(sizes, initial=0))

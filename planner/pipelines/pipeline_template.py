@@ -254,11 +254,7 @@ class TemplateMaker:
         for s, step in enumerate(steps):
             left = len(steps) - s
             end = self.end_of(
-                step,
-                micro_batch,
-                first=cuts[-1],
-                in_flight=min(most, left),
-                level_s=level_s,
+                step, micro_batch, first=cuts[-1], in_flight=min(most, left), level_s=level_s
             )
             end = min(end, layers - (left - 1))
             if end <= cuts[-1]:

@@ -58,12 +58,7 @@ class _Room:
 
 
 def assign(
-    plan: Plan,
-    nodes: Sequence[Node],
-    *,
-    running: Plan | None,
-    state: State,
-    routes: Routes,
+    plan: Plan, nodes: Sequence[Node], *, running: Plan | None, state: State, routes: Routes
 ) -> Plan | None:
     """Place a plan on live nodes, moving as little state as possible; ``None`` if it does not fit.
 

@@ -89,12 +89,7 @@ class Transfers:
 
 
 def transfers_of(
-    plan: Plan,
-    nodes: Sequence[Node],
-    *,
-    running: Plan | None,
-    state: State,
-    routes: Routes,
+    plan: Plan, nodes: Sequence[Node], *, running: Plan | None, state: State, routes: Routes
 ) -> Transfers:
     """Choose a source for each unit that a node lacks: the cheapest; ties to the least loaded."""
     held = held_by_node(running, nodes, state)

@@ -25,6 +25,8 @@ from planner.search.pricing import FOREVER_S, Reach, batch_counts, pipeline_pric
 from planner.search.stage_limits import StageFloors
 from simulator.arrays import Floats
 
+FREE_USD_PER_HOUR = 1e-12
+"""What a GPU without a price counts, so that prices can be divided by."""
 SPAN = 1.01
 """Spans of time narrower than this ratio are not halved."""
 WORK_MAX = 4e6
@@ -81,7 +83,7 @@ class EventBound:
     def __post_init__(self) -> None:
         for lot in self.lots:
             self.gpus[lot.gpu] = self.gpus.get(lot.gpu, 0.0) + lot.gpus
-            usd = (lot.price_usd_per_gpu_hour or 0.0) / 3600
+            usd = max(lot.price_usd_per_gpu_hour or 0.0, FREE_USD_PER_HOUR) / 3600
             self.usd_per_s[lot.gpu] = min(usd, self.usd_per_s.get(lot.gpu, math.inf))
         for grant in self.grants:
             rest = sum(

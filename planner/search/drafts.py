@@ -197,11 +197,7 @@ class EventDrafts:
         return recompute_choices(self.job)
 
     def _mixes_of(
-        self,
-        chosen: tuple[int, ...],
-        pure: dict[int, list[Template]],
-        micro_batch: int,
-        total: int,
+        self, chosen: tuple[int, ...], pure: dict[int, list[Template]], micro_batch: int, total: int
     ) -> Iterator[PipelineMix]:
         for first in range(TEMPLATES_PER_LOT):
             some = [pure[lot][min(first, len(pure[lot]) - 1)] for lot in chosen if pure[lot]]

@@ -131,10 +131,7 @@ class StageFloors:
         for choice in self.choices:
             times = costs.times(choice.gpu, tp=choice.tp, samples=micro_batch)
             back = costs.backward_by_layer(
-                choice.gpu,
-                tp=choice.tp,
-                samples=micro_batch,
-                recompute=choice.recompute,
+                choice.gpu, tp=choice.tp, samples=micro_batch, recompute=choice.recompute
             )
             ahead_rows.append(times.forward)
             back_rows.append(back)

@@ -11,13 +11,17 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from simulator.documents.files import Document, Where
 from simulator.documents.problems import Problems, nearest
 
 T = TypeVar("T")
 TextT = TypeVar("TextT", bound=str)
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    D = TypeVarWithDefault("D", default=None)
 
 INTEGER_MAX = 2**53
 """The largest whole number that converts to a float exactly."""
@@ -87,16 +91,8 @@ def _whole_words(least: int | None, most: int | None) -> str:
 def _real_words(
     least: float | None, above: float | None, most: float | None, below: float | None
 ) -> str:
-    limits = [
-        f"{words} {limit:g}"
-        for words, limit in (
-            ("at least", least),
-            ("above", above),
-            ("at most", most),
-            ("below", below),
-        )
-        if limit is not None
-    ]
+    named = {"at least": least, "above": above, "at most": most, "below": below}
+    limits = [f"{words} {limit:g}" for words, limit in named.items() if limit is not None]
     return "a number" + (f" {' and '.join(limits)}" if limits else "")
 
 
@@ -135,22 +131,14 @@ class Table:
                     self.place, f"has an unknown key {quote(key)}", nearest(key, self.keys_read)
                 )
 
-    @overload
-    def value(
-        self, key: str, accept: Callable[[Any], T], *, default: T, required: bool = False
-    ) -> T: ...
-    @overload
-    def value(
-        self, key: str, accept: Callable[[Any], T], *, default: None = None, required: bool = False
-    ) -> T | None: ...
     def value(
         self,
         key: str,
         accept: Callable[[Any], T],
         *,
-        default: T | None = None,
+        default: D = None,  # type: ignore[assignment]  # the default of its type
         required: bool = False,
-    ) -> T | None:
+    ) -> T | D:
         """Read one value with a validator; return the default if it is absent or wrong."""
         if key not in self and not required:
             return default
@@ -161,68 +149,31 @@ class Table:
             self.report(key, fault.what if key in self else "is missing", fault.cure)
             return default
 
-    @overload
-    def integer(
-        self, key: str, *, default: int, least: int | None = ..., most: int | None = ...
-    ) -> int: ...
-    @overload
     def integer(
         self,
         key: str,
         *,
-        default: None = ...,
-        least: int | None = ...,
-        most: int | None = ...,
-        required: bool = ...,
-    ) -> int | None: ...
-    def integer(
-        self,
-        key: str,
-        *,
-        default: int | None = None,
+        default: D = None,  # type: ignore[assignment]  # the default of its type
         least: int | None = 1,
         most: int | None = None,
         required: bool = False,
-    ) -> int | None:
+    ) -> int | D:
         """Read a whole number, by default a positive one."""
         return self.value(
             key, lambda value: valid_integer(value, least, most), default=default, required=required
         )
 
-    @overload
     def number(
         self,
         key: str,
         *,
-        default: float,
-        least: float | None = ...,
-        above: float | None = ...,
-        most: float | None = ...,
-        below: float | None = ...,
-    ) -> float: ...
-    @overload
-    def number(
-        self,
-        key: str,
-        *,
-        default: None = ...,
-        least: float | None = ...,
-        above: float | None = ...,
-        most: float | None = ...,
-        below: float | None = ...,
-        required: bool = ...,
-    ) -> float | None: ...
-    def number(
-        self,
-        key: str,
-        *,
-        default: float | None = None,
+        default: D = None,  # type: ignore[assignment]  # the default of its type
         least: float | None = None,
         above: float | None = None,
         most: float | None = None,
         below: float | None = None,
         required: bool = False,
-    ) -> float | None:
+    ) -> float | D:
         """Read a finite number."""
         return self.value(
             key,
@@ -231,28 +182,24 @@ class Table:
             required=required,
         )
 
-    @overload
-    def text(self, key: str, *, default: str) -> str: ...
-    @overload
-    def text(self, key: str, *, default: None = ..., required: bool = ...) -> str | None: ...
-    def text(self, key: str, *, default: str | None = None, required: bool = False) -> str | None:
+    def text(
+        self,
+        key: str,
+        *,
+        default: D = None,  # type: ignore[assignment]  # the default of its type
+        required: bool = False,
+    ) -> str | D:
         """Read a non-empty string."""
         return self.value(key, valid_text, default=default, required=required)
 
-    @overload
-    def choice(self, key: str, known: Sequence[TextT], *, default: TextT) -> TextT: ...
-    @overload
-    def choice(
-        self, key: str, known: Sequence[TextT], *, default: None = ..., required: bool = ...
-    ) -> TextT | None: ...
     def choice(
         self,
         key: str,
         known: Sequence[TextT],
         *,
-        default: TextT | None = None,
+        default: D = None,  # type: ignore[assignment]  # the default of its type
         required: bool = False,
-    ) -> TextT | None:
+    ) -> TextT | D:
         """Read one of a few words."""
 
         def accept(value: Any) -> TextT:

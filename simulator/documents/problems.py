@@ -41,7 +41,7 @@ class Problems:
     def take(self, error: InputError, *, place: str = "") -> None:
         """Add the problems of another reader, each prefixed with ``place``."""
         for problem in error.problems:
-            where = f"{place} {problem.place}".strip()
+            where = f"{place} {problem.place}".strip() if problem.place else place.rstrip(":")
             self.found.append(Problem(where, problem.what, problem.cure))
 
     def raise_if_any(self) -> None:

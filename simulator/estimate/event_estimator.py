@@ -16,12 +16,7 @@ import numpy as np
 
 from simulator.arrays import Floats, Ints, prefix_sums
 from simulator.cluster.place_facts import PlaceFacts
-from simulator.estimate.device_groups import (
-    DeviceGroups,
-    GroupId,
-    distinct_rows,
-    range_sums,
-)
+from simulator.estimate.device_groups import DeviceGroups, GroupId, distinct_rows, range_sums
 from simulator.estimate.dollars import iteration_money
 from simulator.estimate.gradient_sync import GradientSync, HopTimes, SyncJob
 from simulator.estimate.machine_layout import MachineLayout, lay_out

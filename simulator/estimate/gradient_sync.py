@@ -190,8 +190,7 @@ class GradientSync:
             members = sizes[ring]
             steps = np.maximum(members - 1, 0)
             inside = np.maximum(
-                inside,
-                steps * self._slowest(hops, ring, carried, shards=np.maximum(members, 1)),
+                inside, steps * self._slowest(hops, ring, carried, shards=np.maximum(members, 1))
             )
         # All members of a zone send their shard at once: those of one machine share its NIC,
         # and all of them share the bandwidth between the zones.
@@ -244,11 +243,7 @@ class GradientSync:
         seconds = np.array(
             [
                 self.prices.seconds(
-                    names[number],
-                    rank_bytes=size,
-                    shards=parts,
-                    abreast=side,
-                    rivals=others,
+                    names[number], rank_bytes=size, shards=parts, abreast=side, rivals=others
                 )
                 for number, size, parts, side, others in zip(
                     hops.number[entry[rows]].tolist(),

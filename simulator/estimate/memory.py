@@ -8,12 +8,7 @@ from dataclasses import fields
 import numpy as np
 
 from simulator.arrays import Floats, Ints
-from simulator.estimate.device_groups import (
-    DeviceGroups,
-    distinct_rows,
-    range_maxima,
-    range_sums,
-)
+from simulator.estimate.device_groups import DeviceGroups, distinct_rows, range_maxima, range_sums
 from simulator.estimate.pass_order import held_at_most
 from simulator.estimate.result import DeviceMemory
 from simulator.hardware.runtime_constants import platform_of

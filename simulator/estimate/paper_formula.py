@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 from simulator.documents.problems import InputError, Problems
@@ -26,8 +27,6 @@ STATE_BYTES_PER_PARAMETER = 24
 OVERHEAD_TP1_BYTES = 2e9
 OVERHEAD_BYTES = 3e9
 """Memory besides states and activations, in the check whether a plan fits."""
-PUBLISHED_OVERHEAD_BYTES = 5.06e9
-"""The same in the published comparison of estimated and measured memory."""
 BUCKET_BYTES = 5e8
 """Gradients are reduced in buckets of at most this size."""
 MOST_TP_SHARING_GRADIENTS = 4
@@ -61,14 +60,6 @@ class PaperResult:
     @property
     def peak_bytes(self) -> tuple[tuple[float, ...], ...]:
         return tuple(tuple(device.total for device in row) for row in self.memory)
-
-    @property
-    def published_peak_bytes(self) -> tuple[tuple[float, ...], ...]:
-        """The peaks with the overhead used in the published accuracy of memory."""
-        return tuple(
-            tuple(device.total - device.context + PUBLISHED_OVERHEAD_BYTES for device in row)
-            for row in self.memory
-        )
 
     @property
     def fits(self) -> tuple[tuple[bool, ...], ...]:
@@ -283,9 +274,8 @@ class _Links:
 def _transfer_s(rows: tuple[_Row, ...], index: int, links: _Links) -> float:
     """Return the seconds in which a stage sends one micro batch's activations and gradients.
 
-    Two choices follow from the published times: each direction takes its own slowest replica
-    (plans that mix GPU kinds within a stage), and the first and last stage may count their only
-    neighbour twice.
+    Each direction takes its own slowest replica, as follows from the published times of plans that
+    mix GPU kinds within a stage.
     """
     own = rows[index]
     forward_s = backward_s = 0.0
@@ -294,13 +284,30 @@ def _transfer_s(rows: tuple[_Row, ...], index: int, links: _Links) -> float:
     if index > 0:
         before = rows[index - 1]
         backward_s = links.slowest_s(own.ends, before.ends, before.output_bytes)
-    if len(rows) == 1:
+    return sent_s(index, len(rows), forward_s, backward_s)
+
+
+def sent_s(stage: int, stages: int, forward_s: float, backward_s: float) -> float:
+    """Return the seconds of a stage's messages per micro batch, from those of each direction.
+
+    As in the published times, the first and last stage may count their only neighbour twice.
+    """
+    if stages == 1:
         return 0.0
-    if index == 0:
-        return forward_s if len(rows) <= 3 else 2 * forward_s
-    if index == len(rows) - 1:
-        return 2 * backward_s
-    return forward_s + backward_s
+    if stage == 0:
+        return forward_s if stages <= 3 else 2 * forward_s
+    return 2 * backward_s if stage == stages - 1 else forward_s + backward_s
+
+
+def all_reduce_s(size: float, replicas: int, message_s: Callable[[float], float]) -> float:
+    """Return the seconds of an all-reduce in buckets, given those of a message of some bytes."""
+    if replicas == 1:
+        return 0.0
+    full, rest = divmod(size, BUCKET_BYTES)
+    step_s = message_s(rest / replicas)
+    if full:
+        step_s += full * message_s(BUCKET_BYTES / replicas)
+    return 2 * (replicas - 1) * step_s
 
 
 def _sync_s(row: _Row, links: _Links) -> float:
@@ -309,19 +316,15 @@ def _sync_s(row: _Row, links: _Links) -> float:
     As in the published times over several zones, the pair that closes the ring, from the last
     pipeline to the first, does not count. It does count in ``_egress``.
     """
-    count = len(row.ends)
-    if count == 1:
-        return 0.0
     singles = tuple((zone, gpu, 1) for zone, gpu, _ in row.ends)
     each_bytes = row.gradient_bytes / min(MOST_TP_SHARING_GRADIENTS, row.smallest_tp)
-    full, rest_bytes = divmod(each_bytes, BUCKET_BYTES)
-    slowest_s = 0.0
-    for sender, receiver in dict.fromkeys(pairwise(singles)):
-        step_s = links.seconds(sender, receiver, rest_bytes / count)
-        if full:
-            step_s += full * links.seconds(sender, receiver, BUCKET_BYTES / count)
-        slowest_s = max(slowest_s, 2 * (count - 1) * step_s)
-    return slowest_s
+    return max(
+        (
+            all_reduce_s(each_bytes, len(row.ends), partial(links.seconds, *pair))
+            for pair in dict.fromkeys(pairwise(singles))
+        ),
+        default=0.0,
+    )
 
 
 def _memory(

@@ -91,9 +91,7 @@ def _model(top: Table, training: Mapping[str, Any]) -> tuple[Model | None, dict[
         table.report("factory", f"is {quote(factory)}", 'write it as "package.module:function"')
     named = {"profile": table.text("profile"), "factory": factory, "weights": table.text("weights")}
     shaping = TrainingSettings(
-        sequence=training["sequence"],
-        dropout=training["dropout"] > 0,
-        runtime=training["runtime"],
+        sequence=training["sequence"], dropout=training["dropout"] > 0, runtime=training["runtime"]
     )
     model = read_model(table, shaping)
     table.finish()

@@ -61,7 +61,7 @@ def plan_from_document(document: Document) -> Plan:
 
 def _plan(top: Table) -> Plan | None:
     size = top.integer("micro_batch_size", most=DEGREE_MAX, required=True)
-    schedule = top.choice("schedule", SCHEDULES, default="1f1b")
+    schedule: Schedule = top.choice("schedule", SCHEDULES, default="1f1b")
     virtual_stages = top.integer("virtual_stages", default=1, most=DEGREE_MAX)
     if virtual_stages > 1 and schedule != "interleaved":
         top.report(
@@ -96,7 +96,7 @@ def _pipeline(table: Table) -> Pipeline | None:
 def _stage(table: Table) -> Stage | None:
     layers = table.value("layers", _layer_range, required=True)
     tp = table.integer("tp", most=DEGREE_MAX, required=True)
-    recompute = table.choice("recompute", RECOMPUTES, default="none")
+    recompute: Recompute = table.choice("recompute", RECOMPUTES, default="none")
     split = table.integers("split") or (1,)
     places = _places(table, len(split))
     table.finish()

@@ -203,8 +203,7 @@ class LayerCosts:
     def workspace_bytes(self, *, tp: int, samples: int, recompute: Recompute) -> Floats:
         """Return the transient bytes of each layer on one TP rank, beyond the kept ones."""
         return self._row(
-            ("workspace", tp, samples, recompute),
-            lambda: self._workspace(tp, samples, recompute),
+            ("workspace", tp, samples, recompute), lambda: self._workspace(tp, samples, recompute)
         )
 
     def _workspace(self, tp: int, samples: int, recompute: Recompute) -> Floats:

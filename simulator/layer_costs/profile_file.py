@@ -20,7 +20,7 @@ from simulator.documents.problems import InputError, Problems
 from simulator.hardware.catalogue import Catalogue
 from simulator.layer_costs.profile import LayerSizes, Profile, Timing
 from simulator.layer_costs.published_profile import profile_from_json
-from simulator.models.layers import PRECISIONS
+from simulator.models.layers import PRECISIONS, Precision
 
 FORM = "sailor_profile"
 VERSION = 1
@@ -44,7 +44,7 @@ def _profile(top: Table, catalogue: Catalogue) -> Profile | None:
         top.report(FORM, f"is version {version}", f"this Sailor reads version {VERSION}; update it")
     model = top.text("model", required=True)
     sequence = top.integer("sequence", least=1, required=True)
-    precision = top.choice("precision", PRECISIONS, default="fp32")
+    precision: Precision = top.choice("precision", PRECISIONS, default="fp32")
     flash = top.flag("flash_attention", default=False)
     head_makes_logits = top.flag("head_makes_logits", default=True)
     names = top.value("layers", _names, required=True)

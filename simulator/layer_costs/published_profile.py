@@ -80,9 +80,7 @@ class _PublishedReader:
             if given == known:
                 return known
         self.problems.add(
-            f"{self.place}: precision",
-            f"is {given!r}",
-            f"give one of {', '.join(PRECISIONS)}",
+            f"{self.place}: precision", f"is {given!r}", f"give one of {', '.join(PRECISIONS)}"
         )
         return "fp32"
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, TypeVar, get_args
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from simulator.documents.problems import InputError, Problem, Problems, nearest
-from simulator.models.architecture import NONLINEARITIES, Architecture, Rotary
-from simulator.models.layers import Item, Layer, LayerKind, Model, Moment, TensorSpec, Term, When
+from simulator.models.architecture import Architecture, Rotary
+from simulator.models.layers import Layer, Model, Moment, TensorSpec, Term
 
 FORMAT = "sailor-model-1"
 _LEVELS_MAX = 10_000
@@ -49,7 +49,7 @@ def model_from_description(data: object) -> Model:
         raise InputError(Problem("format", what, "write it with `sailorctl profile model`"))
     reading = _DescriptionReader(Problems())
     body = {key: value for key, value in data.items() if key != "format"}
-    values = reading.record(body, Model, _MODEL, place="")
+    values = reading.record(body, Model, _readers(Model), place="")
     layers = values.get("layers") or ()
     if not reading.problems.found:
         _check_whole(layers, reading.problems)
@@ -91,6 +91,10 @@ def _check_ties(layers: Sequence[Layer], problems: Problems) -> None:
                 problems.add(f"{place}.tied_to", "has another shape", "tie equal tensors only")
 
 
+Reader = Callable[["_DescriptionReader", object, str], Any]
+"""Reads a value at a place, and reports what is wrong with it."""
+
+
 @dataclass(frozen=True, slots=True)
 class _DescriptionReader:
     """Validates plain data and collects the problems."""
@@ -101,7 +105,7 @@ class _DescriptionReader:
         self,
         data: object,
         of: type,
-        readers: Mapping[str, Callable[[_DescriptionReader, object, str], Any]],
+        readers: Mapping[str, Reader],
         *,
         place: str,
     ) -> dict[str, Any]:
@@ -124,9 +128,7 @@ class _DescriptionReader:
         }
 
 
-def _integer(
-    least: int | None, *, absent: bool = False
-) -> Callable[[_DescriptionReader, object, str], Any]:
+def _integer(least: int | None, *, absent: bool = False) -> Reader:
     def read(reading: _DescriptionReader, value: object, place: str) -> int | None:
         low = -_COUNT_MAX if least is None else least
         if absent and value is None:
@@ -145,7 +147,7 @@ def _number(reading: _DescriptionReader, value: object, place: str) -> object:
     return value
 
 
-def _text(*known: str, absent: bool = False) -> Callable[[_DescriptionReader, object, str], Any]:
+def _text(*known: str, absent: bool = False) -> Reader:
     def read(reading: _DescriptionReader, value: object, place: str) -> object:
         if absent and value is None:
             return None
@@ -164,10 +166,8 @@ def _boolean(reading: _DescriptionReader, value: object, place: str) -> object:
     return value
 
 
-def _several(
-    reader: Callable[[_DescriptionReader, object, str], T],
-) -> Callable[[_DescriptionReader, object, str], tuple[T, ...]]:
-    def read(reading: _DescriptionReader, value: object, place: str) -> tuple[T, ...]:
+def _several(reader: Reader) -> Reader:
+    def read(reading: _DescriptionReader, value: object, place: str) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple):
             reading.problems.add(place, f"is {value!r:.40}", "give a list")
             return ()
@@ -181,9 +181,9 @@ def _several(
     return read
 
 
-def _record(
-    of: type[T], readers: Mapping[str, Callable[[_DescriptionReader, object, str], Any]]
-) -> Callable[[_DescriptionReader, object, str], T | None]:
+def _record(of: type[T], least: int | None) -> Reader:
+    readers = _readers(of, least)
+
     def read(reading: _DescriptionReader, value: object, place: str) -> T | None:
         before = len(reading.problems.found)
         values = reading.record(value, of, readers, place=place)
@@ -192,79 +192,33 @@ def _record(
     return read
 
 
-def _term(least: int | None) -> Callable[[_DescriptionReader, object, str], Term | None]:
-    count = _integer(least)
-    return _record(
-        Term,
-        {
-            "name": _text(),
-            "fixed": count,
-            "per_sample": count,
-            "per_token": count,
-            "per_pair": count,
-            "ways": _integer(1),
-            "item": _text(*get_args(Item)),
-            "when": _text(*get_args(When)),
-        },
-    )
+def _readers(of: type, least: int | None = 0) -> dict[str, Reader]:
+    """The reader of each field of a dataclass, by the field's type."""
+    hints = get_type_hints(of)
+    # Moments may free kept tensors, so only their counts may be negative.
+    low = None if of is Moment else least
+    return {f.name: _reader(hints[f.name], 1 if f.name in _POSITIVE else low) for f in fields(of)}
 
 
-_TENSOR = {
-    "name": _text(),
-    "shape": _several(_integer(1)),
-    "split_dim": _integer(0, absent=True),
-    "ways": _integer(1),
-    "tied_to": _text(absent=True),
+def _reader(hint: Any, least: int | None) -> Reader:
+    absent = type(None) in get_args(hint)
+    kind = next(part for part in get_args(hint) if part is not type(None)) if absent else hint
+    if get_origin(kind) is Literal:
+        return _text(*get_args(kind))
+    if get_origin(kind) is tuple:
+        return _several(_reader(get_args(kind)[0], least))
+    if isinstance(kind, type) and is_dataclass(kind):
+        return _record(kind, least)
+    return {
+        str: _text(absent=absent),
+        bool: _boolean,
+        int: _integer(least, absent=absent),
+        float: _number,
+    }[kind]
+
+
+_POSITIVE = {
+    *("shape", "ways", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"),
+    *("sequence_max", "embedding_width"),
 }
-# Moments may free kept tensors, so only their counts may be negative.
-_MOMENT = {"name": _text(), "terms": _several(_term(None))}
-_LAYER = {
-    "name": _text(),
-    "kind": _text(*get_args(LayerKind)),
-    "tensors": _several(_record(TensorSpec, _TENSOR)),
-    "flops": _several(_term(0)),
-    "kept": _several(_term(0)),
-    "checkpoint": _several(_term(0)),
-    "moments": _several(_record(Moment, _MOMENT)),
-    "traffic": _several(_term(0)),
-    "output_per_token": _integer(0),
-    "allreduces_forward": _integer(0),
-    "allreduces_backward": _integer(0),
-    "allreduce_per_token": _integer(0),
-}
-_ROTARY = {
-    "base": _number,
-    "factor": _number,
-    "low_frequency": _number,
-    "high_frequency": _number,
-    "original_tokens": _integer(0),
-}
-_ARCHITECTURE = {
-    "head_dim": _integer(1),
-    "nonlinearity": _text(*NONLINEARITIES),
-    "embedding_width": _integer(1),
-    "rms_norm": _boolean,
-    "norm_first": _boolean,
-    "norm_epsilon": _number,
-    "scaled_scores": _boolean,
-    "windows": _several(_integer(0)),
-    "position_offset": _integer(0),
-    "rotary": _record(Rotary, _ROTARY),
-    "image": _integer(0),
-    "patch": _integer(0),
-    "channels": _integer(0),
-}
-_MODEL = {
-    "name": _text(),
-    "family": _text(),
-    "layers": _several(_record(Layer, _LAYER)),
-    "hidden": _integer(1),
-    "heads": _integer(1),
-    "kv_heads": _integer(1),
-    "ffn": _integer(1),
-    "vocab": _integer(1),
-    "sequence_max": _integer(1),
-    "learned_positions": _boolean,
-    "tied": _boolean,
-    "architecture": _record(Architecture, _ARCHITECTURE),
-}
+"""Counts of which there is at least one."""

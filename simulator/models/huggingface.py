@@ -69,12 +69,7 @@ _DIALECTS: dict[str, _Dialect] = {
     ),
     "gpt_neo": _Dialect(
         family="gpt-neo",
-        required={
-            "layers": "num_layers",
-            "hidden": "hidden_size",
-            "heads": "num_heads",
-            **_TEXT,
-        },
+        required={"layers": "num_layers", "hidden": "hidden_size", "heads": "num_heads", **_TEXT},
         optional={"ffn": "intermediate_size", "tied": "tie_word_embeddings"},
         activation="activation_function",
     ),

@@ -163,14 +163,8 @@ def _kept_by_block(n: TransformerConfig) -> tuple[Term, ...]:
     # Norm first: input -> norm -> attention -> + -> norm -> MLP -> +.
     # Norm last: input -> attention -> + -> norm -> MLP -> + -> norm, where the last norm's output
     # is the input of the next layer.
-    before = (
-        Term("attention input", per_token=h),
-        *kept_by_norm(n, "attention norm"),
-    )
-    after = (
-        Term("mlp input", per_token=h),
-        *kept_by_norm(n, "mlp norm"),
-    )
+    before = (Term("attention input", per_token=h), *kept_by_norm(n, "attention norm"))
+    after = (Term("mlp input", per_token=h), *kept_by_norm(n, "mlp norm"))
     return (
         *before,
         *_kept_by_attention(n),
@@ -222,10 +216,7 @@ def _block_moments(n: TransformerConfig) -> tuple[Moment, ...]:
                 Term("gradient of the weight", fixed=f * h, ways=f),
             ),
         ),
-        Moment(
-            "mlp activation",
-            (skip, *at_mlp, Term("gradients", per_token=columns * f, ways=f)),
-        ),
+        Moment("mlp activation", (skip, *at_mlp, Term("gradients", per_token=columns * f, ways=f))),
         Moment(
             "attention scores",
             (

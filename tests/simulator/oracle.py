@@ -287,9 +287,7 @@ def run_programs(
 ) -> Result:
     """Walk round the devices until nothing moves; what is then left over is a deadlock."""
     result = Result(
-        compute_s=[0.0] * len(programs),
-        busy_s=[0.0] * len(programs),
-        free_s=[0.0] * len(programs),
+        compute_s=[0.0] * len(programs), busy_s=[0.0] * len(programs), free_s=[0.0] * len(programs)
     )
     by_name = {group.name: group for group in groups}
     channel_free_s: dict[tuple[int, Kind], float] = {}

@@ -156,9 +156,7 @@ def random_world(rng: random.Random) -> World:
 def random_curve(rng: random.Random, flows: int) -> Curve:
     sizes = (1e3, 1e4, 1e5, 1e6)
     return curve_from_bandwidths(
-        flows,
-        sizes_bytes=sizes,
-        bytes_per_s=tuple(10 ** rng.uniform(6, 10) for _ in sizes),
+        flows, sizes_bytes=sizes, bytes_per_s=tuple(10 ** rng.uniform(6, 10) for _ in sizes)
     )
 
 

@@ -151,8 +151,7 @@ class AcesoActions:
             if spare:
                 continue
             result = replace(
-                config,
-                stages=tuple(stages.get(i, stage) for i, stage in enumerate(config.stages)),
+                config, stages=tuple(stages.get(i, stage) for i, stage in enumerate(config.stages))
             )
             if self._keeps_nodes(result):
                 return result

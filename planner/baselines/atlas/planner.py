@@ -15,15 +15,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from planner.baselines.shared.equal_gpus import (
-    micro_batch_sizes,
-    proposal,
-    ranked,
-)
+from planner.baselines.shared.equal_gpus import micro_batch_sizes, proposal, ranked
 from planner.baselines.shared.equal_nodes import (
     Degrees,
     Nodes,
-    equal_cuts,
     equal_nodes,
     even_plan,
     fits,
@@ -31,6 +26,7 @@ from planner.baselines.shared.equal_nodes import (
     whole_degrees,
 )
 from planner.compare.interface import Case, Mode, Proposal
+from planner.pipelines.plan_shape import equal_cuts
 from simulator.estimate.event_estimator import EventEstimator
 from simulator.spec.plan import Place, Plan
 

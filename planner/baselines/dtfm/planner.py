@@ -30,9 +30,9 @@ from planner.baselines.dtfm.cost import (
     Partition,
 )
 from planner.baselines.shared import equal_gpus
-from planner.baselines.shared.equal_nodes import equal_cuts
 from planner.baselines.shared.seeded_random import Draws
 from planner.compare.interface import Case, Mode, Proposal
+from planner.pipelines.plan_shape import equal_cuts
 from simulator.arrays import Floats
 from simulator.models.layers import FLOAT_BYTES
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
@@ -367,11 +367,7 @@ class DtfmPlanner:
         mode: Mode,
     ) -> Proposal:
         own = search(
-            inputs,
-            Draws(self.seed),
-            mode=mode,
-            population=self.population,
-            trials=self.trials,
+            inputs, Draws(self.seed), mode=mode, population=self.population, trials=self.trials
         )[0]
         chained = chains(own, DtfmCosts(inputs))
         plan = to_plan(chained, case, devices, tp=tp, micro_batch_size=size)

@@ -25,13 +25,13 @@ from planner.baselines.shared.equal_nodes import (
     Degrees,
     Nodes,
     divisors,
-    equal_cuts,
     equal_nodes,
     even_plan,
     fits,
     gpu_kinds,
 )
 from planner.compare.interface import Case, Mode, Proposal
+from planner.pipelines.plan_shape import equal_cuts
 from simulator.spec.plan import Plan
 
 STATE_BYTES_PER_PARAMETER = 16

@@ -110,10 +110,7 @@ def _adjusted(
 
 
 def adapt_capacities(
-    capacities: Sequence[float],
-    *,
-    memory_mb: Sequence[float],
-    demand_mb: Sequence[float],
+    capacities: Sequence[float], *, memory_mb: Sequence[float], demand_mb: Sequence[float]
 ) -> list[float] | None:
     """Move compute capacity from stages that do not fit to those with spare memory.
 

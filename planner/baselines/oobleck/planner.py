@@ -224,9 +224,7 @@ def search(inputs: OobleckInputs) -> list[OobleckPlan]:
     """All mixes of templates that use every node, the fastest first."""
     fewest = math.ceil(sum(inputs.memory_bytes) / inputs.node_memory_bytes)
     most = min(
-        inputs.nodes - (inputs.copies - 1) * fewest,
-        inputs.template_nodes_max,
-        len(inputs.forward),
+        inputs.nodes - (inputs.copies - 1) * fewest, inputs.template_nodes_max, len(inputs.forward)
     )
     templates = OobleckTemplates(inputs)
     found = [templates.template(nodes) for nodes in range(max(fewest, 1), most + 1)]

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from simulator.arrays import Floats
+from simulator.estimate.paper_formula import all_reduce_s
 
-BUCKET_BYTES = 5e8
 MOST_TP_SHARING_LINKS = 4
 RING_USD_PER_BYTE = 0.01 / 1e9
 """It knows one price of bytes between the zones of a region."""
@@ -150,11 +150,9 @@ def _sync_s(
     if region.home is not None:
         receiver = sender
     sender, receiver = (*sender[:2], tp), (*receiver[:2], tp)
-    full, rest = divmod(size, BUCKET_BYTES)
-    step = inputs.send_s(sender, receiver, rest / replicas) if rest else 0.0
-    if full:
-        step += full * inputs.send_s(sender, receiver, BUCKET_BYTES / replicas)
-    return 2 * (replicas - 1) * step
+    return all_reduce_s(
+        size, replicas, lambda each: inputs.send_s(sender, receiver, each) if each else 0.0
+    )
 
 
 def joined(inputs: Sosp25Inputs, b: int, boundary: int, stage: Part, rest: Part) -> Part:

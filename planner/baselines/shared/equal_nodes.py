@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from planner.baselines.shared.equal_gpus import even_counts, recompute_of, tp_degrees
 from planner.compare.interface import Case
@@ -81,13 +81,6 @@ def equal_nodes(cluster: Cluster, kinds: Iterable[str]) -> Nodes:
 def divisors(number: int) -> tuple[int, ...]:
     """All divisors, ascending."""
     return tuple(n for n in range(1, number + 1) if number % n == 0)
-
-
-def equal_cuts(layers: int, stages: int) -> tuple[int, ...]:
-    """Equal layer counts; what remains goes one each to the last stages."""
-    each, rest = divmod(layers, stages)
-    sizes = (each + (stage >= stages - rest) for stage in range(stages))
-    return tuple(accumulate(sizes, initial=0))
 
 
 def whole_degrees(case: Case, nodes: Nodes) -> list[int]:

@@ -19,11 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.baselines.shared.equal_gpus import (
-    micro_batch_sizes,
-    proposal,
-    ranked,
-)
+from planner.baselines.shared.equal_gpus import micro_batch_sizes, proposal, ranked
 from planner.baselines.shared.equal_nodes import (
     Degrees,
     Nodes,

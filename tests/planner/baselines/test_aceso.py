@@ -307,8 +307,7 @@ def test_golden_primitives(reference):
     for entry in load_golden(reference, "aceso")["primitives"]:
         given, wanted = entry["from"], entry["result"]
         start = config_of(
-            given["micro_bs"],
-            *zip(given["layers"], given["tp"], given["dp"], strict=True),
+            given["micro_bs"], *zip(given["layers"], given["tp"], given["dp"], strict=True)
         )
         found = AcesoActions(model).apply(entry["action"], start, entry["bottleneck"])
         assert found == (wanted and golden_config(wanted)), entry

@@ -211,8 +211,7 @@ def test_messages_and_the_all_reduce_of_a_plan():
 @pytest.mark.parametrize("mode", MODES)
 def test_plans_of_a_real_case(mode):
     case = small_case(
-        pool("A100-40", 8, per_machine=4),
-        pool("V100-16", 4, per_machine=4, zone="us-east1-b"),
+        pool("A100-40", 8, per_machine=4), pool("V100-16", 4, per_machine=4, zone="us-east1-b")
     )
     found = VarunaPlanner().proposals(case, mode)
     seconds = [one.seconds for one in found]

@@ -110,6 +110,18 @@ def test_no_plan_is_below_the_bound(examples: int) -> None:
     assert tight > examples, "a bound of nothing would hold as well"
 
 
+def test_without_a_known_plan_the_bound_is_that_of_the_families(examples: int) -> None:
+    """A budget may be so tight that no plan is known whose time could end the cells of time."""
+    for seed in range(examples):
+        case = random_case(random.Random(f"unknown {seed}"), gpus_max=4, layers_max=5)
+        for goal in ("throughput", "cost"):
+            search = search_of(case, Objective(goal=goal, max_usd_per_iteration=1e-9))
+            families, inf = search.hopeful_families(), float("inf")
+            bounds = certify(search.model, families, search.limits, seconds=inf, objective=inf)
+            least = min((float(family.worth.min()) for family in families), default=inf)
+            assert bounds.objective == least, (seed, goal)
+
+
 def search_of(case: SmallCase, objective: Objective) -> PaperSearch:
     lots = lots_of(case.cluster, PlaceFacts(case.cluster, case.measurements.network))
     catalogue = case.cluster.catalogue
@@ -148,8 +160,7 @@ def test_more_gpus_are_never_worse_and_tighter_limits_never_better(
         case = random_case(random.Random(f"grown {seed}"), gpus_max=5, layers_max=5, goal=goal)
         pool, *others = case.cluster.pools
         grown = Cluster(
-            (replace(pool, gpus=pool.gpus + pool.gpus_per_machine), *others),
-            case.cluster.catalogue,
+            (replace(pool, gpus=pool.gpus + pool.gpus_per_machine), *others), case.cluster.catalogue
         )
         before = plan_job(Question(case.job, case.cluster, case.measurements, "paper"))
         after = plan_job(Question(case.job, grown, case.measurements, "paper"))

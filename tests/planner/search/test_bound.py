@@ -56,12 +56,7 @@ def bound_of(plan: Plan, world: World, lots: tuple[Lot, ...], goal: str) -> Even
     )
     objective = Objective(goal=goal)  # type: ignore[arg-type]  # a literal
     return EventBound(
-        floors,
-        lots,
-        (),
-        Limits(objective),
-        plan.samples_per_iteration,
-        [plan.micro_batch_size],
+        floors, lots, (), Limits(objective), plan.samples_per_iteration, [plan.micro_batch_size]
     )
 
 

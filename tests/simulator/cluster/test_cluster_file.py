@@ -204,10 +204,7 @@ def test_all_mistakes_are_reported_with_place_and_cure() -> None:
             {"pool": [{"zone": "local", "gpu": "cpu", "gpus": 1}] * 2},
             "pool[1]: repeats cpux1 in local",
         ),
-        (
-            {**FULL, "zone": FULL["zone"] * 2},
-            'zone[1].name: "lab-1" is declared twice',
-        ),
+        ({**FULL, "zone": FULL["zone"] * 2}, 'zone[1].name: "lab-1" is declared twice'),
         (
             {**FULL, "zone": [*FULL["zone"], {"name": "us-west1-a", "region": "lab"}]},
             'zone[1].region: zone "us-west1-a" is in region "us-west1" in the catalogue',

@@ -68,9 +68,7 @@ def judge(
             programs.append(program)
     overheads = _Overheads(groups, wires)
     result = oracle.run_programs(
-        [overheads.put_into(program) for program in programs],
-        [*known, *overheads.groups],
-        wires,
+        [overheads.put_into(program) for program in programs], [*known, *overheads.groups], wires
     )
     return Verdict(
         tuple(result.last_backward_s[name] for name in names),

@@ -330,8 +330,7 @@ def test_rings_between_two_zones_share_their_bandwidth() -> None:
     layers = len(small_model().layers)
     east, west = nodes(2, EAST), nodes(2, WEST)
     plan = Plan(
-        1,
-        tuple(Pipeline(2, (stage(0, 3, a), stage(3, layers, b))) for a, b in (east, west)),
+        1, tuple(Pipeline(2, (stage(0, 3, a), stage(3, layers, b))) for a, b in (east, west))
     )
     size = {
         cut: 4.0 * float(capped.costs.parameters(1)[slice(*cut)].sum())

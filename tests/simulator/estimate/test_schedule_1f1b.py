@@ -104,11 +104,7 @@ def test_1f1b_matches_the_oracle(messaging: Messaging, examples: int) -> None:
         finish = run_1f1b(durations(chains), micro_batches=micro_batches, messaging=messaging)
         for column, (groups, edges) in enumerate(chains):
             verdict = judge(
-                groups,
-                edges,
-                micro_batches=micro_batches,
-                schedule="1f1b",
-                messaging=messaging,
+                groups, edges, micro_batches=micro_batches, schedule="1f1b", messaging=messaging
             )
             ends = [end for _, end in verdict.last_backward]
             # The last message may outlast the last backward by far: an absolute part is due.

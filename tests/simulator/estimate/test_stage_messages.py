@@ -47,8 +47,7 @@ def pipeline(*stages: tuple[Place, int]) -> Pipeline:
     cuts = [(0, 2), (2, 4), (4, LAYERS)][: len(stages)]
     cuts[-1] = (cuts[-1][0], LAYERS)
     return Pipeline(
-        4,
-        tuple(stage(*cut, where, tp=tp) for cut, (where, tp) in zip(cuts, stages, strict=True)),
+        4, tuple(stage(*cut, where, tp=tp) for cut, (where, tp) in zip(cuts, stages, strict=True))
     )
 
 
@@ -127,10 +126,7 @@ def test_messages_inside_a_machine_do_not_use_its_nic() -> None:
 def test_traffic_between_two_zones_shares_their_bandwidth() -> None:
     cap = RATE / 10
     here = world({(EAST, WEST): cap})
-    plan = Plan(
-        1,
-        tuple(pipeline((at(f"a{p}"), 1), (at(f"b{p}", WEST), 1)) for p in range(3)),
-    )
+    plan = Plan(1, tuple(pipeline((at(f"a{p}"), 1), (at(f"b{p}", WEST), 1)) for p in range(3)))
     free = SAMPLE_BYTES / RATE
     for p in range(3):
         # Gradients come back the other way, which has no cap.

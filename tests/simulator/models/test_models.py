@@ -274,7 +274,7 @@ def test_description_with_wrong_order_or_unknown_ties_is_reported() -> None:
     data["layers"][1]["name"] = "block 1"
     found = problems_of(lambda: model_from_description(data))
     assert [problem.split(":")[0] for problem in found] == [
-        *("layers", "layers", "layers[2].tensors[2].tied_to"),
+        *("layers", "layers", "layers[2].tensors[2].tied_to")
     ]
 
 
@@ -378,7 +378,7 @@ def test_invalid_architecture_keys_are_reported() -> None:
 
     yarn = {"rope_type": "yarn", "rope_theta": -1}
     assert places("llama-3-8b", rms_norm_eps=0, rope_scaling=yarn) == [
-        *("rms_norm_eps", "rope_scaling.rope_theta", "rope_scaling.rope_type"),
+        *("rms_norm_eps", "rope_scaling.rope_theta", "rope_scaling.rope_type")
     ]
     assert places("llama-3-8b", rope_scaling=[]) == ["rope_scaling"]
     assert places("gpt-neo-125m", attention_types=[[["global"], 5]]) == ["attention_types"]

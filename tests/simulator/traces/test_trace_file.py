@@ -63,12 +63,7 @@ def test_events_change_one_pool_each_starting_from_the_cluster() -> None:
         )
     )
     jsonschema.validate(parse_document(text.encode(), name="trace").data, SCHEMA)
-    assert read(text) == [
-        (0, 10, (16, 8)),
-        (10, 20, (8, 8)),
-        (20, 30, (12, 5)),
-        (30, 100, (12, 0)),
-    ]
+    assert read(text) == [(0, 10, (16, 8)), (10, 20, (8, 8)), (20, 30, (12, 5)), (30, 100, (12, 0))]
     assert read(text, until_s=15) == [(0, 10, (16, 8)), (10, 15, (8, 8))]
     assert read(text, until_s=500)[-1] == (30, 500, (12, 0))
 
