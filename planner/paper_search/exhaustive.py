@@ -16,8 +16,9 @@ import numpy as np
 from planner.paper_search.family_bounds import Family
 from planner.paper_search.formula_tables import PaperModel
 from planner.paper_search.polish import Workbench
-from planner.pipelines.plan_shape import PlanShape, Run, equal_cuts
+from planner.pipelines.plan_shape import PlanShape, Run
 from planner.problem.bounds import TooManyPlansError
+from simulator.spec.plan import equal_cuts
 
 GPUS_MAX = 10
 """With more GPUs, even the smallest families have too many plans."""

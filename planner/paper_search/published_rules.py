@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from planner.paper_search.formula_tables import PaperModel
-from planner.pipelines.plan_shape import PlanShape, equal_cuts
+from planner.pipelines.plan_shape import PlanShape
+from simulator.spec.plan import equal_cuts
 
 SPEEDUP_LEAST = 1.5
 """A higher TP degree must be faster than the previous one by this factor."""

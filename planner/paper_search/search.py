@@ -22,11 +22,12 @@ from planner.paper_search.family_bounds import (
 from planner.paper_search.formula_tables import FormulaEstimate, Link, PaperModel
 from planner.paper_search.layouts import Sites, selections
 from planner.paper_search.polish import JudgedShape, Workbench
-from planner.pipelines.plan_shape import PlanShape, equal_cuts
+from planner.pipelines.plan_shape import PlanShape
 from planner.problem.bounds import Bounds
 from planner.problem.inventory import Grant, spot_share
 from planner.problem.objective import Figures, Limits, ObjectiveArrays
 from simulator.arrays import Floats
+from simulator.spec.plan import equal_cuts
 
 BUDGET_USUAL = 2000
 """The budget for which the other numbers are chosen; they scale with the budget."""

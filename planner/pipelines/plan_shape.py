@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 
 Run = tuple[int, int, int]
 """(lot, TP degree, number of adjacent replicas)."""
@@ -29,13 +28,6 @@ class PlanShape:
     def replicas(self) -> int:
         """Number of pipelines."""
         return sum(count for _, _, count in self.columns[0])
-
-
-def equal_cuts(layers: int, stages: int) -> tuple[int, ...]:
-    """Equal layer counts; what remains goes one each to the last stages."""
-    each, rest = divmod(layers, stages)
-    sizes = (each + (stage >= stages - rest) for stage in range(stages))
-    return tuple(accumulate(sizes, initial=0))
 
 
 def paired(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 Recompute = Literal["none", "full"]
@@ -85,6 +86,13 @@ class Pipeline:
 
     micro_batches: int
     stages: tuple[Stage, ...]
+
+
+def equal_cuts(layers: int, stages: int) -> tuple[int, ...]:
+    """The boundaries of equal stages; layers that remain go one each to the last stages."""
+    each, rest = divmod(layers, stages)
+    sizes = (each + (stage >= stages - rest) for stage in range(stages))
+    return tuple(accumulate(sizes, initial=0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,8 @@ from planner.baselines.shared.equal_nodes import (
     whole_degrees,
 )
 from planner.compare.interface import Case, Mode, Proposal
-from planner.pipelines.plan_shape import equal_cuts
 from simulator.estimate.event_estimator import EventEstimator
-from simulator.spec.plan import Place, Plan
+from simulator.spec.plan import Place, Plan, equal_cuts
 
 
 @dataclass(frozen=True, slots=True)

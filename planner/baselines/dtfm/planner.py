@@ -32,10 +32,9 @@ from planner.baselines.dtfm.cost import (
 from planner.baselines.shared import equal_gpus
 from planner.baselines.shared.seeded_random import Draws
 from planner.compare.interface import Case, Mode, Proposal
-from planner.pipelines.plan_shape import equal_cuts
 from simulator.arrays import Floats
 from simulator.models.layers import FLOAT_BYTES
-from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from simulator.spec.plan import Pipeline, Place, Plan, Stage, equal_cuts
 
 # Search ----------------------------------------------------------------------------------------
 

@@ -31,8 +31,7 @@ from planner.baselines.shared.equal_nodes import (
     gpu_kinds,
 )
 from planner.compare.interface import Case, Mode, Proposal
-from planner.pipelines.plan_shape import equal_cuts
-from simulator.spec.plan import Plan
+from simulator.spec.plan import Plan, equal_cuts
 
 STATE_BYTES_PER_PARAMETER = 16
 """fp32: weight, gradient and two moments; mixed precision: 2 + 2 + 12."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from planner.baselines.sailor_sosp25.cost import Kind, Sosp25Inputs
 from planner.compare.interface import Mode
-from planner.pipelines.plan_shape import equal_cuts
+from simulator.spec.plan import equal_cuts
 
 STATE_BYTES_PER_PARAMETER = 24
 """Weights, gradients, two moments, a buffer for messages, and as much for the rest."""

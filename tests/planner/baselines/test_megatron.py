@@ -18,9 +18,9 @@ from planner.baselines.megatron.planner import (
 from planner.baselines.shared.equal_nodes import Degrees, equal_nodes
 from planner.baselines.varuna.planner import VarunaPlanner
 from planner.baselines.whale.planner import WhalePlanner
-from planner.pipelines.plan_shape import equal_cuts
 from simulator.inputs.plan_check import check_plan
 from simulator.models.families import build_model
+from simulator.spec.plan import equal_cuts
 from tests.planner.baselines.golden_inputs import load_golden, load_toy
 from tests.planner.baselines.small_case import pool, small_case
 
