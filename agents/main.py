@@ -88,7 +88,7 @@ def run(config: Path, emulate: str | None) -> None:
 
 
 async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form: Form) -> None:
-    """Run the agent until it is told to end."""
+    """Run the agent until a signal ends it."""
     key, clock = read_key(config.key), Clock()
     lock = lock_folder(config.state, service="agent")
     events: asyncio.Queue[Event] = asyncio.Queue()

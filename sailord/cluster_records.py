@@ -280,7 +280,7 @@ class Gateway:
         try:
             return (await self.store.transact([ModifiedAt(state, 0)], operations)).is_applied
         except WriteUnknown:
-            # The submission time tells our job from another with the same id.
+            # The submission time distinguishes our job from another with the same id.
             there = await self.store.get(state)
             if there is None:
                 raise
@@ -296,7 +296,7 @@ class Gateway:
     async def put_once(
         self, key: str, record: T, what: Callable[[T], object], also: Sequence[Operation] = ()
     ) -> Given:
-        """Store a record unless its key is taken; ``what`` tells its content from another's."""
+        """Store a record unless its key is taken; ``what`` returns what must be equal in a repeat."""
         outcome = await self.store.transact([ModifiedAt(key, 0)], [Put(key, encode(record)), *also])
         if outcome.is_applied:
             return "new"

@@ -70,7 +70,7 @@ class Daemon:
     """Only if a provider is configured."""
     _is_ready: bool = False
     _led: int | None = None
-    """The term that the controller was told of; a term is won before the store could be read."""
+    """The term that the controller knows; a term is won before the store could be read."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set."""
@@ -138,7 +138,7 @@ class Daemon:
         await asyncio.sleep(self.config.options.lease_s / 2)
 
     async def _take_over(self) -> None:
-        """Load all that a leader needs from the store, then tell the controller."""
+        """Load all that a leader needs from the store, then pass it to the controller."""
         term = self.election.term
         if term is None:
             return

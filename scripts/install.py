@@ -111,7 +111,7 @@ def _pip(*arguments: str) -> None:
 
 
 def _run(command: list[str]) -> int:
-    """Run a command, tell what it is at, and return its exit code; all it said if it failed."""
+    """Run a command, show its progress, and return its exit code; show all output if it failed."""
     # By environment rather than by -c, so that the pins hold for isolated builds as well.
     # pip splits this variable at blanks, hence the relative path.
     environment = {

@@ -83,7 +83,7 @@ def _completion(shell: str) -> str:
 
 
 def lay_out_environment(destination: Path, groups: list[str]) -> None:
-    """Make the environment anew, as it will stand at its last place."""
+    """Build the environment as it will be at its final path."""
     home = destination / HOME.relative_to("/")
     shutil.rmtree(home, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)

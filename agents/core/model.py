@@ -57,7 +57,7 @@ class Gang:
     is_bug: bool = False
     measured: Measured = UNMEASURED
     stop_at: int | None = None
-    """The step at which they were told to stop."""
+    """The step at which they were ordered to stop."""
     abort_sent_at: float | None = None
     kill_sent_at: float | None = None
     is_free: bool = False

@@ -1,4 +1,4 @@
-"""What the agent tells this node's workers of a generation: a spec for each rank."""
+"""The spec that the agent gives each rank of a generation on this node."""
 
 from __future__ import annotations
 

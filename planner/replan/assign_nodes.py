@@ -38,7 +38,7 @@ class _Group:
     tp: int
     layers: tuple[int, int]
     home: Place | None
-    """Where it runs already, if its pipeline goes on unchanged."""
+    """Where it runs already, if its pipeline continues unchanged."""
 
 
 @dataclass(slots=True)

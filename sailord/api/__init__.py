@@ -1,1 +1,1 @@
-"""The HTTP interface: what people and programs ask of sailord, and what others tell it."""
+"""The HTTP interface: requests of people and programs, reports of agents, webhooks."""

@@ -34,7 +34,7 @@ async def order_node(request: web.Request) -> web.Response:
 def nodes_of(request: web.Request) -> list[Node]:
     """The node in the path, by id or name; answered with 404 if there is none.
 
-    A name may stand for several: a node that rejoined has a new id.
+    Several nodes may have one name: a node that rejoined has a new id.
     """
     name = request.match_info["node"]
     nodes = request.app[CONTEXT].last_led.nodes.values()

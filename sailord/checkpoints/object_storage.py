@@ -104,10 +104,7 @@ class Storage:
                 raise StorageError(f"{self.uri} cannot be created: {why}") from None
 
     def write(self, name: str, data: bytes) -> None:
-        """Write an object as a whole, so that it is there or not, also after a power cut.
-
-        What a name has stood for once it stands for: names hold all that tells contents apart.
-        """
+        """Write an object atomically and durably; an existing object is never replaced."""
         path, content = self._path(name), whole(data)
         self._tried(name, "written", lambda: write_once(self.files, path, content))
 

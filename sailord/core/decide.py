@@ -83,11 +83,11 @@ def decide(state: State, event: Event) -> Step:
             return Step(state, _jobs_first(before, event, commands))
         state = step.state
         commands = (*commands, *step.commands)
-    raise AssertionError(f"the rules did not come to an end in {steps_max} steps: {state.active}")
+    raise AssertionError(f"the rules did not converge in {steps_max} steps: {state.active}")
 
 
 def _jobs_first(before: State, event: Event, commands: Iterable[Command]) -> tuple[Command, ...]:
-    """Put the writes of job records first, each job's last one only, and tell of new states.
+    """Put the writes of job records first, each job's last one only, and announce new states.
 
     First, since an order is settled only after its effect is stored. A job that leaves the cluster
     is written before the one that gets it, so that the store never shows two with the cluster.

@@ -18,7 +18,7 @@ _GELU: dict[str, Nonlinearity] = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-# All approximations of GELU cost the same; ``_refined`` tells them apart.
+# All approximations of GELU cost the same; ``_refined`` distinguishes them.
 _ACTIVATIONS = {**dict.fromkeys(_GELU, "gelu"), "relu": "relu"}
 _GATED = {"silu": "swiglu", "swish": "swiglu"}
 # The key of the norm epsilon, and its default in the format.

@@ -36,7 +36,7 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTarget:
-    """What the agent tells a rank about its snapshots."""
+    """What a rank knows from its agent about its snapshots."""
 
     job: str
     generation: int

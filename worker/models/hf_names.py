@@ -24,7 +24,7 @@ class HfLocation:
 
 @dataclass(frozen=True, slots=True)
 class _FamilyNames:
-    """A family's names for our modules; the braces stand for the block number, from 0."""
+    """A family's names for our modules; the braces are the block number, from 0."""
 
     # Absent in checkpoints of the model without its head.
     prefix: str

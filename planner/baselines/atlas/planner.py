@@ -74,7 +74,7 @@ def place_stages(
 def layouts(
     inputs: AtlasInputs, mode: Mode, shape_fits: Callable[[int, int], bool]
 ) -> Iterator[AtlasLayout]:
-    """All layouts; ``shape_fits`` tells whether stages hold a micro batch."""
+    """All layouts; ``shape_fits`` returns whether stages hold a micro batch."""
     for pp in range(1, inputs.layer_count):
         for size in sorted(inputs.micro_batches):
             if not shape_fits(pp, size):
@@ -161,7 +161,7 @@ class AtlasPlanner:
             plans: dict[AtlasLayout, Plan | str] = {}
 
             def shape_fits(pp: int, size: int, nodes: Nodes = nodes, tp: int = inputs.tp) -> bool:
-                """One pipeline is judged, wherever it stands: it has the most in flight."""
+                """Judge one pipeline in any place: it has the most in flight."""
                 cuts = equal_cuts(case.costs.layer_count, pp)
                 one = Degrees(tp, 1, pp, size)
                 return fits(case, even_plan(one, nodes.places[:1] * pp, cuts, case.job))

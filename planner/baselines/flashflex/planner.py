@@ -186,7 +186,7 @@ def inputs_from(case: Case, kinds: Sequence[Fleet]) -> FlashFlexInputs:
 
 
 def machine_places(kinds: Sequence[Fleet]) -> list[Place]:
-    """Where each machine stands, by its number."""
+    """The place of each machine, by its number."""
     return [place for fleet in kinds for place, _ in fleet.machines]
 
 
@@ -232,7 +232,7 @@ class FlashFlexPlanner:
         """The plans for all numbers of pipelines, best first by FlashFlex's estimate."""
         kinds = equal_gpus.fleets_of(case)
         if not kinds or case.costs.layer_count < 3:
-            return []  # No GPU, or nothing stands between the embedding and the head.
+            return []  # No GPU, or no block between the embedding and the head.
         inputs, machines = inputs_from(case, kinds), machine_places(kinds)
         counts = self._counts(len(inputs.devices), case.job.global_batch // inputs.micro_batch)
         return equal_gpus.ranked(

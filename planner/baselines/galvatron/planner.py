@@ -388,7 +388,7 @@ class GalvatronPlanner:
         """The plans of all kinds, best first by Galvatron's estimate."""
         found = []
         if case.costs.layer_count < 3:
-            return []  # Nothing stands between the embedding and the head.
+            return []  # No block between the embedding and the head.
         for fleet in equal_gpus.fleets_of(case):
             inputs = inputs_from(case, fleet)
             for own in search(inputs, mode=mode):

@@ -65,7 +65,7 @@ class MetisRepairs:
     bandwidth: bool = True
     """Else links between machines are as fast as those within."""
     replica_ranks: bool = True
-    """Else gradients are summed among the wrong ranks, which often stand in one machine."""
+    """Else gradients are summed among the wrong ranks, which are often in one machine."""
     memory: bool = True
     """Else five times one replica must fit into the whole group, by the first kind's profile."""
     goes_on: bool = True

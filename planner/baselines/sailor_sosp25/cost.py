@@ -101,8 +101,8 @@ class Sosp25Region:
 
     zones: tuple[int, ...]
     home: int | None = None
-    """Kept where given: all kinds are taken to stand in the region's first zone, and the slowest
-    link is sought from there to all zones, but the one within it is taken."""
+    """A defect of the published program, kept where given: all kinds count as in the region's first
+    zone, and the link within it is taken instead of the slowest one to any zone."""
 
 
 def stage_part(

@@ -22,7 +22,7 @@ from planner.baselines.sailor_sosp25.stages import Sosp25Shape
 from planner.compare.interface import Mode
 
 BUDGET_STEPS = 100
-"""``fixed`` tells budgets apart by such shares of the whole."""
+"""``fixed`` distinguishes budgets by this share of the whole."""
 STAGES_TRIED_MAX = {"published": 1_000_000, "fixed": 250_000}
 """Plans after which it stops; with three kinds there are millions, and good ones come early."""
 Left = tuple[tuple[int, ...], ...]
@@ -64,7 +64,7 @@ def search(inputs: Sosp25Inputs, goal: Sosp25Goal, mode: Mode) -> list[Sosp25Pla
             for plan in walk.plans(stages, b):
                 found.append(plan)
     except _SpentError:
-        pass  # What was found so far stands.
+        pass  # The best so far counts.
     return sorted(found, key=lambda f: (f.usd if goal.by_cost else f.seconds, f.gpus))
 
 

@@ -34,7 +34,7 @@ class Nodes:
         return self.gpus_per_node * len(self.places)
 
     def groups(self, tp: int) -> tuple[Place, ...]:
-        """Where each run of ``tp`` consecutive ranks stands."""
+        """The place of each run of ``tp`` consecutive ranks."""
         assert self.gpus_per_node % tp == 0, (self.gpus_per_node, tp)
         return tuple(place for place in self.places for _ in range(self.gpus_per_node // tp))
 

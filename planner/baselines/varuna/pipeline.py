@@ -29,7 +29,7 @@ class Pipeline:
     send_us: float
     """To a stage on the same node."""
     long_send_us: float
-    """To another node; 0 stands for ``send_us``."""
+    """To another node; 0 means ``send_us``."""
     gpus_per_node: int
     all_reduce_us: float
     recomputes: bool = False

@@ -96,7 +96,7 @@ def split_layers(layer_costs: Sequence[float], weights: Sequence[float]) -> tupl
 def balance(
     inputs: WhaleInputs, rooms: Callable[[tuple[int, ...]], Sequence[int]] | None = None
 ) -> Split | None:
-    """Cut the layers, then share out the batch; ``rooms`` tells what each replica can take."""
+    """Cut the layers, then share out the batch; ``rooms`` holds what each replica can take."""
     cuts = split_layers(inputs.layer_costs, [sum(stage) for stage in inputs.speeds])
     loads = [sum(inputs.layer_costs[first:end]) for first, end in pairwise(cuts)]
     # A pipeline is as fast as its slowest stage.

@@ -83,7 +83,7 @@ class RentedInstance:
     """Since when its agent is no longer registered."""
     is_leaving: bool = False
     is_drained: bool = False
-    """The job was told to move off it."""
+    """The job was ordered to move off it."""
     gpus: int | None = None
     """As reported by its agent."""
     ended_at: float | None = None

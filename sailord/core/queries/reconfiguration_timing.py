@@ -151,7 +151,7 @@ def _running(
 ) -> tuple[Reconfiguring | None, ReconfigurationTiming | None]:
     record = active.generation
     if record is None or seen.opened_at is None:
-        return None, None  # Nothing came of it: the old generation goes on.
+        return None, None  # It was abandoned: the old generation continues.
     if active.progress.step <= record.restore.point.step:
         return seen, None
     assert seen.answered_at is not None, "a generation opens after an answer"
