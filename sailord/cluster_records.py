@@ -296,7 +296,7 @@ class Gateway:
     async def put_once(
         self, key: str, record: T, what: Callable[[T], object], also: Sequence[Operation] = ()
     ) -> Given:
-        """Store a record unless its key is taken; ``what`` returns what must be equal in a repeat."""
+        """Store a record unless its key is taken; ``what`` is equal in a repeat."""
         outcome = await self.store.transact([ModifiedAt(key, 0)], [Put(key, encode(record)), *also])
         if outcome.is_applied:
             return "new"
