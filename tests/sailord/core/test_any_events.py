@@ -68,8 +68,8 @@ from tests.sailord.core.states import (
 )
 
 NAMES = (A, B, C)
-MOVES_MAX = 700
-"""The longest way: a job is paused while its last step cannot be made durable."""
+ROUNDS_MAX = 700
+"""The slowest case: a job is paused while its last step cannot be made durable."""
 OTHER = JobId("other")
 
 names = st.sampled_from(NAMES)
@@ -80,24 +80,28 @@ OF_NODES = ("drain", "withdraw", "cordon", "uncordon", "preempt")
 orders = st.sampled_from(
     ("pause", "resume", "replan", "cancel", "checkpoint", "rollback", *OF_NODES)
 )
-goes_on = st.tuples(st.just("goes on"))
-goes_wrong = st.one_of(
+progress = st.tuples(st.just("progress"))
+faults = st.one_of(
     st.tuples(st.just("tick"), seconds),
     st.tuples(st.just("nodes"), some_names),
     st.tuples(st.just("report"), names, takings, st.integers(0, 3), some_names),
     st.tuples(st.just("all run"), st.integers(1, 30)),
     st.tuples(st.just("all stop"), st.integers(0, 1)),
-    st.tuples(st.just("silent"), names),
+    st.tuples(st.just("probe failed"), names),
     st.tuples(st.just("order"), orders, names),
     st.tuples(st.just("plan"), some_names),
     st.tuples(st.just("written")),
-    st.tuples(st.just("kept"), st.booleans()),
-    st.tuples(st.just("back")),
+    st.tuples(st.just("commit"), st.booleans()),
+    st.tuples(st.just("store returned")),
 )
 
 
-class Play:
-    """A controller, and just enough of a world that what it orders can come to pass."""
+History = list[tuple[object, ...]]
+"""Actions, see ``Cluster.events``."""
+
+
+class Cluster:
+    """A controller, and as much of a cluster as its commands need."""
 
     def __init__(self, usd_max: float | None = None) -> None:
         self.state = State()
@@ -105,7 +109,7 @@ class Play:
         self.numbers = dict.fromkeys(NAMES, 0)
         self.step = 0
         self.orders = 0
-        self.given: list[Command] = []
+        self.commands: list[Command] = []
         first = job(state="queued", saving=KEPT, bill=Bill(until=0.0, usd_max=usd_max))
         jobs = (first, job(id=OTHER, state="queued", priority=-1))
         self.feed(Elected(0.0, 7, tuple(map(record, NAMES)), jobs, ()))
@@ -114,8 +118,14 @@ class Play:
         before = self.state
         self.state, commands = decide(before, event)
         invariants.check(before, self.state, commands)
-        self.given += commands
+        self.commands += commands
         return commands
+
+    def live_through(self, history: History) -> None:
+        """Feed the events of each action."""
+        for action in history:
+            for event in self.events(action):
+                self.feed(event)
 
     @property
     def generation(self) -> GenerationRecord | None:
@@ -123,26 +133,26 @@ class Play:
         return None if active is None else active.generation
 
     def last(self, kind: type[Command]) -> Command | None:
-        return next((each for each in reversed(self.given) if isinstance(each, kind)), None)
+        return next((each for each in reversed(self.commands) if isinstance(each, kind)), None)
 
-    def events(self, move: tuple[object, ...]) -> list[Event]:
-        """Return a move's events in the current state; none if it does not apply."""
+    def events(self, action: tuple[object, ...]) -> list[Event]:
+        """Return an action's events in the current state; none if it does not apply."""
         self.now += 0.01
-        match move:
-            case ("goes on",):
-                return self._goes_on()
-            case ("tick", float() as more):
-                self.now += more
+        match action:
+            case ("progress",):
+                return self._next_expected()
+            case ("tick", float() as waited):
+                self.now += waited
                 return [Ticked(self.now)]
             case ("nodes", tuple() as there):
                 return [NodesObserved(self.now, tuple(record(id_) for id_ in there))]
-            case ("report", str() as id_, str() as taking, int() as more, tuple() as gone):
-                return [self._report(NodeId(id_), cast("Taking", taking), more, gone)]
-            case ("all run", int() as more):
-                return self._reports("running", more)
-            case ("all stop", int() as more):
-                return self._reports("stopped", more)
-            case ("silent", str() as id_):
+            case ("report", str() as id_, str() as taking, int() as steps, tuple() as broken_peers):
+                return [self._report(NodeId(id_), cast("Taking", taking), steps, broken_peers)]
+            case ("all run", int() as steps):
+                return self._reports("running", steps)
+            case ("all stop", int() as steps):
+                return self._reports("stopped", steps)
+            case ("probe failed", str() as id_):
                 return [ProbeFailed(self.now, NodeId(id_))]
             case ("order", str() as kind, str() as id_):
                 self.orders += 1
@@ -163,12 +173,14 @@ class Play:
                 write = self.last(WriteGeneration)
                 is_new = isinstance(write, WriteGeneration)
                 return [GenerationWritten(self.now, write.record)] if is_new else []
-            case ("kept", bool() as is_fine):
-                return self._kept(is_fine=is_fine)
-            case _:
+            case ("commit", bool() as is_fine):
+                return self._commit_outcome(is_fine=is_fine)
+            case ("store returned",):
                 return [StoreReturned(self.now)]
+            case _:
+                raise AssertionError(f"unknown action {action}")
 
-    def spare(self) -> list[NodeId]:
+    def unused(self) -> list[NodeId]:
         """Return the nodes outside the current generation."""
         active = self.state.active
         if active is None or not isinstance(active.phase, Starting | Running | Stopping):
@@ -176,7 +188,7 @@ class Play:
         members = () if self.generation is None else self.generation.members
         return [id_ for id_ in NAMES if id_ not in members]
 
-    def _goes_on(self) -> list[Event]:
+    def _next_expected(self) -> list[Event]:
         """Return the next events if nothing fails."""
         active = self.state.active
         if active is not None and active.question is not None:
@@ -193,30 +205,32 @@ class Play:
                 self.now += 1.5
                 return [Ticked(self.now)]
 
-    def _reports(self, taking: Taking, more: int) -> list[Event]:
+    def _reports(self, taking: Taking, steps: int) -> list[Event]:
         members = () if self.generation is None else self.generation.members
-        self.step += more
+        self.step += steps
         return [self._report(id_, taking, 0, ()) for id_ in members]
 
-    def _report(self, id_: NodeId, taking: Taking, more: int, gone: tuple[NodeId, ...]) -> Event:
+    def _report(
+        self, id_: NodeId, taking: Taking, steps: int, broken_peers: tuple[NodeId, ...]
+    ) -> Event:
         self.numbers[id_] += 1
-        self.step += more
+        self.step += steps
         number = 0 if self.generation is None else self.generation.number
         point = Point(self.step, number)
         sealed = (Sealed(point, (Holding(0, 0, 1),)),)
         votes = (uploaded(A, self.step, number),) if id_ == A else ()
-        said: Report = report(
+        made: Report = report(
             id_,
             taking,
             step=self.step,
             number=self.numbers[id_],
             of=number,
-            broken_peers=gone if taking == "broken" else (),
+            broken_peers=broken_peers if taking == "broken" else (),
             uploaded=votes,
         )
-        return Reported(self.now, replace(said, sealed=sealed))
+        return Reported(self.now, replace(made, sealed=sealed))
 
-    def _kept(self, *, is_fine: bool) -> list[Event]:
+    def _commit_outcome(self, *, is_fine: bool) -> list[Event]:
         """Return the next event of a commit: its manifest, or the outcome of the transaction."""
         active = self.state.active
         if active is None or active.checkpointing.commit is None:
@@ -230,105 +244,99 @@ class Play:
         return [CheckpointCommitted(self.now, active.job, written)]
 
 
-histories = st.lists(goes_on | goes_wrong, min_size=10, max_size=60)
+histories = st.lists(progress | faults, min_size=10, max_size=60)
 
 
 @given(histories)
 def test_any_events_keep_the_invariants_and_decide_the_same(
-    history: list[tuple[object, ...]],
+    history: History,
 ) -> None:
-    one, other = Play(), Play()
-    for move in history:
-        for event in one.events(move):
-            one.feed(event)
-        for event in other.events(move):
-            other.feed(event)
+    one, other = Cluster(), Cluster()
+    one.live_through(history)
+    other.live_through(history)
     assert one.state == other.state
-    assert one.given == other.given
+    assert one.commands == other.commands
 
 
 @given(histories, st.sampled_from((None, 0.3, 5.0)))
-def test_job_goes_on_once_faults_end(
-    history: list[tuple[object, ...]], usd_max: float | None
-) -> None:
+def test_job_goes_on_once_faults_end(history: History, usd_max: float | None) -> None:
     """Or it is held and says why, or was paused or cancelled."""
-    play = Play(usd_max)
-    for move in history:
-        for event in play.events(move):
-            play.feed(event)
-    for kind in ("withdraw", "uncordon"):
-        for id_ in NAMES:
-            for event in play.events(("order", kind, id_)):
-                play.feed(event)
-    for _ in range(MOVES_MAX):
-        if has_come_to_rest(play.state):
+    cluster = Cluster(usd_max)
+    cluster.live_through(history)
+    cluster.live_through(
+        [("order", kind, id_) for kind in ("withdraw", "uncordon") for id_ in NAMES]
+    )
+    for _ in range(ROUNDS_MAX):
+        if is_settled(cluster.state):
             return
-        play.now += 1.2
-        calm = [*play.events(("nodes", NAMES)), *play.events(("kept", True)), *play._goes_on()]
-        for event in (*calm, *(play._report(id_, "idle", 0, ()) for id_ in play.spare())):
-            play.feed(event)
-    raise AssertionError(f"the job did not settle: {play.state.active}")
+        cluster.now += 1.2
+        calm = [
+            *cluster.events(("nodes", NAMES)),
+            *cluster.events(("commit", True)),
+            *cluster._next_expected(),
+        ]
+        for event in (*calm, *(cluster._report(id_, "idle", 0, ()) for id_ in cluster.unused())):
+            cluster.feed(event)
+    raise AssertionError(f"the job did not settle: {cluster.state.active}")
 
 
-def has_come_to_rest(state: State) -> bool:
+def is_settled(state: State) -> bool:
     if state.active is None:
         return all(each.state != "queued" for each in state.jobs.values())
-    is_at_rest = isinstance(state.active.phase, Running | Held) and state.active.question is None
-    return is_at_rest and not state.active.orders
+    is_resting = isinstance(state.active.phase, Running | Held) and state.active.question is None
+    return is_resting and not state.active.orders
 
 
 @given(histories)
-def test_repeated_event_changes_nothing(history: list[tuple[object, ...]]) -> None:
-    play = Play()
-    for move in history:
-        for event in play.events(move):
-            play.feed(event)
-            play.feed(Ticked(play.now))  # Nodes that nothing names any more are forgotten by it.
-            once = play.state
-            assert play.feed(event) == (), event
-            assert play.state == once, event
+def test_repeated_event_changes_nothing(history: History) -> None:
+    cluster = Cluster()
+    for action in history:
+        for event in cluster.events(action):
+            cluster.feed(event)
+            cluster.feed(Ticked(cluster.now))  # Forgets nodes that nothing names any more.
+            once = cluster.state
+            assert cluster.feed(event) == (), event
+            assert cluster.state == once, event
 
 
 @given(histories)
-def test_no_command_is_repeated(history: list[tuple[object, ...]]) -> None:
-    play = Play()
-    for move in history:
-        for event in play.events(move):
-            play.feed(event)
-    writes = [each.record for each in play.given if isinstance(each, WriteGeneration)]
-    asked = [each.request for each in play.given if isinstance(each, RequestPlan)]
-    settled = [each.id for each in play.given if isinstance(each, SettleOrder)]
+def test_no_command_is_repeated(history: History) -> None:
+    cluster = Cluster()
+    cluster.live_through(history)
+    writes = [each.record for each in cluster.commands if isinstance(each, WriteGeneration)]
+    asked = [each.request for each in cluster.commands if isinstance(each, RequestPlan)]
+    settled = [each.id for each in cluster.commands if isinstance(each, SettleOrder)]
     assert len(set(writes)) == len(writes)
     assert asked == sorted(set(asked))
     assert len(set(settled)) == len(settled)
     last: dict[JobId, WriteJob] = {}
-    for each in play.given:
+    for each in cluster.commands:
         if isinstance(each, WriteJob):
             assert last.get(each.job.id) != each
             last[each.job.id] = each
-    steps = [each.durable.point.step for each in play.given if isinstance(each, CommitCheckpoint)]
+    steps = [
+        each.durable.point.step for each in cluster.commands if isinstance(each, CommitCheckpoint)
+    ]
     assert steps == sorted(steps)
 
 
 @given(histories, st.permutations(NAMES), st.sampled_from(("running", "stopped", "fetching")))
 def test_simultaneous_reports_commute(
-    history: list[tuple[object, ...]], sequence: list[NodeId], taking: Taking
+    history: History, other_order: list[NodeId], taking: Taking
 ) -> None:
-    play = Play()
-    for move in history:
-        for event in play.events(move):
-            play.feed(event)
-    events = {id_: play._report(id_, taking, 0, ()) for id_ in NAMES}
-    submitted = JobSubmitted(play.now, job(id=JobId("third"), state="queued"))
+    cluster = Cluster()
+    cluster.live_through(history)
+    events = {id_: cluster._report(id_, taking, 0, ()) for id_ in NAMES}
+    submitted = JobSubmitted(cluster.now, job(id=JobId("third"), state="queued"))
     outcomes = []
-    for chosen in (NAMES, sequence):
-        state, given_then = play.state, []
+    for chosen in (NAMES, other_order):
+        state, decided = cluster.state, []
         for event in (*(events[id_] for id_ in chosen), submitted):
             state, commands = decide(state, event)
-            given_then += commands
-        state, commands = decide(state, Ticked(play.now))
+            decided += commands
+        state, commands = decide(state, Ticked(cluster.now))
         # The node that reports last may be probed just before.
-        told = [each for each in (*given_then, *commands) if not isinstance(each, ProbeAgent)]
+        told = [each for each in (*decided, *commands) if not isinstance(each, ProbeAgent)]
         outcomes.append((_known(state), Counter(map(type, told))))
     assert outcomes[0] == outcomes[1]
 

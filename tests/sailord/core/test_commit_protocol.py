@@ -63,15 +63,15 @@ class State:
     workers: tuple[int, int] = (1, 1)
     """The generation that each worker takes part in; it may be over."""
     votes: frozenset[Name] = frozenset()
-    """Who voted for having uploaded what: generation, step, writer. Votes reach everybody."""
+    """Who voted for having uploaded what: generation, step, writer. Votes reach both leaders."""
 
 
-def moves(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
+def transitions(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
     """Everything that may happen next."""
     yield from _elections(state)
     yield from _generations(state, rules)
     for index, worker in enumerate(WORKERS):
-        yield from _worker_moves(state, index, worker, rules)
+        yield from _worker_transitions(state, index, worker, rules)
     yield from _commits(state, rules)
     yield from _garbage(state, rules)
 
@@ -88,14 +88,14 @@ def _elections(state: State) -> Iterator[tuple[str, State]]:
 
 
 def _generations(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
-    for who, term in enumerate(state.believed):
+    for index, term in enumerate(state.believed):
         leads = term == state.term if rules.fences else term > 0
         if leads and state.generation < GENERATIONS:
             opened = replace(state, generation=state.generation + 1)
-            yield f"controller {who} opens generation {opened.generation}", opened
+            yield f"controller {index} opens generation {opened.generation}", opened
 
 
-def _worker_moves(
+def _worker_transitions(
     state: State, index: int, worker: str, rules: Rules
 ) -> Iterator[tuple[str, State]]:
     mine = state.workers[index]
@@ -112,7 +112,7 @@ def _worker_moves(
 
 
 def _commits(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
-    for who, term in enumerate(state.believed):
+    for index, term in enumerate(state.believed):
         for generation in range(1, GENERATIONS + 1):
             for step in range(1, STEPS + 1):
                 voted = [w for w in WORKERS if (generation, step, w) in state.votes]
@@ -123,10 +123,10 @@ def _commits(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
                     continue
                 if state.durable is not None and state.durable.step >= step:
                     continue
-                shown = generation if rules.immutable_names else 0
-                named = tuple(((shown, step, w), generation) for w in voted)
+                name_generation = generation if rules.immutable_names else 0
+                named = tuple(((name_generation, step, w), generation) for w in voted)
                 durable = Durable(step, generation, named)
-                text = f"controller {who} commits step {step} of generation {generation}"
+                text = f"controller {index} commits step {step} of generation {generation}"
                 yield text, replace(state, durable=durable)
 
 
@@ -143,8 +143,8 @@ def _garbage(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
         yield f"{len(gone)} objects are removed", replace(state, objects=state.objects - gone)
 
 
-def breach(before: State, after: State) -> str:
-    """Return the invariant that the move broke; empty if none."""
+def broken_invariant(before: State, after: State) -> str:
+    """Return the invariant that the transition broke; empty if none."""
     durable = after.durable
     if durable is None:
         return ""
@@ -155,50 +155,50 @@ def breach(before: State, after: State) -> str:
     writers = [name[2] for name, _ in durable.objects]
     if sorted(writers) != sorted(WORKERS):
         return "the committed checkpoint does not cover every part exactly once"
-    there = dict(after.objects)
+    objects = dict(after.objects)
     for name, generation in durable.objects:
-        if there.get(name) != generation:
+        if objects.get(name) != generation:
             return "the committed checkpoint does not hold what its manifest says"
     return ""
 
 
 def explore(rules: Rules) -> tuple[int, tuple[str, ...] | None]:
-    """All states that can be reached, or the shortest way to a breach."""
+    """All states that can be reached, or the shortest path to a broken invariant."""
     start = State()
-    ways: dict[State, tuple[State, str] | None] = {start: None}
+    paths: dict[State, tuple[State, str] | None] = {start: None}
     queue = deque([start])
     while queue:
         state = queue.popleft()
-        for text, following in moves(state, rules):
-            broken = breach(state, following)
+        for text, following in transitions(state, rules):
+            broken = broken_invariant(state, following)
             if broken:
-                return len(ways), (*_way(ways, state), text, broken)
-            if following not in ways:
-                ways[following] = (state, text)
+                return len(paths), (*_path(paths, state), text, broken)
+            if following not in paths:
+                paths[following] = (state, text)
                 queue.append(following)
-    return len(ways), None
+    return len(paths), None
 
 
-def _way(ways: dict[State, tuple[State, str] | None], state: State) -> tuple[str, ...]:
+def _path(paths: dict[State, tuple[State, str] | None], state: State) -> tuple[str, ...]:
     found = []
-    came = ways[state]
-    while came is not None:
-        state, text = came
+    previous = paths[state]
+    while previous is not None:
+        state, text = previous
         found.append(text)
-        came = ways[state]
+        previous = paths[state]
     return tuple(reversed(found))
 
 
 @pytest.mark.slow
 def test_any_interleaving_keeps_committed_checkpoints_whole() -> None:
-    states, way = explore(RULES)
-    assert way is None, "\n".join(way or ())
+    states, path = explore(RULES)
+    assert path is None, "\n".join(path or ())
     # The bounds are wide enough to mean something: zombies, two leaders, garbage, all of it.
     assert states > 10_000
 
 
 @pytest.mark.parametrize("dropped", ["fences", "immutable_names", "coverage", "careful_garbage"])
 def test_dropping_any_rule_breaks_the_protocol(dropped: str) -> None:
-    _, way = explore(replace(RULES, **{dropped: False}))
-    assert way is not None, f"without {dropped} nothing breaks"
-    assert len(way) <= 9, way
+    _, path = explore(replace(RULES, **{dropped: False}))
+    assert path is not None, f"without {dropped} nothing breaks"
+    assert len(path) <= 9, path

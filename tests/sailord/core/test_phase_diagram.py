@@ -31,21 +31,21 @@ from tests.sailord.core.states import (
     record,
     state,
 )
-from tests.sailord.core.test_any_events import Play
+from tests.sailord.core.test_any_events import Cluster
 
-Way = tuple[str, str]
+Transition = tuple[str, str]
 
 
-def drawn() -> set[Way]:
-    """The ways in the docstring: ``One, Other -> Third -> Fourth, Fifth    what it is for``."""
+def drawn_transitions() -> set[Transition]:
+    """Return the transitions of the docstring: ``One, Other -> Third -> Fourth    what for``."""
     assert decide.__doc__ is not None
-    found: set[Way] = set()
+    found: set[Transition] = set()
     for line in decide.__doc__.splitlines():
         if "->" not in line:
             continue
-        way, _, what_for = re.sub(r"(?<! ) +->", " ->", line.strip()).partition("   ")
+        transition, _, what_for = re.sub(r"(?<! ) +->", " ->", line.strip()).partition("   ")
         assert what_for, f"it does not say what for: {line}"
-        phases = [group.split(", ") for group in way.split(" -> ")]
+        phases = [group.split(", ") for group in transition.split(" -> ")]
         for group, following in pairwise(phases):
             found |= {(one, other) for one in group for other in following}
     return found
@@ -53,7 +53,7 @@ def drawn() -> set[Way]:
 
 BACK = order("rollback", durable=durable(10, 2))
 CLOSED: GenerationRecord = replace(G, state="closed")
-SELDOM = (
+RARE = (
     (state(Stopping("paused", "lunch", NOW), generation=STOPPED), Ticked(NOW + 60)),
     (replace(parked(40, 40), nodes=Nodes()), NodesObserved(NOW, (record(B),))),
     (state(Closing("held", "it fails"), generation=CLOSED), Ticked(NOW)),
@@ -66,8 +66,8 @@ SELDOM = (
     (state(Held("it fails", NOW), generation=CLOSED), OrderGiven(NOW, order("cancel"))),
 )
 """Transitions that random histories hardly reach."""
-LIVES = 100
-WRONG: tuple[tuple[object, ...], ...] = (
+HISTORIES = 100
+FAULTS: tuple[tuple[object, ...], ...] = (
     ("tick", 15.0),
     ("nodes", (A, B)),
     ("nodes", (A, B, C)),
@@ -82,38 +82,38 @@ WRONG: tuple[tuple[object, ...], ...] = (
 )
 
 
-def lived() -> set[Way]:
-    """The ways that the controller goes whatever happens to it."""
-    found: set[Way] = set()
+def taken_transitions() -> set[Transition]:
+    """Return the transitions that random events, and the rare ones, lead to."""
+    found: set[Transition] = set()
     next_step = decide.next_step
 
     def watched(before: State) -> Step | None:
         step = next_step(before)
         after = before if step is None else step.state
         if before.active is not None and after.active is not None:
-            way = type(before.active.phase).__name__, type(after.active.phase).__name__
-            if way[0] != way[1]:
-                found.add(way)
+            transition = type(before.active.phase).__name__, type(after.active.phase).__name__
+            if transition[0] != transition[1]:
+                found.add(transition)
         return step
 
     with patch.object(decide, "next_step", watched):
-        for seed in range(LIVES):
-            _live(random.Random(seed))
-        for before, event in SELDOM:
+        for seed in range(HISTORIES):
+            _take_random_events(random.Random(seed))
+        for before, event in RARE:
             decide.decide(before, event)
     return found
 
 
-def _live(chance: random.Random) -> None:
-    """Most goes well, or nothing would ever come to run."""
-    play = Play()
+def _take_random_events(chance: random.Random) -> None:
+    """Take 40 actions; 70 % are progress, or nothing would ever run."""
+    cluster = Cluster()
     for _ in range(40):
-        wrong = chance.choice(WRONG)
-        for event in play.events(("goes on",) if chance.random() < 0.7 else wrong):
-            play.feed(event)
+        fault = chance.choice(FAULTS)
+        for event in cluster.events(("progress",) if chance.random() < 0.7 else fault):
+            cluster.feed(event)
 
 
 def test_diagram_shows_exactly_the_transitions_that_occur() -> None:
-    shown, gone = drawn(), lived()
-    assert gone - shown == set(), "not drawn"
-    assert shown - gone == set(), "drawn, but never taken"
+    drawn, taken = drawn_transitions(), taken_transitions()
+    assert taken - drawn == set(), "not drawn"
+    assert drawn - taken == set(), "drawn, but never taken"

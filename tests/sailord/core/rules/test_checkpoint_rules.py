@@ -16,14 +16,13 @@ from sailord.core.model.commands import (
 )
 from sailord.core.model.events import (
     CheckpointCommitted,
-    CommitFailed,
     DurableChecked,
     ManifestWritten,
     PlanFound,
     Reported,
     Ticked,
 )
-from sailord.core.model.phases import Closing, Opening, Running
+from sailord.core.model.phases import Opening
 from sailord.core.model.state import Check, Commit, State
 from sailord.core.queries.restore_choice import release_now
 from sailord.core.queries.restore_point import (
@@ -126,15 +125,6 @@ def test_suspects_are_probed_while_a_commit_is_stored() -> None:
     broken = report(A, "broken", number=6, broken_peers=(B,))
     _, commands = act(before, Reported(NOW, broken))
     assert commands == (ProbeAgent(B),)
-
-
-def test_failed_commit_is_retried_after_a_pause() -> None:
-    before = voted(*HALVES, commit=Commit(Point(40, 3)))
-    after, commands = act(before, CommitFailed(NOW, JOB, Point(40, 3), "it is away"))
-    assert commands == ()
-    assert act(after, Ticked(NOW + 4.9))[1] == ()
-    _, commands = act(after, Ticked(NOW + 5))
-    assert commands == (WriteManifest(LAYERS, G, HALVES, Point(40, 3), None),)
 
 
 def test_durable_step_never_is_rolling_back() -> None:
@@ -297,17 +287,6 @@ def test_check_of_an_older_checkpoint_does_not_count_for_the_newest() -> None:
     assert commands == ()
 
 
-def test_checkpoint_is_checked_even_without_time_to_stop() -> None:
-    bare = [node(n, report(n, sealed=())) for n in (A, B)]
-    at_once = replace(bare[0].record, leaves_at=NOW)
-    goes = replace(bare[0], draining_since=NOW - 1, record=at_once)
-    asks = replace(FROM_NOTHING, before=Running(NOW - 9), nodes=(B,))
-    before = state(asks, goes, bare[1], job=job(saving=KEPT))
-    before = replace(before, durables={JOB: durable(30)})
-    _, commands = act(before, PlanFound(NOW, 4, proposal(B)))
-    assert commands == (CheckDurable(job(saving=KEPT), durable(30), is_thorough=False),)
-
-
 def test_unreadable_checkpoint_is_replaced_by_the_one_before() -> None:
     before = lost_memory(check=Check(durable(30), durable(20)))
     after, commands = act(before, PlanFound(NOW, 4, proposal()))
@@ -315,20 +294,3 @@ def test_unreadable_checkpoint_is_replaced_by_the_one_before() -> None:
     assert isinstance(opening, Opening)
     assert opening.record.restore == Restore(Point(20, 3), "durable")
     assert commands == (WriteGeneration(opening.record, replaces=G, lowers=durable(20)),)
-
-
-def test_job_is_held_if_no_checkpoint_is_readable() -> None:
-    before = lost_memory(check=Check(durable(30), None, "a byte is wrong"))
-    after, _ = act(before, PlanFound(NOW, 4, proposal()))
-    assert phase(after) == Closing("held", "a byte is wrong")
-
-
-def test_unavailable_durable_store_is_retried() -> None:
-    before = lost_memory(check=Check(durable(30)))
-    waits, _ = act(before, PlanFound(NOW, 4, proposal()))
-    away = DurableChecked(NOW, JOB, durable(30), None, "it is away", is_away=True)
-    waits, commands = act(waits, away)
-    assert commands == ()
-    assert act(waits, Ticked(NOW + 4.9))[1] == ()
-    _, commands = act(waits, Ticked(NOW + 5))
-    assert commands == (CheckDurable(job(saving=KEPT), durable(30), is_thorough=False),)

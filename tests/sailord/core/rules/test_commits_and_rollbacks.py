@@ -195,12 +195,6 @@ def test_uploads_of_another_generation_never_count(generation):
     assert world.ordered(WriteManifest) == []
 
 
-def test_uploads_up_to_the_durable_step_never_count():
-    world = World(durable=durable(15, 2))
-    world.report(A, "running", 15, uploaded=whole(15))
-    assert world.ordered(WriteManifest) == []
-
-
 def test_uploads_of_a_node_that_died_still_count():
     world = World()
     world.report(B, "running", 15, uploaded=whole(15)[1:])
@@ -222,16 +216,6 @@ def test_failed_commit_is_retried_and_reported():
     world.tell(ManifestWritten, JOB, durable(15))
     world.tell(CheckpointCommitted, JOB, durable(15))
     assert world.state.active.checkpointing.trouble == ""
-
-
-def test_no_generation_opens_during_a_commit():
-    world = World()
-    world.report(A, "running", 15, uploaded=whole(15))
-    world.tell(ManifestWritten, JOB, durable(15))
-    world.tell(OrderGiven, Order("i", "replan", JOB))
-    assert world.ordered(RequestPlan) == []
-    world.tell(CheckpointCommitted, JOB, durable(15))
-    assert world.ordered(RequestPlan)
 
 
 # ---- what may be forgotten ----------------------------------------------------------------------
@@ -363,20 +347,6 @@ def lose_memory(world):
     world.tell(PlanFound, asked.request, Proposal("p2", members, True, "why"))
 
 
-def test_checkpoint_is_checked_before_a_generation_begins_from_it():
-    world = World(durable=durable(10, 2))
-    lose_memory(world)
-    assert world.ordered(WriteGeneration) == []
-    (check,) = world.ordered(CheckDurable)
-    assert (check.durable, check.is_thorough) == (durable(10, 2), False)
-    world.tell(Ticked)
-    assert world.ordered(CheckDurable) == [], "one look at a time"
-    world.tell(DurableChecked, JOB, durable(10, 2), durable(10, 2))
-    (opened,) = world.ordered(WriteGeneration)
-    assert opened.record.restore == Restore(Point(10, 2), "durable")
-    assert opened.lowers is None
-
-
 def test_check_delays_a_reconfiguration_without_time_to_stop():
     """What runs goes on meanwhile, and nothing is moved or written before it is known."""
     world = World(durable=durable(10, 2))
@@ -394,17 +364,6 @@ def test_check_delays_a_reconfiguration_without_time_to_stop():
     world.tell(DurableChecked, JOB, check.durable, check.durable)
     (opened,) = world.ordered(WriteGeneration)
     assert opened.record.restore == Restore(Point(10, 2), "durable")
-
-
-def test_older_checkpoint_replaces_an_unreadable_one():
-    world = World(durable=durable(10, 2))
-    lose_memory(world)
-    world.tell(DurableChecked, JOB, durable(10, 2), durable(5, 1), "step 10 cannot be read")
-    (opened,) = world.ordered(WriteGeneration)
-    assert opened.record.restore == Restore(Point(5, 1), "durable")
-    assert opened.lowers == durable(5, 1)
-    world.tell(GenerationWritten, opened.record)
-    assert world.state.durables[JOB] == durable(5, 1)
 
 
 def test_job_without_readable_checkpoint_is_held_not_restarted():
