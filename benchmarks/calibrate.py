@@ -120,11 +120,8 @@ def samples_of(
     roofline = Roofline(
         profiled_model(profile, family=family), profile.sequence, "fp32", False, catalogue, network
     )
-    table = LayerTimeTable.of(
-        roofline,
-        profile=profile,
-        catalogue=catalogue,
-        hook_s=lambda gpu: platform_of(gpu).profiled_hook_s,
+    table = LayerTimeTable(
+        profile, roofline, catalogue, lambda gpu: platform_of(gpu).profiled_hook_s
     )
     for gpu, tp, micro_batch in sorted(profile.timings):
         times = table.times(gpu, tp=tp, micro_batch=micro_batch)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from simulator.models.families import build_model
 from simulator.models.layers import PRECISIONS, Model
 from simulator.models.transformer_block import MEGATRON
 from simulator.spec.job import OPTIMIZER_MOMENTS, Job
-from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Stage
 
 UNKNOWN_RUNTIME = "megatron-deepspeed"
 """Stands for runtimes that are not modelled; the estimate has a note."""
@@ -60,21 +61,13 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON of ``sailorctl validate --json``."""
+        times = ((c.case, c.time_measured_s, c.time_predicted_s) for c in self.comparisons)
+        memory = (
+            (c.case, c.memory_measured_bytes, c.memory_predicted_bytes) for c in self.comparisons
+        )
         return {
-            "time": _summary(
-                [
-                    (c.case, c.time_measured_s, c.time_predicted_s)
-                    for c in self.comparisons
-                    if c.time_measured_s is not None
-                ]
-            ),
-            "memory": _summary(
-                [
-                    (c.case, c.memory_measured_bytes, c.memory_predicted_bytes)
-                    for c in self.comparisons
-                    if c.memory_measured_bytes is not None
-                ]
-            ),
+            "time": _summary(times),
+            "memory": _summary(memory),
             "failures": [{"id": case, "reason": reason} for case, reason in self.failures],
         }
 
@@ -86,19 +79,15 @@ class Report:
         return found
 
 
-def _summary(cases: Sequence[tuple[str, float | None, float]]) -> dict[str, Any]:
-    errors = [
-        abs(predicted / measured - 1) * 100
-        for _, measured, predicted in cases
-        if measured is not None
-    ]
+def _summary(cases: Iterable[tuple[str, float | None, float]]) -> dict[str, Any]:
+    known = [(case, m, predicted) for case, m, predicted in cases if m is not None]
+    errors = [abs(predicted / measured - 1) * 100 for _, measured, predicted in known]
     return {
         "mean_abs_pct": statistics.fmean(errors) if errors else None,
         "median_abs_pct": statistics.median(errors) if errors else None,
         "max_abs_pct": max(errors) if errors else None,
         "cases": [
-            {"id": case, "measured": measured, "predicted": predicted}
-            for case, measured, predicted in cases
+            {"id": case, "measured": m, "predicted": predicted} for case, m, predicted in known
         ],
     }
 
@@ -279,31 +268,17 @@ class _Case:
         replicas = len(self.stages[0][1])
         each = self.micro_batch_size * replicas
         if self.global_batch % each:
-            raise InputError(
-                Problem(
-                    self.identifier,
-                    f"the global batch of {self.global_batch} is not a multiple of {each}",
-                    "runs with uneven micro batches are not supported",
-                )
-            )
-        return Plan(
-            self.micro_batch_size,
-            tuple(
-                Pipeline(
-                    self.global_batch // each,
-                    tuple(
-                        Stage(
-                            layers,
-                            groups[i][1],
-                            (self._place(groups[i], catalogue),),
-                            "full" if self.recompute == "full" else "none",
-                        )
-                        for layers, groups in self.stages
-                    ),
-                )
-                for i in range(replicas)
-            ),
-        )
+            what = f"the global batch of {self.global_batch} is not a multiple of {each}"
+            cure = "runs with uneven micro batches are not supported"
+            raise InputError(Problem(self.identifier, what, cure))
+        recompute: Recompute = "full" if self.recompute == "full" else "none"
+        columns = [
+            [Stage(layers, g[1], (self._place(g, catalogue),), recompute) for g in groups]
+            for layers, groups in self.stages
+        ]
+        count = self.global_batch // each
+        pipelines = tuple(Pipeline(count, stages) for stages in zip(*columns, strict=True))
+        return Plan(self.micro_batch_size, pipelines)
 
     def _place(self, replica: tuple[str, int, str], catalogue: Catalogue) -> Place:
         gpu = catalogue.gpu_name(replica[0])
@@ -311,22 +286,14 @@ class _Case:
 
     def cluster(self, catalogue: Catalogue) -> Cluster:
         """Return a cluster of the run's machine size with one machine per replica of a stage."""
-        kinds: dict[tuple[str, str], int] = {}
-        for _, replicas in self.stages:
-            for replica in replicas:
-                place = self._place(replica, catalogue)
-                kinds[place.gpu, place.zone] = kinds.get((place.gpu, place.zone), 0) + 1
-        pools = tuple(
-            Pool(
-                zone,
-                gpu,
-                f"{gpu}x{self.gpus_per_node}",
-                gpus_per_machine=self.gpus_per_node,
-                gpus=count * self.gpus_per_node,
-            )
-            for (gpu, zone), count in kinds.items()
+        size = self.gpus_per_node
+        places = Counter(
+            self._place(replica, catalogue) for _, replicas in self.stages for replica in replicas
         )
-        return Cluster(pools, catalogue)
+        pools = (
+            Pool(at.zone, at.gpu, at.machine, size, count * size) for at, count in places.items()
+        )
+        return Cluster(tuple(pools), catalogue)
 
 
 def _text(value: object) -> str:

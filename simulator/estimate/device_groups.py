@@ -87,14 +87,12 @@ class DeviceGroups:
     @cached_property
     def micro_batches(self) -> Ints:
         """Micro batches of each row's pipeline."""
-        counts = np.array([pipeline.micro_batches for pipeline in self.plan.pipelines])
-        return counts[self.pipeline]
+        return np.array([pipe.micro_batches for pipe in self.plan.pipelines])[self.pipeline]
 
     @cached_property
     def stage_count(self) -> Ints:
         """Number of stages of each row's pipeline."""
-        counts = np.array([len(pipeline.stages) for pipeline in self.plan.pipelines])
-        return counts[self.pipeline]
+        return np.array([len(pipe.stages) for pipe in self.plan.pipelines])[self.pipeline]
 
     @cached_property
     def is_chain(self) -> list[bool]:

@@ -7,7 +7,7 @@ slow stage delays its own pipeline, and a slow pipeline delays the sync of the l
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -389,24 +389,17 @@ def _bottleneck(
     plan: Plan, stages: Sequence[Sequence[StageTime]], iteration_s: float, passes_s: float
 ) -> str:
     """Describe the busiest device group, what it spends most time on, and a long tail of sync."""
-    idle = [time.idle_s for row in stages for time in row]
-    number = idle.index(min(idle))
-    p = 0
-    while number >= len(stages[p]):
-        number -= len(stages[p])
-        p += 1
-    s = number
+    spots = ((p, s) for p, row in enumerate(stages) for s in range(len(row)))
+    p, s = min(spots, key=lambda at: stages[at[0]][at[1]].idle_s)
     stage, time = plan.pipelines[p].stages[s], stages[p][s]
-    parts = Counter(
-        {
-            "compute": time.compute_s,
-            "communication": time.communication_s,
-            "the optimizer step": time.optimizer_s,
-        }
-    )
+    parts = {
+        "compute": time.compute_s,
+        "communication": time.communication_s,
+        "the optimizer step": time.optimizer_s,
+    }
     share = 1 - time.idle_s / iteration_s
     kinds_of = " + ".join(dict.fromkeys(f"{place.gpu} x{stage.tp}" for place in stage.places))
-    most, seconds = parts.most_common(1)[0]
+    most, seconds = max(parts.items(), key=lambda part: part[1])
     sentence = (
         f"pipeline {p} stage {s} (layers {stage.layers[0]}-{stage.layers[1] - 1}, "
         f"{kinds_of} in {stage.places[0].zone}) is busy {share:.0%} of the iteration, "

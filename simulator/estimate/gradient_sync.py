@@ -56,7 +56,7 @@ class HopTimes:
         self._found: dict[tuple[HopKey, float, int, int, int], float] = {}
 
     def seconds(
-        self, hop: HopKey, *, rank_bytes: float, shards: int, abreast: int, rivals: int
+        self, hop: HopKey, rank_bytes: float, shards: int, abreast: int, rivals: int
     ) -> float:
         """Return the seconds of one ring step over one hop, bucket after bucket."""
         key = (hop, rank_bytes, shards, abreast, rivals)
@@ -240,21 +240,9 @@ class GradientSync:
             hops.number[entry], amount, shards[piece], abreast[piece], rivals[piece]
         )
         names = hops.names
-        seconds = np.array(
-            [
-                self.prices.seconds(
-                    names[number], rank_bytes=size, shards=parts, abreast=side, rivals=others
-                )
-                for number, size, parts, side, others in zip(
-                    hops.number[entry[rows]].tolist(),
-                    amounts[amount[rows]].tolist(),
-                    shards[piece[rows]].tolist(),
-                    abreast[piece[rows]].tolist(),
-                    rivals[piece[rows]].tolist(),
-                    strict=True,
-                )
-            ]
-        )
+        columns = (amounts[amount[rows]], *(x[piece[rows]] for x in (shards, abreast, rivals)))
+        asked = zip(hops.number[entry[rows]].tolist(), *(x.tolist() for x in columns), strict=True)
+        seconds = np.array([self.prices.seconds(names[number], *rest) for number, *rest in asked])
         slowest = np.zeros(len(ring))
         np.maximum.at(slowest, piece, seconds[question])
         return slowest

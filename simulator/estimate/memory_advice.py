@@ -27,12 +27,9 @@ class MemoryShortage:
     cures: tuple[str, ...]
 
     def __str__(self) -> str:
-        which = (
-            f"pipeline {self.pipelines[0]}"
-            if len(self.pipelines) == 1
-            else f"pipelines {', '.join(map(str, self.pipelines[:8]))}"
-            + (f" and {len(self.pipelines) - 8} more" if len(self.pipelines) > 8 else "")
-        )
+        some, more = self.pipelines[:8], len(self.pipelines) - 8
+        which = f"pipeline{'s' * (len(some) > 1)} {', '.join(map(str, some))}"
+        which += f" and {more} more" if more > 0 else ""
         over = (self.needed_bytes - self.capacity_bytes) / GIB
         cure = "no change of this stage alone makes it fit; use other devices"
         if self.cures:

@@ -22,11 +22,8 @@ def device_orders(
 ) -> list[list[Op]]:
     """Return the forwards and backwards of each device group in the order of execution."""
     if schedule == "interleaved":
-        devices = stages // virtual_stages
-        return [
-            _interleaved(device, devices, virtual_stages, micro_batches)
-            for device in range(devices)
-        ]
+        n = stages // virtual_stages
+        return [_interleaved(device, n, virtual_stages, micro_batches) for device in range(n)]
     return [
         _alternating(
             [Op("F", stage, m) for m in range(micro_batches)],

@@ -26,16 +26,8 @@ class DeviceMemory:
 
     @property
     def total(self) -> float:
-        return (
-            self.parameters
-            + self.gradients
-            + self.optimizer
-            + self.activations
-            + self.workspace
-            + self.communication
-            + self.context
-            + self.fragmentation
-        )
+        parts = self.parameters + self.gradients + self.optimizer + self.activations
+        return parts + self.workspace + self.communication + self.context + self.fragmentation
 
     @property
     def fits(self) -> bool:
@@ -98,17 +90,16 @@ class Estimate:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON of ``sailorctl simulate --json`` (docs/formats.md, estimates)."""
+        usd = self.money.total_usd
         return {
             "estimator": self.estimator,
             "iteration_s": self.iteration_s,
             "iteration_error": self.provenance.relative_error,
             "throughput_samples_per_s": self.throughput_samples_per_s,
             "samples_per_iteration": self.samples_per_iteration,
-            "cost_usd_per_iteration": self.money.total_usd,
+            "cost_usd_per_iteration": usd,
             "egress_usd_per_iteration": self.money.egress_usd,
-            "cost_usd_per_hour": None
-            if self.money.total_usd is None
-            else self.money.total_usd / self.iteration_s * 3600,
+            "cost_usd_per_hour": usd and usd / self.iteration_s * 3600,
             "compute_usd_by_pool": dict(self.money.by_pool_usd),
             "egress_usd_by_direction": dict(self.money.by_egress_usd),
             "unpriced": list(self.money.unpriced),

@@ -116,28 +116,20 @@ def pipeline_times(work: PlanTimes) -> list[PipelineTimes]:
             found.append(found[equal[p]])
             continue
         low, high = np.searchsorted(hops.source, [begin, end])
+        ids = [(stage, index) for _, stage, index in groups.ids[begin:end]]
+        rows = work.seconds[begin:end].tolist()
+        edges = (
+            hops.source[low:high] - begin,
+            hops.target[low:high] - begin,
+            channels.activation_s[low:high],
+            channels.gradient_s[low:high],
+        )
         found.append(
             PipelineTimes(
                 groups.plan.pipelines[p].micro_batches,
-                tuple((s, i) for _, s, i in groups.ids[begin:end]),
-                tuple(
-                    GroupTimes(stage, *row)
-                    for stage, row in zip(
-                        groups.stage[begin:end].tolist(),
-                        work.seconds[begin:end].tolist(),
-                        strict=True,
-                    )
-                ),
-                tuple(
-                    Edge(*edge)
-                    for edge in zip(
-                        (hops.source[low:high] - begin).tolist(),
-                        (hops.target[low:high] - begin).tolist(),
-                        channels.activation_s[low:high].tolist(),
-                        channels.gradient_s[low:high].tolist(),
-                        strict=True,
-                    )
-                ),
+                tuple(ids),
+                tuple(GroupTimes(s, *row) for (s, _), row in zip(ids, rows, strict=True)),
+                tuple(map(Edge, *(column.tolist() for column in edges))),
             )
         )
     return found

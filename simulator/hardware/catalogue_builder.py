@@ -227,18 +227,19 @@ class _Builder:
         for fact, table in self.of("distance"):
             self.must_be_known(table.place, fact.name[1], DISTANCES)
             latency_us = table.number("latency_us", least=0, required=True) or 0.0
-            flow_gbytes_per_s = table.number("flow_gbytes_per_s", above=0)
-            aggregate_gbytes_per_s = table.number("aggregate_gbytes_per_s", above=0)
-            source, date = self.close(fact, table)
+            caps = (
+                None if cap is None else cap * 1e9
+                for cap in (
+                    table.number("flow_gbytes_per_s", above=0),
+                    table.number("aggregate_gbytes_per_s", above=0),
+                )
+            )
+            flow, aggregate = caps
+            source_and_date = self.close(fact, table)
             for distance in DISTANCES:
                 if distance == fact.name[1]:
                     distance_limits[distance] = DistanceLimits(
-                        distance,
-                        latency_us * 1e-6,
-                        None if flow_gbytes_per_s is None else flow_gbytes_per_s * 1e9,
-                        None if aggregate_gbytes_per_s is None else aggregate_gbytes_per_s * 1e9,
-                        source,
-                        date,
+                        distance, latency_us * 1e-6, flow, aggregate, *source_and_date
                     )
         return distance_limits
 

@@ -165,19 +165,15 @@ class DistanceLimits:
 
     def link(self, here: Link, there: Link) -> Link:
         """Return the link between two machines at this distance, from the NICs of both."""
-        flows = [here.flow_bytes_per_s, there.flow_bytes_per_s]
-        aggregates = [here.aggregate_bytes_per_s, there.aggregate_bytes_per_s]
-        if self.flow_bytes_per_s is not None:
-            flows.append(self.flow_bytes_per_s)
-        if self.aggregate_bytes_per_s is not None:
-            aggregates.append(self.aggregate_bytes_per_s)
-        sources = dict.fromkeys((here.source, there.source, self.source))
+        limits = (here, there, self)
+        flows = (one.flow_bytes_per_s for one in limits)
+        aggregates = (one.aggregate_bytes_per_s for one in limits)
         return Link(
             latency_s=max(here.latency_s, there.latency_s) + self.latency_s,
-            flow_bytes_per_s=min(flows),
-            aggregate_bytes_per_s=min(aggregates),
-            source=" | ".join(sources),
-            date=min(here.date, there.date, self.date),
+            flow_bytes_per_s=min(rate for rate in flows if rate is not None),
+            aggregate_bytes_per_s=min(rate for rate in aggregates if rate is not None),
+            source=" | ".join(dict.fromkeys(one.source for one in limits)),
+            date=min(one.date for one in limits),
         )
 
 

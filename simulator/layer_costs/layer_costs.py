@@ -44,16 +44,14 @@ class LayerCosts:
         self.hints = hints
         self.profile = profile
         self.runtime: Runtime = RUNTIMES[job.runtime]
-        self.layer_count = len(job.model.layers)
+        self._layers = job.model.layers
+        self.layer_count = len(self._layers)
         self._check_profile()
         roofline = Roofline(
             job.model, job.sequence, job.precision, job.flash_attention, catalogue, network
         )
-        self._times = LayerTimeTable.of(
-            roofline,
-            profile=profile,
-            catalogue=catalogue,
-            hook_s=lambda gpu: platform_of(gpu).profiled_hook_s,
+        self._times = LayerTimeTable(
+            profile, roofline, catalogue, lambda gpu: platform_of(gpu).profiled_hook_s
         )
         self._rows: dict[object, Floats] = {}
         self._sums: dict[tuple[str, int, int], tuple[Floats, Floats]] = {}
@@ -153,10 +151,6 @@ class LayerCosts:
         return float(
             sum(t.rank_elements(tp) for t in self._layers[-1].tensors if t.tied_to is not None)
         )
-
-    @property
-    def _layers(self) -> tuple[Layer, ...]:
-        return self.job.model.layers
 
     # -- activations ----------------------------------------------------------------------------
 

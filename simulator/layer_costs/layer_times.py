@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -28,18 +28,7 @@ class LayerTimeTable:
     catalogue: Catalogue
     hook_s: Callable[[str], float]
     """Host time per layer and direction that profiling hooks added, by GPU kind."""
-    _cache: dict[tuple[str, int, int], LayerTimes]
-
-    @classmethod
-    def of(
-        cls,
-        roofline: Roofline,
-        *,
-        profile: Profile | None,
-        catalogue: Catalogue,
-        hook_s: Callable[[str], float],
-    ) -> LayerTimeTable:
-        return cls(profile, roofline, catalogue, hook_s, {})
+    _cache: dict[tuple[str, int, int], LayerTimes] = field(default_factory=dict)
 
     def times(self, gpu: str, *, tp: int, micro_batch: int) -> LayerTimes:
         """Return the times on ``tp`` GPUs of a kind, for a micro batch of this many samples."""
@@ -102,28 +91,20 @@ class LayerTimeTable:
         degrees = profile.degrees(gpu)
         near = sorted(degrees, key=lambda degree: (abs(np.log2(degree / tp)), degree))[:2]
         target = self.roofline.times(gpu, tp=tp, micro_batch=micro_batch)
-        guesses = []
+        forward, backward, step, total = np.zeros(1), np.zeros(1), 0.0, 0.0
         notes: dict[str, None] = {}
         for degree in near:
             base = self._over_micro_batches(profile, gpu, degree, micro_batch)
             model = self.roofline.times(gpu, tp=degree, micro_batch=micro_batch)
             notes.update(dict.fromkeys(base.provenance.notes))
-            guesses.append(
-                (
-                    base.forward * target.forward / model.forward,
-                    base.backward * target.backward / model.backward,
-                    base.optimizer_s_per_parameter,
-                    1.0 / abs(np.log2(degree / tp)),
-                )
-            )
-        total = sum(weight for *_, weight in guesses)
+            weight = 1.0 / abs(np.log2(degree / tp))
+            forward = forward + base.forward * target.forward / model.forward * weight
+            backward = backward + base.backward * target.backward / model.backward * weight
+            step += base.optimizer_s_per_parameter * weight
+            total += weight
         note = f"{gpu} TP {tp}: not measured, scaled from TP {' and '.join(map(str, sorted(near)))}"
-        return LayerTimes(
-            sum((f * weight for f, _, _, weight in guesses), np.zeros(1)) / total,
-            sum((b * weight for _, b, _, weight in guesses), np.zeros(1)) / total,
-            sum(step * weight for _, _, step, weight in guesses) / total,
-            Provenance("interpolated", 0.20, (note, *notes)),
-        )
+        provenance = Provenance("interpolated", 0.20, (note, *notes))
+        return LayerTimes(forward / total, backward / total, step / total, provenance)
 
     def _optimizer(
         self, profile: Profile, gpu: str, tp: int, timing: Timing

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from simulator.models.layers import Item, Layer, Moment, TensorSpec, Term
+from simulator.models.layers import Layer, Moment, TensorSpec, Term
 
 Activation = Literal["gelu", "relu", "swiglu"]
 
@@ -86,11 +86,8 @@ def _linear(
 ) -> tuple[TensorSpec, ...]:
     """Return a linear layer split by rows (0) or columns (1); the latter's bias is not split."""
     weight = TensorSpec(f"{name}.weight", (rows, columns), split, ways)
-    if not bias:
-        return (weight,)
-    if split == 0:
-        return (weight, TensorSpec(f"{name}.bias", (rows,), 0, ways))
-    return (weight, TensorSpec(f"{name}.bias", (rows,)))
+    of_bias = (0, ways) if split == 0 else ()
+    return (weight, TensorSpec(f"{name}.bias", (rows,), *of_bias)) if bias else (weight,)
 
 
 def _block_tensors(n: TransformerConfig) -> tuple[TensorSpec, ...]:
@@ -122,12 +119,8 @@ def kept_by_norm(n: TransformerConfig, name: str) -> tuple[Term, ...]:
         case "output":
             return (stats,)
         case "composite":
-            item: Item = "fp32"
-            return (
-                Term(f"{name} input", per_token=n.hidden, item=item),
-                Term(f"{name} normalised", per_token=n.hidden, item=item),
-                stats,
-            )
+            parts = (f"{name} input", f"{name} normalised")
+            return (*(Term(part, per_token=n.hidden, item="fp32") for part in parts), stats)
 
 
 def _kept_by_attention(n: TransformerConfig) -> tuple[Term, ...]:
@@ -163,12 +156,12 @@ def _kept_by_block(n: TransformerConfig) -> tuple[Term, ...]:
     # Norm first: input -> norm -> attention -> + -> norm -> MLP -> +.
     # Norm last: input -> attention -> + -> norm -> MLP -> + -> norm, where the last norm's output
     # is the input of the next layer.
-    before = (Term("attention input", per_token=h), *kept_by_norm(n, "attention norm"))
-    after = (Term("mlp input", per_token=h), *kept_by_norm(n, "mlp norm"))
     return (
-        *before,
+        Term("attention input", per_token=h),
+        *kept_by_norm(n, "attention norm"),
         *_kept_by_attention(n),
-        *after,
+        Term("mlp input", per_token=h),
+        *kept_by_norm(n, "mlp norm"),
         *_kept_by_mlp(n),
         *(masks if n.dropout else ()),
     )

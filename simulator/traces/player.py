@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from simulator.traces.trace import GpuCounts, LostSlots
@@ -338,8 +338,7 @@ class _Run:
     def _roll_back_to_durable(self) -> None:
         self.steps_lost += self.done.steps - self.durable.steps
         self.lost_s += self.done.useful_s - self.durable.useful_s
-        safe = self.durable
-        self.done = _Marks(safe.steps, safe.samples, safe.useful_s)
+        self.done = replace(self.durable)
         self.carry_s = 0.0
         self.is_cold = True
 

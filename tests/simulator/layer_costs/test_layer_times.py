@@ -53,12 +53,8 @@ def table(given: Profile | None, *, hook_s: float = 0.0, **changes: Any) -> Laye
         "catalogue": catalogue,
         "network": Network(catalogue),
     }
-    return LayerTimeTable.of(
-        Roofline(**{**fixed, **changes}),
-        profile=given,
-        catalogue=catalogue,
-        hook_s=lambda _: hook_s,
-    )
+    roofline = Roofline(**{**fixed, **changes})
+    return LayerTimeTable(given, roofline, catalogue, lambda _: hook_s)
 
 
 def forward(times: LayerTimes) -> list[float]:
