@@ -180,10 +180,9 @@ class Client:
         if parts.scheme == "unix" and parts.path:
             return _Local(parts.path, timeout_s)
         if parts.scheme in ("http", "https") and parts.hostname:
-            kind = http.client.HTTPSConnection if parts.scheme == "https" else None
-            return (kind or http.client.HTTPConnection)(
-                parts.hostname, parts.port, timeout=timeout_s
-            )
+            is_safe = parts.scheme == "https"
+            kind = http.client.HTTPSConnection if is_safe else http.client.HTTPConnection
+            return kind(parts.hostname, parts.port, timeout=timeout_s)
         cure = "use unix:///run/sailor/sailord.sock or http://HOST:PORT"
         raise InputError(Problem("--server", f'"{self.server}" is not an address', cure))
 
@@ -203,10 +202,8 @@ def client_from(server: str | None, token_file: Path | None) -> Client:
         try:
             token = token_file.read_text(encoding="ascii").strip()
         except (OSError, UnicodeError) as error:
-            what = f"cannot be read: {_why(error)}"
-            raise InputError(
-                Problem(str(token_file), what, "name a file that contains the token")
-            ) from None
+            what, cure = f"cannot be read: {_why(error)}", "name a file that contains the token"
+            raise InputError(Problem(str(token_file), what, cure)) from None
     return Client(server or os.environ.get("SAILOR_SERVER") or _default_server(), token)
 
 
@@ -252,8 +249,5 @@ def _why(error: BaseException) -> str:
 
 def _cure(error: BaseException) -> str:
     """What to do if there is no server at the address."""
-    if isinstance(error, FileNotFoundError | ConnectionRefusedError):
-        return (
-            "; start sailord, or name another with --server (sailorctl up starts a local cluster)"
-        )
-    return ""
+    cure = "; start sailord, or name another with --server (sailorctl up starts a local cluster)"
+    return cure if isinstance(error, FileNotFoundError | ConnectionRefusedError) else ""

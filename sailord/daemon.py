@@ -263,7 +263,11 @@ async def run_daemon(config: Config) -> None:
     state = lock_state_folder(config.state)
     key = read_key(config.key)
     async with contextlib.AsyncExitStack() as stack:
-        store = await _open_store(config)
+        try:
+            store = await open_store(config.store)
+        except StoreUnavailable as error:
+            cure = "stop the process that uses it"
+            raise InputError(Problem("store", str(error), cure)) from None
         stack.push_async_callback(store.close)
         if isinstance(store, EmbeddedStore):
             server = await serve(store, config.store_socket)
@@ -276,14 +280,6 @@ async def run_daemon(config: Config) -> None:
         await _listen(daemon, stack)
         begin_log(config.log_format, daemon.controller.cluster.log_fields)
         await daemon.run(stop)
-
-
-async def _open_store(config: Config) -> Store:
-    try:
-        return await open_store(config.store)
-    except StoreUnavailable as error:
-        cure = "stop the process that uses it"
-        raise InputError(Problem("store", str(error), cure)) from None
 
 
 def _assemble(config: Config, store: Store, state: StateFolder, key: bytes) -> Daemon:

@@ -110,18 +110,16 @@ async def store_message(gateway: Gateway, news: AvailableGpus, entries: Sequence
 
 def _news(form: str, said: dict[str, Any]) -> AvailableGpus:
     """Build a message from its parts; raises ``InputError``."""
-    id_, zone, gpu, gpus = (said.get(key) for key in ("id", "zone", "gpu", "gpus"))
+    parts: list[Any] = [said.get(key) for key in ("id", "zone", "gpu", "gpus")]
+    id_, zone, gpu, gpus = parts
     if not isinstance(id_, str) or (form == "plain" and not JOB_ID.match(id_)):
         raise InputError(Problem("body: id", "invalid id", SEE))
     for key, name in (("zone", zone), ("gpu", gpu)):
         if not isinstance(name, str) or not JOB_ID.match(name):
             raise InputError(Problem(f"body: {key}", "invalid name", ID_CURE))
     if type(gpus) is not int or not 0 <= gpus <= GPUS_MAX:
-        raise InputError(
-            Problem("body: gpus", "invalid count", f"give an integer from 0 to {GPUS_MAX:,}")
-        )
-    assert isinstance(zone, str)
-    assert isinstance(gpu, str)
+        cure = f"give an integer from 0 to {GPUS_MAX:,}"
+        raise InputError(Problem("body: gpus", "invalid count", cure))
     return AvailableGpus(f"{form}:{id_}", zone, gpu, gpus)
 
 

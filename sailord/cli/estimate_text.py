@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable
 
 from sailord.text.table import table
@@ -95,9 +96,7 @@ def _stages(plan: Plan, estimate: Estimate) -> str:
 
 def _devices(stage: Stage) -> str:
     """Return the devices of a stage: A100-40 x2; of a split stage, the groups of each kind."""
-    kinds: dict[str, int] = {}
-    for place in stage.places:
-        kinds[place.gpu] = kinds.get(place.gpu, 0) + 1
+    kinds = Counter(place.gpu for place in stage.places)
     return " + ".join(
         f"{gpu} x{stage.tp}" + (f" ({groups} groups)" if groups > 1 else "")
         for gpu, groups in kinds.items()
@@ -125,15 +124,7 @@ def validation_text(report: Report, estimator_name: str) -> str:
         campaigns.append(("all", list(report.comparisons)))
     sums = [[name, *_errors(comparisons)] for name, comparisons in campaigns]
     sum_header = ["campaign", "cases", "time mean %", "max %", "memory mean %", "max %"]
-    return "\n".join(
-        [
-            f"estimator {estimator_name}",
-            "",
-            table(header, cases),
-            "",
-            table(sum_header, sums),
-        ]
-    )
+    return f"estimator {estimator_name}\n\n{table(header, cases)}\n\n{table(sum_header, sums)}"
 
 
 def _errors(comparisons: list[Comparison]) -> list[str]:
@@ -141,10 +132,8 @@ def _errors(comparisons: list[Comparison]) -> list[str]:
     memories = [abs(c.memory_error_pct) for c in comparisons if c.memory_error_pct is not None]
     cells = [str(len(comparisons))]
     for errors in (times, memories):
-        if errors:
-            cells += [f"{statistics.fmean(errors):.2f}", f"{max(errors):.2f}"]
-        else:
-            cells += ["-", "-"]
+        both = (statistics.fmean(errors), max(errors)) if errors else (None, None)
+        cells += [_number(value, "{:.2f}") for value in both]
     return cells
 
 

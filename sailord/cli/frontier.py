@@ -83,19 +83,15 @@ def _save(found: Frontier, folder: Path) -> list[Path]:
             path.write_text(plan_text(point.plan), encoding="utf-8")
             files.append(path)
     except OSError as error:
-        raise InputError(
-            Problem(str(folder), f"cannot be written: {error.strerror}", "name another folder")
-        ) from None
+        what = f"cannot be written: {error.strerror}"
+        raise InputError(Problem(str(folder), what, "name another folder")) from None
     return files
 
 
 def _to_json(found: Frontier, files: Sequence[Path | None], seconds: float) -> dict[str, Any]:
-    return {
-        "points": [
-            _point_json(point, file) for point, file in zip(found.points, files, strict=True)
-        ],
-        "search": {"seconds": seconds, "judged": found.judged, "on_front": found.found},
-    }
+    points = [_point_json(point, file) for point, file in zip(found.points, files, strict=True)]
+    search = {"seconds": seconds, "judged": found.judged, "on_front": found.found}
+    return {"points": points, "search": search}
 
 
 def _point_json(point: Point, file: Path | None) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from sailord.local.paths import Place
 from sailord.local.screen import Screen, hints_of
 from sailord.local.signals import Ended, ended_by_signals, ignore
 from sailord.local.tour.story import run_tour
+from sailord.text.cluster_text import event_text
 from simulator.documents.problems import InputError, Problem
 
 LOOK_S = 1.0
@@ -109,7 +110,8 @@ def _live(cluster: LocalCluster, control: Control, screen: Screen) -> NoReturn:
             screen.say(str(problem))
             continue
         seen = news[-1]["id"] if news else seen
-        screen.add_events(news)
+        for event in news:
+            screen.say(event_text(event))
         for name in cluster.play_cloud(status):
             screen.say(f"the notice of {name} ran out: the node is preempted")
         screen.draw(status, nodes)

@@ -43,13 +43,9 @@ def seconds_left(job: Job, now: datetime | None = None) -> float | None:
     if job.objective.deadline is None:
         return None
     if job.steps is None:
-        raise InputError(
-            Problem(
-                "objective.deadline",
-                "needs the number of iterations of the job",
-                "set training.steps, or leave the deadline out",
-            )
-        )
+        what = "needs the number of iterations of the job"
+        cure = "set training.steps, or leave the deadline out"
+        raise InputError(Problem("objective.deadline", what, cure))
     left = datetime.fromisoformat(job.objective.deadline) - (now or datetime.now(UTC))
     return left.total_seconds()
 

@@ -92,10 +92,8 @@ def _draw(
     """Write the timeline and the picture, if asked for."""
     if timeline is not None:
         if not isinstance(judge, EventEstimator):
-            raise InputError(
-                Problem("--timeline", f"the estimator {judge.name} has no schedule",
-                        "use --estimator event")
-            )  # fmt: skip
+            what = f"the estimator {judge.name} has no schedule"
+            raise InputError(Problem("--timeline", what, "use --estimator event"))
         write_timeline(plan, judge, timeline)
     if picture is not None:
         write_plot(plan, estimate, judge, picture)

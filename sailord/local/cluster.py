@@ -85,7 +85,24 @@ class LocalCluster:
         if importlib.util.find_spec("torch") is None:
             what, cure = "torch is not installed", "install the group worker: make install"
             raise InputError(Problem("workers", what, cure))
-        self._take_folder()
+        place = self.place
+        try:
+            self._lock = lock_file(place.folder.with_name(f"{place.folder.name}.lock"))
+        except OSError as error:
+            what, cure = f"cannot be created: {error.strerror}", "name another with --folder"
+            raise InputError(Problem(str(place.folder), what, cure)) from None
+        if self._lock is None:
+            what = "another cluster runs there"
+            cure = "stop it with Ctrl-C where it runs, or name another folder with --folder"
+            raise InputError(Problem(str(place.folder), what, cure))
+        # Remove what a killed launcher and its killed guard have left.
+        kill_all(place.folder)
+        place.remove()
+        if place.folder.exists():
+            what = "exists, and is not a local cluster's folder"
+            cure = "name a new one with --folder"
+            raise InputError(Problem(str(place.folder), what, cure))
+        place.make()
 
     def start(self) -> None:
         """Start sailord and the first nodes; return when all are ready."""
@@ -107,26 +124,6 @@ class LocalCluster:
     def _run_head(self) -> subprocess.Popen[bytes]:
         config = str(self.place.folder / "sailord.toml")
         return self._run("sailord", "sailord.main", "run", "--config", config)
-
-    def _take_folder(self) -> None:
-        place = self.place
-        try:
-            self._lock = lock_file(place.folder.with_name(f"{place.folder.name}.lock"))
-        except OSError as error:
-            what, cure = f"cannot be created: {error.strerror}", "name another with --folder"
-            raise InputError(Problem(str(place.folder), what, cure)) from None
-        if self._lock is None:
-            what = "another cluster runs there"
-            cure = "stop it with Ctrl-C where it runs, or name another folder with --folder"
-            raise InputError(Problem(str(place.folder), what, cure))
-        # Remove what a killed launcher and its killed guard have left.
-        kill_all(place.folder)
-        place.remove()
-        if place.folder.exists():
-            what = "exists, and is not a local cluster's folder"
-            cure = "name a new one with --folder"
-            raise InputError(Problem(str(place.folder), what, cure))
-        place.make()
 
     def _run(
         self, name: str, module: str, *words: str, is_marked: bool = True, answers: bool = False

@@ -84,7 +84,8 @@ class Place:
         except OSError as error:
             what = f"cannot be created: {error.strerror}"
             raise InputError(Problem(str(error.filename), what)) from None
-        _write_secret(self.folder / "key", secrets.token_hex(32))
+        (self.folder / "key").touch(mode=0o600)
+        (self.folder / "key").write_text(secrets.token_hex(32), encoding="ascii")
         shutil.copyfile(DATA / "cluster.toml", self.folder / "cluster.toml")
         catalogue = (DATA / "catalogue.toml").read_text(encoding="utf-8")
         catalogue = catalogue.replace("= 1.455", f"= {self.memory_gib}")
@@ -141,9 +142,3 @@ class Place:
     def is_ours(self) -> bool:
         """Whether a launcher created the folder."""
         return (self.folder / MARKER).is_file()
-
-
-def _write_secret(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +10,7 @@ import click
 
 from sailord.client import default_folder
 from sailord.local.paths import Place
-from sailord.text.cluster_text import event_text, nodes_text, status_text
+from sailord.text.cluster_text import nodes_text, status_text
 
 LINES_KEPT = 8
 HINTS = """\
@@ -46,17 +45,9 @@ class Screen:
         if not self.is_terminal:
             click.echo(line)
 
-    def add_events(self, events: Iterable[dict[str, Any]]) -> None:
-        """Add events of sailord."""
-        for event in events:
-            self.say(event_text(event))
-
     def draw(self, status: dict[str, Any], nodes: list[dict[str, Any]]) -> None:
         """Show the status and the nodes, if this is a terminal."""
         if self.is_terminal:
             click.clear()
-            shown = (status_text(status), nodes_text(nodes), *self._story(), self.hints)
-            click.echo("\n\n".join(shown))
-
-    def _story(self) -> tuple[str, ...]:
-        return ("\n".join(self._last),) if self._last else ()
+            shown = (status_text(status), nodes_text(nodes), "\n".join(self._last), self.hints)
+            click.echo("\n\n".join(filter(None, shown)))

@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -83,11 +83,6 @@ class PlannerProcess:
         finally:
             self.waiting -= 1
 
-    @property
-    def processes(self) -> tuple[Any, ...]:
-        """The running process, if any."""
-        return () if self._pool is None else _processes(self._pool)
-
     def kill(self) -> None:
         """Kill the process, whatever it is doing; the next task starts a new one."""
         pool, starting, self._pool, self._starting = self._pool, self._starting, None, None
@@ -99,13 +94,9 @@ class PlannerProcess:
             starting.add_done_callback(lambda _: _kill(pool))
 
 
-def _processes(pool: ProcessPoolExecutor) -> tuple[Any, ...]:
-    # The executor has no public way to kill a busy process.
-    return tuple((pool._processes or {}).values())
-
-
 def _kill(pool: ProcessPoolExecutor) -> None:
-    for process in _processes(pool):
+    # The executor has no public way to kill a busy process.
+    for process in tuple((pool._processes or {}).values()):
         with contextlib.suppress(ProcessLookupError):
             process.kill()
     pool.shutdown(wait=False, cancel_futures=True)
@@ -120,10 +111,7 @@ class PlannerPool:
     """
 
     _workers: tuple[PlannerProcess, ...] = field(
-        default_factory=lambda: (
-            PlannerProcess(FOREGROUND_NICENESS),
-            PlannerProcess(FOREGROUND_NICENESS),
-        )
+        default_factory=lambda: tuple(PlannerProcess(FOREGROUND_NICENESS) for _ in range(2))
     )
     """Two, so that a new request need not wait for an outdated one."""
     _newest: PlanRequest | None = None

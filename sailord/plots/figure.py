@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,13 +32,10 @@ _STYLE: dict[Any, Any] = {
 def check_picture(path: Path) -> None:
     """Refuse a path that cannot be written, before the work for its content begins."""
     if path.suffix.lower() not in FORMATS:
-        raise InputError(
-            Problem(str(path), f'a plot cannot be a "{path.suffix}" file', "use .svg or .png")
-        )
+        what = f'a plot cannot be a "{path.suffix}" file'
+        raise InputError(Problem(str(path), what, "use .svg or .png"))
     if not path.parent.is_dir():
-        raise InputError(
-            Problem(str(path), "cannot be written: No such file or directory", "name another file")
-        )
+        raise unwritable(path, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
 
 
 def write_figure(path: Path, draw: Callable[[Figure], None]) -> None:

@@ -84,15 +84,10 @@ def lanes_of(plan: Plan, judge: EventEstimator) -> tuple[Lane, ...]:
         for shape in shapes
     )
     if passes > PASSES_MAX:
-        raise InputError(
-            Problem(
-                "plan",
-                f"its {len(shapes)} different pipelines have {passes:,} forwards and backwards, "
-                f"more than the {PASSES_MAX:,} that a picture can hold",
-                "draw a copy of it with fewer micro batches (the schedule repeats itself) "
-                "or fewer pipelines",
-            )
-        )
+        have = f"its {len(shapes)} different pipelines have {passes:,} forwards and backwards"
+        what = f"{have}, more than the {PASSES_MAX:,} that a picture can hold"
+        cure = "draw a copy with fewer micro batches (the schedule repeats itself) or pipelines"
+        raise InputError(Problem("plan", what, cure))
     details = judge.details(plan)
     sync = _sync_bars(plan, details)
     # Pipelines of one shape may differ in their links, which depend on their nodes.

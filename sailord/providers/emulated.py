@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +150,7 @@ class EmulatedProvider(Provider):
             )
         self._processes[id_] = process
         created_at = self.now()
-        shape = {"zone": pool.zone, "machine": pool.machine, "gpu": pool.gpu, "gpus": pool.gpus,
-                 "spot": pool.spot}  # fmt: skip
-        card = {"id": id_, "name": name, "pool": shape, "created_at": created_at,
+        card = {"id": id_, "name": name, "pool": asdict(pool), "created_at": created_at,
                 "request_id": ask.request_id, "pid": process.pid}  # fmt: skip
         replace_file(folder / CARD, json.dumps(card), is_durable=False)
         return Instance(id_, name, pool, "running", created_at, ask.request_id, name)

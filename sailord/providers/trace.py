@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 
 from sailord.providers.interface import (
     DeleteResult,
-    Instance,
     InstanceRequest,
     Notice,
     Observation,
@@ -57,18 +56,17 @@ class TraceProvider(Provider):
 
     async def observe(self) -> Observation:
         seen = await self.within.observe()
-        excess = [machine for pool in self.pools for machine in self._excess(pool, seen.instances)]
+        oldest = sorted(seen.instances, key=lambda i: i.created_at)
+        excess: list[str] = []
+        for pool in self.pools:
+            excess += [i.id for i in oldest if i.pool == pool][self.stock(pool) :]
         if excess:
-            await self.within.delete([machine.id for machine in excess])
-            self._taken |= dict.fromkeys((machine.id for machine in excess), self.now())
+            await self.within.delete(excess)
+            self._taken |= dict.fromkeys(excess, self.now())
         left = tuple(i for i in seen.instances if i.id not in self._taken)
         taken = tuple(Preemption(id_, at) for id_, at in self._taken.items())
         ended = {**seen.ended_at, **self._taken}
         return replace(seen, instances=left, preemptions=taken, ended_at=ended)
-
-    def _excess(self, pool: Pool, instances: Sequence[Instance]) -> list[Instance]:
-        here = sorted((i for i in instances if i.pool == pool), key=lambda i: i.created_at)
-        return here[self.stock(pool) :]
 
     async def create(self, ask: InstanceRequest) -> Outcome:
         seen = await self.within.observe()

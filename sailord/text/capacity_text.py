@@ -25,7 +25,7 @@ def capacity_text(capacity: dict[str, Any]) -> str:
     lines = [_pool_table(capacity["pools"]) if capacity["pools"] else "no pool yet"]
     for pool in capacity["pools"]:
         if pool["rest"] is not None:
-            lines.append(f"{_name(pool)}: cooldown {_cooldown(pool['rest'])}")
+            lines.append(_cooldown(pool, pool["rest"]))
     lines += sorted({_quota(quota) for pool in capacity["pools"] for quota in pool["quotas"]})
     for machine in capacity["machines"]:
         if machine["state"] != "up":
@@ -54,13 +54,11 @@ def _contract(pool: dict[str, Any]) -> str:
     return "spot" if pool["spot"] else "on demand"
 
 
-def _name(pool: dict[str, Any]) -> str:
-    return f"{pool['machine']} in {pool['zone']} ({_contract(pool)})"
-
-
-def _cooldown(rest: dict[str, Any]) -> str:
+def _cooldown(pool: dict[str, Any], rest: dict[str, Any]) -> str:
+    name = f"{pool['machine']} in {pool['zone']} ({_contract(pool)})"
     times = "" if rest["refusals"] == 1 else f", {rest['refusals']} refusals in a row"
-    return f"until {timestamp(rest['until'])} ({rest['kind']}{times}): {rest['text']}"
+    until = timestamp(rest["until"])
+    return f"{name}: cooldown until {until} ({rest['kind']}{times}): {rest['text']}"
 
 
 def _quota(quota: dict[str, Any]) -> str:

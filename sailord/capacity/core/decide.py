@@ -361,16 +361,16 @@ def _blocking_surplus(state: CapacityState, spare: list[RentedInstance]) -> list
         for _ in range(min(state.target[pool] - there[pool], obtainable(state, pool, there))):
             if needed + state.prices[pool] <= within_reach:
                 needed += state.prices[pool]
+
+    def usd_per_gpu(machine: RentedInstance) -> float:
+        return (machine.usd_per_hour or 0.0) / max(machine.instance.pool.gpus, 1)
+
     leaving: list[RentedInstance] = []
-    for machine in sorted(spare, key=_usd_per_gpu, reverse=True):
+    for machine in sorted(spare, key=usd_per_gpu, reverse=True):
         if needed and room < needed:
             leaving.append(machine)
             room += machine.usd_per_hour or 0.0
     return leaving
-
-
-def _usd_per_gpu(machine: RentedInstance) -> float:
-    return (machine.usd_per_hour or 0.0) / max(machine.instance.pool.gpus, 1)
 
 
 def _delete(state: CapacityState) -> Decision:

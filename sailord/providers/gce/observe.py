@@ -13,26 +13,16 @@ from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import Catalogue
 
 PREEMPTED = "compute.instances.preempted"
-CREATING = frozenset(
-    {"insert", "bulkInsert", "compute.instanceGroupManagers.createInstances"},
-)
+CREATING = ("insert", "bulkInsert", "compute.instanceGroupManagers.createInstances")
 HISTORY_S = 3600.0
 """Operations that ended earlier are ignored."""
 STATES: Mapping[str, InstanceState] = {
-    "PROVISIONING": "pending",
-    "STAGING": "pending",
-    "PENDING": "pending",
-    "REPAIRING": "pending",
     "RUNNING": "running",
-    "PENDING_STOP": "stopping",
-    "STOPPING": "stopping",
-    "SUSPENDING": "stopping",
-    "DEPROVISIONING": "stopping",
+    **dict.fromkeys(("PENDING_STOP", "STOPPING", "SUSPENDING", "DEPROVISIONING"), "stopping"),
     # Only Google stops our instances; a stopped one costs its disk.
-    "STOPPED": "preempted",
-    "SUSPENDED": "preempted",
-    "TERMINATED": "preempted",
+    **dict.fromkeys(("STOPPED", "SUSPENDED", "TERMINATED"), "preempted"),
 }
+"""All others are pending."""
 
 
 @dataclass(frozen=True, slots=True)

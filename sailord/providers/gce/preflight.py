@@ -32,7 +32,8 @@ async def check(api: GceClient, config: GceConfig) -> None:
         raise AssertionError("raise_if_any has raised") from failure
     zones: frozenset[str] = frozenset()
     try:
-        zones = await _known_zones(api)
+        pages = await api.pages("Zones", "list")
+        zones = frozenset(zone.name for page in pages for zone in page.items)
     except GceError as failure:
         problems.found.append(_problem_of(failure, config))
     else:
@@ -61,11 +62,6 @@ async def _check_listing(api: GceClient, config: GceConfig) -> Sequence[Problem]
     await api.pages("Instances", "aggregated_list", filter=rule)
     await api.pages("GlobalOperations", "aggregated_list", max_results=1, is_enough=lambda _: True)
     return ()
-
-
-async def _known_zones(api: GceClient) -> frozenset[str]:
-    pages = await api.pages("Zones", "list")
-    return frozenset(zone.name for page in pages for zone in page.items)
 
 
 async def _check_machines(api: GceClient, pools: Sequence[Pool]) -> Sequence[Problem]:

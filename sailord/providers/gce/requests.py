@@ -56,19 +56,14 @@ def group_instances_body(ask: InstanceRequest, config: GceConfig) -> list[dict[s
     ]
 
 
-def instance_labels(ask: InstanceRequest, config: GceConfig) -> dict[str, str]:
-    """Return the labels of an instance and its disk."""
-    return {
-        CLUSTER_LABEL: config.cluster_name,
-        REQUEST_LABEL: request_uuid(ask.request_id),
-        MACHINE_LABEL: ask.pool.machine,
-    }
-
-
 def _properties(ask: InstanceRequest, config: GceConfig) -> dict[str, Any]:
     pool = ask.pool
     machine, card, cards = machine_shape(pool.machine)
-    labels = instance_labels(ask, config)
+    labels = {  # Of the instance and of its disk.
+        CLUSTER_LABEL: config.cluster_name,
+        REQUEST_LABEL: request_uuid(ask.request_id),
+        MACHINE_LABEL: pool.machine,
+    }
     region = region_of(pool.zone)
     interface: dict[str, Any] = {"network": f"global/networks/{config.network}"}
     if config.subnetwork is not None:
@@ -112,17 +107,15 @@ def _properties(ask: InstanceRequest, config: GceConfig) -> dict[str, Any]:
 
 
 def _scheduling(pool: Pool) -> dict[str, Any]:
-    # Instances with GPUs cannot migrate live.
-    if not pool.spot:
-        return {
-            "provisioning_model": "STANDARD",
-            "on_host_maintenance": "TERMINATE",
-            "automatic_restart": True,
-        }
-    return {
-        "provisioning_model": "SPOT",
+    common = {
+        "provisioning_model": "SPOT" if pool.spot else "STANDARD",
+        # Instances with GPUs cannot migrate live.
         "on_host_maintenance": "TERMINATE",
-        "automatic_restart": False,
+        "automatic_restart": not pool.spot,
+    }
+    if not pool.spot:
+        return common
+    return common | {
         # A stopped instance would keep its name and its disk.
         "instance_termination_action": "DELETE",
         "preemption_notice_duration": {"seconds": NOTICE_S},
