@@ -61,9 +61,8 @@ class Workbench:
 
     def mixer(self, sites: Sites, micro_batch: int, cuts: tuple[int, ...]) -> Mixer:
         key = (sites, micro_batch, cuts)
-        found = self._mixers.get(key)
-        if found is None:
-            found = self._mixers[key] = Mixer(
+        if key not in self._mixers:
+            self._mixers[key] = Mixer(
                 self.model,
                 sites,
                 micro_batch=micro_batch,
@@ -71,7 +70,7 @@ class Workbench:
                 degrees=self.degrees,
                 by_price=self.by_price,
             )
-        return found
+        return self._mixers[key]
 
     def best_of_cuts(
         self,

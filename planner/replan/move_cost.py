@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -115,7 +115,8 @@ def cost_of_move(
     most = _largest_device_bytes(plan, state)
     seal_s = most / times.copy_bytes_per_s
     # Devices that keep their state need not load it again.
-    load_s = seal_s if is_state_moved(transfers) else 0.0
+    is_moved = transfers.between_nodes or transfers.restored or transfers.same_node_bytes > 0
+    load_s = seal_s if is_moved else 0.0
     node_count = len({place.node for _, place in placed_stages(plan)})
     phases = Phases(
         detect_s=0.0 if is_planned else times.probe_s + times.coalesce_s,
@@ -134,14 +135,8 @@ def cost_of_move(
         size * network.egress_usd_per_byte(*zones)
         for zones, size in bytes_between_zones(transfers, nodes).items()
     )
-    return MoveCost(
-        phases, steps_lost, old_iteration_s, egress, _rent(usd_per_hour, phases.total_s)
-    )
-
-
-def is_state_moved(transfers: Transfers) -> bool:
-    """Whether any device gets state that it did not hold."""
-    return bool(transfers.between_nodes or transfers.restored or transfers.same_node_bytes > 0)
+    rent = None if usd_per_hour is None else usd_per_hour * phases.total_s / 3600
+    return MoveCost(phases, steps_lost, old_iteration_s, egress, rent)
 
 
 def fetch_seconds(
@@ -189,17 +184,9 @@ def usd_per_hour_of(
     return total
 
 
-def _rent(usd_per_hour: float | None, seconds: float) -> float | None:
-    return None if usd_per_hour is None else usd_per_hour * seconds / 3600
-
-
 def _largest_device_bytes(plan: Plan, state: State) -> float:
     """The most state that one device of the plan holds."""
     return max(
         float(state.bytes_by_unit[layers[0] : layers[1]].sum()) / tp
-        for layers, tp in _different(placed_stages(plan))
+        for layers, tp in {(stage.layers, stage.tp) for stage, _ in placed_stages(plan)}
     )
-
-
-def _different(stages: Iterable[tuple[Any, Any]]) -> set[tuple[tuple[int, int], int]]:
-    return {(stage.layers, stage.tp) for stage, _ in stages}

@@ -69,15 +69,8 @@ class ReplanTables:
             tp_degrees(self.job),
             0,
         )
-        hourly = sum(
-            lot.gpus
-            * (
-                UNPRICED_USD_PER_GPU_HOUR
-                if lot.price_usd_per_gpu_hour is None
-                else lot.price_usd_per_gpu_hour
-            )
-            for lot in self.lots
-        )
+        prices = [(lot.gpus, lot.price_usd_per_gpu_hour) for lot in self.lots]
+        hourly = sum(n * (UNPRICED_USD_PER_GPU_HOUR if p is None else p) for n, p in prices)
         self.routes = Routes(judge.network, hourly / 3600)
 
     # -- the running plan -----------------------------------------------------------------------

@@ -57,6 +57,10 @@ class Replan:
         return self.plan, self.estimate, self.transfers, self.move
 
 
+def _better(one: PlacedPlan | None, other: PlacedPlan | None) -> PlacedPlan | None:
+    return min((plan for plan in (one, other) if plan is not None), key=by_worth, default=None)
+
+
 @dataclass(eq=False)
 class Replanner(ReplanTables):
     """Replans one job; make another one when prices or links change."""
@@ -75,8 +79,7 @@ class Replanner(ReplanTables):
         """The given plan, placed on these nodes; ``None`` if it does not fit."""
         search = ReplanSearch(self, running, tuple(nodes), 2)
         simple = search.survivors()
-        same = search.placed(with_homes(plan, running.plan, nodes))
-        best = min((one for one in (same, simple) if one is not None), key=by_worth, default=None)
+        best = _better(search.placed(with_homes(plan, running.plan, nodes)), simple)
         return self._result(running, best, search) if best is not None else None
 
     def improve(
@@ -99,13 +102,12 @@ class Replanner(ReplanTables):
             problems = answer.problems
             if answer.plan is not None:
                 anew = search.placed(with_homes(answer.plan, running.plan, nodes))
-                best = min((one for one in (best, anew) if one is not None), key=by_worth)
+                best = _better(best, anew)
         if best is None:
-            none_up = Problem("cluster", "no node is up", "wait for a node, or add one")
-            return Replan(
-                None, None, None, None, search.needed, search.evaluations,
-                problems or (none_up,),
-            )  # fmt: skip
+            problems = problems or (
+                Problem("cluster", "no node is up", "wait for a node, or add one"),
+            )
+            return Replan(None, None, None, None, search.needed, search.evaluations, problems)
         return self._result(running, best, search)
 
     def _result(self, running: Running, best: PlacedPlan, search: ReplanSearch) -> Replan:

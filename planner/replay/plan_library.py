@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import le
 
 from planner.problem.inventory import Grant, Lot, are_supplied, grants_of, groups_by_lot, lots_of
 from planner.problem.question import Answer, Question
@@ -140,7 +141,7 @@ def plans_for(
             is_spent and any(plans.fits(plan, state) for plan in range(len(plans.known)))
         ):
             continue
-        if any(_no_more(gpus, than=other) for other in plans.without_plan):
+        if any(all(map(le, gpus, other)) for other in plans.without_plan):
             continue
         plans.searched += 1
         answer = search(replace(question, cluster=cluster_at(question.cluster, gpus)))
@@ -175,7 +176,3 @@ def spans_of(
         spans.append(AvailabilitySpan(interval.start_s, interval.end_s, state, up, tuple(gone)))
         before = interval.gpus
     return tuple(spans)
-
-
-def _no_more(gpus: GpuCounts, *, than: GpuCounts) -> bool:
-    return all(one <= other for one, other in zip(gpus, than, strict=True))

@@ -176,12 +176,8 @@ class EventSearch(EventDrafts):
 
     def keeping(self, limits: Limits) -> list[JudgedPlan]:
         """The judged plans that keep other limits, with their worth under them."""
-        found = []
-        for judged in self.judged:
-            worth = limits.worth(self.figures(judged.plan, judged.estimate))
-            if worth is not None:
-                found.append(replace(judged, worth=worth))
-        return found
+        worths = ((j, limits.worth(self.figures(j.plan, j.estimate))) for j in self.judged)
+        return [replace(judged, worth=worth) for judged, worth in worths if worth is not None]
 
     def figures(self, plan: Plan, estimate: Estimate) -> Figures:
         """The figures of a plan that limits apply to."""

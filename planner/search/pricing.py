@@ -355,14 +355,12 @@ def _quickest(
         furthest = np.where(reached > 0, np.arange(layers)[None, None, :, None] + reached, 0)
         priced = Reach(np.arange(TIMES), furthest).priced(prices, stages_max=stages_max)
         enough = np.flatnonzero(priced.least <= budget * (1 + 1e-9))
-        if not len(enough):
-            return found
-        best = int(enough[0])
-        stages = priced.cuts_of(best)
+        best = int(enough[0]) if len(enough) else 0
+        stages = priced.cuts_of(best) if len(enough) else None
         if stages is None:
-            return found
+            break
         found = float(tried[best]), stages
         if best == 0:
-            return found
+            break
         low, high = float(tried[best - 1]), float(tried[best])
     return found

@@ -199,19 +199,16 @@ class SyncFloor:
     ) -> float:
         """Seconds of one step of ``rank_bytes``, bucket after bucket."""
         bucket = self.costs.runtime.sync_bucket_bytes
+        largest_s = self._message_s(hop, flows, bucket / shards, same_node)
         if self.per_layer:
             full, rest = divmod(rank_bytes, bucket)
-            return full * self._message_s(hop, flows, bucket / shards, same_node) + (
-                self._message_s(hop, flows, rest / shards, same_node)
-            )
+            return full * largest_s + self._message_s(hop, flows, rest / shards, same_node)
         # Layers may share a bucket, so each counts at the best rate of any message. Times are
         # linear between measured sizes, so one of those sizes has the best rate.
         largest = bucket / shards
         sizes, rates = self._rates(hop, flows, same_node)
-        rate = self._message_s(hop, flows, largest, same_node) / largest
         smaller = bisect_left(sizes, largest)
-        if smaller:
-            rate = min(rate, rates[smaller - 1])
+        rate = min([largest_s / largest, *rates[max(smaller - 1, 0) : smaller]])
         return rate * rank_bytes / shards
 
     def _rates(self, hop: Hop, flows: int, same_node: bool) -> tuple[list[float], list[float]]:

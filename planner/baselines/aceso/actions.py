@@ -50,14 +50,8 @@ class AcesoActions:
         if what == "mbs":
             return self._resized(config, grow=verb == "inc")
         stage = config.stages[target]
-        if verb == "inc":
-            changed = _doubled(stage, what)
-        else:
-            halved = _halved(stage, what)
-            if halved is None:
-                return None
-            changed = halved
-        return self._traded(config, target, changed)
+        changed = _doubled(stage, what) if verb == "inc" else _halved(stage, what)
+        return None if changed is None else self._traded(config, target, changed)
 
     # -- operators --------------------------------------------------------------------------------
 
@@ -113,15 +107,11 @@ class AcesoActions:
             one, other = stages[giver], stages[giver + step]
             for count in range(one.end - one.first):
                 if step > 0:
-                    left, taker = (
-                        one._replace(end=one.end - count),
-                        other._replace(first=other.first - count),
-                    )
+                    left = one._replace(end=one.end - count)
+                    taker = other._replace(first=other.first - count)
                 else:
-                    left, taker = (
-                        one._replace(first=one.first + count),
-                        other._replace(end=other.end + count),
-                    )
+                    left = one._replace(first=one.first + count)
+                    taker = other._replace(end=other.end + count)
                 if self._worth(left, config, giver, by_time=by_time) < goal:
                     stages[giver], stages[giver + step] = left, taker
                     break
@@ -268,25 +258,15 @@ class AcesoActions:
 def _degrees(stage: AcesoStage, tp_max: int) -> Iterator[AcesoStage]:
     t = 1
     while t <= tp_max and stage.gpus % t == 0:
-        yield _with(stage, t=t, d=stage.gpus // t)
+        yield stage._replace(t=t, d=stage.gpus // t)
         t *= 2
 
 
-def _with(stage: AcesoStage, *, t: int, d: int) -> AcesoStage:
-    return AcesoStage(stage.first, stage.end, t, d)
-
-
 def _doubled(stage: AcesoStage, what: str) -> AcesoStage:
-    return (
-        _with(stage, t=2 * stage.t, d=stage.d)
-        if what == "tp"
-        else _with(stage, t=stage.t, d=2 * stage.d)
-    )
+    return stage._replace(t=2 * stage.t) if what == "tp" else stage._replace(d=2 * stage.d)
 
 
 def _halved(stage: AcesoStage, what: str) -> AcesoStage | None:
-    degree = stage.t if what == "tp" else stage.d
-    if degree % 2:
+    if (stage.t if what == "tp" else stage.d) % 2:
         return None
-    half = degree // 2
-    return _with(stage, t=half, d=stage.d) if what == "tp" else _with(stage, t=stage.t, d=half)
+    return stage._replace(t=stage.t // 2) if what == "tp" else stage._replace(d=stage.d // 2)

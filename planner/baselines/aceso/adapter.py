@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from planner.baselines.aceso.cost import AcesoInputs, AcesoPlan, Key, Row
 from planner.baselines.shared import equal_gpus
 from planner.baselines.shared.equal_gpus import Fleet, ReplicatedStage
@@ -28,7 +30,7 @@ def inputs_from(case: Case, fleet: Fleet, *, mode: Mode = "fixed") -> AcesoInput
     width, moments = FLOAT_BYTES[job.precision], OPTIMIZER_MOMENTS[job.optimizer]
     recompute = equal_gpus.recompute_of(job)
     degrees = equal_gpus.tp_degrees(case, fleet.gpus_per_machine)
-    rows: dict[str, dict[Key, Row]] = {name: {} for name in _ROWS}
+    rows: defaultdict[str, dict[Key, Row]] = defaultdict(dict)
     sent = [costs.output_bytes(layer) / MB for layer in range(costs.layer_count)]
     received = [TOKEN_BYTES * job.sequence / MB, *sent[:-1]]
     for key in ((b, t) for b in SAMPLES for t in degrees):
@@ -62,18 +64,6 @@ def inputs_from(case: Case, fleet: Fleet, *, mode: Mode = "fixed") -> AcesoInput
         copies_main=0 if halves == 1 else 2,
         copies_optimizer=moments * halves,
     )
-
-
-_ROWS = (
-    "forward_ms",
-    "backward_ms",
-    "in_mb",
-    "out_mb",
-    "weights_mb",
-    "kept_mb",
-    "scratch_forward_mb",
-    "scratch_backward_mb",
-)
 
 
 def to_plan(own: AcesoPlan, job: Job, fleet: Fleet) -> Plan | str:

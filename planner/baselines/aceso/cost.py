@@ -143,20 +143,17 @@ class AcesoModel:
 
     def predicted_ms(self, stage: AcesoStage, micro_batch: int) -> float:
         """The time that actions expect of a stage (quirk, kept: links as within a node)."""
-        found = self._predicted.get((stage, micro_batch))
-        if found is None:
-            found = self.compute_ms(stage, micro_batch) + self.message_ms(stage, micro_batch)
-            self._predicted[stage, micro_batch] = found
-        return found
+        known = (stage, micro_batch)
+        if known not in self._predicted:
+            self._predicted[known] = self.compute_ms(*known) + self.message_ms(*known)
+        return self._predicted[known]
 
     def memory_mb(self, stage: AcesoStage, micro_batch: int, *, behind: int) -> float:
         """Memory of each GPU of a stage with ``behind`` stages after it."""
-        found = self._memory.get((stage, micro_batch, behind))
-        if found is None:
-            found = self._memory[stage, micro_batch, behind] = self._held(
-                stage, micro_batch, behind
-            )
-        return found
+        known = (stage, micro_batch, behind)
+        if known not in self._memory:
+            self._memory[known] = self._held(*known)
+        return self._memory[known]
 
     def _held(self, stage: AcesoStage, micro_batch: int, behind: int) -> float:
         inputs, key = self.inputs, self.key(stage, micro_batch)
@@ -184,10 +181,9 @@ class AcesoModel:
         return 2 * (stage.d - 1) / stage.d * weights / speed
 
     def judge(self, config: AcesoConfig) -> AcesoJudged:
-        found = self._judged.get(config)
-        if found is None:
-            found = self._judged[config] = AcesoJudged(config, self)
-        return found
+        if config not in self._judged:
+            self._judged[config] = AcesoJudged(config, self)
+        return self._judged[config]
 
 
 class AcesoJudged:

@@ -208,16 +208,14 @@ def links(case: Case, devices: Sequence[tuple[Place, int]]) -> tuple[Floats, Flo
 
 def _link(case: Case, here: Place, there: Place, together: bool) -> tuple[float, float]:
     """From the times of a message of a byte and of a large one."""
+
+    def seconds(size: float) -> float:
+        if together:
+            return case.network.within_node(here, gpus=2, bytes_each=size)
+        return case.network.between_nodes(here, there, flows=1, bytes_each=size)
+
     small, large = 1.0, 64e6
-    if together:
-        first, second = (
-            case.network.within_node(here, gpus=2, bytes_each=size) for size in (small, large)
-        )
-    else:
-        first, second = (
-            case.network.between_nodes(here, there, flows=1, bytes_each=size)
-            for size in (small, large)
-        )
+    first, second = seconds(small), seconds(large)
     return first * 1e3, (large - small) * 8 / 1e9 / max(second - first, 1e-12)
 
 
@@ -283,17 +281,14 @@ def to_plan(
         return counts
     recompute = equal_gpus.recompute_of(case.job)
     ranges = list(pairwise(equal_cuts(case.costs.layer_count, len(chained[0]))))
-    pipelines = (
-        Pipeline(
-            count,
-            tuple(
-                Stage(layers, tp, (devices[device][0],), recompute)
-                for layers, device in zip(ranges, chain, strict=True)
-            ),
+    rows = [
+        tuple(
+            Stage(layers, tp, (devices[device][0],), recompute)
+            for layers, device in zip(ranges, chain, strict=True)
         )
-        for count, chain in zip(counts, chained, strict=True)
-    )
-    return Plan(micro_batch_size, tuple(pipelines))
+        for chain in chained
+    ]
+    return Plan(micro_batch_size, tuple(map(Pipeline, counts, rows)))
 
 
 def compute_seconds(

@@ -198,23 +198,16 @@ def to_plan(
     counts = equal_gpus.even_counts(job, size=inputs.micro_batch, pipelines=pipelines)
     if isinstance(counts, str):
         return counts
+    recompute = equal_gpus.recompute_of(job)
     rows = []
     for pipeline in own.pipelines:
         if 0 in pipeline.layers:
             return f"stage {pipeline.layers.index(0)} of a pipeline has no blocks"
         cuts = [0, *(end + 1 for end in accumulate(pipeline.layers))]
         cuts[-1] += 1
-        rows.append(
-            tuple(
-                Stage(
-                    layers,
-                    len(group),
-                    (machines[inputs.devices[group[0]].machine],),
-                    equal_gpus.recompute_of(job),
-                )
-                for layers, group in zip(pairwise(cuts), pipeline.stages, strict=True)
-            )
-        )
+        places = ((machines[inputs.devices[group[0]].machine],) for group in pipeline.stages)
+        stages = zip(pairwise(cuts), map(len, pipeline.stages), places, strict=True)
+        rows.append(tuple(Stage(*stage, recompute) for stage in stages))
     return Plan(inputs.micro_batch, tuple(map(Pipeline, counts, rows)))
 
 

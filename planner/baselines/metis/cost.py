@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -150,11 +151,9 @@ def group_ms(
 
 def plan_ms(inputs: MetisInputs, plan: MetisPlan, *, repairs: MetisRepairs = FIXED) -> float | None:
     """Iteration time; ``None`` if the profile lacks an entry."""
-    ranks = Ranks(inputs, plan.kinds, plan.groups)
-    try:
-        return _plan_ms(inputs, plan, ranks, repairs)
-    except KeyError:
-        return None
+    with contextlib.suppress(KeyError):
+        return _plan_ms(inputs, plan, Ranks(inputs, plan.kinds, plan.groups), repairs)
+    return None
 
 
 def _plan_ms(inputs: MetisInputs, plan: MetisPlan, ranks: Ranks, repairs: MetisRepairs) -> float:

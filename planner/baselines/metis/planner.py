@@ -9,6 +9,7 @@ count the elements sent over a boundary as if they were bytes (quirk, kept).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise, permutations
@@ -94,7 +95,9 @@ def strategies(
             0 < b <= inputs.samples_max and t <= inputs.tp_max
             for b, (_, t) in zip(samples, chosen, strict=True)
         ):
-            cuts, room, attempts = partition(inputs, ranks, chosen, batches, repairs=repairs)
+            cuts = room = None
+            with contextlib.suppress(KeyError):  # The profile lacks these ranks or samples.
+                cuts, room, attempts = partition(inputs, ranks, chosen, batches, repairs=repairs)
             whole = cuts is not None and cuts[-1] == inputs.layers
             if cuts is not None and (whole or not repairs.whole_layers):
                 yield MetisPlan(kinds, groups, tuple(chosen), batches, cuts, len(groups), attempts)
@@ -117,20 +120,10 @@ def partition(
     *,
     repairs: MetisRepairs = FIXED,
 ) -> tuple[tuple[int, ...] | None, list[float] | None, int]:
-    """Cuts that balance speed and fit in memory, the memory left over, the attempts made."""
-    try:
-        return _partition(inputs, ranks, chosen, batches, repairs)
-    except KeyError:  # The profile lacks this number of ranks or samples.
-        return None, None, 0
+    """Cuts that balance speed and fit in memory, the memory left over, the attempts made.
 
-
-def _partition(
-    inputs: MetisInputs,
-    ranks: Ranks,
-    chosen: Sequence[Strategy],
-    batches: int,
-    repairs: MetisRepairs,
-) -> tuple[tuple[int, ...] | None, list[float] | None, int]:
+    Raises ``KeyError`` where the profile lacks a number of ranks or samples.
+    """
     everything = (0, inputs.layers)
     speeds = [
         1 / group_ms(inputs, ranks.kinds(s), strategy, batches=batches, layers=everything)
