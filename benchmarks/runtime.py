@@ -35,8 +35,8 @@ from simulator.models.families import build_model
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from worker.data.synthetic import SyntheticTokens
-from worker.distributed.in_process import ThreadWorld
 from worker.distributed.process_groups import ProcessTransport
+from worker.distributed.single_rank import SingleRankTransport
 from worker.models.apply_plan import build_layer
 from worker.models.loss import loss_sum
 from worker.models.microbatch_context import MicroBatchContext
@@ -253,7 +253,7 @@ def _alone(size: Size) -> tuple[Times, Times]:
     count = len(job.model.layers)
     stage = Stage((0, count), 1, (Place("cpu", "local", "local"),))
     plan = Plan(size.micro_batch, (Pipeline(MICRO_BATCHES, (stage,)),))
-    trainer = Trainer(job, plan, 0, ThreadWorld(1).transport(0), _data(job))
+    trainer = Trainer(job, plan, 0, SingleRankTransport(), _data(job))
     module, loss = nn.Sequential(*_modules(job)), _mean_loss(job)
     optimizer = torch.optim.AdamW(module.parameters(), lr=3e-4)
     data = _data(job)

@@ -70,18 +70,15 @@ class EtcdStore(Store):
         await self._members.close()
 
     async def get(self, key: str) -> Entry | None:
-        """Read one key."""
         response = await self._members.ask(RANGE, RANGE_REQUEST(key=key.encode()))
         return _entry(response.kvs[0]) if response.kvs else None
 
     async def snapshot(self, prefix: str) -> Snapshot:
-        """Read all keys with this prefix, at one revision."""
         key, range_end = _range(prefix)
         response = await self._members.ask(RANGE, RANGE_REQUEST(key=key, range_end=range_end))
         return Snapshot(response.header.revision, tuple(map(_entry, response.kvs)))
 
     async def transact(self, compares: Sequence[Compare], orders: Sequence[Operation]) -> Outcome:
-        """Apply all operations if all compares hold, and none otherwise, in one revision."""
         check_transaction(orders)
         request = TXN_REQUEST(
             compare=[each for compare in compares for each in _compares(compare)],
@@ -98,7 +95,6 @@ class EtcdStore(Store):
         return Lease(granted.ID, float(granted.TTL))
 
     async def keep(self, lease: int) -> bool:
-        """Renew a lease; ``False``: it has expired."""
         end_s = asyncio.get_running_loop().time() + self._timeout_s
         while True:
             member = await self._members.reach(end_s)
@@ -127,14 +123,12 @@ class EtcdStore(Store):
             await asyncio.sleep(RETRY_S)
 
     async def revoke(self, lease: int) -> None:
-        """End a lease and delete its keys."""
         try:
             await self._members.ask(REVOKE, REVOKE_REQUEST(ID=lease))
         except LeaseGone:
             return
 
     async def watch(self, prefix: str, *, after: int) -> AsyncGenerator[Changed | Compacted, None]:
-        """Yield each revision above ``after`` that changes a key with this prefix."""
         while not self._members.is_closed:
             try:
                 end_s = asyncio.get_running_loop().time() + self._timeout_s

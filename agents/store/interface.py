@@ -162,11 +162,9 @@ class Store(Protocol):
 
     async def get(self, key: str) -> Entry | None:
         """Read one key."""
-        ...
 
     async def snapshot(self, prefix: str) -> Snapshot:
         """Read all keys with this prefix, at one revision."""
-        ...
 
     async def put(self, key: str, value: bytes, *, lease: int = 0) -> int:
         """Set a key and return the revision: a transaction without compares."""
@@ -177,19 +175,15 @@ class Store(Protocol):
 
         Raises ``WriteUnknown`` if the result is unknown, ``LeaseGone`` if a lease has expired.
         """
-        ...
 
     async def grant(self, ttl_s: float) -> Lease:
         """Open a lease. If the answer is lost, the lease has no keys and expires."""
-        ...
 
     async def keep(self, lease: int) -> bool:
         """Renew a lease; ``False``: it has expired, and its keys are deleted."""
-        ...
 
     async def revoke(self, lease: int) -> None:
         """End a lease and delete its keys; an expired one is no error."""
-        ...
 
     def watch(self, prefix: str, *, after: int) -> AsyncGenerator[Changed | Compacted, None]:
         """Yield each revision above ``after`` that changes a key with this prefix, in order, once.
@@ -197,11 +191,9 @@ class Store(Protocol):
         Survives outages. Ends with ``Compacted``, or when the client is closed; use
         ``contextlib.aclosing``.
         """
-        ...
 
     async def close(self) -> None:
         """Close the client; watches end. Leases stay until they are revoked or expire."""
-        ...
 
 
 def check_transaction(orders: Sequence[Operation]) -> None:

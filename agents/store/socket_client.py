@@ -116,16 +116,13 @@ class SocketStore(Store):
                 await self._line.close()
 
     async def get(self, key: str) -> Entry | None:
-        """Read one key."""
         packed = await self._repeat(do="get", key=key)
         return None if packed is None else read(Entry, packed)
 
     async def snapshot(self, prefix: str) -> Snapshot:
-        """Read all keys with this prefix, at one revision."""
         return read(Snapshot, await self._repeat(do="snapshot", prefix=prefix))
 
     async def transact(self, compares: Sequence[Compare], orders: Sequence[Operation]) -> Outcome:
-        """Apply all operations if all compares hold, and none otherwise, in one revision."""
         check_transaction(orders)
         packed = socket_frames.pack_transaction(compares, orders)
         sent = False
@@ -138,19 +135,15 @@ class SocketStore(Store):
             raise self._silence(WriteUnknown if sent else StoreUnavailable) from None
 
     async def grant(self, ttl_s: float) -> Lease:
-        """Open a lease."""
         return read(Lease, await self._repeat(do="grant", ttl_s=ttl_s))
 
     async def keep(self, lease: int) -> bool:
-        """Renew a lease; ``False``: it has expired."""
         return bool(await self._repeat(do="keep", lease=lease))
 
     async def revoke(self, lease: int) -> None:
-        """End a lease and delete its keys."""
         await self._repeat(do="revoke", lease=lease)
 
     async def watch(self, prefix: str, *, after: int) -> AsyncGenerator[Changed | Compacted, None]:
-        """Yield each revision above ``after`` that changes a key with this prefix."""
         while not self._is_closed:
             try:
                 line = await self._connect()

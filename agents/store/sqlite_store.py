@@ -79,24 +79,20 @@ class EmbeddedStore(Store):
         self._thread.shutdown()
 
     async def get(self, key: str) -> Entry | None:
-        """Read one key."""
         self._check_open()
         return await self._read(partial(self._ledger.get, key))
 
     async def snapshot(self, prefix: str) -> Snapshot:
-        """Read all keys with this prefix, at one revision."""
         self._check_open()
         return await self._read(partial(self._ledger.snapshot, prefix))
 
     async def transact(self, compares: Sequence[Compare], orders: Sequence[Operation]) -> Outcome:
-        """Apply all operations if all compares hold, and none otherwise, in one revision."""
         check_transaction(orders)
         answer = await self._put_in(Transaction(tuple(compares), tuple(orders)))
         assert isinstance(answer, Outcome)
         return answer
 
     async def grant(self, ttl_s: float) -> Lease:
-        """Open a lease."""
         if not 0 < ttl_s < 1e9:
             raise StoreRefused(f"a lease of {ttl_s} s is not possible")
         answer = await self._put_in(Grant(float(ttl_s)))
@@ -104,7 +100,6 @@ class EmbeddedStore(Store):
         return answer
 
     async def keep(self, lease: int) -> bool:
-        """Renew a lease; ``False``: it has expired."""
         self._check_open()
         if lease not in self._ends_s:
             return False
@@ -112,11 +107,9 @@ class EmbeddedStore(Store):
         return True
 
     async def revoke(self, lease: int) -> None:
-        """End a lease and delete its keys."""
         await self._put_in(Revoke(lease))
 
     async def watch(self, prefix: str, *, after: int) -> AsyncGenerator[Changed | Compacted, None]:
-        """Yield each revision above ``after`` that changes a key with this prefix."""
         while not self._is_closed:
             change = self._change
             last = self._compacted + len(self._history)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from tests.worker.control.fake_agents import ForkServer
 from tests.worker.warm import Warm
 
 
@@ -16,6 +19,16 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
     process = Warm(tmp_path_factory.mktemp("warm"))
     yield process
     process.close()
+
+
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """The agents' fork server, with worker processes that have imported torch."""
+    from tests.worker.control.fake_agents import ForkServer  # noqa: PLC0415 - loads torch
+
+    process = ForkServer(tmp_path_factory.mktemp("fork-server"))
+    yield process
+    process.end()
 
 
 @pytest.fixture(autouse=True, scope="module")

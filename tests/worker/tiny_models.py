@@ -13,8 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from simulator.models.families import build_model
 from simulator.models.layers import Model
 from simulator.spec.job import Data, Job
-from tests.worker.threads import run_as_threads
-from worker.distributed.in_process import ThreadTransport
+from tests.worker.threads import ThreadTransport, run_as_threads
 from worker.distributed.interface import Collective
 from worker.models.apply_plan import LocalLayer, build_layers
 from worker.models.microbatch_context import MicroBatch, MicroBatchContext

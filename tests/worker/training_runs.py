@@ -14,9 +14,8 @@ from simulator.models.families import build_model
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from tests.worker.checksums import checksums
-from tests.worker.threads import run_as_threads
+from tests.worker.threads import ThreadTransport, run_as_threads
 from worker.data.batch import Samples
-from worker.distributed.in_process import ThreadTransport
 from worker.layout.tensor_table import tensors_of
 from worker.models.apply_plan import LocalLayer, build_layers
 from worker.models.loss import NO_LABEL

@@ -20,9 +20,9 @@ from simulator.spec.plan import Plan
 from worker.checkpoint.resume import ResumePoint
 from worker.cli.local_launcher import PeerFailedError, RunFailedError, SendMessage
 from worker.data.batch import DataSource
-from worker.distributed.in_process import ThreadWorld
 from worker.distributed.interface import Transport, TransportError
 from worker.distributed.process_groups import ProcessTransport
+from worker.distributed.single_rank import SingleRankTransport
 from worker.engines.deepspeed.config import DeepSpeedConfigError
 from worker.engines.deepspeed.engine import DeepSpeedTrainer
 from worker.models.apply_plan import ShardValues
@@ -199,7 +199,7 @@ def connect(rank: int, *, ranks: int, listening: socket.socket, device: torch.de
     """Connect a rank to the others."""
     if ranks == 1:
         listening.close()
-        return ThreadWorld(1).transport(0)
+        return SingleRankTransport()
     try:
         store = _meet(rank, listening=listening)
         return ProcessTransport(store, rank, ranks, device=device, deadline_s=DEADLINE_S)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Store, TCPStore
 
-from worker.distributed.in_process import ThreadWorld
 from worker.distributed.interface import Transport
 from worker.distributed.process_groups import ProcessTransport
+from worker.distributed.single_rank import SingleRankTransport
 
 RENDEZVOUS_S = 60.0
 """Seconds for all ranks to arrive."""
@@ -68,7 +68,7 @@ def open_transport(
 ) -> Transport:
     """Connect to the other ranks; a single rank needs no store."""
     if info.ranks == 1:
-        return ThreadWorld(1).transport(0)
+        return SingleRankTransport()
     assert store is not None, "several ranks need a store"
     return ProcessTransport(
         store,

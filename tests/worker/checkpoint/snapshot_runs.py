@@ -12,13 +12,12 @@ from typing import Any
 
 from simulator.spec.job import Job
 from simulator.spec.plan import Place, Plan
-from tests.worker.threads import run_as_threads
+from tests.worker.threads import ThreadTransport, run_as_threads
 from tests.worker.training_runs import SomeLabels
 from worker.checkpoint.compatibility import model_of
 from worker.checkpoint.fetch import LocalSource, Source, fetch
 from worker.checkpoint.placement import pieces_needed
 from worker.checkpoint.snapshot_manager import SnapshotManager, SnapshotTarget, load_snapshot
-from worker.distributed.in_process import ThreadTransport
 from worker.layout.tensor_table import tensors_of
 from worker.training.full_tensors import TensorKey, merge_ranks, rank_tensors
 from worker.training.trainer import StepReport, Trainer

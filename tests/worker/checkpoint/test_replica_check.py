@@ -10,11 +10,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from simulator.spec.plan import Place, Plan
-from tests.worker.threads import run_as_threads
+from tests.worker.threads import ThreadTransport, run_as_threads
 from tests.worker.training_runs import SomeLabels, plan_of, small_job
 from worker.checkpoint.replica_check import ReplicaMismatchError
 from worker.checkpoint.snapshot_manager import SnapshotManager, SnapshotTarget
-from worker.distributed.in_process import ThreadTransport
 from worker.training.trainer import Trainer
 
 pytestmark = pytest.mark.torch

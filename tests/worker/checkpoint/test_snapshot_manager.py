@@ -20,7 +20,7 @@ from tests.worker.training_runs import SomeLabels, alone, plan_of
 from worker.checkpoint import snapshot_file
 from worker.checkpoint.snapshot_manager import SnapshotManager, SnapshotTarget, header_of
 from worker.checkpoint.snapshot_writer import SnapshotWriter
-from worker.distributed.in_process import ThreadWorld
+from worker.distributed.single_rank import SingleRankTransport
 from worker.training.trainer import Trainer
 
 pytestmark = pytest.mark.torch
@@ -31,7 +31,7 @@ JOB = JOBS["tied"]
 @pytest.fixture
 def keeper(tmp_path: Path):
     """The snapshot manager of a single rank."""
-    transport = ThreadWorld(1).transport(0)
+    transport = SingleRankTransport()
     trainer = Trainer(JOB, alone(JOB), 0, transport, SomeLabels(JOB))
     target = SnapshotTarget("j", 1, 1, "n", tmp_path, 1, 4, {})
     found = SnapshotManager.open(trainer, target, transport)
@@ -90,7 +90,7 @@ def test_file_removed_by_the_agent_is_replaced(keeper, tmp_path):
 
 
 def test_room_for_one_file_is_too_little(tmp_path):
-    transport = ThreadWorld(1).transport(0)
+    transport = SingleRankTransport()
     trainer = Trainer(JOB, alone(JOB), 0, transport, SomeLabels(JOB))
     target = SnapshotTarget("j", 1, 1, "n", tmp_path, 1, None, {})
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -118,7 +118,7 @@ def test_update_waits_for_the_copy_of_the_state_before_it(keeper, tmp_path):
     second = {
         p.key: snapshot_file.read_piece(sealed(tmp_path)[2].path, p) for p in _pieces(tmp_path, 2)
     }
-    again = Trainer(JOB, alone(JOB), 0, ThreadWorld(1).transport(0), SomeLabels(JOB))
+    again = Trainer(JOB, alone(JOB), 0, SingleRankTransport(), SomeLabels(JOB))
     again.step()
     again.step()
     master = again.buffers[1].unsplit_part(again.buffers[1].master)

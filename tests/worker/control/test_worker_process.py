@@ -37,13 +37,6 @@ learning_rate = 0.01
 NODES = ("a", "b", "c")
 
 
-@pytest.fixture(scope="module")
-def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    process = ForkServer(tmp_path_factory.mktemp("fork-server"))
-    yield process
-    process.end()
-
-
 @pytest.fixture
 def agents(tmp_path: Path, fork_server: ForkServer) -> Iterator[Agents]:
     found = Agents(tmp_path, fork_server, JOB, NODES)

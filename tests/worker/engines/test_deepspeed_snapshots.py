@@ -55,13 +55,6 @@ FOUR = plan_of(
 ALONE = plan_of((4, [(0, 4, 1, "a")]), microbatch=2)
 
 
-@pytest.fixture(scope="module")
-def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    process = ForkServer(tmp_path_factory.mktemp("fork-server"))
-    yield process
-    process.end()
-
-
 @pytest.fixture
 def make_agents(tmp_path: Path, fork_server: ForkServer) -> Iterator:
     made = []

@@ -9,9 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
-from tests.worker.threads import run_as_threads
+from tests.worker.threads import ThreadTransport, ThreadWorld, run_as_threads
 from tests.worker.training_runs import SomeLabels, plan_of, small_job, trained
-from worker.distributed.in_process import ThreadTransport, ThreadWorld
 from worker.distributed.interface import PeerLostError, TransportError
 from worker.training.full_tensors import rank_tensors
 from worker.training.trainer import Trainer

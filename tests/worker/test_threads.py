@@ -8,8 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.worker.threads import run_as_threads
-from worker.distributed.in_process import ThreadWorld
+from tests.worker.threads import ThreadWorld, run_as_threads
 from worker.distributed.interface import AbortedError, DeadlineError, PeerLostError
 
 pytestmark = pytest.mark.torch
