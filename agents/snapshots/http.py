@@ -49,11 +49,7 @@ class SnapshotRoutes:
     # ---- for workers of other nodes -------------------------------------------------------------
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
-        job, point = self._admit(request)
-        found = self.memory.snapshots(job, point)
-        listing = snapshot_file.listing(
-            snapshot_file.SealedFile(each.path, each.header) for each in found
-        )
+        listing = snapshot_file.listing(self.memory.snapshots(*self._admit(request)))
         return web.Response(body=listing, content_type="application/json")
 
     async def _read(self, request: web.Request) -> web.StreamResponse:

@@ -25,12 +25,8 @@ complete everywhere, so the last three may be needed; a fourth may be sealed dur
 FILE_NAME = re.compile(r"([0-9]{1,6})\.snap\Z", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotFile:
+class SnapshotFile(snapshot_file.SealedFile):
     """One sealed file."""
-
-    path: Path
-    header: snapshot_file.Header
 
     @property
     def job(self) -> JobId:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import select
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,10 +36,6 @@ class ProcessHandle:
 
     id: ProcessId
     descriptor: int
-
-    def has_ended(self) -> bool:
-        """Return whether it has ended; its memory and devices are free then."""
-        return bool(select.select([self.descriptor], [], [], 0)[0])
 
     async def wait_ended(self) -> None:
         """Return when the process has ended."""

@@ -12,21 +12,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from simulator.documents.problems import InputError, Problem
-from simulator.spec.plan import Plan
-from worker.checkpoint.placement import (
-    PieceKey,
-    StateShape,
-    buddies_of,
-    piece_holders,
-    sizes_of,
-    waits_for_replicas,
-    writers_of,
-)
+from worker.checkpoint.placement import PieceKey
 from worker.checkpoint.snapshot_file import NoRoomError, free_bytes, in_mib
-from worker.layout.rank_layout import Holdings, rank_places
 
 LEFT_BEHIND = 2
 """A rank's last 2 snapshots stay until those of the next generation are safe."""
@@ -46,30 +35,6 @@ class SnapshotPlacement:
     buddies: Mapping[PieceKey, str]
     waits: bool
     """Whether training waits for replicas."""
-
-    @classmethod
-    def of(
-        cls,
-        plan: Plan,
-        holdings: Holdings,
-        shape: StateShape,
-        *,
-        zero: int,
-        survive: Literal["node", "zone"],
-        zones: Mapping[str, str],
-    ) -> SnapshotPlacement:
-        """Compute the placement; every rank gets the same one."""
-        sizes = sizes_of(holdings, shape)
-        holders = piece_holders(holdings, zero=zero)
-        writers = writers_of(holders, sizes)
-        nodes = {
-            each.rank: plan.pipelines[each.pipeline].stages[each.stage].places[0].node or ""
-            for each in rank_places(plan)
-        }
-        buddies = buddies_of(holders, writers, sizes, nodes, zones, survive)
-        return cls(
-            sizes, holders, writers, nodes, buddies, waits_for_replicas(buddies, nodes, zones)
-        )
 
     @property
     def files(self) -> int:

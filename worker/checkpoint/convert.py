@@ -25,23 +25,8 @@ from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError, Problem
 from simulator.inputs.job_file import job_from_document, load_job
 from simulator.spec.job import Job
+from worker.checkpoint import snapshot_file
 from worker.checkpoint.compatibility import dtype_of, model_of
-from worker.checkpoint.snapshot_file import (
-    PRELUDE,
-    Header,
-    Piece,
-    SavedProgress,
-    SnapshotError,
-    check_piece,
-    checksum,
-    create,
-    head_checksum,
-    head_length,
-    layer_number,
-    parse_head,
-    seal,
-    with_offsets,
-)
 from worker.data.batch import FIRST_HASH
 from worker.layout.rank_layout import TIED, FlatLayout, Tables, piece_layout
 from worker.layout.tensor_table import tensors_of
@@ -65,7 +50,7 @@ class FullCheckpoint:
     """A checkpoint as full tensors, independent of the plan."""
 
     job: Job
-    progress: SavedProgress
+    progress: snapshot_file.SavedProgress
     kinds: tuple[NamedTensors, ...]
     """The master weights, then the optimizer's moments."""
 
@@ -81,10 +66,10 @@ def read_checkpoint(uri: str) -> FullCheckpoint:
         manifest = _manifest(files.cat_file(f"{root}/{name}"), uri)
         job = job_from_document(parse_document(manifest["spec"].encode(), name="job"))
         bodies = dict(_read_pieces(manifest, lambda *span: _read(files, root, *span), folder))
-    except (OSError, SnapshotError, ImportError, KeyError) as error:
+    except (OSError, snapshot_file.SnapshotError, ImportError, KeyError) as error:
         cure = "find an intact one with `sailorctl checkpoint verify`"
         raise InputError(Problem(uri, str(error) or type(error).__name__, cure)) from None
-    progress = SavedProgress(**manifest["progress"])
+    progress = snapshot_file.SavedProgress(**manifest["progress"])
     return FullCheckpoint(job, progress, _assemble(job, bodies, dtype=manifest["dtype"], place=uri))
 
 
@@ -94,9 +79,9 @@ def _manifest(data: bytes, uri: str) -> dict[str, Any]:
         expected = manifest["sha256"]
         dtype_name = json.dumps({**manifest, "sha256": ""}, sort_keys=True, separators=(",", ":"))
     except (ValueError, KeyError, TypeError):
-        raise SnapshotError(f"{uri} is not a manifest, or is truncated") from None
+        raise snapshot_file.SnapshotError(f"{uri} is not a manifest, or is truncated") from None
     if hashlib.sha256(dtype_name.encode()).hexdigest() != expected:
-        raise SnapshotError(f"{uri} is damaged: its hash does not match")
+        raise snapshot_file.SnapshotError(f"{uri} is damaged: its hash does not match")
     assert isinstance(manifest, dict)
     return manifest
 
@@ -111,12 +96,12 @@ def _read_pieces(
     """Yield every piece, read from the object that the manifest names for it."""
     for each in manifest["objects"]:
         name, place = each["name"], f"{folder}/{each['name']}"
-        head = read(name, 0, PRELUDE.size)
-        length = head_length(head, name=place)
+        head = read(name, 0, snapshot_file.PRELUDE.size)
+        length = snapshot_file.head_length(head, name=place)
         head = read(name, 0, length)
-        header = parse_head(head, name=place)
-        if head_checksum(head) != each["checksum"]:
-            raise SnapshotError(f"{place} is not the object that was committed")
+        header = snapshot_file.parse_head(head, name=place)
+        if snapshot_file.head_checksum(head) != each["checksum"]:
+            raise snapshot_file.SnapshotError(f"{place} is not the object that was committed")
         held = {
             (part["layer"], piece)
             for part in each["holds"]
@@ -125,7 +110,7 @@ def _read_pieces(
         for piece in header.pieces:
             if piece.key in held:
                 data = read(name, piece.offset, piece.bytes)
-                check_piece(data, piece, name=place)
+                snapshot_file.check_piece(data, piece, name=place)
                 yield piece.key, data
 
 
@@ -139,7 +124,7 @@ def _assemble(
     for layer, specs in tables.items():
         for piece in range(job.max_tp + 1):
             image = piece_layout(specs, piece, atoms=job.max_tp)
-            body = bodies.get((layer_number(layer, layers=layers), piece))
+            body = bodies.get((snapshot_file.layer_number(layer, layers=layers), piece))
             if body is None:
                 raise InputError(Problem(place, f"piece {piece} of layer {layer} is missing"))
             flats = _flats(body, image, count=len(kinds), dtype=dtype)
@@ -234,7 +219,7 @@ def _created_folder(out: Path) -> Iterator[Path]:
 # ---- imports -------------------------------------------------------------------------------------
 
 
-def import_deepspeed(folder: Path, job_file: Path, name: str, out: Path) -> Header:
+def import_deepspeed(folder: Path, job_file: Path, name: str, out: Path) -> snapshot_file.Header:
     """Convert a universal checkpoint to one snapshot file; the job file describes the model."""
     job = load_job(job_file)
     root, step, samples = _universal(folder)
@@ -246,7 +231,9 @@ def import_deepspeed(folder: Path, job_file: Path, name: str, out: Path) -> Head
             file = Path(temporary) / f"{number}.safetensors"
             save_file(found, file, {"format": "pt"})
             kinds.append(_to_our_names(job, file, found))
-    progress = SavedProgress(step, updates, 1.0, 0, FIRST_HASH, samples, samples * job.sequence)
+    progress = snapshot_file.SavedProgress(
+        step, updates, 1.0, 0, FIRST_HASH, samples, samples * job.sequence
+    )
     return write_full(FullCheckpoint(job, progress, tuple(kinds)), name, out)
 
 
@@ -287,34 +274,36 @@ def _to_our_names(job: Job, file: Path, found: Mapping[str, Tensor]) -> NamedTen
     return named
 
 
-def write_full(whole: FullCheckpoint, name: str, out: Path) -> Header:
+def write_full(whole: FullCheckpoint, name: str, out: Path) -> snapshot_file.Header:
     """Write full tensors as one sealed file with all pieces."""
     job, layers = whole.job, len(whole.job.model.layers)
     tables, dtype = tensors_of(job), precision_of(job).master
     bodies = {
-        (layer_number(layer, layers=layers), piece): _body(whole, tables, layer, piece, dtype)
+        (snapshot_file.layer_number(layer, layers=layers), piece): _body(
+            whole, tables, layer, piece, dtype
+        )
         for layer in tables
         for piece in range(job.max_tp + 1)
     }
     pieces = tuple(
-        Piece(*key, 0, len(body), checksum(body), is_written=True)
+        snapshot_file.Piece(*key, 0, len(body), snapshot_file.checksum(body), is_written=True)
         for key, body in sorted(bodies.items())
     )
-    header = with_offsets(
-        Header(
+    header = snapshot_file.with_offsets(
+        snapshot_file.Header(
             job=name, generation=0, step=whole.progress.step, term=0, rank=0, node="imported",
             atoms=job.max_tp, layers=layers + 1, dtype=dtype_of(job), model=model_of(job),
             moments=OptimizerStep.moment_count(job),
             persist=True, progress=whole.progress, pieces=pieces,
         )
     )  # fmt: skip
-    file = create(out, header.total_bytes)
+    file = snapshot_file.create(out, header.total_bytes)
     with open(file, "r+b", closefd=True) as stream:
         for piece in header.pieces:
             stream.seek(piece.offset)
             stream.write(bodies[piece.key])
         stream.flush()
-        seal(stream.fileno(), header)
+        snapshot_file.seal(stream.fileno(), header)
     return header
 
 

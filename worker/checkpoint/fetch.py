@@ -19,20 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from worker.checkpoint import snapshot_file
 from worker.checkpoint.placement import PieceKey
-from worker.checkpoint.snapshot_file import (
-    ALIGN,
-    Header,
-    Piece,
-    SnapshotError,
-    check_piece,
-    head_checksum,
-    head_length,
-    listing_from,
-    parse_head,
-    point_folder,
-    sealed_files,
-)
 
 TICKET_HEADER = "Sailor-Ticket"
 CONNECT_S = 2.0
@@ -62,7 +50,7 @@ class Source(Protocol):
     def name(self) -> str:
         """Its name in messages."""
 
-    def files(self) -> Mapping[str, Header]:
+    def files(self) -> Mapping[str, snapshot_file.Header]:
         """Return its sealed files."""
 
     def read(self, file: str, offset: int, size: int) -> Body:
@@ -76,7 +64,7 @@ class Source(Protocol):
 class FetchedPieces:
     """All requested pieces."""
 
-    header: Header
+    header: snapshot_file.Header
     """The header of one of the files; job and progress are the same in all of them."""
     bodies: dict[PieceKey, Body]
     bytes_by_source: dict[str, int]
@@ -90,7 +78,7 @@ class _Candidate:
 
     source: Source
     file: str
-    piece: Piece
+    piece: snapshot_file.Piece
 
 
 def fetch(
@@ -135,7 +123,7 @@ class _Search:
     model: str
     check_cancelled: Callable[[], None]
     missing: set[PieceKey]
-    header: Header | None = None
+    header: snapshot_file.Header | None = None
     bodies: dict[PieceKey, Body] = field(default_factory=dict)
     bytes_by_source: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -145,7 +133,10 @@ class _Search:
         return not self.missing and self.header is not None
 
     def take_from(
-        self, source: Source, answer: Future[Mapping[str, Header]], pool: ThreadPoolExecutor
+        self,
+        source: Source,
+        answer: Future[Mapping[str, snapshot_file.Header]],
+        pool: ThreadPoolExecutor,
     ) -> None:
         """Take the missing pieces that a source has."""
         self.check_cancelled()
@@ -160,14 +151,18 @@ class _Search:
                 self.keep(body, run)
             self.missing -= self.bodies.keys()
 
-    def _matching(self, source: Source, files: Mapping[str, Header]) -> dict[str, Header]:
+    def _matching(
+        self, source: Source, files: Mapping[str, snapshot_file.Header]
+    ) -> dict[str, snapshot_file.Header]:
         others = [file for file, header in files.items() if header.model != self.model]
         self.problems += [f"{source.name}: {file} is of another model" for file in others]
         matching = {file: files[file] for file in sorted(files.keys() - set(others))}
         self.header = self.header or next(iter(matching.values()), None)
         return matching
 
-    def candidates(self, source: Source, files: Mapping[str, Header]) -> Iterator[list[_Candidate]]:
+    def candidates(
+        self, source: Source, files: Mapping[str, snapshot_file.Header]
+    ) -> Iterator[list[_Candidate]]:
         """Yield, for each file, the missing pieces that were not tried there; each piece once."""
         listed: set[PieceKey] = set()
         for file, header in files.items():
@@ -202,8 +197,8 @@ class _Search:
             begin = piece.offset - candidates[0].piece.offset
             part = view[begin : begin + piece.bytes]
             try:
-                check_piece(part, piece, name=f"{source.name}: {candidate.file}")
-            except SnapshotError as error:
+                snapshot_file.check_piece(part, piece, name=f"{source.name}: {candidate.file}")
+            except snapshot_file.SnapshotError as error:
                 self.problems.append(str(error))
                 continue
             self.bodies[piece.key] = part
@@ -219,7 +214,7 @@ def _adjacent(candidates: Iterable[list[_Candidate]]) -> Iterator[list[_Candidat
             if run:
                 end = run[-1].piece.offset + run[-1].piece.bytes
                 size = candidate.piece.offset + candidate.piece.bytes - run[0].piece.offset
-                if candidate.piece.offset - end >= ALIGN or size > REQUEST_BYTES_MAX:
+                if candidate.piece.offset - end >= snapshot_file.ALIGN or size > REQUEST_BYTES_MAX:
                     yield run
                     run = []
             run.append(candidate)
@@ -247,10 +242,10 @@ class LocalSource:
     @classmethod
     def at(cls, memory: Path, job: str, *, generation: int, step: int) -> LocalSource:
         """Return the source of one snapshot."""
-        return cls(point_folder(memory, job, generation=generation, step=step))
+        return cls(snapshot_file.point_folder(memory, job, generation=generation, step=step))
 
-    def files(self) -> Mapping[str, Header]:
-        return {found.path.name: found.header for found in sealed_files(self.folder)}
+    def files(self) -> Mapping[str, snapshot_file.Header]:
+        return {found.path.name: found.header for found in snapshot_file.sealed_files(self.folder)}
 
     def read(self, file: str, offset: int, size: int) -> Body:
         try:
@@ -287,15 +282,15 @@ class PeerSource:
         """Return the source of one snapshot."""
         return cls(name, address, f"/v1/memory/{job}/{generation}-{step}", ticket)
 
-    def files(self) -> Mapping[str, Header]:
+    def files(self) -> Mapping[str, snapshot_file.Header]:
         status, body = self._get(self.path, {})
         if status == 404:
             return {}
         if status != 200:
             raise SourceError(f"{self.name} answers {status}")
         try:
-            return listing_from(bytes(body), name=self.name)
-        except SnapshotError as error:
+            return snapshot_file.listing_from(bytes(body), name=self.name)
+        except snapshot_file.SnapshotError as error:
             raise SourceError(str(error)) from None
 
     def read(self, file: str, offset: int, size: int) -> Body:
@@ -360,7 +355,7 @@ class DurableSource:
     _files: Any = None
     _folder: str = ""
 
-    def files(self) -> Mapping[str, Header]:
+    def files(self) -> Mapping[str, snapshot_file.Header]:
         import fsspec  # noqa: PLC0415 - slow and rarely needed
 
         try:
@@ -368,20 +363,20 @@ class DurableSource:
             self._folder = path.rpartition("/")[0]
             manifest = json.loads(self._files.cat_file(path))
             return {each["name"]: self._header(each) for each in manifest["objects"]}
-        except (SourceError, SnapshotError) as error:
+        except (SourceError, snapshot_file.SnapshotError) as error:
             raise SourceError(f"{self.name}: {error}") from None
         except Exception as error:  # Storage backends raise any exception.
             raise SourceError(f"{self.manifest}: {error or type(error).__name__}") from None
 
-    def _header(self, about: Mapping[str, Any]) -> Header:
+    def _header(self, about: Mapping[str, Any]) -> snapshot_file.Header:
         name = about["name"]
-        head = self._range(name, 0, ALIGN)
-        length = head_length(head, name=name)
+        head = self._range(name, 0, snapshot_file.ALIGN)
+        length = snapshot_file.head_length(head, name=name)
         if length > len(head):
             head += self._range(name, len(head), length - len(head))
-        if head_checksum(head) != about["checksum"]:
-            raise SnapshotError(f"{name} is not the object that was committed")
-        return parse_head(head, name=name)
+        if snapshot_file.head_checksum(head) != about["checksum"]:
+            raise snapshot_file.SnapshotError(f"{name} is not the object that was committed")
+        return snapshot_file.parse_head(head, name=name)
 
     def read(self, file: str, offset: int, size: int) -> Body:
         try:

@@ -7,7 +7,7 @@ other. In a buffer its tensors may be narrow views, if the rank holds several at
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 import torch
 from torch import Tensor
@@ -96,15 +96,9 @@ def piece_digests(buffers: Mapping[int, LayerBuffer], shape: StateShape) -> dict
 
 def saved_progress(progress: TrainingProgress) -> SavedProgress:
     """Return the progress of training in the form of headers."""
-    return SavedProgress(
-        step=progress.step,
-        updates=progress.updates,
-        scale=progress.scale.factor,
-        good_steps=progress.scale.good_steps,
-        sample_hash=progress.sample_hash,
-        samples=progress.samples,
-        label_tokens=progress.label_tokens,
-    )
+    rest = {each.name: getattr(progress, each.name) for each in fields(progress)}
+    scale: LossScale = rest.pop("scale")
+    return SavedProgress(scale=scale.factor, good_steps=scale.good_steps, **rest)
 
 
 def progress_from(saved: SavedProgress) -> TrainingProgress:

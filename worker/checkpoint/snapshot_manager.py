@@ -20,7 +20,15 @@ from simulator.spec.plan import Plan
 from worker.checkpoint.capacity_check import SnapshotPlacement, check_room, node_need
 from worker.checkpoint.compatibility import dtype_of, model_of
 from worker.checkpoint.load_state import fill_buffers, progress_from, saved_progress
-from worker.checkpoint.placement import PieceKey, StateShape
+from worker.checkpoint.placement import (
+    PieceKey,
+    StateShape,
+    buddies_of,
+    piece_holders,
+    sizes_of,
+    waits_for_replicas,
+    writers_of,
+)
 from worker.checkpoint.replica_check import DIGEST_END, check_replicas
 from worker.checkpoint.snapshot_file import Header, NoRoomError, Piece, SavedProgress, with_offsets
 from worker.checkpoint.snapshot_writer import CopySources, OnMilestone, SnapshotWriter
@@ -62,15 +70,18 @@ def state_shape(job: Job) -> StateShape:
 def placement_of(
     job: Job, plan: Plan, holdings: Holdings, target: SnapshotTarget
 ) -> SnapshotPlacement:
-    """Return which ranks and nodes keep what under the plan."""
-    return SnapshotPlacement.of(
-        plan,
-        holdings,
-        state_shape(job),
-        zero=job.zero,
-        survive=job.checkpoint.survive,
-        zones=target.zones,
-    )
+    """Return which ranks and nodes keep what under the plan; every rank gets the same answer."""
+    sizes = sizes_of(holdings, state_shape(job))
+    holders = piece_holders(holdings, zero=job.zero)
+    writers = writers_of(holders, sizes)
+    nodes = {
+        each.rank: plan.pipelines[each.pipeline].stages[each.stage].places[0].node or ""
+        for each in rank_places(plan)
+    }
+    zones, survive = target.zones, job.checkpoint.survive
+    buddies = buddies_of(holders, writers, sizes, nodes, zones, survive)
+    waits = waits_for_replicas(buddies, nodes, zones)
+    return SnapshotPlacement(sizes, holders, writers, nodes, buddies, waits)
 
 
 def check_node(job: Job, plan: Plan, holdings: Holdings, target: SnapshotTarget) -> None:
@@ -130,7 +141,6 @@ class SnapshotManager:
     target: SnapshotTarget
     writer: SnapshotWriter
     transport: Transport
-    needs_replicas: bool
     stalls: StallStats
     placement: SnapshotPlacement
     stop_at: int | None = None
@@ -166,7 +176,7 @@ class SnapshotManager:
 
         writer = SnapshotWriter(target.memory, header, sources, sealed, on_milestone, on_no_room)
         writer.reserve(placement.files)
-        return cls(trainer, target, writer, transport, placement.waits, stalls, placement)
+        return cls(trainer, target, writer, transport, stalls, placement)
 
     # ---- from other threads ---------------------------------------------------------------------
 
@@ -193,7 +203,7 @@ class SnapshotManager:
                 self.writer.wait_copied()
             with self.stalls.stalled(is_late=True):
                 self.writer.wait_sealed()
-                if self.needs_replicas and len(self._kept) > 1:
+                if self.placement.waits and len(self._kept) > 1:
                     with self._changed:
                         while self._replicated < self._kept[-2]:
                             self._changed.wait(_POLL_S)
@@ -211,7 +221,7 @@ class SnapshotManager:
         """Take a snapshot if one is due; called after the vote."""
         step = self.trainer.progress.step
         if self.is_kept(step):
-            behind = 2 if self.needs_replicas else 1
+            behind = 2 if self.placement.waits else 1
             if len(self._kept) >= behind:
                 self._safe = self._kept[-behind]
             self.stalls.begun(step)
@@ -273,7 +283,7 @@ class SnapshotManager:
         if group is None:
             return True
         missing = torch.zeros(1, device=self.trainer.device)
-        missing[0] = float(self.needs_replicas and not is_replicated)
+        missing[0] = float(self.placement.waits and not is_replicated)
         return not float(group.all_reduce(missing))
 
     def seal_if_complete(self) -> bool:

@@ -21,21 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from worker.checkpoint import snapshot_file
 from worker.checkpoint.load_state import flat_states, views_in_buffer, views_in_piece
-from worker.checkpoint.snapshot_file import (
-    Header,
-    NoRoomError,
-    Piece,
-    SavedProgress,
-    checksum,
-    create,
-    layer_from_number,
-    no_room,
-    part_name,
-    point_folder,
-    seal,
-    unseal,
-)
 from worker.layout.rank_layout import piece_layout
 from worker.profiling.fault_injection import Milestone
 from worker.training.flat_buffers import LayerBuffer
@@ -78,7 +65,7 @@ class SnapshotWriter:
 
     memory: Path
     """The node's folder for snapshots."""
-    template: Header
+    template: snapshot_file.Header
     """With offsets; step, progress and checksums are set for each snapshot."""
     sources: CopySources
     on_sealed: Callable[[int], None] = lambda _: None
@@ -87,7 +74,7 @@ class SnapshotWriter:
     """Called repeatedly with the needed bytes while there is no room for another file."""
     room_wait_s: float = 30.0
     """Seconds to wait for room in a full memory during training."""
-    sealed: Header | None = None
+    sealed: snapshot_file.Header | None = None
     """The header of the last sealed snapshot."""
     _slots: list[_SnapshotSlot] = field(default_factory=list)
     _made: int = 0
@@ -101,12 +88,16 @@ class SnapshotWriter:
         try:
             while len(self._slots) < count:
                 self._slots.append(self._new())
-        except NoRoomError as error:
+        except snapshot_file.NoRoomError as error:
             self.close()
-            text = f"{count} files at once: {no_room(self.memory, size * count)}"
-            raise NoRoomError.of(error.errno, text, self.memory, size * count) from None
+            text = f"{count} files at once: {snapshot_file.no_room(self.memory, size * count)}"
+            raise snapshot_file.NoRoomError.of(
+                error.errno, text, self.memory, size * count
+            ) from None
 
-    def begin(self, progress: SavedProgress, *, persist: bool, safe_step: int) -> None:
+    def begin(
+        self, progress: snapshot_file.SavedProgress, *, persist: bool, safe_step: int
+    ) -> None:
         """Start a copy; points before ``safe_step`` may be overwritten."""
         self.wait_sealed()
         file = self._next_slot(safe_step)
@@ -153,10 +144,10 @@ class SnapshotWriter:
 
     def _new(self) -> _SnapshotSlot:
         template = self.template
-        name = part_name(template.generation, template.rank, os.getpid(), self._made)
+        name = snapshot_file.part_name(template.generation, template.rank, os.getpid(), self._made)
         temporary = self.memory / template.job / name
         self._made += 1
-        file = create(temporary, template.total_bytes)
+        file = snapshot_file.create(temporary, template.total_bytes)
         memory = mmap.mmap(file, template.total_bytes)
         return _SnapshotSlot(file, temporary, temporary, memory, self.sources.targets(memory))
 
@@ -177,7 +168,7 @@ class SnapshotWriter:
         while True:
             try:
                 return self._new()
-            except NoRoomError as error:
+            except snapshot_file.NoRoomError as error:
                 now = time.monotonic()
                 if now > deadline:
                     raise
@@ -194,13 +185,13 @@ class SnapshotWriter:
             file.path = file.temporary
         if os.fstat(file.file).st_nlink != 1:
             return False
-        unseal(file.file)
+        snapshot_file.unseal(file.file)
         return True
 
     # ---- the copy -------------------------------------------------------------------------------
 
     def _copy_and_seal(
-        self, file: _SnapshotSlot, header: Header, ready: torch.cuda.Event | None
+        self, file: _SnapshotSlot, header: snapshot_file.Header, ready: torch.cuda.Event | None
     ) -> None:
         try:
             self.on_milestone("copying")
@@ -209,16 +200,16 @@ class SnapshotWriter:
             self.on_milestone("copied")
             with memoryview(file.memory) as body:
                 pieces = tuple(
-                    replace(p, checksum=checksum(body[p.offset : p.offset + p.bytes]))
+                    replace(p, checksum=snapshot_file.checksum(body[p.offset : p.offset + p.bytes]))
                     for p in header.pieces
                 )
             header = replace(header, pieces=pieces)
             self.on_milestone("sealing")
-            folder = point_folder(
+            folder = snapshot_file.point_folder(
                 self.memory, header.job, generation=header.generation, step=header.step
             )
             folder.mkdir(exist_ok=True)
-            seal(file.file, header)
+            snapshot_file.seal(file.file, header)
             file.path = file.temporary.rename(folder / header.file_name)
             self.sealed = header
             self.on_milestone("sealed")
@@ -233,15 +224,15 @@ class SnapshotWriter:
 class CopySources:
     """The tensors that a rank copies, as views of its buffers."""
 
-    pieces: tuple[tuple[Piece, LayerBuffer], ...]
+    pieces: tuple[tuple[snapshot_file.Piece, LayerBuffer], ...]
     tensors: list[Tensor]
 
     @classmethod
-    def of(cls, header: Header, buffers: Mapping[int, LayerBuffer]) -> CopySources:
+    def of(cls, header: snapshot_file.Header, buffers: Mapping[int, LayerBuffer]) -> CopySources:
         """Collect all non-empty pieces of a header."""
         last = header.layers - 1
         pieces = tuple(
-            (piece, buffers[layer_from_number(piece.layer, layers=last)])
+            (piece, buffers[snapshot_file.layer_from_number(piece.layer, layers=last)])
             for piece in header.pieces
             if piece.bytes
         )

@@ -22,6 +22,7 @@ from worker.cli.local_launcher import PeerFailedError, RunFailedError, SendMessa
 from worker.data.batch import DataSource
 from worker.distributed.interface import Transport, TransportError
 from worker.distributed.process_groups import ProcessTransport
+from worker.distributed.rendezvous import serve_store
 from worker.distributed.single_rank import SingleRankTransport
 from worker.engines.deepspeed.config import DeepSpeedConfigError
 from worker.engines.deepspeed.engine import DeepSpeedTrainer
@@ -92,16 +93,8 @@ def _train(
         ranks = spec.plan.device_count
         transport = connect(rank, ranks=ranks, listening=spec.listening, device=device)
     with _reporting_errors(transport):
-        trainer = Trainer(
-            spec.job,
-            spec.plan,
-            rank,
-            transport,
-            spec.data,
-            device=device,
-            recorder=recorder,
-            weights=spec.weights,
-        )
+        about = spec.job, spec.plan, rank, transport, spec.data
+        trainer = Trainer(*about, device=device, recorder=recorder, weights=spec.weights)
         _resume(trainer, spec)
         for _ in range(spec.steps):
             _send_step(send, rank, trainer.step())
@@ -118,16 +111,9 @@ def _train_by_deepspeed(
     try:
         with recorder.span("start"):
             store = _meet(rank, listening=spec.listening)
+            about = spec.job, spec.plan, rank, store, spec.data, spec.deepspeed
             trainer = DeepSpeedTrainer(
-                spec.job,
-                spec.plan,
-                rank,
-                store,
-                spec.data,
-                spec.deepspeed,
-                device=device,
-                deadline_s=DEADLINE_S,
-                weights=spec.weights,
+                *about, device=device, deadline_s=DEADLINE_S, weights=spec.weights
             )
             _resume(trainer, spec)
         for _ in range(spec.steps):
@@ -209,13 +195,8 @@ def connect(rank: int, *, ranks: int, listening: socket.socket, device: torch.de
 
 def _meet(rank: int, *, listening: socket.socket) -> Store:
     """Open the store, on a socket that was bound before the fork."""
+    if rank == 0:
+        return serve_store(listening, DEADLINE_S)
     host, port = listening.getsockname()
-    shared: dict[str, Any] = {"timeout": timedelta(seconds=DEADLINE_S)}
-    if rank > 0:
-        listening.close()
-        return TCPStore(host, port, is_master=False, **shared)
-    # The store takes over the socket and closes it.
-    taken = listening.detach()
-    return TCPStore(
-        host, port, is_master=True, wait_for_workers=False, master_listen_fd=taken, **shared
-    )
+    listening.close()
+    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=DEADLINE_S))

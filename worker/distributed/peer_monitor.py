@@ -117,16 +117,13 @@ class PeerMonitor:
                     goodbyes = [self._handle(rank, json.loads(line)) for line in lines]
                     said_goodbye = any(goodbyes)
                     if lines or not content:
-                        self._mark_heard(rank)
+                        self._heard_from.add(rank)
+                        if self._heard_from >= self._peers.keys():
+                            self._all_heard.set()
                     if said_goodbye or not content:
                         selector.unregister(self._peers[rank])
                     if not content and not said_goodbye:
                         self.fail(PeerLostError(rank, "the peer monitor"))
-
-    def _mark_heard(self, rank: int) -> None:
-        self._heard_from.add(rank)
-        if self._heard_from >= self._peers.keys():
-            self._all_heard.set()
 
     def _handle(self, peer: int, message: dict[str, Any]) -> bool:
         """Handle a peer's message; return True if it is a goodbye."""

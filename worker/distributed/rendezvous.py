@@ -34,17 +34,18 @@ class RendezvousInfo:
     """Deadline of a collective in seconds; a rank that dies is noticed at once."""
 
 
+def serve_store(listening: socket.socket, timeout_s: float) -> Store:
+    """Open a store on a bound socket, which the store takes over and closes."""
+    host, port = listening.getsockname()[:2]
+    options: dict[str, Any] = {"timeout": timedelta(seconds=timeout_s), "wait_for_workers": False}
+    return TCPStore(host, port, is_master=True, master_listen_fd=listening.detach(), **options)
+
+
 def open_store(info: RendezvousInfo) -> tuple[Store, str]:
     """Open the store, as rank 0, and return it with its address."""
-    with socket.create_server((info.host, 0), backlog=info.ranks) as server:
-        port = server.getsockname()[1]
-        descriptor = server.detach()
-    options: dict[str, Any] = {
-        "timeout": timedelta(seconds=RENDEZVOUS_S),
-        "wait_for_workers": False,
-    }
-    store = TCPStore(info.host, port, is_master=True, master_listen_fd=descriptor, **options)
-    return store, f"{info.host}:{port}"
+    listening = socket.create_server((info.host, 0), backlog=info.ranks)
+    address = f"{info.host}:{listening.getsockname()[1]}"
+    return serve_store(listening, RENDEZVOUS_S), address
 
 
 def join_store(address: str, check_cancelled: Callable[[], None]) -> Store:

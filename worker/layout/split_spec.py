@@ -14,10 +14,9 @@ how it may be split. Submodules that are not named are held in full by every ran
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Literal
 
 SplitKind = Literal["columns", "rows", "vocabulary", "entry", "heads"]
-SPLIT_KINDS: tuple[SplitKind, ...] = get_args(SplitKind)
 
 
 def splits_of(layer: object) -> Mapping[str, SplitKind]:

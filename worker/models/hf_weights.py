@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from simulator.documents.problems import InputError, Problem, Problems
@@ -172,8 +171,3 @@ def to_huggingface(job: Job, tensors: Mapping[tuple[int, str], Tensor]) -> dict[
         if len(together) > 1:
             found[name] = torch.cat(together, -1)
     return {name: tensor.contiguous() for name, tensor in found.items()}
-
-
-def save_huggingface(job: Job, tensors: Mapping[tuple[int, str], Tensor], path: Path) -> None:
-    """Write full tensors as one safetensors file that Hugging Face's model reads."""
-    save_file(to_huggingface(job, tensors), path, metadata={"format": "pt"})
