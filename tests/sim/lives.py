@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 from sailord.core.model.phases import Held, Running
-from sailord.core.queries.straggler_queries import limits_of
 from tests.sim.faults import FaultInjector
 from tests.sim.planners import MEMBERS_MIN, Planner, QuickPlanner, RealPlanner
 from tests.sim.world import CONTROL_PLANE_FAULTS, JOB, MACHINE_FAULTS, STRAGGLERS, Faults, World
@@ -120,6 +119,6 @@ def _check_slow(world: World) -> None:
     assert not [node for node in marked if node.record.id in members], "a straggler is a member"
     if active.slowness.speeds.generation != active.generation.number:
         return  # The generation has only just begun.
-    crawling = active.slowness.speeds.found(state.now, limits_of(world.options))
+    crawling = active.slowness.speeds.found(state.now, world.options)
     unsaid = [id_ for id_ in crawling if id_ not in active.slowness.kept]
     assert not unsaid, f"stragglers {unsaid} of {len(living)} nodes are kept without a reason"

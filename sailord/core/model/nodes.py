@@ -69,22 +69,15 @@ class Node:
                 return None
 
     @property
-    def is_unsound(self) -> bool:
-        """Nothing can run there, by its own report."""
-        return bool(self.why_unsound)
-
-    @property
     def why_unsound(self) -> str:
-        """Why nothing can run there: a broken device, or no memory for the job's snapshots."""
+        """Why nothing can run there, by its own report: a broken device, or no room."""
         return "" if self.report is None else self.report.fault or self.report.no_room
 
     def is_usable(self, *, is_member: bool) -> bool:
         """Whether a new plan may use it; a member may stay though it is cordoned."""
         if not isinstance(self.standing, Present | Unreachable) or self.draining_since is not None:
             return False
-        if self.slow:
-            return False
-        if self.is_unsound:  # Its record in the store may not say so yet.
+        if self.slow or self.why_unsound:  # Its record in the store may not say so yet.
             return False
         return self.record.state == "ready" and (is_member or not self.is_cordoned)
 

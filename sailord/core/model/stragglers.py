@@ -6,20 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agents.protocol.records import NodeId
+from sailord.core.model.options import Options
 
 Work = tuple[str, str]
 """A kind of GPU, and the predicted compute time of a rank."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """When a node counts as a straggler."""
-
-    times: float
-    """Measured over predicted time."""
-    steps: int
-    seconds: float
-    """For so many steps and seconds without a break; nothing is judged before as many steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +60,12 @@ class Speeds:
     """Each node's own factor when it was judged first."""
     slow: Mapping[NodeId, Straggler] = field(default_factory=dict)
 
-    def found(self, now: float, limits: Limits) -> dict[NodeId, Straggler]:
+    def found(self, now: float, options: Options) -> dict[NodeId, Straggler]:
         """Return those that have been slow for long enough, the slowest first."""
         long = {
             id_: slow
             for id_, slow in self.slow.items()
-            if now - slow.since >= limits.seconds and slow.step - slow.since_step >= limits.steps
+            if now - slow.since >= options.slow_s
+            and slow.step - slow.since_step >= options.slow_steps
         }
         return dict(sorted(long.items(), key=lambda pair: (-pair[1].times, pair[0])))

@@ -101,7 +101,7 @@ def _broken_since(state: State, id_: NodeId) -> float | None:
 
 def is_gone(node: Node | None) -> bool:
     """Return whether the machine itself is the cause: lost, broken, or short of memory."""
-    return node is None or node.is_lost or node.is_unsound
+    return node is None or node.is_lost or bool(node.why_unsound)
 
 
 def _losses(state: State, active: Active) -> list[Trigger]:

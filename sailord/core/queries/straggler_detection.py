@@ -3,8 +3,8 @@
 A prediction may be off for a whole kind of GPU or for some layers, so a node is never compared with
 it alone. It is compared with nodes that do the same work on the same kind of GPU; else with all
 others of its kind, with room for the error of the prediction; and with its own past at the same
-work, less what has become slower for all. No node is judged before ``Limits.steps`` steps, and none
-is a straggler before it has been slow for ``Limits.seconds``.
+work, less what has become slower for all. No node is judged before ``slow_steps`` steps, and none
+is a straggler before it has been slow for ``slow_s``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import bisect
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from agents.protocol.records import NodeId
-from sailord.core.model.stragglers import Limits, Sample, Speeds, Straggler, Work
+from sailord.core.model.options import Options
+from sailord.core.model.stragglers import Sample, Speeds, Straggler, Work
 
 PEERS_MIN = 2
 """A median needs more peers than this."""
@@ -27,13 +29,13 @@ def look(
     *,
     now: float,
     relative_error: float,
-    limits: Limits,
+    options: Options,
 ) -> Speeds:
     """Compare the present measurements; ``relative_error`` is the prediction's."""
     settled = {
         id_: sample
         for id_, sample in sorted(samples.items())
-        if sample.step >= watch.begun_step + limits.steps
+        if sample.step >= watch.begun_step + options.slow_steps
     }
     at_first = {id_: sample.factor for id_, sample in settled.items()} | dict(watch.at_first)
     by_work, by_gpu = _grouped(settled)
@@ -51,13 +53,12 @@ def look(
             with_them = _median_without(kind, sample.factor) * (1 + relative_error)
             found.append((sample.factor / with_them, f"other {sample.gpu} do for their work"))
         times, against = max(found)
-        if times > limits.times:
+        if times > options.slow_times:
             before = watch.slow.get(id_)
             since, at = (now, sample.step) if before is None else (before.since, before.since_step)
             slow[id_] = Straggler(times, against, since, at, sample.step)
-    return Speeds(
-        generation=watch.generation,
-        begun_step=watch.begun_step,
+    return replace(
+        watch,
         looked_at=now,
         factors={gpu: statistics.median(factors) for gpu, factors in sorted(by_gpu.items())},
         at_first=at_first,

@@ -5,19 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.protocol.records import GenerationRecord, NodeId
-from sailord.core.model.options import Options
 from sailord.core.model.phases import Running
 from sailord.core.model.state import Active, Slowness, State
-from sailord.core.model.stragglers import Limits, Sample, Speeds, Straggler
+from sailord.core.model.stragglers import Sample, Speeds, Straggler
 from sailord.core.queries.straggler_detection import look, worst
 
 LOOK_S = 1.0
 """Seconds between two comparisons of speeds."""
-
-
-def limits_of(options: Options) -> Limits:
-    """Return when a node counts as a straggler."""
-    return Limits(options.slow_times, options.slow_steps, options.slow_s)
 
 
 def watched(state: State) -> State:
@@ -37,7 +31,7 @@ def watched(state: State) -> State:
         _samples(state, active.generation),
         now=state.now,
         relative_error=busy.relative_error,
-        limits=limits_of(state.options),
+        options=state.options,
     )
     kept = {id_: each for id_, each in active.slowness.kept.items() if state.now < each.until}
     return replace(state, active=replace(active, slowness=Slowness(watch, kept)))
@@ -68,7 +62,7 @@ def undecided_stragglers(state: State, active: Active) -> dict[NodeId, Straggler
         return {}
     if active.generation is None or active.slowness.speeds.generation != active.generation.number:
         return {}
-    found = active.slowness.speeds.found(state.now, limits_of(state.options))
+    found = active.slowness.speeds.found(state.now, state.options)
     return {id_: slow for id_, slow in found.items() if id_ not in active.slowness.kept}
 
 
@@ -85,7 +79,7 @@ def straggler_texts(state: State) -> dict[NodeId, str]:
     active = state.active
     if active is None:
         return told
-    for id_, slow in active.slowness.speeds.found(state.now, limits_of(state.options)).items():
+    for id_, slow in active.slowness.speeds.found(state.now, state.options).items():
         kept = active.slowness.kept.get(id_)
         told.setdefault(id_, str(slow) if kept is None else f"{slow}; it stays: {kept.why}")
     return told

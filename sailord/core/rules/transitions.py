@@ -231,7 +231,7 @@ def finish(state: State, active: Active, then: JobState, reason: str) -> Step:
 
 def _why_no_node(state: State) -> str:
     """Return why there is no node to plan for, as the nodes report it."""
-    unsound = [n for _, n in sorted(state.nodes.items()) if n.is_unsound and not n.is_lost]
+    unsound = [n for _, n in sorted(state.nodes.items()) if n.why_unsound and not n.is_lost]
     why = few([f"{node.record.name}: {node.why_unsound}" for node in unsound], "; ")
     return f"no node is ready: {why}" if why else "no node is ready"
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from agents.protocol.records import NodeId
-from sailord.core.model.stragglers import Limits, Sample, Speeds, Straggler
+from sailord.core.model.options import Options
+from sailord.core.model.stragglers import Sample, Speeds, Straggler
 from sailord.core.queries.straggler_detection import look
 
-LIMITS = Limits(times=1.5, steps=10, seconds=60.0)
+OPTIONS = Options(slow_times=1.5, slow_steps=10, slow_s=60.0)
 NAMES = [NodeId(f"n{number}") for number in range(8)]
 
 
@@ -41,13 +42,13 @@ def seen(*measured: Mapping[NodeId, Sample], relative_error: float = 0.0, steps:
     """What is known after these looks, ten seconds and some steps from one to the next."""
     watch = Speeds(generation=1)
     for number, one in enumerate(measured):
-        step = LIMITS.steps + steps * number
+        step = OPTIONS.slow_steps + steps * number
         watch = look(
             watch,
             at(step, one),
             now=10.0 * number,
             relative_error=relative_error,
-            limits=LIMITS,
+            options=OPTIONS,
         )
     return watch
 
@@ -100,8 +101,8 @@ def test_speedup_of_others_makes_no_straggler():
 
 
 def test_first_steps_are_not_judged():
-    early = at(LIMITS.steps - 1, samples(1.0, 1.0, 9.0, 1.0))
-    watch = look(Speeds(1), early, now=0.0, relative_error=0.0, limits=LIMITS)
+    early = at(OPTIONS.slow_steps - 1, samples(1.0, 1.0, 9.0, 1.0))
+    watch = look(Speeds(1), early, now=0.0, relative_error=0.0, options=OPTIONS)
     assert (watch.slow, watch.at_first) == ({}, {})
 
 
@@ -110,10 +111,10 @@ def test_straggler_needs_both_steps_and_seconds():
     watch = seen(*[crawls] * 6, steps=5)
     slow = watch.slow[NAMES[2]]
     assert (slow.since, slow.since_step, slow.step) == (0.0, 10, 35)
-    assert watch.found(59.0, LIMITS) == {}, "many steps in a short time"
-    assert list(watch.found(60.0, LIMITS)) == [NAMES[2]]
+    assert watch.found(59.0, OPTIONS) == {}, "many steps in a short time"
+    assert list(watch.found(60.0, OPTIONS)) == [NAMES[2]]
     few = seen(*[crawls] * 8, steps=1)
-    assert few.found(1000.0, LIMITS) == {}, "few steps in a long time"
+    assert few.found(1000.0, OPTIONS) == {}, "few steps in a long time"
 
 
 def test_break_restarts_the_count():
@@ -127,4 +128,4 @@ def test_slowest_come_first():
         NAMES[0]: Straggler(2.0, "it did before", 0.0, 0, 100),
         NAMES[1]: Straggler(3.0, "it did before", 0.0, 0, 100),
     }
-    assert list(Speeds(slow=found).found(100.0, LIMITS)) == [NAMES[1], NAMES[0]]
+    assert list(Speeds(slow=found).found(100.0, OPTIONS)) == [NAMES[1], NAMES[0]]
