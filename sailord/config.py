@@ -159,9 +159,8 @@ def _secret(table: Table, key: str, folder: Path) -> bytes | None:
     try:
         secret = path.read_bytes().strip()
     except OSError as error:
-        table.report(
-            key, f"{path} cannot be read: {error.strerror}", "name a file that contains a secret"
-        )
+        cure = "name a file that contains a secret"
+        table.report(key, f"{path} cannot be read: {error.strerror}", cure)
         return None
     if len(secret) < SECRET_BYTES_MIN or not secret.isascii():
         what = f"{path} does not contain {SECRET_BYTES_MIN} or more ASCII characters"
@@ -202,9 +201,8 @@ def _webhooks(top: Table, folder: Path) -> Webhooks:
         url = entry.value("url", _url, required=True)
         own = _secret(entry, "secret_file", folder)
         if "secret_file" not in entry:
-            entry.report(
-                "secret_file", "is missing", "name a file that contains the signing secret"
-            )
+            cure = "name a file that contains the signing secret"
+            entry.report("secret_file", "is missing", cure)
         entry.finish()
         if url is not None and own is not None:
             receivers.append(Receiver(url, own))

@@ -187,18 +187,10 @@ def active_view(
 def _troubles(state: State, members: Sequence[NodeId]) -> tuple[str, ...]:
     nodes = [state.nodes[id_] for id_ in members if id_ in state.nodes]
     slow = straggler_texts(state)
-    return (
-        *(
-            f"{node.record.name}: {node.report.trouble}"
-            for node in nodes
-            if node.report is not None and node.report.trouble
-        ),
-        *(
-            f"{node.record.name} is slow: {slow[node.record.id]}"
-            for node in nodes
-            if node.record.id in slow
-        ),
-    )
+    said = [(n.record.name, n.report.trouble) for n in nodes if n.report is not None]
+    texts = [f"{name}: {trouble}" for name, trouble in said if trouble]
+    texts += [f"{n.record.name} is slow: {slow[n.record.id]}" for n in nodes if n.record.id in slow]
+    return tuple(texts)
 
 
 def _spent(job: JobRecord, generation: GenerationRecord | None, now: float) -> types.Spent:

@@ -75,9 +75,8 @@ def compose(storage: Storage, order: WriteManifest, *, term: int, spec: str) -> 
         if _what(header) != _what(first):
             raise StorageError(f"{part.uri} is of another model than {order.parts[0].uri}")
         if header.progress != first.progress:
-            raise StorageError(
-                f"{part.uri} has different training progress than {order.parts[0].uri}"
-            )
+            what = f"has different training progress than {order.parts[0].uri}"
+            raise StorageError(f"{part.uri} {what}")
     return Manifest(
         job=job.id,
         point=point,
@@ -118,11 +117,10 @@ def tensors_of(job: Job) -> tuple[Tensor, ...]:
     """The tensor table of a job."""
     count = len(job.model.layers)
     tables = tensors_by_layer(tables_of(job))
+    numbered = {layer_number(layer, layers=count): specs for layer, specs in tables.items()}
     return tuple(
-        Tensor(layer_number(layer, layers=count), spec.name, spec.shape, spec.split_dim)
-        for layer, specs in sorted(
-            tables.items(), key=lambda item: layer_number(item[0], layers=count)
-        )
+        Tensor(number, spec.name, spec.shape, spec.split_dim)
+        for number, specs in sorted(numbered.items())
         for spec in specs
     )
 

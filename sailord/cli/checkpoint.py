@@ -156,12 +156,8 @@ def verify(uri: str, as_json: bool) -> None:
     storage, job, name = _located(uri)
     faults = _all_faults(storage, job, name)
     older = _next_older(storage, job, name) if faults else None
-    value = {
-        "manifest": storage.uri_of(name),
-        "is_whole": not faults,
-        "faults": faults,
-        "next_older": older,
-    }
+    uri = storage.uri_of(name)
+    value = {"manifest": uri, "is_whole": not faults, "faults": faults, "next_older": older}
     show(value, as_json, _verdict)
     if faults:
         raise SystemExit(FAILED)

@@ -142,17 +142,14 @@ def replay(
 def machines_taken(trace: Trace, cluster: Cluster, seed: int) -> list[LostSlots]:
     """Draw which GPUs of each pool a change takes: whole machines, in random order."""
     chance = random.Random(seed)
-    before = trace.intervals[0].gpus
-    found = []
-    for interval in trace.intervals:
-        found.append(
-            tuple(
-                _slots(chance, was, was - up, pool.gpus_per_machine)
-                for pool, was, up in zip(cluster.pools, before, interval.gpus, strict=True)
-            )
+    intervals = trace.intervals
+    return [
+        tuple(
+            _slots(chance, was, was - up, pool.gpus_per_machine)
+            for pool, was, up in zip(cluster.pools, before.gpus, now.gpus, strict=True)
         )
-        before = interval.gpus
-    return found
+        for before, now in zip((intervals[0], *intervals), intervals, strict=False)
+    ]
 
 
 def _slots(chance: random.Random, count: int, gone: int, size: int) -> tuple[int, ...]:
@@ -241,24 +238,20 @@ def _table(result: Replay, shown: Sequence[PolicyResult]) -> str:
               "moves", "down", "redone", "idle"]  # fmt: skip
     rows = []
     for outcome in shown:
-        share = _share(result, outcome)
-        each = (
-            None
-            if outcome.usd is None or not outcome.samples
-            else outcome.usd / outcome.samples * 1000
-        )
+        share, usd = _share(result, outcome), outcome.usd
+        each = None if usd is None or not outcome.samples else usd / outcome.samples * 1000
+        idle_s = (outcome.downtime_s, outcome.lost_s, outcome.idle_s)
         rows.append(
             [
                 outcome.policy,
                 f"{outcome.goodput_samples_per_s:.4g}",
                 "-" if share is None else f"{share:.1%}",
-                "-" if outcome.usd is None else f"{outcome.usd:.2f}",
+                "-" if usd is None else f"{usd:.2f}",
                 "-" if each is None else f"{each:.4g}",
                 f"{outcome.steps:,.0f}",
                 f"{outcome.steps_lost:,.0f}",
                 str(outcome.reconfigurations),
-                *(f"{s / outcome.duration_s:.1%}" for s in (outcome.downtime_s, outcome.lost_s,
-                                                         outcome.idle_s)),
+                *(f"{seconds / outcome.duration_s:.1%}" for seconds in idle_s),
             ]
-        )  # fmt: skip
+        )
     return table(header, rows)

@@ -125,9 +125,8 @@ class _ReceiverTask:
             log.info("webhook not accepted; will retry", url=url, why=why, key=entry.key)
             refusals += was_reached
             if refusals >= REFUSALS_MAX:
-                log.warning(
-                    "webhook skipped after too many refusals", url=url, why=why, key=entry.key
-                )
+                what = "webhook skipped after too many refusals"
+                log.warning(what, url=url, why=why, key=entry.key)
                 return True
             await asyncio.sleep(backoff.next_s())
         return False

@@ -185,14 +185,9 @@ class _Page:
                 Patch(facecolor=colour, label=panels.KIND_NAMES[kind])
                 for kind, colour in panels.KIND_COLOURS.items()
             ]
-            kinds.append(
-                Patch(
-                    facecolor="white",
-                    edgecolor="black",
-                    linewidth=0.5,
-                    label="waiting, or a message",
-                )
-            )
+            idle = Patch(facecolor="white", edgecolor="black", linewidth=0.5)
+            idle.set_label("waiting, or a message")
+            kinds.append(idle)
             self.figure.legend(
                 handles=kinds, loc="lower left", ncols=5, frameon=False, fontsize=7.5,
                 bbox_to_anchor=(_NAMES_END / _WIDTH, (self.height - _TOP + 0.2) / self.height),

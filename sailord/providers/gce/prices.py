@@ -115,10 +115,7 @@ def _of_parts(pool: Pool, machine: MachineType, rates: Rates) -> float | None:
         (f"{series} core", machine.vcpus),
         (f"{series} ram", machine.host_memory_bytes / 2**30),
     )
-    usd = 0.0
-    for unit, amount in parts:
-        rate = rates.get((unit, region, pool.spot))
-        if rate is None:
-            return None
-        usd += rate * amount
-    return usd
+    try:
+        return sum(rates[unit, region, pool.spot] * amount for unit, amount in parts)
+    except KeyError:
+        return None
