@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,7 +10,7 @@ from itertools import pairwise
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.place_facts import PlaceFacts
 from simulator.documents.problems import Problem
-from simulator.inputs.supply_check import pools_by_place
+from simulator.inputs.supply_check import groups_by_place, pools_by_place
 from simulator.spec.plan import Located, Place, PlaceKey, Plan
 
 
@@ -107,28 +107,18 @@ def grants_of(cluster: Cluster, lots: Sequence[Lot]) -> tuple[Grant, ...]:
     return tuple(found)
 
 
-def groups_by_lot(plan: Plan) -> dict[PlaceKey, dict[int, int]]:
-    """Number of groups that a plan takes from each lot, by TP degree."""
-    found: defaultdict[PlaceKey, Counter[int]] = defaultdict(Counter)
-    for pipeline in plan.pipelines:
-        for stage in plan.owning_stages(pipeline):
-            for place in stage.places:
-                found[place.key][stage.tp] += 1
-    return {key: dict(counts) for key, counts in sorted(found.items())}
-
-
 def gpus_by_lot(plan: Plan, lots: Sequence[Lot]) -> dict[int, int]:
     """Number of GPUs that a plan takes from each lot, by the lot's index."""
     index = {lot.key: k for k, lot in enumerate(lots)}
     return {
         index[key]: sum(tp * count for tp, count in groups.items())
-        for key, groups in groups_by_lot(plan).items()
+        for key, groups in groups_by_place(plan).items()
     }
 
 
 def is_supplied(plan: Plan, lots: Iterable[Lot], grants: Iterable[Grant] = ()) -> bool:
     """Whether the plan fits into the lots and keeps the quotas."""
-    return are_supplied(groups_by_lot(plan), tuple(lots), tuple(grants))
+    return are_supplied(groups_by_place(plan), tuple(lots), tuple(grants))
 
 
 def are_supplied(

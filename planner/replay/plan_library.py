@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import le
 
-from planner.problem.inventory import Grant, Lot, are_supplied, grants_of, groups_by_lot, lots_of
+from planner.problem.inventory import Grant, Lot, are_supplied, grants_of, lots_of
 from planner.problem.question import Answer, Question
 from simulator.cluster.place_facts import PlaceFacts
 from simulator.estimate.result import Estimate
-from simulator.inputs.supply_check import pools_by_place
+from simulator.inputs.supply_check import groups_by_place, pools_by_place
 from simulator.spec.job import Goal
 from simulator.spec.plan import PlaceKey, Plan
 from simulator.traces.player import AvailabilitySpan, PlanFigures
@@ -149,7 +149,7 @@ def plans_for(
             plans.without_plan.append(gpus)
             continue
         assert answer.estimate is not None
-        found = KnownPlan(answer.plan, answer.estimate, groups_by_lot(answer.plan))
+        found = KnownPlan(answer.plan, answer.estimate, groups_by_place(answer.plan))
         if all(other.plan != found.plan for other in plans.known):
             plans.known.append(found)
     return plans

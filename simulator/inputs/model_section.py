@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from simulator.documents.fields import Table, quote
 from simulator.documents.files import load_document
@@ -13,7 +14,7 @@ from simulator.models.families import FAMILIES, build_model, family_named
 from simulator.models.huggingface import model_from_config
 from simulator.models.layers import Model
 from simulator.models.presets import preset
-from simulator.models.transformer_block import MEGATRON, TORCH, Kernels
+from simulator.models.transformer_block import MEGATRON, TORCH
 
 SOURCES = ("preset", "family", "hf_config", "description")
 NUMBERS = (
@@ -34,13 +35,14 @@ class TrainingSettings:
     dropout: bool
     runtime: str
 
-    @property
-    def kernels(self) -> Kernels:
-        return MEGATRON if self.runtime == "megatron-deepspeed" else TORCH
-
-    @property
-    def pad_vocab_to(self) -> int:
-        return MEGATRON_VOCAB_MULTIPLE if self.runtime == "megatron-deepspeed" else 1
+    def options(self) -> dict[str, Any]:
+        """What every builder of a model takes of them."""
+        is_megatron = self.runtime == "megatron-deepspeed"
+        return {
+            "kernels": MEGATRON if is_megatron else TORCH,
+            "pad_vocab_to": MEGATRON_VOCAB_MULTIPLE if is_megatron else 1,
+            "dropout": self.dropout,
+        }
 
 
 def read_model(table: Table, training: TrainingSettings) -> Model | None:
@@ -68,7 +70,7 @@ def read_model(table: Table, training: TrainingSettings) -> Model | None:
     if name is None:
         return None
     if source == "preset":
-        return _attempt(table, lambda: _preset(name, training))
+        return _attempt(table, lambda: preset(name, **training.options()))
     if source == "family":
         if not _layers_are_sane(table):
             return None
@@ -88,16 +90,6 @@ def _report_source(table: Table, given: list[str], numbers: dict[str, object]) -
         table.problems.add(table.place, "has numbers without a family", cure)
 
 
-def _preset(name: str, training: TrainingSettings) -> Model:
-    return preset(
-        name,
-        place="model.preset",
-        kernels=training.kernels,
-        pad_vocab_to=training.pad_vocab_to,
-        dropout=training.dropout,
-    )
-
-
 def _layers_are_sane(table: Table) -> bool:
     """Reject absurd layer counts before they cost minutes and gigabytes."""
     layers = table.values.get("layers")
@@ -107,20 +99,11 @@ def _layers_are_sane(table: Table) -> bool:
     return True
 
 
-def _family(name: str, numbers: dict[str, object], training: TrainingSettings) -> Model:
+def _family(name: str, numbers: dict[str, Any], training: TrainingSettings) -> Model:
     family = family_named(name, place="model.family")
 
-    def build(**more: object) -> Model:
-        return build_model(
-            family,
-            name=family,
-            place="model",
-            kernels=training.kernels,
-            pad_vocab_to=training.pad_vocab_to,
-            dropout=training.dropout,
-            **numbers,
-            **more,
-        )
+    def build(**more: Any) -> Model:
+        return build_model(family, name=family, **training.options(), **numbers, **more)
 
     model = build()
     rows_given = "sequence" in numbers or "image" in numbers or family == "vit"
@@ -137,12 +120,7 @@ def _from_file(table: Table, source: str, name: str, training: TrainingSettings)
         document = load_document(table.document.folder / name, name=name)
         if source == "description":
             return model_from_description(document.data)
-        return model_from_config(
-            document.data,
-            kernels=training.kernels,
-            pad_vocab_to=training.pad_vocab_to,
-            dropout=training.dropout,
-        )
+        return model_from_config(document.data, **training.options())
     except InputError as error:
         table.problems.take(error, place=f"{place}:")
         return None

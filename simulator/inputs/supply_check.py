@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
 from simulator.cluster.cluster import Cluster, Pool
@@ -72,6 +72,16 @@ def _no_pool(place: Place, cluster: Cluster) -> Problem:
     return Problem("machine", what, f"choose from {machines}")
 
 
+def groups_by_place(plan: Plan) -> dict[PlaceKey, dict[int, int]]:
+    """Number of device groups that a plan takes from each place, by TP degree."""
+    found: defaultdict[PlaceKey, Counter[int]] = defaultdict(Counter)
+    for pipeline in plan.pipelines:
+        for stage in plan.owning_stages(pipeline):
+            for place in stage.places:
+                found[place.key][stage.tp] += 1
+    return {key: dict(counts) for key, counts in sorted(found.items())}
+
+
 def check_supply(
     plan: Plan,
     cluster: Cluster,
@@ -80,14 +90,8 @@ def check_supply(
     problems: Problems,
 ) -> None:
     """Check that GPUs that are up or obtainable suffice for the device groups of all pipelines."""
-    groups: dict[PlaceKey, Counter[int]] = {}
-    for pipeline in plan.pipelines:
-        for stage in plan.owning_stages(pipeline):
-            for taken in stage.places:
-                key = taken.key
-                groups.setdefault(key, Counter())[stage.tp] += 1
     used_where: Counter[tuple[str, str]] = Counter()
-    for (gpu, machine, zone), sizes in sorted(groups.items()):
+    for (gpu, machine, zone), sizes in groups_by_place(plan).items():
         needed = sum(tp * count for tp, count in sizes.items())
         used_where[zone, gpu] += needed
         if (gpu, machine, zone) not in offers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -88,21 +89,12 @@ class _PublishedReader:
         if not isinstance(value, list) or len(value) != count:
             self.problems.add(where, f"must be a list of {count} numbers, one per layer")
             return None
-        bad = [
-            index
-            for index, item in enumerate(value)
-            if isinstance(item, bool)
-            or not isinstance(item, int | float)
-            or not np.isfinite(item)
-            or item < 0
-        ]
-        if bad:
-            self.problems.add(
-                f"{where}[{bad[0]}]",
-                f"must be a number that is zero or more, not {value[bad[0]]!r}",
-                "measure it again",
-            )
-            return None
+        for index, item in enumerate(value):
+            is_number = isinstance(item, int | float) and not isinstance(item, bool)
+            if not is_number or not 0 <= item < math.inf:
+                what = f"must be a number that is zero or more, not {item!r}"
+                self.problems.add(f"{where}[{index}]", what, "measure it again")
+                return None
         return [float(item) for item in value]
 
     def _sizes(self, count: int) -> dict[int, LayerSizes]:
@@ -117,13 +109,14 @@ class _PublishedReader:
             if parameters is None or outputs is None or kept is None:
                 continue
             if self.merge_tail:
-                parameters = [*parameters[:-2], parameters[-2] + parameters[-1]]
-                kept = [*kept[:-2], kept[-2] + kept[-1]]
                 outputs = [*outputs[:-2], outputs[-1]]
-            sizes[_degree(key)] = LayerSizes(
-                _integers(parameters), _integers(outputs), _integers(kept)
-            )
+            rows_of = (self._merged(parameters), outputs, self._merged(kept))
+            sizes[_degree(key)] = LayerSizes(*(tuple(map(round, row)) for row in rows_of))
         return sizes
+
+    def _merged(self, row: list[float]) -> list[float]:
+        """Return the row with a separate final norm added to the head."""
+        return [*row[:-2], row[-2] + row[-1]] if self.merge_tail else row
 
     def _timings(self, count: int) -> dict[tuple[str, int, int], Timing]:
         timings = {}
@@ -168,13 +161,11 @@ class _PublishedReader:
         if not all(seconds > 0 for seconds in forward):
             self.problems.add(f"{where}.fwd_s", "holds a zero", "measure it again")
             return None
-        if self.merge_tail:
-            forward = [*forward[:-2], forward[-2] + forward[-1]]
-            backward = [*backward[:-2], backward[-2] + backward[-1]]
         words = set(name.split())
         notes = tuple(f"{name}: {flag}" for flagged, flag in self._flags() if flagged <= words)
         # Published files have 0 where no optimizer step was timed.
-        return Timing(np.array(forward), np.array(backward), step[0] or None, notes)
+        ahead, back = (np.array(self._merged(row)) for row in (forward, backward))
+        return Timing(ahead, back, step[0] or None, notes)
 
     def _flags(self) -> Iterator[tuple[set[str], str]]:
         """Yield the file's own flags: the words that a flagged entry's name contains, the flag."""
@@ -194,7 +185,3 @@ def _degree(key: str) -> int:
             Problem(key, "has no positive number", 'write a key such as "tp4" or "mbs8"')
         )
     return int(digits)
-
-
-def _integers(values: list[float]) -> tuple[int, ...]:
-    return tuple(round(value) for value in values)
