@@ -15,7 +15,7 @@ import structlog
 
 from agents.daemon.clock import Clock
 from agents.daemon.tasks import Tasks, run_in_batches
-from agents.protocol.records import Abort, Fence, GenerationRecord, JobId, NodeId, NodeRecord
+from agents.protocol.records import Abort, Fence, GenerationRecord, JobId, NodeId
 from agents.rpc.client import CallFailed
 from agents.store.interface import StoreError
 from sailord.checkpoints.catalog import Checkpoints
@@ -180,17 +180,14 @@ class Effects:
         spec = await self.gateway.read_spec(job)
         if spec is None:
             return None
-        text = None
-        ran_on: list[NodeRecord] = []
-        if running is not None:
-            text = await self._plan_text(job, running)
-            ran_on += [n.record for id_ in running.members if (n := nodes.get(id_)) is not None]
+        members = () if running is None else running.members
+        ran_on = (nodes[id_].record for id_ in members if id_ in nodes)
         return PlanRequest(
             spec=spec,
             cluster_file=self.config.cluster_file,
             profiles=self.config.profiles,
             nodes=tuple(nodes[id_].record for id_ in asked_for if id_ in nodes),
-            running=text,
+            running=None if running is None else await self._plan_text(job, running),
             ran_on=tuple(record for record in ran_on if record.gpus),
             is_urgent=is_urgent,
             past=past,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agents.protocol.records import LIVE, JobId, JobRecord
+from agents.protocol.records import LIVE
 from sailord.core.model.commands import AbortGeneration, Command, WriteGeneration, WriteJob
 from sailord.core.model.phases import Closing, Opening, Running, Starting, Stopping
 from sailord.core.model.state import State
@@ -13,20 +13,20 @@ from sailord.core.model.state import State
 def check(before: State, after: State, commands: Iterable[Command]) -> None:
     """Raise if a decision broke an invariant of the protocol."""
     assert after.now >= before.now, "time went backwards"
-    orders = tuple(commands)
-    writes = [order for order in orders if isinstance(order, WriteGeneration)]
+    commands = tuple(commands)
+    writes = [command for command in commands if isinstance(command, WriteGeneration)]
     assert len(writes) <= 1, f"one decision writes several records: {writes}"
     if after.term is None:
         assert after.active is None, "a sailord that is not the leader runs a job"
         assert not writes, "a sailord that is not the leader writes"
         return
     if after.term == before.term:
-        _check_jobs(before, after, orders)
+        _check_jobs(before, after, commands)
     for write in writes:
         _check_write(after, write)
-    for order in orders:
-        if isinstance(order, AbortGeneration):
-            _check_abort(after, order)
+    for command in commands:
+        if isinstance(command, AbortGeneration):
+            _check_abort(after, command)
     _check_phase(after)
 
 
@@ -34,10 +34,7 @@ def _check_jobs(before: State, after: State, commands: Iterable[Command]) -> Non
     """Every change of a job's record is written to the store."""
     if after.jobs is before.jobs:
         return
-    written: dict[JobId, JobRecord] = {}
-    for command in commands:
-        if isinstance(command, WriteJob):
-            written[command.job.id] = command.job
+    written = {each.job.id: each.job for each in commands if isinstance(each, WriteJob)}
     for id_, job in after.jobs.items():
         stored = written.get(id_, before.jobs.get(id_, job))  # A job that is new was just read.
         assert job == stored, f"the record of {id_} changed and was not written"
@@ -55,18 +52,18 @@ def _check_write(state: State, write: WriteGeneration) -> None:
         if durable is not None:
             assert record.restore.point.step >= durable.point.step, "durable steps are given up"
         return
-    order = ("open", "stopping", "closed")
-    assert order.index(record.state) > order.index(last.state), "a generation's state went back"
+    states = ("open", "stopping", "closed")
+    assert states.index(record.state) > states.index(last.state), "a generation's state went back"
     same = (record.plan, record.members, record.restore) == (last.plan, last.members, last.restore)
     assert same, "what a generation is was changed after it was opened"
 
 
-def _check_abort(state: State, order: AbortGeneration) -> None:
+def _check_abort(state: State, command: AbortGeneration) -> None:
     active = state.active
     assert active is not None, "a generation is aborted and no job is active"
     generation = active.generation
     assert generation is not None, "a generation is aborted and there is none"
-    assert order.generation < generation.number, "the present generation is aborted"
+    assert command.generation < generation.number, "the present generation is aborted"
 
 
 def _check_phase(state: State) -> None:

@@ -60,10 +60,10 @@ def observe_nodes(state: State, records: Iterable[NodeRecord]) -> State:
 
 def grant_grace(state: State, members: Iterable[NodeId]) -> State:
     """Know members that have no lease as absent from now on: they may only wait for the store."""
-    away = {member: NodeRecord(member, member, "", "", "", 0, "") for member in members}
+    absent = standing.Absent(state.now)
     fresh = {
-        id_: Node(unseen, state.now, standing=standing.Absent(state.now))
-        for id_, unseen in away.items()
+        id_: Node(NodeRecord(id_, id_, "", "", "", 0, ""), state.now, standing=absent)
+        for id_ in members
         if id_ not in state.nodes
     }
     return replace(state, nodes=state.nodes.with_(fresh))
