@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.worker.checkpoint.test_snapshot_file import header_of, write
-from tests.worker.control.fake_agents import memory_door
+from tests.worker.control.fake_agents import snapshot_server
 from worker.checkpoint import snapshot_file
 from worker.checkpoint.fetch import (
     DurableSource,
@@ -36,7 +36,7 @@ def own(memory: Path) -> LocalSource:
 def peer(tmp_path: Path) -> Iterator[tuple[PeerSource, Path]]:
     """Another node and its folder."""
     memory = tmp_path / "peer"
-    with memory_door(memory) as port:
+    with snapshot_server(memory) as port:
         yield PeerSource.at("b", f"127.0.0.1:{port}", "t", "j1", **POINT), memory
 
 

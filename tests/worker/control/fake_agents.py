@@ -34,7 +34,7 @@ from worker.data.open_data import open_data
 from worker.layout.rank_layout import rank_places
 
 WAIT_S = 20.0
-Word = dict[str, Any]
+Status = dict[str, Any]
 
 
 def plan_of(*pipelines: tuple[int, list[tuple[int, int, int, str]]], microbatch: int = 1) -> Plan:
@@ -113,15 +113,15 @@ class Process:
     device: int
     home: Path
     spec: dict[str, Any]
-    words: list[Word] = field(default_factory=list)
+    statuses: list[Status] = field(default_factory=list)
     line: socket.socket | None = None
     unread: bytes = b""
 
     @property
-    def word(self) -> Word:
-        return self.words[-1] if self.words else {"generation": 0, "taking": "", "step": 0}
+    def status(self) -> Status:
+        return self.statuses[-1] if self.statuses else {"generation": 0, "taking": "", "step": 0}
 
-    def tell(self, **order: Any) -> None:
+    def send(self, **order: Any) -> None:
         assert self.line is not None
         order.setdefault("generation", self.spec["generation"])
         self.line.sendall(json.dumps(order).encode() + b"\n")
@@ -142,7 +142,7 @@ class Agents:
         self.wait_s = wait_s
         self.root, self.fork_server, self.job = root, fork_server, job
         self.processes: list[Process] = []
-        self._doors = {node: _door(self.memory(node)) for node in nodes}
+        self._servers = {node: _snapshot_server(self.memory(node)) for node in nodes}
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(root / "workers.sock"))
         self._socket.listen(32)
@@ -157,7 +157,7 @@ class Agents:
         generation: int,
         restore: dict[str, Any] | None = None,
         *,
-        is_meeting: bool = True,
+        has_rendezvous: bool = True,
         **changes: Any,
     ) -> None:
         """Assign the ranks of a plan: to idle workers on their devices first, then to new ones."""
@@ -166,15 +166,15 @@ class Agents:
         (folder / "plan.json").write_text(plan_text(plan))
         (folder / "job.toml").write_text(self.job)
         used: dict[str, int] = {}
-        for seat in rank_places(plan):
-            place = plan.pipelines[seat.pipeline].stages[seat.stage].places[0]
+        for rank in rank_places(plan):
+            place = plan.pipelines[rank.pipeline].stages[rank.stage].places[0]
             assert place.node is not None
             device = used[place.node] = used.get(place.node, -1) + 1
-            spec = self._spec(plan, generation, seat.rank, place.node, device)
+            spec = self._spec(plan, generation, rank.rank, place.node, device)
             spec |= {"restore": restore or {"step": 0, "generation": 0, "source": "start"}}
-            self._seat({**spec, **changes})
-        if is_meeting and plan.device_count > 1:
-            self._meet(generation)
+            self._assign({**spec, **changes})
+        if has_rendezvous and plan.device_count > 1:
+            self._send_rendezvous(generation)
 
     def _spec(
         self, plan: Plan, generation: int, rank: int, node: str, device: int
@@ -195,8 +195,8 @@ class Agents:
             "memory_every": 1,
             "persist_every": None,
             "peers": {
-                name: {"address": f"127.0.0.1:{door.server_port}", "zone": "z", "name": name}
-                for name, door in self._doors.items()
+                name: {"address": f"127.0.0.1:{server.server_port}", "zone": "z", "name": name}
+                for name, server in self._servers.items()
             },
             "ticket": "t",
             "manifest": None,
@@ -205,12 +205,12 @@ class Agents:
             "threads": 1,
         }
 
-    def _seat(self, spec: dict[str, Any]) -> None:
+    def _assign(self, spec: dict[str, Any]) -> None:
         for process in self.processes:
             place = (process.node, process.device)
-            if place == (spec["node"], spec["device"]) and process.word["taking"] == "idle":
+            if place == (spec["node"], spec["device"]) and process.status["taking"] == "idle":
                 process.spec = spec
-                process.tell(order="join", spec=spec)
+                process.send(order="join", spec=spec)
                 return
         home = self.root / "process" / f"{spec['generation']}.{spec['rank']}"
         pid = self.fork_server.fork(home, spec)
@@ -221,28 +221,28 @@ class Agents:
         found = [p for p in self.processes if p.spec["generation"] == generation]
         return sorted(found, key=lambda process: process.spec["rank"])
 
-    def _meet(self, generation: int) -> None:
+    def _send_rendezvous(self, generation: int) -> None:
         gang = self.gang(generation)
         self.wait(
-            lambda: gang[0].word["generation"] == generation and gang[0].word.get("meeting"),
+            lambda: gang[0].status["generation"] == generation and gang[0].status.get("meeting"),
             needs=gang[:1],
         )
         self.wait(lambda: all(process.line is not None for process in gang), needs=gang)
         for process in gang[1:]:
-            process.tell(order="meet", address=gang[0].word["meeting"])
+            process.send(order="meet", address=gang[0].status["meeting"])
 
-    # ---- hearing --------------------------------------------------------------------------------
+    # ---- receiving ------------------------------------------------------------------------------
 
     def wait(self, is_so: Callable[[], Any], *, needs: list[Process] | None = None) -> None:
         """Receive reports until the condition holds; needed processes must not exit."""
         deadline = time.monotonic() + self.wait_s
         while not is_so():
-            self._hear(0.05)
+            self._receive(0.05)
             for process in needs or ():
                 gone = not Path("/proc", str(process.pid)).exists()
                 assert not gone or is_so(), self.output(process)
             assert time.monotonic() < deadline, [
-                (p.spec["rank"], p.word, self.output(p)) for p in self.processes
+                (p.spec["rank"], p.status, self.output(p)) for p in self.processes
             ]
 
     def wait_taking(self, generation: int, taking: str, *, step: int = 0) -> None:
@@ -250,8 +250,8 @@ class Agents:
         gang = self.gang(generation)
         self.wait(
             lambda: all(
-                (p.word["generation"], p.word["taking"]) == (generation, taking)
-                and p.word["step"] >= step
+                (p.status["generation"], p.status["taking"]) == (generation, taking)
+                and p.status["step"] >= step
                 for p in gang
             ),
             needs=gang,
@@ -260,7 +260,7 @@ class Agents:
     def order(self, generation: int, **order: Any) -> None:
         """Send a command to all workers of a generation."""
         for process in self.gang(generation):
-            process.tell(**order)
+            process.send(**order)
 
     def output(self, process: Process) -> str:
         """Return its output."""
@@ -286,10 +286,10 @@ class Agents:
         """Stop a generation at the end of a step, and return the step."""
         gang = self.gang(generation)
         self.wait_taking(generation, "running", step=after)
-        gang[-1].tell(order="stop", stop_at=after)
+        gang[-1].send(order="stop", stop_at=after)
         self.wait_taking(generation, "stopped")
-        (step,) = {process.word["step"] for process in gang}
-        assert {process.word["sealed_at"]["step"] for process in gang} == {step}
+        (step,) = {process.status["step"] for process in gang}
+        assert {process.status["sealed_at"]["step"] for process in gang} == {step}
         return step
 
     def leave(self, generation: int) -> None:
@@ -308,14 +308,14 @@ class Agents:
         if process.line is not None:
             process.line.close()
 
-    def _hear(self, timeout_s: float) -> None:
-        lines = {p.line: p for p in self.processes if p.line is not None}
-        ready, _, _ = select.select([self._socket, *lines], [], [], timeout_s)
+    def _receive(self, timeout_s: float) -> None:
+        connections = {p.line: p for p in self.processes if p.line is not None}
+        ready, _, _ = select.select([self._socket, *connections], [], [], timeout_s)
         for line in ready:
             if line is self._socket:
                 self._accept()
                 continue
-            process = lines[line]
+            process = connections[line]
             try:
                 data = line.recv(1 << 16)
             except OSError:
@@ -324,19 +324,19 @@ class Agents:
                 line.close()
                 process.line = None
                 continue
-            *said, process.unread = (process.unread + data).split(b"\n")
-            for word in map(json.loads, said):
-                sealed = word.get("sealed_at")
-                if sealed is not None and sealed != process.word.get("sealed_at"):
+            *lines, process.unread = (process.unread + data).split(b"\n")
+            for status in map(json.loads, lines):
+                sealed = status.get("sealed_at")
+                if sealed is not None and sealed != process.status.get("sealed_at"):
                     self._replicate(process, sealed)
-                process.words.append(word)
+                process.statuses.append(status)
 
     def _replicate(self, process: Process, point: dict[str, int]) -> None:
         """Copy pieces to their buddies and report it."""
         about = (self.memory(process.node), "j")
         folder = snapshot_file.point_folder(*about, **point)
         for found in snapshot_file.sealed_files(folder):
-            if found.header.rank != process.word.get("rank", found.header.rank):
+            if found.header.rank != process.status.get("rank", found.header.rank):
                 continue
             bodies: dict[str, dict[tuple[int, int], bytes]] = {}
             for piece in found.header.pieces:
@@ -348,7 +348,7 @@ class Agents:
                 to.parent.mkdir(parents=True, exist_ok=True)
                 write_copy(to, found.header, each)
         if process.line is not None:
-            process.tell(order="replicated", point=point)
+            process.send(order="replicated", point=point)
 
     def _accept(self) -> None:
         line, _ = self._socket.accept()
@@ -360,7 +360,7 @@ class Agents:
         else:
             line.close()
 
-    def unlisten(self) -> None:
+    def stop_listening(self) -> None:
         """Close the socket that the workers connect to."""
         self._socket.close()
         for process in self.processes:
@@ -378,15 +378,15 @@ class Agents:
             except ProcessLookupError:
                 continue
         self._socket.close()
-        for door in self._doors.values():
-            door.shutdown()
-            door.server_close()
+        for server in self._servers.values():
+            server.shutdown()
+            server.server_close()
 
 
 @contextmanager
-def memory_door(memory: Path) -> Iterator[int]:
+def snapshot_server(memory: Path) -> Iterator[int]:
     """Serve one node's snapshots; yields the port."""
-    server = _door(memory)
+    server = _snapshot_server(memory)
     try:
         yield server.server_port
     finally:
@@ -394,10 +394,10 @@ def memory_door(memory: Path) -> Iterator[int]:
         server.server_close()
 
 
-def _door(memory: Path) -> ThreadingHTTPServer:
+def _snapshot_server(memory: Path) -> ThreadingHTTPServer:
     """Return an HTTP server for a node's snapshots."""
 
-    class Door(BaseHTTPRequestHandler):
+    class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
@@ -420,7 +420,7 @@ def _door(memory: Path) -> ThreadingHTTPServer:
         def log_message(self, *_: Any) -> None:
             return
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Door)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     return server
 

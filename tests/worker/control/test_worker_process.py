@@ -86,11 +86,11 @@ def test_killed_rank_loses_no_step_that_survivors_completed(agents, expected):
     agents.wait_taking(1, "running", step=4)
     survivor, victim = agents.gang(1)
     agents.kill(victim)
-    agents.wait(lambda: survivor.word["taking"] == "broken", needs=[survivor])
-    assert survivor.word["broken_peers"] == ["b"]
-    at = survivor.word["step"]
+    agents.wait(lambda: survivor.status["taking"] == "broken", needs=[survivor])
+    assert survivor.status["broken_peers"] == ["b"]
+    at = survivor.status["step"]
     assert memory_of(agents, 1) == {"a": {at}}
-    assert survivor.word["sealed_at"] == {"step": at, "generation": 1}
+    assert survivor.status["sealed_at"] == {"step": at, "generation": 1}
     agents.leave(1)
     restore = {"step": at, "generation": 1, "source": "memory"}
     agents.start(MIXED, 2, restore)
@@ -108,12 +108,12 @@ def test_stuck_rank_is_given_up_after_the_generations_deadline(agents):
     survivor, victim = agents.gang(1)
     os.kill(victim.pid, signal.SIGSTOP)
     try:
-        agents.wait(lambda: survivor.word["taking"] == "broken", needs=[survivor])
+        agents.wait(lambda: survivor.status["taking"] == "broken", needs=[survivor])
     finally:
         os.kill(victim.pid, signal.SIGCONT)
-    assert survivor.word["broken_peers"] == [], "no peer is known to be lost"
+    assert survivor.status["broken_peers"] == [], "no peer is known to be lost"
     assert "did not finish within 10 s" in agents.output(survivor)
-    assert memory_of(agents, 1)["a"] == {survivor.word["step"]}
+    assert memory_of(agents, 1)["a"] == {survivor.status["step"]}
 
 
 def test_step_interrupted_by_a_death_is_applied_in_full_or_not_at_all(agents, expected):
@@ -123,9 +123,9 @@ def test_step_interrupted_by_a_death_is_applied_in_full_or_not_at_all(agents, ex
     """
     agents.start(TWO, 1, fail_at="1:step:3@1")
     survivor, victim = agents.gang(1)
-    agents.wait(lambda: survivor.word["taking"] == "broken", needs=[survivor])
+    agents.wait(lambda: survivor.status["taking"] == "broken", needs=[survivor])
     agents.forget(victim)
-    at = survivor.word["step"]
+    at = survivor.status["step"]
     assert at in {3, 4}
     assert at in memory_of(agents, 1)["a"]
     agents.leave(1)
@@ -157,8 +157,8 @@ def test_missing_state_is_reported_and_the_worker_stays_usable(agents):
     agents.start(ALONE, 1, {"step": 7, "generation": 3, "source": "memory"})
     agents.wait_taking(1, "failed")
     (process,) = agents.gang(1)
-    assert process.word["failure"].startswith("no source has piece")
-    assert not process.word["is_bug"]
+    assert process.status["failure"].startswith("no source has piece")
+    assert not process.status["is_bug"]
     agents.leave(1)
     agents.start(ALONE, 2)
     agents.wait_taking(2, "running", step=2)
@@ -170,8 +170,8 @@ def test_missing_room_is_reported_before_training_with_the_bytes(agents):
     agents.start(ALONE, 1, memory="/dev/full/none")
     agents.wait_taking(1, "failed")
     (process,) = agents.gang(1)
-    assert "/dev/full" in process.word["failure"]
-    assert process.word["is_bug"]
+    assert "/dev/full" in process.status["failure"]
+    assert process.status["is_bug"]
 
 
 def test_too_small_device_is_reported_before_the_first_step(agents):
@@ -179,22 +179,22 @@ def test_too_small_device_is_reported_before_the_first_step(agents):
     agents.start(ALONE, 1, peak=peak, device_bytes=(100 << 20) - 1)
     agents.wait_taking(1, "failed")
     (process,) = agents.gang(1)
-    assert process.word["failure"].startswith(
+    assert process.status["failure"].startswith(
         "device 0: memory: the predicted peak is 100.0 MiB, and the device has 100.0 MiB"
     )
-    assert process.word["step"] == 0
+    assert process.status["step"] == 0
     agents.leave(1)
     agents.start(ALONE, 2, peak=peak, device_bytes=100 << 20)
     agents.wait_taking(2, "running", step=2)
 
 
 def test_abort_ends_a_wait_for_ranks_that_never_arrive(agents):
-    agents.start(TWO, 1, is_meeting=False, fail_at="1:joined:0@1")
+    agents.start(TWO, 1, has_rendezvous=False, fail_at="1:joined:0@1")
     waiting, victim = agents.gang(1)
     agents.forget(victim)
     agents.wait(lambda: waiting.line is not None)
-    waiting.tell(order="abort")
-    agents.wait(lambda: waiting.word["taking"] == "idle", needs=[waiting])
+    waiting.send(order="abort")
+    agents.wait(lambda: waiting.status["taking"] == "idle", needs=[waiting])
 
 
 def test_worker_exits_only_if_no_agent_reconnects(agents):
@@ -203,9 +203,9 @@ def test_worker_exits_only_if_no_agent_reconnects(agents):
     (process,) = agents.gang(1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(process.pid, number)
-    at = process.word["step"]
+    at = process.status["step"]
     agents.wait_taking(1, "running", step=at + 3)
-    agents.unlisten()
+    agents.stop_listening()
     deadline = time.monotonic() + 30
     while Path("/proc", str(process.pid)).exists():
         assert time.monotonic() < deadline, "it did not end"
@@ -217,7 +217,7 @@ def test_last_step_is_sealed_and_stops_the_job(agents, expected):
     agents.job = JOB + "steps = 5\n"
     agents.start(MIXED, 1, memory_every=3, persist_every=3)
     agents.wait_taking(1, "stopped")
-    assert {p.word["step"] for p in agents.gang(1)} == {5}
+    assert {p.status["step"] for p in agents.gang(1)} == {5}
     headers = [
         found.header
         for node in NODES
@@ -229,7 +229,7 @@ def test_last_step_is_sealed_and_stops_the_job(agents, expected):
 
 
 # Points that a single rank passes in three steps and a stop; those of several ranks are above.
-ARROWS = {
+MILESTONES = {
     **dict.fromkeys(("joined", "met", "fetched", "filled", "reserved", "verified"), 0),
     **dict.fromkeys(("copying", "copied", "sealing", "sealed"), 2),
     **dict.fromkeys(("stopping", "stopped", "left"), 3),
@@ -238,21 +238,21 @@ FEW = ("verified", "copied", "sealing", "stopped")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arrow", ARROWS)
-def test_last_sealed_point_is_intact_wherever_a_rank_dies(agents, expected, arrow, examples):
+@pytest.mark.parametrize("milestone", MILESTONES)
+def test_last_sealed_point_is_intact_wherever_a_rank_dies(agents, expected, milestone, examples):
     """A half-written file is not taken for a snapshot."""
-    if examples <= 50 and arrow not in FEW:
+    if examples <= 50 and milestone not in FEW:
         pytest.skip("`make chaos` goes through all of them")
-    agents.start(ALONE, 1, fail_at=f"0:{arrow}:{ARROWS[arrow]}@1")
+    agents.start(ALONE, 1, fail_at=f"0:{milestone}:{MILESTONES[milestone]}@1")
     (victim,) = agents.gang(1)
     told = set()
 
     def is_dead() -> bool:
         if victim.line is not None and "stop" not in told:
-            victim.tell(order="stop", stop_at=3)
+            victim.send(order="stop", stop_at=3)
             told.add("stop")
-        if victim.word["taking"] == "stopped" and "abort" not in told:
-            victim.tell(order="abort")
+        if victim.status["taking"] == "stopped" and "abort" not in told:
+            victim.send(order="abort")
             told.add("abort")
         return (victim.home / "exit").exists()
 
@@ -261,10 +261,10 @@ def test_last_sealed_point_is_intact_wherever_a_rank_dies(agents, expected, arro
     agents.forget(victim)
     steps = memory_of(agents, 1).get("c", {0})
     at = max(steps)
-    if arrow == "stopping":
+    if milestone == "stopping":
         assert at in {2, 3}  # The last one may be unfinished.
     else:
-        assert at in ({0}, {1, 2}, {3})[(ARROWS[arrow] + 1) // 2]
+        assert at in ({0}, {1, 2}, {3})[(MILESTONES[milestone] + 1) // 2]
     source = "memory" if at else "start"
     agents.start(ALONE, 2, {"step": at, "generation": 1 if at else 0, "source": source})
     agents.wait_taking(2, "running", step=at + 2)

@@ -81,13 +81,13 @@ def test_killed_rank_loses_no_sealed_step(make_agents, expected):
     agents.wait_taking(1, "running", step=3)
     *survivors, victim = agents.gang(1)
     agents.kill(victim)
-    agents.wait(lambda: all(p.word["taking"] == "broken" for p in survivors), needs=survivors)
-    assert {tuple(p.word["broken_peers"]) for p in survivors} == {("d",)}
+    agents.wait(lambda: all(p.status["taking"] == "broken" for p in survivors), needs=survivors)
+    assert {tuple(p.status["broken_peers"]) for p in survivors} == {("d",)}
     # Nodes a and b have all layers of the same point.
-    at = min(p.word["sealed_at"]["step"] for p in survivors[:2])
+    at = min(p.status["sealed_at"]["step"] for p in survivors[:2])
     assert at >= 3
     agents.order(1, order="abort")
-    agents.wait(lambda: all(p.word["taking"] == "idle" for p in survivors), needs=survivors)
+    agents.wait(lambda: all(p.status["taking"] == "idle" for p in survivors), needs=survivors)
     restore = {"step": at, "generation": 1, "source": "memory"}
     agents.start(TWO, 2, restore)
     end = agents.stop(2, after=at + 2)
