@@ -6,6 +6,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from tests.sailord.core.states import (
     state,
 )
 from tests.worker.training_runs import SomeLabels, alone, small_job
-from worker.checkpoint import snapshot_writer
+from worker.checkpoint import snapshot_file, snapshot_writer
 from worker.control.assignment import Assignment, OpenJob
 from worker.control.generation import GenerationRun
 
@@ -76,12 +77,12 @@ def chosen(said: Report, *, every: int, step_s: float) -> int:
     return intervals_now(now, active_of(now), predicted_s=step_s).memory_every
 
 
-def slowed(monkeypatch: pytest.MonkeyPatch, what: str, *, waited_for_by: str) -> None:
+def slowed(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, what: str, *, waited_for_by: str
+) -> None:
     """Take a while more from when training waits for it, however slow the step was."""
-    plain, plain_wait = (
-        getattr(snapshot_writer, what),
-        getattr(snapshot_writer.SnapshotWriter, waited_for_by),
-    )
+    plain = getattr(module, what)
+    plain_wait = getattr(snapshot_writer.SnapshotWriter, waited_for_by)
     waits = threading.Event()
 
     def slow(*arguments: Any) -> Any:
@@ -94,12 +95,12 @@ def slowed(monkeypatch: pytest.MonkeyPatch, what: str, *, waited_for_by: str) ->
         waits.set()
         plain_wait(self)
 
-    monkeypatch.setattr(snapshot_writer, what, slow)
+    monkeypatch.setattr(module, what, slow)
     monkeypatch.setattr(snapshot_writer.SnapshotWriter, waited_for_by, wait)
 
 
 def test_steps_without_a_snapshot_do_not_lower_its_cost(tmp_path, monkeypatch):
-    slowed(monkeypatch, "_copy", waited_for_by="wait_copied")
+    slowed(monkeypatch, snapshot_writer, "_copy", waited_for_by="wait_copied")
     said = told(lived(tmp_path, every=10))
     assert said.stall_s is not None
     assert said.stall_s > SLOW_S / 2
@@ -107,7 +108,7 @@ def test_steps_without_a_snapshot_do_not_lower_its_cost(tmp_path, monkeypatch):
 
 
 def test_waiting_for_the_last_snapshot_counts_as_stall(tmp_path, monkeypatch):
-    slowed(monkeypatch, "seal", waited_for_by="wait_sealed")
+    slowed(monkeypatch, snapshot_file, "seal", waited_for_by="wait_sealed")
     said = told(lived(tmp_path, every=1))
     assert said.late_s is not None
     assert said.late_s > SLOW_S / 2
