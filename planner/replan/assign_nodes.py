@@ -294,11 +294,10 @@ def _placed(
 
 def _at(pipeline: Pipeline, number: int, places: Mapping[tuple[int, int], Place]) -> Pipeline:
     """The pipeline at its places; the same object if nothing changes."""
-    there = [places[number, s] for s in range(len(pipeline.stages))]
-    if all(stage.place is place for stage, place in zip(pipeline.stages, there, strict=True)):
+    there = [(stage, places[number, s]) for s, stage in enumerate(pipeline.stages)]
+    if all(stage.place is place for stage, place in there):
         return pipeline
-    stages = zip(pipeline.stages, there, strict=True)
-    return replace(pipeline, stages=tuple(replace(s, places=(place,)) for s, place in stages))
+    return replace(pipeline, stages=tuple(replace(s, places=(place,)) for s, place in there))
 
 
 def _devices(

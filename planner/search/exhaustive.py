@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -106,9 +107,7 @@ def _orders(
         longer = []
         for steps in last:
             for step in options:
-                groups: dict[tuple[int, int], int] = {}
-                for each in (*steps, step):
-                    groups[each.lot, each.tp] = groups.get((each.lot, each.tp), 0) + 1
+                groups = Counter((each.lot, each.tp) for each in (*steps, step))
                 if _fit_together(groups, lots):
                     longer.append((*steps, step))
                     found.append(((*steps, step), tuple(sorted(groups.items()))))
@@ -251,10 +250,9 @@ class _Enumerator:
                 yield chosen
                 return
             for index in range(start, len(known)):
-                taken: dict[tuple[int, int], int] = {}
+                taken: Counter[tuple[int, int]] = Counter()
                 for groups in (*chosen, known[index]):
-                    for key, count in groups:
-                        taken[key] = taken.get(key, 0) + count
+                    taken.update(dict(groups))
                 if _fit_together(taken, lots):
                     yield from walk(index, (*chosen, known[index]))
 

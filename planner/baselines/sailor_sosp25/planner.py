@@ -100,13 +100,11 @@ def _kind(case: Case, fleet: Fleet, mode: Mode) -> Kind:
         if tp not in DEGREES:
             continue
         sizes: Sequence[int] = micro_batch_sizes(job)
-        if as_measured:
-            assert profile is not None
+        if as_measured and profile is not None:
             measured = profile.micro_batches(fleet.gpu, tp)
             sizes = [b for b in job.micro_batches or measured if b in measured]
         for b in sizes:
-            if as_measured:
-                assert profile is not None
+            if as_measured and profile is not None:
                 timing = profile.timings[fleet.gpu, tp, b]
                 seconds[tp, b] = prefix_sums(timing.forward_s + timing.backward_s)
                 update_s[tp, b] = timing.optimizer_s or 0.0
