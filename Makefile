@@ -8,7 +8,7 @@ CONTENT := $(shell cat pyproject.toml constraints.txt scripts/install.py | $(PYT
 FOR_PLAN := .venv/.installed-plan-$(CONTENT)
 FOR_UP := .venv/.installed-up-$(CONTENT)
 FOR_ALL := .venv/.installed-all-$(CONTENT)
-PACKAGES := agents planner sailord simulator worker
+PACKAGES := agents planner sailor sailord simulator worker
 # How many random cases each property tries in `make sim` and `make chaos`.
 EXAMPLES ?= 500
 # How many lives of a simulated cluster `make sim` tries, and from which seed on.

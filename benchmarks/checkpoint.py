@@ -46,7 +46,7 @@ from worker.checkpoint.stall_stats import StallStats
 from worker.control.preload import preload
 from worker.data.synthetic import SyntheticTokens
 from worker.distributed.process_groups import ProcessTransport
-from worker.training.trainer import NoSnapshots, Trainer
+from worker.training.trainer import NoSnapshots, RankTrainer
 
 RANKS = 2
 
@@ -104,7 +104,7 @@ class TimedSnapshots(SnapshotManager):
 class Bench:
     """One rank, and what it measures."""
 
-    trainer: Trainer
+    trainer: RankTrainer
     snapshots: TimedSnapshots
     folder: Path
     wait_brought: Callable[[], object]
@@ -256,7 +256,7 @@ def _run_rank(
     pipelines = tuple(Pipeline(4, (Stage(layers, 1, place),)) for place in places)
     transport = ProcessTransport(store, rank, RANKS)
     data = SyntheticTokens(job.global_batch, job.sequence, job.model.vocab, 0)
-    trainer = Trainer(job, Plan(1, pipelines), rank, transport, data)
+    trainer = RankTrainer(job, Plan(1, pipelines), rank, transport, data)
     seat = SnapshotTarget("bench", 1, 1, str(rank), memory / str(rank), 1, None, {})
 
     def sealed(step: int) -> None:

@@ -21,7 +21,7 @@ from simulator.inputs.plan_file import load_plan
 from worker.data.open_data import open_data
 from worker.distributed.process_groups import ProcessTransport
 from worker.training.full_tensors import flats_by_kind
-from worker.training.trainer import Trainer
+from worker.training.trainer import RankTrainer
 
 DEADLINE_S = 600.0
 
@@ -36,7 +36,7 @@ def main(folder: Path, steps: int) -> None:
     shared = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=DEADLINE_S))
     transport = ProcessTransport(shared, rank, ranks, generation=str(life), deadline_s=DEADLINE_S)
     plan, data = load_plan(folder / "plan.json"), open_data(job, folder)
-    trainer = Trainer(job, plan, rank, transport, data)
+    trainer = RankTrainer(job, plan, rank, transport, data)
     state = {
         (number, kind): flat
         for number, memory in trainer.buffers.items()

@@ -40,7 +40,7 @@ from worker.distributed.single_rank import SingleRankTransport
 from worker.models.apply_plan import build_layer
 from worker.models.loss import loss_sum
 from worker.models.microbatch_context import MicroBatchContext
-from worker.training.trainer import Trainer
+from worker.training.trainer import RankTrainer
 
 STAGES, PIPELINES, MICRO_BATCHES = 2, 2, 4
 RANKS = STAGES * PIPELINES
@@ -170,7 +170,7 @@ def _sailor(rank: int, size: Size, store: dist.Store) -> Step:
     stages = (Stage((0, half), 1, (place,)), Stage((half, count), 1, (place,)))
     plan = Plan(size.micro_batch, (Pipeline(MICRO_BATCHES, stages),) * PIPELINES)
     transport = ProcessTransport(store, rank, RANKS)
-    trainer = Trainer(job, plan, rank, transport, _data(job))
+    trainer = RankTrainer(job, plan, rank, transport, _data(job))
     return lambda _: trainer.step()
 
 
@@ -253,7 +253,7 @@ def _alone(size: Size) -> tuple[Times, Times]:
     count = len(job.model.layers)
     stage = Stage((0, count), 1, (Place("cpu", "local", "local"),))
     plan = Plan(size.micro_batch, (Pipeline(MICRO_BATCHES, (stage,)),))
-    trainer = Trainer(job, plan, 0, SingleRankTransport(), _data(job))
+    trainer = RankTrainer(job, plan, 0, SingleRankTransport(), _data(job))
     module, loss = nn.Sequential(*_modules(job)), _mean_loss(job)
     optimizer = torch.optim.AdamW(module.parameters(), lr=3e-4)
     data = _data(job)

@@ -196,7 +196,7 @@ def test_every_command_block_is_fenced_as_console():
     assert hidden == [], "fence commands as `console`, with `$ ` before each"
 
 
-PACKAGES = ("agents", "planner", "sailord", "simulator", "worker")
+PACKAGES = ("agents", "planner", "sailor", "sailord", "simulator", "worker")
 PATH = re.compile(r"`([\w/.-]+/[\w.-]+\.(?:py|toml|sh))`")
 
 

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("agents", "planner", "sailord", "simulator", "worker")
+PACKAGES = ("agents", "planner", "sailor", "sailord", "simulator", "worker")
 
 
 def _run(*command: str | Path, cwd: Path) -> str:

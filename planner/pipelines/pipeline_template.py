@@ -149,6 +149,7 @@ class TemplateMaker:
         held = range_sums(costs.parameters(step.tp))
         held[0, -1] -= costs.tied_parameters(step.tp)
         states = (weight + gradient + moments / (pipelines if job.zero else 1)) * held
+        states += range_sums(costs.frozen_bytes(step.tp))
         sizes = np.array([0.0, *(costs.output_bytes(n) for n in range(layers - 1)), 0.0])
         sizes *= micro_batch
         messages = np.maximum(sizes[first], sizes[end])

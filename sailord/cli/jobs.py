@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -27,13 +30,10 @@ def submit(
 ) -> None:
     """Queue the job of FILE.
 
-    FILE must be self-contained except for its data (docs/formats.md). Data files are read on the
-    nodes.
+    FILE is a job file, self-contained except for its data (docs/formats.md), or a Python script
+    that calls sailor.Trainer(...).train(). Data files and scripts are read on the nodes.
     """
-    try:
-        spec = read_bytes(job, name=str(job)).decode()
-    except UnicodeDecodeError:
-        raise InputError(Problem(str(job), "is not UTF-8")) from None
+    spec = _described(job) if job.suffix == ".py" else _read(job)
     given = {"id": id_, "resume": resume}
     body = {"job": spec, "priority": priority, **{k: v for k, v in given.items() if v is not None}}
     try:
@@ -43,6 +43,26 @@ def submit(
     show(queued, as_json, lambda v: f"{v['id']} is queued")
     for warning in queued["warnings"]:
         click.echo(f"warning: {warning}", err=True)
+
+
+def _read(job: Path) -> str:
+    try:
+        return read_bytes(job, name=str(job)).decode()
+    except UnicodeDecodeError:
+        raise InputError(Problem(str(job), "is not UTF-8")) from None
+
+
+def _described(script: Path) -> str:
+    """Run a script up to its ``train()`` in a process of its own, and return its job."""
+    if importlib.util.find_spec("torch") is None:
+        what = "is a script, and torch is not installed here to describe its model"
+        raise InputError(Problem(str(script), what, "submit it where torch is installed"))
+    words = [sys.executable, "-m", "worker", "describe", str(script)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        last = done.stderr.strip().rpartition("\n")[2].removeprefix("error: ")
+        raise InputError(Problem("", last or f"describing {script} failed"))
+    return done.stdout
 
 
 jobs = question("jobs", lambda v: text.jobs_text(v["jobs"]), "List all jobs.")

@@ -69,7 +69,7 @@ class MemoryModel:
     def _table(self) -> Floats:
         """Return the fields of ``DeviceMemory`` as rows and the device groups as columns."""
         groups, job = self.groups, self.costs.job
-        count, sharded = self._parameters()
+        count, sharded, frozen_bytes = self._parameters()
         activations, workspace = self._activations()
         weight, gradient, moments = bytes_per_parameter(job)
         platforms = [platform_of(site.gpu) for site in groups.sites]
@@ -77,7 +77,7 @@ class MemoryModel:
         fragmentation = np.array([platform.fragmentation for platform in platforms])
         capacity = np.array([self.capacity_bytes(site) for site in groups.sites])
         columns = {
-            "parameters": weight * count,
+            "parameters": weight * count + frozen_bytes,
             "gradients": gradient * count,
             "optimizer": moments * (sharded if job.zero == 1 else count),
             "activations": activations,
@@ -89,22 +89,24 @@ class MemoryModel:
         }
         return np.stack([columns[field.name] for field in fields(DeviceMemory)])
 
-    def _parameters(self) -> tuple[Floats, Floats]:
-        """Return the parameters on each device, and its share if holders shard them (ZeRO-1)."""
+    def _parameters(self) -> tuple[Floats, Floats, Floats]:
+        """Return the parameters on each device, its share if holders shard them (ZeRO-1), and the
+        bytes of those that are frozen.
+        """
         groups, costs = self.groups, self.costs
-        count, sharded = np.zeros(len(groups)), np.zeros(len(groups))
-        tied = np.zeros(len(groups))
+        count, sharded, tied, frozen_bytes = np.zeros((4, len(groups)))
         for tp in np.unique(groups.tp).tolist():
             rows = np.flatnonzero(groups.tp == tp)
             held = costs.parameters(tp)
             first, end = groups.first[rows], groups.end[rows]
             count[rows] = range_sums(held, first, end)
             sharded[rows] = range_sums(held / self.holders, first, end)
+            frozen_bytes[rows] = range_sums(costs.frozen_bytes(tp), first, end)
             tied[rows] = costs.tied_parameters(tp)
-        count, sharded = groups.sum_by_owner(count), groups.sum_by_owner(sharded)
+        count, sharded, frozen_bytes = map(groups.sum_by_owner, (count, sharded, frozen_bytes))
         # A group with embedding and head holds their shared tensor once.
         both = groups.holds_both_ends(costs.layer_count)
-        return count - both * tied, sharded - both * tied / self.holders[-1]
+        return count - both * tied, sharded - both * tied / self.holders[-1], frozen_bytes
 
     def _activations(self) -> tuple[Floats, Floats]:
         """Return the activations kept for later backwards, and the largest transient."""

@@ -30,6 +30,7 @@ from simulator.spec.job import (
     Objective,
     Optimizer,
     RecomputePolicy,
+    UpdateSettings,
 )
 
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
@@ -89,7 +90,8 @@ def _model(top: Table, training: Mapping[str, Any]) -> tuple[Model | None, dict[
     factory = table.text("factory")
     if factory is not None and not _FACTORY.fullmatch(factory):
         table.report("factory", f"is {quote(factory)}", 'write it as "package.module:function"')
-    named = {"profile": table.text("profile"), "factory": factory, "weights": table.text("weights")}
+    named = {key: table.text(key) for key in ("profile", "script", "weights")}
+    named["factory"] = factory
     shaping = TrainingSettings(
         sequence=training["sequence"], dropout=training["dropout"] > 0, runtime=training["runtime"]
     )
@@ -130,6 +132,13 @@ def _training(table: Table) -> dict[str, Any]:
         "gradient_sync": table.choice("gradient_sync", GRADIENT_SYNCS, default="overlap"),
         "steps": table.integer("steps"),
         "learning_rate": table.number("learning_rate", default=3e-4, above=0),
+        "learning_rate_min": table.number("learning_rate_min", default=0.0, least=0),
+        "update": UpdateSettings(
+            betas=table.value("betas", _betas, default=(0.9, 0.999)),
+            epsilon=table.number("epsilon", default=1e-8, above=0),
+            weight_decay=table.number("weight_decay", default=0.01, least=0),
+            momentum=table.number("momentum", default=0.9, least=0, below=1),
+        ),
         "schedule": table.choice("schedule", SCHEDULES, default="constant"),
         "warmup_steps": table.integer("warmup_steps", default=0, least=0),
         "clip_norm": table.number("clip_norm", above=0),
@@ -159,6 +168,17 @@ def _zero_stage(value: Any) -> Literal[0, 1]:
     if stage > 1:
         raise InvalidValue(f"is {stage}", "give 0 or 1; ZeRO stages 2 and 3 are not supported")
     return 1 if stage else 0
+
+
+def _betas(value: Any) -> tuple[float, float]:
+    if (
+        not isinstance(value, list)
+        or len(value) != 2
+        or any(isinstance(each, bool) or not isinstance(each, int | float) for each in value)
+        or not all(0 <= each < 1 for each in value)
+    ):
+        raise InvalidValue(f"is {quote(value)}", "give two numbers below 1, such as [0.9, 0.95]")
+    return float(value[0]), float(value[1])
 
 
 def _objective(table: Table) -> Objective:

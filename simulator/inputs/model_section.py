@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from simulator.documents.fields import Table, quote
-from simulator.documents.files import load_document
+from simulator.documents.files import load_document, parse_document
 from simulator.documents.problems import InputError, Problem
-from simulator.models.description_file import model_from_description
+from simulator.models.description_file import expand_layers, model_from_description
 from simulator.models.families import FAMILIES, build_model, family_named
 from simulator.models.huggingface import model_from_config
 from simulator.models.layers import Model
@@ -51,6 +51,10 @@ def read_model(table: Table, training: TrainingSettings) -> Model | None:
     numbers = {key: table.values[key] for key in NUMBERS if key in table}
     if "dropout" in table:
         table.report("dropout", "does not belong in [model]", "set it under [training]")
+    if "script" in table and "description" not in table:
+        cure = "submit the script itself, which describes its model: sailorctl submit train.py"
+        table.report("script", "is given without a description", cure)
+        return None
     if "factory" in table and "description" not in table:
         cure = (
             "run `sailorctl profile model` once, which calls the factory, and name the file that "
@@ -117,6 +121,9 @@ def _family(name: str, numbers: dict[str, Any], training: TrainingSettings) -> M
 def _from_file(table: Table, source: str, name: str, training: TrainingSettings) -> Model | None:
     place = table.place_of(source)
     try:
+        if source == "description" and name.startswith("{"):
+            inline = parse_document(name.encode(), name="description.json")
+            return model_from_description(expand_layers(dict(inline.data)))
         document = load_document(table.document.folder / name, name=name)
         if source == "description":
             return model_from_description(document.data)

@@ -148,8 +148,15 @@ class LayerCosts:
         """
         if self.profile is not None and self.profile.sizes:
             return 0.0
-        return float(
-            sum(t.rank_elements(tp) for t in self._layers[-1].tensors if t.tied_to is not None)
+        tied = (t for t in self._layers[-1].tensors if t.tied_to is not None and not t.frozen)
+        return float(sum(tensor.rank_elements(tp) for tensor in tied))
+
+    def frozen_bytes(self, tp: int) -> Floats:
+        """Return the bytes of each layer's frozen parameters on one TP rank."""
+        width = FLOAT_BYTES[self.job.precision]
+        return self._row(
+            ("frozen", tp),
+            lambda: np.array([float(width * each.frozen_parameters(tp)) for each in self._layers]),
         )
 
     # -- activations ----------------------------------------------------------------------------

@@ -6,9 +6,10 @@ value are left out.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from simulator.documents.problems import InputError, Problem, Problems, nearest
@@ -25,6 +26,19 @@ T = TypeVar("T")
 def describe(model: Model) -> dict[str, Any]:
     """Return the description of a model as plain data for JSON."""
     return {"format": FORMAT, **_lean(model)}
+
+
+def inline_description(model: Model) -> str:
+    """Return a description short enough to stand in a job: JSON in one line.
+
+    A layer that costs the same as an earlier one has only its name, and that one's: ``like``.
+    """
+    first: dict[Layer, str] = {}
+    layers = []
+    for layer in model.layers:
+        like = first.setdefault(replace(layer, name=""), layer.name)
+        layers.append(_lean(layer) if like == layer.name else {"name": layer.name, "like": like})
+    return json.dumps({**describe(model), "layers": layers}, separators=(",", ":"))
 
 
 def _lean(value: Any) -> Any:
@@ -56,6 +70,24 @@ def model_from_description(data: object) -> Model:
         _check_ties(layers, reading.problems)
     reading.problems.raise_if_any()
     return Model(**values)
+
+
+def expand_layers(data: dict[str, Any]) -> dict[str, Any]:
+    """Give the layers of an inline description that are like an earlier one its costs."""
+    problems, known, found = Problems(), dict[Any, Mapping[str, Any]](), []
+    for number, given in enumerate(data.get("layers") or ()):
+        layer = given
+        if isinstance(given, Mapping) and "like" in given:
+            if given["like"] not in known:
+                what = f"is {given['like']!r}, no earlier layer"
+                problems.add(f"layers[{number}].like", what, nearest(str(given["like"]), known))
+                continue
+            layer = {**known[given["like"]], "name": given.get("name")}
+        if isinstance(layer, Mapping):
+            known[layer.get("name")] = layer
+        found.append(layer)
+    problems.raise_if_any()
+    return {**data, "layers": found}
 
 
 def _check_whole(layers: Sequence[Layer], problems: Problems) -> None:

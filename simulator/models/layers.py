@@ -99,6 +99,8 @@ class TensorSpec:
     ways: int = 1
     # The tensor of another layer that this one is shared with: "layer name/tensor name".
     tied_to: str | None = None
+    # It keeps its value: it has no gradient and no moments.
+    frozen: bool = False
 
     @property
     def elements(self) -> int:
@@ -141,8 +143,12 @@ class Layer:
     allreduce_per_token: int
 
     def parameters(self, tp: int = 1) -> int:
-        """Return the parameters that one tensor-parallel rank holds."""
-        return sum(tensor.rank_elements(tp) for tensor in self.tensors)
+        """Return the trained parameters that one tensor-parallel rank holds."""
+        return sum(tensor.rank_elements(tp) for tensor in self.tensors if not tensor.frozen)
+
+    def frozen_parameters(self, tp: int = 1) -> int:
+        """Return the parameters that keep their value, of one tensor-parallel rank."""
+        return sum(tensor.rank_elements(tp) for tensor in self.tensors if tensor.frozen)
 
     def forward_flops(self, *, micro_batch: int, sequence: int, tp: int = 1) -> float:
         """Return one rank's FLOPs in forward, matrix products only.
@@ -221,6 +227,7 @@ class Model:
             for layer in held
             for tensor in layer.tensors
             if tensor.tied_to is not None and tensor.tied_to.split("/")[0] in names
+            if not tensor.frozen
         )
         return sum(layer.parameters(tp) for layer in held) - shared
 

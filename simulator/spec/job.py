@@ -55,6 +55,26 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateSettings:
+    """The optimizer's constants."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
+    """For AdamW; Adam and SGD have none."""
+    momentum: float = 0.9
+    """For SGD."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGroup:
+    """The settings of some parameters that differ from the job's."""
+
+    learning_rate_factor: float = 1.0
+    weight_decay: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """What to train and how, without any reference to machines."""
 
@@ -73,8 +93,11 @@ class Job:
     gradient_sync: Literal["overlap", "serial"] = "overlap"
     steps: int | None = None
     learning_rate: float = 3e-4
+    learning_rate_min: float = 0.0
+    """Where a decaying schedule ends."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     warmup_steps: int = 0
+    update: UpdateSettings = field(default_factory=UpdateSettings)
     clip_norm: float | None = None
     dropout: float = 0.0
     objective: Objective = field(default_factory=Objective)
@@ -83,6 +106,8 @@ class Job:
     factory: str | None = None
     """A user's function that returns the layers, as ``module:function``. Only workers run it, so
     such a model also needs a description."""
+    script: str | None = None
+    """A user's Python script, which only workers run. Its model has a description as well."""
     weights: str | None = None
     """A Hugging Face checkpoint to start from instead of random weights."""
     engine: Engine = "sailor"

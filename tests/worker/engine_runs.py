@@ -16,7 +16,7 @@ from worker.engines.deepspeed.config import read_config
 from worker.engines.deepspeed.engine import DeepSpeedTrainer
 from worker.layout.tensor_table import tensors_of
 from worker.training.full_tensors import TensorKey, merge_ranks, rank_tensors
-from worker.training.trainer import Trainer, TrainingProgress
+from worker.training.trainer import RankTrainer, TrainingProgress
 
 State = tuple[dict[TensorKey, Any], TrainingProgress]
 
@@ -29,7 +29,7 @@ def train(
     trainer: Any
     if engine == "sailor":
         transport = ProcessTransport(store, rank, plan.device_count)
-        trainer = Trainer(job, plan, rank, transport, data)
+        trainer = RankTrainer(job, plan, rank, transport, data)
     else:
         config = read_config(None, plan, job)
         device = torch.device("cpu")

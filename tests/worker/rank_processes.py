@@ -23,7 +23,7 @@ from worker.distributed.process_groups import ProcessTransport
 from worker.profiling.fault_injection import FailPoint
 from worker.profiling.timeline import Recorder
 from worker.training.precision import FP64
-from worker.training.trainer import Trainer
+from worker.training.trainer import RankTrainer
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload([__name__])
@@ -87,7 +87,7 @@ def train_generations(
         size = plan.device_count
         if rank < size:
             transport = ProcessTransport(store, rank, size, generation=str(generation))
-            trainer = Trainer(job, plan, rank, transport, SomeLabels(job), precision=FP64)
+            trainer = RankTrainer(job, plan, rank, transport, SomeLabels(job), precision=FP64)
             reports = [trainer.step() for _ in range(steps)]
             transport.close()
             sums = {k: v for m in trainer.buffers.values() for k, v in checksums(m).items()}
@@ -104,7 +104,7 @@ def train_until_lost(
     """Train until a rank is lost."""
     transport = ProcessTransport(store, rank, size)
     recorder = Recorder(rank, fail_at=fail_at)
-    trainer = Trainer(job, plan, rank, transport, SomeLabels(job), recorder=recorder)
+    trainer = RankTrainer(job, plan, rank, transport, SomeLabels(job), recorder=recorder)
     try:
         while True:
             trainer.step()

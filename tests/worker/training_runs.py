@@ -22,7 +22,7 @@ from worker.models.loss import NO_LABEL
 from worker.models.microbatch_context import MicroBatch, MicroBatchContext
 from worker.training.full_tensors import TensorKey, merge_ranks, rank_tensors
 from worker.training.precision import Precision
-from worker.training.trainer import StepReport, Trainer
+from worker.training.trainer import RankTrainer, StepReport
 
 HERE = Place("cpu", "local", "local")
 
@@ -90,7 +90,7 @@ class Run:
     state: dict[TensorKey, torch.Tensor]
     disagreements: list[str]
     """Holders with different bits, and after which step."""
-    trainers: list[Trainer]
+    trainers: list[RankTrainer]
 
 
 def trained(
@@ -106,7 +106,7 @@ def trained(
     data = data or SomeLabels(job)
 
     def body(transport: ThreadTransport) -> tuple[Any, ...]:
-        trainer = Trainer(job, plan, transport.rank, transport, data, precision=precision)
+        trainer = RankTrainer(job, plan, transport.rank, transport, data, precision=precision)
         reports, sums = [], []
         for _ in range(steps):
             reports.append(trainer.step())

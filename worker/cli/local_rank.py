@@ -27,11 +27,12 @@ from worker.distributed.single_rank import SingleRankTransport
 from worker.engines.deepspeed.config import DeepSpeedConfigError
 from worker.engines.deepspeed.engine import DeepSpeedTrainer
 from worker.models.apply_plan import ShardValues
+from worker.models.module_layers import ModuleSource
 from worker.profiling.activity_board import ActivityBoard
 from worker.profiling.fault_injection import FailPoint
 from worker.profiling.timeline import Recorder
 from worker.training.full_tensors import RankTensors, rank_tensors
-from worker.training.trainer import NotANumberError, StepReport, Trainer
+from worker.training.trainer import NotANumberError, RankTrainer, StepReport
 
 DEADLINE_S = 600.0
 """Seconds that a rank waits for a peer that is not known to be lost."""
@@ -54,6 +55,8 @@ class RunSpec:
     """The socket of the rendezvous."""
     weights: Callable[[int], ShardValues] | None = None
     """Returns the initial weights of a layer, if they are not the job's random ones."""
+    module: ModuleSource | None = None
+    """A user's module, which trains instead of a known model."""
     keeps_spans: bool = False
     fail_at: FailPoint | None = None
     beginning: ResumePoint | None = None
@@ -94,7 +97,9 @@ def _train(
         transport = connect(rank, ranks=ranks, listening=spec.listening, device=device)
     with _reporting_errors(transport):
         about = spec.job, spec.plan, rank, transport, spec.data
-        trainer = Trainer(*about, device=device, recorder=recorder, weights=spec.weights)
+        trainer = RankTrainer(
+            *about, device=device, recorder=recorder, weights=spec.weights, module=spec.module
+        )
         _resume(trainer, spec)
         for _ in range(spec.steps):
             _send_step(send, rank, trainer.step())
@@ -132,7 +137,7 @@ def _train_by_deepspeed(
         raise PeerFailedError(str(error).partition("\n")[0]) from error
 
 
-def _resume(trainer: Trainer | DeepSpeedTrainer, spec: RunSpec) -> None:
+def _resume(trainer: RankTrainer | DeepSpeedTrainer, spec: RunSpec) -> None:
     if spec.beginning is not None:
         trainer.restore(spec.beginning.logical, spec.beginning.progress)
 

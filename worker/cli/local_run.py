@@ -28,18 +28,22 @@ from worker.checkpoint.convert import external_names
 from worker.checkpoint.resume import OPTION, ResumePoint, open_resume_point
 from worker.cli.local_launcher import ended_by_signals, run_ranks
 from worker.cli.local_rank import RunSpec, train
-from worker.cli.progress_display import ProgressDisplay
 from worker.control.preload import preload
+from worker.data.batch import DataSource
 from worker.data.open_data import open_data
 from worker.engines import select
 from worker.engines.deepspeed import config as deepspeed_config
 from worker.layout.rank_layout import TIED, RankPlace, plan_problems, rank_places
 from worker.layout.tensor_table import tensors_of
 from worker.models import exact
+from worker.models.apply_plan import ShardValues
 from worker.models.starting_weights import open_weights
 from worker.profiling.activity_board import ActivityBoard
 from worker.profiling.fault_injection import FailPoint
 from worker.profiling.timeline import RankTimeline, Span, trace
+from worker.reporting.progress_display import ProgressDisplay
+from worker.script.load import load_script
+from worker.script.recipe import Recipe
 from worker.training.full_tensors import merge_ranks
 from worker.types import ACTIVITIES
 
@@ -68,9 +72,12 @@ class RunOptions:
 
 def train_alone(options: RunOptions) -> None:
     """Train a job under a plan on this machine, without a daemon."""
-    job = load_job(options.job)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # Custom code may compute here and must not start threads.
+    recipe = load_script(options.job) if options.job.suffix == ".py" else None
+    job = load_job(options.job) if recipe is None else recipe.job()
     with ended_by_signals(), ExitStack() as stack:
-        spec = _prepare(options, job, stack)
+        spec = _prepare(options, job, recipe, threads, stack)
         places, ranks = rank_places(spec.plan), spec.plan.device_count
         results = _RunResults(ProgressDisplay(spec.steps, as_json=options.as_json))
         board = ActivityBoard(ranks)
@@ -81,17 +88,22 @@ def train_alone(options: RunOptions) -> None:
         if options.timeline is not None:
             _write_timeline(options.timeline, places, results)
         if spec.pieces is not None and options.save is not None:
-            _save(job, ranks, spec.pieces, options.save)
+            _save(job, recipe, ranks, spec.pieces, options.save)
 
 
-def _prepare(options: RunOptions, job: Job, stack: ExitStack) -> RunSpec:
+def _prepare(
+    options: RunOptions, job: Job, recipe: Recipe | None, threads: int, stack: ExitStack
+) -> RunSpec:
     """Read, check and open everything; report all problems at once."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # Custom code may compute here and must not start threads.
     problems, folder = Problems(), options.job.parent
     plan = _checked(problems, lambda: _plan(options, job))
-    data = _checked(problems, lambda: open_data(job, folder))
-    weights = _checked(problems, lambda: open_weights(job, folder))
+    data: DataSource | None
+    weights: Callable[[int], ShardValues] | None = None
+    if recipe is None:
+        data = _checked(problems, lambda: open_data(job, folder))
+        weights = _checked(problems, lambda: open_weights(job, folder))
+    else:
+        data = recipe.data()
     _checked(problems, lambda: _check_writable(options.timeline))
     pieces = _checked(problems, lambda: stack.enter_context(_pieces_folder(options.save)))
     config = _checked(problems, lambda: _deepspeed_config(options, plan, job))
@@ -120,6 +132,7 @@ def _prepare(options: RunOptions, job: Job, stack: ExitStack) -> RunSpec:
         plan=plan,
         data=data,
         weights=weights,
+        module=recipe,
         beginning=beginning,
         steps=_steps(options, job, beginning),
         device=device,
@@ -316,11 +329,15 @@ def _with_path(path: Path) -> Iterator[None]:
         raise OSError(getattr(error, "errno", None) or errno.EIO, strerror, str(path)) from None
 
 
-def _save(job: Job, ranks: int, pieces: Path, folder: Path) -> None:
-    """Merge the ranks' shards into one file, under Hugging Face's names if the family has them."""
+def _save(job: Job, recipe: Recipe | None, ranks: int, pieces: Path, folder: Path) -> None:
+    """Merge the ranks' shards into one file, under the module's names or Hugging Face's."""
     shares = [torch.load(pieces / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
     merged = merge_ranks(shares, tensors_of(job))
     whole = {(0 if layer == TIED else layer, name): t for (layer, name, _), t in merged.items()}
+    if recipe is not None:
+        with _with_path(folder):
+            recipe.save(whole, folder)
+        return
     unfinished = pieces / "model.safetensors"
     with _with_path(folder):
         save_file(external_names(job, whole), unfinished, metadata={"format": "pt"})

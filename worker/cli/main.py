@@ -92,6 +92,20 @@ def run(**options: Any) -> None:
     train_alone(RunOptions(**options))
 
 
+@main.command()
+@click.argument("script", type=click.Path(path_type=Path))
+@click.argument("arguments", nargs=-1)
+def describe(script: Path, arguments: tuple[str, ...]) -> None:
+    """Print the job of a script: its settings, and its model as a plan needs it.
+
+    The script runs up to its train(). ``sailorctl submit`` does this by itself.
+    """
+    from worker.script.job_text import job_text  # noqa: PLC0415 - loads torch, which takes seconds
+    from worker.script.load import load_script  # noqa: PLC0415 - the same
+
+    click.echo(job_text(load_script(script, arguments).job(), script), nl=False)
+
+
 @main.command("convert-tokens")
 @click.argument("text", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Token file to write.")

@@ -24,7 +24,9 @@ from worker.distributed.rendezvous import RendezvousInfo
 from worker.layout.rank_layout import plan_problems, rank_places
 from worker.models import exact
 from worker.models.apply_plan import ShardValues
+from worker.models.module_layers import ModuleSource
 from worker.models.starting_weights import open_weights, zero_weights
+from worker.script.load import load_script
 
 WAIT_S = 600.0
 """Deadline of a collective in seconds, if the agent does not set one."""
@@ -120,6 +122,7 @@ class OpenJob:
     plan: Plan
     data: DataSource
     weights: Callable[[int], ShardValues] | None
+    module: ModuleSource | None
 
 
 @dataclass(eq=False)
@@ -130,6 +133,7 @@ class JobCache:
     _job: Job | None = None
     _data: DataSource | None = None
     _weights: Callable[[int], ShardValues] | None = None
+    _module: ModuleSource | None = None
 
     def open(self, about: Assignment) -> OpenJob:
         """Read the job and the plan, and open the data; ``InputError`` says what is wrong."""
@@ -137,8 +141,13 @@ class JobCache:
         text = path.read_bytes()
         if self._job is None or self._data is None or text != self._text:
             self._job = load_job(path)
-            self._data = open_data(self._job, about.base)
-            self._weights = open_weights(self._job, about.base)
+            if self._job.script is None:
+                self._module = None
+                self._data = open_data(self._job, about.base)
+                self._weights = open_weights(self._job, about.base)
+            else:
+                recipe = load_script(about.base / self._job.script)
+                self._module, self._data = recipe, recipe.data()
             self._text = text
         job, plan = self._job, about.plan
         found = list(exact.exact_problems(job)) if job.model.family == "exact" else []
@@ -146,4 +155,4 @@ class JobCache:
         if found:
             raise InputError(found)
         weights = self._weights if about.restore.source == "start" else zero_weights(job)
-        return OpenJob(job, plan, self._data, weights)
+        return OpenJob(job, plan, self._data, weights, self._module)

@@ -43,7 +43,7 @@ from worker.layout.tensor_table import holdings_for
 from worker.profiling.compute_time import ComputeTimer, slowed_by_file
 from worker.profiling.fault_injection import Milestone, parse_fail_point
 from worker.profiling.timeline import Recorder
-from worker.training.trainer import NotANumberError, StepReport, Trainer
+from worker.training.trainer import NotANumberError, RankTrainer, StepReport
 
 FAIL_POINT = "SAILOR_FAIL_AT"
 """Environment variable for tests: ``RANK:WHERE:STEP@GENERATION``, or the path of a fail file."""
@@ -253,7 +253,9 @@ class GenerationRun:
                 *rank, store, opened.data, deadline_s=about.wait_s, **shared
             )
             return self._trainer
-        self._trainer = Trainer(*rank, opened.data, busy=self._busy, **shared)
+        self._trainer = RankTrainer(
+            *rank, opened.data, busy=self._busy, module=opened.module, **shared
+        )
         return self._trainer
 
     def _open_snapshots(self, trainer: TrainingEngine, transport: Transport) -> None:

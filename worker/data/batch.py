@@ -6,7 +6,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 # A batch's digests are summed in a float: 2^21 of them stay exact below 2^53.
-_DIGEST_BYTES = 4
+DIGEST_BYTES = 4
 SAMPLES_MAX = 2**21
 
 
@@ -22,10 +22,12 @@ SAMPLES_MAX = 2**21
 class Samples:
     """Some samples of one batch, one per row."""
 
-    inputs: Tensor
-    """Token ids (rows, sequence), or images (rows, channels, height, width)."""
-    labels: Tensor
-    """The token that follows each input (rows, sequence), or the class of each image (rows)."""
+    inputs: Any
+    """Token ids (rows, sequence), or images (rows, channels, height, width). Of a user's data: a
+    batch as their code makes it, labels included."""
+    labels: Any
+    """The token that follows each input (rows, sequence), or the class of each image (rows).
+    ``None`` for a user's data."""
     digests: Tensor
     """One int64 per row: a hash of its content, step and position."""
 
@@ -44,7 +46,7 @@ def samples_of(
     digests = []
     for position, row, label in zip(positions, inputs, labels, strict=True):
         content = struct.pack("<QQ", step, position) + row.tobytes() + label.tobytes()
-        digest = hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
+        digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
         digests.append(int.from_bytes(digest, "little"))
     return Samples(
         torch.from_numpy(np.ascontiguousarray(inputs)),

@@ -13,12 +13,13 @@ from worker.layout.rank_layout import Holdings, Tables, holdings_of, tensors_by_
 from worker.types import LogicalTensor
 
 
-def table_of(job: Job, index: int) -> tuple[LogicalTensor, ...]:
-    """Return the parameters of one layer in their fixed order."""
+def table_of(job: Job, index: int, *, frozen: bool = False) -> tuple[LogicalTensor, ...]:
+    """Return the trained, or the frozen, parameters of one layer in their fixed order."""
     layer = job.model.layers[index]
     return tuple(
         _spec(layer, tensor, atoms=job.max_tp, vocabulary=job.model.vocab)
         for tensor in layer.tensors
+        if tensor.frozen == frozen
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from worker.models.builtin import builtin_layer
 from worker.models.custom import custom_layer
 from worker.models.dropout import KeyedDropout
 from worker.models.loss import loss_sum
-from worker.models.microbatch_context import MicroBatchContext
+from worker.models.microbatch_context import MicroBatch, MicroBatchContext
 from worker.models.tensor_parallel import (
     ColumnLinear,
     RowLinear,
@@ -48,6 +48,19 @@ class LocalTensor:
     parameter: nn.Parameter
 
 
+class HeldLayer(Protocol):
+    """A layer as a rank holds it: a known one, or a part of a user's module."""
+
+    index: int
+    tensors: tuple[LocalTensor, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Compute the layer."""
+
+    def losses(self, x: Tensor, current: MicroBatch) -> Tensor:
+        """Compute this layer, which must be the head, and the sum of the losses."""
+
+
 @dataclass(slots=True)
 class LocalLayer:
     """One layer as one rank holds it."""
@@ -62,6 +75,11 @@ class LocalLayer:
     def __call__(self, x: Tensor) -> Tensor:
         out: Tensor = self.module(x)
         return out
+
+    def losses(self, x: Tensor, current: MicroBatch) -> Tensor:
+        """Compute this layer, which must be the head, and the sum of the losses of all labels."""
+        assert current.labels is not None, "the last stage has labels"
+        return self.loss_sum(self(x), current.labels)
 
     def loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the sum of the losses of all labels; this layer must be the head."""

@@ -63,6 +63,36 @@ class TpEntry(nn.Module):
         return copy_to_tp(x, self.group)
 
 
+class SharedEntry:
+    """Begins a split part once for all columns that take the same tensor."""
+
+    def __init__(self, group: Collective) -> None:
+        self._group = group
+        self._last: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._last is None or self._last[0] is not x:
+            self._last = x, copy_to_tp(x, self._group)
+        return self._last[1]
+
+    def clear(self) -> None:
+        """Forget the last tensor, so that its memory can be freed."""
+        self._last = None
+
+
+class EntryLinear(nn.Module):
+    """Some outputs of a linear layer, behind an entry that it may share with others."""
+
+    def __init__(self, whole: nn.Linear, entry: SharedEntry) -> None:
+        super().__init__()
+        self.weight = whole.weight
+        self.bias: nn.Parameter | None = whole.bias
+        self._entry = entry
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(self._entry(x), self.weight, self.bias)
+
+
 class PartialLinear(nn.Module):
     """One rank's shard of a linear layer; takes over its parameters."""
 

@@ -8,7 +8,7 @@ contiguous wherever a rank holds just one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -22,7 +22,7 @@ from worker.layout.rank_layout import (
     atoms_layout,
     unsplit_layout,
 )
-from worker.models.apply_plan import LocalLayer
+from worker.models.apply_plan import HeldLayer
 from worker.training.precision import Precision
 from worker.types import LogicalTensor
 
@@ -109,6 +109,22 @@ class LayerBuffer:
         if not bucket.with_unsplit:
             self.scatter_atoms(flat, bucket.atoms, values)
 
+    def bucket_slots(self, bucket: Bucket) -> tuple[TensorSlot, ...]:
+        """Return where each tensor is in what ``gather_bucket`` returns."""
+        if not bucket.with_unsplit:
+            return atoms_layout(self.specs, bucket.atoms, atoms=self.atoms).slots
+        if len(bucket.atoms) > 0:
+            return self.whole_slots
+        return self.whole.slots
+
+    @property
+    def whole_slots(self) -> tuple[TensorSlot, ...]:
+        """The slots of all tensors, by their offset in the whole buffer."""
+        moved = (
+            replace(slot, offset=slot.offset + self.split.elements) for slot in self.whole.slots
+        )
+        return (*self.split.slots, *moved)
+
     def take_over_parameters(self, precision: Precision) -> None:
         """Copy the parameters' values into the buffers, and make the parameters views of them."""
         for parameter, view in zip(self.parameters, self.views(self.master), strict=True):
@@ -151,7 +167,7 @@ def _views(flat: Tensor, image: FlatLayout) -> list[Tensor]:
 
 
 def layer_buffers(
-    layers: Sequence[LocalLayer],
+    layers: Sequence[HeldLayer],
     tables: Mapping[int, tuple[LogicalTensor, ...]],
     *,
     atoms: int,

@@ -10,17 +10,14 @@ in the cache, which recovers most of what fusing would save.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from simulator.spec.job import OPTIMIZER_MOMENTS, Job
-
-BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
-WEIGHT_DECAY = 0.01
-"""For AdamW; Adam and SGD have none."""
-MOMENTUM = 0.9
+from simulator.spec.job import OPTIMIZER_MOMENTS, Job, ParameterGroup, UpdateSettings
+from worker.layout.rank_layout import TensorSlot
 
 _CHUNK = {"cpu": 2**16}
 _CHUNK_ELSEWHERE = 2**24
@@ -36,7 +33,7 @@ def learning_rate(job: Job, step: int) -> float:
     decaying = max(job.steps - job.warmup_steps, 1)
     done = min((step - job.warmup_steps) / decaying, 1.0)
     left = (1 + math.cos(math.pi * done)) / 2 if job.schedule == "cosine" else 1 - done
-    return job.learning_rate * left
+    return job.learning_rate_min + (job.learning_rate - job.learning_rate_min) * left
 
 
 def clip_factor(norm: float, clip_norm: float | None) -> float:
@@ -44,6 +41,29 @@ def clip_factor(norm: float, clip_norm: float | None) -> float:
     if clip_norm is None or norm <= clip_norm:
         return 1.0
     return clip_norm / norm
+
+
+Groups = Sequence[tuple[slice, ParameterGroup]]
+"""Ranges of a flat buffer, and the group of each."""
+GroupsOf = Callable[[int, Sequence[TensorSlot], int], Groups]
+"""Returns the groups of a layer's flat buffer, given its slots and its length."""
+
+
+def groups_in(
+    slots: Sequence[TensorSlot], length: int, group_of: Callable[[str], ParameterGroup]
+) -> Groups:
+    """Return the groups of a flat buffer; neighbours of one group are one range."""
+    found: list[tuple[slice, ParameterGroup]] = []
+    if not slots:
+        return found
+    ends = [*(slot.offset for slot in slots[1:]), length]
+    for slot, end in zip(slots, ends, strict=True):
+        group = group_of(slot.spec.name)
+        first = slot.offset
+        if found and found[-1][1] == group:
+            first = found.pop()[0].start
+        found.append((slice(first, end), group))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +76,32 @@ class OptimizerStep:
     """Multiplies the gradients; combines loss scale, mean over labels and clipping."""
     count: int
     """The number of updates, including this one."""
+    settings: UpdateSettings = field(default_factory=UpdateSettings)
 
     @classmethod
     def moment_count(cls, job: Job) -> int:
         """Return how many moments are kept for each weight."""
         return OPTIMIZER_MOMENTS[job.optimizer]
+
+    def of_group(self, group: ParameterGroup) -> OptimizerStep:
+        """Return the step of the parameters of a group."""
+        settings = self.settings
+        if group.weight_decay is not None:
+            settings = replace(settings, weight_decay=group.weight_decay)
+        rate = self.learning_rate * group.learning_rate_factor
+        return replace(self, learning_rate=rate, settings=settings)
+
+    def apply_by_group(
+        self,
+        groups: Groups,
+        weight: Tensor,
+        gradient: Tensor,
+        moments: tuple[Tensor, ...],
+    ) -> None:
+        """Update weights in place, each range with the settings of its group."""
+        for part, group in groups:
+            here = tuple(moment[part] for moment in moments)
+            self.of_group(group).apply(weight[part], gradient[part], here)
 
     def apply(self, weight: Tensor, gradient: Tensor, moments: tuple[Tensor, ...]) -> None:
         """Update the weights in place; the gradient stays unchanged."""
@@ -75,25 +116,26 @@ class OptimizerStep:
 
     def _sgd(self, weight: Tensor, gradient: Tensor, m: Tensor, *, a: Tensor, b: Tensor) -> None:  # noqa: ARG002 - Adam needs b
         torch.mul(gradient, self.gradient_factor, out=a)
-        m.mul_(MOMENTUM).add_(a)
+        m.mul_(self.settings.momentum).add_(a)
         torch.mul(m, self.learning_rate, out=a)
         weight.sub_(a)
 
     def _adam(
         self, weight: Tensor, gradient: Tensor, m: Tensor, v: Tensor, *, a: Tensor, b: Tensor
     ) -> None:
-        torch.mul(gradient, self.gradient_factor * (1 - BETA_1), out=b)
-        m.mul_(BETA_1).add_(b)
+        beta_1, beta_2 = self.settings.betas
+        torch.mul(gradient, self.gradient_factor * (1 - beta_1), out=b)
+        m.mul_(beta_1).add_(b)
         torch.mul(gradient, gradient, out=a)
-        a.mul_(self.gradient_factor**2 * (1 - BETA_2))
-        v.mul_(BETA_2).add_(a)
+        a.mul_(self.gradient_factor**2 * (1 - beta_2))
+        v.mul_(beta_2).add_(a)
         # The bias corrections c1 and c2 are folded into two constants: lr/c1 * m / (sqrt(v/c2) + e)
         # = lr sqrt(c2)/c1 * m / (sqrt(v) + e sqrt(c2)).
-        root = math.sqrt(1 - BETA_2**self.count)
+        root = math.sqrt(1 - beta_2**self.count)
         torch.sqrt(v, out=a)
-        a.add_(EPSILON * root)
+        a.add_(self.settings.epsilon * root)
         torch.div(m, a, out=b)
-        b.mul_(self.learning_rate * root / (1 - BETA_1**self.count))
+        b.mul_(self.learning_rate * root / (1 - beta_1**self.count))
         if self.optimizer == "adamw":
-            weight.mul_(1 - self.learning_rate * WEIGHT_DECAY)
+            weight.mul_(1 - self.learning_rate * self.settings.weight_decay)
         weight.sub_(b)

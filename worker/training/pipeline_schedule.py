@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from simulator.estimate.pass_order import Op, device_orders
 from simulator.spec.plan import Plan
@@ -43,16 +45,6 @@ class ConsumedSamples:
     digest_sum: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _ForwardInput:
-    """The input of a forward pass."""
-
-    input: Tensor
-    context: MicroBatch
-    labels: Tensor | None
-    """Set on the last stage, which computes the loss."""
-
-
 class PipelineRank:
     """One rank of one stage, with its neighbours and its data."""
 
@@ -69,7 +61,9 @@ class PipelineRank:
         device: torch.device,
         recorder: Recorder,
         busy: ComputeTimer,
+        batch_everywhere: bool,
     ) -> None:
+        self._batch_everywhere = batch_everywhere
         self._plan, self._place, self._stage, self._data = plan, place, stage, data
         self._random_seed, self._dtype, self._device = random_seed, dtype, device
         self._recorder, self._busy = recorder, busy
@@ -108,7 +102,7 @@ class PipelineRank:
             if index + 1 < len(self._order):
                 self._expect(self._order[index + 1])
             if op.kind == "F":
-                self._forward(op, self._work(op, arrived, step, consumed), consumed)
+                self._forward(op, *self._work(op, arrived, step, consumed), consumed)
             else:
                 done = layer_done if index == last else ignore_layer
                 self._backward(op, arrived, seed=seed, layer_done=done)
@@ -122,28 +116,25 @@ class PipelineRank:
         found: list[int] = []
         for op in self._order:
             if op.kind == "F":
-                work = self._work(op, self._take(op), step, self._nothing())
-                bad, result = self._stage.first_bad_layer(
-                    work.input, current=work.context, labels=work.labels
-                )
+                x, current = self._work(op, self._take(op), step, self._nothing())
+                bad, result = self._stage.first_bad_layer(x, current=current)
                 found += [] if bad is None else [bad]
-                if work.labels is None:
+                if not self._place.is_last:
                     self._results.send(result)
         self._results.finish()
         return min(found, default=None)
 
-    def _forward(self, op: Op, work: _ForwardInput, consumed: ConsumedSamples) -> None:
+    def _forward(self, op: Op, x: Tensor, current: MicroBatch, consumed: ConsumedSamples) -> None:
         with self._recorder.span("forward", micro_batch=op.micro_batch), self._busy:
-            result = self._stage.forward(
-                op.micro_batch, work.input, current=work.context, labels=work.labels
-            )
-        if work.labels is None:
+            result = self._stage.forward(op.micro_batch, x, current=current)
+        if not self._place.is_last:
             assert self._gradients is not None, "only the last stage has labels"
             self._gradients.shape = tuple(result.shape)
             with self._recorder.span("send", micro_batch=op.micro_batch):
                 self._results.send(result)
         elif self._place.index == 0:
             consumed.loss_sum += result
+            consumed.labels += current.label_count
 
     def _backward(
         self, op: Op, arrived: Tensor | None, *, seed: float, layer_done: Callable[[int], None]
@@ -159,30 +150,36 @@ class PipelineRank:
 
     def _work(
         self, op: Op, arrived: Tensor | None, step: int, consumed: ConsumedSamples
-    ) -> _ForwardInput:
+    ) -> tuple[Tensor, MicroBatch]:
+        """Return the input of a forward pass, and what else is known of its micro batch."""
         place = self._place
         positions = sample_positions(
             self._plan, pipeline=place.pipeline, micro_batch=op.micro_batch
         )
         indices = torch.arange(positions.start, positions.stop, device=self._device)
-        context = MicroBatch(self._random_seed, step, indices)
-        if not (place.is_first or place.is_last):
+        current = MicroBatch(self._random_seed, step, indices)
+        if not (place.is_first or place.is_last or self._batch_everywhere):
             assert arrived is not None
-            return _ForwardInput(arrived, context, None)
+            return arrived, current
         with self._recorder.span("data", micro_batch=op.micro_batch):
             samples = self._data.batch(step, positions)
-        if arrived is None:
-            arrived = samples.inputs.to(self._device)
-            if arrived.is_floating_point():
-                arrived = arrived.to(self._dtype)
+        current.inputs = tree_map(self._to_device, samples.inputs)
         if place.is_first and place.index == 0:
             consumed.samples += len(positions)
             consumed.digest_sum += int(samples.digests.sum())
-        if not place.is_last:
-            return _ForwardInput(arrived, context, None)
-        if place.index == 0:
-            consumed.labels += int((samples.labels != NO_LABEL).sum())
-        return _ForwardInput(arrived, context, samples.labels.to(self._device))
+        if place.is_last and samples.labels is not None:
+            current.label_count = int((samples.labels != NO_LABEL).sum())
+            current.labels = samples.labels.to(self._device)
+        if arrived is None:
+            is_tensor = isinstance(current.inputs, Tensor)
+            arrived = current.inputs if is_tensor else torch.empty(0, device=self._device)
+        return arrived, current
+
+    def _to_device(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        dtype = self._dtype if value.is_floating_point() else None
+        return value.to(device=self._device, dtype=dtype)
 
     def _expect(self, op: Op) -> None:
         box = self._inbox_for(op)

@@ -16,7 +16,7 @@ import torch
 import torch.fx.experimental.symbolic_shapes
 from torch import Tensor
 
-from worker.models.apply_plan import LocalLayer
+from worker.models.apply_plan import HeldLayer
 from worker.models.microbatch_context import MicroBatch, MicroBatchContext
 
 Computation = Callable[[Tensor], Tensor]
@@ -37,25 +37,25 @@ class StageRunner:
 
     def __init__(
         self,
-        layers: Sequence[LocalLayer],
+        layers: Sequence[HeldLayer],
         *,
         recomputed: frozenset[int],
         context: MicroBatchContext,
         collect: Callable[[int], None],
+        computes_loss: bool,
     ) -> None:
         self.layers = tuple(layers)
         self._recomputed = recomputed
         self._context = context
         self._collect = collect
+        self._computes_loss = computes_loss
         self._kept: dict[int, tuple[MicroBatch, list[_SavedForward]]] = {}
 
-    def forward(
-        self, micro_batch: int, x: Tensor, *, current: MicroBatch, labels: Tensor | None
-    ) -> Tensor:
-        """Run a forward pass; with ``labels``, return the sum of their losses."""
+    def forward(self, micro_batch: int, x: Tensor, *, current: MicroBatch) -> Tensor:
+        """Run a forward pass; on the last stage, return the sum of the losses."""
         self._context.current = current
         kept: list[_SavedForward] = []
-        for layer, compute in zip(self.layers, self._computations(labels), strict=True):
+        for layer, compute in zip(self.layers, self._computations(current), strict=True):
             x = x.detach()
             if x.is_floating_point():
                 x.requires_grad_()
@@ -86,28 +86,27 @@ class StageRunner:
                     part.output = part.compute(part.input)
             if isinstance(incoming, float):
                 incoming = torch.full_like(part.output, incoming)
-            torch.autograd.backward(part.output, incoming)
+            if part.output.requires_grad:  # Not of a frozen embedding.
+                torch.autograd.backward(part.output, incoming)
             incoming = part.input.grad
             self._collect(layer.index)
             layer_done(layer.index)
         assert not isinstance(incoming, float)
         return incoming
 
-    def first_bad_layer(
-        self, x: Tensor, *, current: MicroBatch, labels: Tensor | None
-    ) -> tuple[int | None, Tensor]:
+    def first_bad_layer(self, x: Tensor, *, current: MicroBatch) -> tuple[int | None, Tensor]:
         """Run a forward pass and return the first layer with a non-finite output."""
         self._context.current = current
         bad: int | None = None
         with torch.no_grad():
-            for layer, compute in zip(self.layers, self._computations(labels), strict=True):
+            for layer, compute in zip(self.layers, self._computations(current), strict=True):
                 x = compute(x)
                 if bad is None and not torch.isfinite(x).all():
                     bad = layer.index
         return bad, x
 
-    def _computations(self, labels: Tensor | None) -> list[Computation]:
-        if labels is None:
+    def _computations(self, current: MicroBatch) -> list[Computation]:
+        if not self._computes_loss:
             return list(self.layers)
         *others, head = self.layers
-        return [*others, lambda x: head.loss_sum(head(x), labels)]
+        return [*others, lambda x: head.losses(x, current)]

@@ -10,27 +10,34 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from simulator.spec.job import Job
+from simulator.spec.job import Job, ParameterGroup
 from simulator.spec.plan import Plan
 from worker.data.batch import FIRST_HASH, DataSource, next_hash
 from worker.distributed.interface import Transport
-from worker.layout.rank_layout import TIED, atoms_held, groups_of, rank_places
+from worker.layout.rank_layout import TIED, TensorSlot, atoms_held, groups_of, rank_places
 from worker.layout.tensor_table import holdings_for
-from worker.models.apply_plan import ShardValues, build_layers
+from worker.models.apply_plan import HeldLayer, ShardValues, build_layers
 from worker.models.microbatch_context import MicroBatchContext
+from worker.models.module_layers import ModuleSource, build_module_layers
 from worker.profiling.compute_time import ComputeTimer
 from worker.profiling.timeline import Recorder
 from worker.training.flat_buffers import LayerBuffer, layer_buffers
 from worker.training.full_tensors import TensorKey, load_full_tensors
 from worker.training.gradient_sync import GradientSync
-from worker.training.optimizer import OptimizerStep, clip_factor, learning_rate
+from worker.training.optimizer import (
+    Groups,
+    OptimizerStep,
+    clip_factor,
+    groups_in,
+    learning_rate,
+)
 from worker.training.pipeline_schedule import PipelineRank, ignore_layer
 from worker.training.pipeline_stage import StageRunner
 from worker.training.precision import LossScale, Precision, loss_seed, precision_of
@@ -101,7 +108,7 @@ class StepReport:
     stop: bool
 
 
-class Trainer:
+class RankTrainer:
     """One rank of a plan, ready for the next step."""
 
     def __init__(
@@ -117,6 +124,7 @@ class Trainer:
         precision: Precision | None = None,
         weights: Callable[[int], ShardValues] | None = None,
         busy: ComputeTimer | None = None,
+        module: ModuleSource | None = None,
     ) -> None:
         self.job, self.plan, self.rank = job, plan, rank
         self.precision = precision or precision_of(job)
@@ -130,6 +138,7 @@ class Trainer:
         """Weights and moments match ``progress``: no update was interrupted."""
         self._transport = transport
         self.progress = TrainingProgress(scale=LossScale.first(self.precision))
+        self._module = module
         self.place = rank_places(plan)[rank]
         self.holdings = holdings_for(plan, job)
         # All ranks open their groups in the same order, before anything else can block.
@@ -140,17 +149,32 @@ class Trainer:
         }
         context = MicroBatchContext()
         group = opened.get(self.place.tp_ranks) if self.place.tp > 1 else None
-        layers = build_layers(
-            job,
-            self.place.layers,
-            tp=self.place.tp,
-            tp_index=self.place.index,
-            group=group,
-            context=context,
-            dtype=self.precision.master,
-            device=self.device,
-            weights=weights,
-        )
+        layers: Sequence[HeldLayer]
+        if module is None:
+            layers = build_layers(
+                job,
+                self.place.layers,
+                tp=self.place.tp,
+                tp_index=self.place.index,
+                group=group,
+                context=context,
+                dtype=self.precision.master,
+                device=self.device,
+                weights=weights,
+            )
+        else:
+            layers = build_module_layers(
+                module,
+                job,
+                range(*self.place.layers),
+                tp=self.place.tp,
+                tp_index=self.place.index,
+                group=group,
+                context=context,
+                master=self.precision.master,
+                compute=self.precision.compute,
+                device=self.device,
+            )
         held = atoms_held(tp=self.place.tp, index=self.place.index, atoms=job.max_tp)
         self.buffers: Mapping[int, LayerBuffer] = layer_buffers(
             layers,
@@ -161,11 +185,21 @@ class Trainer:
             moments=OptimizerStep.moment_count(job),
             owned=owned_buckets(self.holdings, rank, zero=job.zero),
         )
+        self._groups = {
+            layer: self._groups_of(layer, buffer.whole_slots, buffer.master.numel())
+            for layer, buffer in self.buffers.items()
+        }
         self._zero1 = (
-            Zero1Update(rank, self.holdings, self.buffers, transport) if job.zero else None
+            Zero1Update(rank, self.holdings, self.buffers, transport, self._groups_of)
+            if job.zero
+            else None
         )
         stage = StageRunner(
-            layers, recomputed=self._recomputed(), context=context, collect=self._collect_gradients
+            layers,
+            recomputed=self._recomputed(),
+            context=context,
+            collect=self._collect_gradients,
+            computes_loss=self.place.is_last,
         )
         self._sync = GradientSync(self.place, self.holdings, self.buffers, transport, self.recorder)
         self.world_group = opened.get(tuple(range(len(rank_places(plan)))))
@@ -181,6 +215,7 @@ class Trainer:
             device=self.device,
             recorder=self.recorder,
             busy=self._busy,
+            batch_everywhere=module is not None,
         )
 
     def step(self) -> StepReport:
@@ -260,6 +295,19 @@ class Trainer:
             stop=totals.stop,
         )
 
+    def _rate_factor(self, step: int) -> float:
+        return 1.0 if self._module is None else self._module.rate_factor(step)
+
+    def _groups_of(self, layer: int, slots: Sequence[TensorSlot], length: int) -> Groups:
+        """Return the groups of the tensors in one of the flat buffers of a layer."""
+        module = self._module
+        if module is None:
+            return groups_in(slots, length, lambda _: ParameterGroup())
+        index = 0 if layer == TIED else layer
+        return groups_in(
+            slots, length, lambda name: module.group_of(module.cut.full_name(index, name))
+        )
+
     def export_state(self) -> None:
         """No-op: the buffers are the live state."""
 
@@ -290,16 +338,19 @@ class Trainer:
     def _update(self, before: TrainingProgress, *, factor: float) -> None:
         update = OptimizerStep(
             self.job.optimizer,
-            learning_rate(self.job, before.step),
+            learning_rate(self.job, before.step) * self._rate_factor(before.step),
             gradient_factor=factor,
             count=before.updates + 1,
+            settings=self.job.update,
         )
         if self._zero1 is not None:
             self._zero1.apply(update)
         with self._busy:
-            for buffer in self.buffers.values():
+            for layer, buffer in self.buffers.items():
                 if self._zero1 is None:
-                    update.apply(buffer.master, buffer.gradient, buffer.moments)
+                    update.apply_by_group(
+                        self._groups[layer], buffer.master, buffer.gradient, buffer.moments
+                    )
                 if buffer.compute is not buffer.master:
                     self.precision.derive(buffer.master, into=buffer.compute)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from worker.distributed.interface import Collective, Transport
 from worker.layout.rank_layout import Bucket, Holdings, all_buckets
 from worker.training.flat_buffers import LayerBuffer
-from worker.training.optimizer import OptimizerStep
+from worker.training.optimizer import GroupsOf, OptimizerStep
 
 
 def owned_buckets(holdings: Holdings, rank: int, *, zero: int) -> tuple[Bucket, ...]:
@@ -32,7 +32,9 @@ class Zero1Update:
         holdings: Holdings,
         buffers: Mapping[int, LayerBuffer],
         transport: Transport,
+        groups_of: GroupsOf,
     ) -> None:
+        self._groups_of = groups_of
         self._rank = rank
         self._buffers = buffers
         self._buckets: list[tuple[Bucket, Collective | None]] = [
@@ -49,7 +51,12 @@ class Zero1Update:
             weights = buffer.gather_bucket(buffer.master, bucket)
             if bucket.owner == self._rank:
                 moments = tuple(buffer.gather_bucket(moment, bucket) for moment in buffer.moments)
-                update.apply(weights, buffer.gather_bucket(buffer.gradient, bucket), moments)
+                update.apply_by_group(
+                    self._groups_of(bucket.layer, buffer.bucket_slots(bucket), weights.numel()),
+                    weights,
+                    buffer.gather_bucket(buffer.gradient, bucket),
+                    moments,
+                )
                 buffer.scatter_bucket(buffer.master, bucket, weights)
                 for kept, values in zip(buffer.moments, moments, strict=True):
                     buffer.scatter_bucket(kept, bucket, values)

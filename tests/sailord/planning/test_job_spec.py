@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sailord.planning.job_spec import job_shape, read_job
 from simulator.documents.problems import InputError
+from simulator.models.families import build_model
+from simulator.spec.job import Job
 from tests.sailord.planning.requests import SPEC
+from worker.script.job_text import job_text
 
 
 def test_submitted_job_may_not_name_files_of_sailords_host():
     spec = '[model]\nconfig = "/etc/passwd"\n[training]\nglobal_batch = 4\n'
     with pytest.raises(InputError, match="names a file"):
         read_job(spec)
+
+
+def test_submitted_job_may_bring_a_script_with_its_models_description():
+    job = Job("small", build_model("gpt2", layers=2, hidden=8, heads=2), 8, 8)
+    spec = job_text(job, Path("/shared/train.py"))
+    read = read_job(spec)
+    assert (read.script, read.model) == ("/shared/train.py", job.model)
 
 
 def test_job_shape_counts_shared_tensors_as_one_more_layer_and_piece():

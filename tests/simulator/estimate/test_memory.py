@@ -147,6 +147,21 @@ def test_state_by_precision_and_optimizer(
     assert first.activations == 2 * width * SAMPLES * TOKENS * 23
 
 
+def test_frozen_parameters_take_their_weights_alone() -> None:
+    whole = model()
+    block = whole.layers[1]
+    frozen = replace(
+        block, tensors=(TensorSpec("extra", (100,), 0, 4, frozen=True), *block.tensors)
+    )
+    changed = replace(whole, layers=(whole.layers[0], frozen, *whole.layers[2:]))
+    for tp, held in ((1, 100), (2, 50)):
+        before, _ = devices(world(), two_stages(tp=tp))
+        after, last = devices(world(model=changed), two_stages(tp=tp))
+        assert after.parameters == before.parameters + 2 * held
+        assert (after.gradients, after.optimizer) == (before.gradients, before.optimizer)
+        assert last.parameters == devices(world(), two_stages(tp=tp))[1].parameters
+
+
 def test_tp_divides_split_tensors() -> None:
     one, four = (devices(world(max_tp=4), two_stages(tp=tp))[0] for tp in (1, 4))
     assert four.parameters == one.parameters / 4

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError
 from simulator.inputs.job_file import job_from_document, load_job
-from simulator.models.description_file import describe
+from simulator.models.description_file import describe, inline_description
 from simulator.models.presets import preset
-from simulator.spec.job import Checkpoint, Data, Job, Objective
+from simulator.spec.job import Checkpoint, Data, Job, Objective, UpdateSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 SCHEMA = json.loads(
@@ -49,6 +49,7 @@ FULL: dict[str, Any] = {
         "schedule": "cosine",
         "warmup_steps": 10,
         "clip_norm": 1.0,
+        "learning_rate_min": 1e-5,
         "dropout": 0.1,
         "runtime": "megatron-deepspeed",
     },
@@ -125,6 +126,32 @@ def test_every_key_is_read() -> None:
     said = FULL["training"]
     assert {key: getattr(job, key) for key in said} == {**said, "micro_batches": (1, 2, 4)}
     assert (job.name, job.profile) == ("mine", "OPT-350")
+
+
+def test_the_optimizers_constants_are_read() -> None:
+    given = {"betas": [0, 0.95], "epsilon": 1e-6, "weight_decay": 0.1, "momentum": 0.5}
+    raw = copy.deepcopy(SMALL)
+    raw["training"] |= given
+    assert read(raw).update == UpdateSettings((0.0, 0.95), 1e-6, 0.1, 0.5)
+    raw["training"]["betas"] = [0.9, 1]
+    with pytest.raises(InputError, match="give two numbers below 1"):
+        read(raw)
+
+
+def test_a_scripts_model_may_stand_in_the_job_itself() -> None:
+    model = preset("gpt2")
+    text = inline_description(model)
+    assert len(text) < len(json.dumps(describe(model))) / 4
+    raw = {**SMALL, "model": {"script": "train.py", "description": text}}
+    assert (read(raw).model, read(raw).script) == (model, "train.py")
+    VALIDATOR.validate(raw)
+    raw["model"] = {"script": "train.py"}
+    with pytest.raises(InputError, match="script: is given without a description"):
+        read(raw)
+    unknown = text.replace('"like":"block 1"', '"like":"block 77"')
+    raw["model"] = {"description": unknown}
+    with pytest.raises(InputError, match="is 'block 77', no earlier layer"):
+        read(raw)
 
 
 def test_training_settings_change_the_model() -> None:
@@ -310,7 +337,11 @@ def test_schema_defaults_match_the_reader() -> None:
     }
     for section, holder in sections.items():
         for key, rule in SCHEMA["properties"][section]["properties"].items():
-            if "default" in rule:
+            if section == "training" and hasattr(job.update, key):
+                wanted = rule["default"]
+                found = getattr(job.update, key)
+                assert found == (tuple(wanted) if isinstance(wanted, list) else wanted), key
+            elif "default" in rule:
                 assert rule["default"] == getattr(holder, key), key
             elif key not in ("global_batch", "sequence", "kind"):
                 assert getattr(holder, key) is None, key

@@ -20,7 +20,7 @@ from worker.checkpoint.placement import pieces_needed
 from worker.checkpoint.snapshot_manager import SnapshotManager, SnapshotTarget, load_snapshot
 from worker.layout.tensor_table import tensors_of
 from worker.training.full_tensors import TensorKey, merge_ranks, rank_tensors
-from worker.training.trainer import StepReport, Trainer
+from worker.training.trainer import RankTrainer, StepReport
 
 NODES = ("n0", "n1", "n2")
 
@@ -82,7 +82,7 @@ def train(
     data = data or SomeLabels(job)
 
     def body(transport: ThreadTransport) -> Any:
-        trainer = Trainer(job, plan, transport.rank, transport, data)
+        trainer = RankTrainer(job, plan, transport.rank, transport, data)
         if after is not None:
             restore(trainer, root, after, sources)
         keeper = SnapshotManager.open(
@@ -105,7 +105,7 @@ def train(
 
 
 def restore(
-    trainer: Trainer, root: Path, after: Generation, sources: Sequence[Source] | None = None
+    trainer: RankTrainer, root: Path, after: Generation, sources: Sequence[Source] | None = None
 ) -> Any:
     """Load a trainer from all nodes' folders."""
     found = fetch(

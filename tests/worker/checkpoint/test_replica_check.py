@@ -14,7 +14,7 @@ from tests.worker.threads import ThreadTransport, run_as_threads
 from tests.worker.training_runs import SomeLabels, plan_of, small_job
 from worker.checkpoint.replica_check import ReplicaMismatchError
 from worker.checkpoint.snapshot_manager import SnapshotManager, SnapshotTarget
-from worker.training.trainer import Trainer
+from worker.training.trainer import RankTrainer
 
 pytestmark = pytest.mark.torch
 
@@ -37,7 +37,7 @@ def said(memory: Path, plan: Plan, *, flipped_at: int | None, stop_at: int = 99)
 
     def body(transport: ThreadTransport) -> str:
         rank = transport.rank
-        trainer = Trainer(JOB, plan, rank, transport, SomeLabels(JOB))
+        trainer = RankTrainer(JOB, plan, rank, transport, SomeLabels(JOB))
         node = plan.pipelines[rank].stages[0].places[0].node or ""
         target = SnapshotTarget("j", 1, 1, node, memory / str(rank), 1, 2, {})
         keeper = SnapshotManager.open(trainer, target, transport)

@@ -21,7 +21,7 @@ from worker.checkpoint import snapshot_file
 from worker.checkpoint.snapshot_manager import SnapshotManager, SnapshotTarget, header_of
 from worker.checkpoint.snapshot_writer import SnapshotWriter
 from worker.distributed.single_rank import SingleRankTransport
-from worker.training.trainer import Trainer
+from worker.training.trainer import RankTrainer
 
 pytestmark = pytest.mark.torch
 
@@ -32,7 +32,7 @@ JOB = JOBS["tied"]
 def keeper(tmp_path: Path):
     """The snapshot manager of a single rank."""
     transport = SingleRankTransport()
-    trainer = Trainer(JOB, alone(JOB), 0, transport, SomeLabels(JOB))
+    trainer = RankTrainer(JOB, alone(JOB), 0, transport, SomeLabels(JOB))
     target = SnapshotTarget("j", 1, 1, "n", tmp_path, 1, 4, {})
     found = SnapshotManager.open(trainer, target, transport)
     trainer.snapshot_hook = found
@@ -91,7 +91,7 @@ def test_file_removed_by_the_agent_is_replaced(keeper, tmp_path):
 
 def test_room_for_one_file_is_too_little(tmp_path):
     transport = SingleRankTransport()
-    trainer = Trainer(JOB, alone(JOB), 0, transport, SomeLabels(JOB))
+    trainer = RankTrainer(JOB, alone(JOB), 0, transport, SomeLabels(JOB))
     target = SnapshotTarget("j", 1, 1, "n", tmp_path, 1, None, {})
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
@@ -118,7 +118,7 @@ def test_update_waits_for_the_copy_of_the_state_before_it(keeper, tmp_path):
     second = {
         p.key: snapshot_file.read_piece(sealed(tmp_path)[2].path, p) for p in _pieces(tmp_path, 2)
     }
-    again = Trainer(JOB, alone(JOB), 0, SingleRankTransport(), SomeLabels(JOB))
+    again = RankTrainer(JOB, alone(JOB), 0, SingleRankTransport(), SomeLabels(JOB))
     again.step()
     again.step()
     master = again.buffers[1].unsplit_part(again.buffers[1].master)
@@ -145,7 +145,7 @@ def test_header_names_buddies_by_what_the_job_must_survive(tmp_path, survive, bu
     zones = {"a": "x", "b": "y", "c": "x"}
 
     def body(transport):
-        trainer = Trainer(job, plan, transport.rank, transport, SomeLabels(job))
+        trainer = RankTrainer(job, plan, transport.rank, transport, SomeLabels(job))
         header, _ = header_of(
             trainer, SnapshotTarget("j", 1, 1, "abc"[transport.rank], tmp_path, 1, 4, zones)
         )

@@ -23,7 +23,7 @@ from worker.models.microbatch_context import MicroBatch, MicroBatchContext
 from worker.models.weight_init import initial_shard
 from worker.training.full_tensors import merge_ranks, rank_tensors
 from worker.training.precision import EXACT
-from worker.training.trainer import Trainer
+from worker.training.trainer import RankTrainer
 
 pytestmark = pytest.mark.torch
 
@@ -159,7 +159,7 @@ def train(job: Job, plan: Plan, steps: int, state=None):
 
     def body(transport):
         data = open_data(job, Path())
-        trainer = Trainer(job, plan, transport.rank, transport, data)
+        trainer = RankTrainer(job, plan, transport.rank, transport, data)
         if state is not None:
             trainer.restore(*state)
         reports = [replace(trainer.step(), seconds=0.0) for _ in range(steps)]

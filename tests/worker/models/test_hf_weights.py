@@ -23,7 +23,7 @@ from worker.data.open_data import open_data
 from worker.models.apply_plan import build_layer, tie
 from worker.models.hf_weights import open_checkpoint, to_huggingface
 from worker.models.microbatch_context import MicroBatchContext
-from worker.training.trainer import Trainer
+from worker.training.trainer import RankTrainer
 
 pytestmark = pytest.mark.torch
 
@@ -250,7 +250,7 @@ def test_any_plan_starts_from_the_checkpoints_weights(name: str, tmp_path: Path)
 
     def body(transport: Any) -> float:
         weights = checkpoint.values
-        trainer = Trainer(job, plan, transport.rank, transport, data, weights=weights)
+        trainer = RankTrainer(job, plan, transport.rank, transport, data, weights=weights)
         return trainer.step().loss
 
     losses = run_as_threads(4, body)

@@ -25,7 +25,7 @@ from worker.training.precision import (
     loss_seed,
     precision_of,
 )
-from worker.training.trainer import NotANumberError, Trainer, TrainingProgress
+from worker.training.trainer import NotANumberError, RankTrainer, TrainingProgress
 
 pytestmark = pytest.mark.torch
 
@@ -88,7 +88,7 @@ def test_overflow_skips_the_update_on_all_ranks_and_halves_the_scale():
     scale = LossScale(2.0**24)
 
     def body(transport):
-        trainer = Trainer(job, MIXED, transport.rank, transport, SomeLabels(job))
+        trainer = RankTrainer(job, MIXED, transport.rank, transport, SomeLabels(job))
         trainer.progress = TrainingProgress(scale=scale)
         before = [checksums(buffer) for buffer in trainer.buffers.values()]
         report = trainer.step()
@@ -123,7 +123,7 @@ def test_loss_scale_does_not_change_the_weights():
     for factor in (1.0, 64.0):
 
         def body(transport, factor=factor):
-            trainer = Trainer(job, alone(job), 0, transport, SomeLabels(job), precision=FP64)
+            trainer = RankTrainer(job, alone(job), 0, transport, SomeLabels(job), precision=FP64)
             trainer.progress = TrainingProgress(scale=LossScale(factor))
             return trainer.step(), trainer.buffers[1].master.clone()
 
@@ -149,7 +149,7 @@ def test_non_finite_loss_names_step_rank_and_layer(layer):
     plan = plan_of(2, (1, [(0, 2, 2), (2, 5, 1)]), (3, [(0, 2, 1), (2, 5, 1)]))
 
     def body(transport):
-        trainer = Trainer(job, plan, transport.rank, transport, SomeLabels(job))
+        trainer = RankTrainer(job, plan, transport.rank, transport, SomeLabels(job))
         trainer.step()
         if transport.rank in (3, 4) and layer in trainer.buffers:
             trainer.buffers[layer].compute.fill_(math.nan)
@@ -171,7 +171,7 @@ def test_non_finite_gradient_names_its_layer():
     job = small_job(tied=False)
 
     def body(transport):
-        trainer = Trainer(job, alone(job), 0, transport, SomeLabels(job))
+        trainer = RankTrainer(job, alone(job), 0, transport, SomeLabels(job))
         parameter = trainer.buffers[2].parameters[0]
         parameter.register_hook(lambda gradient: gradient * math.inf)
         with pytest.raises(NotANumberError, match="the gradient of layer 2 is not finite"):

@@ -13,7 +13,7 @@ from tests.worker.threads import ThreadTransport, ThreadWorld, run_as_threads
 from tests.worker.training_runs import SomeLabels, plan_of, small_job, trained
 from worker.distributed.interface import PeerLostError, TransportError
 from worker.training.full_tensors import rank_tensors
-from worker.training.trainer import Trainer
+from worker.training.trainer import RankTrainer
 
 pytestmark = pytest.mark.torch
 
@@ -26,7 +26,7 @@ LAST = 2
 class Unheard:
     """The vote's group as rank 2 sees it: aborted just before its last result."""
 
-    def __init__(self, trainer: Trainer, world: ThreadWorld, group) -> None:
+    def __init__(self, trainer: RankTrainer, world: ThreadWorld, group) -> None:
         self._trainer, self._world, self._group = trainer, world, group
         self.size, self.index = group.size, group.index
 
@@ -48,7 +48,7 @@ def until_the_loss(job, *, zero: int = 0):
     def body(transport: ThreadTransport):
         world = transport._world
         worlds.append(world)
-        trainer = Trainer(job, PLAN, transport.rank, transport, SomeLabels(job))
+        trainer = RankTrainer(job, PLAN, transport.rank, transport, SomeLabels(job))
         if transport.rank == 2:
             trainer._vote._group = Unheard(trainer, world, trainer.world_group)
         try:
@@ -78,7 +78,7 @@ def test_rank_without_complete_gradients_does_not_roll_forward():
     all_done = threading.Barrier(3)
 
     def body(transport: ThreadTransport):
-        trainer = Trainer(JOB, PLAN, transport.rank, transport, SomeLabels(JOB))
+        trainer = RankTrainer(JOB, PLAN, transport.rank, transport, SomeLabels(JOB))
         trainer.step()
         all_done.wait()  # An abort before a peer has completed its step would abort that one, too.
         transport.record_vote((1, [0.0] * 35))  # A result of the next step, which is impossible.

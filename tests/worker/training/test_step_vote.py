@@ -15,7 +15,7 @@ from tests.worker.training_runs import SomeLabels, drawn, plan_of, small_job
 from worker.layout.rank_layout import holdings_of, rank_places
 from worker.layout.tensor_table import table_of
 from worker.training.step_vote import StepContribution, StepVote, square_sum
-from worker.training.trainer import NoSnapshots, Trainer
+from worker.training.trainer import NoSnapshots, RankTrainer
 
 pytestmark = pytest.mark.torch
 
@@ -92,7 +92,7 @@ def test_one_stop_request_stops_all_ranks_at_the_same_step():
             return step == 1
 
     def body(transport):
-        trainer = Trainer(JOB, plan, transport.rank, transport, SomeLabels(JOB))
+        trainer = RankTrainer(JOB, plan, transport.rank, transport, SomeLabels(JOB))
         if transport.rank == 2:
             trainer.snapshot_hook = Wish()
         return [trainer.step().stop for _ in range(3)]

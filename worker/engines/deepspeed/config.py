@@ -12,7 +12,6 @@ from simulator.documents.files import load_document
 from simulator.documents.problems import InputError, Problem, nearest
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
-from worker.training.optimizer import BETA_1, BETA_2, EPSILON, MOMENTUM, WEIGHT_DECAY
 
 _LEFT_OPEN = "auto"
 """Marks settings that are to be filled in."""
@@ -59,9 +58,9 @@ def optimizer_of(job: Job) -> dict[str, Any]:
     """Return the job's optimizer by DeepSpeed's name: torch's, which needs no compiler."""
     rate = {"lr": job.learning_rate}
     if job.optimizer == "sgd":
-        return {"type": "SGD", "params": {**rate, "momentum": MOMENTUM}}
-    adam = {**rate, "betas": [BETA_1, BETA_2], "eps": EPSILON, "torch_adam": True}
-    decay = WEIGHT_DECAY if job.optimizer == "adamw" else 0.0
+        return {"type": "SGD", "params": {**rate, "momentum": job.update.momentum}}
+    adam = {**rate, "betas": list(job.update.betas), "eps": job.update.epsilon, "torch_adam": True}
+    decay = job.update.weight_decay if job.optimizer == "adamw" else 0.0
     params = {**adam, "weight_decay": decay, "adam_w_mode": job.optimizer == "adamw"}
     return {"type": "AdamW" if job.optimizer == "adamw" else "Adam", "params": params}
 

@@ -48,7 +48,7 @@ from worker.training.trainer import (
 
 
 class DeepSpeedTrainer:
-    """One rank of a plan, trained by DeepSpeed; has the interface of ``Trainer``."""
+    """One rank of a plan, trained by DeepSpeed; has the interface of ``RankTrainer``."""
 
     def __init__(
         self,

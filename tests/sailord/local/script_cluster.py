@@ -1,0 +1,60 @@
+"""A local cluster that trains a script's job and loses a node; what came of it is printed as JSON.
+
+``python -m tests.sailord.local.script_cluster FOLDER SCRIPT``, a process of its own: a launcher
+adopts orphans.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sailord.local.cluster import LocalCluster
+from sailord.local.paths import Place
+from sailord.local.tour.step_log import StepLog
+
+MACHINES = (*(("large", "zone-a"),) * 2, ("large", "zone-b"))
+WITHIN_S = 150.0
+
+
+def train(folder: Path, script: Path) -> dict[str, Any]:
+    """Train the script's job, kill a node on the way, and return its losses."""
+    place = Place(folder)
+    with LocalCluster(place, MACHINES) as cluster:
+        cluster.start()
+        submit = [sys.executable, "-m", "sailord.cli.main", "submit", str(script), "--id", "own"]
+        subprocess.run([*submit, "--server", f"unix://{place.socket}"], check=True)
+        log = StepLog(folder, "own")
+
+        def job() -> dict[str, Any]:
+            found: dict[str, Any] = cluster.client.ask("GET", "/v1/jobs/own")
+            return found
+
+        def wait(what: str, holds: Callable[[], bool]) -> None:
+            end = time.monotonic() + WITHIN_S
+            while not holds():
+                assert time.monotonic() < end, f"{what}: {job()}"
+                log.look()
+                time.sleep(0.1)
+
+        wait("it does not train", lambda: any(step >= 5 for _, step in log.steps))
+        status = cluster.client.ask("GET", "/v1/status")["job"]
+        victim = status["members"][-1]
+        cluster.kill_node(victim)
+        wait("it does not end", lambda: job()["state"] not in {"queued", "running"})
+        log.look()
+        return {
+            "state": job()["state"],
+            "losses": {str(step): found.loss for (_, step), found in sorted(log.steps.items())},
+            "generations": sorted({generation for generation, _ in log.steps}),
+            "moves": cluster.client.ask("GET", "/v1/jobs/own/moves")["moves"],
+        }
+
+
+if __name__ == "__main__":
+    print(json.dumps(train(Path(sys.argv[1]), Path(sys.argv[2]))))

@@ -1,0 +1,79 @@
+"""A user's script trains on a cluster that loses a node, to the losses of one process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from agents.daemon.process_cleanup import kill_all
+from sailord.local.paths import Place
+from tests.sailord.local.running import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
+SCRIPT = """
+import time
+import torch
+from torch import nn
+import sailor
+
+torch.manual_seed(3)
+blocks = [nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.1), nn.Tanh()) for _ in range(4)]
+model = nn.Sequential(*blocks, nn.Linear(32, 3))
+
+class Data:
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        time.sleep(0.005)  # So that there is time to lose a node.
+        return torch.sin(torch.arange(32.0) * index), index % 3
+
+sailor.Trainer(
+    model,
+    Data(),
+    batch_size=12,
+    steps=40,
+    loss=lambda output, batch: nn.functional.cross_entropy(output, batch[1]),
+    optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
+    name="own",
+).train()
+"""
+
+
+@pytest.fixture
+def folder():
+    # Sockets have short addresses; pytest's own folders are too deep.
+    base = Path(tempfile.mkdtemp(prefix="own-"))
+    yield base / "c"
+    kill_all(base / "c")
+    Place(base / "c", port=0).remove()
+    shutil.rmtree(base)
+
+
+def run(*words):
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_script_survives_the_loss_of_a_node_with_the_losses_of_one_process(folder):
+    script = folder.parent / "train.py"
+    script.write_text(SCRIPT)
+    lines = run("-m", "worker", "run", "--job", script, "--json").splitlines()
+    alone = {str(step + 1): json.loads(line)["loss"] for step, line in enumerate(lines)}
+    told = json.loads(
+        run("-m", "tests.sailord.local.script_cluster", folder, script).splitlines()[-1]
+    )
+    assert told["state"] == "done"
+    assert len(told["generations"]) > 1
+    assert told["losses"] == pytest.approx(alone, rel=1e-5)
+    assert [move["steps_lost"] for move in told["moves"]][1:] == [0] * (len(told["moves"]) - 1)

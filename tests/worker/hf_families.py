@@ -1,0 +1,79 @@
+"""Tiny models of transformers' families, and a plain training loop over them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
+
+_SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3}
+_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+_ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {**_SIZES, **_HEADS},
+    "mistral": {**_SIZES, **_HEADS, "sliding_window": 4},
+    "qwen2": {**_SIZES, **_HEADS, "tie_word_embeddings": True},
+    "qwen3": {**_SIZES, **_HEADS, "head_dim": 8},
+    "gemma": {**_SIZES, **_HEADS, "head_dim": 8},
+    "gemma3_text": {**_SIZES, **_HEADS, "head_dim": 8, "sliding_window": 4},
+    "phi": {**_SIZES, "num_attention_heads": 4},
+    "phi3": {**_SIZES, "num_attention_heads": 4},
+    "gpt2": {"n_embd": 16, "n_layer": 3, "n_head": 4},
+    "gpt_neox": {**_SIZES, "num_attention_heads": 4},
+    "opt": {
+        **{"hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 3, "num_attention_heads": 4},
+        **{"word_embed_proj_dim": 8, "dropout": 0.0},
+    },
+}
+_DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout", "attention_dropout")
+VOCABULARY, TOKENS = 40, 8
+
+
+def language_model(family: str, *, dropout: float = 0.0) -> nn.Module:
+    """Return a model of three blocks in fp64, with random weights."""
+    config = AutoConfig.for_model(family, vocab_size=VOCABULARY, **_ENDS, **FAMILIES[family])
+    for name in _DROPOUTS:
+        if hasattr(config, name):
+            setattr(config, name, dropout)
+    torch.manual_seed(0)
+    model: nn.Module = AutoModelForCausalLM.from_config(config).double()
+    return model
+
+
+def image_model() -> nn.Module:
+    """Return a vision transformer of three blocks in fp64, with random weights."""
+    config = AutoConfig.for_model(
+        "vit",
+        **{**_SIZES, "num_attention_heads": 4, "image_size": 16, "patch_size": 8},
+        **{"num_labels": 5, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+    )
+    torch.manual_seed(0)
+    model: nn.Module = AutoModelForImageClassification.from_config(config).double()
+    return model
+
+
+def sentences(count: int = 20) -> list[dict[str, Tensor]]:
+    """Return samples of different lengths, padded, without labels on the padding."""
+    found = []
+    for index in range(count):
+        draw = torch.Generator().manual_seed(index)
+        tokens = torch.randint(3, VOCABULARY, (TOKENS,), generator=draw)
+        mask = (torch.arange(TOKENS) < 4 + index % 5).long()
+        labels = torch.where(mask.bool(), tokens, -100)
+        found.append({"input_ids": tokens * mask, "attention_mask": mask, "labels": labels})
+    return found
+
+
+@contextlib.contextmanager
+def all_in_fp64() -> Iterator[None]:
+    """Let code that computes norms and positions in fp32, whatever the weights, use fp64."""
+    with (
+        mock.patch.object(torch, "float32", torch.float64),
+        mock.patch.object(Tensor, "float", Tensor.double),
+    ):
+        yield

@@ -1,0 +1,199 @@
+"""A user's module trains to the same under any plan, and to what a plain loop of torch does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+pytest.importorskip("transformers", reason="their models are the oracle")
+
+from tests.worker.hf_families import (
+    FAMILIES,
+    all_in_fp64,
+    language_model,
+    sentences,
+)
+from tests.worker.random_plan import any_plan
+from tests.worker.threads import run_as_threads
+from tests.worker.training_runs import alone, drawn
+from worker.layout.tensor_table import tensors_of
+from worker.script.recipe import Recipe, default_loss
+from worker.training.full_tensors import merge_ranks, rank_tensors
+from worker.training.precision import FP64
+from worker.training.trainer import RankTrainer
+
+pytestmark = pytest.mark.torch
+
+STEPS = 3
+
+
+def recipe_of(model: Any, **changes: Any) -> Recipe:
+    given = {
+        "dataset": sentences(),
+        "batch_size": 8,
+        "steps": STEPS,
+        "make_optimizer": lambda m: torch.optim.AdamW(
+            [p for p in m.parameters() if p.requires_grad], lr=1e-2
+        ),
+        **changes,
+    }
+    return Recipe(model=model, **given)
+
+
+def trained(recipe, job, plan):
+    """Train under a plan with all ranks as threads; return losses and weights."""
+
+    def body(transport):
+        rank = RankTrainer(
+            *(job, plan, transport.rank, transport, recipe.data()), module=recipe, precision=FP64
+        )
+        losses = [rank.step().loss for _ in range(STEPS)]
+        return losses, rank_tensors(rank.buffers.values())
+
+    ranks = run_as_threads(plan.device_count, body)
+    merged = merge_ranks([pieces for _, pieces in ranks], tensors_of(job))
+    weights = {
+        recipe.cut.full_name(max(layer, 0), name): tensor
+        for (layer, name, kind), tensor in merged.items()
+        if kind == "master"
+    }
+    return ranks[0][0], weights
+
+
+def plain_loop(recipe, module):
+    """Train as a script without sailor would, on whole batches."""
+    optimizer = recipe.make_optimizer(module)
+    losses = []
+    for step in range(STEPS):
+        batch = recipe.data().batch(step, range(8)).inputs
+        total, count = default_loss(recipe.call(module, batch), batch)
+        optimizer.zero_grad()
+        (total / count).backward()
+        optimizer.step()
+        losses.append((total / count).item())
+    return losses, {name: p.detach() for name, p in module.named_parameters()}
+
+
+def assert_close(found, wanted, where, rel=1e-10):
+    losses, weights = found
+    assert losses == pytest.approx(wanted[0], rel=rel), where
+    for name, weight in weights.items():
+        assert torch.allclose(weight, wanted[1][name], rtol=rel, atol=rel / 10), f"{where}: {name}"
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_any_plan_trains_a_model_of_transformers_as_a_plain_loop_does(family, examples):
+    with all_in_fp64():
+        module = language_model(family)
+        recipe = recipe_of(lambda: language_model(family))
+        job = recipe.job()
+        wanted = plain_loop(recipe, module.train())
+        assert_close(trained(recipe, job, alone(job)), wanted, "alone")
+        for seed in range(max(examples // 6, 2)):
+            plan = any_plan(drawn(seed), job, ranks_max=6)
+            assert_close(trained(recipe, job, plan), wanted, f"seed {seed}: {plan}")
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
+def test_dropout_is_the_same_under_any_plan(family):
+    with all_in_fp64():
+        recipe = recipe_of(lambda: language_model(family, dropout=0.2))
+        job = recipe.job()
+        wanted = trained(recipe, job, alone(job))
+        without = trained(recipe_of(lambda: language_model(family)), job, alone(job))
+        assert wanted[0] != pytest.approx(without[0], rel=1e-4)
+        for seed in range(2):
+            plan = any_plan(drawn(seed), job, ranks_max=5)
+            assert_close(trained(recipe, job, plan), wanted, f"seed {seed}: {plan}")
+
+
+def test_frozen_parameters_keep_their_value_and_have_no_state():
+    def partly_frozen():
+        model = language_model("llama")
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad = "layers.1" in name or "norm" in name
+        return model
+
+    with all_in_fp64():
+        recipe = recipe_of(partly_frozen)
+        job = recipe.job()
+        wanted = plain_loop(recipe, partly_frozen().train())
+        for seed in range(2):
+            plan = any_plan(drawn(seed), job, ranks_max=5)
+            found = trained(recipe, job, plan)
+            assert_close(found, wanted, f"seed {seed}: {plan}")
+            assert not any("embed_tokens" in name or "layers.0.mlp" in name for name in found[1])
+    held = sum(layer.parameters() for layer in job.model.layers)
+    frozen = sum(layer.frozen_parameters() for layer in job.model.layers)
+    assert held + frozen == sum(p.numel() for p in partly_frozen().parameters())
+
+
+def test_groups_and_schedules_of_torchs_optimizers_are_honoured():
+    def optimizer(module):
+        matrices = [p for p in module.parameters() if p.dim() > 1]
+        others = [p for p in module.parameters() if p.dim() == 1]
+        groups = [
+            {"params": matrices, "weight_decay": 0.3},
+            {"params": others, "weight_decay": 0.0, "lr": 5e-2},
+        ]
+        return torch.optim.AdamW(groups, lr=1e-2, betas=(0.8, 0.95), eps=1e-6)
+
+    def scheduler(made):
+        return torch.optim.lr_scheduler.LambdaLR(made, lambda step: (step + 1) / 4)
+
+    with all_in_fp64():
+        recipe = recipe_of(
+            lambda: language_model("llama"), make_optimizer=optimizer, make_scheduler=scheduler
+        )
+        job = recipe.job()
+        module = language_model("llama").train()
+        made = optimizer(module)
+        schedule = scheduler(made)
+        losses = []
+        for step in range(STEPS):
+            batch = recipe.data().batch(step, range(8)).inputs
+            total, count = default_loss(recipe.call(module, batch), batch)
+            made.zero_grad()
+            (total / count).backward()
+            made.step()
+            schedule.step()
+            losses.append((total / count).item())
+        weights = {name: p.detach() for name, p in module.named_parameters()}
+        for seed in range(2):
+            plan = any_plan(drawn(seed), job, ranks_max=4)
+            assert_close(trained(recipe, job, plan), (losses, weights), f"seed {seed}: {plan}")
+
+
+def test_zero1_updates_groups_as_without_it():
+    def optimizer(module):
+        matrices = [p for p in module.parameters() if p.dim() > 1]
+        others = [p for p in module.parameters() if p.dim() == 1]
+        groups = [{"params": matrices, "weight_decay": 0.3}, {"params": others, "weight_decay": 0}]
+        return torch.optim.AdamW(groups, lr=1e-2)
+
+    with all_in_fp64():
+        recipe = recipe_of(lambda: language_model("llama"), make_optimizer=optimizer)
+        job = recipe.job()
+        for seed in range(2):
+            plan = any_plan(drawn(seed), job, ranks_max=5)
+            wanted = trained(recipe, job, plan)
+            found = trained(recipe, replace(job, zero=1), plan)
+            assert_close(found, wanted, f"seed {seed}: {plan}", rel=1e-14)
+
+
+def test_the_most_ranks_that_may_share_a_block_follow_from_its_code():
+    expected = {"llama": 2, "qwen3": 2, "phi": 4, "gpt_neox": 4, "gpt2": 1, "phi3": 1}
+    for family, most in expected.items():
+        splits = recipe_of(lambda family=family: language_model(family)).splits
+        assert splits.max_tp == most, family
+        assert bool(splits.why_not_more) == (most == 1)
+
+
+def test_dropout_inside_a_part_that_would_be_split_keeps_blocks_whole():
+    splits = recipe_of(lambda: language_model("llama", dropout=0.1)).splits
+    assert splits.max_tp == 1
+    assert "model.layers.0 has dropout inside a part" in splits.why_not_more

@@ -1,0 +1,142 @@
+"""A script trains alone as a plain loop would, and under plans to the same losses."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+from safetensors.torch import load_file
+from torch import nn
+
+import sailor
+from simulator.documents.problems import InputError
+from simulator.inputs.job_file import load_job
+from worker.script.job_text import job_text
+from worker.script.load import load_script
+
+pytestmark = pytest.mark.torch
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+import sailor
+
+torch.manual_seed(3)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 3))
+data = [(torch.sin(torch.arange(4.0) * i), i % 3) for i in range(30)]
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+
+def main():
+    try:
+        sailor.Trainer(
+            model,
+            data,
+            batch_size=6,
+            steps=int(sys.argv[1]) if len(sys.argv) > 1 else 4,
+            loss=lambda output, batch: nn.functional.cross_entropy(output, batch[1]),
+            optimizer=optimizer,
+            name="small",
+        ).train()
+    except Exception:
+        print("caught")
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def stages(*cuts):
+    place = {"gpu": "any", "machine": "this", "zone": "here", "recompute": "full"}
+    return [{"layers": list(pair), "tp": 1, **place} for pair in pairwise(cuts)]
+
+
+def test_a_script_gives_its_recipe_when_it_calls_train(script):
+    recipe = load_script(script, ["7"])
+    assert (recipe.steps, recipe.batch_size, recipe.name) == (7, 6, "small")
+    assert recipe.settings.optimizer == "sgd"
+    assert recipe.settings.update.momentum == 0.5
+    assert recipe.cut.blocks == ("0", "1", "2", "3")
+
+
+def test_the_text_of_a_scripts_job_reads_back_as_the_job(script, tmp_path):
+    job = load_script(script).job()
+    path = tmp_path / "job.toml"
+    path.write_text(job_text(job, script))
+    read = load_job(path)
+    assert read.script == str(script)
+    assert (read.model, read.update, read.steps) == (job.model, job.update, job.steps)
+
+
+def test_a_script_trains_alone_and_under_a_plan_to_the_same_losses(script, warm):
+    losses = []
+    trainer = sailor.Trainer(**_given(load_script(script)))
+    trainer.train()
+    losses.append([report.loss for report in trainer.history])
+    plan = script.with_name("plan.json")
+    pipelines = [
+        {"micro_batches": 2, "stages": stages(0, 2, 6)},
+        {"micro_batches": 1, "stages": stages(0, 6)},
+    ]
+    plan.write_text(json.dumps({"micro_batch_size": 2, "pipelines": pipelines}))
+    done = warm.run("run", "--job", script, "--plan", plan, "--json")
+    assert done.code == 0, done.err
+    losses.append([json.loads(line)["loss"] for line in done.out.splitlines()])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def _given(recipe):
+    """Return the arguments that a recipe was made of."""
+    return {
+        "model": recipe.model,
+        "dataset": recipe.dataset,
+        "batch_size": recipe.batch_size,
+        "steps": recipe.steps,
+        "loss": recipe.loss,
+        "optimizer": recipe.make_optimizer,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import sailor", "does not call train"),
+        ("raise SystemExit(3)", "ended with 3 before train"),
+        ("x = 1\n1 / 0", r"train.py:2: ZeroDivisionError"),
+        ("import sailor\nsailor.Trainer(None, [], batch_size=1)", "needs steps or epochs"),
+    ],
+)
+def test_a_script_that_cannot_be_used_is_refused_with_its_line(text, reason, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    with pytest.raises(InputError, match=reason):
+        load_script(path)
+
+
+def test_optimizers_that_ranks_would_not_compute_alike_are_refused():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.RMSprop(module.parameters())
+    data = [(torch.ones(2), 0)] * 4
+    trainer = sailor.Trainer(module, data, batch_size=2, steps=1, optimizer=optimizer)
+    with pytest.raises(InputError, match="is a RMSprop"):
+        trainer.train()
+
+
+def test_a_saved_module_reads_back(script, warm):
+    folder = Path(script.parent, "saved")
+    done = warm.run("run", "--job", script, "--save", folder)
+    assert done.code == 0, done.err
+    weights = load_file(folder / "model.safetensors")
+    assert set(weights) == {"0.weight", "0.bias", "3.weight", "3.bias"}

@@ -1,0 +1,172 @@
+"""Describes a user's module as the simulator's ``Model``: its layers, and what they cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from simulator.models.layers import Item, Layer, LayerKind, Model, Moment, TensorSpec, Term
+from worker.models.module_cut import CutModule, ModuleCut, to_meta
+from worker.models.module_splits import ModuleSplits
+from worker.models.trace_costs import PassCosts, pass_costs
+
+_Costs = tuple[PassCosts, PassCosts]
+"""The costs of a layer in full, and as one of the most ranks that may share it."""
+_ITEM_OF_BYTES: dict[int, Item] = {4: "fp32", 1: "mask", 8: "index"}
+
+
+def describe_module(
+    module: CutModule,
+    name: str,
+    make_batch: Callable[[int], Any],
+    losses: Callable[[Any, Any], Tensor],
+    *,
+    is_trained: Callable[[str], bool],
+    splits: ModuleSplits,
+    dtype: torch.dtype,
+) -> Model:
+    """Describe a module by tracing batches of one and of two samples.
+
+    Costs are counted for samples as long as those of the batch: the job's ``sequence`` is 1.
+    """
+    one, two = (list(_traced(module, make_batch(size), losses, splits, dtype)) for size in (1, 2))
+    tensors = _tensors(module, is_trained, splits)
+    layers = [
+        _layer(module.cut, index, tensors[index], first, second, splits, dtype)
+        for index, (first, second) in enumerate(zip(one, two, strict=True))
+    ]
+    return Model(
+        name=name,
+        family="module",
+        layers=tuple(layers),
+        hidden=layers[0].output_per_token,
+        heads=splits.max_tp,
+        kv_heads=splits.max_tp,
+        ffn=splits.max_tp,
+        vocab=1,
+        sequence_max=1,
+        learned_positions=False,
+        tied=bool(module.cut.alias_of),
+    )
+
+
+def _tensors(
+    module: CutModule, is_trained: Callable[[str], bool], splits: ModuleSplits
+) -> list[tuple[TensorSpec, ...]]:
+    """Return the parameters of each layer."""
+    cut = module.cut
+    found: list[list[TensorSpec]] = [[] for _ in range(cut.layers)]
+    for name, layer in cut.layer_of.items():
+        shape = tuple(module.module.get_parameter(name).shape)
+        split = splits.of_parameter(name)
+        found[layer].append(
+            TensorSpec(cut.local_name(name), shape, *split, frozen=not is_trained(name))
+        )
+    for alias, owner in cut.alias_of.items():
+        shape = tuple(module.module.get_parameter(alias).shape)
+        tied_to = f"{cut.layer_name(0)}/{owner}"
+        found[-1].append(TensorSpec(alias, shape, tied_to=tied_to, frozen=not is_trained(owner)))
+    return [tuple(each) for each in found]
+
+
+def _traced(
+    module: CutModule,
+    batch: Any,
+    losses: Callable[[Any, Any], Tensor],
+    splits: ModuleSplits,
+    dtype: torch.dtype,
+) -> Iterator[_Costs]:
+    """Trace every layer for one batch: in full, and as one of the most ranks that may share it."""
+    arguments = module.arguments(batch)
+    given = [each for each in tree_leaves((batch, arguments.rest)) if isinstance(each, Tensor)]
+    given += [*module.module.parameters(), *module.module.buffers()]
+    hidden = torch.empty(arguments.hidden_shape, dtype=dtype, device="meta")
+    found = pass_costs(lambda _: module.embed(batch), torch.empty(0), given=given)
+    yield found, found
+    shape_of = splits.rank_shape_in(module, splits.max_tp)
+    for index in range(len(module.cut.blocks)):
+        found = pass_costs(module.block_on_meta(index, arguments), hidden, given=given)
+        if splits.max_tp > 1:
+            share = module.block_on_meta(index, arguments, shape_of)
+            yield found, pass_costs(share, hidden, given=given)
+        else:
+            yield found, found
+        hidden = torch.empty(found.output, dtype=dtype, device="meta")
+    with module.head_on_meta():
+        given += module.module.parameters()
+        on_meta = tree_map(to_meta, batch)
+        found = pass_costs(lambda x: losses(module.head(x, batch), on_meta), hidden, given=given)
+        yield found, found
+
+
+def _layer(
+    cut: ModuleCut,
+    index: int,
+    tensors: tuple[TensorSpec, ...],
+    one: _Costs,
+    two: _Costs,
+    splits: ModuleSplits,
+    dtype: torch.dtype,
+) -> Layer:
+    def terms(name: str, get: Callable[[PassCosts], int], item: Item = "float") -> Sequence[Term]:
+        return _terms(name, [tuple(map(get, costs)) for costs in (one, two)], splits.max_tp, item)
+
+    is_block = 0 < index < cut.layers - 1
+    kind: LayerKind = "block" if is_block else "head" if index else "embedding"
+    types = sorted({*one[0].kept, *two[0].kept}, key=str)
+    kept = [
+        terms(f"kept {each}".replace("torch.", ""), _kept_of(each), _item(each, dtype))
+        for each in types
+    ]
+    elements = math.prod(two[0].output) - math.prod(one[0].output)
+    # Columns that take the same tensor share one sum of its gradient; each such group ends in rows.
+    sums = _rows_in(splits, cut.blocks[index - 1]) if is_block else 0
+    return Layer(
+        name=cut.layer_name(index),
+        kind=kind,
+        tensors=tensors,
+        flops=tuple(terms("products", lambda costs: costs.flops)),
+        kept=tuple(term for each in kept for term in each),
+        checkpoint=tuple(terms("input", lambda costs: costs.input)) if is_block else (),
+        moments=(
+            Moment("backward", tuple(terms("peak", lambda costs: costs.transient_bytes, "mask"))),
+        ),
+        traffic=tuple(terms("traffic", lambda costs: costs.traffic)),
+        output_per_token=elements,
+        allreduces_forward=sums,
+        allreduces_backward=sums,
+        allreduce_per_token=elements if sums else 0,
+    )
+
+
+def _terms(name: str, counts: Sequence[Sequence[int]], most: int, item: Item) -> list[Term]:
+    """Split counts for one and two samples into a fixed part and one per sample.
+
+    Each is split again into what every rank has in full, and what ``most`` ranks share.
+    """
+    shared = [(whole - part) * most // (most - 1) if most > 1 else 0 for whole, part in counts]
+    in_full = [whole - divided for (whole, _), divided in zip(counts, shared, strict=True)]
+    return [
+        Term(name, max(2 * one - two, 0), per_sample=max(two - one, 0), ways=ways, item=item)
+        for (one, two), ways in ((in_full, 1), (shared, most))
+        if two > 0 or ways == 1
+    ]
+
+
+def _rows_in(splits: ModuleSplits, block: str) -> int:
+    return sum(
+        path.startswith(f"{block}.") and kind == "rows" for path, kind in splits.kinds.items()
+    )
+
+
+def _kept_of(dtype: torch.dtype) -> Callable[[PassCosts], int]:
+    return lambda costs: costs.kept.get(dtype, 0)
+
+
+def _item(kept: torch.dtype, computed: torch.dtype) -> Item:
+    return "float" if kept == computed else _ITEM_OF_BYTES[kept.itemsize]

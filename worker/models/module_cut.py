@@ -1,0 +1,419 @@
+"""Cuts a user's module into layers at its repeated blocks, without knowing its code.
+
+A module is cut by running its own forward code with parts of it replaced. Layer 0 is everything
+before the first block, the last layer everything behind the last block. A rank that holds other
+layers runs the same code: blocks that it does not hold hand on their input, and parameters that it
+does not hold are zeros that take no memory. So masks, positions and whatever else the code passes
+to its blocks are computed on every rank by the code itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from worker.models.keyed_random import draws_numbers
+from worker.models.module_skeleton import set_parameter
+
+Call = Callable[[nn.Module, Any], Any]
+"""Calls the module with a batch: ``lambda module, batch: module(**batch)``."""
+
+
+class CutError(ValueError):
+    """The module cannot be cut; the message names the block and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCut:
+    """Where a module is cut, and which layer each parameter belongs to."""
+
+    blocks: tuple[str, ...]
+    """The blocks' names, in the order in which they are called."""
+    layer_of: Mapping[str, int]
+    """The layer of each parameter, by its name in the module."""
+    alias_of: Mapping[str, str]
+    """Second names of tied parameters, and the first ones."""
+    unused: frozenset[str]
+    """Parameters that no code uses; they are in ``layer_of`` as well."""
+    draws: bool
+    """Whether the code draws random numbers, as dropout does."""
+
+    @property
+    def layers(self) -> int:
+        return len(self.blocks) + 2
+
+    def layer_name(self, index: int) -> str:
+        if index in (0, self.layers - 1):
+            return "embedding" if index == 0 else "head"
+        return self.blocks[index - 1]
+
+    def local_name(self, parameter: str) -> str:
+        """Return the name of a parameter in its layer: a block's own, or the module's."""
+        index = self.layer_of[parameter]
+        inner = 0 < index < self.layers - 1
+        return parameter.removeprefix(f"{self.blocks[index - 1]}.") if inner else parameter
+
+    def full_name(self, index: int, name: str) -> str:
+        """Return the module's name of a layer's parameter."""
+        return f"{self.blocks[index - 1]}.{name}" if 0 < index < self.layers - 1 else name
+
+
+def find_cut(module: nn.Module, call: Call, batch: Any) -> ModuleCut:
+    """Find where to cut a module, with one forward pass over a small batch.
+
+    The pass computes one of several equal blocks; the others hand on their input.
+    """
+    found = []
+    for blocks in _candidates(module):
+        try:
+            return _try_cut(module, blocks, call, batch)
+        except CutError as error:
+            found.append(f"{blocks[0]} to {blocks[-1]}: {error}")
+    if not found:
+        what = "has no list of blocks (nn.ModuleList or nn.Sequential)"
+        raise CutError(f"{type(module).__name__} {what}")
+    raise CutError("; ".join(found[:3]))
+
+
+def _candidates(module: nn.Module) -> Iterator[tuple[str, ...]]:
+    """Return lists of blocks, those with the most parameters first."""
+    lists = []
+    for name, part in module.named_modules():
+        if isinstance(part, (nn.ModuleList, nn.Sequential)) and len(part) > 1:
+            paths = tuple(f"{name}.{key}".lstrip(".") for key, _ in part.named_children())
+            lists.append((sum(p.numel() for p in part.parameters()), paths))
+            if isinstance(part[0], nn.Embedding):
+                lists[-1] = (lists[-1][0], paths[1:])
+    # A list inside a block of another list has fewer parameters than that one.
+    lists.sort(key=lambda each: -each[0])
+    return (paths for size, paths in lists if size > 0)
+
+
+def _try_cut(module: nn.Module, blocks: tuple[str, ...], call: Call, batch: Any) -> ModuleCut:
+    names = {id(p): name for name, p in reversed(list(_all_parameters(module)))}
+    uses, draws = _Uses(names), DrawRecorder()
+    watch = _Watch(blocks, uses)
+    seen = set()
+    parts = []
+    for index, path in enumerate(blocks):
+        block = module.get_submodule(path)
+        kind = (type(block), tuple(p.shape for p in block.parameters()))
+        parts.append((block, watch.watched(index, None if kind in seen else block.forward)))
+        seen.add(kind)
+    with _forwards(parts), torch.no_grad(), uses, draws:
+        call(module, batch)
+    if watch.called < len(blocks):
+        raise CutError(f"{blocks[watch.called]} is not called")
+    return _assign(module, blocks, uses, names, draws=bool(draws.shapes))
+
+
+class _Uses(TorchFunctionMode):
+    """Records in which layers each parameter is used."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__()
+        self._names = names
+        self.layer = 0
+        self.layers_of: dict[str, set[int]] = {}
+
+    def __torch_function__(
+        self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        # Attributes such as ``weight.dtype`` are read without the parameter being used.
+        if getattr(func, "__name__", "") not in ("__get__", "__set__", "size", "dim"):
+            for each in tree_leaves((args, kwargs)):
+                if isinstance(each, nn.Parameter) and id(each) in self._names:
+                    self.layers_of.setdefault(self._names[id(each)], set()).add(self.layer)
+        return func(*args, **kwargs)
+
+
+class DrawRecorder(TorchDispatchMode):
+    """Records the shapes of random numbers that are drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
+        self.shapes: list[torch.Size] = []
+
+    def __torch_dispatch__(
+        self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if draws_numbers(func, args, kwargs or {}):
+            self.shapes += [each.shape for each in tree_leaves(out) if isinstance(each, Tensor)]
+        return out
+
+
+class _Watch:
+    """Follows the hidden state from block to block."""
+
+    def __init__(self, blocks: Sequence[str], uses: _Uses) -> None:
+        self._blocks, self._uses = blocks, uses
+        self.called = 0
+        self._before: Tensor | None = None
+        self._form: tuple[Any, ...] | None = None
+
+    def watched(self, index: int, compute: Callable[..., Any] | None) -> Callable[..., Any]:
+        name = self._blocks[index]
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if index != self.called:
+                again = "again" if index < self.called else f"before {self._blocks[self.called]}"
+                raise CutError(f"{name} is called {again}")
+            hidden, _ = split_hidden(name, args, kwargs)
+            if self._before is not None and hidden is not self._before:
+                between = f"between {self._blocks[index - 1]} and {name}"
+                raise CutError(f"code {between} changes the hidden state")
+            self._uses.layer = index + 1
+            out = hidden if compute is None else compute(*args, **kwargs)
+            if compute is None and index > 0:
+                out = repack(self._form, hidden)
+            self._form = form_of(name, out)
+            self._uses.layer = index + 2 if index + 1 == len(self._blocks) else -1
+            self.called += 1
+            self._before = hidden_of(out)
+            if self._before.shape[:1] != hidden.shape[:1]:
+                raise CutError(f"{name} changes the number of samples")
+            return out
+
+        return forward
+
+
+def split_hidden(
+    name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Tensor, tuple[tuple[Any, ...], dict[str, Any], str | None]]:
+    """Separate a block's hidden state from its other arguments: the first argument."""
+    rest: tuple[tuple[Any, ...], dict[str, Any], str | None]
+    if args:
+        hidden, rest = args[0], (args[1:], dict(kwargs), None)
+    elif "hidden_states" in kwargs:
+        others = {key: value for key, value in kwargs.items() if key != "hidden_states"}
+        hidden, rest = kwargs["hidden_states"], ((), others, "hidden_states")
+    else:
+        raise CutError(f"{name} has no hidden state as its first argument")
+    if not isinstance(hidden, Tensor) or not hidden.is_floating_point():
+        raise CutError(f"the first argument of {name} is not a tensor of floats")
+    for each in tree_leaves(rest):
+        if isinstance(each, Tensor) and each.requires_grad:
+            raise CutError(f"{name} takes a second tensor that is trained")
+    return hidden, rest
+
+
+def hidden_of(out: Any) -> Tensor:
+    """Return the hidden state of what a block returns."""
+    first = out[0] if isinstance(out, tuple) else out
+    assert isinstance(first, Tensor), "form_of has checked it"
+    return first
+
+
+def form_of(name: str, out: Any) -> tuple[Any, ...] | None:
+    """Return what a block returns beside its hidden state; ``None`` if it returns a tensor."""
+    if isinstance(out, Tensor):
+        return None
+    if not isinstance(out, tuple) or not out or not isinstance(out[0], Tensor):
+        raise CutError(f"{name} returns {type(out).__name__}, not a tensor or a tuple of it")
+    if any(isinstance(each, Tensor) for each in tree_leaves(out[1:])):
+        raise CutError(f"{name} returns more than one tensor")
+    return out[1:]
+
+
+def repack(form: tuple[Any, ...] | None, hidden: Tensor) -> Any:
+    """Return a hidden state as a block would: alone, or with what it returns beside it."""
+    return hidden if form is None else (hidden, *form)
+
+
+def _assign(
+    module: nn.Module,
+    blocks: tuple[str, ...],
+    uses: _Uses,
+    names: Mapping[int, str],
+    *,
+    draws: bool,
+) -> ModuleCut:
+    """Assign a block's parameters to the block, and others to where they are used."""
+    last = len(blocks) + 1
+    inside = {}
+    for index, path in enumerate(blocks):
+        for name, _ in module.get_submodule(path).named_parameters(remove_duplicate=False):
+            inside[f"{path}.{name}"] = index + 1
+    layer_of, alias_of, unused = {}, {}, set()
+    for name, parameter in _all_parameters(module):
+        first = names[id(parameter)]
+        used = uses.layers_of.get(first, set())
+        if name != first:
+            if inside.get(name) != inside.get(first):
+                raise CutError(f"{name} and {first} are one parameter of several blocks")
+            alias_of[name] = first
+        elif name in inside:
+            if used - {inside[name]}:
+                raise CutError(f"{name} is used outside of its block")
+            layer_of[name] = inside[name]
+        elif used - {0, last}:
+            where = "between blocks" if -1 in used else f"in {blocks[min(used - {0}) - 1]}"
+            raise CutError(f"{name} is used {where}")
+        else:
+            layer_of[name] = min(used, default=0)
+            unused |= set() if used else {name}
+    return ModuleCut(blocks, layer_of, alias_of, frozenset(unused), draws)
+
+
+def _all_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return module.named_parameters(remove_duplicate=False)
+
+
+@contextmanager
+def _forwards(parts: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+    """Replace the forward methods of some modules for a while."""
+    before = [dict(part.__dict__) for part, _ in parts]
+    for part, forward in parts:
+        part.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        for (part, _), attributes in zip(parts, before, strict=True):
+            del part.__dict__["forward"]
+            if "forward" in attributes:
+                part.__dict__["forward"] = attributes["forward"]
+
+
+def to_meta(value: Any) -> Any:
+    """Return a tensor's twin on the meta device; other values unchanged."""
+    return value.detach().to("meta") if isinstance(value, Tensor) else value
+
+
+# -- one rank's layers ----------------------------------------------------------------------------
+
+
+class _StopForwardError(BaseException):
+    """Ends a forward pass early, through any ``except Exception`` of the module's code."""
+
+
+@dataclass(slots=True)
+class BlockArguments:
+    """What the module's code passes to its blocks beside the hidden state, for one batch."""
+
+    rest: list[tuple[tuple[Any, ...], dict[str, Any], str | None]]
+    hidden_shape: torch.Size
+
+
+class CutModule:
+    """A module of which one rank computes some layers."""
+
+    def __init__(self, module: nn.Module, cut: ModuleCut, call: Call) -> None:
+        self.module, self.cut, self._call = module, cut, call
+        self._blocks = [module.get_submodule(path) for path in cut.blocks]
+        self._computes = [block.forward for block in self._blocks]
+        self._forms: dict[int, tuple[Any, ...] | None] = {}
+        self._step: Callable[[int, tuple[Any, ...], dict[str, Any]], Any] | None = None
+        for index, block in enumerate(self._blocks):
+            block.__dict__["forward"] = self._dispatcher(index)
+
+    def arguments(self, batch: Any) -> BlockArguments:
+        """Run the module's code without its blocks, and return what it passes to them."""
+        found = BlockArguments([], torch.Size())
+
+        def step(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            hidden, rest = split_hidden(self.cut.blocks[index], args, kwargs)
+            found.rest.append(rest)
+            if index == 0:
+                found.hidden_shape = hidden.shape
+            if index + 1 == len(self._blocks):
+                raise _StopForwardError
+            return repack(self._forms.get(index), hidden)
+
+        with torch.no_grad():
+            self._run(batch, step)
+        return found
+
+    def embed(self, batch: Any) -> Tensor:
+        """Run everything before the first block."""
+        found = []
+
+        def step(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            found.append(split_hidden(self.cut.blocks[index], args, kwargs)[0])
+            raise _StopForwardError
+
+        self._run(batch, step)
+        return found[0]
+
+    def block(self, index: int, hidden: Tensor, arguments: BlockArguments) -> Tensor:
+        """Run one block, counted from 0."""
+        args, kwargs, name = arguments.rest[index]
+        if name is None:
+            out = self._computes[index](hidden, *args, **kwargs)
+        else:
+            out = self._computes[index](*args, **{name: hidden, **kwargs})
+        self._forms[index] = form_of(self.cut.blocks[index], out)
+        return hidden_of(out)
+
+    def head(self, hidden: Tensor, batch: Any) -> Any:
+        """Run everything behind the last block; return what the module returns."""
+
+        def step(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if index + 1 < len(self._blocks):
+                return repack(self._forms.get(index), args[0] if args else kwargs["hidden_states"])
+            return repack(self._forms.get(index), hidden)
+
+        return self._run(batch, step)
+
+    def block_on_meta(
+        self,
+        index: int,
+        arguments: BlockArguments,
+        shape_of: Callable[[str], Sequence[int]] | None = None,
+    ) -> Callable[[Tensor], Tensor]:
+        """Return a block's computation on the meta device; ``shape_of`` changes its parameters."""
+        block, path = self._blocks[index], self.cut.blocks[index]
+        args, kwargs, name = tree_map(to_meta, arguments.rest[index])
+        state = {**dict(block.named_parameters()), **dict(block.named_buffers())}
+        state = {key: to_meta(value) for key, value in state.items()}
+        if shape_of is not None:
+            for key, _ in block.named_parameters():
+                state[key] = state[key].new_empty(tuple(shape_of(f"{path}.{key}")))
+
+        def compute(hidden: Tensor) -> Tensor:
+            given = (hidden, *args) if name is None else args
+            named = kwargs if name is None else {name: hidden, **kwargs}
+            with _forwards([(block, self._computes[index])]):
+                return hidden_of(functional_call(block, state, given, named))
+
+        return compute
+
+    @contextmanager
+    def head_on_meta(self) -> Iterator[None]:
+        """Move the parameters of the last layer to the meta device for a while."""
+        last = self.cut.layers - 1
+        names = [name for name, layer in self.cut.layer_of.items() if layer == last]
+        before = {n: self.module.get_parameter(n) for n in [*names, *self.cut.alias_of]}
+        for name, parameter in before.items():
+            set_parameter(self.module, name, nn.Parameter(parameter.detach().to("meta")))
+        try:
+            yield
+        finally:
+            for name, parameter in before.items():
+                set_parameter(self.module, name, parameter)
+
+    def _run(self, batch: Any, step: Callable[[int, tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+        self._step = step
+        try:
+            return self._call(self.module, batch)
+        except _StopForwardError:
+            return None
+        finally:
+            self._step = None
+
+    def _dispatcher(self, index: int) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            assert self._step is not None, "blocks are called through the module"
+            return self._step(index, args, kwargs)
+
+        return forward

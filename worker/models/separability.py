@@ -1,0 +1,98 @@
+"""Checks that a module treats samples alone, so that a plan may put them into any micro batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from simulator.documents.problems import InputError, Problem
+from worker.models.microbatch_context import MicroBatch, MicroBatchContext
+from worker.models.module_cut import CutModule
+from worker.models.module_layers import ModuleLayer, ModuleSource
+from worker.models.module_skeleton import set_parameter
+
+_TOLERANCE = 1e-3
+_CURE = "each sample's result may depend on that sample alone"
+
+
+def check_separable(source: ModuleSource, make_batch: Callable[[range], Any]) -> None:
+    """Compare two samples computed together with each computed alone, layer by layer."""
+    skeleton = source.skeleton()
+    _refuse_batch_norm(skeleton)
+    module = CutModule(skeleton, source.cut, source.call)
+    context = MicroBatchContext()
+    layers = [
+        ModuleLayer(index, (), module, source, context) for index in _one_of_each(skeleton, source)
+    ]
+    for layer in layers:
+        for name, index in source.cut.layer_of.items():
+            if index == layer.index:
+                set_parameter(skeleton, name, nn.Parameter(source.value(name), requires_grad=False))
+    for alias, first in source.cut.alias_of.items():
+        set_parameter(skeleton, alias, skeleton.get_parameter(first))
+    versions = {name: buffer._version for name, buffer in skeleton.named_buffers()}
+    with torch.no_grad():
+        together, one_alone, two_alone = (
+            _pass(layers, make_batch(samples), samples, context)
+            for samples in (range(2), range(1), range(1, 2))
+        )
+    for layer, both, one, two in zip(layers, together, one_alone, two_alone, strict=True):
+        _compare(f"model: {source.cut.layer_name(layer.index)}", both, one, two)
+    for name, buffer in skeleton.named_buffers():
+        if buffer._version != versions[name]:
+            what = f"the buffer {name} changes while the model computes"
+            raise InputError(
+                Problem("model", what, "keep it constant: ranks would not agree on it")
+            )
+
+
+def _refuse_batch_norm(module: nn.Module) -> None:
+    for name, part in module.named_modules():
+        if isinstance(part, _BatchNorm):
+            what = f"{name} is a {type(part).__name__}, which mixes the samples of a micro batch"
+            raise InputError(Problem("model", what, "use GroupNorm or LayerNorm"))
+
+
+def _one_of_each(skeleton: nn.Module, source: ModuleSource) -> list[int]:
+    """Return the embedding, one block of each class and shape, and the head."""
+    cut, seen, found = source.cut, set(), [0]
+    for index, path in enumerate(cut.blocks, start=1):
+        block = skeleton.get_submodule(path)
+        kind = (type(block), tuple(p.shape for p in block.parameters()))
+        if kind not in seen:
+            seen.add(kind)
+            found.append(index)
+    return [*found, cut.layers - 1]
+
+
+def _pass(
+    layers: list[ModuleLayer], batch: Any, samples: range, context: MicroBatchContext
+) -> list[Tensor]:
+    current = MicroBatch(0, 0, torch.tensor(samples), inputs=batch)
+    context.current = current
+    x = torch.empty(0)
+    found: list[Tensor] = []
+    for layer in layers[:-1]:
+        x = layer(x)
+        found.append(x)
+    total = layers[-1].losses(x, current)
+    return [*found, torch.stack((total.double(), torch.tensor(float(current.label_count))))]
+
+
+def _compare(place: str, both: Tensor, first: Tensor, second: Tensor) -> None:
+    if both.dim() == 1 and len(both) == 2 and len(first) == 2:
+        alone = first + second  # The sum of the losses, and their number.
+    elif len(both) != 2 or both.shape[1:] != first.shape[1:]:
+        # Samples of different lengths are padded to another length together.
+        return
+    else:
+        alone = torch.cat((first, second))
+    scale = max(float(alone.abs().max()), 1e-6)
+    error = float((both - alone).abs().max()) / scale
+    if not error <= _TOLERANCE:
+        what = f"computes two samples together otherwise than each alone (by {error:.1%})"
+        raise InputError(Problem(place, what, _CURE))

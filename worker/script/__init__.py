@@ -1,0 +1,1 @@
+"""A user's script: what it gives, and how it is run."""

@@ -1,0 +1,44 @@
+"""Writes a script's job as the text that is submitted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from simulator.models.description_file import inline_description
+from simulator.spec.job import Job
+
+
+def job_text(job: Job, script: Path) -> str:
+    """Return the job file of a script's job: settings, and the model as described by tracing."""
+    sections: dict[str, dict[str, Any]] = {
+        "job": {"name": job.name},
+        "model": {
+            "script": str(script.absolute()),
+            "description": inline_description(job.model),
+        },
+        "training": {
+            "global_batch": job.global_batch,
+            "sequence": job.sequence,
+            "precision": job.precision,
+            "optimizer": job.optimizer,
+            "learning_rate": job.learning_rate,
+            "betas": list(job.update.betas),
+            "epsilon": job.update.epsilon,
+            "weight_decay": job.update.weight_decay,
+            "momentum": job.update.momentum,
+            "recompute": job.recompute,
+            "steps": job.steps,
+            "clip_norm": job.clip_norm,
+        },
+        "data": {"seed": job.data.seed},
+        "checkpoint": {"uri": job.checkpoint.uri},
+    }
+    lines = []
+    for name, values in sections.items():
+        lines.append(f"[{name}]")
+        # A value of JSON is one of TOML, apart from null.
+        lines += [f"{k} = {json.dumps(v)}" for k, v in values.items() if v is not None]
+        lines.append("")
+    return "\n".join(lines)

@@ -1,0 +1,71 @@
+"""Runs a user's script up to its ``train()``, to take what it gives."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from simulator.documents.problems import InputError, Problem, Problems
+from worker.script import script_trainer
+from worker.script.recipe import Recipe
+
+
+class _TrainCalledError(BaseException):
+    """Ends the script at ``train()``, through any ``except Exception`` of its own."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+
+
+def load_script(path: Path, arguments: Sequence[str] = ()) -> Recipe:
+    """Run a script as ``python PATH ARGUMENTS`` would, and return what it would train."""
+
+    def stop(recipe: Recipe) -> NoReturn:
+        raise _TrainCalledError(recipe)
+
+    place = str(path)
+    if not path.is_file():
+        raise InputError(Problem(place, "does not exist", "name a Python script"))
+    with _as_main(path, arguments):
+        script_trainer.on_train = stop
+        try:
+            runpy.run_path(place, run_name="__main__")
+        except _TrainCalledError as reached:
+            return reached.recipe
+        except InputError as error:
+            problems = Problems()
+            problems.take(error, place=f"{place}:")
+            raise InputError(problems.found) from None
+        except SystemExit as error:
+            raise InputError(Problem(place, f"ended with {error.code!r} before train()")) from None
+        except Exception as error:
+            raise InputError(_problem_of(error, place)) from error
+        finally:
+            script_trainer.on_train = None
+    what = "does not call train()"
+    raise InputError(Problem(place, what, "call sailor.Trainer(...).train()"))
+
+
+def _problem_of(error: Exception, place: str) -> Problem:
+    """Name the script's own line that failed, not ours."""
+    frames = traceback.extract_tb(error.__traceback__)
+    line = next((f.lineno for f in reversed(frames) if f.filename == place), None)
+    where = place if line is None else f"{place}:{line}"
+    return Problem(where, f"{type(error).__name__}: {error}", "run it with python to debug it")
+
+
+@contextmanager
+def _as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
+    """Set what a script sees of the command that runs it."""
+    before, folder = sys.argv, str(path.parent.absolute())
+    sys.argv = [str(path), *arguments]
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.argv = before

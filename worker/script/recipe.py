@@ -1,0 +1,236 @@
+"""What a user's script gives for training: the model, the data, the loss, and settings."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_model
+from torch import Tensor, nn
+from torch.nn import functional
+
+from simulator.documents.problems import InputError, Problem
+from simulator.models.layers import Model, Precision
+from simulator.spec.job import Data, Job, ParameterGroup
+from worker.data.map_dataset import Collate, MapData, MapDataset, default_collate
+from worker.models.describe_module import describe_module
+from worker.models.module_cut import CutError, CutModule, ModuleCut, find_cut
+from worker.models.module_skeleton import drop_values, set_parameter
+from worker.models.module_splits import ModuleSplits, find_splits
+from worker.models.separability import check_separable
+from worker.script.torch_settings import OptimizerSettings, settings_of
+
+NO_LABEL = -100
+
+Loss = Callable[[Any, Any], "Tensor | tuple[Tensor, int | Tensor]"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that a script gives; what a plan needs is found out from it."""
+
+    model: nn.Module | Callable[[], nn.Module]
+    dataset: MapDataset
+    batch_size: int
+    loss: Loss | None = None
+    call_module: Callable[[nn.Module, Any], Any] | None = None
+    collate: Collate = default_collate
+    steps: int | None = None
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None
+    make_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
+    clip_norm: float | None = None
+    precision: Precision = "fp32"
+    max_tp: int = 8
+    seed: int = 0
+    shuffled: bool = True
+    name: str = "job"
+
+    # -- the module --------------------------------------------------------------------------------
+
+    @cached_property
+    def _module(self) -> nn.Module:
+        """The module with its initial weights."""
+        if isinstance(self.model, nn.Module):
+            module = self.model
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.seed)
+                module = self.model()
+        for part in module.modules():
+            config: Any = getattr(part, "config", None)
+            # A cache of keys and values would remember the first pass of a recomputed block.
+            if getattr(config, "use_cache", False):
+                config.use_cache = False
+        return module.train()
+
+    @cached_property
+    def _values(self) -> Mapping[str, Tensor]:
+        return {name: each.detach() for name, each in self._module.named_parameters()}
+
+    def skeleton(self) -> nn.Module:
+        """Make the module with zeros that take no memory as its parameters."""
+        # A copy shares the weights' memory until they are dropped.
+        known = {id(each): each for each in self._values_and_parameters()}
+        module = copy.deepcopy(self._module, memo=known)
+        drop_values(module)
+        return module
+
+    def _values_and_parameters(self) -> list[nn.Parameter]:
+        self._values  # noqa: B018 - keep the values before the module is changed
+        return list(self._module.parameters())
+
+    def value(self, name: str) -> Tensor:
+        """Return the initial value of a parameter."""
+        return self._values[name]
+
+    @cached_property
+    def cut(self) -> ModuleCut:
+        """Where the module is cut."""
+        try:
+            return find_cut(self.skeleton(), self.call, self._example(1))
+        except CutError as error:
+            raise InputError(
+                Problem("model", f"cannot be cut into stages: {error}", "see docs/own-model.md")
+            ) from None
+
+    @cached_property
+    def splits(self) -> ModuleSplits:
+        """Which parts of its blocks may be split."""
+        module = CutModule(self.skeleton(), self.cut, self.call)
+        return find_splits(module, self._example(1), most=self.max_tp)
+
+    def call(self, module: nn.Module, batch: Any) -> Any:
+        """Call the module with a batch: a mapping without its labels, or the first of a pair."""
+        if self.call_module is not None:
+            return self.call_module(module, batch)
+        if isinstance(batch, Mapping):
+            return module(**{key: value for key, value in batch.items() if key != "labels"})
+        return module(batch[0] if isinstance(batch, tuple) else batch)
+
+    # -- the optimizer -----------------------------------------------------------------------------
+
+    @cached_property
+    def settings(self) -> OptimizerSettings:
+        """The optimizer's settings."""
+        if self.make_optimizer is None:
+            return OptimizerSettings()
+        optimizer = self.make_optimizer(self._module)
+        scheduler = None if self.make_scheduler is None else self.make_scheduler(optimizer)
+        assert self.steps is not None, "checked before"
+        return settings_of(optimizer, scheduler, steps=self.steps)
+
+    def rate_factor(self, step: int) -> float:
+        """Return the factor on the learning rate at a step."""
+        factors = self.settings.rate_factors
+        return 1.0 if factors is None else factors[min(step, len(factors) - 1)]
+
+    def is_trained(self, name: str) -> bool:
+        """Return whether a parameter is trained: it wants a gradient, and the optimizer has it."""
+        parameter, groups = self._parameters[name], self.settings.groups
+        return (
+            parameter.requires_grad
+            and (groups is None or id(parameter) in groups)
+            and name not in self.cut.unused
+        )
+
+    def group_of(self, name: str) -> ParameterGroup:
+        """Return the optimizer's settings of a parameter."""
+        groups = self.settings.groups
+        return ParameterGroup() if groups is None else groups[id(self._parameters[name])]
+
+    @cached_property
+    def _parameters(self) -> Mapping[str, nn.Parameter]:
+        return dict(self._module.named_parameters(remove_duplicate=False))
+
+    def save(self, tensors: Mapping[tuple[int, str], Tensor], folder: Path) -> None:
+        """Write full tensors, keyed by layer and name, as the module's library would."""
+        module = self.skeleton()
+        for (layer, name), value in tensors.items():
+            full = self.cut.full_name(layer, name)
+            parameter = nn.Parameter(value, requires_grad=False)
+            for each in (full, *(a for a, first in self.cut.alias_of.items() if first == full)):
+                set_parameter(module, each, parameter)
+        save = getattr(module, "save_pretrained", None)
+        if save is not None:
+            save(folder)
+        else:
+            save_model(module, str(folder / "model.safetensors"))
+
+    # -- the loss ----------------------------------------------------------------------------------
+
+    def losses(self, output: Any, batch: Any) -> tuple[Tensor, int | Tensor]:
+        """Return the sum of the losses of a micro batch, and over how many it is."""
+        found = (self.loss or default_loss)(output, batch)
+        if isinstance(found, tuple):
+            return found
+        samples = batch_size_of(batch)
+        if found.dim() == 0:
+            return found * samples, samples
+        return found.sum(), found.numel()
+
+    # -- data and job ------------------------------------------------------------------------------
+
+    def data(self) -> MapData:
+        return MapData(self.dataset, self.collate, self.batch_size, self.seed, self.shuffled)
+
+    def _example(self, samples: int) -> Any:
+        return self.examples(range(samples))
+
+    def examples(self, indices: range) -> Any:
+        return self.collate([self.dataset[index % len(self.dataset)] for index in indices])
+
+    def job(self) -> Job:
+        """Check the module, and return the job with the model described by tracing it."""
+        check_separable(self, self.examples)
+        return Job(
+            name=self.name,
+            model=self._describe(),
+            global_batch=self.batch_size,
+            sequence=1,
+            precision=self.precision,
+            max_tp=self.splits.max_tp,
+            optimizer=self.settings.optimizer,
+            steps=self.steps,
+            learning_rate=self.settings.learning_rate,
+            update=self.settings.update,
+            clip_norm=self.clip_norm,
+            data=Data(seed=self.seed),
+        )
+
+    def _describe(self) -> Model:
+        dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+        module = CutModule(self.skeleton(), self.cut, self.call)
+        return describe_module(
+            module,
+            self.name,
+            self._example,
+            lambda output, batch: self.losses(output, batch)[0],
+            is_trained=self.is_trained,
+            splits=self.splits,
+            dtype=dtypes[self.precision],
+        )
+
+
+def batch_size_of(batch: Any) -> int:
+    """Return the number of samples of a batch: the first dimension of its first tensor."""
+    first = next(iter(batch.values())) if isinstance(batch, Mapping) else batch
+    first = first[0] if isinstance(first, tuple) else first
+    return len(first)
+
+
+def default_loss(output: Any, batch: Any) -> tuple[Tensor, Tensor]:
+    """Return the cross entropy of the labels, which a language model predicts one token ahead."""
+    logits = getattr(output, "logits", output)
+    labels = batch["labels"] if isinstance(batch, Mapping) else batch[1]
+    if logits.dim() == 3 and labels.dim() == 2:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    exact = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
+    total = functional.cross_entropy(
+        exact, labels.flatten(), ignore_index=NO_LABEL, reduction="sum"
+    )
+    return total, (labels != NO_LABEL).sum()

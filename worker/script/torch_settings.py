@@ -1,0 +1,98 @@
+"""Reads the settings of torch's optimizers and schedulers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from simulator.documents.problems import InputError, Problem
+from simulator.spec.job import Optimizer, ParameterGroup, UpdateSettings
+
+_NAMES: dict[type, Optimizer] = {
+    torch.optim.AdamW: "adamw",
+    torch.optim.Adam: "adam",
+    torch.optim.SGD: "sgd",
+}
+_UNSUPPORTED = ("amsgrad", "maximize", "nesterov", "dampening", "differentiable")
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """An optimizer: its constants, learning rates and groups."""
+
+    optimizer: Optimizer = "adamw"
+    learning_rate: float = 3e-4
+    update: UpdateSettings = field(default_factory=UpdateSettings)
+    rate_factors: tuple[float, ...] | None = None
+    """The scheduler's factor of each step; ``None``: always 1."""
+    groups: Mapping[int, ParameterGroup] | None = None
+    """The group of each parameter, by its ``id``; others are frozen. ``None``: all are trained."""
+
+
+def settings_of(
+    optimizer: torch.optim.Optimizer | None, scheduler: Any, *, steps: int
+) -> OptimizerSettings:
+    """Read the settings of an optimizer, and of a scheduler that drives it."""
+    if optimizer is None:
+        return OptimizerSettings()
+    name = _NAMES.get(type(optimizer))
+    if name is None:
+        known = ", ".join(f"torch.optim.{each.__name__}" for each in _NAMES)
+        what = f"is a {type(optimizer).__name__}, which ranks would not compute bit-equally"
+        raise InputError(Problem("optimizer", what, f"use one of {known}"))
+    first, *others = optimizer.param_groups
+    rate = _rate(first)
+    for group in optimizer.param_groups:
+        used = [key for key in _UNSUPPORTED if group.get(key)]
+        if used:
+            raise InputError(Problem("optimizer", f"sets {used[0]}", "leave it out"))
+        if group["weight_decay"] and name != "adamw":
+            raise InputError(Problem("optimizer", "has a weight_decay", "use torch.optim.AdamW"))
+    for group in others:
+        for key in ("betas", "eps", "momentum"):
+            if group.get(key) != first.get(key):
+                what = f"has groups with different {key}"
+                raise InputError(Problem("optimizer", what, "give all groups the same"))
+    update = UpdateSettings(
+        betas=tuple(first.get("betas", (0.9, 0.999))),
+        epsilon=first.get("eps", 1e-8),
+        weight_decay=first["weight_decay"],
+        momentum=first.get("momentum", 0.9),
+    )
+    groups = {
+        id(parameter): ParameterGroup(_rate(group) / rate, group["weight_decay"])
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    return OptimizerSettings(name, rate, update, _factors(optimizer, scheduler, steps), groups)
+
+
+def _rate(group: Mapping[str, Any]) -> float:
+    return float(group.get("initial_lr", group["lr"]))
+
+
+def _factors(
+    optimizer: torch.optim.Optimizer, scheduler: Any, steps: int
+) -> tuple[float, ...] | None:
+    """Play a scheduler without training, and return its factor at each step."""
+    if scheduler is None:
+        return None
+    before, rates = scheduler.state_dict(), [group["lr"] for group in optimizer.param_groups]
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # It is stepped without its optimizer, on purpose.
+        for _ in range(steps):
+            factors = [group["lr"] / _rate(group) for group in optimizer.param_groups]
+            if max(factors) - min(factors) > 1e-9:
+                what = "changes groups by different factors"
+                raise InputError(Problem("scheduler", what, "use one schedule for all groups"))
+            found.append(factors[0])
+            scheduler.step()
+    scheduler.load_state_dict(before)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    return tuple(found)
