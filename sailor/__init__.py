@@ -1,8 +1,29 @@
 """Train a module of your own under any plan: ``import sailor``.
 
-The code is in ``worker.script``; this module only gives its public names a home.
+The code is in ``worker.script``; this module gives its public names a home. They are loaded at
+their first use, since torch takes seconds to load.
 """
 
-from worker.script.script_trainer import Trainer
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from worker.script.script_trainer import Trainer
 
 __all__ = ["Trainer"]
+
+_HOMES = {"Trainer": "worker.script.script_trainer"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sailor' has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        what = f"sailor.{name} needs PyTorch, which is not installed"
+        raise ImportError(f"{what}: install the group `worker` (make install)") from None
