@@ -1,4 +1,7 @@
-"""Which lots to use together: layouts of a chain's stages, and sites where pipelines stay."""
+"""Chooses which lots a search may use together, and which of them one pipeline may span.
+
+A lot is interchangeable GPUs of one kind in one zone.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ Sites = tuple[Lots, ...]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Lots that serve as one resource, site by site; a pipeline stays within its site."""
+    """Lots grouped into resources and sites; a pipeline stays within its site."""
 
     sites: tuple[tuple[Lots, ...], ...]
     """[site][resource]: lots with the same machine type; empty where a site has none."""
@@ -40,7 +43,10 @@ class Layout:
 
 
 def layouts(model: PaperModel, *, counts_money: bool) -> list[Layout]:
-    """Each zone alone, then growing sets of zones: pipelines within zones, or across them."""
+    """Return layouts to try: each zone alone, then growing sets of zones.
+
+    Pipelines stay within a zone, or spread across zones.
+    """
     zones = zone_chain(model)
     alone: dict[object, Layout] = {}
     for zone in zones:
@@ -63,7 +69,7 @@ def layouts(model: PaperModel, *, counts_money: bool) -> list[Layout]:
 
 
 def selections(model: PaperModel) -> Iterator[Sites]:
-    """Combinations of kinds and zones, small ones first, as the sites of their lots."""
+    """Yield the sites of every set of GPU kinds and zones, smallest sets first."""
     kinds = sorted({lot.gpu for lot in model.lots})
     zones = zone_chain(model)
     kind_sets = [
@@ -96,7 +102,7 @@ def selections(model: PaperModel) -> Iterator[Sites]:
 def dealt_runs(
     lots: Sequence[Lot], wanted: Iterable[tuple[int, int, int, Sequence[int]]], stages: int
 ) -> list[list[Run]] | None:
-    """Runs by stage for groups given to lots one after the other; ``None`` if they do not fit.
+    """Fill lots in order with groups, and return the runs of each stage; ``None``: they do not fit.
 
     ``wanted`` has the stage, TP degree and number of groups, and the lots that may hold them.
     """

@@ -67,7 +67,7 @@ RULES: tuple[Rule, ...] = (
 """Asked in this order whenever a job has the cluster; without one, ``take_next_job`` is."""
 
 STEPS_MAX = 32
-"""One event causes no more steps than these and one for each open order: more are a circle."""
+"""Most steps after one event, plus one for each open order: with more, rules undo each other."""
 
 
 def decide(state: State, event: Event) -> Step:

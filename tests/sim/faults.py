@@ -1,4 +1,7 @@
-"""The faults of the simulated world, each at a random moment."""
+"""Carries out the faults of the simulated world, each at a random moment.
+
+``Faults`` in ``tests.sim.world`` lists their kinds and rates.
+"""
 
 from __future__ import annotations
 

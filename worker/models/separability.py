@@ -86,7 +86,7 @@ def _pass(
 def _compare(place: str, both: Tensor, first: Tensor, second: Tensor) -> None:
     if both.dim() == 1 and len(both) == 2 and len(first) == 2:
         alone = first + second  # The sum of the losses, and their number.
-    elif len(both) != 2 or both.shape[1:] != first.shape[1:]:
+    elif len(both) != 2 or not both.shape[1:] == first.shape[1:] == second.shape[1:]:
         # Samples of different lengths are padded to another length together.
         return
     else:

@@ -29,7 +29,8 @@ on_train: Callable[[Recipe], None] | None = None
 class Trainer:
     """Trains a module under any plan: alone, on this machine's cluster, or under sailord.
 
-    ``model`` is a module, or a function that makes one (then no rank but those that need it ...).
+    ``model`` is a module, or a function that makes one, which is called under ``seed``. The page
+    ``docs/own-model.md`` describes all arguments.
     """
 
     def __init__(

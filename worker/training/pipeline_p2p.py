@@ -7,6 +7,7 @@ them, whatever the TP degrees of the two stages.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,10 +17,16 @@ from worker.distributed.interface import Pending, Transport
 _DIMS_MAX = 7
 
 
+TellsShape = Literal["never", "once", "always"]
+"""When a sender sends a tensor's shape before it."""
+
+
 class Outbox:
     """Sends to some ranks without blocking."""
 
-    def __init__(self, transport: Transport, targets: Sequence[int], *, tells_shape: bool) -> None:
+    def __init__(
+        self, transport: Transport, targets: Sequence[int], *, tells_shape: TellsShape
+    ) -> None:
         self._transport = transport
         self._targets = tuple(targets)
         self._tells_shape = tells_shape
@@ -30,10 +37,11 @@ class Outbox:
         tensor = tensor.contiguous()
         self._sending = [each for each in self._sending if not each.is_done()]
         for target in self._targets:
-            if self._tells_shape:
+            if self._tells_shape != "never":
                 self._sending.append(self._transport.send(_header(tensor), to=target))
             self._sending.append(self._transport.send(tensor, to=target))
-        self._tells_shape = False
+        if self._tells_shape == "once":
+            self._tells_shape = "never"
 
     def finish(self) -> None:
         """Wait until everything is sent."""
@@ -43,14 +51,21 @@ class Outbox:
 
 
 class Inbox:
-    """Receives tensors of one shape from one rank.
+    """Receives tensors from one rank.
 
-    If ``shape`` is not set, the sender sends the shape before the first tensor.
+    If ``shape`` is not set, the sender sends the shape before the tensor; ``forgets`` it then.
     """
 
     def __init__(
-        self, transport: Transport, source: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        transport: Transport,
+        source: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        forgets: bool = False,
     ) -> None:
+        self._forgets = forgets
         self._transport = transport
         self._source = source
         self._dtype = dtype
@@ -69,6 +84,8 @@ class Inbox:
             self.shape = self._receive_shape()
         tensor, pending = self._arriving or self._begin(self.shape)
         self._arriving = None
+        if self._forgets:
+            self.shape = None
         pending.wait()
         return tensor
 

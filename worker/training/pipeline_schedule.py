@@ -31,7 +31,7 @@ from worker.models.loss import NO_LABEL
 from worker.models.microbatch_context import MicroBatch
 from worker.profiling.compute_time import ComputeTimer
 from worker.profiling.timeline import Recorder
-from worker.training.pipeline_p2p import Inbox, Outbox
+from worker.training.pipeline_p2p import Inbox, Outbox, TellsShape
 from worker.training.pipeline_stage import StageRunner
 
 
@@ -61,9 +61,11 @@ class PipelineRank:
         device: torch.device,
         recorder: Recorder,
         busy: ComputeTimer,
-        batch_everywhere: bool,
+        of_module: bool,
     ) -> None:
-        self._batch_everywhere = batch_everywhere
+        # Every stage of a user's module needs the batch, and its boundaries may vary in shape.
+        self._of_module = of_module
+        self._gradient_shapes: dict[int, tuple[int, ...]] = {}
         self._plan, self._place, self._stage, self._data = plan, place, stage, data
         self._random_seed, self._dtype, self._device = random_seed, dtype, device
         self._recorder, self._busy = recorder, busy
@@ -77,16 +79,16 @@ class PipelineRank:
             if not senders:
                 return None
             source = sender_for(place, senders).rank
-            return Inbox(transport, source, dtype=dtype, device=device)
+            return Inbox(transport, source, dtype=dtype, device=device, forgets=of_module)
 
-        def outbox(receivers: tuple[RankPlace, ...], *, tells_shape: bool) -> Outbox:
+        def outbox(receivers: tuple[RankPlace, ...], *, tells_shape: TellsShape) -> Outbox:
             targets = [target.rank for target in receivers_of(place, receivers)]
             return Outbox(transport, targets, tells_shape=tells_shape)
 
         self._inputs, self._gradients = inbox(before), inbox(after)
-        self._results = outbox(after, tells_shape=True)
+        self._results = outbox(after, tells_shape="always" if of_module else "once")
         # A gradient has the shape of its activation.
-        self._input_gradients = outbox(before, tells_shape=False)
+        self._input_gradients = outbox(before, tells_shape="never")
 
     def run(self, step: int, *, seed: float, layer_done: Callable[[int], None]) -> ConsumedSamples:
         """Run all micro batches; ``layer_done`` is called for each layer whose gradients are
@@ -95,6 +97,7 @@ class PipelineRank:
         ``seed`` is the factor on the sum of losses before it is differentiated.
         """
         consumed = self._nothing()
+        self._gradient_shapes.clear()
         last = max(index for index, op in enumerate(self._order) if op.kind == "B")
         self._expect(self._order[0])
         for index, op in enumerate(self._order):
@@ -128,8 +131,7 @@ class PipelineRank:
         with self._recorder.span("forward", micro_batch=op.micro_batch), self._busy:
             result = self._stage.forward(op.micro_batch, x, current=current)
         if not self._place.is_last:
-            assert self._gradients is not None, "only the last stage has labels"
-            self._gradients.shape = tuple(result.shape)
+            self._gradient_shapes[op.micro_batch] = tuple(result.shape)
             with self._recorder.span("send", micro_batch=op.micro_batch):
                 self._results.send(result)
         elif self._place.index == 0:
@@ -158,7 +160,7 @@ class PipelineRank:
         )
         indices = torch.arange(positions.start, positions.stop, device=self._device)
         current = MicroBatch(self._random_seed, step, indices)
-        if not (place.is_first or place.is_last or self._batch_everywhere):
+        if not (place.is_first or place.is_last or self._of_module):
             assert arrived is not None
             return arrived, current
         with self._recorder.span("data", micro_batch=op.micro_batch):
@@ -194,7 +196,11 @@ class PipelineRank:
             return box.take()
 
     def _inbox_for(self, op: Op) -> Inbox | None:
-        return self._inputs if op.kind == "F" else self._gradients
+        if op.kind == "F":
+            return self._inputs
+        if self._gradients is not None and self._gradients.shape is None:
+            self._gradients.shape = self._gradient_shapes.get(op.micro_batch)
+        return self._gradients
 
     def _nothing(self) -> ConsumedSamples:
         return ConsumedSamples(torch.zeros((), dtype=torch.float64, device=self._device))

@@ -215,7 +215,7 @@ class RankTrainer:
             device=self.device,
             recorder=self.recorder,
             busy=self._busy,
-            batch_everywhere=module is not None,
+            of_module=module is not None,
         )
 
     def step(self) -> StepReport:

@@ -38,8 +38,9 @@ class Options:
     """Seconds between two probes of a suspect node."""
     reconsider_s: float = 600.0
     failure_pause_s: float = 1.0
-    """Backoff after a failure that no lost machine explains; doubles with each in a row."""
+    """Backoff after a failure that no lost node explains; doubles with each in a row."""
     failures_until_held: int = 3
+    """After so many failures in a row that no lost node explains, the job is held."""
     secure_s: float = 600.0
     """Time for the last step of a job that ends or pauses to become durable."""
     commit_pause_s: ClassVar[float] = 5.0

@@ -57,7 +57,7 @@ class Attempts:
     """Failures in a row and the backoff after them."""
 
     failures: int = 0
-    """Failed generations in a row that no lost machine explains."""
+    """Failed generations in a row that no lost node explains."""
     not_before: float = 0.0
     """No question to the planner before this moment."""
 

@@ -37,7 +37,7 @@ def is_writing(active: Active) -> bool:
 
 
 def is_explained(state: State, generation: GenerationRecord) -> bool:
-    """Return whether a lost machine or a broken device explains the failure of the generation.
+    """Return whether a lost node or a broken device explains the failure of the generation.
 
     It need not be a member: state may have been fetched from another node.
     """

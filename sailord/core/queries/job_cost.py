@@ -17,7 +17,7 @@ WRITTEN_EVERY_S = 10.0
 
 
 def charge(before: State, after: State) -> Step:
-    """Add what was spent since the last time to the bill, if it is time or the rate changed."""
+    """Add the cost since the last charge to the job's bill, if it is due or the rate changed."""
     active = after.active
     if active is None or active.generation is None:
         return Step(after)
@@ -39,7 +39,7 @@ def costs(record: GenerationRecord | None) -> bool:
 
 
 def billed(job: JobRecord, ran: GenerationRecord | None, now: float) -> Bill:
-    """Return the bill up to now; ``ran`` was the generation since it was last written."""
+    """Return the bill up to now; ``ran`` is the generation to charge for."""
     bill = job.bill
     if ran is None or not costs(ran) or bill.until is None:
         return replace(bill, until=now)

@@ -110,7 +110,7 @@ def _losses(state: State, active: Active) -> list[Trigger]:
     broken = broken_members(state, active.generation)
     lost = tuple(id_ for id_ in broken if is_gone(state.nodes.get(id_)))
     found = []
-    # A lost machine explains the failures of the others: name only the lost ones.
+    # A lost node explains the failures of the others: name only the lost ones.
     for id_ in lost or broken:
         since = _broken_since(state, id_)
         assert since is not None

@@ -42,9 +42,9 @@ class Seen:
     stall_s: float | None = None
     """Seconds for which one stalled training."""
     late_s: float = 0.0
-    """The part of it spent waiting for the snapshot before to settle."""
+    """The part of ``stall_s`` spent waiting until the previous snapshot had settled."""
     settle_s: float | None = None
-    """Seconds after the start of one until the next need not wait."""
+    """Seconds from a snapshot's start until the next one can start without waiting."""
 
 
 NOTHING_SEEN = Seen(1)
@@ -55,8 +55,8 @@ def intervals(
 ) -> Intervals:
     """Return the intervals; what the job sets itself is kept.
 
-    ``step_s`` is as it was observed, what snapshots held it up included. Before anything is
-    measured, each step has its snapshot, so that it soon is, and one is taken to cost a whole step.
+    ``step_s`` is as observed, with stalls. Before anything is measured, every step takes a
+    snapshot, and a checkpoint is assumed to cost a whole step.
     """
     memory = saving.memory_every or _memory_every(step_s, seen)
     if saving.uri is None:

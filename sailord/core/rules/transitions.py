@@ -159,7 +159,7 @@ def open_next(
 
 
 def fail(state: State, active: Active) -> Step:
-    """Give up the generation; only a failure that no lost machine explains counts as an attempt."""
+    """Give up the generation; only a failure that no lost node explains counts as an attempt."""
     assert active.generation is not None
     options = state.options
     is_fault = not is_explained(state, active.generation)

@@ -19,13 +19,18 @@ from sailord.planning.pool import PlannerPool
 from tests.sailord.planning.requests import NODES, QUESTION
 
 
+def processes_of(worker):
+    """Return the processes of a planner's pool."""
+    return tuple(((worker._pool and worker._pool._processes) or {}).values())
+
+
 @pytest.mark.asyncio
 @pytest.mark.slow
 async def test_killed_planner_process_is_restarted_for_the_next_request():
     service = PlannerPool()
     try:
         asked = asyncio.create_task(service.ask(QUESTION, timeout_s=30))
-        while not (working := [p for worker in service._workers for p in worker.processes]):
+        while not (working := [p for worker in service._workers for p in processes_of(worker)]):
             await asyncio.sleep(0.01)
         for process in working:
             os.kill(process.pid, signal.SIGKILL)
@@ -87,12 +92,12 @@ async def test_precomputing_pauses_while_a_request_is_open():
     service = PlannerPool()
     try:
         assert isinstance(await service.ask(QUESTION, timeout_s=60), FoundPlan)
-        (thinking,) = service._workers[0].processes
+        (thinking,) = processes_of(service._workers[0])
         os.kill(thinking.pid, signal.SIGSTOP)
         asked = asyncio.create_task(service.ask(QUESTION, timeout_s=60))
         await asyncio.sleep(0)
         service.precompute(running_question(first))
-        while service._ahead_worker.waiting or not service._ahead_worker.processes:
+        while service._ahead_worker.waiting or not processes_of(service._ahead_worker):
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)
         assert service.precomputed_losses == 0

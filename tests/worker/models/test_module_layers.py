@@ -111,6 +111,20 @@ def test_dropout_is_the_same_under_any_plan(family):
             assert_close(trained(recipe, job, plan), wanted, f"seed {seed}: {plan}")
 
 
+def test_micro_batches_may_be_of_different_lengths():
+    def padded_to_the_longest(items):
+        length = max(int(item["attention_mask"].sum()) for item in items)
+        return {key: torch.stack([item[key][:length] for item in items]) for key in items[0]}
+
+    with all_in_fp64():
+        recipe = recipe_of(lambda: language_model("llama"), collate=padded_to_the_longest)
+        job = recipe.job()
+        wanted = plain_loop(recipe, language_model("llama").train())
+        for seed in range(4):
+            plan = any_plan(drawn(seed), job, ranks_max=6)
+            assert_close(trained(recipe, job, plan), wanted, f"seed {seed}: {plan}")
+
+
 def test_frozen_parameters_keep_their_value_and_have_no_state():
     def partly_frozen():
         model = language_model("llama")
