@@ -122,7 +122,8 @@ class OpenJob:
     plan: Plan
     data: DataSource
     weights: Callable[[int], ShardValues] | None
-    module: ModuleSource | None
+    module: ModuleSource | None = None
+    """A user's module, which trains instead of a known model."""
 
 
 @dataclass(eq=False)
