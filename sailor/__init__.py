@@ -10,11 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from worker.reporting.loggers import JsonLines, MLflow, TensorBoard, WandB
     from worker.script.script_trainer import Trainer
 
-__all__ = ["Trainer"]
+__all__ = ["JsonLines", "MLflow", "TensorBoard", "Trainer", "WandB"]
 
-_HOMES = {"Trainer": "worker.script.script_trainer"}
+_HOMES = {"Trainer": "worker.script.script_trainer"} | dict.fromkeys(
+    ("JsonLines", "MLflow", "TensorBoard", "WandB"), "worker.reporting.loggers"
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -59,7 +59,7 @@ WINGS: dict[str, dict[str, str]] = {
         "distributed": "",
         "data": "simulator",
         "profiling": "layout",
-        "models": "layout distributed simulator",
+        "models": "layout distributed data",
         "training": "models distributed data profiling",
         "engines.interface": "training",
         "checkpoint": "engines.interface",

@@ -102,7 +102,11 @@ def _train(
         )
         _resume(trainer, spec)
         for _ in range(spec.steps):
-            _send_step(send, rank, trainer.step())
+            report = trainer.step()
+            _send_step(send, rank, report)
+            found = trainer.evaluate_after(report)
+            if found is not None and rank == 0:
+                send({"kind": "evaluation", "step": report.step, "metrics": found})
         with recorder.span("end"):
             if spec.pieces is not None:
                 _save_shard(rank_tensors(trainer.buffers.values()), rank, spec.pieces)

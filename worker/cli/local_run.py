@@ -23,7 +23,7 @@ from simulator.documents.problems import InputError, Problem, Problems
 from simulator.inputs.job_file import load_job
 from simulator.inputs.plan_file import load_plan
 from simulator.spec.job import Job
-from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Stage
+from simulator.spec.plan import Plan
 from worker.checkpoint.convert import external_names
 from worker.checkpoint.resume import OPTION, ResumePoint, open_resume_point
 from worker.cli.local_launcher import ended_by_signals, run_ranks
@@ -43,7 +43,7 @@ from worker.profiling.fault_injection import FailPoint
 from worker.profiling.timeline import RankTimeline, Span, trace
 from worker.reporting.progress_display import ProgressDisplay
 from worker.script.load import load_script
-from worker.script.recipe import Recipe
+from worker.script.recipe import Recipe, one_rank_plan
 from worker.training.full_tensors import merge_ranks
 from worker.types import ACTIVITIES
 
@@ -177,6 +177,8 @@ class _RunResults:
         kind = message.pop("kind")
         if kind == "step":
             self.progress.step(message)
+        elif kind == "evaluation":
+            self.progress.evaluation(message["step"], message["metrics"])
         else:
             self.summaries[rank] = message
 
@@ -186,7 +188,7 @@ class _RunResults:
 
 def _plan(options: RunOptions, job: Job) -> Plan:
     found = list(exact.exact_problems(job)) if job.model.family == "exact" else []
-    plan = _one_rank(job) if options.plan is None else load_plan(options.plan)
+    plan = one_rank_plan(job) if options.plan is None else load_plan(options.plan)
     place = "plan" if options.plan is None else options.plan.name
     found += plan_problems(plan, job, place=place)
     ranks = plan.device_count
@@ -218,19 +220,6 @@ def _deepspeed_config(options: RunOptions, plan: Plan | None, job: Job) -> dict[
     if found or plan is None:
         raise InputError(found or Problem("--engine", "there is no plan for it"))
     return deepspeed_config.read_config(options.deepspeed_config, plan, job)
-
-
-_ALONE_MICRO_BATCH_MAX = 8
-
-
-def _one_rank(job: Job) -> Plan:
-    """Return the default plan: all layers on one device."""
-    fits = (n for n in range(_ALONE_MICRO_BATCH_MAX, 0, -1) if job.global_batch % n == 0)
-    allowed = (n for n in job.micro_batches or () if job.global_batch % n == 0)
-    size = next(allowed, None) or next(fits)
-    recompute: Recompute = "full" if job.recompute == "full" else "none"
-    stage = Stage((0, len(job.model.layers)), 1, (Place("any", "this", "here"),), recompute)
-    return Plan(size, (Pipeline(job.global_batch // size, (stage,)),))
 
 
 def _device(requested: str | None, ranks: int) -> str:

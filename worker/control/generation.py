@@ -287,6 +287,7 @@ class GenerationRun:
             step_report = trainer.step()
             snapshots.after_step()
             self._report_step(step_report, snapshots)
+            self._evaluate_after(step_report)
             is_done = steps is not None and trainer.progress.step >= steps
             is_stopping = step_report.stop or is_done
         self._milestone("stopping")
@@ -318,6 +319,13 @@ class GenerationRun:
         }
         print(json.dumps(line), flush=True)
         self.report(self._status(), False)
+
+    def _evaluate_after(self, step_report: StepReport) -> None:
+        assert self._trainer is not None
+        found = self._trainer.evaluate_after(step_report)
+        if found is not None and self.assignment.rank == 0:
+            about = {"job": self.assignment.job, "generation": self.assignment.generation}
+            print(json.dumps({**about, "step": self.step, "evaluation": found}), flush=True)
 
     def _sealed(self, step: int) -> None:
         """Report a sealed snapshot; called in the snapshot thread."""

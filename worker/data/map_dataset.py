@@ -39,6 +39,15 @@ class MapData:
     seed: int
     shuffled: bool = True
 
+    def batches(self) -> int:
+        """Return in how many batches all samples are; the last one may be smaller."""
+        return -(-len(self.dataset) // self.global_batch)
+
+    def positions_in(self, step: int, positions: Sequence[int]) -> list[int]:
+        """Return those positions of a batch of the first epoch that have a sample."""
+        left = len(self.dataset) - step * self.global_batch
+        return [position for position in positions if position < left]
+
     def batch(self, step: int, positions: Sequence[int]) -> Samples:
         """Return the samples at these positions of the batch of this step."""
         count = len(self.dataset)

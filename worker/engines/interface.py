@@ -35,6 +35,9 @@ class TrainingEngine(Protocol):
     def step(self) -> StepReport:
         """Train on the next batch; all ranks take the same steps together."""
 
+    def evaluate_after(self, report: StepReport) -> dict[str, float] | None:
+        """Tell a script's loggers of a step, and evaluate if that is due; all ranks together."""
+
     def roll_forward(self) -> StepReport | None:
         """After a failure: finish the step if a surviving rank has the result of its vote."""
 

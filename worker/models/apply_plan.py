@@ -7,7 +7,7 @@ and values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -48,6 +48,10 @@ class LocalTensor:
     parameter: nn.Parameter
 
 
+Metrics = Mapping[str, tuple[Tensor, int | Tensor]]
+"""The loss and other metrics of an evaluation, each as a sum and a count."""
+
+
 class HeldLayer(Protocol):
     """A layer as a rank holds it: a known one, or a part of a user's module."""
 
@@ -59,6 +63,12 @@ class HeldLayer(Protocol):
 
     def losses(self, x: Tensor, current: MicroBatch) -> Tensor:
         """Compute this layer, which must be the head, and the sum of the losses."""
+
+    def metrics(self, x: Tensor, current: MicroBatch) -> Metrics:
+        """Compute this layer, which must be the head, and the metrics of an evaluation."""
+
+    def set_training(self, on: bool) -> None:
+        """Switch between training, with dropout, and evaluation."""
 
 
 @dataclass(slots=True)
@@ -80,6 +90,14 @@ class LocalLayer:
         """Compute this layer, which must be the head, and the sum of the losses of all labels."""
         assert current.labels is not None, "the last stage has labels"
         return self.loss_sum(self(x), current.labels)
+
+    def metrics(self, x: Tensor, current: MicroBatch) -> Metrics:
+        """Compute this layer, which must be the head, and the loss."""
+        return {"loss": (self.losses(x, current), current.label_count)}
+
+    def set_training(self, on: bool) -> None:
+        """Switch between training, with dropout, and evaluation."""
+        self.module.train(on)
 
     def loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the sum of the losses of all labels; this layer must be the head."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -12,10 +12,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job, ParameterGroup
+from worker.data.map_dataset import MapData
 from worker.distributed.interface import Collective
 from worker.layout.shards import shard_of, take_shard
 from worker.layout.tensor_table import table_of
-from worker.models.apply_plan import LocalTensor
+from worker.models.apply_plan import LocalTensor, Metrics
 from worker.models.keyed_random import FusedAttentionDropoutError, KeyedRandom, RandomnessError
 from worker.models.microbatch_context import MicroBatch, MicroBatchContext
 from worker.models.module_cut import CutModule, ModuleCut
@@ -61,6 +62,19 @@ class ModuleSource(Protocol):
 
     def losses(self, output: Any, batch: Any) -> tuple[Tensor, int | Tensor]:
         """Return the sum of the losses of what the module returned, and over how many it is."""
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The names of the metrics of an evaluation."""
+
+    def metrics(self, output: Any, batch: Any) -> Metrics:
+        """Return the loss and other metrics of an evaluation, each as a sum and a count."""
+
+    def report(self, step: int, values: Mapping[str, float]) -> None:
+        """Hand the figures of a step or an evaluation to loggers and callbacks."""
+
+    def evaluation_after(self, step: int) -> MapData | None:
+        """Return the data of the evaluation that follows a step, if one does."""
 
 
 @dataclass(slots=True)
@@ -121,6 +135,14 @@ class ModuleLayer:
             return total
 
         return self._by_sample(current, self.index, compute)
+
+    def metrics(self, x: Tensor, current: MicroBatch) -> Metrics:
+        """Compute this layer, which must be the head, and the metrics of an evaluation."""
+        return self.source.metrics(self.module.head(x, current.inputs), current.inputs)
+
+    def set_training(self, on: bool) -> None:
+        """Switch the module between training, with dropout, and evaluation."""
+        self.module.module.train(on)
 
     def _current(self) -> MicroBatch:
         assert self.context.current is not None, "no micro batch is set"

@@ -40,6 +40,15 @@ class ProgressDisplay:
         rate = self._samples / seconds
         self._show(f"{self._done} of {self.steps} steps, {rate:.3g} samples/s, {_about(left)} left")
 
+    def evaluation(self, step: int, metrics: dict[str, float]) -> None:
+        """Print the metrics of an evaluation."""
+        if self.as_json:
+            print(json.dumps({"step": step, "evaluation": metrics}), flush=True)
+            return
+        self._show("")
+        figures = "  ".join(f"{name} {value:.5f}" for name, value in metrics.items())
+        print(f"evaluation after step {step}: {figures}", flush=True)
+
     def finish(self, ranks: list[dict[str, Any]]) -> None:
         """Print each rank's peak memory to stderr."""
         if self.as_json:

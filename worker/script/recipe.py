@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,22 @@ from torch.nn import functional
 from simulator.documents.problems import InputError, Problem
 from simulator.models.layers import Model, Precision
 from simulator.spec.job import Data, Job, ParameterGroup
+from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Stage
 from worker.data.map_dataset import Collate, MapData, MapDataset, default_collate
+from worker.models.apply_plan import Metrics
 from worker.models.describe_module import describe_module
 from worker.models.module_cut import CutError, CutModule, ModuleCut, find_cut
 from worker.models.module_skeleton import drop_values, set_parameter
 from worker.models.module_splits import ModuleSplits, find_splits
 from worker.models.separability import check_separable
+from worker.reporting.loggers import Logger
 from worker.script.torch_settings import OptimizerSettings, settings_of
+from worker.training.full_tensors import TensorKey
 
 NO_LABEL = -100
 
+Callback = Callable[[int, Mapping[str, float]], None]
+"""Called with the step and its figures; those of an evaluation have names that begin with eval/."""
 Loss = Callable[[Any, Any], "Tensor | tuple[Tensor, int | Tensor]"]
 
 
@@ -48,7 +54,14 @@ class Recipe:
     max_tp: int = 8
     seed: int = 0
     shuffled: bool = True
+    eval_dataset: MapDataset | None = None
+    eval_every: int | None = None
+    more_metrics: Mapping[str, Loss] = field(default_factory=dict)
+    loggers: tuple[Logger, ...] = ()
+    callbacks: tuple[Callback, ...] = ()
     name: str = "job"
+
+    _failed: list[Logger] = field(default_factory=list, repr=False)
 
     # -- the module --------------------------------------------------------------------------------
 
@@ -147,6 +160,14 @@ class Recipe:
     def _parameters(self) -> Mapping[str, nn.Parameter]:
         return dict(self._module.named_parameters(remove_duplicate=False))
 
+    def take_back(self, tensors: Mapping[TensorKey, Tensor]) -> None:
+        """Give the module of the script its trained weights."""
+        with torch.no_grad():
+            for (layer, name, kind), value in tensors.items():
+                if kind == "master":
+                    full = self.cut.full_name(max(layer, 0), name)
+                    self._parameters[full].copy_(value)
+
     def save(self, tensors: Mapping[tuple[int, str], Tensor], folder: Path) -> None:
         """Write full tensors, keyed by layer and name, as the module's library would."""
         module = self.skeleton()
@@ -165,13 +186,42 @@ class Recipe:
 
     def losses(self, output: Any, batch: Any) -> tuple[Tensor, int | Tensor]:
         """Return the sum of the losses of a micro batch, and over how many it is."""
-        found = (self.loss or default_loss)(output, batch)
-        if isinstance(found, tuple):
-            return found
-        samples = batch_size_of(batch)
-        if found.dim() == 0:
-            return found * samples, samples
-        return found.sum(), found.numel()
+        return _sum_and_count((self.loss or default_loss)(output, batch), batch)
+
+    # -- what it tells -----------------------------------------------------------------------------
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The names of the metrics of an evaluation."""
+        return ("loss", *self.more_metrics)
+
+    def metrics(self, output: Any, batch: Any) -> Metrics:
+        """Return the loss and other metrics of an evaluation, each as a sum and a count."""
+        found = {"loss": self.losses(output, batch)}
+        for name, metric in self.more_metrics.items():
+            found[name] = _sum_and_count(metric(output, batch), batch)
+        return found
+
+    def evaluation_after(self, step: int) -> MapData | None:
+        """Return the data of the evaluation that follows a step, if one does."""
+        if self.eval_dataset is None or (step + 1) % (self.eval_every or self.steps or 1):
+            return None
+        return MapData(self.eval_dataset, self.collate, self.batch_size, self.seed, shuffled=False)
+
+    def report(self, step: int, values: Mapping[str, float]) -> None:
+        """Hand the figures of a step or an evaluation to loggers and callbacks."""
+        for logger in self.loggers:
+            if logger in self._failed:
+                continue
+            try:
+                logger.log(step, values)
+            except Exception as error:
+                # Training is worth more than its figures.
+                self._failed.append(logger)
+                kind = type(logger).__name__
+                print(f"{kind} is not used any more: {type(error).__name__}: {error}", flush=True)
+        for callback in self.callbacks:
+            callback(step, values)
 
     # -- data and job ------------------------------------------------------------------------------
 
@@ -214,6 +264,31 @@ class Recipe:
             splits=self.splits,
             dtype=dtypes[self.precision],
         )
+
+
+_MICRO_BATCH_MAX = 8
+
+
+def one_rank_plan(job: Job) -> Plan:
+    """Return the plan of a run without one: all layers on one device, in small micro batches."""
+    fits = (n for n in range(_MICRO_BATCH_MAX, 0, -1) if job.global_batch % n == 0)
+    allowed = (n for n in job.micro_batches or () if job.global_batch % n == 0)
+    size = next(allowed, None) or next(fits)
+    recompute: Recompute = "full" if job.recompute == "full" else "none"
+    stage = Stage((0, len(job.model.layers)), 1, (Place("any", "this", "here"),), recompute)
+    return Plan(size, (Pipeline(job.global_batch // size, (stage,)),))
+
+
+def _sum_and_count(
+    found: Tensor | tuple[Tensor, int | Tensor], batch: Any
+) -> tuple[Tensor, int | Tensor]:
+    """Read what a loss returned: a sum and a count, one value per sample, or their mean."""
+    if isinstance(found, tuple):
+        return found
+    if found.dim() == 0:
+        samples = batch_size_of(batch)
+        return found * samples, samples
+    return found.sum(), found.numel()
 
 
 def batch_size_of(batch: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,11 +12,13 @@ from torch import nn
 
 from simulator.documents.problems import InputError, Problem
 from simulator.models.layers import Precision
-from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from worker.data.map_dataset import Collate, MapDataset, default_collate
 from worker.distributed.single_rank import SingleRankTransport
+from worker.layout.tensor_table import tensors_of
+from worker.reporting.loggers import Logger
 from worker.reporting.progress_display import ProgressDisplay
-from worker.script.recipe import Loss, Recipe
+from worker.script.recipe import Callback, Loss, Recipe, one_rank_plan
+from worker.training.full_tensors import merge_ranks, rank_tensors
 from worker.training.trainer import RankTrainer, StepReport
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
@@ -39,15 +41,21 @@ class Trainer:
         dataset: MapDataset,
         *,
         batch_size: int,
-        loss: Loss | None = None,
         steps: int | None = None,
         epochs: float | None = None,
+        loss: Loss | None = None,
         optimizer: torch.optim.Optimizer | MakeOptimizer | None = None,
         scheduler: torch.optim.lr_scheduler.LRScheduler | MakeScheduler | None = None,
         collate: Collate = default_collate,
         call: Callable[[nn.Module, Any], Any] | None = None,
+        eval_dataset: MapDataset | None = None,
+        eval_every: int | None = None,
+        metrics: Mapping[str, Loss] | None = None,
+        loggers: Sequence[Logger] = (),
+        callbacks: Sequence[Callback] = (),
         precision: Precision = "fp32",
         clip_norm: float | None = None,
+        max_tp: int = 8,
         seed: int = 0,
         shuffle: bool = True,
         name: str = "job",
@@ -61,23 +69,30 @@ class Trainer:
             model=model,
             dataset=dataset,
             batch_size=batch_size,
-            loss=loss,
-            call_module=call,
-            collate=collate,
             steps=steps,
+            loss=loss,
             make_optimizer=_as_function(optimizer, torch.optim.Optimizer),
             make_scheduler=_as_function(scheduler, torch.optim.lr_scheduler.LRScheduler),
-            clip_norm=clip_norm,
+            collate=collate,
+            call_module=call,
+            eval_dataset=eval_dataset,
+            eval_every=eval_every,
+            more_metrics=metrics or {},
+            loggers=tuple(loggers),
+            callbacks=tuple(callbacks),
             precision=precision,
+            clip_norm=clip_norm,
+            max_tp=max_tp,
             seed=seed,
             shuffled=shuffle,
             name=name,
         )
         self.history: list[StepReport] = []
-        self._rank: RankTrainer | None = None
+        self.evaluations: dict[int, dict[str, float]] = {}
+        """The metrics of each evaluation, by the step before it."""
 
     def train(self) -> None:
-        """Train to the last step."""
+        """Train to the last step; the module then has the trained weights."""
         if on_train is None:
             self._train_alone()
         else:
@@ -86,21 +101,22 @@ class Trainer:
     def _train_alone(self) -> None:
         recipe = self.recipe
         job = recipe.job()
-        steps = job.steps
-        assert steps is not None
-        stage = Stage((0, len(job.model.layers)), 1, (Place("any", "this", "here"),))
-        plan = Plan(recipe.batch_size, (Pipeline(1, (stage,)),))
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        assert job.steps is not None, "checked before"
         rank = RankTrainer(
-            job, plan, 0, SingleRankTransport(), recipe.data(), device=device, module=recipe
+            *(job, one_rank_plan(job), 0, SingleRankTransport(), recipe.data()),
+            device="cuda" if torch.cuda.is_available() else "cpu",
+            module=recipe,
         )
-        self._rank = rank
-        with ProgressDisplay(steps, as_json=False) as display:
-            while rank.progress.step < steps:
+        with ProgressDisplay(job.steps, as_json=False) as display:
+            while rank.progress.step < job.steps:
                 report = rank.step()
                 self.history.append(report)
-                line = asdict(report)
-                display.step(line)
+                display.step(asdict(report))
+                found = rank.evaluate_after(report)
+                if found is not None:
+                    self.evaluations[report.step] = found
+                    display.evaluation(report.step, found)
+        recipe.take_back(merge_ranks([rank_tensors(rank.buffers.values())], tensors_of(job)))
 
 
 def _as_function(given: Any, kind: type) -> Any:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 from simulator.estimate.pass_order import Op, device_orders
 from simulator.spec.plan import Plan
 from worker.data.batch import DataSource
+from worker.data.map_dataset import MapData
 from worker.distributed.interface import Transport
 from worker.layout.rank_layout import (
     RankPlace,
@@ -127,6 +128,36 @@ class PipelineRank:
         self._results.finish()
         return min(found, default=None)
 
+    def evaluate(self, data: MapData) -> dict[str, list[float]]:
+        """Run forward passes over a data set; the last stage returns sums and counts."""
+        found: dict[str, list[float]] = {}
+        for number in range(data.batches()):
+            for op in self._order:
+                positions = data.positions_in(number, self._positions(op))
+                if op.kind == "B" or not positions:
+                    continue
+                arrived = self._take(op)
+                indices = torch.tensor(positions, device=self._device)
+                current = MicroBatch(self._random_seed, number, indices)
+                current.inputs = tree_map(self._to_device, data.batch(number, positions).inputs)
+                x = torch.empty(0, device=self._device) if arrived is None else arrived
+                result = self._stage.evaluate(x, current=current)
+                if isinstance(result, Tensor):
+                    self._results.send(result)
+                    continue
+                for name, (total, count) in result.items():
+                    sums = found.setdefault(name, [0.0, 0.0])
+                    sums[0] += float(total)
+                    sums[1] += float(count)
+        self._results.finish()
+        return found if self._place.index == 0 else {}
+
+    def _positions(self, op: Op) -> range:
+        """Return the positions of a micro batch's samples in the global batch."""
+        return sample_positions(
+            self._plan, pipeline=self._place.pipeline, micro_batch=op.micro_batch
+        )
+
     def _forward(self, op: Op, x: Tensor, current: MicroBatch, consumed: ConsumedSamples) -> None:
         with self._recorder.span("forward", micro_batch=op.micro_batch), self._busy:
             result = self._stage.forward(op.micro_batch, x, current=current)
@@ -155,9 +186,7 @@ class PipelineRank:
     ) -> tuple[Tensor, MicroBatch]:
         """Return the input of a forward pass, and what else is known of its micro batch."""
         place = self._place
-        positions = sample_positions(
-            self._plan, pipeline=place.pipeline, micro_batch=op.micro_batch
-        )
+        positions = self._positions(op)
         indices = torch.arange(positions.start, positions.stop, device=self._device)
         current = MicroBatch(self._random_seed, step, indices)
         if not (place.is_first or place.is_last or self._of_module):

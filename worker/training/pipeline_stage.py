@@ -16,7 +16,7 @@ import torch
 import torch.fx.experimental.symbolic_shapes
 from torch import Tensor
 
-from worker.models.apply_plan import HeldLayer
+from worker.models.apply_plan import HeldLayer, Metrics
 from worker.models.microbatch_context import MicroBatch, MicroBatchContext
 
 Computation = Callable[[Tensor], Tensor]
@@ -104,6 +104,15 @@ class StageRunner:
                 if bad is None and not torch.isfinite(x).all():
                     bad = layer.index
         return bad, x
+
+    def evaluate(self, x: Tensor, *, current: MicroBatch) -> Tensor | Metrics:
+        """Run a forward pass without gradients; the last stage returns metrics."""
+        self._context.current = current
+        *others, last = self.layers
+        with torch.no_grad():
+            for layer in others:
+                x = layer(x)
+            return last.metrics(x, current) if self._computes_loss else last(x)
 
     def _computations(self, current: MicroBatch) -> list[Computation]:
         if not self._computes_loss:

@@ -20,6 +20,7 @@ from torch import Tensor
 from simulator.spec.job import Job, ParameterGroup
 from simulator.spec.plan import Plan
 from worker.data.batch import FIRST_HASH, DataSource, next_hash
+from worker.data.map_dataset import MapData
 from worker.distributed.interface import Transport
 from worker.layout.rank_layout import TIED, TensorSlot, atoms_held, groups_of, rank_places
 from worker.layout.tensor_table import holdings_for
@@ -104,8 +105,20 @@ class StepReport:
     seconds: float
     sample_hash: str
     label_tokens: int
+    learning_rate: float
     skipped: bool
     stop: bool
+
+    def figures(self) -> dict[str, float]:
+        """Return what loggers write of a step."""
+        return {
+            "loss": self.loss,
+            "learning_rate": self.learning_rate,
+            "grad_norm": self.grad_norm,
+            "samples_per_s": self.samples / self.seconds,
+            "labels_per_s": self.label_tokens / self.seconds,
+            "skipped": float(self.skipped),
+        }
 
 
 class RankTrainer:
@@ -194,7 +207,7 @@ class RankTrainer:
             if job.zero
             else None
         )
-        stage = StageRunner(
+        self._stage = StageRunner(
             layers,
             recomputed=self._recomputed(),
             context=context,
@@ -207,7 +220,7 @@ class RankTrainer:
         self._pipeline = PipelineRank(
             plan,
             self.place,
-            stage,
+            self._stage,
             transport,
             data,
             random_seed=job.data.seed,
@@ -252,6 +265,38 @@ class RankTrainer:
         self._raise_if_not_finite(totals)
         return self._end_step(totals, begin_s)
 
+    def evaluate_after(self, report: StepReport) -> dict[str, float] | None:
+        """Tell a script's loggers of a step, and evaluate if that is due; all ranks together."""
+        module = self._module
+        if module is None:
+            return None
+        if self.rank == 0:
+            module.report(report.step, report.figures())
+        data = module.evaluation_after(report.step)
+        if data is None:
+            return None
+        found = self.evaluate(data)
+        if self.rank == 0:
+            module.report(report.step, {f"eval/{name}": value for name, value in found.items()})
+        return found
+
+    def evaluate(self, data: MapData) -> dict[str, float]:
+        """Compute the metrics of a data set with the current weights; all ranks do so together."""
+        assert self._module is not None, "only scripts evaluate"
+        names = self._module.metric_names
+        for layer in self._stage.layers:
+            layer.set_training(False)
+        found = self._pipeline.evaluate(data)
+        for layer in self._stage.layers:
+            layer.set_training(True)
+        totals = torch.tensor(
+            [found.get(name, [0.0, 0.0]) for name in names], dtype=torch.float64
+        ).to(self.device)
+        if self.world_group is not None:
+            self.world_group.all_reduce(totals)
+        pairs = zip(names, totals.tolist(), strict=True)
+        return {name: total / max(count, 1.0) for name, (total, count) in pairs}
+
     def roll_forward(self) -> StepReport | None:
         """After a failure: finish the step if a surviving rank has the result of its vote.
 
@@ -291,12 +336,14 @@ class RankTrainer:
             seconds=time.perf_counter() - begin_s,
             sample_hash=self.progress.sample_hash,
             label_tokens=totals.labels,
+            learning_rate=self._learning_rate(before.step),
             skipped=not totals.is_finite,
             stop=totals.stop,
         )
 
-    def _rate_factor(self, step: int) -> float:
-        return 1.0 if self._module is None else self._module.rate_factor(step)
+    def _learning_rate(self, step: int) -> float:
+        factor = 1.0 if self._module is None else self._module.rate_factor(step)
+        return learning_rate(self.job, step) * factor
 
     def _groups_of(self, layer: int, slots: Sequence[TensorSlot], length: int) -> Groups:
         """Return the groups of the tensors in one of the flat buffers of a layer."""
@@ -338,7 +385,7 @@ class RankTrainer:
     def _update(self, before: TrainingProgress, *, factor: float) -> None:
         update = OptimizerStep(
             self.job.optimizer,
-            learning_rate(self.job, before.step) * self._rate_factor(before.step),
+            self._learning_rate(before.step),
             gradient_factor=factor,
             count=before.updates + 1,
             settings=self.job.update,

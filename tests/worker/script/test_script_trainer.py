@@ -140,3 +140,55 @@ def test_a_saved_module_reads_back(script, warm):
     assert done.code == 0, done.err
     weights = load_file(folder / "model.safetensors")
     assert set(weights) == {"0.weight", "0.bias", "3.weight", "3.bias"}
+
+
+EVALUATED = SCRIPT.replace(
+    'name="small",',
+    """
+            eval_dataset=data[:11],
+            eval_every=2,
+            metrics={"accuracy": lambda output, batch: (output.argmax(-1) == batch[1]).float()},
+            loggers=[sailor.JsonLines(sys.argv[0] + ".jsonl"), sailor.TensorBoard("/dev/null/x")],
+            callbacks=[lambda step, values: print("told", step, *values)],""",
+)
+
+
+def test_evaluations_are_those_of_torch_under_any_plan(script, warm, capsys):
+    script.write_text(EVALUATED)
+    recipe = load_script(script)
+    trainer = sailor.Trainer(
+        **_given(recipe),
+        eval_dataset=recipe.eval_dataset,
+        eval_every=2,
+        metrics=recipe.more_metrics,
+        loggers=recipe.loggers,
+    )
+    trainer.train()
+    assert "TensorBoard is not used any more" in capsys.readouterr().out
+    assert sorted(trainer.evaluations) == [1, 3]
+    module = recipe.model.eval()
+    inputs, labels = recipe.collate(list(recipe.eval_dataset))
+    found = trainer.evaluations[3]
+    assert found["loss"] == pytest.approx(
+        nn.functional.cross_entropy(module(inputs), labels).item(), rel=1e-5
+    )
+    hits = (module(inputs).argmax(-1) == labels).float()
+    assert found["accuracy"] == pytest.approx(hits.mean().item(), rel=1e-6)
+    lines = [json.loads(line) for line in Path(f"{script}.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 1, 2, 3, 3]
+    assert lines[2]["eval/loss"] == trainer.evaluations[1]["loss"]
+    assert lines[0]["learning_rate"] == 0.1
+
+    plan = script.with_name("plan.json")
+    pipelines = [
+        {"micro_batches": 4, "stages": stages(0, 2, 6)},
+        {"micro_batches": 2, "stages": stages(0, 6)},
+    ]
+    plan.write_text(json.dumps({"micro_batch_size": 1, "pipelines": pipelines}))
+    done = warm.run("run", "--job", script, "--plan", plan, "--json")
+    assert done.code == 0, done.err
+    told = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
+    evaluated = {line["step"]: line["evaluation"] for line in told if "evaluation" in line}
+    for step, metrics in trainer.evaluations.items():
+        assert evaluated[step] == pytest.approx(metrics, rel=1e-5)
+    assert "told 3 eval/loss eval/accuracy" in done.out

@@ -130,9 +130,14 @@ class DeepSpeedTrainer:
             seconds=time.perf_counter() - begin_s,
             sample_hash=self.progress.sample_hash,
             label_tokens=labels,
+            learning_rate=float(self._engine.get_lr()[0]),
             skipped=skipped,
             stop=stops > 0,
         )
+
+    def evaluate_after(self, report: StepReport) -> dict[str, float] | None:  # noqa: ARG002 - the interface's
+        """Do nothing: scripts are trained by our engine."""
+        return None
 
     def close(self) -> None:
         """Leave the process groups, so that this process can join others."""

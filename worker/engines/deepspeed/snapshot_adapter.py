@@ -110,6 +110,9 @@ class DeepSpeedEngine:
         self.update_complete = True
         return report
 
+    def evaluate_after(self, report: StepReport) -> dict[str, float] | None:  # noqa: ARG002 - the interface's
+        return None
+
     def roll_forward(self) -> StepReport | None:
         return None
 
