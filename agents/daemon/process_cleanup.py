@@ -42,8 +42,10 @@ def _is_marked(pid: int, folder: Path) -> bool:
 def kill_all(folder: Path) -> list[int]:
     """Kill all processes of the cluster; return the pids that are left after ``GONE_S``."""
     begin, killed = time.monotonic(), set[int]()
-    left = cluster_pids(folder)
-    while left and time.monotonic() < begin + GONE_S:
+    left, found_none = cluster_pids(folder), False
+    # A process that is being forked has no environment yet, so nothing must be found twice.
+    while (left or not found_none) and time.monotonic() < begin + GONE_S:
+        found_none = not left
         spares = time.monotonic() < begin + TRACKER_S
         for pid in left:
             if not (spares and _is_tracker(pid)):
