@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import struct
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +19,8 @@ from torch.utils._pytree import tree_leaves
 
 from worker.data.batch import DIGEST_BYTES, Samples
 from worker.data.shuffle import sample_numbers
+
+T = TypeVar("T")
 
 Collate = Callable[[list[Any]], Any]
 
@@ -57,12 +63,53 @@ class MapData:
             ).tolist()
         else:
             numbers = [(step * self.global_batch + position) % count for position in positions]
-        items = [self.dataset[number] for number in numbers]
+        with _own_randomness():
+            items = [
+                _seeded(self.seed, step, position, partial(self.dataset.__getitem__, number))
+                for position, number in zip(positions, numbers, strict=True)
+            ]
+            first = positions[0] if len(positions) else 0
+            batch = _seeded(self.seed, step, first, partial(self.collate, items))
         digests = [
             _digest(step, position, number, item)
             for position, number, item in zip(positions, numbers, items, strict=True)
         ]
-        return Samples(self.collate(items), None, torch.tensor(digests, dtype=torch.int64))
+        return Samples(plain(batch), None, torch.tensor(digests, dtype=torch.int64))
+
+
+_drawing = threading.Lock()
+"""Held while the generators of the process, which all threads share, are those of a sample."""
+
+
+@contextmanager
+def _own_randomness() -> Iterator[None]:
+    """Keep what a data set draws apart from other random numbers."""
+    python, numbers = random.getstate(), np.random.get_state()
+    with _drawing, torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numbers)
+
+
+def _seeded(seed: int, step: int, position: int, act: Callable[[], T]) -> T:
+    """Call a user's code so that it draws the same for a sample on every rank that loads it."""
+    place = struct.pack("<QQQ", seed, step, position)
+    key = int.from_bytes(hashlib.blake2b(place, digest_size=4).digest(), "little")
+    random.seed(key)
+    np.random.seed(key)
+    torch.manual_seed(key)
+    return act()
+
+
+def plain(batch: Any) -> Any:
+    """Return a batch of dicts and tuples, whatever mappings and lists a collate function made."""
+    if isinstance(batch, Mapping):
+        return {key: plain(value) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return tuple(plain(value) for value in batch)
+    return batch
 
 
 def _digest(step: int, position: int, number: int, item: Any) -> int:
@@ -75,7 +122,8 @@ def _digest(step: int, position: int, number: int, item: Any) -> int:
 
 def _content(leaf: Any) -> bytes:
     if isinstance(leaf, Tensor):
-        return leaf.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        flat = leaf.detach().cpu().contiguous().reshape(-1)
+        return flat.view(torch.uint8).numpy().tobytes()
     if isinstance(leaf, (np.ndarray, np.generic)) or hasattr(leaf, "tobytes"):
         content: bytes = leaf.tobytes()
         return content
@@ -90,7 +138,8 @@ def default_collate(items: list[Any]) -> Any:
     first = items[0]
     if isinstance(first, Mapping):
         return {key: default_collate([item[key] for item in items]) for key in first}
-    if isinstance(first, tuple):
+    holds_tensors = isinstance(first, list) and any(isinstance(each, Tensor) for each in first)
+    if isinstance(first, tuple) or holds_tensors:
         return tuple(default_collate(list(parts)) for parts in zip(*items, strict=True))
     if isinstance(first, Tensor):
         return torch.stack(items)

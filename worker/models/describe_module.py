@@ -68,6 +68,8 @@ def _tensors(
             TensorSpec(cut.local_name(name), shape, *split, frozen=not is_trained(name))
         )
     for alias, owner in cut.alias_of.items():
+        if not cut.is_shared_with_head(alias):
+            continue
         shape = tuple(module.module.get_parameter(alias).shape)
         tied_to = f"{cut.layer_name(0)}/{owner}"
         found[-1].append(TensorSpec(alias, shape, tied_to=tied_to, frozen=not is_trained(owner)))
@@ -97,11 +99,28 @@ def _traced(
         else:
             yield found, found
         hidden = torch.empty(found.output, dtype=dtype, device="meta")
-    with module.head_on_meta():
-        given += module.module.parameters()
-        on_meta = tree_map(to_meta, batch)
-        found = pass_costs(lambda x: losses(module.head(x, batch), on_meta), hidden, given=given)
-        yield found, found
+    found = _head_costs(module, batch, losses, hidden, given)
+    yield found, found
+
+
+def _head_costs(
+    module: CutModule,
+    batch: Any,
+    losses: Callable[[Any, Any], Tensor],
+    hidden: Tensor,
+    given: list[Tensor],
+) -> PassCosts:
+    """Trace head and loss on the meta device; code that needs real numbers is run with zeros."""
+    try:
+        with module.head_on_meta():
+            all_given = [*given, *module.module.parameters()]
+            on_meta = tree_map(to_meta, batch)
+            return pass_costs(
+                lambda x: losses(module.head(x, batch), on_meta), hidden, given=all_given
+            )
+    except (RuntimeError, NotImplementedError):
+        zeros = torch.zeros(hidden.shape, dtype=hidden.dtype)
+        return pass_costs(lambda x: losses(module.head(x, batch), batch), zeros, given=given)
 
 
 def _layer(
@@ -169,4 +188,4 @@ def _kept_of(dtype: torch.dtype) -> Callable[[PassCosts], int]:
 
 
 def _item(kept: torch.dtype, computed: torch.dtype) -> Item:
-    return "float" if kept == computed else _ITEM_OF_BYTES[kept.itemsize]
+    return "float" if kept == computed else _ITEM_OF_BYTES.get(kept.itemsize, "fp32")

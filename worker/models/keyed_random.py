@@ -34,8 +34,13 @@ class KeyedRandom(TorchDispatchMode):
 
     def __init__(self, current: MicroBatch, *, layer: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
-        self.draws = 0
+        self.has_drawn = False
+        self._draws = 0
         self._current, self._layer = current, layer
+
+    def begin_layer(self, layer: int) -> None:
+        """Draw the numbers of another layer from now on."""
+        self._draws, self._layer = 0, layer
 
     def __torch_dispatch__(
         self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -58,8 +63,9 @@ class KeyedRandom(TorchDispatchMode):
             sizes = " x ".join(map(str, shape)) or "1"
             what = f"draws {sizes} random numbers for {samples} samples"
             raise RandomnessError(f"{what}; their first dimension must be the samples")
-        self.draws += 1
-        key = stream_key("random", current.seed, current.step, self._layer, self.draws)
+        self.has_drawn = True
+        self._draws += 1
+        key = stream_key("random", current.seed, current.step, self._layer, self._draws)
         low, high = sample_keys(key, current.samples.to(device))
         index = torch.arange(math.prod(shape) // samples, dtype=torch.int32, device=device)
         drawn = random_words(index.expand(samples, -1).clone(), (low[:, None], high[:, None]))

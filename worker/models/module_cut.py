@@ -44,8 +44,8 @@ class ModuleCut:
     """Second names of tied parameters, and the first ones."""
     unused: frozenset[str]
     """Parameters that no code uses; they are in ``layer_of`` as well."""
-    draws: bool
-    """Whether the code draws random numbers, as dropout does."""
+    forms: tuple[tuple[Any, ...] | None, ...]
+    """What each block returns beside its hidden state; ``None``: it returns a tensor."""
 
     @property
     def layers(self) -> int:
@@ -55,6 +55,11 @@ class ModuleCut:
         if index in (0, self.layers - 1):
             return "embedding" if index == 0 else "head"
         return self.blocks[index - 1]
+
+    def is_shared_with_head(self, alias: str) -> bool:
+        """Return whether a tied parameter is of layer 0, and used by the head too."""
+        in_blocks = any(alias.startswith(f"{path}.") for path in self.blocks)
+        return self.layer_of[self.alias_of[alias]] == 0 and not in_blocks
 
     def local_name(self, parameter: str) -> str:
         """Return the name of a parameter in its layer: a block's own, or the module's."""
@@ -68,9 +73,10 @@ class ModuleCut:
 
 
 def find_cut(module: nn.Module, call: Call, batch: Any) -> ModuleCut:
-    """Find where to cut a module, with one forward pass over a small batch.
+    """Find where to cut a skeleton, with one pass over a small batch.
 
-    The pass computes one of several equal blocks; the others hand on their input.
+    The pass computes one of several equal blocks; the others hand on their input. Gradients are
+    followed, so that a second path from a parameter to a block or to the result is found.
     """
     found = []
     for blocks in _candidates(module):
@@ -78,6 +84,9 @@ def find_cut(module: nn.Module, call: Call, batch: Any) -> ModuleCut:
             return _try_cut(module, blocks, call, batch)
         except CutError as error:
             found.append(f"{blocks[0]} to {blocks[-1]}: {error}")
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            found.append(f"{blocks[0]} to {blocks[-1]}: {type(error).__name__}: {reason}")
     if not found:
         what = "has no list of blocks (nn.ModuleList or nn.Sequential)"
         raise CutError(f"{type(module).__name__} {what}")
@@ -90,30 +99,80 @@ def _candidates(module: nn.Module) -> Iterator[tuple[str, ...]]:
     for name, part in module.named_modules():
         if isinstance(part, (nn.ModuleList, nn.Sequential)) and len(part) > 1:
             paths = tuple(f"{name}.{key}".lstrip(".") for key, _ in part.named_children())
+            paths = paths[1:] if isinstance(part[0], nn.Embedding) else paths
             lists.append((sum(p.numel() for p in part.parameters()), paths))
-            if isinstance(part[0], nn.Embedding):
-                lists[-1] = (lists[-1][0], paths[1:])
     # A list inside a block of another list has fewer parameters than that one.
     lists.sort(key=lambda each: -each[0])
     return (paths for size, paths in lists if size > 0)
 
 
+def kinds_of(module: nn.Module, blocks: Sequence[str]) -> list[int]:
+    """Return for each block the index of the first one like it: of equal code, sizes and settings.
+
+    Blocks without parameters may change shapes, so each is like itself alone.
+    """
+    first: dict[Any, int] = {}
+    found = []
+    for index, path in enumerate(blocks):
+        block = module.get_submodule(path)
+        sizes = tuple(p.shape for p in block.parameters())
+        kind = (type(block), repr(block), sizes) if sizes else index
+        found.append(first.setdefault(kind, index))
+    return found
+
+
 def _try_cut(module: nn.Module, blocks: tuple[str, ...], call: Call, batch: Any) -> ModuleCut:
     names = {id(p): name for name, p in reversed(list(_all_parameters(module)))}
-    uses, draws = _Uses(names), DrawRecorder()
+    uses = _Uses(names)
     watch = _Watch(blocks, uses)
-    seen = set()
+    kinds = kinds_of(module, blocks)
     parts = []
     for index, path in enumerate(blocks):
         block = module.get_submodule(path)
-        kind = (type(block), tuple(p.shape for p in block.parameters()))
-        parts.append((block, watch.watched(index, None if kind in seen else block.forward)))
-        seen.add(kind)
-    with _forwards(parts), torch.no_grad(), uses, draws:
-        call(module, batch)
-    if watch.called < len(blocks):
-        raise CutError(f"{blocks[watch.called]} is not called")
-    return _assign(module, blocks, uses, names, draws=bool(draws.shapes))
+        is_first = kinds[index] == index
+        parts.append(
+            (block, watch.watched(index, kinds[index], block.forward if is_first else None))
+        )
+    with _followed(module), _forwards(parts):
+        with uses:
+            out = call(module, batch)
+        if watch.called < len(blocks):
+            raise CutError(f"{blocks[watch.called]} is not called")
+        cut = _assign(module, blocks, kinds, uses, names, tuple(watch.forms))
+        _refuse_second_path(module, cut, out)
+    return cut
+
+
+@contextmanager
+def _followed(module: nn.Module) -> Iterator[None]:
+    """Let gradients be followed from all parameters of floats for a while."""
+    before = {each: each.requires_grad for _, each in _all_parameters(module)}
+    for each in before:
+        each.requires_grad_(each.is_floating_point())
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        for each, wanted in before.items():
+            each.requires_grad_(wanted)
+
+
+def _refuse_second_path(module: nn.Module, cut: ModuleCut, out: Any) -> None:
+    """Refuse a result that depends on layer 0 by another path than through the blocks."""
+    results = [e for e in tree_leaves(out) if isinstance(e, Tensor) and e.requires_grad]
+    first = [
+        (name, module.get_parameter(name))
+        for name, layer in cut.layer_of.items()
+        if layer == 0 and name not in cut.alias_of.values() and name not in cut.unused
+    ]
+    if not results or not first:
+        return
+    total = torch.stack([each.double().sum() for each in results]).sum()
+    wanted = [parameter for _, parameter in first if parameter.requires_grad]
+    gradients = torch.autograd.grad(total, wanted, allow_unused=True) if wanted else ()
+    for (name, _), gradient in zip(first, gradients, strict=True):
+        if gradient is not None:
+            raise CutError(f"code behind {cut.blocks[-1]} uses what was computed from {name}")
 
 
 class _Uses(TorchFunctionMode):
@@ -128,13 +187,13 @@ class _Uses(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        # Attributes such as ``weight.dtype`` are read without the parameter being used.
-        if getattr(func, "__name__", "") not in ("__get__", "__set__", "size", "dim"):
+        out = func(*args, **(kwargs or {}))
+        # A parameter's type or shape is read without the parameter being used.
+        if any(isinstance(each, Tensor) for each in tree_leaves(out)):
             for each in tree_leaves((args, kwargs)):
                 if isinstance(each, nn.Parameter) and id(each) in self._names:
                     self.layers_of.setdefault(self._names[id(each)], set()).add(self.layer)
-        return func(*args, **kwargs)
+        return out
 
 
 class DrawRecorder(TorchDispatchMode):
@@ -159,10 +218,13 @@ class _Watch:
     def __init__(self, blocks: Sequence[str], uses: _Uses) -> None:
         self._blocks, self._uses = blocks, uses
         self.called = 0
+        self.forms: list[tuple[Any, ...] | None] = []
         self._before: Tensor | None = None
-        self._form: tuple[Any, ...] | None = None
 
-    def watched(self, index: int, compute: Callable[..., Any] | None) -> Callable[..., Any]:
+    def watched(
+        self, index: int, like: int, compute: Callable[..., Any] | None
+    ) -> Callable[..., Any]:
+        """Return a forward method of a block; without ``compute`` it hands on its input."""
         name = self._blocks[index]
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -174,16 +236,16 @@ class _Watch:
                 between = f"between {self._blocks[index - 1]} and {name}"
                 raise CutError(f"code {between} changes the hidden state")
             self._uses.layer = index + 1
-            out = hidden if compute is None else compute(*args, **kwargs)
-            if compute is None and index > 0:
-                out = repack(self._form, hidden)
-            self._form = form_of(name, out)
-            self._uses.layer = index + 2 if index + 1 == len(self._blocks) else -1
+            out = repack(self.forms[like], hidden) if compute is None else compute(*args, **kwargs)
+            self.forms.append(form_of(name, out))
+            is_last = index + 1 == len(self._blocks)
+            self._uses.layer = index + 2 if is_last else -1
             self.called += 1
             self._before = hidden_of(out)
             if self._before.shape[:1] != hidden.shape[:1]:
                 raise CutError(f"{name} changes the number of samples")
-            return out
+            # Behind the last block, only what comes through it may depend on parameters before it.
+            return repack(self.forms[index], self._before.detach()) if is_last else out
 
         return forward
 
@@ -234,18 +296,19 @@ def repack(form: tuple[Any, ...] | None, hidden: Tensor) -> Any:
 def _assign(
     module: nn.Module,
     blocks: tuple[str, ...],
+    kinds: Sequence[int],
     uses: _Uses,
     names: Mapping[int, str],
-    *,
-    draws: bool,
+    forms: tuple[tuple[Any, ...] | None, ...],
 ) -> ModuleCut:
     """Assign a block's parameters to the block, and others to where they are used."""
     last = len(blocks) + 1
-    inside = {}
+    inside, like = {}, {}
     for index, path in enumerate(blocks):
         for name, _ in module.get_submodule(path).named_parameters(remove_duplicate=False):
             inside[f"{path}.{name}"] = index + 1
-    layer_of, alias_of, unused = {}, {}, set()
+            like[f"{path}.{name}"] = f"{blocks[kinds[index]]}.{name}"
+    layer_of, alias_of, unused, both_ends = {}, {}, set(), []
     for name, parameter in _all_parameters(module):
         first = names[id(parameter)]
         used = uses.layers_of.get(first, set())
@@ -257,13 +320,25 @@ def _assign(
             if used - {inside[name]}:
                 raise CutError(f"{name} is used outside of its block")
             layer_of[name] = inside[name]
+            # A block that was not computed uses what the one like it does.
+            unused |= set() if names_used(uses, names, module, like[name]) else {name}
         elif used - {0, last}:
             where = "between blocks" if -1 in used else f"in {blocks[min(used - {0}) - 1]}"
             raise CutError(f"{name} is used {where}")
         else:
             layer_of[name] = min(used, default=0)
             unused |= set() if used else {name}
-    return ModuleCut(blocks, layer_of, alias_of, frozenset(unused), draws)
+            if used == {0, last}:
+                both_ends.append(name)
+    tied = set(alias_of.values())
+    # Used at both ends without a second name: it is tied under its own.
+    alias_of |= {name: name for name in both_ends if name not in tied}
+    return ModuleCut(blocks, layer_of, alias_of, frozenset(unused), forms)
+
+
+def names_used(uses: _Uses, names: Mapping[int, str], module: nn.Module, name: str) -> bool:
+    """Return whether any code uses the parameter of this name."""
+    return names[id(module.get_parameter(name))] in uses.layers_of
 
 
 def _all_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -312,7 +387,6 @@ class CutModule:
         self.module, self.cut, self._call = module, cut, call
         self._blocks = [module.get_submodule(path) for path in cut.blocks]
         self._computes = [block.forward for block in self._blocks]
-        self._forms: dict[int, tuple[Any, ...] | None] = {}
         self._step: Callable[[int, tuple[Any, ...], dict[str, Any]], Any] | None = None
         for index, block in enumerate(self._blocks):
             block.__dict__["forward"] = self._dispatcher(index)
@@ -328,7 +402,7 @@ class CutModule:
                 found.hidden_shape = hidden.shape
             if index + 1 == len(self._blocks):
                 raise _StopForwardError
-            return repack(self._forms.get(index), hidden)
+            return repack(self.cut.forms[index], hidden)
 
         with torch.no_grad():
             self._run(batch, step)
@@ -352,16 +426,21 @@ class CutModule:
             out = self._computes[index](hidden, *args, **kwargs)
         else:
             out = self._computes[index](*args, **{name: hidden, **kwargs})
-        self._forms[index] = form_of(self.cut.blocks[index], out)
         return hidden_of(out)
 
-    def head(self, hidden: Tensor, batch: Any) -> Any:
-        """Run everything behind the last block; return what the module returns."""
+    def head(
+        self, hidden: Tensor, batch: Any, *, at_last_block: Callable[[], None] = lambda: None
+    ) -> Any:
+        """Run everything behind the last block; return what the module returns.
+
+        ``at_last_block`` is called when the code before the blocks has run once more.
+        """
 
         def step(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if index + 1 < len(self._blocks):
-                return repack(self._forms.get(index), args[0] if args else kwargs["hidden_states"])
-            return repack(self._forms.get(index), hidden)
+                return repack(self.cut.forms[index], args[0] if args else kwargs["hidden_states"])
+            at_last_block()
+            return repack(self.cut.forms[index], hidden)
 
         return self._run(batch, step)
 
@@ -393,7 +472,8 @@ class CutModule:
         """Move the parameters of the last layer to the meta device for a while."""
         last = self.cut.layers - 1
         names = [name for name, layer in self.cut.layer_of.items() if layer == last]
-        before = {n: self.module.get_parameter(n) for n in [*names, *self.cut.alias_of]}
+        names += [alias for alias, first in self.cut.alias_of.items() if alias != first]
+        before = {name: self.module.get_parameter(name) for name in names}
         for name, parameter in before.items():
             set_parameter(self.module, name, nn.Parameter(parameter.detach().to("meta")))
         try:

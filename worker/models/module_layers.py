@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -26,9 +26,6 @@ from worker.models.tensor_parallel import EntryLinear, RowLinear, SharedEntry
 from worker.types import LogicalTensor
 
 T = TypeVar("T")
-
-_BLOCK_ARGUMENTS = -1
-"""Instead of a layer's number: what the module's code computes for its blocks."""
 
 
 class ModuleSource(Protocol):
@@ -87,58 +84,75 @@ class ModuleLayer:
     source: ModuleSource
     context: MicroBatchContext
     entry: SharedEntry | None = None
+    draws: dict[int, bool] = field(default_factory=dict)
+    """Whether code draws random numbers, by the layer of these, once it has run."""
     plain_attention: bool = False
     """Compute attention without fused kernels, which drop elements in their own way."""
 
     def __call__(self, x: Tensor) -> Tensor:
         current = self._current()
         if self.index == 0:
-            return self._by_sample(current, 0, lambda: self.module.embed(current.inputs))
+            return self._by_sample(current, lambda _: self.module.embed(current.inputs))
         assert self.index + 1 < self.module.cut.layers, "the head is computed with its loss"
         if current.block_arguments is None:
-            # The same on all stages, so these numbers are those of no layer.
+            # The code before the blocks draws the same numbers wherever it runs.
             current.block_arguments = self._by_sample(
-                current, _BLOCK_ARGUMENTS, lambda: self.module.arguments(current.inputs)
+                current, lambda _: self.module.arguments(current.inputs), layer=0
             )
         arguments = current.block_arguments
         out = self._by_sample(
-            current, self.index, lambda: self.module.block(self.index - 1, x, arguments)
+            current,
+            lambda _: self.module.block(self.index - 1, x, arguments),
+            layer=self.index,
         )
         if self.entry is not None:
             self.entry.clear()
         return out
 
-    def _by_sample(self, current: MicroBatch, layer: int, compute: Callable[[], T]) -> T:
+    def losses(self, x: Tensor, current: MicroBatch) -> Tensor:
+        """Compute this layer, which must be the head, and the sum of the losses."""
+
+        def compute(random: KeyedRandom | None) -> Tensor:
+            total, count = self.source.losses(self._output(x, current, random), current.inputs)
+            current.label_count = int(count)
+            return total
+
+        return self._by_sample(current, compute)
+
+    def _output(self, x: Tensor, current: MicroBatch, random: KeyedRandom | None) -> Any:
+        def own_numbers() -> None:
+            if random is not None:
+                random.begin_layer(self.index)
+
+        return self.module.head(x, current.inputs, at_last_block=own_numbers)
+
+    def _by_sample(
+        self, current: MicroBatch, compute: Callable[[KeyedRandom | None], T], *, layer: int = 0
+    ) -> T:
         """Compute with random numbers that depend on the samples alone."""
-        if not self.module.cut.draws:
-            return compute()
+        if self.draws.get(layer) is False:
+            return compute(None)
+        random = KeyedRandom(current, layer=layer)
         try:
-            if not self.plain_attention:
-                with KeyedRandom(current, layer=layer):
-                    return compute()
+            if self.plain_attention:
+                with sdpa_kernel(SDPBackend.MATH), random:
+                    return compute(random)
+            with random:
+                return compute(random)
         except FusedAttentionDropoutError:
             self.plain_attention = True
+            return self._by_sample(current, compute, layer=layer)
         except RandomnessError as error:
             place = f"model: {self.module.cut.layer_name(self.index)}"
             cure = "draw with the samples first, or leave it out"
             raise InputError(Problem(place, str(error), cure)) from None
-        with sdpa_kernel(SDPBackend.MATH), KeyedRandom(current, layer=layer):
-            return compute()
-
-    def losses(self, x: Tensor, current: MicroBatch) -> Tensor:
-        """Compute this layer, which must be the head, and the sum of the losses."""
-
-        def compute() -> Tensor:
-            output = self.module.head(x, current.inputs)
-            total, count = self.source.losses(output, current.inputs)
-            current.label_count = int(count)
-            return total
-
-        return self._by_sample(current, self.index, compute)
+        finally:
+            # Code that has drawn nothing in its first pass is not watched any more.
+            self.draws[layer] = self.draws.get(layer, False) or random.has_drawn
 
     def metrics(self, x: Tensor, current: MicroBatch) -> Metrics:
         """Compute this layer, which must be the head, and the metrics of an evaluation."""
-        return self.source.metrics(self.module.head(x, current.inputs), current.inputs)
+        return self.source.metrics(self._output(x, current, None), current.inputs)
 
     def set_training(self, on: bool) -> None:
         """Switch the module between training, with dropout, and evaluation."""
@@ -182,7 +196,8 @@ def build_module_layers(
             shared[first] = nn.Parameter(
                 shard.to(device=device, dtype=dtype), requires_grad=source.is_trained(first)
             )
-        set_parameter(skeleton, name, shared[first])
+        for each in (name, *(a for a, owner in cut.alias_of.items() if owner == first)):
+            set_parameter(skeleton, each, shared[first])
         return shared[first]
 
     layers = []

@@ -2,23 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from unittest import mock
-
 import torch
-from torch import Tensor, nn
-
-
-def make_skeleton(make: Callable[[], nn.Module]) -> nn.Module:
-    """Call a function that makes a module, without memory for its parameters.
-
-    Buffers are real: rotary frequencies and masks are computed from a config, and small.
-    """
-    with _parameters_on_meta():
-        module = make()
-    drop_values(module)
-    return module
+from torch import nn
 
 
 def drop_values(module: nn.Module) -> None:
@@ -52,22 +37,3 @@ def set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None
     owner = module.get_submodule(path)
     assert attribute in owner._parameters, f"the module has no parameter {name}"
     setattr(owner, attribute, parameter)
-
-
-@contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    register = nn.Module.register_parameter
-    moved: dict[int, tuple[Tensor, nn.Parameter]] = {}
-
-    def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if param is not None and param.device.type != "meta":
-            # A parameter that is registered twice stays one parameter.
-            found = moved.get(id(param))
-            if found is None:
-                new = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
-                found = moved[id(param)] = (param, new)
-            param = found[1]
-        register(self, name, param)
-
-    with mock.patch.object(nn.Module, "register_parameter", register_on_meta):
-        yield

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from worker.layout.split_spec import splits_of
-from worker.models.module_cut import BlockArguments, CutModule, DrawRecorder, ModuleCut
+from worker.models.module_cut import BlockArguments, CutModule, DrawRecorder, ModuleCut, kinds_of
 
 Split = Literal["columns", "rows", "partial"]
 
@@ -82,13 +82,12 @@ def find_splits(module: CutModule, batch: Any, *, most: int) -> ModuleSplits:
 
 def _why_not(module: CutModule, splits: ModuleSplits, arguments: BlockArguments) -> str:
     """Return why blocks cannot be split so finely: their code fails with a rank's shapes."""
-    tp, seen = splits.max_tp, set()
-    for index, path in enumerate(module.cut.blocks):
-        block = module.module.get_submodule(path)
-        kind = (type(block), tuple(p.shape for p in block.parameters()))
-        if kind in seen:
+    tp, cut = splits.max_tp, module.cut
+    kinds = kinds_of(module.module, cut.blocks)
+    for index, path in enumerate(cut.blocks):
+        if kinds[index] != index:
             continue
-        seen.add(kind)
+        block = module.module.get_submodule(path)
         for name, parameter in block.named_parameters():
             dim, ways = splits.of_parameter(f"{path}.{name}")
             if dim is not None and ways > 1 and parameter.shape[dim] % tp:

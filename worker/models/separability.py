@@ -11,12 +11,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from simulator.documents.problems import InputError, Problem
 from worker.models.microbatch_context import MicroBatch, MicroBatchContext
-from worker.models.module_cut import CutModule
+from worker.models.module_cut import CutModule, kinds_of
 from worker.models.module_layers import ModuleLayer, ModuleSource
 from worker.models.module_skeleton import set_parameter
 
 _TOLERANCE = 1e-3
-_CURE = "each sample's result may depend on that sample alone"
+_CURE = "a sample's result must depend on that sample alone, and collate must draw nothing"
 
 
 def check_separable(source: ModuleSource, make_batch: Callable[[range], Any]) -> None:
@@ -31,7 +31,10 @@ def check_separable(source: ModuleSource, make_batch: Callable[[range], Any]) ->
     for layer in layers:
         for name, index in source.cut.layer_of.items():
             if index == layer.index:
-                set_parameter(skeleton, name, nn.Parameter(source.value(name), requires_grad=False))
+                value = source.value(name)
+                # Rounding of 16-bit numbers would look like a mixture of samples.
+                exact = torch.promote_types(value.dtype, torch.float32)
+                set_parameter(skeleton, name, nn.Parameter(value.to(exact), requires_grad=False))
     for alias, first in source.cut.alias_of.items():
         set_parameter(skeleton, alias, skeleton.get_parameter(first))
     versions = {name: buffer._version for name, buffer in skeleton.named_buffers()}
@@ -58,15 +61,10 @@ def _refuse_batch_norm(module: nn.Module) -> None:
 
 
 def _one_of_each(skeleton: nn.Module, source: ModuleSource) -> list[int]:
-    """Return the embedding, one block of each class and shape, and the head."""
-    cut, seen, found = source.cut, set(), [0]
-    for index, path in enumerate(cut.blocks, start=1):
-        block = skeleton.get_submodule(path)
-        kind = (type(block), tuple(p.shape for p in block.parameters()))
-        if kind not in seen:
-            seen.add(kind)
-            found.append(index)
-    return [*found, cut.layers - 1]
+    """Return the embedding, one of several equal blocks, and the head."""
+    cut = source.cut
+    kinds = kinds_of(skeleton, cut.blocks)
+    return [0, *(index + 1 for index in sorted(set(kinds))), cut.layers - 1]
 
 
 def _pass(

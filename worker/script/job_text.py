@@ -29,6 +29,7 @@ def job_text(job: Job, script: Path) -> str:
             "weight_decay": job.update.weight_decay,
             "momentum": job.update.momentum,
             "recompute": job.recompute,
+            "max_tp": job.max_tp,
             "steps": job.steps,
             "clip_norm": job.clip_norm,
         },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import runpy
 import sys
 import traceback
@@ -9,6 +10,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
+
+import numpy as np
+import torch
 
 from simulator.documents.problems import InputError, Problem, Problems
 from worker.script import script_trainer
@@ -33,6 +37,10 @@ def load_script(path: Path, arguments: Sequence[str] = ()) -> Recipe:
         raise InputError(Problem(place, "does not exist", "name a Python script"))
     with _as_main(path, arguments):
         script_trainer.on_train = stop
+        # Every worker that runs the script must make the same weights, even if it sets no seed.
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
         try:
             runpy.run_path(place, run_name="__main__")
         except _TrainCalledError as reached:

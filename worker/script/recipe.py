@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -62,6 +62,8 @@ class Recipe:
     name: str = "job"
 
     _failed: list[Logger] = field(default_factory=list, repr=False)
+    _caching: list[Any] = field(default_factory=list, repr=False)
+    """Configurations whose cache was switched off."""
 
     # -- the module --------------------------------------------------------------------------------
 
@@ -74,11 +76,22 @@ class Recipe:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed)
                 module = self.model()
+        module = module.to("cpu")
+        part: Any
         for part in module.modules():
             config: Any = getattr(part, "config", None)
             # A cache of keys and values would remember the first pass of a recomputed block.
             if getattr(config, "use_cache", False):
+                self._caching.append(config)
                 config.use_cache = False
+            # The plan decides what is recomputed.
+            if getattr(part, "gradient_checkpointing", False):
+                part.gradient_checkpointing = False
+        for path in _chains(module):
+            part = module.get_submodule(path)
+            # A block must not write into its input, which may be kept for the backward pass.
+            if getattr(part, "inplace", False):
+                part.inplace = False
         return module.train()
 
     @cached_property
@@ -130,9 +143,14 @@ class Recipe:
     @cached_property
     def settings(self) -> OptimizerSettings:
         """The optimizer's settings."""
-        if self.make_optimizer is None:
-            return OptimizerSettings()
-        optimizer = self.make_optimizer(self._module)
+        make = self.make_optimizer or _default_optimizer
+        optimizer = make(self._module)
+        own = {id(each) for each in self._module.parameters()}
+        if any(id(p) not in own for group in optimizer.param_groups for p in group["params"]):
+            what = "has parameters that are not the model's"
+            raise InputError(
+                Problem("optimizer", what, "give a function from the module to its optimizer")
+            )
         scheduler = None if self.make_scheduler is None else self.make_scheduler(optimizer)
         assert self.steps is not None, "checked before"
         return settings_of(optimizer, scheduler, steps=self.steps)
@@ -171,11 +189,16 @@ class Recipe:
     def save(self, tensors: Mapping[tuple[int, str], Tensor], folder: Path) -> None:
         """Write full tensors, keyed by layer and name, as the module's library would."""
         module = self.skeleton()
-        for (layer, name), value in tensors.items():
-            full = self.cut.full_name(layer, name)
+        trained = {
+            self.cut.full_name(layer, name): value for (layer, name), value in tensors.items()
+        }
+        for full in self.cut.layer_of:
+            value = trained[full] if full in trained else self.value(full)
             parameter = nn.Parameter(value, requires_grad=False)
             for each in (full, *(a for a, first in self.cut.alias_of.items() if first == full)):
                 set_parameter(module, each, parameter)
+        for config in self._caching:
+            config.use_cache = True
         save = getattr(module, "save_pretrained", None)
         if save is not None:
             save(folder)
@@ -232,10 +255,17 @@ class Recipe:
         return self.examples(range(samples))
 
     def examples(self, indices: range) -> Any:
-        return self.collate([self.dataset[index % len(self.dataset)] for index in indices])
+        count = len(self.dataset)
+        if count == 0:
+            raise InputError(Problem("dataset", "is empty", "give at least one sample"))
+        data = MapData(self.dataset, self.collate, self.batch_size, self.seed, shuffled=False)
+        return data.batch(0, indices).inputs
 
     def job(self) -> Job:
         """Check the module, and return the job with the model described by tracing it."""
+        if not any(map(self.is_trained, self.cut.layer_of)):
+            what = "has no parameter that is trained"
+            raise InputError(Problem("optimizer", what, "give it parameters with requires_grad"))
         check_separable(self, self.examples)
         return Job(
             name=self.name,
@@ -266,6 +296,18 @@ class Recipe:
         )
 
 
+def _default_optimizer(module: nn.Module) -> torch.optim.Optimizer:
+    trained = [each for each in module.parameters() if each.requires_grad]
+    return torch.optim.AdamW(trained, lr=3e-4)
+
+
+def _chains(module: nn.Module) -> Iterator[str]:
+    """Return the names of all parts that stand in a list of modules."""
+    for name, part in module.named_modules():
+        if isinstance(part, (nn.ModuleList, nn.Sequential)):
+            yield from (f"{name}.{key}".lstrip(".") for key, _ in part.named_children())
+
+
 _MICRO_BATCH_MAX = 8
 
 
@@ -288,6 +330,11 @@ def _sum_and_count(
     if found.dim() == 0:
         samples = batch_size_of(batch)
         return found * samples, samples
+    if found.shape != (batch_size_of(batch),):
+        sizes = " x ".join(map(str, found.shape))
+        what = f"returns {sizes} values for {batch_size_of(batch)} samples"
+        cure = "return one value per sample, their mean, or a pair of a sum and a count"
+        raise InputError(Problem("loss", what, cure))
     return found.sum(), found.numel()
 
 

@@ -34,11 +34,9 @@ class OptimizerSettings:
 
 
 def settings_of(
-    optimizer: torch.optim.Optimizer | None, scheduler: Any, *, steps: int
+    optimizer: torch.optim.Optimizer, scheduler: Any, *, steps: int
 ) -> OptimizerSettings:
     """Read the settings of an optimizer, and of a scheduler that drives it."""
-    if optimizer is None:
-        return OptimizerSettings()
     name = _NAMES.get(type(optimizer))
     if name is None:
         known = ", ".join(f"torch.optim.{each.__name__}" for each in _NAMES)
@@ -46,6 +44,10 @@ def settings_of(
         raise InputError(Problem("optimizer", what, f"use one of {known}"))
     first, *others = optimizer.param_groups
     rate = _rate(first)
+    if rate <= 0:
+        raise InputError(
+            Problem("optimizer", f"has a learning rate of {rate:g}", "give one above 0")
+        )
     for group in optimizer.param_groups:
         used = [key for key in _UNSUPPORTED if group.get(key)]
         if used:
@@ -75,12 +77,28 @@ def _rate(group: Mapping[str, Any]) -> float:
     return float(group.get("initial_lr", group["lr"]))
 
 
+def _constants(optimizer: torch.optim.Optimizer) -> list[tuple[Any, ...]]:
+    return [
+        tuple(group.get(key) for key in ("betas", "eps", "weight_decay", "momentum"))
+        for group in optimizer.param_groups
+    ]
+
+
 def _factors(
     optimizer: torch.optim.Optimizer, scheduler: Any, steps: int
 ) -> tuple[float, ...] | None:
     """Play a scheduler without training, and return its factor at each step."""
     if scheduler is None:
         return None
+    if getattr(scheduler, "optimizer", None) is not optimizer or isinstance(
+        scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau
+    ):
+        what = "is not a schedule of this optimizer's learning rates by steps"
+        cure = (
+            "give one of torch.optim.lr_scheduler made for it; ReduceLROnPlateau is not supported"
+        )
+        raise InputError(Problem("scheduler", what, cure))
+    constants = _constants(optimizer)
     before, rates = scheduler.state_dict(), [group["lr"] for group in optimizer.param_groups]
     found = []
     with warnings.catch_warnings():
@@ -92,6 +110,11 @@ def _factors(
                 raise InputError(Problem("scheduler", what, "use one schedule for all groups"))
             found.append(factors[0])
             scheduler.step()
+            if _constants(optimizer) != constants:
+                what = "changes more than learning rates"
+                raise InputError(
+                    Problem("scheduler", what, "switch that off: cycle_momentum=False")
+                )
     scheduler.load_state_dict(before)
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.worker.hf_families import FAMILIES, image_model, language_model, sentences
 from worker.data.map_dataset import default_collate
-from worker.models.module_cut import CutError, CutModule, find_cut
+from worker.models.module_cut import CutError, CutModule, find_cut, kinds_of
 
 pytestmark = pytest.mark.torch
 
@@ -144,7 +144,100 @@ def test_a_parameter_that_no_code_uses_is_known_as_unused():
     assert cut.unused == {"extra"}
 
 
-def test_whether_code_draws_random_numbers_is_found():
-    for p, draws in ((0.0, False), (0.1, True)):
-        chain = nn.Sequential(nn.Linear(4, 4), nn.Dropout(p), nn.Linear(4, 4))
-        assert find_cut(chain, call, torch.ones(2, 4)).draws == draws
+class Ends(nn.Module):
+    """Layers before and behind three blocks, used by a function."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.token = nn.Embedding(8, 4)
+        self.side = nn.Linear(4, 4)
+        self.blocks = nn.ModuleList(Sided() for _ in range(3))
+        self.head = nn.Linear(4, 8, bias=False)
+        self.use = use
+
+    def forward(self, tokens):
+        return self.use(self, self.token(tokens))
+
+
+class Sided(nn.Module):
+    """A block that takes a second tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, side=0.0):
+        return x + self.linear(x + side)
+
+
+def blocks_of(self, x, *side):
+    for block in self.blocks:
+        x = block(x, *side)
+    return x
+
+
+def fresh_sides(self, x):
+    for block in self.blocks:
+        x = block(x, x.mean(-1, keepdim=True))
+    return x
+
+
+TOKENS = torch.tensor([[1, 2, 3], [4, 5, 6]])
+
+
+@pytest.mark.parametrize(
+    ("use", "reason"),
+    [
+        (lambda self, x: blocks_of(self, x, self.side(x)), "takes a second tensor that is trained"),
+        (fresh_sides, "takes a second tensor that is trained"),
+        (
+            lambda self, x: self.head(blocks_of(self, x) + x),
+            "code behind blocks.2 uses what was computed from token.weight",
+        ),
+    ],
+    ids=["conditioning", "of the hidden state", "skip"],
+)
+def test_a_second_path_to_a_block_or_the_result_is_refused(use, reason):
+    with pytest.raises(CutError, match=reason):
+        find_cut(Ends(use), lambda module, batch: module(batch), TOKENS)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda self, x: nn.functional.linear(blocks_of(self, x), self.token.weight),
+        lambda self, x: blocks_of(self, x) @ self.token.weight.T,
+    ],
+)
+def test_a_parameter_used_at_both_ends_is_tied_without_a_second_name(use):
+    cut = find_cut(Ends(use), lambda module, batch: module(batch), TOKENS)
+    assert cut.alias_of == {"token.weight": "token.weight"}
+    assert cut.unused == {"side.weight", "side.bias", "head.weight"}
+
+
+def test_blocks_that_return_tuples_are_known_before_they_are_computed():
+    class Pair(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), None
+
+    def chained_pairs(self, x):
+        for block in self.blocks:
+            x, _ = block(x)
+        return x
+
+    module = Blocks(chained_pairs)
+    module.blocks = nn.ModuleList(Pair(4, 4) for _ in range(3))
+    cut, out = compute_in_parts(module, torch.ones(2, 4))
+    assert cut.forms == ((None,),) * 3
+    assert out.shape == (2, 4)
+
+
+def test_blocks_of_other_settings_or_without_parameters_are_not_taken_for_equal():
+    chain = nn.Sequential(
+        nn.Conv2d(1, 2, 3, padding=1), nn.MaxPool2d(2), nn.Conv2d(2, 2, 3), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(2, 3),
+    )  # fmt: skip
+    _, out = compute_in_parts(chain, torch.ones(2, 1, 8, 8))
+    assert out.shape == (2, 3)
+    blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Dropout(p)) for p in (0.0, 0.2, 0.2))
+    assert kinds_of(blocks, ["0", "1", "2"]) == [0, 1, 1]

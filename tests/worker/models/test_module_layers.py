@@ -12,6 +12,7 @@ pytest.importorskip("transformers", reason="their models are the oracle")
 
 from tests.worker.hf_families import (
     FAMILIES,
+    VOCABULARY,
     all_in_fp64,
     language_model,
     sentences,
@@ -123,6 +124,56 @@ def test_micro_batches_may_be_of_different_lengths():
         for seed in range(4):
             plan = any_plan(drawn(seed), job, ranks_max=6)
             assert_close(trained(recipe, job, plan), wanted, f"seed {seed}: {plan}")
+
+
+class Hand(torch.nn.Module):
+    """A model whose head is its embedding, and whose blocks drop ever more."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(VOCABULARY, 16)
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Dropout(p))
+            for p in (0.0, 0.1, 0.3)
+        )
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return x @ self.embed.weight.T
+
+
+def test_weights_tied_by_hand_and_rising_dropout_train_alike_under_any_plan():
+    def hand():
+        torch.manual_seed(1)
+        return Hand().double()
+
+    recipe = recipe_of(hand, call_module=lambda module, batch: module(batch["input_ids"]))
+    job = recipe.job()
+    wanted = trained(recipe, job, alone(job))
+    assert wanted[0][0] > wanted[0][-1]
+    for seed in range(4):
+        plan = any_plan(drawn(seed), job, ranks_max=5)
+        assert_close(trained(recipe, job, plan), wanted, f"seed {seed}: {plan}")
+
+
+def test_a_data_set_that_draws_gives_every_stage_the_same():
+    class Masked:
+        def __len__(self):
+            return 20
+
+        def __getitem__(self, index):
+            item = dict(sentences(20)[index])
+            item["input_ids"] = torch.where(torch.rand(8) < 0.2, 3, item["input_ids"])
+            return item
+
+    recipe = recipe_of(lambda: language_model("llama"), dataset=Masked())
+    with all_in_fp64():
+        job = recipe.job()
+        wanted = trained(recipe, job, alone(job))
+        plan = any_plan(drawn(1), job, ranks_max=5)
+        assert_close(trained(recipe, job, plan), wanted, str(plan))
 
 
 def test_frozen_parameters_keep_their_value_and_have_no_state():
