@@ -160,17 +160,17 @@ def _followed(module: nn.Module) -> Iterator[None]:
 def _refuse_second_path(module: nn.Module, cut: ModuleCut, out: Any) -> None:
     """Refuse a result that depends on layer 0 by another path than through the blocks."""
     results = [e for e in tree_leaves(out) if isinstance(e, Tensor) and e.requires_grad]
-    first = [
-        (name, module.get_parameter(name))
+    tied = set(cut.alias_of.values())
+    first = {
+        name: module.get_parameter(name)
         for name, layer in cut.layer_of.items()
-        if layer == 0 and name not in cut.alias_of.values() and name not in cut.unused
-    ]
+        if layer == 0 and name not in tied and module.get_parameter(name).requires_grad
+    }
     if not results or not first:
         return
     total = torch.stack([each.double().sum() for each in results]).sum()
-    wanted = [parameter for _, parameter in first if parameter.requires_grad]
-    gradients = torch.autograd.grad(total, wanted, allow_unused=True) if wanted else ()
-    for (name, _), gradient in zip(first, gradients, strict=True):
+    gradients = torch.autograd.grad(total, list(first.values()), allow_unused=True)
+    for name, gradient in zip(first, gradients, strict=True):
         if gradient is not None:
             raise CutError(f"code behind {cut.blocks[-1]} uses what was computed from {name}")
 
@@ -321,7 +321,8 @@ def _assign(
                 raise CutError(f"{name} is used outside of its block")
             layer_of[name] = inside[name]
             # A block that was not computed uses what the one like it does.
-            unused |= set() if names_used(uses, names, module, like[name]) else {name}
+            twin = names[id(module.get_parameter(like[name]))]
+            unused |= set() if twin in uses.layers_of else {name}
         elif used - {0, last}:
             where = "between blocks" if -1 in used else f"in {blocks[min(used - {0}) - 1]}"
             raise CutError(f"{name} is used {where}")
@@ -334,11 +335,6 @@ def _assign(
     # Used at both ends without a second name: it is tied under its own.
     alias_of |= {name: name for name in both_ends if name not in tied}
     return ModuleCut(blocks, layer_of, alias_of, frozenset(unused), forms)
-
-
-def names_used(uses: _Uses, names: Mapping[int, str], module: nn.Module, name: str) -> bool:
-    """Return whether any code uses the parameter of this name."""
-    return names[id(module.get_parameter(name))] in uses.layers_of
 
 
 def _all_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
