@@ -181,7 +181,9 @@ class Layer:
         With full recomputation this includes the layer's recomputed activations.
         """
         peak = max(_bytes(moment.terms, **setup) for moment in self.moments)
-        restored = self.kept_bytes(**setup) - self.kept_bytes(recompute=recompute, **setup)
+        restored = 0.0
+        if recompute == "full" and self.checkpoint:
+            restored = _bytes(self.kept, **setup) - _bytes(self.checkpoint, **setup)
         return max(peak, 0.0) + restored
 
     def memory_traffic_bytes(self, **setup: Unpack[CostSetup]) -> float:
