@@ -226,9 +226,13 @@ class LayerCosts:
         sequence: int | None = None,
     ) -> Floats:
         method = getattr(Layer, what)
-        return np.array(
-            [
-                method(
+        known: dict[tuple[int, int, int], float] = {}
+        found = []
+        for layer in self._layers:
+            # Equal blocks share their terms.
+            key = id(layer.kept), id(layer.checkpoint), id(layer.moments)
+            if key not in known:
+                known[key] = method(
                     layer,
                     micro_batch=samples,
                     sequence=sequence or self.job.sequence,
@@ -237,9 +241,8 @@ class LayerCosts:
                     recompute=recompute,
                     flash=self.job.flash_attention,
                 )
-                for layer in self._layers
-            ]
-        )
+            found.append(known[key])
+        return np.array(found)
 
     # -- cache, notes and provenance ------------------------------------------------------------
 

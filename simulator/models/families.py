@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from simulator.documents.problems import InputError, Problem, Problems, nearest
@@ -256,7 +256,9 @@ def _assemble(
     vision = architecture.image > 0
     first = patch_embedding(numbers) if vision else token_embedding(numbers)
     last = class_head(numbers) if vision else language_head(numbers)
-    blocks = (block(numbers, f"block {i}") for i in range(1, numbers.layers + 1))
+    # All blocks share one block's tensors and costs, so these are computed once for all.
+    like = block(numbers, "block")
+    blocks = (replace(like, name=f"block {i}") for i in range(1, numbers.layers + 1))
     return Model(
         name=name,
         family=family,
