@@ -62,6 +62,9 @@ def _described(script: Path) -> str:
     if done.returncode != 0:
         last = done.stderr.strip().rpartition("\n")[2].removeprefix("error: ")
         raise InputError(Problem("", last or f"describing {script} failed"))
+    for line in done.stderr.splitlines():
+        if line.startswith("note: "):
+            click.echo(line, err=True)
     return done.stdout
 
 

@@ -29,7 +29,7 @@ def describe(model: Model) -> dict[str, Any]:
 
 
 def inline_description(model: Model) -> str:
-    """Return a description short enough to stand in a job: JSON in one line.
+    """Return a description as one line of JSON, short enough for a job file.
 
     A layer that costs the same as an earlier one has only its name, and that one's: ``like``.
     """

@@ -6,6 +6,7 @@ ended by signal n.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -103,7 +104,13 @@ def describe(script: Path, arguments: tuple[str, ...]) -> None:
     from worker.script.job_text import job_text  # noqa: PLC0415 - loads torch, which takes seconds
     from worker.script.load import load_script  # noqa: PLC0415 - the same
 
-    click.echo(job_text(load_script(script, arguments).job(), script), nl=False)
+    # What the script itself prints is not part of its job.
+    with contextlib.redirect_stdout(sys.stderr):
+        recipe = load_script(script, arguments)
+        text = job_text(recipe.job(), script)
+    for note in recipe.notes():
+        click.echo(f"note: {note}", err=True)
+    click.echo(text, nl=False)
 
 
 @main.command("convert-tokens")

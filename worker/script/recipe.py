@@ -282,6 +282,16 @@ class Recipe:
             data=Data(seed=self.seed),
         )
 
+    def notes(self) -> list[str]:
+        """Return what a user may not expect: blocks kept whole, parameters that no code uses."""
+        found = []
+        if self.splits.why_not_more:
+            found.append(f"planned without tensor parallelism: {self.splits.why_not_more}")
+        for name in sorted(self.cut.unused):
+            if self._parameters[name].requires_grad:
+                found.append(f"no code uses {name}, which keeps its value")
+        return found
+
     def _describe(self) -> Model:
         dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
         module = CutModule(self.skeleton(), self.cut, self.call)
@@ -302,7 +312,7 @@ def _default_optimizer(module: nn.Module) -> torch.optim.Optimizer:
 
 
 def _chains(module: nn.Module) -> Iterator[str]:
-    """Return the names of all parts that stand in a list of modules."""
+    """Return the names of all items of lists and sequences of modules."""
     for name, part in module.named_modules():
         if isinstance(part, (nn.ModuleList, nn.Sequential)):
             yield from (f"{name}.{key}".lstrip(".") for key, _ in part.named_children())

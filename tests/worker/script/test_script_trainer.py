@@ -81,6 +81,17 @@ def test_the_text_of_a_scripts_job_reads_back_as_the_job(script, tmp_path):
     assert replace(read, script=None) == job
 
 
+def test_a_script_that_prints_is_described_all_the_same(script, warm, tmp_path):
+    script.write_text(f"print('hello')\n{SCRIPT}")
+    done = warm.run("describe", script)
+    assert done.code == 0, done.err
+    path = tmp_path / "job.toml"
+    path.write_text(done.out)
+    assert load_job(path).name == "small"
+    assert "hello" in done.err
+    assert "note: planned without tensor parallelism: Sequential declares no" in done.err
+
+
 def test_a_script_trains_alone_and_under_a_plan_to_the_same_losses(script, warm):
     losses = []
     trainer = sailor.Trainer(**_given(load_script(script)))
