@@ -142,6 +142,7 @@ def _training(table: Table) -> dict[str, Any]:
         "schedule": table.choice("schedule", SCHEDULES, default="constant"),
         "warmup_steps": table.integer("warmup_steps", default=0, least=0),
         "clip_norm": table.number("clip_norm", above=0),
+        "skip_nonfinite": table.integer("skip_nonfinite", default=3, least=0),
         "dropout": table.number("dropout", default=0.0, least=0, below=1),
         "engine": table.choice("engine", ENGINES, default="sailor"),
         "runtime": table.choice("runtime", tuple(RUNTIMES), default="sailor"),

@@ -99,6 +99,8 @@ class Job:
     warmup_steps: int = 0
     update: UpdateSettings = field(default_factory=UpdateSettings)
     clip_norm: float | None = None
+    skip_nonfinite: int = 3
+    """So many steps in a row may be skipped because the loss or a gradient is not finite."""
     dropout: float = 0.0
     objective: Objective = field(default_factory=Objective)
     data: Data = field(default_factory=Data)

@@ -72,6 +72,8 @@ class SavedProgress:
     sample_hash: str
     samples: int
     label_tokens: int
+    nonfinite: int = 0
+    """Absent from files of before, when no such step was skipped."""
 
 
 @dataclass(frozen=True, slots=True)

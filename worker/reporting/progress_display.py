@@ -73,7 +73,7 @@ def _in_words(line: dict[str, Any]) -> str:
     loss, norm = (
         "none" if line[key] is None else f"{line[key]:.5f}" for key in ("loss", "grad_norm")
     )
-    skipped = "  skipped: overflow" if line.get("skipped") else ""
+    skipped = "  skipped: not finite" if line.get("skipped") else ""
     return (
         f"step {line['step']:<6} loss {loss:<10} norm {norm:<9} {line['samples']} samples  "
         f"{line['seconds']:.3f} s  {line['sample_hash']}{skipped}"

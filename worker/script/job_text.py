@@ -32,6 +32,7 @@ def job_text(job: Job, script: Path) -> str:
             "max_tp": job.max_tp,
             "steps": job.steps,
             "clip_norm": job.clip_norm,
+            "skip_nonfinite": job.skip_nonfinite,
         },
         "data": {"seed": job.data.seed},
         "checkpoint": {"uri": job.checkpoint.uri},

@@ -50,6 +50,7 @@ class Recipe:
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None
     make_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     clip_norm: float | None = None
+    skip_nonfinite: int = 3
     precision: Precision = "fp32"
     max_tp: int = 8
     seed: int = 0
@@ -279,6 +280,7 @@ class Recipe:
             learning_rate=self.settings.learning_rate,
             update=self.settings.update,
             clip_norm=self.clip_norm,
+            skip_nonfinite=self.skip_nonfinite,
             data=Data(seed=self.seed),
         )
 

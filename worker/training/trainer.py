@@ -50,15 +50,16 @@ _LAST_VOTES_S = 0.25
 
 
 class NotANumberError(RuntimeError):
-    """The loss or a gradient is not finite, and a smaller loss scale would not help."""
+    """The loss or a gradient is not finite, and neither a smaller loss scale nor skipping helps."""
 
-    def __init__(self, step: int, *, layer: int, rank: int | None) -> None:
+    def __init__(self, step: int, *, layer: int, rank: int | None, skipped: int = 0) -> None:
         self.step, self.layer, self.rank = step, layer, rank
         if rank is None:
             what = f"the gradient of layer {layer} is not finite"
         else:
             what = f"the output of layer {layer} is not finite on rank {rank}, the first such layer"
-        super().__init__(f"step {step}: {what}")
+        before = f"; so were {skipped} steps before, whose updates were skipped" if skipped else ""
+        super().__init__(f"step {step}: {what}{before}")
 
 
 class SnapshotHook(Protocol):
@@ -92,6 +93,8 @@ class TrainingProgress:
     sample_hash: str = FIRST_HASH
     samples: int = 0
     label_tokens: int = 0
+    nonfinite: int = 0
+    """Steps in a row whose update was skipped although no smaller loss scale would help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,9 @@ class StepReport:
     label_tokens: int
     learning_rate: float
     skipped: bool
+    """The loss or a gradient was not finite, so the weights are as before."""
+    skipped_steps: int
+    """How many steps of the run were skipped so far."""
     stop: bool
 
     def figures(self) -> dict[str, float]:
@@ -117,7 +123,7 @@ class StepReport:
             "grad_norm": self.grad_norm,
             "samples_per_s": self.samples / self.seconds,
             "labels_per_s": self.label_tokens / self.seconds,
-            "skipped": float(self.skipped),
+            "skipped_steps": float(self.skipped_steps),
         }
 
 
@@ -309,7 +315,7 @@ class RankTrainer:
             return None
         for voted, slots in self._transport.last_votes(_LAST_VOTES_S):
             totals = self._vote.totals_from(slots)
-            if voted == step and (totals.is_finite or self.progress.scale.factor > 1):
+            if voted == step and self._may_end_with(totals):
                 return self._end_step(totals, time.perf_counter())
         return None
 
@@ -338,6 +344,7 @@ class RankTrainer:
             label_tokens=totals.labels,
             learning_rate=self._learning_rate(before.step),
             skipped=not totals.is_finite,
+            skipped_steps=self.progress.step - self.progress.updates,
             stop=totals.stop,
         )
 
@@ -402,6 +409,7 @@ class RankTrainer:
                     self.precision.derive(buffer.master, into=buffer.compute)
 
     def _progress_after(self, before: TrainingProgress, totals: StepTotals) -> TrainingProgress:
+        nonfinite = before.nonfinite + int(before.scale.factor == 1)
         return replace(
             before,
             step=before.step + 1,
@@ -412,17 +420,25 @@ class RankTrainer:
             ),
             samples=before.samples + totals.samples,
             label_tokens=before.label_tokens + totals.labels,
+            nonfinite=0 if totals.is_finite else nonfinite,
         )
 
+    def _may_end_with(self, totals: StepTotals) -> bool:
+        """Return whether all is finite, a smaller loss scale may help, or the step is skipped."""
+        progress = self.progress
+        is_few = progress.nonfinite < self.job.skip_nonfinite
+        return totals.is_finite or progress.scale.factor > 1 or is_few
+
     def _raise_if_not_finite(self, totals: StepTotals) -> None:
-        """Raise ``NotANumberError`` on all ranks unless a smaller loss scale may help."""
-        if totals.is_finite or self.progress.scale.factor > 1:
+        """Raise ``NotANumberError`` on all ranks if the step cannot end with these totals."""
+        if self._may_end_with(totals):
             return
-        bad = self._pipeline.first_bad_layer(self.progress.step)
+        step, skipped = self.progress.step, self.progress.nonfinite
+        bad = self._pipeline.first_bad_layer(step)
         named = self._vote.first_bad_layer(bad)
         if named is not None:
             layer, rank = named
-            raise NotANumberError(self.progress.step, layer=layer, rank=rank)
+            raise NotANumberError(step, layer=layer, rank=rank, skipped=skipped)
         squares = totals.squares.items()
         layer = next(layer for layer, square in squares if not math.isfinite(square))
-        raise NotANumberError(self.progress.step, layer=max(layer, 0), rank=None)
+        raise NotANumberError(step, layer=max(layer, 0), rank=None, skipped=skipped)

@@ -58,6 +58,8 @@ class Attempts:
 
     failures: int = 0
     """Failed generations in a row that no lost node explains."""
+    failed_at: int = 0
+    """The step at which the last one failed."""
     not_before: float = 0.0
     """No question to the planner before this moment."""
 

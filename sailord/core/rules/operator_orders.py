@@ -11,7 +11,7 @@ from agents.protocol.records import Order
 from sailord.core.model.commands import Command, Note, SettleOrder
 from sailord.core.model.phases import Held, Stopping, Waiting
 from sailord.core.model.rule import PASS, RuleAnswer, Step, write_job
-from sailord.core.model.state import Active, State
+from sailord.core.model.state import Active, Attempts, State
 from sailord.core.queries.active_job import is_alive, is_writing
 from sailord.core.queries.job_cost import over_budget
 from sailord.core.queries.replan_triggers import next_order
@@ -40,7 +40,7 @@ def obey(state: State, active: Active) -> RuleAnswer:
             job = replace(state.job, state="running", reason=reason)
             again = replace(
                 active,
-                attempts=replace(active.attempts, failures=0, not_before=state.now),
+                attempts=Attempts(not_before=state.now),
                 asked=replace(active.asked, nodes=frozenset(), is_refused=False),
                 checkpointing=replace(active.checkpointing, check=None),
             )

@@ -25,7 +25,7 @@ from sailord.core.model.phases import (
 )
 from sailord.core.model.proposal import Proposal
 from sailord.core.model.rule import PASS, RuleAnswer, Step, write_job
-from sailord.core.model.state import Active, LastQuestion, Question, State
+from sailord.core.model.state import Active, Attempts, LastQuestion, Question, State
 from sailord.core.queries.active_job import is_alive, is_explained, is_rolling_back, with_ask_again
 from sailord.core.queries.generation_record import next_record
 from sailord.core.queries.replan_triggers import (
@@ -165,12 +165,15 @@ def fail(state: State, active: Active) -> Step:
     is_fault = not is_explained(state, active.generation)
     trigger = replan_trigger(state, active)
     reason = trigger.reason if trigger is not None else "the generation failed"
-    earlier = 0 if is_healthy(state, active) else active.attempts.failures
+    before = active.attempts
+    earlier = 0 if is_healthy(state, active) else before.failures
     failures = earlier + is_fault
     pause = options.failure_pause_s * 2 ** (failures - 1) if is_fault else 0.0
     active = replace(
         active,
-        attempts=replace(active.attempts, failures=failures, not_before=state.now + pause),
+        attempts=Attempts(
+            failures, active.progress.step if is_fault else before.failed_at, state.now + pause
+        ),
         asked=replace(active.asked, nodes=frozenset(), is_refused=False),
     )
     state = replace(state, active=active)
@@ -180,9 +183,14 @@ def fail(state: State, active: Active) -> Step:
 
 
 def is_healthy(state: State, active: Active) -> bool:
-    """Return whether the generation did enough steps for earlier failures to be forgotten."""
+    """Return whether the generation did enough new steps for earlier failures to be forgotten.
+
+    Steps that an earlier generation had done count only up to where it failed: a step that always
+    fails may be far from the snapshot before it.
+    """
     assert active.generation is not None
-    steps_done = active.progress.step - active.generation.restore.point.step
+    begin = max(active.generation.restore.point.step, active.attempts.failed_at)
+    steps_done = active.progress.step - begin
     return steps_done >= state.options.steps_of_health
 
 

@@ -29,7 +29,7 @@ from sailord.core.model.events import (
     Ticked,
 )
 from sailord.core.model.phases import Closing, Held, Opening, Phase, Running, Starting, Waiting
-from sailord.core.model.state import State
+from sailord.core.model.state import Attempts, State
 from sailord.core.queries.replan_triggers import usable
 from sailord.core.queries.snapshot_intervals import departures
 from sailord.planning.machine_lifetimes import MachineLifetimes
@@ -127,6 +127,18 @@ def test_healthy_steps_clear_failures() -> None:
     )
     ill, _ = act(state(step=29, failures=1), Reported(NOW, report(A, "failed", step=29, number=6)))
     assert (active_of(healthy).attempts.failures, active_of(ill).attempts.failures) == (1, 2)
+
+
+def test_steps_before_the_failure_do_not_count_as_healthy() -> None:
+    """A step that always fails, 25 steps after the snapshot, holds the job all the same."""
+    attempts = Attempts(failures=1, failed_at=35)
+    before = state(step=35)
+    before = replace(before, active=replace(active_of(before), attempts=attempts))
+    failed = Reported(NOW, report(A, "failed", step=35, number=6))
+    again, _ = act(before, failed)
+    assert (active_of(again).attempts.failures, active_of(again).attempts.failed_at) == (2, 35)
+    later, _ = act(before, Reported(NOW, report(A, "failed", step=55, number=6)))
+    assert active_of(later).attempts.failures == 1
 
 
 def test_three_failures_hold_the_job() -> None:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
-
-from simulator.models.families import build_model
 
 torch = pytest.importorskip("torch")
 
 from tests.worker.checksums import checksums
 from tests.worker.threads import run_as_threads
-from tests.worker.training_runs import SomeLabels, alone, plan_of, small_job, trained
+from tests.worker.training_runs import (
+    BadImages,
+    SomeLabels,
+    alone,
+    image_job,
+    plan_of,
+    small_job,
+    trained,
+)
 from worker.checkpoint.compatibility import dtype_of
-from worker.data.synthetic import SyntheticImages
+from worker.checkpoint.load_state import progress_from, saved_progress
+from worker.checkpoint.snapshot_file import SavedProgress
 from worker.training.precision import (
     EXACT,
     FP64,
@@ -58,11 +65,8 @@ def test_low_precision_matches_fp32_up_to_rounding(precision, tolerance):
 @pytest.mark.parametrize("family", ["llama", "opt", "gpt-neo", "vit"])
 def test_every_family_trains_in_low_precision_under_a_mixed_plan(family, precision):
     if family == "vit":
-        model = build_model(
-            "vit", layers=3, hidden=16, heads=4, classes=10, image=8, patch=4, channels=3
-        )
-        job = replace(small_job(), model=model, sequence=model.sequence_max)
-        data = SyntheticImages(job.global_batch, 8, 3, 10, 0)
+        job = image_job()
+        data = BadImages(())
     else:
         job, data = small_job(family), None
     (wanted,) = trained(job, alone(job), compare=False, data=data).reports
@@ -145,7 +149,7 @@ def test_precision_follows_its_name():
 
 @pytest.mark.parametrize("layer", [0, 2, 4])
 def test_non_finite_loss_names_step_rank_and_layer(layer):
-    job = small_job(tied=False)
+    job = small_job(tied=False, skip_nonfinite=0)
     plan = plan_of(2, (1, [(0, 2, 2), (2, 5, 1)]), (3, [(0, 2, 1), (2, 5, 1)]))
 
     def body(transport):
@@ -168,7 +172,7 @@ def test_non_finite_loss_names_step_rank_and_layer(layer):
 
 
 def test_non_finite_gradient_names_its_layer():
-    job = small_job(tied=False)
+    job = small_job(tied=False, skip_nonfinite=0)
 
     def body(transport):
         trainer = RankTrainer(job, alone(job), 0, transport, SomeLabels(job))
@@ -178,3 +182,66 @@ def test_non_finite_gradient_names_its_layer():
             trainer.step()
 
     run_as_threads(1, body)
+
+
+# -- steps that are skipped -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_non_finite_steps_are_skipped_alike_by_all_ranks(zero):
+    job, data = image_job(zero=zero), BadImages({1, 2})
+    run = trained(job, MIXED, steps=4, data=data)
+    assert run.disagreements == []
+    assert [report.skipped for report in run.reports] == [False, True, True, False]
+    assert [report.skipped_steps for report in run.reports] == [0, 1, 2, 2]
+    assert math.isfinite(run.reports[3].loss)
+    progress = run.trainers[0].progress
+    assert (progress.step, progress.updates, progress.samples) == (4, 2, 4 * job.global_batch)
+    assert progress.nonfinite == 0
+    # A skipped step leaves the weights as they are.
+    before, after = (trained(job, MIXED, steps=n, data=data).state for n in (1, 3))
+    for key, values in before.items():
+        assert key[2] == "gradient" or torch.equal(values, after[key]), key
+
+
+def test_too_many_non_finite_steps_in_a_row_end_the_run():
+    job = image_job(skip_nonfinite=2)
+
+    def body(transport):
+        data = BadImages({0, 1, 3, 4, 5})
+        trainer = RankTrainer(job, MIXED, transport.rank, transport, data)
+        for _ in range(5):
+            trainer.step()
+        assert (trainer.progress.updates, trainer.progress.nonfinite) == (1, 2)
+        # The count goes along when another plan continues.
+        saved = saved_progress(trainer.progress)
+        assert progress_from(saved) == trainer.progress
+        with pytest.raises(NotANumberError) as caught:
+            trainer.step()
+        return str(caught.value)
+
+    for said in run_as_threads(MIXED.device_count, body):
+        assert said.startswith("step 5: the output of layer 0 is not finite on rank")
+        assert said.endswith("so were 2 steps before, whose updates were skipped")
+
+
+def test_overflows_that_a_smaller_scale_may_cure_do_not_count():
+    job = image_job(precision="fp16", skip_nonfinite=1)
+
+    def body(transport):
+        data = BadImages(range(9))
+        trainer = RankTrainer(job, alone(job), 0, transport, data)
+        trainer.progress = TrainingProgress(scale=LossScale(4.0))
+        for _ in range(3):
+            trainer.step()
+        assert trainer.progress.nonfinite == 1
+        with pytest.raises(NotANumberError):
+            trainer.step()
+
+    run_as_threads(1, body)
+
+
+def test_progress_saved_without_the_count_is_read():
+    saved = asdict(saved_progress(TrainingProgress(step=3)))
+    del saved["nonfinite"]
+    assert progress_from(SavedProgress(**saved)) == TrainingProgress(step=3)

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from tests.worker.threads import ThreadTransport, ThreadWorld, run_as_threads
-from tests.worker.training_runs import SomeLabels, plan_of, small_job, trained
+from tests.worker.training_runs import BadImages, SomeLabels, image_job, plan_of, small_job, trained
 from worker.distributed.interface import PeerLostError, TransportError
 from worker.training.full_tensors import rank_tensors
 from worker.training.trainer import RankTrainer
@@ -40,7 +40,7 @@ class Unheard:
         return tensor
 
 
-def until_the_loss(job, *, zero: int = 0):
+def until_the_loss(job, *, zero: int = 0, data=None):
     """Return the completed steps, last report and state of each survivor."""
     job = replace(job, zero=zero)
     worlds = []
@@ -48,7 +48,7 @@ def until_the_loss(job, *, zero: int = 0):
     def body(transport: ThreadTransport):
         world = transport._world
         worlds.append(world)
-        trainer = RankTrainer(job, PLAN, transport.rank, transport, SomeLabels(job))
+        trainer = RankTrainer(job, PLAN, transport.rank, transport, data or SomeLabels(job))
         if transport.rank == 2:
             trainer._vote._group = Unheard(trainer, world, trainer.world_group)
         try:
@@ -72,6 +72,16 @@ def test_rank_that_missed_the_vote_rolls_forward_by_a_peers_result():
         if key[2] != "gradient":
             assert torch.equal(parts[0][1], same[key][0][1]), key
             assert torch.equal(parts[0][1], plain.state[key]), key
+
+
+def test_skipped_step_rolls_forward_too():
+    job, data = image_job(), BadImages({LAST})
+    (done, _, state), _, (rolled, report, same) = until_the_loss(job, data=data)
+    assert report.skipped
+    assert rolled == done
+    assert (rolled.step, rolled.updates, rolled.nonfinite) == (LAST + 1, LAST, 1)
+    for key, parts in state.items():
+        assert key[2] == "gradient" or torch.equal(parts[0][1], same[key][0][1]), key
 
 
 def test_rank_without_complete_gradients_does_not_roll_forward():

@@ -132,6 +132,7 @@ class DeepSpeedTrainer:
             label_tokens=labels,
             learning_rate=float(self._engine.get_lr()[0]),
             skipped=skipped,
+            skipped_steps=self.progress.step - self.progress.updates,
             stop=stops > 0,
         )
 
