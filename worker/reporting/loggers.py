@@ -63,7 +63,7 @@ class WandB:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write the figures of a step."""
         if self._run is None:
-            import wandb  # type: ignore[import-not-found]  # noqa: PLC0415 - an optional package
+            import wandb  # noqa: PLC0415 - an optional package
 
             self._run = wandb.init(**{"resume": "allow", **self.settings})
         self._run.log(dict(values), step=step)
@@ -82,7 +82,7 @@ class MLflow:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write the figures of a step."""
         if self._mlflow is None:
-            import mlflow  # type: ignore[import-not-found]  # noqa: PLC0415 - an optional package
+            import mlflow  # noqa: PLC0415 - an optional package
 
             mlflow.start_run(**self.settings)
             self._mlflow = mlflow
