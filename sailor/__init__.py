@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from worker.reporting.loggers import JsonLines, MLflow, TensorBoard, WandB
     from worker.script.script_trainer import Trainer
+    from worker.script.transformers_trainer import from_transformers
 
-__all__ = ["JsonLines", "MLflow", "TensorBoard", "Trainer", "WandB"]
+__all__ = ["JsonLines", "MLflow", "TensorBoard", "Trainer", "WandB", "from_transformers"]
 
-_HOMES = {"Trainer": "worker.script.script_trainer"} | dict.fromkeys(
-    ("JsonLines", "MLflow", "TensorBoard", "WandB"), "worker.reporting.loggers"
-)
+_HOMES = {
+    "Trainer": "worker.script.script_trainer",
+    "from_transformers": "worker.script.transformers_trainer",
+} | dict.fromkeys(("JsonLines", "MLflow", "TensorBoard", "WandB"), "worker.reporting.loggers")
 
 
 def __getattr__(name: str) -> Any:

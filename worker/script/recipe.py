@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_model
 from torch import Tensor, nn
-from torch.nn import functional
 
 from simulator.documents.problems import InputError, Problem
 from simulator.models.layers import Model, Precision
@@ -26,14 +25,12 @@ from worker.models.module_skeleton import drop_values, set_parameter
 from worker.models.module_splits import ModuleSplits, find_splits
 from worker.models.separability import check_separable
 from worker.reporting.loggers import Logger
+from worker.script.losses import Loss, default_loss, sum_and_count
 from worker.script.torch_settings import OptimizerSettings, settings_of
 from worker.training.full_tensors import TensorKey
 
-NO_LABEL = -100
-
 Callback = Callable[[int, Mapping[str, float]], None]
 """Called with the step and its figures; those of an evaluation have names that begin with eval/."""
-Loss = Callable[[Any, Any], "Tensor | tuple[Tensor, int | Tensor]"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,8 @@ class Recipe:
     dataset: MapDataset
     batch_size: int
     loss: Loss | None = None
+    label_smoothing: float = 0.0
+    """Of the loss that is used where ``loss`` is not given."""
     call_module: Callable[[nn.Module, Any], Any] | None = None
     collate: Collate = default_collate
     steps: int | None = None
@@ -56,6 +55,8 @@ class Recipe:
     seed: int = 0
     shuffled: bool = True
     eval_dataset: MapDataset | None = None
+    eval_collate: Collate | None = None
+    """How batches of ``eval_dataset`` are made, if not as those of ``dataset``."""
     eval_every: int | None = None
     more_metrics: Mapping[str, Loss] = field(default_factory=dict)
     loggers: tuple[Logger, ...] = ()
@@ -210,7 +211,11 @@ class Recipe:
 
     def losses(self, output: Any, batch: Any) -> tuple[Tensor, int | Tensor]:
         """Return the sum of the losses of a micro batch, and over how many it is."""
-        return _sum_and_count((self.loss or default_loss)(output, batch), batch)
+        return sum_and_count(self._loss(output, batch), batch)
+
+    @cached_property
+    def _loss(self) -> Loss:
+        return self.loss or default_loss(self._module, smoothing=self.label_smoothing)
 
     # -- what it tells -----------------------------------------------------------------------------
 
@@ -223,14 +228,15 @@ class Recipe:
         """Return the loss and other metrics of an evaluation, each as a sum and a count."""
         found = {"loss": self.losses(output, batch)}
         for name, metric in self.more_metrics.items():
-            found[name] = _sum_and_count(metric(output, batch), batch)
+            found[name] = sum_and_count(metric(output, batch), batch)
         return found
 
     def evaluation_after(self, step: int) -> MapData | None:
         """Return the data of the evaluation that follows a step, if one does."""
         if self.eval_dataset is None or (step + 1) % (self.eval_every or self.steps or 1):
             return None
-        return MapData(self.eval_dataset, self.collate, self.batch_size, self.seed, shuffled=False)
+        collate = self.eval_collate or self.collate
+        return MapData(self.eval_dataset, collate, self.batch_size, self.seed, shuffled=False)
 
     def report(self, step: int, values: Mapping[str, float]) -> None:
         """Hand the figures of a step or an evaluation to loggers and callbacks."""
@@ -331,40 +337,3 @@ def one_rank_plan(job: Job) -> Plan:
     recompute: Recompute = "full" if job.recompute == "full" else "none"
     stage = Stage((0, len(job.model.layers)), 1, (Place("any", "this", "here"),), recompute)
     return Plan(size, (Pipeline(job.global_batch // size, (stage,)),))
-
-
-def _sum_and_count(
-    found: Tensor | tuple[Tensor, int | Tensor], batch: Any
-) -> tuple[Tensor, int | Tensor]:
-    """Read what a loss returned: a sum and a count, one value per sample, or their mean."""
-    if isinstance(found, tuple):
-        return found
-    if found.dim() == 0:
-        samples = batch_size_of(batch)
-        return found * samples, samples
-    if found.shape != (batch_size_of(batch),):
-        sizes = " x ".join(map(str, found.shape))
-        what = f"returns {sizes} values for {batch_size_of(batch)} samples"
-        cure = "return one value per sample, their mean, or a pair of a sum and a count"
-        raise InputError(Problem("loss", what, cure))
-    return found.sum(), found.numel()
-
-
-def batch_size_of(batch: Any) -> int:
-    """Return the number of samples of a batch: the first dimension of its first tensor."""
-    first = next(iter(batch.values())) if isinstance(batch, Mapping) else batch
-    first = first[0] if isinstance(first, tuple) else first
-    return len(first)
-
-
-def default_loss(output: Any, batch: Any) -> tuple[Tensor, Tensor]:
-    """Return the cross entropy of the labels, which a language model predicts one token ahead."""
-    logits = getattr(output, "logits", output)
-    labels = batch["labels"] if isinstance(batch, Mapping) else batch[1]
-    if logits.dim() == 3 and labels.dim() == 2:
-        logits, labels = logits[:, :-1], labels[:, 1:]
-    exact = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
-    total = functional.cross_entropy(
-        exact, labels.flatten(), ignore_index=NO_LABEL, reduction="sum"
-    )
-    return total, (labels != NO_LABEL).sum()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from simulator.documents.problems import InputError, Problem
 from simulator.models.layers import Precision
@@ -17,7 +18,9 @@ from worker.distributed.single_rank import SingleRankTransport
 from worker.layout.tensor_table import tensors_of
 from worker.reporting.loggers import Logger
 from worker.reporting.progress_display import ProgressDisplay
-from worker.script.recipe import Callback, Loss, Recipe, one_rank_plan
+from worker.script.loader_parts import data_of
+from worker.script.losses import Loss
+from worker.script.recipe import Callback, Recipe, one_rank_plan
 from worker.training.full_tensors import merge_ranks, rank_tensors
 from worker.training.trainer import RankTrainer, StepReport
 
@@ -38,17 +41,17 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module | Callable[[], nn.Module],
-        dataset: MapDataset,
+        dataset: MapDataset | DataLoader[Any],
         *,
-        batch_size: int,
+        batch_size: int | None = None,
         steps: int | None = None,
         epochs: float | None = None,
         loss: Loss | None = None,
         optimizer: torch.optim.Optimizer | MakeOptimizer | None = None,
         scheduler: torch.optim.lr_scheduler.LRScheduler | MakeScheduler | None = None,
-        collate: Collate = default_collate,
+        collate: Collate | None = None,
         call: Callable[[nn.Module, Any], Any] | None = None,
-        eval_dataset: MapDataset | None = None,
+        eval_dataset: MapDataset | DataLoader[Any] | None = None,
         eval_every: int | None = None,
         metrics: Mapping[str, Loss] | None = None,
         loggers: Sequence[Logger] = (),
@@ -58,25 +61,31 @@ class Trainer:
         skip_nonfinite: int = 3,
         max_tp: int = 8,
         seed: int = 0,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
         name: str = "job",
     ) -> None:
+        data = data_of(dataset, "dataset")
+        batch_size = batch_size or data.batch_size
+        if batch_size is None:
+            raise InputError(Problem("Trainer", "needs a batch_size", "give that of all GPUs"))
         if (steps is None) == (epochs is None):
             raise InputError(Problem("Trainer", "needs steps or epochs", "give one of the two"))
         if steps is None:
             assert epochs is not None
-            steps = math.ceil(epochs * len(dataset) / batch_size)
+            steps = math.ceil(epochs * len(data.dataset) / batch_size)
+        evaluated = None if eval_dataset is None else data_of(eval_dataset, "eval_dataset")
         self.recipe = Recipe(
             model=model,
-            dataset=dataset,
+            dataset=data.dataset,
             batch_size=batch_size,
             steps=steps,
             loss=loss,
             make_optimizer=_as_function(optimizer, torch.optim.Optimizer),
             make_scheduler=_as_function(scheduler, torch.optim.lr_scheduler.LRScheduler),
-            collate=collate,
+            collate=collate or data.collate or default_collate,
             call_module=call,
-            eval_dataset=eval_dataset,
+            eval_dataset=None if evaluated is None else evaluated.dataset,
+            eval_collate=None if evaluated is None else evaluated.collate,
             eval_every=eval_every,
             more_metrics=metrics or {},
             loggers=tuple(loggers),
@@ -86,7 +95,7 @@ class Trainer:
             skip_nonfinite=skip_nonfinite,
             max_tp=max_tp,
             seed=seed,
-            shuffled=shuffle,
+            shuffled=data.shuffled if shuffle is None else shuffle,
             name=name,
         )
         self.history: list[StepReport] = []

@@ -1,0 +1,55 @@
+"""A DataLoader in place of a data set says how batches are made."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from simulator.documents.problems import InputError
+from worker.script.loader_parts import data_of
+
+pytestmark = pytest.mark.torch
+
+DATA = TensorDataset(torch.arange(10))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_size_collate_and_order_of_a_loader_are_taken(shuffle):
+    def collate(items):
+        return items
+
+    parts = data_of(DataLoader(DATA, 4, shuffle=shuffle, collate_fn=collate), "dataset")
+    assert (parts.dataset, parts.batch_size, parts.shuffled) == (DATA, 4, shuffle)
+    assert parts.collate is collate
+
+
+def test_a_distributed_sampler_says_whether_it_shuffles():
+    sampler = DistributedSampler(DATA, num_replicas=2, rank=0, shuffle=False)
+    assert not data_of(DataLoader(DATA, 4, sampler=sampler), "dataset").shuffled
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        yield 1
+
+
+@pytest.mark.parametrize(
+    ("loader", "named"),
+    [
+        (DataLoader(Endless()), "IterableDataset"),
+        (DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 10, 10)), "WeightedRandomSampler"),
+        (DataLoader(DATA, batch_sampler=[[1, 2], [3]]), "list"),
+    ],
+)
+def test_an_order_of_its_own_is_refused_by_name(loader, named):
+    with pytest.raises(InputError, match=named):
+        data_of(loader, "dataset")

@@ -1,0 +1,64 @@
+"""The loss without one is that of the model's kind."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+from torch import nn
+from torch.nn import functional
+
+from simulator.documents.problems import InputError
+from worker.script.losses import default_loss
+
+pytestmark = pytest.mark.torch
+
+LOGITS = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([[1, 2, -100, 4, 5]] * 3)
+
+
+def model(kind):
+    module = nn.Identity()
+    module.loss_type = kind
+    return module
+
+
+def mean(found):
+    total, count = found
+    return total / count
+
+
+@pytest.mark.parametrize("kind", ["ForCausalLM", None])
+def test_a_language_model_predicts_one_token_ahead(kind):
+    wanted = functional.cross_entropy(LOGITS[:, :-1].flatten(0, 1), LABELS[:, 1:].flatten())
+    found = default_loss(model(kind))(LOGITS, {"labels": LABELS})
+    torch.testing.assert_close(mean(found), wanted)
+
+
+@pytest.mark.parametrize("kind", ["ForMaskedLM", "ForTokenClassification"])
+def test_labels_of_tokens_are_not_moved_for_models_that_fill_them_in(kind):
+    wanted = functional.cross_entropy(LOGITS.flatten(0, 1), LABELS.flatten())
+    found = default_loss(model(kind))(LOGITS, {"labels": LABELS})
+    torch.testing.assert_close(mean(found), wanted)
+
+
+def test_label_smoothing_is_that_of_transformers():
+    theirs = pytest.importorskip("transformers.trainer_pt_utils").LabelSmoother
+    wanted = theirs(epsilon=0.1)({"logits": LOGITS}, LABELS, shift_labels=True)
+    found = default_loss(model("ForCausalLM"), smoothing=0.1)(LOGITS, {"labels": LABELS})
+    torch.testing.assert_close(mean(found), wanted)
+
+
+def test_a_kind_without_a_default_needs_a_loss():
+    with pytest.raises(InputError, match="ForCTC"):
+        default_loss(model("ForCTC"))
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels"),
+    [(torch.zeros(3, 1), torch.tensor([1, 0, 1])), (torch.zeros(3, 4), torch.zeros(3, 4))],
+)
+def test_a_regression_needs_a_loss(logits, labels):
+    with pytest.raises(InputError, match="regression"):
+        default_loss(model("ForSequenceClassification"))(logits, {"labels": labels})

@@ -1,0 +1,116 @@
+"""A Trainer of transformers trains the same weights under Sailor."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+transformers = pytest.importorskip("transformers")
+
+import sailor
+from simulator.documents.problems import InputError
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    # accelerate sets it.
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+
+class Rows:
+    """Twelve rows of tokens, some without a label."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        tokens = torch.randint(0, 31, (9,), generator=generator)
+        labels = torch.where(torch.arange(9) < index % 4, -100, tokens)
+        return {"input_ids": tokens, "labels": labels}
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=31,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def theirs(model, folder, kind=transformers.Trainer, more=None, **settings):
+    args = transformers.TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        num_train_epochs=1,
+        learning_rate=1e-2,
+        weight_decay=0.1,
+        warmup_steps=1,
+        train_sampling_strategy="sequential",
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        save_strategy="no",
+        **settings,
+    )
+    return kind(copy.deepcopy(model), args, train_dataset=Rows(), **(more or {}))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_weights_equal_those_of_transformers(model, tmp_path, smoothing):
+    reference = theirs(model, tmp_path, label_smoothing_factor=smoothing)
+    reference.train()
+    trainer = theirs(model, tmp_path, label_smoothing_factor=smoothing)
+    ours = sailor.from_transformers(trainer, shuffle=False)
+    ours.train()
+    assert (ours.recipe.batch_size, len(ours.history)) == (4, 3)
+    wanted = reference.model.state_dict()
+    for name, value in trainer.model.state_dict().items():
+        torch.testing.assert_close(value, wanted[name], rtol=1e-4, atol=1e-6)
+    first = [each["loss"] for each in reference.state.log_history if "loss" in each]
+    if first:
+        assert ours.history[0].loss == pytest.approx(first[0], rel=1e-4)
+
+
+class Own(transformers.Trainer):
+    def compute_loss(self, *given, **named):
+        return super().compute_loss(*given, **named)
+
+
+class Caller(transformers.TrainerCallback):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha"),
+        ({"kind": Own}, "compute_loss"),
+        ({"more": {"callbacks": [Caller()]}}, "Caller"),
+        ({"more": {"compute_metrics": print}}, "compute_metrics"),
+        ({"more": {"compute_loss_func": print}}, "compute_loss_func"),
+    ],
+)
+def test_what_would_be_ignored_is_refused_by_name(model, tmp_path, given, named):
+    with pytest.raises(InputError, match=named):
+        sailor.from_transformers(theirs(model, tmp_path, **given))
+
+
+def test_evaluation_is_as_often_as_the_arguments_say(model, tmp_path):
+    trainer = theirs(
+        model, tmp_path, more={"eval_dataset": Rows()}, eval_strategy="steps", eval_steps=2
+    )
+    ours = sailor.from_transformers(trainer)
+    ours.train()
+    assert list(ours.evaluations) == [1]

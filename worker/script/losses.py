@@ -1,0 +1,90 @@
+"""The losses of scripts: what a user's function may return, and the loss without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from simulator.documents.problems import InputError, Problem
+from worker.models.loss import NO_LABEL
+
+Loss = Callable[[Any, Any], Tensor | tuple[Tensor, int | Tensor]]
+
+_CURE = "give loss=, a function of output and batch"
+_ONE_AHEAD = ("ForCausalLM", "ForConditionalGeneration")
+_IN_PLACE = (
+    "ForMaskedLM",
+    "ForTokenClassification",
+    "ForSequenceClassification",
+    "ForImageClassification",
+    "ForVideoClassification",
+    "ForAudioClassification",
+)
+
+
+def sum_and_count(
+    found: Tensor | tuple[Tensor, int | Tensor], batch: Any
+) -> tuple[Tensor, int | Tensor]:
+    """Read what a loss returned: a sum and a count, one value per sample, or their mean."""
+    if isinstance(found, tuple):
+        return found
+    if found.dim() == 0:
+        samples = batch_size_of(batch)
+        return found * samples, samples
+    if found.shape != (batch_size_of(batch),):
+        sizes = " x ".join(map(str, found.shape))
+        what = f"returns {sizes} values for {batch_size_of(batch)} samples"
+        cure = "return one value per sample, their mean, or a pair of a sum and a count"
+        raise InputError(Problem("loss", what, cure))
+    return found.sum(), found.numel()
+
+
+def batch_size_of(batch: Any) -> int:
+    """Return the number of samples of a batch: the first dimension of its first tensor."""
+    first = next(iter(batch.values())) if isinstance(batch, Mapping) else batch
+    first = first[0] if isinstance(first, tuple) else first
+    return len(first)
+
+
+def default_loss(module: nn.Module, *, smoothing: float = 0.0) -> Loss:
+    """Return the cross entropy of the batch's labels, as this kind of model is trained.
+
+    A language model predicts one token ahead. A model of transformers says what it is; another one
+    is a language model if it has a label per token.
+    """
+    kind = _kind(module)
+    if kind is not None and kind not in (*_ONE_AHEAD, *_IN_PLACE):
+        what = f"has no default for a model of the kind {kind}"
+        raise InputError(Problem("loss", what, _CURE))
+
+    def loss(output: Any, batch: Any) -> tuple[Tensor, Tensor]:
+        logits = getattr(output, "logits", output)
+        labels = batch["labels"] if isinstance(batch, Mapping) else batch[1]
+        if labels.is_floating_point() or logits.shape[-1] == 1:
+            what = "has no default for a regression or for labels that are not integers"
+            raise InputError(Problem("loss", what, _CURE))
+        per_token = logits.dim() == 3 and labels.dim() == 2
+        if per_token and kind not in _IN_PLACE:
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        exact = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
+        total = functional.cross_entropy(
+            exact,
+            labels.flatten(),
+            ignore_index=NO_LABEL,
+            reduction="sum",
+            label_smoothing=smoothing,
+        )
+        return total, (labels != NO_LABEL).sum()
+
+    return loss
+
+
+def _kind(module: nn.Module) -> str | None:
+    """Return what transformers calls the loss of one of its models, also inside one of peft's."""
+    unwrap: Any = getattr(module, "get_base_model", lambda: module)
+    found = getattr(unwrap(), "loss_type", None)
+    return found if isinstance(found, str) else None

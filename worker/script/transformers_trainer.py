@@ -1,0 +1,105 @@
+"""Takes over what a ``Trainer`` of transformers was given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from simulator.documents.problems import InputError, Problem
+from simulator.models.layers import Precision
+from worker.reporting.loggers import Logger, MLflow, TensorBoard, WandB
+from worker.script.losses import default_loss
+from worker.script.script_trainer import Trainer
+
+_PLACE = "transformers.Trainer"
+_NOT_SUPPORTED = {
+    "neftune_noise_alpha": "leave it out",
+    "optim_target_modules": "leave it out",
+    "load_best_model_at_end": "leave it out: every checkpoint is kept by its step",
+    "resume_from_checkpoint": "leave it out: Sailor resumes by itself",
+    "auto_find_batch_size": "leave it out: the plan decides the size of micro batches",
+}
+"""Arguments that would be ignored silently, and the cure."""
+_OVERRIDES = ("compute_loss", "training_step", "get_train_dataloader", "prediction_step")
+
+
+def from_transformers(trainer: Any, *, batch_size: int | None = None, **more: Any) -> Trainer:
+    """Return a trainer with the model, data, optimizer and arguments of a ``transformers.Trainer``.
+
+    ``batch_size`` is the global batch; by default that of one process: the size per device times
+    the accumulated steps. ``more`` are arguments of ``sailor.Trainer`` that replace what was found.
+    """
+    problems = list(_problems(trainer, more))
+    if problems:
+        raise InputError(problems)
+    args = trainer.args
+    loader = trainer.get_train_dataloader()
+    evaluated = None if trainer.eval_dataset is None else trainer.get_eval_dataloader()
+    batch_size = batch_size or args.train_batch_size * args.gradient_accumulation_steps
+    samples = len(loader.dataset)
+    steps = args.max_steps
+    if steps <= 0:
+        steps = math.ceil(args.num_train_epochs * samples / batch_size)
+    trainer.create_optimizer_and_scheduler(steps)
+    precision: Precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
+    settings = {
+        "batch_size": batch_size,
+        "steps": steps,
+        "collate": loader.collate_fn,
+        "loss": default_loss(trainer.model, smoothing=args.label_smoothing_factor),
+        "optimizer": trainer.optimizer,
+        "scheduler": trainer.lr_scheduler,
+        "eval_dataset": None if evaluated is None else evaluated.dataset,
+        "eval_every": _eval_every(args, math.ceil(samples / batch_size)),
+        "loggers": list(_loggers(args)),
+        "precision": precision,
+        "clip_norm": args.max_grad_norm or None,
+        "seed": args.seed if args.data_seed is None else args.data_seed,
+    }
+    return Trainer(trainer.model, loader.dataset, **{**settings, **more})
+
+
+def _problems(trainer: Any, more: dict[str, Any]) -> Iterator[Problem]:
+    import transformers  # noqa: PLC0415 - an optional package
+
+    for name, cure in _NOT_SUPPORTED.items():
+        if getattr(trainer.args, name, None):
+            yield Problem(_PLACE, f"sets {name}, which is not supported", cure)
+    for name in _OVERRIDES:
+        theirs = getattr(transformers.Trainer, name)
+        if getattr(type(trainer), name, theirs) is not theirs:
+            what = f"overrides {name}, which Sailor does not call"
+            yield Problem(_PLACE, what, "give sailor.Trainer the loss and the data set themselves")
+    if trainer.compute_loss_func is not None and "loss" not in more:
+        cure = "give loss=, a function of output and batch"
+        yield Problem(_PLACE, "has a compute_loss_func, which Sailor does not call", cure)
+    if trainer.compute_metrics is not None and "metrics" not in more:
+        cure = "give metrics=, functions of output and batch by name, or leave it out"
+        yield Problem(_PLACE, "has compute_metrics, which wants all predictions at once", cure)
+    own = [
+        type(each).__name__
+        for each in trainer.callback_handler.callbacks
+        if not type(each).__module__.startswith("transformers.")
+    ]
+    if own and "callbacks" not in more:
+        cure = "give callbacks=, functions of step and figures, or leave them out"
+        yield Problem(_PLACE, f"has callbacks that Sailor does not call: {', '.join(own)}", cure)
+
+
+def _eval_every(args: Any, steps_of_epoch: int) -> int | None:
+    """Return after how many steps to evaluate; ``None``: after the last."""
+    if args.eval_strategy == "steps":
+        return int(args.eval_steps or args.logging_steps)
+    return steps_of_epoch if args.eval_strategy == "epoch" else None
+
+
+def _loggers(args: Any) -> Iterator[Logger]:
+    """Return those that ``report_to`` names and Sailor has."""
+    wanted = args.report_to or []
+    if "tensorboard" in wanted:
+        yield TensorBoard(args.output_dir)
+    if "wandb" in wanted:
+        yield WandB(name=args.run_name)
+    if "mlflow" in wanted:
+        yield MLflow()
