@@ -8,8 +8,8 @@ from simulator.documents.problems import InputError, Problem
 from simulator.inputs.job_file import job_from_document
 from simulator.spec.job import Job
 
-NAMES_OTHERS = ("config", "hf_config", "file", "description", "factory")
-"""Keys of ``[model]`` that name files or code. They are refused in submitted jobs, which must not
+NAMES_OTHERS = ("config", "hf_config", "file", "description")
+"""Keys of ``[model]`` that name files. They are refused in submitted jobs, which must not
 make sailord read files of its own machine."""
 
 
@@ -23,7 +23,7 @@ def read_job(spec: str) -> Job:
         if key in (model or {}) and not (key == "description" and "script" in (model or {}))
     ]
     if isinstance(model, dict) and named:
-        what = f"names a file or code of the model with {named[0]}"
+        what = f"names a file of the model with {named[0]}"
         raise InputError(Problem("job: [model]", what, "describe the model by a family"))
     return job_from_document(document)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -41,7 +40,6 @@ GRADIENT_SYNCS: tuple[Literal["overlap", "serial"], ...] = ("overlap", "serial")
 SCHEDULES: tuple[Literal["constant", "cosine", "linear"], ...] = ("constant", "cosine", "linear")
 SURVIVES: tuple[Literal["node", "zone"], ...] = ("node", "zone")
 ENGINES: tuple[Engine, ...] = get_args(Engine)
-_FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def load_job(path: Path | str) -> Job:
@@ -87,11 +85,7 @@ def _model(top: Table, training: Mapping[str, Any]) -> tuple[Model | None, dict[
     table = top.table("model", required=True)
     if table is None:
         return None, {}
-    factory = table.text("factory")
-    if factory is not None and not _FACTORY.fullmatch(factory):
-        table.report("factory", f"is {quote(factory)}", 'write it as "package.module:function"')
     named = {key: table.text(key) for key in ("profile", "script", "weights")}
-    named["factory"] = factory
     shaping = TrainingSettings(
         sequence=training["sequence"], dropout=training["dropout"] > 0, runtime=training["runtime"]
     )

@@ -55,12 +55,9 @@ def read_model(table: Table, training: TrainingSettings) -> Model | None:
         cure = "submit the script itself, which describes its model: sailorctl submit train.py"
         table.report("script", "is given without a description", cure)
         return None
-    if "factory" in table and "description" not in table:
-        cure = (
-            "run `sailorctl profile model` once, which calls the factory, and name the file that "
-            'it writes: description = "..."'
-        )
-        table.report("factory", "is given without a description", cure)
+    if "factory" in table:
+        cure = "give the layers as one module in a script (import sailor): docs/own-model.md"
+        table.report("factory", "is not supported any more", cure)
         return None
     if len(given) != 1:
         _report_source(table, given, numbers)

@@ -60,7 +60,7 @@ def model_from_description(data: object) -> Model:
         raise InputError(Problem("", "is not a table of keys", "give a model description"))
     if data.get("format") != FORMAT:
         what = f"is {data.get('format')!r}, not {FORMAT!r}"
-        raise InputError(Problem("format", what, "write it with `sailorctl profile model`"))
+        raise InputError(Problem("format", what, "write it with describe(): docs/models.md"))
     reading = _DescriptionReader(Problems())
     body = {key: value for key, value in data.items() if key != "format"}
     values = reading.record(body, Model, _readers(Model), place="")

@@ -190,7 +190,7 @@ def _check_presence(config: Mapping[str, object], dialect: _Dialect, problems: P
     for key, value in dialect.covered.items():
         if key in config and config[key] != value:
             what = f"is {config[key]!r}, which changes the architecture in a way not supported"
-            problems.add(key, what, f"only {value!r} is supported; or describe it by a factory")
+            problems.add(key, what, f"only {value!r} is supported; or train it by a script")
 
 
 def _activation(config: Mapping[str, object], dialect: _Dialect, problems: Problems) -> str | None:

@@ -105,9 +105,6 @@ class Job:
     objective: Objective = field(default_factory=Objective)
     data: Data = field(default_factory=Data)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    factory: str | None = None
-    """A user's function that returns the layers, as ``module:function``. Only workers run it, so
-    such a model also needs a description."""
     script: str | None = None
     """A user's Python script, which only workers run. Its model has a description as well."""
     weights: str | None = None

@@ -73,7 +73,7 @@ class RunOptions:
 def train_alone(options: RunOptions) -> None:
     """Train a job under a plan on this machine, without a daemon."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # Custom code may compute here and must not start threads.
+    torch.set_num_threads(1)  # A script may compute here and must not start threads.
     recipe = load_script(options.job) if options.job.suffix == ".py" else None
     job = load_job(options.job) if recipe is None else recipe.job()
     with ended_by_signals(), ExitStack() as stack:
@@ -120,8 +120,8 @@ def _prepare(
     preload()
     others = len(os.listdir("/proc/self/task")) - 1
     if others > 0:
-        what = f"custom code has started {others} threads, which a fork would lose"
-        cure = "start them in a layer"
+        what = f"the script has started {others} threads, which a fork would lose"
+        cure = "start them in the model's forward pass"
         raise InputError(Problem(options.job.name, what, cure))
     # From here on, a storage backend may start threads, which only wait.
     beginning = None if options.resume is None else open_resume_point(options.resume, job)

@@ -142,7 +142,7 @@ class GenerationRun:
         except (NotANumberError, ReplicaMismatchError) as error:
             self._fail(str(error), is_bug=True)
         except BaseException as error:
-            # A bug of ours or of custom code: log the trace for developers, report one sentence.
+            # A bug of ours or of a script: log the trace for developers, report one sentence.
             traceback.print_exc()
             self._fail(f"{type(error).__name__}: {error}", is_bug=True)
             is_sound = False

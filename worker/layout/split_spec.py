@@ -7,7 +7,7 @@ how it may be split. Submodules that are not named are held in full by every ran
 - ``rows``: a linear layer; each rank has some of the inputs, and the results are summed,
 - ``vocabulary``: an embedding's rows, or the outputs of the projection onto the vocabulary,
 - ``entry``: an identity in front of all ``columns`` of the same parent. It sums their input
-  gradients over the ranks once; without it, each of them sums its own,
+  gradients over the ranks,
 - ``heads``: a dropout of attention scores (batch, heads, queries, keys).
 """
 

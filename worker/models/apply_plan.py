@@ -18,11 +18,9 @@ from torch.overrides import TorchFunctionMode
 from simulator.spec.job import Job
 from worker.distributed.interface import Collective
 from worker.layout.rank_layout import atoms_held
-from worker.layout.shards import shard_of, take_shard
 from worker.layout.split_spec import splits_of
 from worker.layout.tensor_table import table_of
 from worker.models.builtin import builtin_layer
-from worker.models.custom import custom_layer
 from worker.models.dropout import KeyedDropout
 from worker.models.loss import loss_sum
 from worker.models.microbatch_context import MicroBatch, MicroBatchContext
@@ -131,8 +129,8 @@ def build_layer(
     """Build what a rank holds of one layer; ``values`` replaces the job's initial weights."""
     assert (group is None) == (tp == 1), "ranks that share a layer need a group"
     share = _TpShare(tp, tp_index, group)
-    module, own = _build_full(job, index)
-    values = values or own
+    with torch.device("meta"), _SkipRandomInit():
+        module = builtin_layer(job, index)
     table = table_of(job, index)
     loss_group = _split(module, job, index, share, {spec.name: spec for spec in table})
     _key_dropout(module, index, share, context)
@@ -149,7 +147,6 @@ def build_layer(
     named = {name for name, _ in module.named_parameters()}
     left = named - {spec.name for spec in table}
     assert not left, f"layer {index} has parameters that are not in its table: {left}"
-    module.to(device)  # Moves buffers, which only custom layers have.
     return LocalLayer(index, module, tuple(tensors), job.model.vocab, loss_group)
 
 
@@ -184,23 +181,6 @@ def build_layers(
     return layers
 
 
-def _build_full(job: Job, index: int) -> tuple[nn.Module, ShardValues | None]:
-    """Build a full layer; a custom layer comes with the weights that its code set."""
-    if job.factory is None:
-        with torch.device("meta"), _SkipRandomInit():
-            return builtin_layer(job, index), None
-    layer = custom_layer(job, index)
-    weights = {name: each.detach() for name, each in layer.named_parameters()}
-
-    def values(spec: LogicalTensor, held: range) -> Tensor:
-        whole = weights[spec.name]
-        if spec.tied_name is not None and index != 0:
-            whole = custom_layer(job, 0).get_parameter(spec.tied_name).detach()
-        return take_shard(whole, shard_of(spec, held, of=job.max_tp))
-
-    return layer, values
-
-
 _INIT_FUNCTIONS = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
 
 
@@ -228,18 +208,16 @@ def _split(
         return None
     loss_group = None
     splits = splits_of(module)
-    entries = {path.rpartition(".")[0] for path, how in splits.items() if how == "entry"}
     for path, how in splits.items():
         parent, _, name = path.rpartition(".")
         owner = module.get_submodule(parent)
         # A layer may declare parts that it has only in some configurations, such as a gate.
         whole = getattr(owner, name, None)
-        own = None if parent in entries else group
         match how, whole:
             case "entry", nn.Identity():
                 setattr(owner, name, TpEntry(group))
             case "columns" | "vocabulary", nn.Linear():
-                setattr(owner, name, _columns(whole, job, index, path, share, table, own))
+                setattr(owner, name, _columns(whole, job, index, path, share, table))
                 if how == "vocabulary":
                     loss_group = group
             case "rows", nn.Linear():
@@ -258,16 +236,15 @@ def _columns(
     path: str,
     share: _TpShare,
     table: dict[str, LogicalTensor],
-    group: Collective | None,
 ) -> nn.Module:
     if table[f"{path}.weight"].split_dim is not None:
-        return ColumnLinear(whole, group)
+        return ColumnLinear(whole)
     # Every rank holds all pieces, one for each head, and uses those of its own heads.
     ways = {t.name: t.ways for t in job.model.layers[index].tensors}[f"{path}.weight"]
     piece = whole.out_features // ways
     first = share.index * ways // share.tp
     end = max((share.index + 1) * ways // share.tp, first + 1)
-    return SharedColumns(whole, slice(first * piece, end * piece), group)
+    return SharedColumns(whole, slice(first * piece, end * piece))
 
 
 def _key_dropout(

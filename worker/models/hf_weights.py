@@ -148,7 +148,7 @@ def _indexed(index: Path) -> list[Path]:
 def is_hf_model(job: Job) -> bool:
     """Return whether Hugging Face has a name for every tensor of the job's model."""
     try:
-        return job.factory is None and len(list(_places(job.model))) > 0
+        return len(list(_places(job.model))) > 0
     except InputError:
         return False
 

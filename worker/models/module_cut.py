@@ -9,6 +9,7 @@ to its blocks are computed on every rank by the code itself.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,16 +95,19 @@ def find_cut(module: nn.Module, call: Call, batch: Any) -> ModuleCut:
 
 
 def _candidates(module: nn.Module) -> Iterator[tuple[str, ...]]:
-    """Return lists of blocks, those with the most parameters first."""
+    """Return lists of blocks, those with the most parameters in blocks of one class first."""
     lists = []
     for name, part in module.named_modules():
         if isinstance(part, (nn.ModuleList, nn.Sequential)) and len(part) > 1:
             paths = tuple(f"{name}.{key}".lstrip(".") for key, _ in part.named_children())
             paths = paths[1:] if isinstance(part[0], nn.Embedding) else paths
-            lists.append((sum(p.numel() for p in part.parameters()), paths))
+            sizes = [sum(p.numel() for p in each.parameters()) for each in part]
+            often = Counter(map(type, part))
+            repeated = sum(n for n, each in zip(sizes, part, strict=True) if often[type(each)] > 1)
+            lists.append((repeated, sum(sizes), paths))
     # A list inside a block of another list has fewer parameters than that one.
-    lists.sort(key=lambda each: -each[0])
-    return (paths for size, paths in lists if size > 0)
+    lists.sort(key=lambda each: each[:2], reverse=True)
+    return (paths for _, size, paths in lists if size > 0)
 
 
 def kinds_of(module: nn.Module, blocks: Sequence[str]) -> list[int]:

@@ -114,12 +114,16 @@ def _why_not(module: CutModule, splits: ModuleSplits, arguments: BlockArguments)
 def declared_splits(module: nn.Module, cut: ModuleCut) -> tuple[Mapping[str, Split], str]:
     """Return the splittable parts of all blocks; empty with a reason if there are none."""
     found = dict(_of_classes(module, cut))
+    for path, kind in found.items():
+        if kind not in ("columns", "rows"):
+            return {}, f"{path} is declared as {kind!r}; columns and rows are possible"
     if not found:
         found, unknown = _of_plan(module, cut)
         if unknown:
             return {}, f"its tensor-parallel plan says {unknown}, which is not supported"
+    parts = dict(module.named_modules())
     for path, kind in found.items():
-        part = module.get_submodule(path)
+        part = parts.get(path)
         if kind in ("columns", "rows") and type(part) is not nn.Linear:
             return {}, f"{path} is a {type(part).__name__}, not a plain nn.Linear"
     if not any(kind == "columns" for kind in found.values()):
@@ -127,11 +131,10 @@ def declared_splits(module: nn.Module, cut: ModuleCut) -> tuple[Mapping[str, Spl
     return found, ""
 
 
-def _of_classes(module: nn.Module, cut: ModuleCut) -> Iterator[tuple[str, Split]]:
+def _of_classes(module: nn.Module, cut: ModuleCut) -> Iterator[tuple[str, Any]]:
     for path in cut.blocks:
         for name, kind in splits_of(module.get_submodule(path)).items():
-            if kind in ("columns", "rows"):
-                yield f"{path}.{name}", "columns" if kind == "columns" else "rows"
+            yield f"{path}.{name}", kind
 
 
 def _of_plan(module: nn.Module, cut: ModuleCut) -> tuple[dict[str, Split], str]:

@@ -1,8 +1,7 @@
-"""The code and the weights that a job starts from."""
+"""The weights that a job starts from."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,22 +12,16 @@ from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job
 from worker.layout.shards import shard_of
 from worker.models.apply_plan import ShardValues
-from worker.models.custom import check_factory
 from worker.models.hf_weights import open_checkpoint
 from worker.types import LogicalTensor
 
 
 def open_weights(job: Job, base: Path) -> Callable[[int], ShardValues] | None:
-    """Check custom code and open a checkpoint; ``None``: each layer makes its own weights.
-
-    Both are looked up relative to the job file, before any rank starts.
-    """
-    if job.factory is not None:
-        sys.path.insert(0, str(base.absolute()))
-        check_factory(job)
-    elif job.model.architecture is None:
+    """Open the job's checkpoint, beside the job file; ``None``: random weights."""
+    if job.model.architecture is None:
         what = f"{job.model.name} has a description but no code"
-        raise InputError(Problem("model.factory", what, 'give factory = "module:function"'))
+        cure = "train it by a script (import sailor): docs/own-model.md"
+        raise InputError(Problem("model.description", what, cure))
     if job.weights is None:
         return None
     return open_checkpoint(base / job.weights, job).values

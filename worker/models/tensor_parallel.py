@@ -80,19 +80,6 @@ class SharedEntry:
         self._last = None
 
 
-class EntryLinear(nn.Module):
-    """Some outputs of a linear layer, behind an entry that it may share with others."""
-
-    def __init__(self, whole: nn.Linear, entry: SharedEntry) -> None:
-        super().__init__()
-        self.weight = whole.weight
-        self.bias: nn.Parameter | None = whole.bias
-        self._entry = entry
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(self._entry(x), self.weight, self.bias)
-
-
 class PartialLinear(nn.Module):
     """One rank's shard of a linear layer; takes over its parameters."""
 
@@ -103,16 +90,21 @@ class PartialLinear(nn.Module):
 
 
 class ColumnLinear(PartialLinear):
-    """Some outputs of a linear layer; sums its own input gradient if no entry does."""
-
-    def __init__(self, whole: nn.Linear, group: Collective | None) -> None:
-        super().__init__(whole)
-        self.group = group
+    """Some outputs of a linear layer."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.group is not None:
-            x = copy_to_tp(x, self.group)
         return functional.linear(x, self.weight, self.bias)
+
+
+class EntryLinear(ColumnLinear):
+    """Some outputs of a linear layer, behind an entry that it may share with others."""
+
+    def __init__(self, whole: nn.Linear, entry: SharedEntry) -> None:
+        super().__init__(whole)
+        self._entry = entry
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self._entry(x))
 
 
 class SharedColumns(PartialLinear):
@@ -122,14 +114,11 @@ class SharedColumns(PartialLinear):
     that its query heads attend to, and so has a part of the gradient.
     """
 
-    def __init__(self, whole: nn.Linear, used: slice, group: Collective | None) -> None:
+    def __init__(self, whole: nn.Linear, used: slice) -> None:
         super().__init__(whole)
         self.used = used
-        self.group = group
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.group is not None:
-            x = copy_to_tp(x, self.group)
         bias = self.bias[self.used] if self.bias is not None else None
         return functional.linear(x, self.weight[self.used], bias)
 

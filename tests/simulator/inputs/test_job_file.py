@@ -198,11 +198,7 @@ def test_model_file_is_relative_to_the_job_file(tmp_path: Path) -> None:
     rest = "[training]\nglobal_batch = 8\nsequence = 64\n"
     described = read_toml(f'[model]\ndescription = "model.json"\n{rest}', folder=tmp_path)
     assert described.model == preset("opt-125m")
-    made = read_toml(
-        f'[model]\nfactory = "mine:layers"\ndescription = "model.json"\n{rest}', folder=tmp_path
-    )
-    assert made.model == described.model
-    assert (described.factory, made.factory, made.weights) == (None, "mine:layers", None)
+    assert described.weights is None
     begun = read_toml(f'[model]\npreset = "gpt2"\nweights = "gpt2"\n{rest}', folder=tmp_path)
     assert begun.weights == "gpt2"
     configured = read_toml(f'[model]\nhf_config = "config.json"\n{rest}', folder=tmp_path)
@@ -283,8 +279,10 @@ def test_all_mistakes_are_reported_with_place_and_cure() -> None:
         ({"family": "llama", "layers": 2, "hidden": 64, "heads": 7}, "heads: 7 heads do not"),
         ({"family": "llama", "layers": 10**9, "hidden": 8, "heads": 1}, "give at most 10000"),
         ({"preset": "gpt2", "dropout": 0.1}, "dropout: does not belong in [model]"),
-        ({"factory": "my_model:layers"}, "sailorctl profile model"),
-        ({"factory": "my_model.py", "description": "x"}, 'write it as "package.module:function"'),
+        (
+            {"factory": "mine:layers", "description": "x"},
+            "as one module in a script",
+        ),
         ({"hf_config": "nowhere.json"}, "nowhere.json: there is no file"),
         ({"description": ""}, 'description: is ""; give a text'),
         ({"preset": "gpt2", "profil": "x"}, 'did you mean "profile"?'),

@@ -1,4 +1,4 @@
-"""Every family and custom layers under random plans: one step matches one rank."""
+"""Every family under random plans: one step matches one rank."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
-from simulator.spec.job import Job
-from tests.worker.models import test_custom as own
 from tests.worker.random_plan import any_plan
 from tests.worker.tiny_models import MODELS, job_of
 from tests.worker.training_runs import alone, drawn, trained
@@ -19,15 +17,9 @@ from worker.training.precision import FP64
 pytestmark = [pytest.mark.torch, pytest.mark.sim]
 
 
-def job_named(name: str) -> Job:
-    if name == "own":
-        return own.job_of("recipes", max_tp=4)
-    return job_of(name, max_tp=4, dropout=0.2)
-
-
-@pytest.mark.parametrize("name", [*MODELS, "own"])
+@pytest.mark.parametrize("name", MODELS)
 def test_step_under_any_plan_matches_one_rank(name: str, tmp_path: Path, examples: int) -> None:
-    job = job_named(name)
+    job = job_of(name, max_tp=4, dropout=0.2)
     data = open_data(job, tmp_path)
     one = trained(job, alone(job), precision=FP64, data=data)
     assert one.reports[0].grad_norm > 0

@@ -262,3 +262,53 @@ def test_dropout_inside_a_part_that_would_be_split_keeps_blocks_whole():
     splits = recipe_of(lambda: language_model("llama", dropout=0.1)).splits
     assert splits.max_tp == 1
     assert "model.layers.0 has dropout inside a part" in splits.why_not_more
+
+
+class Wide(torch.nn.Module):
+    """A block that declares how its class may be split."""
+
+    splits = {"up": "columns", "down": "rows"}  # noqa: RUF012 - as a user would write it
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(16)
+        self.up, self.down = torch.nn.Linear(16, 24), torch.nn.Linear(24, 16)
+
+    def forward(self, x):
+        return x + self.down(self.up(self.norm(x)).relu())
+
+
+def of_blocks(make):
+    torch.manual_seed(1)
+    blocks = [make() for _ in range(3)]
+    embedding, head = torch.nn.Embedding(VOCABULARY, 16), torch.nn.Linear(16, VOCABULARY)
+    return torch.nn.Sequential(embedding, torch.nn.Sequential(*blocks), head).double()
+
+
+def test_blocks_whose_class_declares_splits_train_alike_under_any_plan():
+    recipe = recipe_of(
+        lambda: of_blocks(Wide), call_module=lambda module, batch: module(batch["input_ids"])
+    )
+    job = recipe.job()
+    assert job.max_tp == 8
+    wanted = trained(recipe, job, alone(job))
+    for seed in range(4):
+        plan = any_plan(drawn(seed), job, ranks_max=6)
+        assert_close(trained(recipe, job, plan), wanted, f"seed {seed}: {plan}")
+
+
+@pytest.mark.parametrize(
+    ("splits", "said"),
+    [
+        ({"up": "column", "down": "rows"}, "declared as 'column'; columns and rows are possible"),
+        ({"upp": "columns", "down": "rows"}, "1.0.upp is a NoneType, not a plain nn.Linear"),
+        ({"up": "columns"}, "1.0 does not compute with a share of its columns"),
+    ],
+)
+def test_mistaken_splits_keep_blocks_whole(splits, said):
+    mistaken = type("Mistaken", (Wide,), {"splits": splits})
+    recipe = recipe_of(
+        lambda: of_blocks(mistaken), call_module=lambda module, batch: module(batch["input_ids"])
+    )
+    assert recipe.splits.max_tp == 1
+    assert said in recipe.splits.why_not_more

@@ -1,9 +1,9 @@
-"""A run starts from custom code or from a checkpoint, under any plan."""
+"""A run starts from a checkpoint, under any plan."""
 
 from __future__ import annotations
 
 import json
-import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,7 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from safetensors.torch import load_file, save_file
 
 from simulator.models.description_file import describe
-from tests.worker import custom_model
-from tests.worker.models.test_custom import described
+from simulator.models.families import build_model
 from tests.worker.small_run import run, write
 from tests.worker.warm import Warm
 
@@ -25,7 +24,6 @@ hidden = 16
 heads = 4
 vocab = 64
 sequence = 8"""
-OWN = 'description = "model.json"'
 
 
 def losses(warm: Warm, folder: Path, *, plan: bool, **env: str) -> list[float]:
@@ -46,12 +44,6 @@ def write_model(folder: Path, model: str) -> None:
     text = (folder / "job.toml").read_text()
     assert FAMILY in text
     (folder / "job.toml").write_text(text.replace(FAMILY, model))
-
-
-def own_files(folder: Path, factory: str) -> None:
-    write_model(folder, f'{OWN}\nfactory = "{factory}"')
-    shutil.copy(custom_model.__file__, folder / "mine.py")
-    (folder / "model.json").write_text(json.dumps(describe(described("layers"))))
 
 
 @pytest.mark.slow
@@ -81,26 +73,10 @@ def test_checkpoint_problems_are_reported_before_any_rank_starts(
     assert len(refusal(warm, tmp_path)) == 2
 
 
-@pytest.mark.parametrize("factory", ["mine:layers", "mine:recipes"])
-def test_custom_layers_train_under_any_plan(warm: Warm, tmp_path: Path, factory: str) -> None:
-    own_files(tmp_path, factory)
-    alone, many = (losses(warm, tmp_path, plan=plan) for plan in (False, True))
-    assert many == pytest.approx(alone, rel=1e-5)
-    assert alone[-1] != alone[0]
-    assert run(warm, tmp_path, "--save", tmp_path / "out", "--steps", "1").code == 0
-    saved = load_file(tmp_path / "out" / "model.safetensors")
-    assert saved["1/key.weight"].shape == (8, 16)
-
-
-def test_custom_layer_problems_are_reported_without_a_stack_trace(
-    warm: Warm, tmp_path: Path
-) -> None:
-    own_files(tmp_path, "mine:missing")
+def test_described_model_without_code_is_refused(warm: Warm, tmp_path: Path) -> None:
+    write_model(tmp_path, 'description = "model.json"')
+    model = build_model("gpt2", name="own", layers=2, hidden=16, heads=4, vocab=64, sequence=8)
+    model = replace(model, architecture=None)
+    (tmp_path / "model.json").write_text(json.dumps(describe(model)))
     (line,) = refusal(warm, tmp_path)
-    assert "mine:missing cannot be imported" in line
-    own_files(tmp_path, "mine:several")
-    (line,) = refusal(warm, tmp_path)
-    assert "layer 1: returns tuple" in line
-    write_model(tmp_path, OWN)
-    (line,) = refusal(warm, tmp_path)
-    assert "own has a description but no code" in line
+    assert "own has a description but no code; train it by a script" in line
