@@ -20,7 +20,9 @@ RETRY_S_MAX = 1.0
 OFTEN_S = 0.5
 """With routine reports at least this often, each sealed snapshot is reported at once."""
 
-MEASURED_EACH_STEP = [each.name for each in fields(Measured) if each.name != "phases"]
+MEASURED_EACH_STEP = [
+    each.name for each in fields(Measured) if each.name not in ("phases", "evaluation")
+]
 
 
 @dataclass(eq=False)

@@ -184,6 +184,16 @@ class Uploaded:
     """The pieces to read from this object."""
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The metrics of a script's evaluation data."""
+
+    step: int
+    """The number of steps done before it."""
+    metrics: tuple[tuple[str, float | None], ...]
+    """By name; ``None``: not finite."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """What a node's workers have measured."""
@@ -202,6 +212,8 @@ class Measured:
     """Durations of fetch, rebuild, verify and first_step, as far as they are done."""
     busy: tuple[tuple[int, float], ...] = ()
     """By rank: recent compute time per step, without waiting for others."""
+    evaluation: Evaluation | None = None
+    """The last one of this generation."""
 
 
 @dataclass(frozen=True, slots=True)

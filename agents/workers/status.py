@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agents.core.model import GangReported
-from agents.protocol.records import Measured, NodeId, Point, Taking
+from agents.protocol.records import Evaluation, Measured, NodeId, Point, Taking
 
 PROGRESS: tuple[Taking, ...] = ("fetching", "rebuilding", "verifying", "running", "stopped")
 
@@ -33,6 +33,8 @@ class WorkerStatus:
     late_s: float | None = None
     settle_s: float | None = None
     busy_s: float | None = None
+    evaluation: Evaluation | None = None
+    """From rank 0: the last one."""
     phases: tuple[tuple[str, float], ...] = ()
     meeting: str = ""
     """From rank 0: ``host:port`` where the ranks of the generation meet."""
@@ -76,4 +78,5 @@ def _measured(statuses: Sequence[WorkerStatus]) -> Measured:
         settle_s=max(known("settle_s"), default=None),
         phases=tuple(phases.items()),
         busy=tuple(busy),
+        evaluation=next((e.evaluation for e in statuses if e.evaluation is not None), None),
     )

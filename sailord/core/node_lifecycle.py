@@ -95,6 +95,8 @@ def _take_report(
         if report.step > active.progress.step:
             step_s = _step_s(active, report.step, state.now)
             active = replace(active, progress=Progress(report.step, state.now, step_s))
+        if report.evaluation not in (None, active.evaluation):
+            active = replace(active, evaluation=report.evaluation)
     heard = replace(
         node,
         report=report,

@@ -26,6 +26,7 @@ from sailord.notify.outbox import Outbox, committed_id
 
 log = structlog.get_logger("sailord")
 
+_EVALUATION = "evaluation after"
 WAITING_MAX = 1_000
 """History lines that wait for the store; beyond this the oldest are dropped."""
 BACKOFF_S, BACKOFF_S_MAX = 0.3, 30.0
@@ -41,6 +42,8 @@ class Announcer:
     outbox: Outbox
     under_way: Reconfiguring | None = None
     """The timing of the reconfiguration that is under way."""
+    _evaluated: dict[JobId, str] = field(default_factory=dict)
+    """The last evaluation of each job in the history."""
     _lines: asyncio.Queue[tuple[JobId, Transition]] = field(
         default_factory=lambda: asyncio.Queue(WAITING_MAX)
     )
@@ -72,6 +75,9 @@ class Announcer:
             self._report_timing(move, after.active.job, after)
         if after.term is None:
             return
+        known = None if before.active is None else before.active.evaluation
+        if after.active is not None and after.active.evaluation not in (None, known):
+            self._report_evaluation(after.active, after)
         is_new_here = before.term == after.term
         for event, id_ in _changes(before, after):
             if is_new_here:
@@ -91,8 +97,33 @@ class Announcer:
         self.feed.add(event)
         self._keep(job, _history_line(event, move))
 
+    def _report_evaluation(self, active: Active, state: State) -> None:
+        """Keep the metrics of an evaluation in the history, once."""
+        found = active.evaluation
+        assert found is not None
+        figures = ", ".join(
+            f"{name} {'not finite' if value is None else f'{value:.5g}'}"
+            for name, value in found.metrics
+        )
+        text = f"{_EVALUATION} {found.step} steps: {figures}"
+        if self._evaluated.get(active.job) == text:
+            return
+        self._evaluated[active.job] = text
+        generation, _ = _where(active)
+        event = FeedEvent(
+            self.feed.next_id(state.now), state.now, "note", text, active.job, None, generation,
+            found.step, state.term or 0,
+        )  # fmt: skip
+        log.info(text, job=active.job, generation=generation)
+        self.feed.add(event)
+        self._keep(active.job, _history_line(event))
+
     def restore(self, job: JobId, history: Iterable[Transition]) -> None:
         """Fill the feed with a job's stored history, after an election."""
+        history = tuple(history)
+        for line in history:
+            if line.text.startswith(_EVALUATION):
+                self._evaluated[job] = line.text
         self.feed.restore(
             FeedEvent(
                 line.id, line.at, "transition", line.text, job, None, line.generation, line.step,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -36,7 +35,6 @@ from worker.training.trainer import NotANumberError, RankTrainer, StepReport
 
 DEADLINE_S = 600.0
 """Seconds that a rank waits for a peer that is not known to be lost."""
-_STEP_FIELDS = ("step", "loss", "grad_norm", "samples", "seconds", "sample_hash")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,15 +160,9 @@ def _reporting_errors(transport: Transport) -> Iterator[None]:
 
 
 def _send_step(send: SendMessage, rank: int, report: StepReport) -> None:
-    """Send a step's report from rank 0; all ranks have the same one.
-
-    JSON has no non-finite numbers.
-    """
-    if rank > 0:
-        return
-    line = {name: getattr(report, name) for name in _STEP_FIELDS}
-    line |= {n: v if math.isfinite(v := line[n]) else None for n in ("loss", "grad_norm")}
-    send({"kind": "step", **line, **({"skipped": True} if report.skipped else {})})
+    """Send a step's report from rank 0; all ranks have the same one."""
+    if rank == 0:
+        send({"kind": "step", **report.line()})
 
 
 def _save_shard(pieces: RankTensors, rank: int, folder: Path) -> None:

@@ -43,7 +43,7 @@ from worker.layout.tensor_table import holdings_for
 from worker.profiling.compute_time import ComputeTimer, slowed_by_file
 from worker.profiling.fault_injection import Milestone, parse_fail_point
 from worker.profiling.timeline import Recorder
-from worker.training.trainer import NotANumberError, RankTrainer, StepReport
+from worker.training.trainer import NotANumberError, RankTrainer, StepReport, finite
 
 FAIL_POINT = "SAILOR_FAIL_AT"
 """Environment variable for tests: ``RANK:WHERE:STEP@GENERATION``, or the path of a fail file."""
@@ -303,7 +303,10 @@ class GenerationRun:
             self._end_phase("first_step")
         self.step = step_report.step + 1
         self._extra_status["loss"] = step_report.loss if math.isfinite(step_report.loss) else None
-        self._extra_status["tokens_per_s"] = step_report.label_tokens / step_report.seconds
+        # What the planner predicts; a script's samples count as one token each.
+        assert self._trainer is not None
+        tokens = step_report.samples * self._trainer.job.sequence
+        self._extra_status["tokens_per_s"] = tokens / step_report.seconds
         self._extra_status["stall_s"] = snapshots.stalls.stall_s
         self._extra_status["late_s"] = snapshots.stalls.late_s
         self._extra_status["settle_s"] = snapshots.stalls.settle_s
@@ -312,10 +315,9 @@ class GenerationRun:
         line = {
             "job": self.assignment.job,
             "generation": self.assignment.generation,
+            **step_report.line(),
             "step": self.step,
             "at": time.time(),
-            "loss": step_report.loss,
-            "sample_hash": step_report.sample_hash,
         }
         print(json.dumps(line), flush=True)
         self.report(self._status(), False)
@@ -324,8 +326,12 @@ class GenerationRun:
         assert self._trainer is not None
         found = self._trainer.evaluate_after(step_report)
         if found is not None and self.assignment.rank == 0:
+            metrics = finite(found)
             about = {"job": self.assignment.job, "generation": self.assignment.generation}
-            print(json.dumps({**about, "step": self.step, "evaluation": found}), flush=True)
+            print(json.dumps({**about, "step": self.step, "evaluation": metrics}), flush=True)
+            rows = [list(each) for each in metrics.items()]
+            self._extra_status["evaluation"] = {"step": self.step, "metrics": rows}
+            self.report(self._status(), True)
 
     def _sealed(self, step: int) -> None:
         """Report a sealed snapshot; called in the snapshot thread."""

@@ -7,6 +7,7 @@ may be another one, on another node, so folders should be shared.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +21,7 @@ class Logger(Protocol):
 
 
 class JsonLines:
-    """Appends one JSON object for each step to a file."""
+    """Appends one JSON object for each step to a file; ``null``: not finite."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -29,7 +30,8 @@ class JsonLines:
         """Write the figures of a step."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **values}) + "\n")
+            finite = {k: v if math.isfinite(v) else None for k, v in values.items()}
+            file.write(json.dumps({"step": step, **finite}) + "\n")
 
 
 class TensorBoard:

@@ -10,6 +10,7 @@ from typing import Any
 
 _CLEAR = "\r\x1b[K"
 _MIB = 2**20
+_BAR = 24
 
 
 @dataclass(slots=True)
@@ -19,8 +20,8 @@ class ProgressDisplay:
     steps: int
     as_json: bool
     _begin_s: float = field(default_factory=time.monotonic)
+    """When the first step ended: it takes longer than the others."""
     _done: int = 0
-    _samples: int = 0
 
     def __enter__(self) -> ProgressDisplay:
         self._show(f"starting, {self.steps} steps to go")
@@ -32,13 +33,16 @@ class ProgressDisplay:
     def step(self, line: dict[str, Any]) -> None:
         """Print a step."""
         self._show("")
-        self._done += 1
-        self._samples += line["samples"]
         print(json.dumps(line) if self.as_json else _in_words(line), flush=True)
-        seconds = time.monotonic() - self._begin_s
-        left = (self.steps - self._done) * seconds / self._done
-        rate = self._samples / seconds
-        self._show(f"{self._done} of {self.steps} steps, {rate:.3g} samples/s, {_about(left)} left")
+        each_s = line["seconds"]
+        if self._done == 0:
+            self._begin_s = time.monotonic()
+        else:
+            each_s = (time.monotonic() - self._begin_s) / self._done
+        self._done += 1
+        left_s = (self.steps - self._done) * each_s
+        self._show(f"{_bar(self._done / self.steps)} {self._done} of {self.steps}, {_rate(line)}, "
+                   f"{_about(left_s)} left")  # fmt: skip
 
     def evaluation(self, step: int, metrics: dict[str, float]) -> None:
         """Print the metrics of an evaluation."""
@@ -73,11 +77,30 @@ def _in_words(line: dict[str, Any]) -> str:
     loss, norm = (
         "none" if line[key] is None else f"{line[key]:.5f}" for key in ("loss", "grad_norm")
     )
-    skipped = "  skipped: not finite" if line.get("skipped") else ""
+    skipped = ""
+    if line.get("skipped"):
+        skipped = f"  skipped: not finite ({line['skipped_steps']} so far)"
+    elif line["skipped_steps"]:
+        skipped = f"  {line['skipped_steps']} skipped so far"
     return (
-        f"step {line['step']:<6} loss {loss:<10} norm {norm:<9} {line['samples']} samples  "
-        f"{line['seconds']:.3f} s  {line['sample_hash']}{skipped}"
+        f"step {line['step']:<6} loss {loss:<10} norm {norm:<9} lr {line['learning_rate']:<8.3g} "
+        f"{_rate(line):<16}  {line['seconds']:.3f} s  {line['sample_hash']}{skipped}"
     )
+
+
+def _rate(line: dict[str, Any]) -> str:
+    """Return how fast a step was: tokens where the loss counts them, else samples; and MFU."""
+    tokens, mfu = line.get("tokens_per_s"), line.get("mfu")
+    rate = (
+        f"{line['samples_per_s']:,.1f} samples/s" if tokens is None else f"{tokens:,.0f} tokens/s"
+    )
+    return rate if mfu is None else f"{rate}, {mfu:.0%} MFU"
+
+
+def _bar(done: float) -> str:
+    """Draw a progress bar."""
+    full = round(_BAR * done)
+    return f"[{'#' * full}{'.' * (_BAR - full)}]"
 
 
 def _about(seconds: float) -> str:

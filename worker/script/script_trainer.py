@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -122,7 +121,7 @@ class Trainer:
             while rank.progress.step < job.steps:
                 report = rank.step()
                 self.history.append(report)
-                display.step(asdict(report))
+                display.step(report.line())
                 found = rank.evaluate_after(report)
                 if found is not None:
                     self.evaluations[report.step] = found

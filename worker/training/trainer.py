@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ from worker.training.pipeline_schedule import PipelineRank, ignore_layer
 from worker.training.pipeline_stage import StageRunner
 from worker.training.precision import LossScale, Precision, loss_seed, precision_of
 from worker.training.step_vote import StepContribution, StepTotals, StepVote
+from worker.training.utilization import seconds_at_peak
 from worker.training.zero1 import Zero1Update, owned_buckets
 
 _LAST_VOTES_S = 0.25
@@ -114,17 +115,42 @@ class StepReport:
     skipped_steps: int
     """How many steps of the run were skipped so far."""
     stop: bool
+    at_peak_s: float | None = None
+    """How long the step would take at the GPUs' peak; ``None``: that is not known."""
+
+    @property
+    def mfu(self) -> float | None:
+        """The part of the GPUs' peak that was used: model FLOPs utilization."""
+        return None if self.at_peak_s is None else self.at_peak_s / self.seconds
 
     def figures(self) -> dict[str, float]:
         """Return what loggers write of a step."""
-        return {
+        found = {
             "loss": self.loss,
             "learning_rate": self.learning_rate,
             "grad_norm": self.grad_norm,
             "samples_per_s": self.samples / self.seconds,
-            "labels_per_s": self.label_tokens / self.seconds,
-            "skipped_steps": float(self.skipped_steps),
+            "skipped_steps": self.skipped_steps,
         }
+        if self.label_tokens != self.samples:
+            found["tokens_per_s"] = self.label_tokens / self.seconds
+        return found if self.mfu is None else {**found, "mfu": self.mfu}
+
+    def line(self) -> dict[str, Any]:
+        """Return what is printed of a step, as JSON: a number that is not finite is ``None``."""
+        line = {"step": self.step, **self.figures(), "samples": self.samples}
+        line |= {"seconds": self.seconds, "sample_hash": self.sample_hash}
+        if self.skipped:
+            line["skipped"] = True
+        return finite(line)
+
+
+def finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace numbers that JSON does not have."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in values.items()
+    }
 
 
 class RankTrainer:
@@ -150,6 +176,7 @@ class RankTrainer:
         self.device = torch.device(device)
         self.recorder = recorder or Recorder(rank)
         self._busy = busy or ComputeTimer(self.device)
+        self._at_peak_s = seconds_at_peak(job, plan, self.device)
         self.snapshot_hook: SnapshotHook = NoSnapshots()
         self._summed = -1
         """The step whose gradients are complete here."""
@@ -346,6 +373,7 @@ class RankTrainer:
             skipped=not totals.is_finite,
             skipped_steps=self.progress.step - self.progress.updates,
             stop=totals.stop,
+            at_peak_s=self._at_peak_s,
         )
 
     def _learning_rate(self, step: int) -> float:

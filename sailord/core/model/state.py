@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from agents.protocol.records import (
     Durable,
+    Evaluation,
     GenerationRecord,
     JobId,
     JobRecord,
@@ -154,6 +155,8 @@ class Active:
     asked: LastQuestion = field(default_factory=LastQuestion)
     checkpointing: Checkpointing = field(default_factory=Checkpointing)
     slowness: Slowness = field(default_factory=Slowness)
+    evaluation: Evaluation | None = None
+    """The last one that a member reported."""
 
 
 @dataclass(frozen=True, slots=True)

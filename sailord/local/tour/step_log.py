@@ -50,7 +50,7 @@ class StepLog:
         if not line.startswith(b'{"job": '):
             return
         said: Mapping[str, Any] = json.loads(line)
-        if said["job"] != self.job:
+        if said["job"] != self.job or "evaluation" in said:
             return
         key = said["generation"], said["step"]
         known = self.steps.get(key)

@@ -48,10 +48,12 @@ def train(folder: Path, script: Path) -> dict[str, Any]:
         cluster.kill_node(victim)
         wait("it does not end", lambda: job()["state"] not in {"queued", "running"})
         log.look()
+        told = cluster.client.ask("GET", "/v1/jobs/own/history")["history"]
         return {
             "state": job()["state"],
             "losses": {str(step): found.loss for (_, step), found in sorted(log.steps.items())},
             "generations": sorted({generation for generation, _ in log.steps}),
+            "history": [line["text"] for line in told],
             "moves": cluster.client.ask("GET", "/v1/jobs/own/moves")["moves"],
         }
 

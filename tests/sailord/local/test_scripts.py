@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -35,16 +36,23 @@ class Data:
         time.sleep(0.005)  # So that there is time to lose a node.
         return torch.sin(torch.arange(32.0) * index), index % 3
 
+data = Data()
 sailor.Trainer(
     model,
-    Data(),
+    data,
     batch_size=12,
     steps=40,
     loss=lambda output, batch: nn.functional.cross_entropy(output, batch[1]),
     optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
+    eval_dataset=[data[i] for i in range(12)],
+    eval_every=10,
+    metrics={"accuracy": lambda output, batch: (output.argmax(-1) == batch[1]).float()},
     name="own",
 ).train()
 """
+
+
+EVALUATION = r"evaluation after (\d+) steps: loss (\S+), accuracy (\S+)"
 
 
 @pytest.fixture
@@ -69,11 +77,26 @@ def test_a_script_survives_the_loss_of_a_node_with_the_losses_of_one_process(fol
     script = folder.parent / "train.py"
     script.write_text(SCRIPT)
     lines = run("-m", "worker", "run", "--job", script, "--json").splitlines()
-    alone = {str(step + 1): json.loads(line)["loss"] for step, line in enumerate(lines)}
+    steps, evaluations = [], {}
+    for line in map(json.loads, lines):
+        if "evaluation" in line:
+            evaluations[line["step"] + 1] = line["evaluation"]
+        else:
+            steps.append(line)
+    alone = {str(line["step"] + 1): line["loss"] for line in steps}
     told = json.loads(
         run("-m", "tests.sailord.local.script_cluster", folder, script).splitlines()[-1]
     )
     assert told["state"] == "done"
     assert len(told["generations"]) > 1
     assert told["losses"] == pytest.approx(alone, rel=1e-5)
+    said = {
+        int(found[1]): (float(found[2]), float(found[3]))
+        for text in told["history"]
+        if (found := re.fullmatch(EVALUATION, text))
+    }
+    wanted = {step: (each["loss"], each["accuracy"]) for step, each in evaluations.items()}
+    assert said.keys() == wanted.keys() == {10, 20, 30, 40}
+    for step, metrics in said.items():
+        assert metrics == pytest.approx(wanted[step], rel=1e-4)
     assert [move["steps_lost"] for move in told["moves"]][1:] == [0] * (len(told["moves"]) - 1)

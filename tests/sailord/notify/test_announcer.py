@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
+from agents.protocol.records import Evaluation
 from agents.protocol.store_keys import Keys
 from agents.store.interface import StoreUnavailable
 from agents.store.sqlite_store import EmbeddedStore
 from sailord.cluster_records import Gateway
 from sailord.core.model.commands import Note
+from sailord.core.model.events import Reported
 from sailord.core.model.phases import Running, Starting
+from sailord.core.model.state import State
 from sailord.core.queries.reconfiguration_timing import ReconfigurationTiming
 from sailord.notify import announcer
 from sailord.notify.announcer import Announcer
@@ -29,8 +32,10 @@ from tests.sailord.core.states import (
     A,
     B,
     Planning,
+    act,
     changed,
     proposal,
+    report,
     state,
 )
 
@@ -61,6 +66,31 @@ def test_generation_replanned_as_soon_as_it_runs_is_announced_too() -> None:
     published = Published()
     published.announcer.observe(STARTS, ASKS)
     assert published.texts("generation_running") == ["generation 3 runs"]
+
+
+def evaluated(step: int, loss: float | None) -> State:
+    """A running job of which a member has reported an evaluation."""
+    found = Evaluation(step, (("loss", loss), ("accuracy", 0.625)))
+    return act(RUNS, Reported(NOW, report(A, number=9, step=step, evaluation=found)))[0]
+
+
+def test_an_evaluation_is_kept_in_the_history_once() -> None:
+    published = Published()
+    first, second = evaluated(20, 2.25), evaluated(40, None)
+    for before, after in ((RUNS, first), (first, first), (first, second), (second, second)):
+        published.announcer.observe(before, after)
+    told = [
+        "evaluation after 20 steps: loss 2.25, accuracy 0.625",
+        "evaluation after 40 steps: loss not finite, accuracy 0.625",
+    ]
+    assert published.texts("note") == told
+    lines = [published.announcer._lines.get_nowait()[1] for _ in told]
+    assert [(line.step, line.text) for line in lines] == list(zip((20, 40), told, strict=True))
+    # A new leader knows from the history which one was kept.
+    other = Published()
+    other.announcer.restore(RUNS.active.job, lines)
+    other.announcer.observe(RUNS, second)
+    assert other.texts("note") == []
 
 
 def test_next_generation_is_announced() -> None:

@@ -45,6 +45,7 @@ from worker.training.trainer import (
     StepReport,
     TrainingProgress,
 )
+from worker.training.utilization import seconds_at_peak
 
 
 class DeepSpeedTrainer:
@@ -67,6 +68,7 @@ class DeepSpeedTrainer:
         self.place: RankPlace = rank_places(plan)[rank]
         self._follows_job = config["optimizer"] == optimizer_of(job) and "scheduler" not in config
         self.progress = TrainingProgress(scale=LossScale.first(precision_of(job)))
+        self._at_peak_s = seconds_at_peak(job, plan, device)
         self.snapshot_hook: SnapshotHook = NoSnapshots()
         self._number = 0
         self._context = MicroBatchContext()
@@ -134,6 +136,7 @@ class DeepSpeedTrainer:
             skipped=skipped,
             skipped_steps=self.progress.step - self.progress.updates,
             stop=stops > 0,
+            at_peak_s=self._at_peak_s,
         )
 
     def evaluate_after(self, report: StepReport) -> dict[str, float] | None:  # noqa: ARG002 - the interface's

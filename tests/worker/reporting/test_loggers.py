@@ -1,0 +1,123 @@
+"""What each logger wrote, read back as its own tools read it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+import sailor
+from tests.worker.warm import ROOT
+
+pytestmark = pytest.mark.torch
+
+SCRIPT = """
+import torch
+from torch import nn
+import sailor
+
+torch.manual_seed(0)
+data = [(torch.sin(torch.arange(4.0) * i), i % 3) for i in range(12)]
+data[4] = (torch.full((4,), float("nan")), 0)
+sailor.Trainer(
+    nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)),
+    data,
+    batch_size=4,
+    steps=3,
+    shuffle=False,
+    eval_dataset=data[:4],
+    loggers=[LOGGER, sailor.JsonLines("lines.jsonl")],
+).train()
+"""
+
+
+def run(folder: Path, logger: str, **environment: str) -> list[dict[str, float]]:
+    """Train by a script that has a logger, and return its JSON lines to compare."""
+    script = folder / "train.py"
+    script.write_text(SCRIPT.replace("LOGGER", logger))
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
+    done = subprocess.run(
+        [sys.executable, script], cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "is not used any more" not in done.stdout, done.stdout
+    lines = [json.loads(line) for line in (folder / "lines.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 2]
+    assert lines[1]["loss"] is None
+    assert [line["skipped_steps"] for line in lines[:3]] == [0, 1, 1]
+    return lines
+
+
+def same(told: list[float], lines: list[dict[str, float]]) -> bool:
+    """Return whether these are the losses of three steps."""
+    first, second, third = told
+    wanted = lines[0]["loss"], lines[2]["loss"]
+    return (first, third) == pytest.approx(wanted) and math.isnan(second)
+
+
+@pytest.mark.slow
+def test_tensorboard_reads_its_events(tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    lines = run(tmp_path, 'sailor.TensorBoard("board")')
+    found = events.EventAccumulator(str(tmp_path / "board"))
+    found.Reload()
+    assert same([event.value for event in found.Scalars("loss")], lines)
+    (evaluated,) = found.Scalars("eval/loss")
+    assert (evaluated.step, evaluated.value) == (2, pytest.approx(lines[3]["eval/loss"]))
+
+
+@pytest.mark.slow
+def test_mlflow_reads_its_run(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    kept = {
+        "MLFLOW_TRACKING_URI": f"file://{tmp_path}/runs",
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+    }
+    lines = run(tmp_path, 'sailor.MLflow(run_name="mine")', **kept)
+    for name, value in kept.items():
+        monkeypatch.setenv(name, value)
+    client = mlflow.MlflowClient(kept["MLFLOW_TRACKING_URI"])
+    (found,) = client.search_runs(["0"])
+    assert found.info.run_name == "mine"
+    told = client.get_metric_history(found.info.run_id, "loss")
+    assert same([metric.value for metric in sorted(told, key=lambda m: m.step)], lines)
+    assert found.data.metrics["eval/loss"] == pytest.approx(lines[3]["eval/loss"])
+
+
+@pytest.mark.slow
+def test_weights_and_biases_keeps_an_offline_run(tmp_path):
+    messages = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    settings = 'mode="offline", project="small", id="one", dir="."'
+    lines = run(tmp_path, f"sailor.WandB({settings})", WANDB_SILENT="true")
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-one.wandb")
+    rows = []
+    for record in _records(file.read_bytes(), messages):
+        if record.WhichOneof("record_type") == "history":
+            named = {item.nested_key[0]: item.value_json for item in record.history.item}
+            rows.append({name: json.loads(value) for name, value in named.items()})
+    assert [row["_step"] for row in rows] == [0, 1, 2]
+    assert same([float(row["loss"]) for row in rows], lines)
+    assert rows[2]["eval/loss"] == pytest.approx(lines[3]["eval/loss"])
+
+
+def _records(data: bytes, messages):
+    """Read a log of Weights & Biases, whose records are shorter than a block of LevelDB here."""
+    place = 7
+    while place < len(data):
+        _, length, kind = struct.unpack_from("<IHB", data, place)
+        assert kind == 1, "a record is cut"
+        yield messages.Record.FromString(data[place + 7 : place + 7 + length])
+        place += 7 + length
+
+
+def test_json_lines_have_no_number_that_json_lacks(tmp_path):
+    sailor.JsonLines(tmp_path / "a" / "lines").log(3, {"loss": math.inf, "rate": 0.5})
+    assert (tmp_path / "a" / "lines").read_text() == '{"step": 3, "loss": null, "rate": 0.5}\n'
