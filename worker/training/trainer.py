@@ -138,7 +138,7 @@ class StepReport:
 
     def line(self) -> dict[str, Any]:
         """Return what is printed of a step, as JSON: a number that is not finite is ``None``."""
-        line = {"step": self.step, **self.figures(), "samples": self.samples}
+        line: dict[str, Any] = {"step": self.step, **self.figures(), "samples": self.samples}
         line |= {"seconds": self.seconds, "sample_hash": self.sample_hash}
         if self.skipped:
             line["skipped"] = True
