@@ -44,6 +44,8 @@ from agents.snapshots.lifecycle import SnapshotLifecycle
 from agents.snapshots.memory import SnapshotMemory
 from agents.store.factory import open_store
 from agents.store.interface import StoreUnavailable
+from agents.work.fetch import PackageFetcher
+from agents.work.preparation import Preparation
 from agents.workers.fork_client import ForkClient
 from agents.workers.gang import WorkerGang
 from agents.workers.join import GenerationJoiner
@@ -116,6 +118,18 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
             feed,
             ended=memory.delete_unfinished,
         )
+        packages = PackageFetcher(
+            config.state / "work" / "packages", client, registration.package_sources
+        )
+        preparation = Preparation(
+            folder=config.state / "work",
+            fetcher=packages,
+            read_job=registration.job_text,
+            feed=feed,
+            clock=clock,
+        )
+        stack.callback(preparation.close)
+        registration.looked = preparation.look
         joiner = GenerationJoiner(
             _worker_settings(config, devices, catalogue, memory.folder, key),
             lambda: current.state.node,
@@ -123,6 +137,7 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
             registration.nodes,
             gang,
             Rendezvous(client),
+            preparation.view,
         )
         snapshots = SnapshotLifecycle(
             memory=memory,
@@ -147,7 +162,7 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
             sender=ReportSender(client, lambda: registration.leader),
         )
         snapshots.open()
-        await _listen(config, key, loop, stack)
+        await _listen(config, key, loop, packages, stack)
         await joiner.resume(saved.job, saved.generation)
         snapshots.resume()
         begin_log(form, loop.log_context)
@@ -185,7 +200,11 @@ def _worker_settings(
 
 
 async def _listen(
-    config: Config, key: bytes, loop: AgentLoop, stack: contextlib.AsyncExitStack
+    config: Config,
+    key: bytes,
+    loop: AgentLoop,
+    packages: PackageFetcher,
+    stack: contextlib.AsyncExitStack,
 ) -> None:
     """Start the HTTP server, and put its address into the node's record."""
     verifier = Verifier(key)
@@ -195,6 +214,7 @@ async def _listen(
         state=lambda: loop.state,
         outputs=lambda: loop.gang.outputs,
         rendezvous=loop.joiner.rendezvous,
+        packages=packages,
         snapshots=SnapshotRoutes(loop.snapshots.memory, verifier),
         feed=loop.events.put_nowait,
         wake=loop.registration.woken.set,

@@ -50,6 +50,8 @@ class Registration:
     """The jobs that have snapshots on this node."""
     leader: str | None = None
     """The leader's address, as of the last poll."""
+    looked: Callable[[Mapping[JobId, JobRecord]], None] = lambda _: None
+    """Called with all jobs after each poll."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to poll now."""
     known: dict[NodeId, NodeRecord] = field(default_factory=dict)
@@ -167,6 +169,7 @@ class Registration:
             durable = next(
                 (each.point for each in self._read_all(Durable, "durable", of_job)), None
             )
+        self.looked(self.jobs)
         now = self.clock.now()
         self.feed(GenerationRead(now, record, durable))
         for id_ in sorted(self.jobs_in_memory() & self.jobs.keys()):
@@ -221,6 +224,18 @@ class Registration:
                 None if durable is None else decode(Durable, durable.value),
             )
         return None
+
+    async def job_text(self, job: JobId) -> str | None:
+        """Read a job's file, as it was submitted; ``None``: not available now."""
+        with contextlib.suppress(StoreError, UnicodeDecodeError):
+            spec = await self.store.get(self.keys.spec(job))
+            return None if spec is None else spec.value.decode()
+        return None
+
+    async def package_sources(self) -> list[str]:
+        """Return who may have a job's package: the leader, then all other nodes."""
+        nodes = [node.address for node in await self.nodes() if node.address]
+        return [*([] if self.leader is None else [self.leader]), *nodes]
 
     async def nodes(self) -> tuple[NodeRecord, ...]:
         """Return all registered nodes, or none if the store does not answer."""

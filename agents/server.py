@@ -16,6 +16,8 @@ from agents.protocol.records import Abort, JobId
 from agents.rpc.server import Handler, answer_signed
 from agents.rpc.signing import Verifier
 from agents.snapshots.http import SnapshotRoutes
+from agents.work.fetch import PackageFetcher
+from agents.work.package import Package, read_part
 from agents.workers.logs import MARK, read_output
 from agents.workers.rendezvous import Rendezvous
 
@@ -32,6 +34,7 @@ class AgentServer:
     outputs: Callable[[], Mapping[int, Path]]
     """The output file of each rank."""
     rendezvous: Rendezvous
+    packages: PackageFetcher
     snapshots: SnapshotRoutes
     feed: Callable[[Event], None]
     wake: Callable[[], None]
@@ -47,6 +50,7 @@ class AgentServer:
         app.router.add_get("/v1/logs", self._log)
         app.router.add_get("/v1/logs/{rank:[0-9]{1,5}}", self._log)
         meeting = f"/v1/meeting/{{job:{JOB_ID_PATTERN}}}/{{generation:[0-9]{{1,12}}}}"
+        app.router.add_get("/v1/packages/{package}/{part:[0-9]{1,4}}", self._package)
         app.router.add_get(meeting, self._meeting)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
@@ -86,6 +90,14 @@ class AgentServer:
             return web.Response(status=422, text="after is not a mark of an earlier answer\n")
         output = read_output(self.outputs(), None if rank is None else int(rank), mark)
         return web.Response(body=encode(output))
+
+    async def _package(self, request: web.Request) -> web.Response:
+        package = Package.named(request.match_info["package"])
+        number = int(request.match_info["part"])
+        part = None if package is None else read_part(self.packages.path(package), number)
+        if part is None:
+            return web.Response(status=404, text="the package is not here\n")
+        return web.Response(body=part)
 
     async def _meeting(self, request: web.Request) -> web.Response:
         job, generation = JobId(request.match_info["job"]), int(request.match_info["generation"])

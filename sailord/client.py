@@ -119,7 +119,7 @@ class Client:
     token: str | None = None
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
-        """Send a request; return the decoded JSON, or the text."""
+        """Send a request, with bytes or JSON; return the decoded JSON, or the text."""
         return self._exchange(method, path, body)[0]
 
     def log(self, node: str, rank: int | None, mark: str) -> tuple[str, str]:
@@ -190,7 +190,9 @@ class Client:
         self, connection: http.client.HTTPConnection, method: str, path: str, body: object
     ) -> http.client.HTTPResponse:
         headers = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
-        raw = None if body is None else json.dumps(body).encode()
+        raw = body
+        if not isinstance(raw, bytes | None):
+            raw = json.dumps(body).encode()
         connection.request(method, path, raw, headers)
         return connection.getresponse()
 

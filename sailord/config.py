@@ -63,6 +63,8 @@ class Config:
     """Where agents and clients reach this sailord, as ``host:port``."""
     key: Path
     """The cluster's secret key, shared with agents."""
+    packages: str
+    """Where packed work folders are kept: a folder, or a URI that fsspec supports."""
     token: bytes | None
     """Bearer token of TCP clients; ``None``: they are refused."""
     cluster_file: Path
@@ -94,6 +96,7 @@ def load_config(path: Path) -> Config:
     key = _path(top, "key", path.parent, required=True)
     cluster_file = _path(top, "cluster", path.parent, required=True)
     profiles = _path(top, "profiles", path.parent)
+    packages = top.text("packages")
     log_format = top.choice("log", ("json", "terminal"), default="json")
     options = _limits(top.section("options"), Options())
     webhooks = _webhooks(top, path.parent)
@@ -129,6 +132,7 @@ def load_config(path: Path) -> Config:
         port=port,
         address=address,
         key=key,
+        packages=_packages(packages or "packages", state if packages is None else path.parent),
         token=token,
         cluster_file=cluster_file,
         cluster=cluster,
@@ -150,6 +154,10 @@ def _name(value: object) -> str:
 def _path(table: Table, key: str, folder: Path, *, required: bool = False) -> Path | None:
     text = table.text(key, required=required)
     return None if text is None else folder / text
+
+
+def _packages(text: str, folder: Path) -> str:
+    return text if "://" in text else f"file://{(folder / text).resolve()}"
 
 
 def _secret(table: Table, key: str, folder: Path) -> bytes | None:

@@ -49,6 +49,7 @@ from agents.core.model import (
     StoreOrder,
     Ticked,
     TroubleChanged,
+    UnfitChanged,
     UploadDone,
 )
 from agents.protocol.records import Fence, GenerationRecord, Measured, NodeState, Order, Report
@@ -105,6 +106,8 @@ def _learn(state: State, event: Event) -> Decision:
             return replace(state, trouble=event.trouble) if is_ours else state, ()
         case FreeMemoryMeasured():
             return _learn_free_memory(state, event), ()
+        case UnfitChanged():
+            return replace(state, unfit=event.why), ()
         case ReleaseReceived():
             # Only by order of the present leader, and for the present job.
             if event.term < state.heard.term or event.job != state.job:
@@ -426,7 +429,7 @@ def _report(state: State) -> Decision:
         uploaded=state.uploaded,
         trouble=state.trouble,
         fault=state.fault,
-        no_room="" if state.shortage is None else state.shortage.why,
+        unfit=state.unfit or ("" if state.shortage is None else state.shortage.why),
         **{each.name: getattr(gang.measured, each.name) for each in fields(Measured)},
     )
     if report == state.last_report and state.now < state.reported_at + state.options.report_every_s:

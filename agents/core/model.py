@@ -97,6 +97,8 @@ class State:
     uploaded: tuple[Uploaded, ...] = ()
     """The job's objects that this node has uploaded."""
     trouble: str = ""
+    unfit: str = ""
+    """Why the live job cannot run on this node, or not yet; empty: it can."""
     shortage: Shortage | None = None
     """No plan can use this node for the job until it has room."""
     store_silent_since: float | None = None
@@ -212,6 +214,13 @@ class FreeMemoryMeasured(_Event):
 
 
 @dataclass(frozen=True, slots=True)
+class UnfitChanged(_Event):
+    """The reason has changed why the live job cannot run on this node; empty: it can."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReleaseReceived(_Event):
     """A leader says that the job's snapshots before this point can be deleted."""
 
@@ -280,6 +289,7 @@ Event = (
     | UploadDone
     | TroubleChanged
     | FreeMemoryMeasured
+    | UnfitChanged
     | ReleaseReceived
     | JobEnded
     | LeaseEnded

@@ -245,8 +245,9 @@ class Report(Measured):
     """Why snapshots are not replicated or uploaded; training goes on meanwhile."""
     fault: str = ""
     """A device fault, if nothing can run on this node."""
-    no_room: str = ""
-    """Why ``job`` cannot run on this node: the memory that its snapshots need, and what is free."""
+    unfit: str = ""
+    """Why the live job cannot run on this node: no memory for its snapshots, or its work folder is
+    not prepared."""
 
     def speaks_of(self, generation: GenerationRecord) -> bool:
         """Return whether this is about the generation; other jobs use the same numbers."""

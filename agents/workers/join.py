@@ -45,6 +45,8 @@ class GenerationJoiner:
     """Reads all registered nodes from the store."""
     gang: WorkerGang
     rendezvous: Rendezvous
+    work_of: Callable[[JobId], Awaitable[Mapping[str, Any] | str]]
+    """What workers are told of the job's work folder; a text: why this node has none."""
     _search: asyncio.Task[None] | None = None
     _tasks: Tasks = field(default_factory=Tasks)
 
@@ -73,9 +75,13 @@ class GenerationJoiner:
         if not rank_map.devices:
             self.gang.refuse("the plan has no rank on this node")
             return
+        work = await self.work_of(record.job)
+        if isinstance(work, str):
+            self.gang.refuse(work)
+            return
         self._delete_old_homes(record.number)
         write_generation_files(self.settings, details)
-        all_specs = list(specs(self.settings, details, rank_map, self.node()))
+        all_specs = list(specs(self.settings, details, rank_map, self.node(), work))
         self._find_rendezvous(rank_map, all_specs[0])
         await self.gang.start(all_specs)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,11 @@ def write_generation_files(settings: WorkerSettings, details: GenerationDetails)
 
 
 def specs(
-    settings: WorkerSettings, details: GenerationDetails, rank_map: RankMap, node: NodeRecord
+    settings: WorkerSettings,
+    details: GenerationDetails,
+    rank_map: RankMap,
+    node: NodeRecord,
+    work: Mapping[str, Any],
 ) -> Iterator[dict[str, Any]]:
     """Yield the spec of each of this node's ranks, as plain values for JSON."""
     record, home = details.record, settings.home(details.record.number)
@@ -119,6 +123,7 @@ def specs(
                 "source": record.restore.source,
             },
             "base": None if settings.data is None else str(settings.data),
+            "work": work,
             "memory": str(settings.memory),
             "wait_s": record.wait_s,
             "peak": None if rank >= len(record.peaks) else asdict(record.peaks[rank]),

@@ -18,11 +18,12 @@ async def report(request: web.Request) -> web.StreamResponse:
     """Take an agent's report, signed with the cluster's key; the answer is signed too."""
     verifier = request.app[CONTEXT].verifier
     return await answer_signed(
-        request, verifier, _take_report, read_body=read_unsigned, refuse=_refuse_signature
+        request, verifier, _take_report, read_body=read_unsigned, refuse=refuse_signature
     )
 
 
-def _refuse_signature(error: SignatureError) -> web.Response:
+def refuse_signature(error: SignatureError) -> web.Response:
+    """Return a refusal with status 401."""
     cure = "sign with the cluster's key, and check this machine's clock"
     return refusal(401, Problem(REQUEST_HEADER, str(error), cure))
 

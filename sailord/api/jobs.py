@@ -16,6 +16,7 @@ from sailord.api import render, types
 from sailord.api.bodies import check_id, read_object
 from sailord.api.context import CONTEXT, ApiContext
 from sailord.api.orders import handle_order, wait_until
+from sailord.api.packages import check_package, package_storage
 from sailord.api.responses import Refusal, answer, refusal
 from sailord.checkpoints.resume import begins_from
 from sailord.cluster_records import Transition
@@ -43,6 +44,8 @@ async def submit_job(request: web.Request) -> web.Response:
     if abs(priority) > PRIORITY_MAX:
         cure = f"give a number from -{PRIORITY_MAX:,} to {PRIORITY_MAX:,}"
         raise InputError(Problem("priority", "out of range", cure))
+    if job.work is not None:
+        await asyncio.to_thread(check_package, package_storage(api), job.work.package)
     layers, atoms = job_shape(job)
     now, saving = api.clock.now(), saving_of(job)
     durable = await asyncio.to_thread(begins_from, job, id_, saving.uri, body.get("resume"))

@@ -14,6 +14,7 @@ from sailord.api.route import Route
 from sailord.api.types import Problems
 
 JSON = "application/json"
+BYTES = "application/octet-stream"
 EVENTS = "text/event-stream"
 _TEXT = {"type": "string", "pattern": r"^[^\u0000]*$"}
 _NAME = {"type": "string", "pattern": rf"^{JOB_ID_PATTERN}\Z"}
@@ -54,6 +55,7 @@ BODIES: dict[str, Any] = {
     "Report": _object(is_open=True),
     "Preemption": _object(is_open=True),
     "Capacity": _object(is_open=True),
+    "Part": {"type": "string", "format": "binary"},
 }
 """Schemas of request bodies; docs/api.md describes the three signed ones."""
 
@@ -152,7 +154,8 @@ def _operation(
         may_miss = route.body in ("Order", "Rollback")
         is_needed = bool(BODIES[route.body].get("required")) or not may_miss
         body = {"$ref": f"#/components/schemas/{route.body}"}
-        operation["requestBody"] = {"required": is_needed, "content": {JSON: {"schema": body}}}
+        kind = BYTES if route.body == "Part" else JSON
+        operation["requestBody"] = {"required": is_needed, "content": {kind: {"schema": body}}}
     return operation
 
 

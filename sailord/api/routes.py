@@ -15,11 +15,12 @@ from sailord.api import (
     events,
     jobs,
     nodes,
+    packages,
     preemption_webhook,
     status,
     types,
 )
-from sailord.api.openapi import EVENTS, document
+from sailord.api.openapi import BYTES, EVENTS, document
 from sailord.api.responses import answer
 from sailord.api.route import Route
 
@@ -40,6 +41,7 @@ def _post(path: str, name: str, handler: Any, *answers: type, **columns: Any) ->
 
 _TEXT = "text/plain"
 _JOB = "/v1/jobs/{job}"
+_PACKAGE = "/v1/packages/{package}"
 _CHECKPOINT = f"{_JOB}/checkpoints/{{step}}"
 _JOB_ORDER = f"{_JOB}/{{order:cancel|pause|resume|replan|checkpoint}}"
 _NODE_ORDER = "/v1/nodes/{node}/{order:drain|cordon|uncordon|preempt|withdraw}"
@@ -70,6 +72,11 @@ ROUTES: tuple[Route, ...] = (
     _get("/v1/nodes/{node}/logs", "logs", nodes.logs, _TEXT, refuses=(502,)),
     _post(_NODE_ORDER, "order_node", nodes.order_node, types.Taken, body="Order", success=202,
           refuses=(409, 503)),
+    _get(_PACKAGE, "package", packages.show_package, types.PackageView, refuses=(502,)),
+    Route(method="PUT", path=f"{_PACKAGE}/{{part}}", name="put_part", handler=packages.put_part,
+          answers=(types.PackageView,), body="Part", success=201, refuses=(502,)),
+    _get(f"{_PACKAGE}/{{part}}", "read_part", packages.read_part, BYTES, auth="signature",
+         served_by="any", refuses=(401, 408, 502)),
     _get("/v1/capacity", "capacity", capacity.show_capacity, capacity.CapacityView),
     _get("/v1/events", "events", events.events, EVENTS, types.Events),
     _post("/v1/agents/report", "report", agent_reports.report, ReportReply, auth="signature",

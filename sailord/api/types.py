@@ -40,6 +40,18 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class PackageView:
+    """A package: the work folder of a script, packed."""
+
+    package: str
+    """``HASH-BYTES``."""
+    part_bytes: int
+    """The size of each part but the last."""
+    missing: tuple[int, ...]
+    """The parts that are still to be uploaded."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeView:
     """One node, from its registration to its loss."""
 

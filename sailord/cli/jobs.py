@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import click
 
 from sailord.cli.options import FILE, show
+from sailord.cli.scripts import ScriptOptions, submitted_script
 from sailord.cli.server import job_question, order_command, question, server_command
 from sailord.client import Client, ServerProblem
 from sailord.text import cluster_text as text
@@ -19,21 +17,40 @@ from simulator.documents.problems import InputError, Problem
 
 @click.command()
 @click.argument("job", metavar="FILE", type=FILE)
+@click.argument("arguments", nargs=-1)
 @click.option("--id", "id_", metavar="NAME", help="The job's name; default: a generated one.")
 @click.option("--priority", type=int, default=0, show_default=True, help="Higher runs first.")
 @click.option(
     "--resume", metavar="STEP", help='Start from the checkpoint of this step, or "newest".'
 )
+@click.option(
+    "--workdir", metavar="DIR", type=FILE, help="The folder that travels; default: the script's."
+)
 @server_command
 def submit(
-    client: Client, job: Path, id_: str | None, priority: int, resume: str | None, as_json: bool
+    client: Client,
+    job: Path,
+    arguments: tuple[str, ...],
+    id_: str | None,
+    priority: int,
+    resume: str | None,
+    workdir: Path | None,
+    as_json: bool,
 ) -> None:
     """Queue the job of FILE.
 
     FILE is a job file, self-contained except for its data (docs/formats.md), or a Python script
-    that calls sailor.Trainer(...).train(). Data files and scripts are read on the nodes.
+    that calls sailor.Trainer(...).train(), with its ARGUMENTS after --. The script's folder is
+    packed, except for what .gitignore names, and runs on the nodes from there. Data files are
+    read on the nodes.
     """
-    spec = _described(job) if job.suffix == ".py" else _read(job)
+    if job.suffix == ".py":
+        spec = submitted_script(client, job, ScriptOptions(workdir, arguments))
+    elif workdir is not None or arguments:
+        what = "is a job file; --workdir and ARGUMENTS are for scripts"
+        raise InputError(Problem(str(job), what, "leave them out"))
+    else:
+        spec = _read(job)
     given = {"id": id_, "resume": resume}
     body = {"job": spec, "priority": priority, **{k: v for k, v in given.items() if v is not None}}
     try:
@@ -50,22 +67,6 @@ def _read(job: Path) -> str:
         return read_bytes(job, name=str(job)).decode()
     except UnicodeDecodeError:
         raise InputError(Problem(str(job), "is not UTF-8")) from None
-
-
-def _described(script: Path) -> str:
-    """Run a script up to its ``train()`` in a process of its own, and return its job."""
-    if importlib.util.find_spec("torch") is None:
-        what = "is a script, and torch is not installed here to describe its model"
-        raise InputError(Problem(str(script), what, "submit it where torch is installed"))
-    words = [sys.executable, "-m", "worker", "describe", str(script)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        last = done.stderr.strip().rpartition("\n")[2].removeprefix("error: ")
-        raise InputError(Problem("", last or f"describing {script} failed"))
-    for line in done.stderr.splitlines():
-        if line.startswith("note: "):
-            click.echo(line, err=True)
-    return done.stdout
 
 
 jobs = question("jobs", lambda v: text.jobs_text(v["jobs"]), "List all jobs.")

@@ -18,6 +18,7 @@ from simulator.documents.files import Document, load_document
 from simulator.documents.problems import Problems
 from simulator.hardware.runtime_constants import RUNTIMES
 from simulator.inputs.model_section import TrainingSettings, model_tp_problem, read_model
+from simulator.inputs.work_section import read_work
 from simulator.models.layers import PRECISIONS, Model
 from simulator.spec.job import (
     Checkpoint,
@@ -61,6 +62,9 @@ def job_from_document(document: Document) -> Job:
     objective = _objective(top.section("objective"))
     data = _data(top.section("data"))
     checkpoint = _checkpoint(top.section("checkpoint"))
+    work = read_work(top)
+    if work is not None and named.get("script") is None:
+        top.report("work", "is given without a script", 'name it under [model]: script = "..."')
     top.finish()
     problems.raise_if_any()
     assert model is not None, "a model that cannot be built has a problem"
@@ -70,6 +74,7 @@ def job_from_document(document: Document) -> Job:
         objective=objective,
         data=data,
         checkpoint=checkpoint,
+        work=work,
         **named,
         **read,
     )

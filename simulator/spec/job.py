@@ -44,6 +44,20 @@ class Data:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """The folder of a submitted script, packed, and what its workers need besides."""
+
+    package: str
+    """The packed folder: ``HASH-BYTES``, by which nodes fetch and check it."""
+    arguments: tuple[str, ...] = ()
+    """Of the script."""
+    setup: tuple[str, ...] = ()
+    """Shell commands that prepare a node, once for each package."""
+    secrets: tuple[str, ...] = ()
+    """Names of environment variables, whose values only the nodes know."""
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """Where checkpoints are stored, and how often snapshots and checkpoints are taken."""
 
@@ -107,6 +121,8 @@ class Job:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     script: str | None = None
     """A user's Python script, which only workers run. Its model has a description as well."""
+    work: Work | None = None
+    """Where the script comes from; ``None``: every node has it at the same path."""
     weights: str | None = None
     """A Hugging Face checkpoint to start from instead of random weights."""
     engine: Engine = "sailor"

@@ -68,13 +68,18 @@ class RunOptions:
     save: Path | None
     ranks_max: int | None
     device: str | None
+    arguments: tuple[str, ...] = ()
 
 
 def train_alone(options: RunOptions) -> None:
     """Train a job under a plan on this machine, without a daemon."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # A script may compute here and must not start threads.
-    recipe = load_script(options.job) if options.job.suffix == ".py" else None
+    is_script = options.job.suffix == ".py"
+    if options.arguments and not is_script:
+        cure = "leave them out; only a script takes arguments"
+        raise InputError(Problem(str(options.job), "is a job file, and arguments are given", cure))
+    recipe = load_script(options.job, options.arguments) if is_script else None
     job = load_job(options.job) if recipe is None else recipe.job()
     with ended_by_signals(), ExitStack() as stack:
         spec = _prepare(options, job, recipe, threads, stack)

@@ -80,8 +80,11 @@ def main() -> None:
 @click.option("--save", type=click.Path(path_type=Path), help="Folder for the trained weights.")
 @click.option("--ranks-max", type=click.IntRange(1), help="Refuse plans of more ranks.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: GPUs if enough.")
+@click.argument("arguments", nargs=-1)
 def run(**options: Any) -> None:
     """Train a job, with one process of this machine for each rank of the plan.
+
+    ARGUMENTS, after --, are those of a job that is a script.
 
     Prints one line for each step; at the end, prints each rank's peak memory to stderr.
     """
@@ -95,8 +98,13 @@ def run(**options: Any) -> None:
 
 @main.command()
 @click.argument("script", type=click.Path(path_type=Path))
+@click.option(
+    "--workdir",
+    type=click.Path(path_type=Path),
+    help="Run it there, and name it relative to this folder.",
+)
 @click.argument("arguments", nargs=-1)
-def describe(script: Path, arguments: tuple[str, ...]) -> None:
+def describe(script: Path, workdir: Path | None, arguments: tuple[str, ...]) -> None:
     """Print the job of a script: its settings, and its model as a plan needs it.
 
     The script runs up to its train(). ``sailorctl submit`` does this by itself.
@@ -104,6 +112,11 @@ def describe(script: Path, arguments: tuple[str, ...]) -> None:
     from worker.script.job_text import job_text  # noqa: PLC0415 - loads torch, which takes seconds
     from worker.script.load import load_script  # noqa: PLC0415 - the same
 
+    if workdir is None:
+        script = script.absolute()
+    else:
+        script = script.resolve().relative_to(workdir.resolve())
+        os.chdir(workdir)
     # What the script itself prints is not part of its job.
     with contextlib.redirect_stdout(sys.stderr):
         recipe = load_script(script, arguments)

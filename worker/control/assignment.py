@@ -147,7 +147,11 @@ class JobCache:
                 self._data = open_data(self._job, about.base)
                 self._weights = open_weights(self._job, about.base)
             else:
-                recipe = load_script(about.base / self._job.script)
+                work = self._job.work
+                # A packed script lies in the work folder, which this process has entered.
+                path = Path() if work is not None else about.base
+                arguments = () if work is None else work.arguments
+                recipe = load_script(path / self._job.script, arguments)
                 self._module, self._data = recipe, recipe.data()
             self._text = text
         job, plan = self._job, about.plan

@@ -15,7 +15,7 @@ def job_text(job: Job, script: Path) -> str:
     sections: dict[str, dict[str, Any]] = {
         "job": {"name": job.name},
         "model": {
-            "script": str(script.absolute()),
+            "script": str(script),
             "description": inline_description(job.model),
         },
         "training": {

@@ -70,8 +70,8 @@ class Node:
 
     @property
     def why_unsound(self) -> str:
-        """Why nothing can run there, by its own report: a broken device, or no room."""
-        return "" if self.report is None else self.report.fault or self.report.no_room
+        """Why the job cannot run there, by its own report: a broken device, no room, no setup."""
+        return "" if self.report is None else self.report.fault or self.report.unfit
 
     def is_usable(self, *, is_member: bool) -> bool:
         """Whether a new plan may use it; a member may stay though it is cordoned."""

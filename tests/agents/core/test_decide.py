@@ -434,18 +434,18 @@ def test_a_resumed_agent_reads_from_its_workers_before_it_parks_them() -> None:
 
 def test_a_shortage_of_memory_is_reported_for_short_s_at_least() -> None:
     (report,) = said(state(), TOO_SMALL)
-    assert (report.failure, report.no_room, report.is_bug) == ("rank 0: no room",) * 2 + (False,)
+    assert (report.failure, report.unfit, report.is_bug) == ("rank 0: no room",) * 2 + (False,)
     short, _ = act(state(), TOO_SMALL)
     left, _ = act(short, GangExited(NOW, 3))
     assert left.gang is None or left.gang.taking == "failed"
 
-    def no_room(at: float, free_bytes: int) -> str:
+    def unfit(at: float, free_bytes: int) -> str:
         (report,) = said(act(left, FreeMemoryMeasured(at, free_bytes))[0], Ticked(at + 1))
-        return report.no_room
+        return report.unfit
 
-    assert no_room(NOW + 60, 99) == "rank 0: no room"
-    assert no_room(NOW + 59.9, 100) == "rank 0: no room", "memory comes and goes"
-    assert no_room(NOW + 60, 100) == ""
+    assert unfit(NOW + 60, 99) == "rank 0: no room"
+    assert unfit(NOW + 59.9, 100) == "rank 0: no room", "memory comes and goes"
+    assert unfit(NOW + 60, 100) == ""
 
 
 def test_a_shortage_ends_with_the_job() -> None:

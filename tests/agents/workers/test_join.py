@@ -52,7 +52,7 @@ async def test_the_rendezvous_is_asked_at_the_present_address_of_rank_0s_node(
     others = Others("now:2", asyncio.get_running_loop().create_future())
     ours = SimpleNamespace(id=HERE)
     any_: Any = others
-    joiner = GenerationJoiner(any_, lambda: cast(Any, ours), any_, others.nodes, any_, any_)
+    joiner = GenerationJoiner(any_, lambda: cast(Any, ours), any_, others.nodes, any_, any_, any_)
     joiner._find_rendezvous(
         RankMap(2, {1: 0}, FIRST), {"job": "j", "generation": 2, "peers": peers}
     )

@@ -18,7 +18,7 @@ def told(tmp_path, record: GenerationRecord, device_bytes: int | None) -> list[d
     site = WorkerSettings(tmp_path, tmp_path, b"key", None, 1.0, 1, device_bytes)
     briefing = GenerationDetails(record, "", "", (NODE,), None)
     site.home(1).mkdir(parents=True)
-    return list(specs(site, briefing, RankMap(2, {0: 0, 1: 1}, None), NODE))
+    return list(specs(site, briefing, RankMap(2, {0: 0, 1: 1}, None), NODE, {}))
 
 
 def test_a_spec_holds_the_predicted_peak_and_the_timeout(tmp_path):

@@ -85,7 +85,7 @@ def test_broken_device_counts_no_failure_and_excludes_its_node() -> None:
 
 
 def test_node_without_memory_counts_no_failure_and_is_excluded() -> None:
-    after, _ = act(state(step=20, failures=2), failing(no_room="no memory", step=20))
+    after, _ = act(state(step=20, failures=2), failing(unfit="no memory", step=20))
     assert active_of(after).phase == Waiting("machine-a failed: no memory", NOW)
     assert (active_of(after).attempts.failures, active_of(after).attempts.not_before) == (2, NOW)
     assert usable(after, active_of(after)) == (B,)
@@ -94,7 +94,7 @@ def test_node_without_memory_counts_no_failure_and_is_excluded() -> None:
 
 
 def test_job_waits_and_says_why_if_no_node_has_memory() -> None:
-    small = (node(n, report(n, "idle", no_room=f"{n} is full")) for n in (A, B))
+    small = (node(n, report(n, "idle", unfit=f"{n} is full")) for n in (A, B))
     _, commands = decide(state(Waiting("a reason", NOW - 1), *small), Ticked(NOW))
     (said,) = (each for each in commands if isinstance(each, Note))
     assert said.text == "no node is ready: machine-a: a is full; machine-b: b is full"

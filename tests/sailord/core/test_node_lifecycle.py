@@ -257,7 +257,7 @@ def test_node_at_another_address_is_probed_anew() -> None:
         ({"draining_since": NOW}, False),
         ({"is_cordoned": True}, False),
         ({"report": report(A, fault="it burns")}, False),
-        ({"report": report(A, no_room="it is full")}, False),
+        ({"report": report(A, unfit="it is full")}, False),
     ],
     ids=["well", "slow", "lost", "absent", "leaving", "cordoned", "faulty", "full"],
 )

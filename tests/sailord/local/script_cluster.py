@@ -7,6 +7,7 @@ adopts orphans.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -28,7 +29,8 @@ def train(folder: Path, script: Path) -> dict[str, Any]:
     with LocalCluster(place, MACHINES) as cluster:
         cluster.start()
         submit = [sys.executable, "-m", "sailord.cli.main", "submit", str(script), "--id", "own"]
-        subprocess.run([*submit, "--server", f"unix://{place.socket}"], check=True)
+        subprocess.run([*submit, "--server", f"unix://{place.socket}", "--", "40"], check=True)
+        shutil.rmtree(script.parent)  # What trains is what travelled.
         log = StepLog(folder, "own")
 
         def job() -> dict[str, Any]:

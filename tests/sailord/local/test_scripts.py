@@ -19,13 +19,18 @@ from tests.sailord.local.running import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 SCRIPT = """
+import sys
 import time
+from pathlib import Path
+
 import torch
 from torch import nn
+
 import sailor
+from own_layers import block
 
 torch.manual_seed(3)
-blocks = [nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.1), nn.Tanh()) for _ in range(4)]
+blocks = [block(width=int(Path("width.txt").read_text())) for _ in range(4)]
 model = nn.Sequential(*blocks, nn.Linear(32, 3))
 
 class Data:
@@ -41,7 +46,7 @@ sailor.Trainer(
     model,
     data,
     batch_size=12,
-    steps=40,
+    steps=int(sys.argv[1]),
     loss=lambda output, batch: nn.functional.cross_entropy(output, batch[1]),
     optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
     eval_dataset=[data[i] for i in range(12)],
@@ -54,6 +59,13 @@ sailor.Trainer(
 
 EVALUATION = r"evaluation after (\d+) steps: loss (\S+), accuracy (\S+)"
 
+LAYERS = """
+from torch import nn
+
+def block(width):
+    return nn.Sequential(nn.Linear(width, width), nn.Dropout(0.1), nn.Tanh())
+"""
+
 
 @pytest.fixture
 def folder():
@@ -65,18 +77,22 @@ def folder():
     shutil.rmtree(base)
 
 
-def run(*words):
+def run(*words, cwd=ROOT):
     done = subprocess.run(
-        [sys.executable, *map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, *map(str, words)], cwd=cwd, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_a_script_survives_the_loss_of_a_node_with_the_losses_of_one_process(folder):
-    script = folder.parent / "train.py"
+    script = folder.parent / "mine" / "train.py"
+    script.parent.mkdir()
     script.write_text(SCRIPT)
-    lines = run("-m", "worker", "run", "--job", script, "--json").splitlines()
+    (script.parent / "own_layers.py").write_text(LAYERS)
+    (script.parent / "width.txt").write_text("32")
+    words = ("-m", "worker", "run", "--job", script, "--json", "--", "40")
+    lines = run(*words, cwd=script.parent).splitlines()
     steps, evaluations = [], {}
     for line in map(json.loads, lines):
         if "evaluation" in line:

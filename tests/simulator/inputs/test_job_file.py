@@ -263,7 +263,7 @@ def test_all_mistakes_are_reported_with_place_and_cure() -> None:
         'job.toml: [checkpoint] memory_every: is "often"; give a number of steps or "auto"',
         'job.toml: [checkpoint] survive: is "rack"; give "node" or "zone"',
         'job.toml: has an unknown key "name"; '
-        "choose from checkpoint, data, job, model, objective, training",
+        "choose from checkpoint, data, job, model, objective, training, work",
     ]
 
 

@@ -1,0 +1,1 @@
+"""The work folders of scripts on a node: fetched, checked, unpacked, set up."""

@@ -1,0 +1,136 @@
+"""Prepares the node for the job that runs: fetches its work folder, before a generation needs it.
+
+A node that is not prepared in time, or cannot be, is reported as unfit for the job, so that plans
+leave it out; others go on. It is prepared in the background and tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agents.core.model import Event, UnfitChanged
+from agents.daemon.backoff import Backoff
+from agents.daemon.clock import Clock
+from agents.daemon.tasks import Tasks
+from agents.protocol.records import LIVE, JobId, JobRecord
+from agents.work.archive import ArchiveError, unpack
+from agents.work.fetch import FetchError, PackageFetcher
+from agents.work.package import Package
+from agents.work.work_folder import WorkFolder, delete_old, work_folder, worker_view
+from simulator.documents.files import parse_document
+from simulator.documents.problems import InputError
+from simulator.inputs.work_section import work_of
+from simulator.spec.job import Work
+
+PATIENCE_S = 2.0
+"""A preparation that takes longer makes the node unfit until it is done."""
+RETRY_S = 60.0
+RETRY_S_MAX = 3600.0
+READ_AGAIN_S = 0.3
+
+
+@dataclass(eq=False, kw_only=True)
+class Preparation:
+    """The preparation of this node for one job at a time."""
+
+    folder: Path
+    fetcher: PackageFetcher
+    read_job: Callable[[JobId], Awaitable[str | None]]
+    """Reads a job's text from the store; ``None``: not available now."""
+    feed: Callable[[Event], None]
+    clock: Clock
+    retry_s: float = RETRY_S
+    job: JobId | None = None
+    """The job that the node is prepared for."""
+    _view: dict[str, Any] | None = None
+    """For workers, once it is prepared; empty: there is nothing to prepare."""
+    _unfit: str = ""
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _work: asyncio.Task[None] | None = None
+    _tasks: Tasks = field(default_factory=Tasks)
+
+    def look(self, jobs: Mapping[JobId, JobRecord]) -> None:
+        """Prepare for the job that runs, or that runs next."""
+        waiting = [job for job in jobs.values() if job.state == "queued"]
+        waiting.sort(key=lambda job: (-job.priority, job.submitted_at, job.id))
+        live = [job for job in jobs.values() if job.state in LIVE]
+        chosen = next((job.id for job in (*live, *waiting)), None)
+        if chosen != self.job:
+            self._begin(chosen)
+
+    async def view(self, job: JobId) -> Mapping[str, Any] | str:
+        """Return what workers are told of the work folder; a text: why the node has none."""
+        if job != self.job:
+            self._begin(job)
+        while self._view is None and not self._unfit:
+            self._changed.clear()
+            await self._changed.wait()
+        return self._unfit if self._view is None else self._view
+
+    def _begin(self, job: JobId | None) -> None:
+        if self._work is not None:
+            self._work.cancel()
+        self.job, self._view, self._work = job, None, None
+        self._set_unfit("")
+        if job is not None:
+            self._work = self._tasks.start(self._prepare(job))
+
+    def _set_unfit(self, why: str) -> None:
+        if why != self._unfit:
+            self._unfit = why
+            self.feed(UnfitChanged(self.clock.now(), why))
+        self._changed.set()
+
+    async def _prepare(self, job: JobId) -> None:
+        """Prepare the node; after a failure try again, for ever."""
+        while (text := await self.read_job(job)) is None:
+            await asyncio.sleep(READ_AGAIN_S)
+        try:
+            work = work_of(parse_document(text.encode(), name="job", flaws_raise=False))
+        except InputError:
+            work = None  # Whoever runs the job reports it.
+        if work is None:
+            self._view = {}
+            self._changed.set()
+            return
+        backoff = Backoff(self.retry_s, RETRY_S_MAX)
+        while self._view is None:
+            late = self._tasks.start(self._say_late())
+            try:
+                self._view = await self._made(work)
+                self._set_unfit("")
+            except (FetchError, ArchiveError, OSError) as error:
+                late.cancel()
+                self._set_unfit(f"its work folder cannot be prepared: {error}")
+                await asyncio.sleep(backoff.next_s())
+            finally:
+                late.cancel()
+
+    async def _say_late(self) -> None:
+        await asyncio.sleep(PATIENCE_S)
+        self._set_unfit(self._unfit or "its work folder is being prepared")
+
+    async def _made(self, work: Work) -> dict[str, Any]:
+        folder = work_folder(self.folder / "folders", work)
+        if not folder.is_ready:
+            await self._make(folder, work)
+        return worker_view(folder)
+
+    async def _make(self, folder: WorkFolder, work: Work) -> None:
+        package = Package.named(work.package)
+        if package is None:
+            raise FetchError(f"{work.package} names no package")
+        packed = await self.fetcher.fetch(package)
+        await asyncio.to_thread(folder.begin)
+        await asyncio.to_thread(unpack, packed, folder.files)
+        await asyncio.to_thread(folder.finish)
+        await asyncio.to_thread(delete_old, folder.home.parent, folder.home)
+        await asyncio.to_thread(delete_old, packed.parent, packed)
+
+    def close(self) -> None:
+        """End the preparation."""
+        self._tasks.cancel()

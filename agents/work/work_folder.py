@@ -1,0 +1,77 @@
+"""One unpacked work folder on a node, and the environment that its setup commands made.
+
+What is unpacked and set up depends on the package and the commands alone, so jobs that share both
+share the folder. It is complete once the file ``ready`` is there; an incomplete one is made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agents.daemon.atomic_file import replace_file
+from simulator.spec.job import Work
+
+KEPT = 4
+"""Work folders that stay on a node, and packages."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFolder:
+    """The folder of a package and its setup."""
+
+    home: Path
+
+    @property
+    def files(self) -> Path:
+        """The unpacked package: where the script runs."""
+        return self.home / "work"
+
+    @property
+    def environment(self) -> Path:
+        """The virtual environment; not there if there are no setup commands."""
+        return self.home / "env"
+
+    @property
+    def log(self) -> Path:
+        """What the setup commands wrote."""
+        return self.home / "setup.log"
+
+    @property
+    def is_ready(self) -> bool:
+        return (self.home / "ready").exists()
+
+    def begin(self) -> None:
+        """Delete what an earlier attempt has left; its log stays until the next one begins."""
+        shutil.rmtree(self.home, ignore_errors=True)
+        self.home.mkdir(parents=True)
+
+    def finish(self) -> None:
+        """Mark it as complete."""
+        replace_file(self.home / "ready", b"")
+
+
+def work_folder(base: Path, work: Work) -> WorkFolder:
+    """Return the folder of a job's work below ``base``."""
+    key = hashlib.sha256(json.dumps([work.package, work.setup]).encode()).hexdigest()
+    return WorkFolder(base / key[:24])
+
+
+def worker_view(folder: WorkFolder) -> dict[str, Any]:
+    """Return what a worker is told of its work folder, as plain values for JSON."""
+    return {"folder": str(folder.files)}
+
+
+def delete_old(base: Path, keep: Path) -> None:
+    """Delete the oldest entries of a folder, but never ``keep``."""
+    found = [path for path in base.glob("*") if path != keep]
+    found.sort(key=lambda path: path.stat().st_mtime)
+    for path in found[: max(len(found) + 1 - KEPT, 0)]:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,72 @@
+"""Submits a script: describes its job, packs its folder and uploads it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from agents.work.package import Package, package_of, read_part
+from sailord.cli.work_folder import megabytes, pack_folder
+from sailord.client import Client, part
+from sailord.text.units import counted
+from simulator.documents.problems import InputError, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptOptions:
+    """What is given beside the script."""
+
+    workdir: Path | None
+    arguments: tuple[str, ...]
+
+
+def submitted_script(client: Client, script: Path, options: ScriptOptions) -> str:
+    """Upload the script's folder, and return its job."""
+    root = (options.workdir or script.parent).resolve()
+    if not root.is_dir():
+        raise InputError(Problem(str(root), "is not a folder", "name one with --workdir"))
+    if not script.resolve().is_relative_to(root):
+        what, cure = f"is not in {root}", "name a folder that holds it with --workdir"
+        raise InputError(Problem(str(script), what, cure))
+    with tempfile.NamedTemporaryFile() as packed:
+        # First, since a folder that is too large is refused at once.
+        selection = pack_folder(root, packed)
+        text = _described(script, root, options.arguments)
+        package = package_of(Path(packed.name))
+        said = f"{counted(len(selection.names), 'file')}, {megabytes(selection.bytes)}"
+        click.echo(f"packed {root}: {said}, package {package.sha256[:12]}", err=True)
+        _upload(client, package, Path(packed.name))
+    work = {"package": str(package), "arguments": list(options.arguments)}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in work.items()]
+    return "\n".join([text.rstrip("\n"), "", "[work]", *lines, ""])
+
+
+def _upload(client: Client, package: Package, path: Path) -> None:
+    """Send the parts of a package that sailord does not have."""
+    place = f"/v1/packages/{part(str(package))}"
+    for number in client.ask("GET", place)["missing"]:
+        client.ask("PUT", f"{place}/{number}", read_part(path, number))
+
+
+def _described(script: Path, root: Path, arguments: tuple[str, ...]) -> str:
+    """Run a script up to its ``train()`` in a process of its own, and return its job."""
+    if importlib.util.find_spec("torch") is None:
+        what = "is a script, and torch is not installed here to describe its model"
+        raise InputError(Problem(str(script), what, "submit it where torch is installed"))
+    words = [sys.executable, "-m", "worker", "describe", "--workdir", str(root), str(script)]
+    words += ["--", *arguments]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        last = done.stderr.strip().rpartition("\n")[2].removeprefix("error: ")
+        raise InputError(Problem("", last or f"describing {script} failed"))
+    for line in done.stderr.splitlines():
+        if line.startswith("note: "):
+            click.echo(line, err=True)
+    return done.stdout

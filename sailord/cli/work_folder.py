@@ -1,0 +1,127 @@
+"""Packs the work folder of a script: what of it travels, and the archive."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from pathspec import GitIgnoreSpec
+
+from agents.work.archive import FILES_MAX, leads_outside, pack
+from agents.work.package import BYTES_MAX
+from simulator.documents.problems import InputError, Problem, Problems
+
+NEVER = {".git", "__pycache__"}
+VIRTUAL_ENVIRONMENT = "pyvenv.cfg"
+"""A folder with this file is a virtual environment, which holds paths of this machine."""
+LARGEST_SHOWN = 3
+LOOKED_AT_MAX = 200_000
+"""Entries looked at: enough to name the largest ones, and a second's work."""
+CURE = "list what nodes do not need in .gitignore, or give a smaller folder with --workdir"
+
+
+@dataclass(slots=True)
+class Selection:
+    """The files and links of a folder that travel."""
+
+    names: list[str] = field(default_factory=list)
+    bytes: int = 0
+    sizes: Counter[str] = field(default_factory=Counter)
+    """Bytes below each entry of the folder itself."""
+
+
+def select(root: Path, *, linked: frozenset[str] = frozenset()) -> Selection:
+    """Choose what travels of a folder; raises ``InputError`` if that is too much.
+
+    ``.gitignore`` files hold as git reads them, nested ones included. Links that lead outside are
+    refused, but for those in ``linked``, which are left out.
+    """
+    found, problems = Selection(), Problems()
+    for entry in _entries(root, "", ()):
+        if len(found.names) >= LOOKED_AT_MAX:
+            break
+        name = entry.path[len(str(root)) :].lstrip("/")
+        if entry.is_symlink():
+            if name in linked:
+                continue
+            if leads_outside(name, os.readlink(entry.path)):
+                what = f"is a link that leads out of the folder, to {os.readlink(entry.path)}"
+                cure = f"list it in .gitignore, or copy what it leads to into {root}"
+                problems.add(name, what, cure)
+                continue
+        else:
+            size = entry.stat(follow_symlinks=False).st_size
+            found.bytes += size
+            found.sizes[name.partition("/")[0]] += size
+        found.names.append(name)
+    if found.bytes > BYTES_MAX or len(found.names) > FILES_MAX:
+        problems.found.insert(0, _too_large(root, found))
+    problems.raise_if_any()
+    return found
+
+
+def _entries(
+    folder: Path, inner: str, specs: tuple[tuple[str, GitIgnoreSpec], ...]
+) -> Iterator[os.DirEntry[str]]:
+    """Yield the files and links below a folder that are not left out."""
+    with os.scandir(folder) as scanned:
+        entries = sorted(scanned, key=lambda entry: entry.name)
+    names = {entry.name for entry in entries}
+    if ".gitignore" in names:
+        lines = (folder / ".gitignore").read_text(encoding="utf-8", errors="replace")
+        specs = ((inner, GitIgnoreSpec.from_lines(lines.splitlines())), *specs)
+    for entry in entries:
+        is_folder = entry.is_dir(follow_symlinks=False)
+        name = f"{inner}{entry.name}" + "/" * is_folder
+        if entry.name in NEVER or _is_ignored(name, specs):
+            continue
+        if not is_folder:
+            if entry.is_symlink() or entry.is_file(follow_symlinks=False):
+                yield entry  # Sockets, pipes and devices do not travel.
+        elif not os.path.exists(os.path.join(entry.path, VIRTUAL_ENVIRONMENT)):
+            yield from _entries(Path(entry.path), name, specs)
+
+
+def _is_ignored(name: str, specs: tuple[tuple[str, GitIgnoreSpec], ...]) -> bool:
+    """Return what the innermost file says that says anything."""
+    for inner, spec in specs:
+        said = spec.check_file(name.removeprefix(inner)).include
+        if said is not None:
+            return said
+    return False
+
+
+def _too_large(root: Path, found: Selection) -> Problem:
+    largest = (f"{name} {megabytes(size)}" for name, size in found.sizes.most_common(LARGEST_SHOWN))
+    most = f"{megabytes(BYTES_MAX)} in {FILES_MAX:,} files"
+    what = (
+        f"is too large to travel: {megabytes(found.bytes)} in {len(found.names):,} files, and "
+        f"{most} may; the largest: {', '.join(largest)}"
+    )
+    return Problem(str(root), what, CURE)
+
+
+def megabytes(count: int) -> str:
+    """Write a number of bytes in a unit that fits."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def pack_folder(root: Path, out: IO[bytes]) -> Selection:
+    """Pack a folder into a file; return what was packed."""
+    selection = select(root)
+    try:
+        pack(root, selection.names, out)
+    except OSError as error:
+        what = f"cannot be read: {error.strerror}"
+        raise InputError(Problem(str(error.filename or root), what)) from None
+    out.flush()
+    if out.tell() > BYTES_MAX:  # Content that does not compress, and its headers.
+        raise InputError(_too_large(root, selection))
+    return selection

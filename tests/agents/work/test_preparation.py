@@ -1,0 +1,225 @@
+"""A node prepares for the job that runs, and says when it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.core.model import UnfitChanged
+from agents.daemon.clock import Clock
+from agents.protocol.records import JobId, JobRecord
+from agents.rpc.client import CallFailed
+from agents.work import preparation as module
+from agents.work.archive import pack
+from agents.work.fetch import FetchError, PackageFetcher
+from agents.work.package import PART_BYTES, Package, package_of, read_part
+from agents.work.preparation import Preparation
+from agents.work.work_folder import KEPT, delete_old
+
+JOB = JobId("j")
+RUNNING = {JOB: JobRecord(JOB, "running")}
+
+
+class Sources:
+    """Fakes of sailord and of other agents: packages by address."""
+
+    def __init__(self) -> None:
+        self.packages: dict[str, dict[str, Path]] = {}
+        self.asked: list[tuple[str, str]] = []
+
+    async def call(self, address: str, _: str, path: str, **__: Any) -> tuple[int, bytes]:
+        self.asked.append((address, path))
+        if address not in self.packages:
+            raise CallFailed(f"{address}{path}: refused")
+        name, _, part = path.removeprefix("/v1/packages/").partition("/")
+        found = self.packages[address].get(name)
+        part_bytes = None if found is None else read_part(found, int(part))
+        return (404, b"") if part_bytes is None else (200, part_bytes)
+
+    async def addresses(self) -> list[str]:
+        return ["leader:1", "other:1"]
+
+
+def packed(tmp_path: Path, **files: bytes) -> Path:
+    root = tmp_path / "source"
+    root.mkdir(exist_ok=True)
+    for name, content in files.items():
+        (root / name).write_bytes(content)
+    with (tmp_path / "packed").open("wb") as out:
+        pack(root, files, out)
+    return tmp_path / "packed"
+
+
+@pytest.fixture
+def sources():
+    return Sources()
+
+
+@pytest.fixture
+def fetcher(tmp_path, sources):
+    return PackageFetcher(tmp_path / "node" / "packages", sources, sources.addresses)
+
+
+@pytest.mark.asyncio
+async def test_a_package_comes_from_a_node_if_the_leader_does_not_have_it(
+    tmp_path, sources, fetcher
+):
+    archive = packed(tmp_path, big=os.urandom(2 * PART_BYTES))
+    package = package_of(archive)
+    assert package.parts == 3
+    sources.packages = {"leader:1": {}, "other:1": {str(package): archive}}
+    path = await fetcher.fetch(package)
+    assert path.read_bytes() == archive.read_bytes()
+    assert [a for a, _ in sources.asked] == ["leader:1", *["other:1"] * 3]
+    await fetcher.fetch(package)
+    assert len(sources.asked) == 4, "it is there already"
+
+
+@pytest.mark.asyncio
+async def test_a_package_that_differs_from_its_name_is_not_kept(tmp_path, sources, fetcher):
+    archive = packed(tmp_path, train=b"1")
+    package = Package("0" * 64, archive.stat().st_size)
+    sources.packages = {"leader:1": {str(package): archive}}
+    with pytest.raises(FetchError, match="differs from its name"):
+        await fetcher.fetch(package)
+    assert list(fetcher.folder.iterdir()) == []
+
+
+@pytest.mark.asyncio
+async def test_a_package_that_no_one_has_is_named_with_the_last_reason(sources, fetcher):
+    sources.packages = {"leader:1": {}}
+    with pytest.raises(FetchError, match=r"cannot be fetched: other:1.*refused"):
+        await fetcher.fetch(Package("0" * 64, 1))
+
+
+class Node:
+    """A preparation, with the job's text and what it reported."""
+
+    def __init__(self, folder: Path, fetcher: PackageFetcher) -> None:
+        self.text: str | None = None
+        self.told: asyncio.Queue[str] = asyncio.Queue()
+        self.preparation = Preparation(
+            folder=folder,
+            fetcher=fetcher,
+            read_job=self.read,
+            feed=self.hear,
+            clock=Clock(),
+            retry_s=0.01,
+        )
+
+    async def read(self, _: JobId) -> str | None:
+        return self.text
+
+    def hear(self, event: object) -> None:
+        assert isinstance(event, UnfitChanged)
+        self.told.put_nowait(event.why)
+
+    def job(self, archive: Path, **work: Any) -> None:
+        values = {"package": str(package_of(archive)), **work}
+        self.text = "[work]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in values.items())
+
+
+@pytest.fixture
+def node(tmp_path, fetcher):
+    return Node(tmp_path / "node", fetcher)
+
+
+@pytest.mark.asyncio
+async def test_a_job_without_a_work_folder_needs_nothing(node):
+    node.text = "[model]\n"
+    with contextlib.closing(node.preparation):
+        assert await node.preparation.view(JOB) == {}
+    assert node.told.empty()
+
+
+@pytest.mark.asyncio
+async def test_the_work_folder_is_unpacked_once_and_kept_over_a_restart(
+    tmp_path, node, sources, fetcher
+):
+    archive = packed(tmp_path, train=b"print()")
+    node.job(archive)
+    sources.packages = {"leader:1": {str(package_of(archive)): archive}}
+    with contextlib.closing(node.preparation):
+        node.preparation.look(RUNNING)
+        view = await node.preparation.view(JOB)
+    folder = Path(view["folder"])
+    assert (folder / "train").read_bytes() == b"print()"
+    (folder / "written").touch()
+    again = Node(tmp_path / "node", fetcher)
+    again.job(archive)
+    with contextlib.closing(again.preparation):
+        assert await again.preparation.view(JOB) == view
+    assert (folder / "written").exists(), "it was not unpacked again"
+    assert len(sources.asked) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_folder_whose_preparation_was_cut_off_is_made_anew(
+    tmp_path, node, sources, fetcher
+):
+    archive = packed(tmp_path, train=b"print()")
+    node.job(archive)
+    sources.packages = {"leader:1": {str(package_of(archive)): archive}}
+    with contextlib.closing(node.preparation):
+        folder = Path((await node.preparation.view(JOB))["folder"])
+    (folder.parent / "ready").unlink()
+    (folder / "train").write_bytes(b"half")
+    again = Node(tmp_path / "node", fetcher)
+    again.job(archive)
+    with contextlib.closing(again.preparation):
+        await again.preparation.view(JOB)
+    assert (folder / "train").read_bytes() == b"print()"
+
+
+@pytest.mark.asyncio
+async def test_a_node_without_the_package_is_unfit_until_it_gets_it(tmp_path, node, sources):
+    archive = packed(tmp_path, train=b"print()")
+    node.job(archive)
+    with contextlib.closing(node.preparation):
+        node.preparation.look(RUNNING)
+        why = await node.preparation.view(JOB)
+        assert isinstance(why, str)
+        assert "cannot be fetched" in why
+        assert await node.told.get() == why
+        sources.packages = {"leader:1": {str(package_of(archive)): archive}}
+        assert await node.told.get() == ""
+        assert isinstance(await node.preparation.view(JOB), dict)
+
+
+@pytest.mark.asyncio
+async def test_a_long_preparation_makes_the_node_unfit_until_it_is_done(
+    tmp_path, node, sources, monkeypatch
+):
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    archive = packed(tmp_path, train=b"print()")
+    node.job(archive)
+    sources.packages = {"leader:1": {str(package_of(archive)): archive}}
+    with contextlib.closing(node.preparation):
+        node.preparation.look(RUNNING)
+        assert await node.told.get() == "its work folder is being prepared"
+        assert await node.told.get() == ""
+
+
+@pytest.mark.asyncio
+async def test_another_job_ends_what_was_said_of_the_last(node):
+    node.text = '[work]\npackage = "' + "0" * 64 + '-1"\n'
+    with contextlib.closing(node.preparation):
+        node.preparation.look(RUNNING)
+        assert await node.told.get()
+        node.preparation.look({})
+        assert await node.told.get() == ""
+
+
+def test_the_oldest_are_deleted_but_never_the_present_one(tmp_path):
+    paths = [tmp_path / str(number) for number in range(KEPT + 3)]
+    for number, path in enumerate(paths):
+        path.mkdir() if number % 2 else path.touch()
+        os.utime(path, (number, number))
+    delete_old(tmp_path, paths[0])
+    assert sorted(tmp_path.iterdir()) == sorted([paths[0], *paths[-KEPT + 1 :]])

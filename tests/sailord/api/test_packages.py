@@ -1,0 +1,82 @@
+"""Packed work folders are uploaded in parts, checked, and read by agents alone."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from agents.rpc.client import CallFailed, SignedClient
+from agents.work.package import BYTES_MAX, PART_BYTES, Package
+from sailord.client import Client, ServerProblem
+from simulator.models.families import build_model
+from simulator.spec.job import Job
+from worker.script.job_text import job_text
+
+
+@pytest.fixture
+def client(head):
+    return Client(f"unix://{head.socket}")
+
+
+def package_of(content: bytes) -> Package:
+    return Package(hashlib.sha256(content).hexdigest(), len(content))
+
+
+def submit(client: Client, package: Package) -> None:
+    job = Job("small", build_model("gpt2", layers=2, hidden=8, heads=2), 8, 8)
+    text = job_text(job, Path("train.py")) + f'\n[work]\npackage = "{package}"\n'
+    client.ask("POST", "/v1/jobs", {"job": text, "id": f"job-{package.sha256[:8]}"})
+
+
+async def fetched(head, key: bytes, path: str) -> tuple[int, bytes]:
+    async with aiohttp.ClientSession() as session:
+        return await SignedClient(session, key).call(f"127.0.0.1:{head.port}", "GET", path)
+
+
+@pytest.mark.asyncio
+async def test_a_package_is_uploaded_once_and_read_by_agents(head, client):
+    content = os.urandom(PART_BYTES + 7)
+    package = package_of(content)
+    place = f"/v1/packages/{package}"
+    assert client.ask("GET", place)["missing"] == [0, 1]
+    with pytest.raises(ServerProblem, match="was not uploaded here"):
+        submit(client, package)
+    client.ask("PUT", f"{place}/1", content[PART_BYTES:])
+    assert client.ask("GET", place)["missing"] == [0]
+    client.ask("PUT", f"{place}/0", content[:PART_BYTES])
+    client.ask("PUT", f"{place}/0", content[:PART_BYTES])
+    assert client.ask("GET", place)["missing"] == []
+    submit(client, package)
+    key = head.key.read_bytes()
+    read = [await fetched(head, key, f"{place}/{part}") for part in (0, 1, 2)]
+    assert [status for status, _ in read] == [200, 200, 404]
+    assert read[0][1] + read[1][1] == content
+    with pytest.raises(CallFailed):
+        await fetched(head, b"x" * 64, f"{place}/0")
+    client.ask("POST", f"/v1/jobs/job-{package.sha256[:8]}/cancel", {})
+
+
+def test_a_package_that_differs_from_its_name_is_refused_and_deleted(client):
+    package = package_of(os.urandom(9))
+    client.ask("PUT", f"/v1/packages/{package}/0", b"something")
+    with pytest.raises(ServerProblem, match="differs from its name"):
+        submit(client, package)
+    assert client.ask("GET", f"/v1/packages/{package}")["missing"] == [0]
+
+
+@pytest.mark.parametrize("part", ["0", "1", "99999", "x", "-1"])
+def test_a_part_of_another_size_or_number_is_refused(part, client):
+    with pytest.raises(ServerProblem) as refused:
+        client.ask("PUT", f"/v1/packages/{package_of(b'123')}/{part}", b"1234")
+    assert refused.value.status in (404, 422)
+
+
+@pytest.mark.parametrize("name", ["x", "..%2f..", "0" * 64, f"{'0' * 64}-{BYTES_MAX + 1}"])
+def test_what_names_no_package_is_not_found(name, client):
+    with pytest.raises(ServerProblem) as refused:
+        client.ask("GET", f"/v1/packages/{name}")
+    assert refused.value.status == 404

@@ -1,0 +1,94 @@
+"""What of a script's folder travels, and what is refused at once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sailord.cli import work_folder
+from sailord.cli.work_folder import pack_folder, select
+from simulator.documents.problems import InputError
+
+FILES = (
+    *("train.py", "data.bin", "keep.bin", "notes/a.log", "notes/b.txt", "deep/x/y.tmp"),
+    *("deep/z.tmp", "build/made.o", "src/build/own.c", "#odd", "a b.txt", "deep/x/kept.tmp"),
+    *("é.txt", "sub/only"),
+)  # fmt: skip
+IGNORED = {
+    ".gitignore": "*.bin\n!keep.bin\n/build/\n*.log\n# a comment\n\\#odd\n",
+    "deep/.gitignore": "*.tmp\n!/x/kept.tmp\n",
+    "sub/.gitignore": "*\n",
+}
+
+
+def fill(root: Path) -> Path:
+    for name in FILES:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    for name, text in IGNORED.items():
+        (root / name).write_text(text)
+    return root
+
+
+def test_ignore_files_hold_nested_ones_included(tmp_path):
+    found = select(fill(tmp_path))
+    kept = {"train.py", "keep.bin", "notes/b.txt", "src/build/own.c", "a b.txt", "é.txt"}
+    assert set(found.names) == kept | {"deep/x/kept.tmp", ".gitignore", "deep/.gitignore"}
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is the oracle")
+def test_the_same_files_travel_as_git_would_add(tmp_path):
+    fill(tmp_path)
+    environment = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    subprocess.run(["git", "init", "-q", tmp_path], check=True, env=environment)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--others", "--exclude-standard"],
+        cwd=tmp_path, check=True, capture_output=True, text=True, env=environment,
+    ).stdout  # fmt: skip
+    assert sorted(select(tmp_path).names) == sorted(listed.rstrip("\0").split("\0"))
+
+
+def test_git_caches_and_virtual_environments_stay(tmp_path):
+    for name in (".git/x", "__pycache__/x.pyc", "a/__pycache__/x", "env/pyvenv.cfg", "env/lib/x"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "train.py").touch()
+    assert select(tmp_path).names == ["train.py"]
+
+
+def test_a_link_that_leads_outside_is_refused_with_its_name(tmp_path):
+    (tmp_path / "data").symlink_to("/mnt/data")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "up").symlink_to("../../elsewhere")
+    (tmp_path / "fine").symlink_to("inner")
+    with pytest.raises(InputError) as refused:
+        select(tmp_path)
+    assert [problem.place for problem in refused.value.problems] == ["data", "inner/up"]
+    assert "out of the folder, to /mnt/data" in str(refused.value.problems[0])
+
+
+def test_a_folder_of_10_gb_is_refused_unread_with_its_largest_entries(tmp_path):
+    for name, size in {"runs/a.pt": 7e9, "runs/b.pt": 1e9, "data.bin": 2e9, "code.py": 10}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(int(size))
+    with pytest.raises(InputError) as refused, (tmp_path / "out").open("wb") as out:
+        pack_folder(tmp_path, out)
+    (problem,) = refused.value.problems
+    assert "10.0 GB in 5 files, and 100.0 MB in 20,000 files may" in problem.what
+    assert "the largest: runs 8.0 GB, data.bin 2.0 GB, code.py 10 bytes" in problem.what
+    assert ".gitignore" in problem.cure
+    assert (tmp_path / "out").stat().st_size == 0
+
+
+def test_a_folder_with_very_many_files_is_not_looked_through_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(work_folder, "FILES_MAX", 5)
+    monkeypatch.setattr(work_folder, "LOOKED_AT_MAX", 10)
+    for number in range(50):
+        (tmp_path / str(number)).touch()
+    with pytest.raises(InputError, match="in 10 files"):
+        select(tmp_path)
