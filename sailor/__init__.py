@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from worker.reporting.loggers import JsonLines, MLflow, TensorBoard, WandB
+    from worker.script.hf_model import hf
     from worker.script.script_trainer import Trainer
     from worker.script.transformers_trainer import from_transformers
 
-__all__ = ["JsonLines", "MLflow", "TensorBoard", "Trainer", "WandB", "from_transformers"]
+__all__ = ["JsonLines", "MLflow", "TensorBoard", "Trainer", "WandB", "from_transformers", "hf"]
 
 _HOMES = {
     "Trainer": "worker.script.script_trainer",
     "from_transformers": "worker.script.transformers_trainer",
+    "hf": "worker.script.hf_model",
 } | dict.fromkeys(("JsonLines", "MLflow", "TensorBoard", "WandB"), "worker.reporting.loggers")
 
 

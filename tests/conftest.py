@@ -18,7 +18,9 @@ REFERENCE = ROOT.parent / "shared" / "reference"
 
 MARK = "SAILOR_TEST_RUN"
 """Environment variable by which a process shows which run of the tests started it."""
-SET_BY_LIBRARIES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+SET_BY_LIBRARIES = (
+    *("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK"),
+)
 ENDING_MAX_S = 20.0
 LONG_LIMIT_S = 900.0
 """Time limit of a test marked ``slow``; all others have the limit in pyproject.toml."""

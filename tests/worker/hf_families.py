@@ -34,9 +34,10 @@ _DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout", "atten
 VOCABULARY, TOKENS = 40, 8
 
 
-def language_model(family: str, *, dropout: float = 0.0) -> nn.Module:
+def language_model(family: str, *, dropout: float = 0.0, **changes: Any) -> nn.Module:
     """Return a model of three blocks in fp64, with random weights."""
-    config = AutoConfig.for_model(family, vocab_size=VOCABULARY, **_ENDS, **FAMILIES[family])
+    sizes = {"vocab_size": VOCABULARY, **_ENDS, **FAMILIES[family], **changes}
+    config = AutoConfig.for_model(family, **sizes)
     for name in _DROPOUTS:
         if hasattr(config, name):
             setattr(config, name, dropout)

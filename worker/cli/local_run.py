@@ -109,6 +109,9 @@ def _prepare(
         weights = _checked(problems, lambda: open_weights(job, folder))
     else:
         data = recipe.data()
+        save = options.save
+        if save is not None:
+            _checked(problems, lambda: recipe.check_saved_to(save))
     _checked(problems, lambda: _check_writable(options.timeline))
     pieces = _checked(problems, lambda: stack.enter_context(_pieces_folder(options.save)))
     config = _checked(problems, lambda: _deepspeed_config(options, plan, job))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,7 @@ from worker.models.module_skeleton import drop_values, set_parameter
 from worker.models.module_splits import ModuleSplits, find_splits
 from worker.models.separability import check_separable
 from worker.reporting.loggers import Logger
+from worker.script.hf_model import copy_companions, source_folder
 from worker.script.losses import Loss, default_loss, sum_and_count
 from worker.script.torch_settings import OptimizerSettings, settings_of
 from worker.training.full_tensors import TensorKey
@@ -190,7 +192,8 @@ class Recipe:
 
     def save(self, tensors: Mapping[tuple[int, str], Tensor], folder: Path) -> None:
         """Write full tensors, keyed by layer and name, as the module's library would."""
-        module = self.skeleton()
+        with self._cache_as_given():
+            module = self.skeleton()
         trained = {
             self.cut.full_name(layer, name): value for (layer, name), value in tensors.items()
         }
@@ -199,13 +202,34 @@ class Recipe:
             parameter = nn.Parameter(value, requires_grad=False)
             for each in (full, *(a for a, first in self.cut.alias_of.items() if first == full)):
                 set_parameter(module, each, parameter)
-        for config in self._caching:
-            config.use_cache = True
         save = getattr(module, "save_pretrained", None)
         if save is not None:
             save(folder)
+            if self.source is not None:
+                copy_companions(self.source, folder)
         else:
             save_model(module, str(folder / "model.safetensors"))
+
+    @contextmanager
+    def _cache_as_given(self) -> Iterator[None]:
+        for config in self._caching:
+            config.use_cache = True
+        yield
+        for config in self._caching:
+            config.use_cache = False
+
+    @property
+    def source(self) -> Path | None:
+        """The local folder of the model of transformers that training starts from."""
+        config: Any = getattr(self._module, "config", None)
+        name = getattr(config, "name_or_path", "")
+        return source_folder(name) if name else None
+
+    def check_saved_to(self, folder: Path) -> None:
+        """Refuse to overwrite files whose weights are in use."""
+        if self.source is not None and folder.resolve() == self.source.resolve():
+            what = "is the folder of the model that is trained"
+            raise InputError(Problem(str(folder), what, "save to another one"))
 
     # -- the loss ----------------------------------------------------------------------------------
 

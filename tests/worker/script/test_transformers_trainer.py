@@ -15,12 +15,6 @@ from simulator.documents.problems import InputError
 pytestmark = pytest.mark.torch
 
 
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch):
-    # accelerate sets it.
-    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-
-
 class Rows:
     """Twelve rows of tokens, some without a label."""
 
