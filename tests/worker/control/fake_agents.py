@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -124,7 +124,9 @@ class Process:
     def send(self, **order: Any) -> None:
         assert self.line is not None
         order.setdefault("generation", self.spec["generation"])
-        self.line.sendall(json.dumps(order).encode() + b"\n")
+        # A process that has just died takes no orders; its end is seen when its line is read.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.line.sendall(json.dumps(order).encode() + b"\n")
 
 
 class Agents:
