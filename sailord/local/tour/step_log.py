@@ -25,6 +25,7 @@ class Step:
     step: int
     at: float
     loss: float
+    sample_hash: str
 
 
 @dataclass(eq=False)
@@ -55,7 +56,7 @@ class StepLog:
         key = said["generation"], said["step"]
         known = self.steps.get(key)
         if known is None or said["at"] < known.at:
-            self.steps[key] = Step(*key, said["at"], said["loss"])
+            self.steps[key] = Step(*key, said["at"], said["loss"], said["sample_hash"])
 
     def highest(self, generation: int) -> int:
         """Return the last step of a generation; 0 if there is none."""

@@ -1,0 +1,151 @@
+"""Kills nodes under a script's job, and compares it with an undisturbed run.
+
+``python -m tests.chaos.script_kills --kills 20 --seed 1 [--exact] SCRIPT -- ARGUMENTS`` trains the
+script on a local cluster of four nodes. At random moments a random node that trains is killed, and
+another one comes, at once or later, so that plans change in both directions. All losses and sample
+hashes are compared with those of ``python -m worker run``. The result is printed as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agents.daemon.process_cleanup import kill_all
+from sailord.local.cluster import LocalCluster
+from sailord.local.paths import Place
+from sailord.local.tour.step_log import Step, StepLog
+
+ROOT = Path(__file__).resolve().parents[2]
+MACHINES = (*(("large", "zone-a"),) * 2, ("large", "zone-b"), ("small", "zone-c"))
+WITHIN_S = 240.0
+"""Seconds for the next event; the machine may be busy."""
+
+
+def main() -> int:
+    """Run what the command line asks for; fail if a loss or a sample is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.script_kills")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--exact", action="store_true", help="compute in fp64")
+    parser.add_argument("script", type=Path)
+    parser.add_argument("arguments", nargs="*")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kills-") as name:
+        folder = Path(name)
+        work = folder / "work"
+        shutil.copytree(asked.script.parent, work)
+        words = [asked.script.name, *asked.arguments]
+        if asked.exact:
+            shutil.copy(Path(__file__).with_name("exact_script.py"), work)
+            words.insert(0, "exact_script.py")
+        script, *arguments = words
+        alone = undisturbed(work, script, arguments)
+        try:
+            found = kill_nodes(folder / "c", work, script, arguments, asked.kills, asked.seed)
+        finally:
+            kill_all(folder / "c")
+            Place(folder / "c", port=0).remove()
+    found |= compared(found.pop("steps"), alone)
+    print(json.dumps(found))
+    return 0 if found["state"] == "done" and found["kills"] == asked.kills else 1
+
+
+def undisturbed(work: Path, script: str, arguments: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the steps of a run in one process."""
+    words = ["-m", "worker", "run", "--json", "--job", script, "--", *arguments]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=work, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return [line for line in lines if "loss" in line]
+
+
+def kill_nodes(
+    folder: Path, work: Path, script: str, arguments: Sequence[str], kills: int, seed: int
+) -> dict[str, Any]:
+    """Train on a cluster and kill nodes; return what came of it."""
+    dice = random.Random(seed)
+    place = Place(folder)
+    with LocalCluster(place, MACHINES) as cluster:
+        cluster.start()
+        submit = [sys.executable, "-m", "sailord.cli.main", "submit", script, "--id", "own"]
+        told = ["--workdir", ".", "--server", f"unix://{place.socket}", "--", *arguments]
+        subprocess.run([*submit, *told], cwd=work, check=True, stdout=subprocess.DEVNULL)
+        log = StepLog(folder, "own")
+
+        def job() -> dict[str, Any]:
+            found: dict[str, Any] = cluster.client.ask("GET", "/v1/jobs/own")
+            return found
+
+        def wait(what: str, holds: Callable[[], bool]) -> None:
+            end = time.monotonic() + WITHIN_S
+            while not holds():
+                assert time.monotonic() < end, f"{what}: {job()}"
+                log.look()
+                cluster.look_after()
+                time.sleep(0.02)
+
+        def is_over() -> bool:
+            return job()["state"] not in {"queued", "running"}
+
+        def trains_again(after: float, steps: int) -> bool:
+            fresh = [each for each in log.steps.values() if each.at > after]
+            return len(fresh) >= steps or is_over()
+
+        killed, missing, at = 0, 0, 0.0
+        while killed < kills:
+            wait("it does not train", partial(trains_again, at, dice.randint(1, 6)))
+            if is_over():
+                break
+            members = cluster.client.ask("GET", "/v1/status")["job"]["members"]
+            alive = [name for name in members if name in cluster.nodes]
+            if not alive:
+                continue
+            at = time.time()
+            node = cluster.nodes[dice.choice(alive)]
+            cluster.kill_node(node.name)
+            killed += 1
+            missing += 1
+            while missing and (missing > 1 or dice.random() < 0.7):
+                cluster.add_node(*dice.choice(MACHINES))
+                missing -= 1
+        wait("it does not end", is_over)
+        log.look()
+        moves = cluster.client.ask("GET", "/v1/jobs/own/moves")["moves"]
+        return {
+            "script": script,
+            "state": job()["state"],
+            "kills": killed,
+            "generations": len({generation for generation, _ in log.steps}),
+            "steps_lost": sum(move["steps_lost"] for move in moves),
+            "steps": list(log.steps.values()),
+        }
+
+
+def compared(steps: Sequence[Step], alone: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return how far all steps, repeated ones too, are from those of the undisturbed run."""
+    wanted = dict(enumerate(alone, start=1))
+    return {
+        "steps": len(wanted),
+        "steps_missing": len(wanted.keys() - {each.step for each in steps}),
+        "loss_error": max(abs(each.loss / wanted[each.step]["loss"] - 1) for each in steps),
+        "wrong_samples": sum(
+            each.sample_hash != wanted[each.step]["sample_hash"] for each in steps
+        ),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
