@@ -47,6 +47,8 @@ class Config:
     devices are emulated."""
     data: Path | None
     """The folder that relative paths of a job refer to; ``None``: jobs give absolute paths."""
+    secrets: Path | None
+    """The folder with the values of secrets that jobs name, each a file."""
     copy_mb_s: float
     """The highest rate at which snapshots are copied to other nodes."""
     threads: int | None
@@ -68,7 +70,7 @@ def load_config(path: Path) -> Config:
     key = top.text("key", required=True)
     notice_s = top.number("notice_s", default=30.0, above=0.0, most=3600.0)
     shutdown_s = top.number("shutdown_s", default=min(notice_s, 30.0), above=0.0, most=3600.0)
-    folders = {name: top.text(name) for name in ("catalogue", "memory", "data")}
+    folders = {name: top.text(name) for name in ("catalogue", "memory", "data", "secrets")}
     rest: dict[str, Any] = {
         "zone": top.text("zone"),
         "machine": top.text("machine"),
@@ -95,7 +97,7 @@ def load_config(path: Path) -> Config:
     assert state is not None
     assert store is not None
     assert key is not None
-    catalogue, memory, data = (
+    catalogue, memory, data, secrets = (
         None if each is None else path.parent / each for each in folders.values()
     )
     return Config(
@@ -109,6 +111,7 @@ def load_config(path: Path) -> Config:
         catalogue=catalogue,
         memory=memory and memory.resolve(),
         data=data and data.resolve(),
+        secrets=secrets and secrets.resolve(),
         options=Options(**{name: value for name, value in options.items() if value is not None}),
         **rest,
     )

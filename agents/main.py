@@ -127,6 +127,7 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
             read_job=registration.job_text,
             feed=feed,
             clock=clock,
+            secrets=config.secrets,
         )
         stack.callback(preparation.close)
         registration.looked = preparation.look
@@ -162,7 +163,7 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
             sender=ReportSender(client, lambda: registration.leader),
         )
         snapshots.open()
-        await _listen(config, key, loop, packages, stack)
+        await _listen(config, key, loop, preparation, stack)
         await joiner.resume(saved.job, saved.generation)
         snapshots.resume()
         begin_log(form, loop.log_context)
@@ -203,7 +204,7 @@ async def _listen(
     config: Config,
     key: bytes,
     loop: AgentLoop,
-    packages: PackageFetcher,
+    preparation: Preparation,
     stack: contextlib.AsyncExitStack,
 ) -> None:
     """Start the HTTP server, and put its address into the node's record."""
@@ -214,7 +215,7 @@ async def _listen(
         state=lambda: loop.state,
         outputs=lambda: loop.gang.outputs,
         rendezvous=loop.joiner.rendezvous,
-        packages=packages,
+        preparation=preparation,
         snapshots=SnapshotRoutes(loop.snapshots.memory, verifier),
         feed=loop.events.put_nowait,
         wake=loop.registration.woken.set,

@@ -16,8 +16,8 @@ from agents.protocol.records import Abort, JobId
 from agents.rpc.server import Handler, answer_signed
 from agents.rpc.signing import Verifier
 from agents.snapshots.http import SnapshotRoutes
-from agents.work.fetch import PackageFetcher
 from agents.work.package import Package, read_part
+from agents.work.preparation import Preparation
 from agents.workers.logs import MARK, read_output
 from agents.workers.rendezvous import Rendezvous
 
@@ -34,7 +34,7 @@ class AgentServer:
     outputs: Callable[[], Mapping[int, Path]]
     """The output file of each rank."""
     rendezvous: Rendezvous
-    packages: PackageFetcher
+    preparation: Preparation
     snapshots: SnapshotRoutes
     feed: Callable[[Event], None]
     wake: Callable[[], None]
@@ -48,6 +48,7 @@ class AgentServer:
         app.router.add_post("/v1/abort", self._abort)
         app.router.add_post("/v1/wake", self._wake)
         app.router.add_get("/v1/logs", self._log)
+        app.router.add_get("/v1/logs/setup", self._setup_log)
         app.router.add_get("/v1/logs/{rank:[0-9]{1,5}}", self._log)
         meeting = f"/v1/meeting/{{job:{JOB_ID_PATTERN}}}/{{generation:[0-9]{{1,12}}}}"
         app.router.add_get("/v1/packages/{package}/{part:[0-9]{1,4}}", self._package)
@@ -85,16 +86,17 @@ class AgentServer:
         return web.Response(body=b"{}")
 
     async def _log(self, request: web.Request) -> web.Response:
-        rank, mark = request.match_info.get("rank"), request.query.get("after", "")
-        if not MARK.match(mark):
-            return web.Response(status=422, text="after is not a mark of an earlier answer\n")
-        output = read_output(self.outputs(), None if rank is None else int(rank), mark)
-        return web.Response(body=encode(output))
+        rank = request.match_info.get("rank")
+        return _written(request, self.outputs(), None if rank is None else int(rank))
+
+    async def _setup_log(self, request: web.Request) -> web.Response:
+        log = self.preparation.log
+        return _written(request, {} if log is None else {0: log}, None)
 
     async def _package(self, request: web.Request) -> web.Response:
         package = Package.named(request.match_info["package"])
-        number = int(request.match_info["part"])
-        part = None if package is None else read_part(self.packages.path(package), number)
+        number, packages = int(request.match_info["part"]), self.preparation.fetcher
+        part = None if package is None else read_part(packages.path(package), number)
         if part is None:
             return web.Response(status=404, text="the package is not here\n")
         return web.Response(body=part)
@@ -105,3 +107,11 @@ class AgentServer:
         if address is None:
             return web.Response(status=404, text="the rendezvous is not known here\n")
         return web.Response(text=address)
+
+
+def _written(request: web.Request, outputs: Mapping[int, Path], rank: int | None) -> web.Response:
+    """Answer with what was written since the mark of an earlier answer, or last."""
+    mark = request.query.get("after", "")
+    if not MARK.match(mark):
+        return web.Response(status=422, text="after is not a mark of an earlier answer\n")
+    return web.Response(body=encode(read_output(outputs, rank, mark)))

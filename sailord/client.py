@@ -122,9 +122,12 @@ class Client:
         """Send a request, with bytes or JSON; return the decoded JSON, or the text."""
         return self._exchange(method, path, body)[0]
 
-    def log(self, node: str, rank: int | None, mark: str) -> tuple[str, str]:
-        """Logs of a node's workers since the mark, or their end; and the next mark."""
+    def log(
+        self, node: str, rank: int | None, mark: str, *, is_setup: bool = False
+    ) -> tuple[str, str]:
+        """Logs of a node's workers or setup, since the mark or their end; and the next mark."""
         asked = {"after": mark} | ({} if rank is None else {"rank": rank})
+        asked |= {"setup": "true"} if is_setup else {}
         text, headers = self._exchange("GET", f"/v1/nodes/{part(node)}/logs?{urlencode(asked)}")
         return str(text), headers.get("Sailor-Log-Mark", "")
 

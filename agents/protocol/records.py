@@ -216,6 +216,10 @@ class Measured:
     """The last one of this generation."""
 
 
+PREPARING = "its work folder is being prepared"
+"""Why a node is unfit while it fetches and sets up a script's folder."""
+
+
 @dataclass(frozen=True, slots=True)
 class Report(Measured):
     """An agent's report of its node, complete."""

@@ -12,19 +12,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from agents.core.model import Event, UnfitChanged
 from agents.daemon.backoff import Backoff
 from agents.daemon.clock import Clock
 from agents.daemon.tasks import Tasks
-from agents.protocol.records import LIVE, JobId, JobRecord
+from agents.protocol.records import LIVE, PREPARING, JobId, JobRecord
 from agents.work.archive import ArchiveError, unpack
+from agents.work.environment import SetupError, set_up
 from agents.work.fetch import FetchError, PackageFetcher
 from agents.work.package import Package
+from agents.work.secrets import SecretsError, find_secrets, read_secrets
 from agents.work.work_folder import WorkFolder, delete_old, work_folder, worker_view
 from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError
 from simulator.inputs.work_section import work_of
 from simulator.spec.job import Work
+
+log = structlog.get_logger("sailor-agent")
 
 PATIENCE_S = 2.0
 """A preparation that takes longer makes the node unfit until it is done."""
@@ -43,9 +49,13 @@ class Preparation:
     """Reads a job's text from the store; ``None``: not available now."""
     feed: Callable[[Event], None]
     clock: Clock
+    secrets: Path | None = None
+    """The folder with the values of secrets, each a file."""
     retry_s: float = RETRY_S
     job: JobId | None = None
     """The job that the node is prepared for."""
+    log: Path | None = None
+    """What the setup commands of the last job have written."""
     _view: dict[str, Any] | None = None
     """For workers, once it is prepared; empty: there is nothing to prepare."""
     _unfit: str = ""
@@ -77,6 +87,7 @@ class Preparation:
         self.job, self._view, self._work = job, None, None
         self._set_unfit("")
         if job is not None:
+            self.log = None  # That of a job that has ended can still be read.
             self._work = self._tasks.start(self._prepare(job))
 
     def _set_unfit(self, why: str) -> None:
@@ -97,36 +108,42 @@ class Preparation:
             self._view = {}
             self._changed.set()
             return
-        backoff = Backoff(self.retry_s, RETRY_S_MAX)
+        backoff, failure = Backoff(self.retry_s, RETRY_S_MAX), ""
         while self._view is None:
             late = self._tasks.start(self._say_late())
             try:
                 self._view = await self._made(work)
                 self._set_unfit("")
-            except (FetchError, ArchiveError, OSError) as error:
+            except (FetchError, ArchiveError, SetupError, SecretsError, OSError) as error:
                 late.cancel()
-                self._set_unfit(f"its work folder cannot be prepared: {error}")
+                failure = failure or str(error)  # Another attempt may say the same differently.
+                log.warning(f"the work folder cannot be prepared: {error}", job=job)
+                self._set_unfit(failure)
                 await asyncio.sleep(backoff.next_s())
             finally:
                 late.cancel()
 
     async def _say_late(self) -> None:
         await asyncio.sleep(PATIENCE_S)
-        self._set_unfit(self._unfit or "its work folder is being prepared")
+        self._set_unfit(self._unfit or PREPARING)
 
     async def _made(self, work: Work) -> dict[str, Any]:
         folder = work_folder(self.folder / "folders", work)
+        self.log = folder.log
+        secrets = find_secrets(self.secrets, work.secrets)
         if not folder.is_ready:
-            await self._make(folder, work)
-        return worker_view(folder)
+            await self._make(folder, work, read_secrets(secrets))
+        return worker_view(folder, secrets)
 
-    async def _make(self, folder: WorkFolder, work: Work) -> None:
+    async def _make(self, folder: WorkFolder, work: Work, secrets: Mapping[str, str]) -> None:
         package = Package.named(work.package)
         if package is None:
             raise FetchError(f"{work.package} names no package")
         packed = await self.fetcher.fetch(package)
         await asyncio.to_thread(folder.begin)
         await asyncio.to_thread(unpack, packed, folder.files)
+        if work.setup:
+            await set_up(folder, work.setup, secrets)
         await asyncio.to_thread(folder.finish)
         await asyncio.to_thread(delete_old, folder.home.parent, folder.home)
         await asyncio.to_thread(delete_old, packed.parent, packed)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import sysconfig
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +48,7 @@ class WorkFolder:
         return (self.home / "ready").exists()
 
     def begin(self) -> None:
-        """Delete what an earlier attempt has left; its log stays until the next one begins."""
+        """Delete what an earlier attempt has left."""
         shutil.rmtree(self.home, ignore_errors=True)
         self.home.mkdir(parents=True)
 
@@ -61,9 +63,24 @@ def work_folder(base: Path, work: Work) -> WorkFolder:
     return WorkFolder(base / key[:24])
 
 
-def worker_view(folder: WorkFolder) -> dict[str, Any]:
-    """Return what a worker is told of its work folder, as plain values for JSON."""
-    return {"folder": str(folder.files)}
+def worker_view(folder: WorkFolder, secrets: Mapping[str, Path | None]) -> dict[str, Any]:
+    """Return what a worker is told of its work folder, as plain values for JSON.
+
+    ``secrets`` are the files of the secrets; ``None``: the agent's environment has its value.
+    """
+    has_environment = folder.environment.exists()
+    return {
+        "folder": str(folder.files),
+        "environment": str(folder.environment),
+        "packages": str(packages_of(folder.environment)) if has_environment else "",
+        "secrets": {name: str(path or "") for name, path in secrets.items()},
+    }
+
+
+def packages_of(environment: Path) -> Path:
+    """Return the folder of the packages of a virtual environment."""
+    found = {"base": str(environment), "platbase": str(environment)}
+    return Path(sysconfig.get_path("purelib", "venv", vars=found))
 
 
 def delete_old(base: Path, keep: Path) -> None:

@@ -46,16 +46,20 @@ def nodes_of(request: web.Request) -> list[Node]:
 
 
 async def logs(request: web.Request) -> web.Response:
-    """Show the end of the workers' logs on a node, or what was written since a mark."""
+    """Show the end of the workers' logs on a node, or what was written since a mark.
+
+    With ``setup=true`` show what the setup commands of the job wrote there.
+    """
     api, name = request.app[CONTEXT], request.match_info["node"]
     rank, mark = request.query.get("rank", ""), request.query.get("after", "")
     if not re.fullmatch(r"[0-9]{0,5}", rank, re.ASCII):
         raise InputError(Problem("rank", "invalid rank", "give an integer"))
     if not re.fullmatch(LOG_MARK, mark, re.ASCII):
         raise InputError(Problem("after", "invalid mark", f"give a value of {MARK_HEADER}"))
+    which = "setup" if request.query.get("setup") == "true" else rank
     for node in nodes_of(request):
         if node.record.address:
-            path = (f"/v1/logs/{rank}" if rank else "/v1/logs") + (mark and f"?after={mark}")
+            path = f"/v1/logs/{which}".rstrip("/") + (mark and f"?after={mark}")
             try:
                 said = await api.controller.effects.agents.call(node.record.address, "GET", path)
                 written = decode(Output, said)
@@ -63,7 +67,10 @@ async def logs(request: web.Request) -> web.Response:
                 cure = "check that sailor-agent runs there and is reachable from this host"
                 what = f"its agent did not answer: {error}"
                 return refusal(502, Problem(node.record.name, what, cure))
-            if rank and int(rank) not in written.ranks:
+            if which == "setup" and not written.parts and not mark:
+                cure = "its job has no setup commands, or the node has not begun"
+                raise Refusal(404, Problem(node.record.name, "no log of a setup", cure))
+            if which.isdecimal() and int(rank) not in written.ranks:
                 ranks = ", ".join(map(str, written.ranks))
                 cure = f"ranks on this node: {ranks}" if ranks else "no worker has started there"
                 raise Refusal(404, Problem(node.record.name, f"no log of rank {rank}", cure))

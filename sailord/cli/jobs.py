@@ -26,6 +26,12 @@ from simulator.documents.problems import InputError, Problem
 @click.option(
     "--workdir", metavar="DIR", type=FILE, help="The folder that travels; default: the script's."
 )
+@click.option(
+    "--setup", metavar="COMMAND", multiple=True, help="Run once on each node, in the folder."
+)
+@click.option(
+    "--secret", metavar="NAME", multiple=True, help="A variable whose value the nodes have."
+)
 @server_command
 def submit(
     client: Client,
@@ -35,6 +41,8 @@ def submit(
     priority: int,
     resume: str | None,
     workdir: Path | None,
+    setup: tuple[str, ...],
+    secret: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Queue the job of FILE.
@@ -45,9 +53,10 @@ def submit(
     read on the nodes.
     """
     if job.suffix == ".py":
-        spec = submitted_script(client, job, ScriptOptions(workdir, arguments))
-    elif workdir is not None or arguments:
-        what = "is a job file; --workdir and ARGUMENTS are for scripts"
+        options = ScriptOptions(workdir, arguments, setup, secret)
+        spec = submitted_script(client, job, options)
+    elif workdir is not None or arguments or setup or secret:
+        what = "is a job file; --workdir, --setup, --secret and ARGUMENTS are for scripts"
         raise InputError(Problem(str(job), what, "leave them out"))
     else:
         spec = _read(job)

@@ -29,14 +29,17 @@ nodes = question("nodes", lambda v: text.nodes_text(v["nodes"]), "List all nodes
 @click.command()
 @click.argument("node")
 @click.option("--rank", type=click.IntRange(0, 99_999), metavar="N", help="Only this rank.")
+@click.option("--setup", "is_setup", is_flag=True, help="The job's setup commands instead.")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines.")
 @server_command
-def logs(client: Client, node: str, rank: int | None, follow: bool, as_json: bool) -> None:
+def logs(
+    client: Client, node: str, rank: int | None, is_setup: bool, follow: bool, as_json: bool
+) -> None:
     """Show the last output of a node's workers."""
     mark, patience = "", Patience(report_outage)
 
     def ask() -> tuple[str, str]:
-        return client.log(node, rank, mark)
+        return client.log(node, rank, mark, is_setup=is_setup)
 
     while True:
         fresh, mark = patience.insist(ask) if follow else ask()

@@ -25,6 +25,8 @@ class ScriptOptions:
 
     workdir: Path | None
     arguments: tuple[str, ...]
+    setup: tuple[str, ...]
+    secrets: tuple[str, ...]
 
 
 def submitted_script(client: Client, script: Path, options: ScriptOptions) -> str:
@@ -43,7 +45,12 @@ def submitted_script(client: Client, script: Path, options: ScriptOptions) -> st
         said = f"{counted(len(selection.names), 'file')}, {megabytes(selection.bytes)}"
         click.echo(f"packed {root}: {said}, package {package.sha256[:12]}", err=True)
         _upload(client, package, Path(packed.name))
-    work = {"package": str(package), "arguments": list(options.arguments)}
+    work = {
+        "package": str(package),
+        "arguments": list(options.arguments),
+        "setup": list(options.setup),
+        "secrets": list(options.secrets),
+    }
     lines = [f"{key} = {json.dumps(value)}" for key, value in work.items()]
     return "\n".join([text.rstrip("\n"), "", "[work]", *lines, ""])
 

@@ -97,9 +97,11 @@ def _take_report(
             active = replace(active, progress=Progress(report.step, state.now, step_s))
         if report.evaluation not in (None, active.evaluation):
             active = replace(active, evaluation=report.evaluation)
+    is_mended = bool(node.why_unsound) and not (report.fault or report.unfit)
     heard = replace(
         node,
         report=report,
+        returned_at=state.now if is_mended else node.returned_at,
         heard_at=state.now,
         failed_since=failed_since,
         broken_since=broken_since,

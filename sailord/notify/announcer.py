@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from agents.daemon.backoff import Backoff
-from agents.protocol.records import JobId
+from agents.protocol.records import PREPARING, JobId
 from agents.store.interface import StoreError
 from sailord.cluster_records import Gateway, Transition
 from sailord.core.model.commands import Note
@@ -27,6 +27,7 @@ from sailord.notify.outbox import Outbox, committed_id
 log = structlog.get_logger("sailord")
 
 _EVALUATION = "evaluation after"
+_UNFIT = "cannot run it"
 WAITING_MAX = 1_000
 """History lines that wait for the store; beyond this the oldest are dropped."""
 BACKOFF_S, BACKOFF_S_MAX = 0.3, 30.0
@@ -44,6 +45,8 @@ class Announcer:
     """The timing of the reconfiguration that is under way."""
     _evaluated: dict[JobId, str] = field(default_factory=dict)
     """The last evaluation of each job in the history."""
+    _unfit: set[tuple[JobId, str]] = field(default_factory=set)
+    """Why nodes cannot run a job, as its history says."""
     _lines: asyncio.Queue[tuple[JobId, Transition]] = field(
         default_factory=lambda: asyncio.Queue(WAITING_MAX)
     )
@@ -78,6 +81,7 @@ class Announcer:
         known = None if before.active is None else before.active.evaluation
         if after.active is not None and after.active.evaluation not in (None, known):
             self._report_evaluation(after.active, after)
+        self._report_unfit(before, after)
         is_new_here = before.term == after.term
         for event, id_ in _changes(before, after):
             if is_new_here:
@@ -118,12 +122,35 @@ class Announcer:
         self.feed.add(event)
         self._keep(active.job, _history_line(event))
 
+    def _report_unfit(self, before: State, after: State) -> None:
+        """Keep in the history why a node cannot run the job, once."""
+        for id_ in sorted(after.nodes.notable):
+            node, known = after.nodes[id_], before.nodes.get(id_)
+            why = "" if node.report is None else node.report.unfit
+            # A node that failed in a generation is in the history already.
+            if node is known or after.active is None or why in ("", PREPARING):
+                continue
+            text = f"{node.record.name} {_UNFIT}: {why}"
+            if node.failed_since is not None or (after.active.job, text) in self._unfit:
+                continue
+            self._unfit.add((after.active.job, text))
+            generation, step = _where(after.active)
+            event = FeedEvent(
+                self.feed.next_id(after.now), after.now, "note", text, after.active.job,
+                node.record.name, generation, step, after.term or 0,
+            )  # fmt: skip
+            log.warning(text, job=after.active.job, generation=generation)
+            self.feed.add(event)
+            self._keep(after.active.job, _history_line(event))
+
     def restore(self, job: JobId, history: Iterable[Transition]) -> None:
         """Fill the feed with a job's stored history, after an election."""
         history = tuple(history)
         for line in history:
             if line.text.startswith(_EVALUATION):
                 self._evaluated[job] = line.text
+            if f" {_UNFIT}: " in line.text:
+                self._unfit.add((job, line.text))
         self.feed.restore(
             FeedEvent(
                 line.id, line.at, "transition", line.text, job, None, line.generation, line.step,

@@ -18,6 +18,7 @@ from simulator.spec.plan import Plan
 from worker.checkpoint.capacity_check import DevicePeak
 from worker.checkpoint.fetch import DurableSource, LocalSource, PeerSource, Source
 from worker.checkpoint.snapshot_manager import SnapshotTarget
+from worker.control import work_folder
 from worker.data.batch import DataSource
 from worker.data.open_data import open_data
 from worker.distributed.rendezvous import RendezvousInfo
@@ -148,6 +149,7 @@ class JobCache:
                 self._weights = open_weights(self._job, about.base)
             else:
                 work = self._job.work
+                work_folder.check(about.spec.get("work", {}))
                 # A packed script lies in the work folder, which this process has entered.
                 path = Path() if work is not None else about.base
                 arguments = () if work is None else work.arguments

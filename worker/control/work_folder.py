@@ -1,14 +1,73 @@
-"""Enters the work folder of a script's job, as ``python train.py`` in that folder would find it."""
+"""Enters the work folder of a script's job, as ``python train.py`` in that folder would find it.
+
+Workers are forked with Sailor's packages loaded. What a job's setup installed comes before them;
+only a package that is loaded already cannot be another version.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Mapping
+import site
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
+
+from simulator.documents.problems import InputError, Problem
 
 
 def enter(work: Mapping[str, Any]) -> None:
     """Make this process one of the job; a process never changes to another job."""
-    if work:
-        os.chdir(Path(work["folder"]))
+    if not work:
+        return
+    os.chdir(work["folder"])
+    for name, path in work["secrets"].items():
+        if path:
+            os.environ[name] = read_secret(Path(path))
+    if work["packages"]:
+        environment = Path(work["environment"])
+        os.environ["VIRTUAL_ENV"] = str(environment)
+        os.environ["PATH"] = f"{environment / 'bin'}:{os.environ.get('PATH', os.defpath)}"
+        before = list(sys.path)
+        site.addsitedir(work["packages"])
+        sys.path[:] = [*(each for each in sys.path if each not in before), *before]
+        importlib.invalidate_caches()
+
+
+def read_secret(path: Path) -> str:
+    """Read a secret from its file, without the end of the line."""
+    return path.read_text(encoding="utf-8").rstrip("\r\n")
+
+
+def check(work: Mapping[str, Any]) -> None:
+    """Raise ``InputError`` if the job needs what this process cannot give it."""
+    problems = [
+        Problem(f"[work] secrets: {name}", "is missing in this worker", "restart the node's agent")
+        for name in work.get("secrets", ())
+        if name not in os.environ
+    ]
+    if work.get("packages"):
+        problems += _loaded_before(work["packages"])
+    if problems:
+        raise InputError(problems)
+
+
+def _loaded_before(packages: str) -> Iterator[Problem]:
+    """Yield a problem for each package of the job that is loaded in another version."""
+    for found in distributions(path=[packages]):
+        modules = (found.read_text("top_level.txt") or found.name.replace("-", "_")).split()
+        origins = [getattr(sys.modules.get(each), "__file__", None) for each in modules]
+        is_other = any(each and not each.startswith(packages) for each in origins)
+        ours = _version_without(found.name, packages)
+        if is_other and ours not in (None, found.version):
+            what = f"installed {found.name} {found.version}, but workers run with {ours}"
+            yield Problem("[work] setup", what, f"install {found.name}=={ours}, or change the node")
+
+
+def _version_without(name: str, packages: str) -> str | None:
+    """Return the version that this process had before it entered the work folder."""
+    others = [each for each in sys.path if each != packages]
+    found = next(iter(distributions(name=name, path=others)), None)
+    return None if found is None else found.version

@@ -90,6 +90,7 @@ class Node:
             or self.failed_since is not None
             or self.broken_since is not None
             or self.draining_since is not None
+            or bool(self.why_unsound)
             or bool(self.report.broken_peers)
         )
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from agents.protocol.records import GenerationRecord, NodeId, Order, OrderKind
+from agents.protocol.records import PREPARING, GenerationRecord, NodeId, Order, OrderKind
 from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Running, Starting, Waiting
-from sailord.core.model.standing import Lost
+from sailord.core.model.standing import Lost, Present
 from sailord.core.model.state import Active, State
 from sailord.core.model.stragglers import Straggler
 from sailord.core.queries.straggler_queries import to_leave_out
@@ -66,9 +66,17 @@ def _first_plan(state: State, active: Active, phase: Waiting) -> Trigger:
     options, last = state.options, active.generation
     due = max(phase.since + options.failures_gather_s, active.attempts.not_before)
     if last is None or last.state == "closed":
-        ready = [state.nodes[id_].since for id_ in usable(state, active)]
+        ready = [state.nodes[id_].free_since for id_ in usable(state, active)]
         due = max(due, max(ready, default=state.now) + options.start_gather_s)
+        if ready and any(_is_preparing(node) for node in state.nodes.values()):
+            due = max(due, min(state.now, min(ready) + options.start_s) + options.start_gather_s)
     return Trigger(phase.reason, due, is_forced=True)
+
+
+def _is_preparing(node: Node) -> bool:
+    """Return whether it may soon be usable, once it has the job's work folder."""
+    is_there = isinstance(node.standing, Present) and node.report is not None
+    return is_there and node.report is not None and node.report.unfit == PREPARING
 
 
 def usable(state: State, active: Active) -> tuple[NodeId, ...]:

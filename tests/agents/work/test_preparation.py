@@ -13,7 +13,7 @@ import pytest
 
 from agents.core.model import UnfitChanged
 from agents.daemon.clock import Clock
-from agents.protocol.records import JobId, JobRecord
+from agents.protocol.records import PREPARING, JobId, JobRecord
 from agents.rpc.client import CallFailed
 from agents.work import preparation as module
 from agents.work.archive import pack
@@ -214,6 +214,46 @@ async def test_another_job_ends_what_was_said_of_the_last(node):
         assert await node.told.get()
         node.preparation.look({})
         assert await node.told.get() == ""
+
+
+@pytest.mark.asyncio
+async def test_a_failing_setup_is_told_once_and_tried_again(tmp_path, node, sources):
+    archive = packed(tmp_path, train=b"print()")
+    sources.packages = {"leader:1": {str(package_of(archive)): archive}}
+    count = tmp_path / "count"
+    fails_twice = f"echo x >> {count}; wc -l < {count}; test $(wc -l < {count}) -gt 2"
+    node.job(archive, setup=["true", fails_twice])
+    with contextlib.closing(node.preparation):
+        node.preparation.look(RUNNING)
+        said = [await node.told.get()]
+        while said[-1]:
+            said.append(await node.told.get())
+        failure = f"setup `{fails_twice}` exited with 1: 1"
+        assert [each for each in said if each != PREPARING] == [failure, ""]
+        view = await node.preparation.view(JOB)
+        assert isinstance(view, dict)
+        assert node.preparation.log.read_text().count("$ true") == 1, "of the last attempt"
+    again = Node(tmp_path / "node", node.preparation.fetcher)
+    again.text = node.text
+    with contextlib.closing(again.preparation):
+        assert await again.preparation.view(JOB) == view
+    assert count.read_text() == "x\n" * 3, "a setup that succeeded is not run again"
+
+
+@pytest.mark.asyncio
+async def test_a_missing_secret_is_named_before_anything_is_set_up(tmp_path, node, sources):
+    archive = packed(tmp_path, train=b"print()")
+    sources.packages = {"leader:1": {str(package_of(archive)): archive}}
+    node.job(archive, secrets=["TOKEN_OF_NOBODY"], setup=["false"])
+    with contextlib.closing(node.preparation):
+        assert "missing on this node: TOKEN_OF_NOBODY" in await node.preparation.view(JOB)
+        (tmp_path / "TOKEN_OF_NOBODY").write_text("1")
+        node.preparation.secrets = tmp_path
+        node.job(archive, secrets=["TOKEN_OF_NOBODY"])
+        node.preparation.look({})
+        node.preparation.look(RUNNING)
+        view = await node.preparation.view(JOB)
+        assert view["secrets"] == {"TOKEN_OF_NOBODY": str(tmp_path / "TOKEN_OF_NOBODY")}
 
 
 def test_the_oldest_are_deleted_but_never_the_present_one(tmp_path):

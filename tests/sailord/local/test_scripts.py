@@ -116,3 +116,23 @@ def test_a_script_survives_the_loss_of_a_node_with_the_losses_of_one_process(fol
     for step, metrics in said.items():
         assert metrics == pytest.approx(wanted[step], rel=1e-4)
     assert [move["steps_lost"] for move in told["moves"]][1:] == [0] * (len(told["moves"]) - 1)
+
+
+def test_jobs_travel_with_their_setup_and_do_not_meet(folder):
+    told = json.loads(run("-m", "tests.sailord.local.travel_cluster", folder.parent))
+    one, two, raises = told["one"], told["two"], told["raises"]
+    # The setup fails on one node: said once, with node, command, exit code and last line.
+    assert one["state"] == "done", one
+    failed = [line for line in one["history"] if "no disk" in line]
+    assert len(failed) == 1
+    assert failed[0].startswith("b1 cannot run it: setup `case ")
+    assert failed[0].endswith("exited with 7: no disk")
+    assert {member.partition(".")[0] for member in one["members"]} <= {"a1", "a2"}
+    assert "no disk\nexited with 7" in told["setup"]["b1"]
+    assert "$ pip install" in told["setup"]["a1"]
+    # Another version for the next job, though workers come from the same fork servers.
+    assert two["state"] == "done", two
+    assert any("tiny 1.0 secret 23" in log for log in one["logs"].values())
+    assert any("tiny 2.0 secret 23" in log for log in two["logs"].values())
+    assert told["leaks"] == 0
+    assert raises["state"] == "held"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agents.protocol.records import Evaluation
+from agents.protocol.records import PREPARING, Evaluation, Taking
 from agents.protocol.store_keys import Keys
 from agents.store.interface import StoreUnavailable
 from agents.store.sqlite_store import EmbeddedStore
@@ -91,6 +91,32 @@ def test_an_evaluation_is_kept_in_the_history_once() -> None:
     other.announcer.restore(RUNS.active.job, lines)
     other.announcer.observe(RUNS, second)
     assert other.texts("note") == []
+
+
+def unfit(why: str, number: int = 9, taking: Taking = "idle") -> State:
+    """A job of which one node reports that it cannot run it."""
+    said = report(A, taking, number=number, unfit=why)
+    return act(RUNS, Reported(NOW, said))[0]
+
+
+def test_why_a_node_cannot_run_the_job_is_kept_in_the_history_once() -> None:
+    published = Published()
+    prepares, fails = unfit(PREPARING), unfit("setup `make` exited with 2: no make")
+    for before, after in ((RUNS, prepares), (prepares, fails), (fails, fails), (prepares, fails)):
+        published.announcer.observe(before, after)
+    told = ["machine-a cannot run it: setup `make` exited with 2: no make"]
+    assert published.texts("note") == told
+    lines = [published.announcer._lines.get_nowait()[1]]
+    other = Published()
+    other.announcer.restore(RUNS.active.job, lines)
+    other.announcer.observe(RUNS, fails)
+    assert other.texts("note") == []
+
+
+def test_a_node_that_failed_in_a_generation_is_told_by_its_transition() -> None:
+    published = Published()
+    published.announcer.observe(RUNS, unfit("no memory", taking="failed"))
+    assert published.texts("note") == []
 
 
 def test_next_generation_is_announced() -> None:
