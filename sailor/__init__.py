@@ -10,14 +10,37 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from worker.data.blend import Blend
+    from worker.data.packing import Packed
+    from worker.data.padding import pad
+    from worker.data.stream import Stream
+    from worker.data.token_dataset import Tokens
     from worker.reporting.loggers import JsonLines, MLflow, TensorBoard, WandB
     from worker.script.hf_model import hf
     from worker.script.script_trainer import Trainer
     from worker.script.transformers_trainer import from_transformers
 
-__all__ = ["JsonLines", "MLflow", "TensorBoard", "Trainer", "WandB", "from_transformers", "hf"]
+__all__ = [
+    "Blend",
+    "JsonLines",
+    "MLflow",
+    "Packed",
+    "Stream",
+    "TensorBoard",
+    "Tokens",
+    "Trainer",
+    "WandB",
+    "from_transformers",
+    "hf",
+    "pad",
+]
 
 _HOMES = {
+    "Blend": "worker.data.blend",
+    "Packed": "worker.data.packing",
+    "Stream": "worker.data.stream",
+    "Tokens": "worker.data.token_dataset",
+    "pad": "worker.data.padding",
     "Trainer": "worker.script.script_trainer",
     "from_transformers": "worker.script.transformers_trainer",
     "hf": "worker.script.hf_model",

@@ -214,6 +214,7 @@ def _data(table: Table) -> Data:
         tokens=tokens,
         images=images,
         labels=labels,
+        samples=table.integers("samples"),
     )
     table.finish()
     return data

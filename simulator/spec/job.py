@@ -41,6 +41,8 @@ class Data:
     """An array of images, or a folder with one folder of images per class."""
     labels: str | None = None
     """The class of each image in an array."""
+    samples: tuple[int, ...] | None = None
+    """How many samples a script's data sets had when it was submitted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,10 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from tests.worker.checksums import checksums
 from tests.worker.threads import ThreadTransport, run_as_threads
-from worker.data.batch import Samples
+from worker.data.batch import NO_LABEL, Samples
 from worker.data.synthetic import SyntheticImages
 from worker.layout.tensor_table import tensors_of
 from worker.models.apply_plan import LocalLayer, build_layers
-from worker.models.loss import NO_LABEL
 from worker.models.microbatch_context import MicroBatch, MicroBatchContext
 from worker.training.full_tensors import TensorKey, merge_ranks, rank_tensors
 from worker.training.precision import Precision

@@ -43,7 +43,7 @@ def differences(job: Job, was: Job, *, step: int, place: str) -> list[Problem]:
             what = f"it was made with {key} = {before}, and the job has {now}"
             cure = f"set {key} = {before}; otherwise samples would repeat or be skipped"
             problems.add(place, what, cure)
-    for key in ("kind", "seed", "tokens", "images", "labels"):
+    for key in ("kind", "seed", "tokens", "images", "labels", "samples"):
         now, before = getattr(job.data, key), getattr(was.data, key)
         both = isinstance(now, str) and isinstance(before, str)
         # Of files the names only: the folder may differ between machines.

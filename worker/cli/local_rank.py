@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Store, TCPStore
 
+from simulator.documents.problems import InputError
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 from worker.checkpoint.resume import ResumePoint
@@ -154,6 +155,10 @@ def _reporting_errors(transport: Transport) -> Iterator[None]:
     except NotANumberError as error:
         # Every rank raises the same.
         raise RunFailedError(str(error)) from None
+    except InputError as error:
+        said = "; ".join(map(str, error.problems))
+        transport.abort(said)
+        raise RunFailedError(said) from None
     except BaseException as error:
         transport.abort(f"{type(error).__name__}: {error}")
         raise

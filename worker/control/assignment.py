@@ -154,7 +154,7 @@ class JobCache:
                 path = Path() if work is not None else about.base
                 arguments = () if work is None else work.arguments
                 recipe = load_script(path / self._job.script, arguments)
-                self._module, self._data = recipe, recipe.data()
+                self._module, self._data = recipe, recipe.data(self._job.data.samples)
             self._text = text
         job, plan = self._job, about.plan
         found = list(exact.exact_problems(job)) if job.model.family == "exact" else []

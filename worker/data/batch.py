@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+NO_LABEL = -100
+"""The label of a token that is not counted, as in PyTorch."""
 # A batch's digests are summed in a float: 2^21 of them stay exact below 2^53.
 DIGEST_BYTES = 4
 SAMPLES_MAX = 2**21

@@ -1,4 +1,4 @@
-"""Samples of a user's own data set, by their index."""
+"""Samples of a user's own data, by their number in the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -17,8 +17,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from simulator.documents.problems import InputError, Problem
 from worker.data.batch import DIGEST_BYTES, Samples
+from worker.data.blend import Blend
+from worker.data.sample_checks import Limits, check_sample
 from worker.data.shuffle import sample_numbers
+from worker.data.stream import Stream, StreamReader
 
 T = TypeVar("T")
 
@@ -35,46 +39,128 @@ class MapDataset(Protocol):
         """Return a sample."""
 
 
-@dataclass(frozen=True, slots=True)
-class MapData:
-    """Batches of a user's data set: each sample once per epoch, in an order of its own."""
+Dataset = MapDataset | Blend | Stream
 
-    dataset: MapDataset
+
+@dataclass(slots=True)
+class MapData:
+    """Batches of a user's data: each sample once per epoch, in an order of its own."""
+
+    dataset: Dataset
     collate: Collate
     global_batch: int
     seed: int
     shuffled: bool = True
+    sizes: tuple[int, ...] = ()
+    """How many samples each data set had when the job began; default: as many as it has now."""
+    limits: Limits = field(default_factory=dict)
+    """What integers are below, by key, for an error that names the sample."""
+    _reader: StreamReader | None = None
+
+    def __post_init__(self) -> None:
+        self.sizes = self.sizes or sizes_of(self.dataset)
+        if isinstance(self.dataset, Stream):
+            self._reader = StreamReader(self.dataset, self.global_batch)
 
     def batches(self) -> int:
         """Return in how many batches all samples are; the last one may be smaller."""
-        return -(-len(self.dataset) // self.global_batch)
+        return -(-self.sizes[0] // self.global_batch)
 
     def positions_in(self, step: int, positions: Sequence[int]) -> list[int]:
         """Return those positions of a batch of the first epoch that have a sample."""
-        left = len(self.dataset) - step * self.global_batch
+        left = self.sizes[0] - step * self.global_batch
         return [position for position in positions if position < left]
 
     def batch(self, step: int, positions: Sequence[int]) -> Samples:
         """Return the samples at these positions of the batch of this step."""
-        count = len(self.dataset)
-        if self.shuffled:
-            numbers = sample_numbers(
-                step, positions, global_batch=self.global_batch, count=count, seed=self.seed
-            ).tolist()
-        else:
-            numbers = [(step * self.global_batch + position) % count for position in positions]
+        self._check_sizes(step)
         with _own_randomness():
+            numbers = self._numbers(step, positions)
             items = [
-                _seeded(self.seed, step, position, partial(self.dataset.__getitem__, number))
-                for position, number in zip(positions, numbers, strict=True)
+                self._load(step, position, part, number)
+                for position, (part, number) in zip(positions, numbers, strict=True)
             ]
             first = positions[0] if len(positions) else 0
-            batch = _seeded(self.seed, step, first, partial(self.collate, items))
+            batch = _seeded(self.seed, step, first, partial(self._collated, items))
         digests = [
-            _digest(step, position, number, item)
-            for position, number, item in zip(positions, numbers, items, strict=True)
+            _digest(step, position, part, number, item)
+            for position, (part, number), item in zip(positions, numbers, items, strict=True)
         ]
         return Samples(plain(batch), None, torch.tensor(digests, dtype=torch.int64))
+
+    def _numbers(self, step: int, positions: Sequence[int]) -> list[tuple[int, int]]:
+        """Return the data set and the index of each sample."""
+        first = step * self.global_batch
+        if isinstance(self.dataset, Stream):
+            return [(0, first + position) for position in positions]
+        if isinstance(self.dataset, Blend):
+            turns = [self.dataset.turn(first + position) for position in positions]
+            return [(part, self._index(part, number)) for part, number in turns]
+        if not self.shuffled:
+            return [(0, (first + position) % self.sizes[0]) for position in positions]
+        order = {"global_batch": self.global_batch, "count": self.sizes[0], "seed": self.seed}
+        return [(0, number) for number in sample_numbers(step, positions, **order).tolist()]
+
+    def _index(self, part: int, number: int) -> int:
+        """Return the index of the sample that is drawn as the ``number``-th of its data set."""
+        count = self.sizes[part]
+        if not self.shuffled:
+            return number % count
+        seed = self.seed + part
+        return int(sample_numbers(number, [0], global_batch=1, count=count, seed=seed)[0])
+
+    def _load(self, step: int, position: int, part: int, number: int) -> Any:
+        name = f"dataset {part}" if isinstance(self.dataset, Blend) else "dataset"
+        place = f"{name}: sample {number} (step {step}, position {position})"
+        try:
+            if self._reader is not None:
+                item = self._reader.sample(
+                    number, lambda each, act: _seeded(self.seed, 0, each, act)
+                )
+            else:
+                data: Any = self.dataset
+                data = data.parts[part].dataset if isinstance(data, Blend) else data
+                item = _seeded(self.seed, step, position, partial(data.__getitem__, number))
+        except InputError:
+            raise
+        except (IndexError, KeyError) as error:
+            what = f"cannot be read ({type(error).__name__}: {error})"
+            raise InputError(Problem(place, what, _CURE)) from error
+        except Exception as error:
+            error.add_note(f"in {place}")
+            raise
+        check_sample(item, self.limits, place)
+        return item
+
+    def _collated(self, items: list[Any]) -> Any:
+        if self.collate is not default_collate:
+            return self.collate(items)
+        try:
+            return default_collate(items)
+        except (RuntimeError, ValueError) as error:
+            what = f"has samples that cannot be stacked: {error}"
+            cure = "give collate=sailor.pad, or a function of your own"
+            raise InputError(Problem("dataset", what, cure)) from None
+
+    def _check_sizes(self, step: int) -> None:
+        """Raise ``InputError`` if a data set has changed: the order would be another one."""
+        for part, (now, before) in enumerate(zip(sizes_of(self.dataset), self.sizes, strict=True)):
+            if now != before:
+                name = f"dataset {part}" if len(self.sizes) > 1 else "dataset"
+                what = f"has {now} samples at step {step}, and had {before} when the job began"
+                raise InputError(Problem(name, what, _CURE))
+
+
+_CURE = "keep the data as it was while a job trains; start a new job for other data"
+
+
+def sizes_of(dataset: Dataset) -> tuple[int, ...]:
+    """Return how many samples there are, of each part of a blend; none for a stream."""
+    if isinstance(dataset, Stream):
+        return ()
+    if isinstance(dataset, Blend):
+        return tuple(len(part.dataset) for part in dataset.parts)
+    return (len(dataset),)
 
 
 _drawing = threading.Lock()
@@ -112,9 +198,12 @@ def plain(batch: Any) -> Any:
     return batch
 
 
-def _digest(step: int, position: int, number: int, item: Any) -> int:
+def _digest(step: int, position: int, part: int, number: int, item: Any) -> int:
     """Hash a sample's content and its place in the order."""
-    digest = hashlib.blake2b(struct.pack("<QQQ", step, position, number), digest_size=DIGEST_BYTES)
+    place = struct.pack("<QQQ", step, position, number)
+    if part:
+        place += struct.pack("<Q", part)
+    digest = hashlib.blake2b(place, digest_size=DIGEST_BYTES)
     for leaf in tree_leaves(item):
         digest.update(_content(leaf))
     return int.from_bytes(digest.digest(), "little")

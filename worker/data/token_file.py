@@ -78,13 +78,19 @@ def open_tokens(
     checked: int = CHECKED_AT_ONCE,
 ) -> TokenFile:
     """Map a token file into memory; ``InputError`` says what is wrong with it."""
+    array = open_token_array(path, at_least=sequence + 1)
+    file = TokenFile(path.name, array, global_batch, sequence, vocabulary, seed)
+    file.check(end=checked)
+    return file
+
+
+def open_token_array(path: Path, *, at_least: int) -> Tokens:
+    """Map the tokens of a file into memory."""
     array = open_array(path, cure=_CONVERT)
     if array.ndim != 1 or array.dtype not in (np.uint16, np.uint32):
         what = f"holds {array.ndim}-dimensional {array.dtype}, not a row of uint16 or uint32"
         raise InputError(Problem(path.name, what, _CONVERT))
-    if len(array) < sequence + 1:
-        what = f"holds {len(array)} tokens, fewer than the {sequence + 1} of one sample"
+    if len(array) < at_least:
+        what = f"holds {len(array)} tokens, fewer than the {at_least} of one sample"
         raise InputError(Problem(path.name, what, "give a longer text or train on shorter samples"))
-    file = TokenFile(path.name, array, global_batch, sequence, vocabulary, seed)
-    file.check(end=checked)
-    return file
+    return array

@@ -19,11 +19,11 @@ from simulator.documents.problems import Problem
 from simulator.models.architecture import Architecture
 from simulator.models.layers import Model
 from simulator.spec.job import Job
+from worker.data.batch import NO_LABEL
 from worker.distributed.interface import Collective
 from worker.models.attention import Attention
 from worker.models.block import MLP, Block
 from worker.models.embedding_and_head import LanguageHead, TokenEmbedding
-from worker.models.loss import NO_LABEL
 from worker.models.tensor_parallel import reduce_from_tp
 
 # Fraction bits and bounds of activations and gradients; those of weights are in precision.py. A

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from worker.data.batch import NO_LABEL
 from worker.distributed.interface import Collective
-
-NO_LABEL = -100
-"""Tokens with this label are excluded from the loss."""
 
 
 def loss_sum(

@@ -16,6 +16,8 @@ from worker.models.module_layers import ModuleLayer, ModuleSource
 from worker.models.module_skeleton import set_parameter
 
 _TOLERANCE = 1e-3
+_TOLERANCE_OF_DOCUMENTS = 1e-6
+"""What is masked counts exactly zero times, so that nothing is rounded otherwise."""
 _CURE = "a sample's result must depend on that sample alone, and collate must draw nothing"
 
 
@@ -23,20 +25,8 @@ def check_separable(source: ModuleSource, make_batch: Callable[[range], Any]) ->
     """Compare two samples computed together with each computed alone, layer by layer."""
     skeleton = source.skeleton()
     _refuse_batch_norm(skeleton)
-    module = CutModule(skeleton, source.cut, source.call)
     context = MicroBatchContext()
-    layers = [
-        ModuleLayer(index, (), module, source, context) for index in _one_of_each(skeleton, source)
-    ]
-    for layer in layers:
-        for name, index in source.cut.layer_of.items():
-            if index == layer.index:
-                value = source.value(name)
-                # Rounding of 16-bit numbers would look like a mixture of samples.
-                exact = torch.promote_types(value.dtype, torch.float32)
-                set_parameter(skeleton, name, nn.Parameter(value.to(exact), requires_grad=False))
-    for alias, first in source.cut.alias_of.items():
-        set_parameter(skeleton, alias, skeleton.get_parameter(first))
+    layers = _layers(skeleton, source, context)
     versions = {name: buffer._version for name, buffer in skeleton.named_buffers()}
     with torch.no_grad():
         together, one_alone, two_alone = (
@@ -51,6 +41,42 @@ def check_separable(source: ModuleSource, make_batch: Callable[[range], Any]) ->
             raise InputError(
                 Problem("model", what, "keep it constant: ranks would not agree on it")
             )
+
+
+def check_documents_apart(source: ModuleSource, one: Any, other: Any, *, first: int) -> None:
+    """Compare two packed rows that differ in their first document, which has ``first`` tokens."""
+    context = MicroBatchContext()
+    layers = _layers(source.skeleton(), source, context)
+    with torch.no_grad():
+        results = [_pass(layers, row, range(1), context) for row in (one, other)]
+    for mine, changed in zip(*(found[:-1] for found in results), strict=True):
+        if mine.dim() < 3:
+            continue  # It has no tokens.
+        scale = max(float(mine.abs().max()), 1e-6)
+        if float((mine - changed)[:, first:].abs().max()) > _TOLERANCE_OF_DOCUMENTS * scale:
+            what = "lets documents of a packed row attend to one another"
+            cure = "give a call= that makes a mask of segment_ids (segments=True), or sailor.pad"
+            raise InputError(Problem("model", what, cure))
+
+
+def _layers(
+    skeleton: nn.Module, source: ModuleSource, context: MicroBatchContext
+) -> list[ModuleLayer]:
+    """Return the embedding, one of several equal blocks, and the head, with their weights."""
+    module = CutModule(skeleton, source.cut, source.call)
+    layers = [
+        ModuleLayer(index, (), module, source, context) for index in _one_of_each(skeleton, source)
+    ]
+    for layer in layers:
+        for name, index in source.cut.layer_of.items():
+            if index == layer.index:
+                value = source.value(name)
+                # Rounding of 16-bit numbers would look like a mixture of samples.
+                exact = torch.promote_types(value.dtype, torch.float32)
+                set_parameter(skeleton, name, nn.Parameter(value.to(exact), requires_grad=False))
+    for alias, first in source.cut.alias_of.items():
+        set_parameter(skeleton, alias, skeleton.get_parameter(first))
+    return layers
 
 
 def _refuse_batch_norm(module: nn.Module) -> None:

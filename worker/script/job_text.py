@@ -34,7 +34,7 @@ def job_text(job: Job, script: Path) -> str:
             "clip_norm": job.clip_norm,
             "skip_nonfinite": job.skip_nonfinite,
         },
-        "data": {"seed": job.data.seed},
+        "data": {"seed": job.data.seed, "samples": job.data.samples},
         "checkpoint": {"uri": job.checkpoint.uri},
     }
     lines = []

@@ -15,26 +15,27 @@ from torch.utils.data import (
 )
 
 from simulator.documents.problems import InputError, Problem
-from worker.data.map_dataset import Collate, MapDataset
+from worker.data.map_dataset import Collate, Dataset
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderParts:
     """A data set, and what its loader says about batches."""
 
-    dataset: MapDataset
+    dataset: Dataset
     collate: Collate | None = None
     batch_size: int | None = None
     shuffled: bool = True
 
 
-def data_of(given: MapDataset | DataLoader[Any], place: str) -> LoaderParts:
+def data_of(given: Dataset | DataLoader[Any], place: str) -> LoaderParts:
     """Return the parts of a loader; a data set without one says nothing about batches."""
     if not isinstance(given, DataLoader):
         return LoaderParts(given)
     if isinstance(given.dataset, IterableDataset):
         what = "is a loader of an IterableDataset, whose samples have no numbers"
-        raise InputError(Problem(place, what, "give a data set with len() and samples by index"))
+        cure = "give its data set to sailor.Stream, or one with len() and samples by index"
+        raise InputError(Problem(place, what, cure))
     sampler: Any = given.sampler
     if given.batch_size is None or type(given.batch_sampler) is not BatchSampler:
         sampler = given.batch_sampler

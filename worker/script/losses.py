@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from simulator.documents.problems import InputError, Problem
-from worker.models.loss import NO_LABEL
+from worker.data.batch import NO_LABEL
 
 Loss = Callable[[Any, Any], Tensor | tuple[Tensor, int | Tensor]]
 

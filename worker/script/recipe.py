@@ -18,13 +18,23 @@ from simulator.documents.problems import InputError, Problem
 from simulator.models.layers import Model, Precision
 from simulator.spec.job import Data, Job, ParameterGroup
 from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Stage
-from worker.data.map_dataset import Collate, MapData, MapDataset, default_collate
+from worker.data.blend import Blend
+from worker.data.map_dataset import (
+    Collate,
+    Dataset,
+    MapData,
+    default_collate,
+    plain,
+    sizes_of,
+)
+from worker.data.packing import Packed
+from worker.data.sample_checks import check_sample
 from worker.models.apply_plan import Metrics
 from worker.models.describe_module import describe_module
 from worker.models.module_cut import CutError, CutModule, ModuleCut, find_cut
 from worker.models.module_skeleton import drop_values, set_parameter
 from worker.models.module_splits import ModuleSplits, find_splits
-from worker.models.separability import check_separable
+from worker.models.separability import check_documents_apart, check_separable
 from worker.reporting.loggers import Logger
 from worker.script.hf_model import copy_companions, source_folder
 from worker.script.losses import Loss, default_loss, sum_and_count
@@ -40,7 +50,7 @@ class Recipe:
     """Everything that a script gives; what a plan needs is found out from it."""
 
     model: nn.Module | Callable[[], nn.Module]
-    dataset: MapDataset
+    dataset: Dataset
     batch_size: int
     loss: Loss | None = None
     label_smoothing: float = 0.0
@@ -56,7 +66,7 @@ class Recipe:
     max_tp: int = 8
     seed: int = 0
     shuffled: bool = True
-    eval_dataset: MapDataset | None = None
+    eval_dataset: Dataset | None = None
     eval_collate: Collate | None = None
     """How batches of ``eval_dataset`` are made, if not as those of ``dataset``."""
     eval_every: int | None = None
@@ -235,6 +245,11 @@ class Recipe:
 
     def losses(self, output: Any, batch: Any) -> tuple[Tensor, int | Tensor]:
         """Return the sum of the losses of a micro batch, and over how many it is."""
+        logits = getattr(output, "logits", output)
+        if self.loss is None and "labels" not in self.limits and logits.device.type != "meta":
+            # Later ones are checked when they are loaded, without waiting for the device.
+            self.limits["labels"] = logits.shape[-1]
+            check_sample(batch, {"labels": logits.shape[-1]}, "dataset: a sample")
         return sum_and_count(self._loss(output, batch), batch)
 
     @cached_property
@@ -260,7 +275,8 @@ class Recipe:
         if self.eval_dataset is None or (step + 1) % (self.eval_every or self.steps or 1):
             return None
         collate = self.eval_collate or self.collate
-        return MapData(self.eval_dataset, collate, self.batch_size, self.seed, shuffled=False)
+        about = self.eval_dataset, collate, self.batch_size, self.seed
+        return MapData(*about, shuffled=False, limits=self.limits)
 
     def report(self, step: int, values: Mapping[str, float]) -> None:
         """Hand the figures of a step or an evaluation to loggers and callbacks."""
@@ -279,18 +295,33 @@ class Recipe:
 
     # -- data and job ------------------------------------------------------------------------------
 
-    def data(self) -> MapData:
-        return MapData(self.dataset, self.collate, self.batch_size, self.seed, self.shuffled)
+    def data(self, sizes: tuple[int, ...] | None = None) -> MapData:
+        """Return the data, of which a job's data sets had these sizes when it began."""
+        about = self.dataset, self.collate, self.batch_size, self.seed, self.shuffled
+        return MapData(*about, sizes=sizes or (), limits=self.limits)
+
+    @cached_property
+    def limits(self) -> dict[str, int]:
+        """What tokens and labels are below, as far as that is known."""
+        found = {}
+        ends: list[Any] = [
+            getattr(self._module, f"get_{name}_embeddings", lambda: None)()
+            for name in ("input", "output")
+        ]
+        if isinstance(ends[0], nn.Embedding):
+            found["input_ids"] = ends[0].num_embeddings
+        if self.loss is None and isinstance(ends[1], nn.Linear):
+            found["labels"] = ends[1].out_features
+        return found
 
     def _example(self, samples: int) -> Any:
         return self.examples(range(samples))
 
     def examples(self, indices: range) -> Any:
-        count = len(self.dataset)
-        if count == 0:
+        if 0 in sizes_of(self.dataset):
             raise InputError(Problem("dataset", "is empty", "give at least one sample"))
-        data = MapData(self.dataset, self.collate, self.batch_size, self.seed, shuffled=False)
-        return data.batch(0, indices).inputs
+        about = self.dataset, self.collate, self.batch_size, self.seed
+        return MapData(*about, shuffled=False, limits=self.limits).batch(0, indices).inputs
 
     def job(self) -> Job:
         """Check the module, and return the job with the model described by tracing it."""
@@ -298,6 +329,13 @@ class Recipe:
             what = "has no parameter that is trained"
             raise InputError(Problem("optimizer", what, "give it parameters with requires_grad"))
         check_separable(self, self.examples)
+        parts = self.dataset.parts if isinstance(self.dataset, Blend) else ()
+        for dataset in (self.dataset, *(part.dataset for part in parts)):
+            twins = dataset.twins() if isinstance(dataset, Packed) else None
+            if twins is not None:
+                one, other, first = twins
+                rows = [plain(self.collate([row])) for row in (one, other)]
+                check_documents_apart(self, *rows, first=first)
         return Job(
             name=self.name,
             model=self._describe(),
@@ -311,7 +349,7 @@ class Recipe:
             update=self.settings.update,
             clip_norm=self.clip_norm,
             skip_nonfinite=self.skip_nonfinite,
-            data=Data(seed=self.seed),
+            data=Data(seed=self.seed, samples=sizes_of(self.dataset) or None),
         )
 
     def notes(self) -> list[str]:

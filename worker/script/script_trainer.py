@@ -12,7 +12,9 @@ from torch.utils.data import DataLoader
 
 from simulator.documents.problems import InputError, Problem
 from simulator.models.layers import Precision
-from worker.data.map_dataset import Collate, MapDataset, default_collate
+from worker.data.blend import Blend
+from worker.data.map_dataset import Collate, Dataset, default_collate
+from worker.data.stream import Stream
 from worker.distributed.single_rank import SingleRankTransport
 from worker.layout.tensor_table import tensors_of
 from worker.reporting.loggers import Logger
@@ -40,7 +42,7 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module | Callable[[], nn.Module],
-        dataset: MapDataset | DataLoader[Any],
+        dataset: Dataset | DataLoader[Any],
         *,
         batch_size: int | None = None,
         steps: int | None = None,
@@ -50,7 +52,7 @@ class Trainer:
         scheduler: torch.optim.lr_scheduler.LRScheduler | MakeScheduler | None = None,
         collate: Collate | None = None,
         call: Callable[[nn.Module, Any], Any] | None = None,
-        eval_dataset: MapDataset | DataLoader[Any] | None = None,
+        eval_dataset: Dataset | DataLoader[Any] | None = None,
         eval_every: int | None = None,
         metrics: Mapping[str, Loss] | None = None,
         loggers: Sequence[Logger] = (),
@@ -71,8 +73,10 @@ class Trainer:
             raise InputError(Problem("Trainer", "needs steps or epochs", "give one of the two"))
         if steps is None:
             assert epochs is not None
-            steps = math.ceil(epochs * len(data.dataset) / batch_size)
+            steps = math.ceil(epochs * _count(data.dataset) / batch_size)
         evaluated = None if eval_dataset is None else data_of(eval_dataset, "eval_dataset")
+        if evaluated is not None:
+            _count(evaluated.dataset, "eval_dataset", "give a data set with len()")
         self.recipe = Recipe(
             model=model,
             dataset=data.dataset,
@@ -104,7 +108,11 @@ class Trainer:
     def train(self) -> None:
         """Train to the last step; the module then has the trained weights."""
         if on_train is None:
-            self._train_alone()
+            try:
+                self._train_alone()
+            except InputError as error:
+                # Where in our code it was found says nothing to a user.
+                raise InputError(error.problems) from None
         else:
             on_train(self.recipe)
 
@@ -127,6 +135,14 @@ class Trainer:
                     self.evaluations[report.step] = found
                     display.evaluation(report.step, found)
         recipe.take_back(merge_ranks([rank_tensors(rank.buffers.values())], tensors_of(job)))
+
+
+def _count(dataset: Dataset, place: str = "dataset", cure: str = "give steps") -> int:
+    """Return the number of samples of an epoch."""
+    if isinstance(dataset, Blend | Stream):
+        what = f"is a {type(dataset).__name__}, which has no epochs"
+        raise InputError(Problem(place, what, cure))
+    return len(dataset)
 
 
 def _as_function(given: Any, kind: type) -> Any:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 from simulator.estimate.pass_order import Op, device_orders
 from simulator.spec.plan import Plan
-from worker.data.batch import DataSource
+from worker.data.batch import NO_LABEL, DataSource
 from worker.data.map_dataset import MapData
 from worker.distributed.interface import Transport
 from worker.layout.rank_layout import (
@@ -28,7 +28,6 @@ from worker.layout.rank_layout import (
     sample_positions,
     sender_for,
 )
-from worker.models.loss import NO_LABEL
 from worker.models.microbatch_context import MicroBatch
 from worker.profiling.compute_time import ComputeTimer
 from worker.profiling.timeline import Recorder

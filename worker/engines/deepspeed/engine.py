@@ -26,14 +26,14 @@ from torch._C._distributed_c10d import Store
 
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
-from worker.data.batch import DataSource, next_hash
+from worker.data.batch import NO_LABEL, DataSource, next_hash
 from worker.engines.deepspeed.build_ops import load_ops, ops_needed
 from worker.engines.deepspeed.config import DeepSpeedConfigError, optimizer_of
 from worker.engines.deepspeed.state import load_engine, pieces_of_engine
 from worker.layout.rank_layout import RankPlace, rank_places, sample_positions
 from worker.layout.tensor_table import table_of
 from worker.models.apply_plan import ShardValues, build_layers
-from worker.models.loss import NO_LABEL, loss_sum
+from worker.models.loss import loss_sum
 from worker.models.microbatch_context import MicroBatch, MicroBatchContext
 from worker.training.full_tensors import RankTensors, TensorKey
 from worker.training.optimizer import learning_rate

@@ -1,0 +1,69 @@
+"""Checks of each sample before it is computed, which name it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from simulator.documents.problems import InputError, Problem
+from worker.data.batch import NO_LABEL
+
+Limits = Mapping[str, int]
+"""What the integers of a sample's entries are below: ``input_ids`` and ``labels``."""
+
+
+def check_sample(item: Any, limits: Limits, place: str) -> None:
+    """Raise ``InputError`` if a sample is missing, empty, or outside the model's vocabulary."""
+    if item is None:
+        raise InputError(Problem(place, "is None", "leave it out of the data set"))
+    entries = list(_entries(item))
+    if entries and all(_size(value) == 0 for _, value in entries):
+        raise InputError(Problem(place, "is empty", "leave it out of the data set"))
+    for name, value in entries:
+        if name in limits:
+            _check_below(value, name, limits[name], place)
+
+
+def _entries(item: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a sample's tensors, arrays and lists of numbers, with their names."""
+    if isinstance(item, Mapping):
+        pairs = [(str(name), value) for name, value in item.items()]
+    elif isinstance(item, tuple | list) and not _is_numbers(item):
+        # Of a pair the second is the label, as the default loss reads it.
+        names = ["", "labels"] + [""] * len(item)
+        pairs = list(zip(names, item, strict=False))
+    else:
+        pairs = [("", item)]
+    yield from (
+        (name, value)
+        for name, value in pairs
+        if isinstance(value, Tensor | np.ndarray | int) or _is_numbers(value)
+    )
+
+
+def _size(value: Any) -> int:
+    return value.numel() if isinstance(value, Tensor) else int(np.size(value))
+
+
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, list) and (not value or isinstance(value[0], int | float))
+
+
+def _check_below(value: Any, name: str, limit: int, place: str) -> None:
+    found = torch.as_tensor(value)
+    if found.is_floating_point():
+        return
+    allowed = (found >= 0) & (found < limit)
+    if name == "labels":
+        allowed |= found == NO_LABEL
+    if not bool(allowed.all()):
+        wrong = int(found[~allowed].flatten()[0]) if found.dim() else int(found)
+        what = f"has {wrong} in {name}, and the model's vocabulary has {limit:,} entries"
+        cure = "convert the data with the model's own tokenizer"
+        if name == "labels":
+            cure += f"; {NO_LABEL} marks what has no label"
+        raise InputError(Problem(place, what, cure))
