@@ -60,10 +60,10 @@ def main() -> None:
     test = Images(args.images, slice(240, 300), augment=False)
     train_loader = DataLoader(train, args.batch_size, shuffle=True)
     test_loader = DataLoader(test, args.batch_size)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.05)
     steps = args.epochs * len(train_loader)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=2e-3, total_steps=steps, cycle_momentum=False
+        optimizer, max_lr=5e-4, total_steps=steps, cycle_momentum=False
     )
 
     def smoothed(output, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -28,6 +28,8 @@ from sailord.local.tour.step_log import Step, StepLog
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINES = (*(("large", "zone-a"),) * 2, ("large", "zone-b"), ("small", "zone-c"))
+TOLERANCE = 1e-6
+"""Larger relative differences of a loss are errors, if it was computed in fp64."""
 WITHIN_S = 240.0
 """Seconds for the next event; the machine may be busy."""
 
@@ -137,10 +139,15 @@ def kill_nodes(
 def compared(steps: Sequence[Step], alone: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return how far all steps, repeated ones too, are from those of the undisturbed run."""
     wanted = dict(enumerate(alone, start=1))
+    errors = {
+        (each.generation, each.step): abs(each.loss / wanted[each.step]["loss"] - 1)
+        for each in steps
+    }
     return {
         "steps": len(wanted),
         "steps_missing": len(wanted.keys() - {each.step for each in steps}),
-        "loss_error": max(abs(each.loss / wanted[each.step]["loss"] - 1) for each in steps),
+        "loss_error": max(errors.values()),
+        "first_wrong": min((place for place in errors if errors[place] > TOLERANCE), default=None),
         "wrong_samples": sum(
             each.sample_hash != wanted[each.step]["sample_hash"] for each in steps
         ),
