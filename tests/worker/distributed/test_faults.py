@@ -65,7 +65,7 @@ def test_death_before_the_rendezvous_is_reported(warm, files):
 
 
 def test_non_finite_loss_ends_the_run_with_step_and_layer(warm, files):
-    write(files, change=("learning_rate = 0.01", "learning_rate = 1e30"))
+    write(files, change=("learning_rate = 0.01", "learning_rate = 1e30\nskip_nonfinite = 0"))
     done = run(warm, files)
     assert done.code == 1
     assert re.fullmatch(r"error: step [12]: .* layer \d.* rank \d.*\n", done.err), done.err

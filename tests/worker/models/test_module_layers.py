@@ -21,7 +21,8 @@ from tests.worker.random_plan import any_plan
 from tests.worker.threads import run_as_threads
 from tests.worker.training_runs import alone, drawn
 from worker.layout.tensor_table import tensors_of
-from worker.script.recipe import Recipe, default_loss
+from worker.script.losses import default_loss
+from worker.script.recipe import Recipe
 from worker.training.full_tensors import merge_ranks, rank_tensors
 from worker.training.precision import FP64
 from worker.training.trainer import RankTrainer
@@ -70,7 +71,7 @@ def plain_loop(recipe, module):
     losses = []
     for step in range(STEPS):
         batch = recipe.data().batch(step, range(8)).inputs
-        total, count = default_loss(recipe.call(module, batch), batch)
+        total, count = default_loss(module)(recipe.call(module, batch), batch)
         optimizer.zero_grad()
         (total / count).backward()
         optimizer.step()
@@ -221,7 +222,7 @@ def test_groups_and_schedules_of_torchs_optimizers_are_honoured():
         losses = []
         for step in range(STEPS):
             batch = recipe.data().batch(step, range(8)).inputs
-            total, count = default_loss(recipe.call(module, batch), batch)
+            total, count = default_loss(module)(recipe.call(module, batch), batch)
             made.zero_grad()
             (total / count).backward()
             made.step()
