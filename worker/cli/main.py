@@ -127,14 +127,24 @@ def describe(script: Path, workdir: Path | None, arguments: tuple[str, ...]) -> 
 
 
 @main.command("convert-tokens")
-@click.argument("text", type=click.Path(path_type=Path))
+@click.argument("texts", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Token file to write.")
-@click.option("--vocabulary", type=click.Path(path_type=Path), help="JSON object: text to token.")
-def convert_tokens(text: Path, out: Path, vocabulary: Path | None) -> None:
-    """Convert a text to a token file: its bytes, or the entries of a vocabulary."""
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    help="tokenizer.json, or a model's folder that has one; default: bytes are tokens.",
+)
+@click.option("--end-of-text", help="Token behind each document; default: the tokenizer's.")
+def convert_tokens(
+    texts: tuple[Path, ...], out: Path, tokenizer: Path | None, end_of_text: str | None
+) -> None:
+    """Convert texts to a token file, by a model's own tokenizer.
+
+    Each text is a document; of a file *.jsonl each line is one, by its "text".
+    """
     from worker.data.tokenize_text import convert_text  # noqa: PLC0415 - loads numpy
 
-    count = convert_text(text, out, vocabulary)
+    count = convert_text(texts, out, tokenizer, end_of_text=end_of_text)
     click.echo(f"{out}: {count:,} tokens")
 
 

@@ -206,43 +206,10 @@ def test_unchecked_invalid_token_is_reported_when_it_is_read(tmp_path):
 
 def test_without_a_vocabulary_bytes_are_tokens(tmp_path):
     (tmp_path / "a.txt").write_text("Grüße\n", encoding="utf-8")
-    assert convert_text(tmp_path / "a.txt", tmp_path / "corpus.bin", None) == 8
+    assert convert_text(tmp_path / "a.txt", tmp_path / "corpus.bin") == 8
     assert np.load(tmp_path / "corpus.bin").tolist() == list("Grüße\n".encode())
     assert open_data(tokens_job(), tmp_path).batch(0, [0]).inputs.tolist() == [[71, 114, 195, 188]]
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.txt", "corpus.bin"]
-
-
-@pytest.mark.parametrize(("largest", "dtype"), [(9, np.uint16), (70_000, np.uint32)])
-def test_vocabulary_matches_the_longest_entries(tmp_path, largest, dtype):
-    (tmp_path / "v.json").write_text(f'{{"a": 0, "ab": 1, "b": 2, "abba": {largest}, "\\n": 4}}')
-    (tmp_path / "a.txt").write_text("ababba\nba")
-    count = convert_text(tmp_path / "a.txt", tmp_path / "t.bin", tmp_path / "v.json")
-    tokens = np.load(tmp_path / "t.bin")
-    assert (count, tokens.dtype, tokens.tolist()) == (5, dtype, [1, largest, 4, 2, 0])
-
-
-def test_unconvertible_text_is_reported(tmp_path):
-    text, out, vocabulary = (tmp_path / name for name in ("a.txt", "t.bin", "v.json"))
-    cases = [
-        ("a?", '{"a": 1}', "a.txt: line 1: '?' is not in the vocabulary"),
-        ("a", '{"a": "x"}', "v.json: 'a' has no number"),
-        ("a", "{}", "v.json: is empty"),
-    ]
-    for content, pieces, told in cases:
-        text.write_text(content)
-        vocabulary.write_text(pieces)
-        with pytest.raises(InputError) as error:
-            convert_text(text, out, vocabulary)
-        assert str(error.value).startswith(told)
-    text.write_bytes(b"a\n\xff")
-    vocabulary.write_text('{"a": 1, "\\n": 2}')
-    with pytest.raises(InputError, match="line 2: is not UTF-8"):
-        convert_text(text, out, vocabulary)
-    assert not out.exists()
-    with pytest.raises(InputError, match="cannot be read: No such file"):
-        convert_text(tmp_path / "none", out, None)
-    with pytest.raises(InputError, match="cannot be written: No such file"):
-        convert_text(text, tmp_path / "no" / "t.bin", None)
 
 
 # -- images ---------------------------------------------------------------------------------------
