@@ -14,7 +14,6 @@ import selectors
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from typing import Any, NoReturn
 
 from simulator.documents.problems import InputError, Problem
 from worker.profiling.activity_board import ActivityBoard
+from worker.script.script_error import print_script_traceback, sentence
 from worker.types import ACTIVITIES, Activity
 
 SendMessage = Callable[[dict[str, Any]], None]
@@ -298,10 +298,9 @@ def _run_body(body: Body, number: int, send: SendMessage) -> int:
     except RunFailedError as failure:
         send({"kind": _FAILED, "what": str(failure), "says_all": True})
     except BaseException as error:
-        # A bug of ours: print the trace for developers, send one sentence to the user.
-        traceback.print_exc()
-        sys.stderr.flush()
-        send({"kind": _FAILED, "what": f"{type(error).__name__}: {error}", "says_all": False})
+        # A bug of a script or of ours: print the trace, send one sentence.
+        print_script_traceback(error)
+        send({"kind": _FAILED, "what": sentence(error), "says_all": False})
     else:
         sys.stdout.flush()
         return 0

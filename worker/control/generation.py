@@ -8,7 +8,6 @@ import math
 import os
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -43,6 +42,7 @@ from worker.layout.tensor_table import holdings_for
 from worker.profiling.compute_time import ComputeTimer, slowed_by_file
 from worker.profiling.fault_injection import Milestone, parse_fail_point
 from worker.profiling.timeline import Recorder
+from worker.script.script_error import print_script_traceback, script_line, sentence
 from worker.training.trainer import NotANumberError, RankTrainer, StepReport, finite
 
 FAIL_POINT = "SAILOR_FAIL_AT"
@@ -134,17 +134,21 @@ class GenerationRun:
             self._fail(f"{error.filename}: {error.strerror}", is_bug=False)
         except OSError as error:
             # Snapshots cannot be written, for example, or files cannot be read.
-            self._fail(f"{error.filename or ''}: {error.strerror or error}", is_bug=True)
+            is_sound = script_line(error) is None
+            if is_sound:
+                self._fail(f"{error.filename or ''}: {error.strerror or error}", is_bug=True)
+            else:
+                self._fail_in_script(error)
         except InputError as error:
+            if error.__cause__ is not None:
+                print_script_traceback(error.__cause__)
             self._fail("; ".join(map(str, error.problems)), is_bug=True)
         except PieceNotFoundError as error:
             self._fail(str(error), is_bug=False)
         except (NotANumberError, ReplicaMismatchError) as error:
             self._fail(str(error), is_bug=True)
         except BaseException as error:
-            # A bug of ours or of a script: log the trace for developers, report one sentence.
-            traceback.print_exc()
-            self._fail(f"{type(error).__name__}: {error}", is_bug=True)
+            self._fail_in_script(error)
             is_sound = False
         if is_sound:
             self._ended.wait()
@@ -361,6 +365,11 @@ class GenerationRun:
             nodes = {self.assignment.node_of(rank) for rank in lost} - {None}
             self._extra_status["broken_peers"] = sorted(nodes)
             self._set_state("broken")
+
+    def _fail_in_script(self, error: BaseException) -> None:
+        """Log the trace of a bug, in a script or of ours, and report one sentence."""
+        print_script_traceback(error)
+        self._fail(f"after {self.step} steps: {sentence(error)}", is_bug=True)
 
     def _fail(self, failure: str, *, is_bug: bool) -> None:
         print(failure, flush=True)

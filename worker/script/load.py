@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import runpy
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from simulator.documents.problems import InputError, Problem, Problems
 from worker.script import script_trainer
 from worker.script.recipe import Recipe
+from worker.script.script_error import script_line
 
 
 class _TrainCalledError(BaseException):
@@ -61,10 +61,10 @@ def load_script(path: Path, arguments: Sequence[str] = ()) -> Recipe:
 
 def _problem_of(error: Exception, place: str) -> Problem:
     """Name the script's own line that failed, not ours."""
-    frames = traceback.extract_tb(error.__traceback__)
-    line = next((f.lineno for f in reversed(frames) if f.filename == place), None)
-    where = place if line is None else f"{place}:{line}"
-    return Problem(where, f"{type(error).__name__}: {error}", "run it with python to debug it")
+    where = script_line(error)
+    return Problem(
+        where or place, f"{type(error).__name__}: {error}", "run it with python to debug it"
+    )
 
 
 @contextmanager

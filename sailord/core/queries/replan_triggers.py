@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from sailord.core.queries.timeouts import stall_s
 
 STEERING = ("cancel", "pause", "resume")
 """Orders about whether a job goes on; the last one given counts."""
+_ON_RANK = re.compile(r"^rank \d+: ")
 NAMED_MAX = 5
 """A sentence names at most so many things."""
 
@@ -117,14 +119,17 @@ def _losses(state: State, active: Active) -> list[Trigger]:
         return []
     broken = broken_members(state, active.generation)
     lost = tuple(id_ for id_ in broken if is_gone(state.nodes.get(id_)))
-    found = []
+    found: dict[str, Trigger] = {}
     # A lost node explains the failures of the others: name only the lost ones.
     for id_ in lost or broken:
         since = _broken_since(state, id_)
         assert since is not None
-        due = since + state.options.failures_gather_s
-        found.append(Trigger(_what_broke(state, id_), due, is_forced=True))
-    return found
+        due, text = since + state.options.failures_gather_s, _what_broke(state, id_)
+        # What a script raises on all ranks alike is told once.
+        same = _ON_RANK.sub("", text.partition(" failed: ")[2]) or text
+        if same not in found or due < found[same].due:
+            found[same] = Trigger(text, due, is_forced=True)
+    return list(found.values())
 
 
 def _what_broke(state: State, id_: NodeId) -> str:

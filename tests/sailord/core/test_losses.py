@@ -132,6 +132,24 @@ def test_a_node_counts_as_ready_from_when_it_can_run_the_job() -> None:
     assert after.nodes[A].free_since == NOW
 
 
+def test_what_all_ranks_raise_alike_is_told_once() -> None:
+    raised = "ValueError: bad (train.py:20 in loss)"
+    nodes = [
+        node(
+            id_, report(id_, "failed", failure=f"rank {rank}: {raised}", step=20), failed_since=NOW
+        )
+        for rank, id_ in enumerate((A, B))
+    ]
+    trigger = trigger_of(state(Running(BEGAN), *nodes, step=20))
+    assert trigger.reason == f"machine-a failed: rank 0: {raised}"
+    other = replace(nodes[1], report=report(B, "failed", failure="rank 1: KeyError: 1", step=20))
+    trigger = trigger_of(state(Running(BEGAN), nodes[0], other, step=20))
+    assert (
+        trigger.reason
+        == f"machine-a failed: rank 0: {raised}; machine-b failed: rank 1: KeyError: 1"
+    )
+
+
 def test_backoff_doubles_with_each_failure() -> None:
     after, _ = act(
         state(step=20, failures=1), Reported(NOW, report(A, "failed", step=20, number=6))

@@ -135,4 +135,11 @@ def test_jobs_travel_with_their_setup_and_do_not_meet(folder):
     assert any("tiny 1.0 secret 23" in log for log in one["logs"].values())
     assert any("tiny 2.0 secret 23" in log for log in two["logs"].values())
     assert told["leaks"] == 0
+    # What a script raises: the rank, the step and the line in the history, its frames in the log.
     assert raises["state"] == "held"
+    said = "rank 0: after 17 steps: ValueError: sample 209 is damaged (train.py:20 in __getitem__)"
+    assert raises["reason"].endswith(said)
+    log = next(log for log in raises["logs"].values() if "Traceback" in log)
+    lines = log[log.index("Traceback") :].splitlines()
+    assert lines[1].startswith('  File "train.py", line 20, in __getitem__')
+    assert lines[3:] == ["ValueError: sample 209 is damaged", said.removeprefix("rank 0: ")]

@@ -1,0 +1,76 @@
+"""What a user reads of an exception in a script: its own frames, and one sentence with its line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+
+import worker
+
+_OURS = tuple(
+    f"{Path(worker.__file__).resolve().parents[1] / package}{os.sep}"
+    for package in ("agents", "sailor", "sailord", "simulator", "worker")
+)
+_LIBRARIES = (
+    *(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages")),
+    f"{sysconfig.get_path('stdlib')}{os.sep}",
+)
+MESSAGE_MAX = 300
+
+
+def script_line(error: BaseException) -> str | None:
+    """Return the script's last line on the way to the error, as ``train.py:20 in forward``."""
+    found = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_scripts(frame)]
+    if not found:
+        return None
+    last = found[-1]
+    within = "" if last.name.startswith("<") else f" in {last.name}"
+    return f"{_shown(last.filename)}:{last.lineno}{within}"
+
+
+def sentence(error: BaseException) -> str:
+    """Say in one line what was raised, and where in the script."""
+    message = str(error).partition("\n")[0][:MESSAGE_MAX]
+    what = type(error).__name__ + (f": {message}" if message else "")
+    where = script_line(error)
+    return what if where is None else f"{what} ({where})"
+
+
+def script_traceback(error: BaseException) -> str:
+    """Return the traceback from the script's first frame on, without Sailor's frames.
+
+    An error that the script has no part in keeps all of them.
+    """
+    told = traceback.TracebackException.from_exception(error)
+    if script_line(error) is not None:
+        each: traceback.TracebackException | None = told
+        while each is not None:
+            each.stack = _cut(each.stack)
+            each = each.__cause__ or each.__context__
+    return "".join(told.format())
+
+
+def print_script_traceback(error: BaseException) -> None:
+    """Write it to stderr."""
+    print(script_traceback(error), end="", file=sys.stderr, flush=True)
+
+
+def _cut(stack: traceback.StackSummary) -> traceback.StackSummary:
+    first = next((number for number, frame in enumerate(stack) if _is_scripts(frame)), 0)
+    kept = [frame for frame in stack[first:] if not frame.filename.startswith(_OURS)]
+    return traceback.StackSummary.from_list(kept)
+
+
+def _is_scripts(frame: traceback.FrameSummary) -> bool:
+    name = frame.filename
+    is_library = any(part in name for part in _LIBRARIES)
+    return not (name.startswith(("<", *_OURS)) or is_library)
+
+
+def _shown(name: str) -> str:
+    """Name a file relative to the present folder, if it is in it."""
+    path = Path(name)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else name
