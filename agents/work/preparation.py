@@ -22,6 +22,7 @@ from agents.protocol.records import LIVE, PREPARING, JobId, JobRecord
 from agents.work.archive import ArchiveError, unpack
 from agents.work.environment import SetupError, set_up
 from agents.work.fetch import FetchError, PackageFetcher
+from agents.work.mounts import MountError, check_paths, copy_data, link, targets
 from agents.work.package import Package
 from agents.work.secrets import SecretsError, find_secrets, read_secrets
 from agents.work.work_folder import WorkFolder, delete_old, work_folder, worker_view
@@ -32,6 +33,7 @@ from simulator.spec.job import Work
 
 log = structlog.get_logger("sailor-agent")
 
+FAILURES = (FetchError, ArchiveError, SetupError, SecretsError, MountError, OSError)
 PATIENCE_S = 2.0
 """A preparation that takes longer makes the node unfit until it is done."""
 RETRY_S = 60.0
@@ -58,6 +60,7 @@ class Preparation:
     """What the setup commands of the last job have written."""
     _view: dict[str, Any] | None = None
     """For workers, once it is prepared; empty: there is nothing to prepare."""
+    _mounts: Mapping[str, str] = field(default_factory=dict)
     _unfit: str = ""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _work: asyncio.Task[None] | None = None
@@ -74,12 +77,20 @@ class Preparation:
 
     async def view(self, job: JobId) -> Mapping[str, Any] | str:
         """Return what workers are told of the work folder; a text: why the node has none."""
-        if job != self.job:
+        if job != self.job or not await asyncio.to_thread(self._has_data):
             self._begin(job)
         while self._view is None and not self._unfit:
             self._changed.clear()
             await self._changed.wait()
         return self._unfit if self._view is None else self._view
+
+    def _has_data(self) -> bool:
+        """Return whether the job's data is still there, if it was."""
+        try:
+            check_paths(self._mounts if self._view is not None else {})
+        except MountError:
+            return False
+        return True
 
     def _begin(self, job: JobId | None) -> None:
         if self._work is not None:
@@ -114,7 +125,7 @@ class Preparation:
             try:
                 self._view = await self._made(work)
                 self._set_unfit("")
-            except (FetchError, ArchiveError, SetupError, SecretsError, OSError) as error:
+            except FAILURES as error:
                 late.cancel()
                 failure = failure or str(error)  # Another attempt may say the same differently.
                 log.warning(f"the work folder cannot be prepared: {error}", job=job)
@@ -131,22 +142,37 @@ class Preparation:
         folder = work_folder(self.folder / "folders", work)
         self.log = folder.log
         secrets = find_secrets(self.secrets, work.secrets)
+        self._mounts = dict(work.mounts)
+        await asyncio.to_thread(check_paths, self._mounts)
+        data = self.folder / "data"
+        await asyncio.to_thread(copy_data, self._mounts, data)
+        leads_to = targets(self._mounts, data)
+        copies = [path for path in leads_to.values() if path.parent == data]
+        if copies:
+            await asyncio.to_thread(delete_old, data, copies)
         if not folder.is_ready:
-            await self._make(folder, work, read_secrets(secrets))
+            await self._make(folder, work, read_secrets(secrets), leads_to)
         return worker_view(folder, secrets)
 
-    async def _make(self, folder: WorkFolder, work: Work, secrets: Mapping[str, str]) -> None:
+    async def _make(
+        self,
+        folder: WorkFolder,
+        work: Work,
+        secrets: Mapping[str, str],
+        leads_to: Mapping[str, Path],
+    ) -> None:
         package = Package.named(work.package)
         if package is None:
             raise FetchError(f"{work.package} names no package")
         packed = await self.fetcher.fetch(package)
         await asyncio.to_thread(folder.begin)
         await asyncio.to_thread(unpack, packed, folder.files)
+        await asyncio.to_thread(link, folder, leads_to)
         if work.setup:
             await set_up(folder, work.setup, secrets)
         await asyncio.to_thread(folder.finish)
-        await asyncio.to_thread(delete_old, folder.home.parent, folder.home)
-        await asyncio.to_thread(delete_old, packed.parent, packed)
+        await asyncio.to_thread(delete_old, folder.home.parent, [folder.home])
+        await asyncio.to_thread(delete_old, packed.parent, [packed])
 
     def close(self) -> None:
         """End the preparation."""

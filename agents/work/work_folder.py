@@ -1,7 +1,8 @@
 """One unpacked work folder on a node, and the environment that its setup commands made.
 
-What is unpacked and set up depends on the package and the commands alone, so jobs that share both
-share the folder. It is complete once the file ``ready`` is there; an incomplete one is made anew.
+What is unpacked and set up depends on the package, the commands and the mounts alone, so jobs that
+share them share the folder. It is complete once the file ``ready`` is there; an incomplete one is
+made anew.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import json
 import shutil
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ class WorkFolder:
 
 def work_folder(base: Path, work: Work) -> WorkFolder:
     """Return the folder of a job's work below ``base``."""
-    key = hashlib.sha256(json.dumps([work.package, work.setup]).encode()).hexdigest()
+    key = hashlib.sha256(json.dumps([work.package, work.setup, work.mounts]).encode()).hexdigest()
     return WorkFolder(base / key[:24])
 
 
@@ -83,11 +84,11 @@ def packages_of(environment: Path) -> Path:
     return Path(sysconfig.get_path("purelib", "venv", vars=found))
 
 
-def delete_old(base: Path, keep: Path) -> None:
-    """Delete the oldest entries of a folder, but never ``keep``."""
-    found = [path for path in base.glob("*") if path != keep]
+def delete_old(base: Path, keep: Collection[Path]) -> None:
+    """Delete the oldest entries of a folder beyond ``KEPT``, but none of ``keep``."""
+    found = [path for path in base.glob("*") if path not in keep]
     found.sort(key=lambda path: path.stat().st_mtime)
-    for path in found[: max(len(found) + 1 - KEPT, 0)]:
+    for path in found[: max(len(found) + len(keep) - KEPT, 0)]:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:

@@ -32,6 +32,12 @@ from simulator.documents.problems import InputError, Problem
 @click.option(
     "--secret", metavar="NAME", multiple=True, help="A variable whose value the nodes have."
 )
+@click.option(
+    "--mount",
+    metavar="NAME=WHERE",
+    multiple=True,
+    help="Data: NAME in the folder leads to a path of the nodes, or to a copy of a bucket's.",
+)
 @server_command
 def submit(
     client: Client,
@@ -43,6 +49,7 @@ def submit(
     workdir: Path | None,
     setup: tuple[str, ...],
     secret: tuple[str, ...],
+    mount: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Queue the job of FILE.
@@ -53,10 +60,10 @@ def submit(
     read on the nodes.
     """
     if job.suffix == ".py":
-        options = ScriptOptions(workdir, arguments, setup, secret)
+        options = ScriptOptions(workdir, arguments, setup, secret, mount)
         spec = submitted_script(client, job, options)
-    elif workdir is not None or arguments or setup or secret:
-        what = "is a job file; --workdir, --setup, --secret and ARGUMENTS are for scripts"
+    elif workdir is not None or arguments or setup or secret or mount:
+        what = "is a job file; ARGUMENTS, --workdir, --setup, --secret and --mount need a script"
         raise InputError(Problem(str(job), what, "leave them out"))
     else:
         spec = _read(job)

@@ -7,8 +7,9 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import click
 
@@ -16,7 +17,9 @@ from agents.work.package import Package, package_of, read_part
 from sailord.cli.work_folder import megabytes, pack_folder
 from sailord.client import Client, part
 from sailord.text.units import counted
-from simulator.documents.problems import InputError, Problem
+from simulator.documents.fields import InvalidValue, quote
+from simulator.documents.problems import InputError, Problem, Problems
+from simulator.inputs.work_section import check_mount
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,7 @@ class ScriptOptions:
     arguments: tuple[str, ...]
     setup: tuple[str, ...]
     secrets: tuple[str, ...]
+    mounts: tuple[str, ...]
 
 
 def submitted_script(client: Client, script: Path, options: ScriptOptions) -> str:
@@ -37,9 +41,10 @@ def submitted_script(client: Client, script: Path, options: ScriptOptions) -> st
     if not script.resolve().is_relative_to(root):
         what, cure = f"is not in {root}", "name a folder that holds it with --workdir"
         raise InputError(Problem(str(script), what, cure))
+    mounts = _mounts(options.mounts)
     with tempfile.NamedTemporaryFile() as packed:
         # First, since a folder that is too large is refused at once.
-        selection = pack_folder(root, packed)
+        selection = pack_folder(root, packed, mounts=mounts)
         text = _described(script, root, options.arguments)
         package = package_of(Path(packed.name))
         said = f"{counted(len(selection.names), 'file')}, {megabytes(selection.bytes)}"
@@ -51,8 +56,31 @@ def submitted_script(client: Client, script: Path, options: ScriptOptions) -> st
         "setup": list(options.setup),
         "secrets": list(options.secrets),
     }
-    lines = [f"{key} = {json.dumps(value)}" for key, value in work.items()]
-    return "\n".join([text.rstrip("\n"), "", "[work]", *lines, ""])
+    return text + _section("work", work) + (_section("data.mounts", mounts) if mounts else "")
+
+
+def _section(name: str, values: Mapping[str, object]) -> str:
+    # Texts and lists of JSON are such of TOML, names included.
+    lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in values.items()]
+    return "\n".join([f"[{name}]", *lines, "", ""])
+
+
+def _mounts(given: Iterable[str]) -> dict[str, str]:
+    """Read ``NAME=WHERE``; ``InputError`` lists all mistakes."""
+    problems, found = Problems(), {}
+    for text in given:
+        name, equals, where = text.partition("=")
+        try:
+            if not equals:
+                raise InvalidValue(
+                    f"is {quote(text)}", "write NAME=PATH or NAME=gs://BUCKET/FOLDER"
+                )
+            check_mount(name, where)
+        except InvalidValue as fault:
+            problems.add("--mount", fault.what, fault.cure)
+        found[str(PurePosixPath(name))] = where
+    problems.raise_if_any()
+    return found
 
 
 def _upload(client: Client, package: Package, path: Path) -> None:

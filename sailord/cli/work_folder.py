@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -21,7 +21,7 @@ VIRTUAL_ENVIRONMENT = "pyvenv.cfg"
 LARGEST_SHOWN = 3
 LOOKED_AT_MAX = 200_000
 """Entries looked at: enough to name the largest ones, and a second's work."""
-CURE = "list what nodes do not need in .gitignore, or give a smaller folder with --workdir"
+CURE = "list what nodes do not need in .gitignore, name data with --mount, or another --workdir"
 
 
 @dataclass(slots=True)
@@ -34,23 +34,21 @@ class Selection:
     """Bytes below each entry of the folder itself."""
 
 
-def select(root: Path, *, linked: frozenset[str] = frozenset()) -> Selection:
+def select(root: Path, *, mounts: Collection[str] = ()) -> Selection:
     """Choose what travels of a folder; raises ``InputError`` if that is too much.
 
     ``.gitignore`` files hold as git reads them, nested ones included. Links that lead outside are
-    refused, but for those in ``linked``, which are left out.
+    refused. The names in ``mounts`` are left out: nodes have the data elsewhere.
     """
     found, problems = Selection(), Problems()
-    for entry in _entries(root, "", ()):
+    for entry in _entries(root, "", (), mounts):
         if len(found.names) >= LOOKED_AT_MAX:
             break
         name = entry.path[len(str(root)) :].lstrip("/")
         if entry.is_symlink():
-            if name in linked:
-                continue
             if leads_outside(name, os.readlink(entry.path)):
                 what = f"is a link that leads out of the folder, to {os.readlink(entry.path)}"
-                cure = f"list it in .gitignore, or copy what it leads to into {root}"
+                cure = f"list it in .gitignore, or name it as data: --mount {name}=PATH"
                 problems.add(name, what, cure)
                 continue
         else:
@@ -65,7 +63,10 @@ def select(root: Path, *, linked: frozenset[str] = frozenset()) -> Selection:
 
 
 def _entries(
-    folder: Path, inner: str, specs: tuple[tuple[str, GitIgnoreSpec], ...]
+    folder: Path,
+    inner: str,
+    specs: tuple[tuple[str, GitIgnoreSpec], ...],
+    left_out: Collection[str],
 ) -> Iterator[os.DirEntry[str]]:
     """Yield the files and links below a folder that are not left out."""
     with os.scandir(folder) as scanned:
@@ -77,13 +78,13 @@ def _entries(
     for entry in entries:
         is_folder = entry.is_dir(follow_symlinks=False)
         name = f"{inner}{entry.name}" + "/" * is_folder
-        if entry.name in NEVER or _is_ignored(name, specs):
+        if entry.name in NEVER or name.rstrip("/") in left_out or _is_ignored(name, specs):
             continue
         if not is_folder:
             if entry.is_symlink() or entry.is_file(follow_symlinks=False):
                 yield entry  # Sockets, pipes and devices do not travel.
         elif not os.path.exists(os.path.join(entry.path, VIRTUAL_ENVIRONMENT)):
-            yield from _entries(Path(entry.path), name, specs)
+            yield from _entries(Path(entry.path), name, specs, left_out)
 
 
 def _is_ignored(name: str, specs: tuple[tuple[str, GitIgnoreSpec], ...]) -> bool:
@@ -113,9 +114,9 @@ def megabytes(count: int) -> str:
     return f"{count} bytes"
 
 
-def pack_folder(root: Path, out: IO[bytes]) -> Selection:
+def pack_folder(root: Path, out: IO[bytes], *, mounts: Collection[str] = ()) -> Selection:
     """Pack a folder into a file; return what was packed."""
-    selection = select(root)
+    selection = select(root, mounts=mounts)
     try:
         pack(root, selection.names, out)
     except OSError as error:

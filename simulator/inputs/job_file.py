@@ -60,9 +60,10 @@ def job_from_document(document: Document) -> Job:
         _check_fit(training, model, read)
     training.finish()
     objective = _objective(top.section("objective"))
-    data = _data(top.section("data"))
+    source = top.section("data")
+    work = read_work(top, source)
+    data = _data(source)
     checkpoint = _checkpoint(top.section("checkpoint"))
-    work = read_work(top)
     if work is not None and named.get("script") is None:
         top.report("work", "is given without a script", 'name it under [model]: script = "..."')
     top.finish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import PurePosixPath
 
 from simulator.documents.fields import InvalidValue, Table, open_table, quote, valid_text
 from simulator.documents.files import Document
@@ -15,16 +16,20 @@ PACKAGE = re.compile(r"[0-9a-f]{64}-[1-9][0-9]{0,11}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 
 
-def read_work(top: Table) -> Work | None:
-    """Read [work]; ``None``: the job has none."""
+def read_work(top: Table, data: Table) -> Work | None:
+    """Read [work] and the mounts of [data]; ``None``: the job has no work folder."""
     table = top.table("work")
+    mounts = data.value("mounts", _mounts, default=())
     if table is None:
+        if mounts:
+            data.report("mounts", "is given without a script", "submit one, or leave it out")
         return None
     work = Work(
         package=table.value("package", _package, default="", required=True),
         arguments=_texts(table, "arguments", _argument),
         setup=_texts(table, "setup", valid_text),
         secrets=_texts(table, "secrets", _variable),
+        mounts=mounts,
     )
     table.finish()
     return work
@@ -32,7 +37,8 @@ def read_work(top: Table) -> Work | None:
 
 def work_of(document: Document) -> Work | None:
     """Read [work] of a job file alone, which was checked when it was submitted."""
-    return read_work(open_table(document, Problems()))
+    top = open_table(document, Problems())
+    return read_work(top, top.section("data"))
 
 
 def _texts(table: Table, key: str, accept: Callable[[object], str]) -> tuple[str, ...]:
@@ -42,6 +48,24 @@ def _texts(table: Table, key: str, accept: Callable[[object], str]) -> tuple[str
         return tuple(accept(each) for each in value)
 
     return table.value(key, texts, default=())
+
+
+def _mounts(value: object) -> tuple[tuple[str, str], ...]:
+    if not isinstance(value, dict):
+        raise InvalidValue(f"is {quote(value)}", 'give a table, such as {data = "/mnt/data"}')
+    for name, where in value.items():
+        check_mount(name, where)
+    return tuple(sorted(value.items()))
+
+
+def check_mount(name: str, where: object) -> None:
+    """Raise ``InvalidValue`` unless a mount has a name within the folder, and leads somewhere."""
+    place = PurePosixPath(name)
+    if place.is_absolute() or not place.parts or ".." in place.parts:
+        raise InvalidValue(f"has the name {quote(name)}", "name a place within the work folder")
+    if not isinstance(where, str) or not ("://" in where or where.startswith("/")):
+        cure = "give an absolute path on the nodes, or an address such as gs://bucket/folder"
+        raise InvalidValue(f"has {quote(name)} at {quote(where)}", cure)
 
 
 def _package(value: object) -> str:

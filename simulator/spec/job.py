@@ -57,6 +57,8 @@ class Work:
     """Shell commands that prepare a node, once for each package."""
     secrets: tuple[str, ...] = ()
     """Names of environment variables, whose values only the nodes know."""
+    mounts: tuple[tuple[str, str], ...] = ()
+    """Names in the work folder, and the folders of the nodes or buckets that they lead to."""
 
 
 @dataclass(frozen=True, slots=True)

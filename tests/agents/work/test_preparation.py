@@ -256,10 +256,52 @@ async def test_a_missing_secret_is_named_before_anything_is_set_up(tmp_path, nod
         assert view["secrets"] == {"TOKEN_OF_NOBODY": str(tmp_path / "TOKEN_OF_NOBODY")}
 
 
+@pytest.mark.asyncio
+async def test_data_is_linked_into_the_folder_and_missed_when_it_goes(tmp_path, node, sources):
+    archive = packed(tmp_path, train=b"print()")
+    sources.packages = {"leader:1": {str(package_of(archive)): archive}}
+    there, bucket = tmp_path / "there", tmp_path / "bucket"
+    (bucket / "inner").mkdir(parents=True)
+    (bucket / "inner" / "x").write_text("of the bucket")
+    (bucket / "one").write_text("a single file")
+    mounts = {
+        "inner/corpus": str(there),
+        "copy": f"file://{bucket}",
+        "single": f"file://{bucket}/one",
+        "gone": f"file://{tmp_path}/no",
+    }
+
+    def mount(*names: str) -> None:
+        node.job(archive)
+        lines = "".join(f'"{name}" = "{mounts[name]}"\n' for name in names)
+        node.text += f"[data.mounts]\n{lines}"
+        node.preparation.look({})
+        node.preparation.look(RUNNING)
+
+    with contextlib.closing(node.preparation):
+        mount("inner/corpus", "copy", "single")
+        why = await node.preparation.view(JOB)
+        assert why == f"data is missing on this node: inner/corpus ({there}); mount it there"
+        there.mkdir()
+        (there / "y").write_text("of the node")
+        while not isinstance(view := await node.preparation.view(JOB), dict):
+            await asyncio.sleep(0)
+        folder = Path(view["folder"])
+        assert (folder / "inner/corpus/y").read_text() == "of the node"
+        assert (folder / "copy/inner/x").read_text() == "of the bucket"
+        assert (folder / "single").read_text() == "a single file"
+        there.rename(tmp_path / "elsewhere")
+        assert await node.preparation.view(JOB) == why, "looked at before each generation"
+        mount("gone")
+        assert f"data gone cannot be copied from file://{tmp_path}/no: " in (
+            await node.preparation.view(JOB)
+        )
+
+
 def test_the_oldest_are_deleted_but_never_the_present_one(tmp_path):
     paths = [tmp_path / str(number) for number in range(KEPT + 3)]
     for number, path in enumerate(paths):
         path.mkdir() if number % 2 else path.touch()
         os.utime(path, (number, number))
-    delete_old(tmp_path, paths[0])
+    delete_old(tmp_path, [paths[0]])
     assert sorted(tmp_path.iterdir()) == sorted([paths[0], *paths[-KEPT + 1 :]])

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from sailord.cli import work_folder
+from sailord.cli.scripts import _mounts, _section
 from sailord.cli.work_folder import pack_folder, select
+from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError
+from simulator.inputs.work_section import work_of
 
 FILES = (
     *("train.py", "data.bin", "keep.bin", "notes/a.log", "notes/b.txt", "deep/x/y.tmp"),
@@ -71,6 +74,15 @@ def test_a_link_that_leads_outside_is_refused_with_its_name(tmp_path):
     assert "out of the folder, to /mnt/data" in str(refused.value.problems[0])
 
 
+def test_data_that_nodes_have_elsewhere_does_not_travel(tmp_path):
+    (tmp_path / "data").symlink_to("/mnt/data")
+    for name in ("inner/corpus/x", "inner/corpus2", "train.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = select(tmp_path, mounts={"data", "inner/corpus"})
+    assert found.names == ["inner/corpus2", "train.py"]
+
+
 def test_a_folder_of_10_gb_is_refused_unread_with_its_largest_entries(tmp_path):
     for name, size in {"runs/a.pt": 7e9, "runs/b.pt": 1e9, "data.bin": 2e9, "code.py": 10}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -92,3 +104,19 @@ def test_a_folder_with_very_many_files_is_not_looked_through_to_its_end(tmp_path
         (tmp_path / str(number)).touch()
     with pytest.raises(InputError, match="in 10 files"):
         select(tmp_path)
+
+
+def test_mounts_are_checked_together_and_read_again_as_given():
+    with pytest.raises(InputError) as refused:
+        _mounts(["data", "../up=/mnt", "x=relative", "ok=/mnt"])
+    said = [str(problem) for problem in refused.value.problems]
+    assert [each.partition(";")[0] for each in said] == [
+        '--mount: is "data"',
+        '--mount: has the name "../up"',
+        '--mount: has "x" at "relative"',
+    ]
+    given = _mounts(["a b=/mnt/ü=1", "in/ner/=gs://bucket/x"])
+    text = _section("work", {"package": f"{'0' * 64}-1"}) + _section("data.mounts", given)
+    work = work_of(parse_document(text.encode(), name="job"))
+    assert work is not None
+    assert dict(work.mounts) == {"a b": "/mnt/ü=1", "in/ner": "gs://bucket/x"}

@@ -90,7 +90,7 @@ class Travel:
             "reason": job["reason"],
             "history": [line["text"] for line in self.ask(f"/v1/jobs/{name}/history")["history"]],
             "members": job["generation"]["members"],
-            "logs": {node: self.ask(f"/v1/nodes/{node}/logs") for node in ("a1", "a2")},
+            "logs": {node: self.ask(f"/v1/nodes/{node}/logs") for node in ("a1", "a2", "b1")},
         }
 
     def ask(self, path: str) -> Any:

@@ -341,7 +341,7 @@ def test_schema_defaults_match_the_reader() -> None:
                 assert found == (tuple(wanted) if isinstance(wanted, list) else wanted), key
             elif "default" in rule:
                 assert rule["default"] == getattr(holder, key), key
-            elif key not in ("global_batch", "sequence", "kind"):
+            elif key not in ("global_batch", "sequence", "kind", "mounts"):
                 assert getattr(holder, key) is None, key
 
 
@@ -441,3 +441,22 @@ def test_data_kind_defaults_to_images_if_images_are_given() -> None:
     ):
         with pytest.raises(InputError, match=told):
             read(changed(SMALL, "data", **wrong))
+
+
+def test_work_and_mounts_need_a_script_and_are_checked() -> None:
+    small = '[model]\npreset = "opt-125m"\n[training]\nglobal_batch = 4\nsequence = 8\n'
+    package = f"{'0' * 64}-1"
+    assert mistakes(f'{small}[work]\npackage = "{package}"\n') == [
+        'job.toml: work: is given without a script; name it under [model]: script = "..."'
+    ]
+    assert mistakes(f'{small}[data]\nmounts = {{data = "/mnt"}}\n') == [
+        "job.toml: [data] mounts: is given without a script; submit one, or leave it out"
+    ]
+    wrong = '[data]\nmounts = {data = 1}\n[work]\npackage = "x"\nsetup = "make"\nsecrets = ["1"]\n'
+    found = mistakes(f"{small}{wrong}")
+    assert [each.partition(";")[0] for each in found][:4] == [
+        'job.toml: [data] mounts: has "data" at 1',
+        'job.toml: [work] package: is "x"',
+        'job.toml: [work] setup: is "make"',
+        'job.toml: [work] secrets: contains "1"',
+    ]
