@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import multiprocessing
 import os
 import selectors
 import signal
@@ -18,12 +19,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from simulator.documents.problems import InputError, Problem
 from worker.profiling.activity_board import ActivityBoard
 from worker.script.script_error import print_script_traceback, sentence
 from worker.types import ACTIVITIES, Activity
+
+T = TypeVar("T")
 
 SendMessage = Callable[[dict[str, Any]], None]
 """Sends a message to the parent."""
@@ -102,6 +105,34 @@ def run_ranks(body: Body, *, ranks: int, board: ActivityBoard, on_message: OnMes
 
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def in_fork(act: Callable[[], T]) -> T:
+    """Return what ``act`` returns in a forked process, with which its threads and memory end."""
+    context = multiprocessing.get_context("fork")
+    reading, writing = context.Pipe(duplex=False)
+
+    def run() -> None:
+        try:
+            found = act()
+        except InputError as error:
+            writing.send((None, error.problems))
+        else:
+            writing.send((found, ()))
+
+    process = context.Process(target=run, daemon=True)
+    process.start()
+    writing.close()
+    try:
+        found, problems = reading.recv()
+    except EOFError:
+        process.join()
+        what = f"ended its process, with exit code {process.exitcode}"
+        raise InputError(Problem("the script", what, "run it with python to debug it")) from None
+    if problems:
+        raise InputError(problems)
+    value: T = found
+    return value
 
 
 @contextmanager

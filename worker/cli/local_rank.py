@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -31,6 +32,7 @@ from worker.models.module_layers import ModuleSource
 from worker.profiling.activity_board import ActivityBoard
 from worker.profiling.fault_injection import FailPoint
 from worker.profiling.timeline import Recorder
+from worker.script.load import load_script
 from worker.training.full_tensors import RankTensors, rank_tensors
 from worker.training.trainer import NotANumberError, RankTrainer, StepReport
 
@@ -44,7 +46,6 @@ class RunSpec:
 
     job: Job
     plan: Plan
-    data: DataSource
     steps: int
     device: str
     """``cpu``, or ``cuda``: each rank uses the GPU with its number."""
@@ -54,8 +55,12 @@ class RunSpec:
     """The socket of the rendezvous."""
     weights: Callable[[int], ShardValues] | None = None
     """Returns the initial weights of a layer, if they are not the job's random ones."""
-    module: ModuleSource | None = None
-    """A user's module, which trains instead of a known model."""
+    data: DataSource | None = None
+    """The data of a job that is not a script."""
+    script: Path | None = None
+    """A script that gives model and data; each rank runs it anew."""
+    arguments: tuple[str, ...] = ()
+    """Those of the script."""
     keeps_spans: bool = False
     fail_at: FailPoint | None = None
     beginning: ResumePoint | None = None
@@ -95,9 +100,10 @@ def _train(
         ranks = spec.plan.device_count
         transport = connect(rank, ranks=ranks, listening=spec.listening, device=device)
     with _reporting_errors(transport):
-        about = spec.job, spec.plan, rank, transport, spec.data
+        data, module = _data_and_module(spec)
+        about = spec.job, spec.plan, rank, transport, data
         trainer = RankTrainer(
-            *about, device=device, recorder=recorder, weights=spec.weights, module=spec.module
+            *about, device=device, recorder=recorder, weights=spec.weights, module=module
         )
         _resume(trainer, spec)
         for _ in range(spec.steps):
@@ -112,6 +118,15 @@ def _train(
             transport.close()
 
 
+def _data_and_module(spec: RunSpec) -> tuple[DataSource, ModuleSource | None]:
+    if spec.script is None:
+        assert spec.data is not None, "a job that is not a script has data of its own"
+        return spec.data, None
+    with redirect_stdout(sys.stderr):
+        recipe = load_script(spec.script, spec.arguments)
+    return recipe.data(spec.job.data.samples), recipe
+
+
 def _train_by_deepspeed(
     spec: RunSpec, rank: int, send: SendMessage, *, device: torch.device, recorder: Recorder
 ) -> None:
@@ -119,7 +134,8 @@ def _train_by_deepspeed(
     try:
         with recorder.span("start"):
             store = _meet(rank, listening=spec.listening)
-            about = spec.job, spec.plan, rank, store, spec.data, spec.deepspeed
+            data, _ = _data_and_module(spec)
+            about = spec.job, spec.plan, rank, store, data, spec.deepspeed
             trainer = DeepSpeedTrainer(
                 *about, device=device, deadline_s=DEADLINE_S, weights=spec.weights
             )

@@ -7,9 +7,10 @@ import importlib.util
 import json
 import os
 import socket
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 from worker.checkpoint.convert import external_names
 from worker.checkpoint.resume import OPTION, ResumePoint, open_resume_point
-from worker.cli.local_launcher import ended_by_signals, run_ranks
+from worker.cli.local_launcher import ended_by_signals, in_fork, run_ranks
 from worker.cli.local_rank import RunSpec, train
 from worker.control.preload import preload
 from worker.data.batch import DataSource
@@ -43,7 +44,7 @@ from worker.profiling.fault_injection import FailPoint
 from worker.profiling.timeline import RankTimeline, Span, trace
 from worker.reporting.progress_display import ProgressDisplay
 from worker.script.load import load_script
-from worker.script.recipe import Recipe, one_rank_plan
+from worker.script.recipe import one_rank_plan
 from worker.training.full_tensors import merge_ranks
 from worker.types import ACTIVITIES
 
@@ -70,19 +71,23 @@ class RunOptions:
     device: str | None
     arguments: tuple[str, ...] = ()
 
+    @property
+    def is_script(self) -> bool:
+        """Whether the job is a script."""
+        return self.job.suffix == ".py"
+
 
 def train_alone(options: RunOptions) -> None:
     """Train a job under a plan on this machine, without a daemon."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # A script may compute here and must not start threads.
-    is_script = options.job.suffix == ".py"
-    if options.arguments and not is_script:
+    if options.arguments and not options.is_script:
         cure = "leave them out; only a script takes arguments"
         raise InputError(Problem(str(options.job), "is a job file, and arguments are given", cure))
-    recipe = load_script(options.job, options.arguments) if is_script else None
-    job = load_job(options.job) if recipe is None else recipe.job()
+    # Whatever a script starts or opens here would be lost or shared when the ranks are forked.
+    job = in_fork(partial(_script_job, options)) if options.is_script else load_job(options.job)
     with ended_by_signals(), ExitStack() as stack:
-        spec = _prepare(options, job, recipe, threads, stack)
+        spec = _prepare(options, job, threads, stack)
         places, ranks = rank_places(spec.plan), spec.plan.device_count
         results = _RunResults(ProgressDisplay(spec.steps, as_json=options.as_json))
         board = ActivityBoard(ranks)
@@ -93,25 +98,27 @@ def train_alone(options: RunOptions) -> None:
         if options.timeline is not None:
             _write_timeline(options.timeline, places, results)
         if spec.pieces is not None and options.save is not None:
-            _save(job, recipe, ranks, spec.pieces, options.save)
+            _save(options, job, ranks, spec.pieces, options.save)
 
 
-def _prepare(
-    options: RunOptions, job: Job, recipe: Recipe | None, threads: int, stack: ExitStack
-) -> RunSpec:
+def _script_job(options: RunOptions) -> Job:
+    """Return a script's job; what the script prints is not part of the run's output."""
+    with redirect_stdout(sys.stderr):
+        recipe = load_script(options.job, options.arguments)
+        if options.save is not None:
+            recipe.check_saved_to(options.save)
+        return recipe.job()
+
+
+def _prepare(options: RunOptions, job: Job, threads: int, stack: ExitStack) -> RunSpec:
     """Read, check and open everything; report all problems at once."""
     problems, folder = Problems(), options.job.parent
     plan = _checked(problems, lambda: _plan(options, job))
-    data: DataSource | None
+    data: DataSource | None = None
     weights: Callable[[int], ShardValues] | None = None
-    if recipe is None:
+    if not options.is_script:
         data = _checked(problems, lambda: open_data(job, folder))
         weights = _checked(problems, lambda: open_weights(job, folder))
-    else:
-        data = recipe.data()
-        save = options.save
-        if save is not None:
-            _checked(problems, lambda: recipe.check_saved_to(save))
     _checked(problems, lambda: _check_writable(options.timeline))
     pieces = _checked(problems, lambda: stack.enter_context(_pieces_folder(options.save)))
     config = _checked(problems, lambda: _deepspeed_config(options, plan, job))
@@ -123,14 +130,8 @@ def _prepare(
     fail_at = _checked(problems, lambda: _fail_point(plan))
     problems.raise_if_any()
     assert plan is not None
-    assert data is not None
     assert device is not None
     preload()
-    others = len(os.listdir("/proc/self/task")) - 1
-    if others > 0:
-        what = f"the script has started {others} threads, which a fork would lose"
-        cure = "start them in the model's forward pass"
-        raise InputError(Problem(options.job.name, what, cure))
     # From here on, a storage backend may start threads, which only wait.
     beginning = None if options.resume is None else open_resume_point(options.resume, job)
     ranks = plan.device_count
@@ -140,7 +141,8 @@ def _prepare(
         plan=plan,
         data=data,
         weights=weights,
-        module=recipe,
+        script=options.job if options.is_script else None,
+        arguments=options.arguments,
         beginning=beginning,
         steps=_steps(options, job, beginning),
         device=device,
@@ -326,14 +328,14 @@ def _with_path(path: Path) -> Iterator[None]:
         raise OSError(getattr(error, "errno", None) or errno.EIO, strerror, str(path)) from None
 
 
-def _save(job: Job, recipe: Recipe | None, ranks: int, pieces: Path, folder: Path) -> None:
+def _save(options: RunOptions, job: Job, ranks: int, pieces: Path, folder: Path) -> None:
     """Merge the ranks' shards into one file, under the module's names or Hugging Face's."""
     shares = [torch.load(pieces / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
     merged = merge_ranks(shares, tensors_of(job))
     whole = {(0 if layer == TIED else layer, name): t for (layer, name, _), t in merged.items()}
-    if recipe is not None:
-        with _with_path(folder):
-            recipe.save(whole, folder)
+    if options.is_script:
+        with _with_path(folder), redirect_stdout(sys.stderr):
+            load_script(options.job, options.arguments).save(whole, folder)
         return
     unfinished = pieces / "model.safetensors"
     with _with_path(folder):

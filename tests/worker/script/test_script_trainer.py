@@ -239,3 +239,18 @@ def test_evaluations_are_those_of_torch_under_any_plan(script, warm, capsys):
     for step, metrics in trainer.evaluations.items():
         assert evaluated[step] == pytest.approx(metrics, rel=1e-5)
     assert "told 3 eval/loss eval/accuracy" in done.out
+
+
+def test_threads_and_prints_of_a_script_do_not_disturb_a_run(script, warm):
+    text = "import threading\nprint('hello')\nthreading.Thread(target=input, daemon=True).start()\n"
+    script.write_text(text + SCRIPT)
+    done = warm.run("run", "--job", script, "--json", "--", "2")
+    assert done.code == 0, done.err
+    assert [json.loads(line)["step"] for line in done.out.splitlines()] == [0, 1]
+
+
+def test_a_script_that_ends_its_process_is_refused(script, warm):
+    script.write_text("import os\nos._exit(3)\n")
+    done = warm.run("run", "--job", script)
+    assert (done.code, done.out) == (2, "")
+    assert "error: the script: ended its process, with exit code 3" in done.err
