@@ -287,11 +287,14 @@ class GenerationRun:
         is_stopping, has_begun = is_done, not is_done
         if has_begun:
             self._set_state("running")
+        if self.assignment.restore.source != "start":
+            # A lost node may have interrupted the one that belongs to this state.
+            self._report_evaluation(trainer.evaluate_if_due())
         while not is_stopping:
             step_report = trainer.step()
             snapshots.after_step()
             self._report_step(step_report, snapshots)
-            self._evaluate_after(step_report)
+            self._report_evaluation(trainer.evaluate_after(step_report))
             is_done = steps is not None and trainer.progress.step >= steps
             is_stopping = step_report.stop or is_done
         self._milestone("stopping")
@@ -326,9 +329,7 @@ class GenerationRun:
         print(json.dumps(line), flush=True)
         self.report(self._status(), False)
 
-    def _evaluate_after(self, step_report: StepReport) -> None:
-        assert self._trainer is not None
-        found = self._trainer.evaluate_after(step_report)
+    def _report_evaluation(self, found: dict[str, float] | None) -> None:
         if found is not None and self.assignment.rank == 0:
             metrics = finite(found)
             about = {"job": self.assignment.job, "generation": self.assignment.generation}

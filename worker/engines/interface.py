@@ -38,6 +38,9 @@ class TrainingEngine(Protocol):
     def evaluate_after(self, report: StepReport) -> dict[str, float] | None:
         """Tell a script's loggers of a step, and evaluate if that is due; all ranks together."""
 
+    def evaluate_if_due(self) -> dict[str, float] | None:
+        """Evaluate if that is due after the last step, which another process may have done."""
+
     def roll_forward(self) -> StepReport | None:
         """After a failure: finish the step if a surviving rank has the result of its vote."""
 

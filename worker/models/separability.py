@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -21,20 +23,36 @@ _TOLERANCE_OF_DOCUMENTS = 1e-6
 _CURE = "a sample's result must depend on that sample alone, and collate must draw nothing"
 
 
-def check_separable(source: ModuleSource, make_batch: Callable[[range], Any]) -> None:
-    """Compare two samples computed together with each computed alone, layer by layer."""
+def check_separable(
+    source: ModuleSource, make_batch: Callable[[Sequence[int]], Any], *, other: int | None = None
+) -> None:
+    """Compare two samples computed together with each computed alone, layer by layer.
+
+    ``other`` is a sample with another number of labels than the first one, of which only the loss
+    is compared: a mean over the labels of both is not that of their means.
+    """
     skeleton = source.skeleton()
     _refuse_batch_norm(skeleton)
     context = MicroBatchContext()
     layers = _layers(skeleton, source, context)
     versions = {name: buffer._version for name, buffer in skeleton.named_buffers()}
+    numbers = random.getstate(), _numpy_state()
     with torch.no_grad():
         together, one_alone, two_alone = (
-            _pass(layers, make_batch(samples), samples, context)
-            for samples in (range(2), range(1), range(1, 2))
+            _pass(layers, make_batch(samples), samples, context) for samples in ([0, 1], [0], [1])
         )
+    if (random.getstate(), _numpy_state()) != numbers:
+        what = "draws numbers by Python's random or by numpy while it computes"
+        raise InputError(Problem("model", what, "draw them by torch, once for each sample"))
     for layer, both, one, two in zip(layers, together, one_alone, two_alone, strict=True):
         _compare(f"model: {source.cut.layer_name(layer.index)}", both, one, two)
+    if other is not None:
+        with torch.no_grad():
+            sums = [
+                _pass(layers, make_batch(samples), samples, context)[-1]
+                for samples in ([0, other], [0], [other])
+            ]
+        _compare(f"model: {source.cut.layer_name(layers[-1].index)}", *sums)
     for name, buffer in skeleton.named_buffers():
         if buffer._version != versions[name]:
             what = f"the buffer {name} changes while the model computes"
@@ -48,7 +66,7 @@ def check_documents_apart(source: ModuleSource, one: Any, other: Any, *, first: 
     context = MicroBatchContext()
     layers = _layers(source.skeleton(), source, context)
     with torch.no_grad():
-        results = [_pass(layers, row, range(1), context) for row in (one, other)]
+        results = [_pass(layers, row, [0], context) for row in (one, other)]
     for mine, changed in zip(*(found[:-1] for found in results), strict=True):
         if mine.dim() < 3:
             continue  # It has no tokens.
@@ -57,6 +75,12 @@ def check_documents_apart(source: ModuleSource, one: Any, other: Any, *, first: 
             what = "lets documents of a packed row attend to one another"
             cure = "give a call= that makes a mask of segment_ids (segments=True), or sailor.pad"
             raise InputError(Problem("model", what, cure))
+
+
+def _numpy_state() -> tuple[bytes, int]:
+    """Return the state of numpy's own generator, to compare it."""
+    state: Any = np.random.get_state(legacy=False)
+    return state["state"]["key"].tobytes(), state["state"]["pos"]
 
 
 def _layers(
@@ -94,7 +118,7 @@ def _one_of_each(skeleton: nn.Module, source: ModuleSource) -> list[int]:
 
 
 def _pass(
-    layers: list[ModuleLayer], batch: Any, samples: range, context: MicroBatchContext
+    layers: list[ModuleLayer], batch: Any, samples: Sequence[int], context: MicroBatchContext
 ) -> list[Tensor]:
     current = MicroBatch(0, 0, torch.tensor(samples), inputs=batch)
     context.current = current

@@ -50,6 +50,17 @@ def batch_size_of(batch: Any) -> int:
     return len(first)
 
 
+def label_count(batch: Any) -> int | None:
+    """Return how many tokens of a batch have a label; ``None``: it has none for tokens."""
+    if isinstance(batch, Mapping):
+        labels = batch.get("labels")
+    else:
+        labels = batch[1] if isinstance(batch, tuple) and len(batch) > 1 else None
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dim() < 2:
+        return None
+    return int((labels != NO_LABEL).sum())
+
+
 def default_loss(module: nn.Module, *, smoothing: float = 0.0) -> Loss:
     """Return the cross entropy of the batch's labels, as this kind of model is trained.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_model
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from simulator.documents.problems import InputError, Problem
 from simulator.models.layers import Model, Precision
@@ -37,10 +38,12 @@ from worker.models.module_splits import ModuleSplits, find_splits
 from worker.models.separability import check_documents_apart, check_separable
 from worker.reporting.loggers import Logger
 from worker.script.hf_model import copy_companions, source_folder
-from worker.script.losses import Loss, default_loss, sum_and_count
+from worker.script.losses import Loss, default_loss, label_count, sum_and_count
 from worker.script.torch_settings import OptimizerSettings, settings_of
 from worker.training.full_tensors import TensorKey
 
+_LOOKED_AT = 64
+"""Among so many samples two with different numbers of labels are looked for."""
 Callback = Callable[[int, Mapping[str, float]], None]
 """Called with the step and its figures; those of an evaluation have names that begin with eval/."""
 
@@ -245,6 +248,7 @@ class Recipe:
 
     def losses(self, output: Any, batch: Any) -> tuple[Tensor, int | Tensor]:
         """Return the sum of the losses of a micro batch, and over how many it is."""
+        output = tree_map(_wide, output)
         logits = getattr(output, "logits", output)
         if self.loss is None and "labels" not in self.limits and logits.device.type != "meta":
             # Later ones are checked when they are loaded, without waiting for the device.
@@ -265,6 +269,7 @@ class Recipe:
 
     def metrics(self, output: Any, batch: Any) -> Metrics:
         """Return the loss and other metrics of an evaluation, each as a sum and a count."""
+        output = tree_map(_wide, output)
         found = {"loss": self.losses(output, batch)}
         for name, metric in self.more_metrics.items():
             found[name] = sum_and_count(metric(output, batch), batch)
@@ -317,7 +322,8 @@ class Recipe:
     def _example(self, samples: int) -> Any:
         return self.examples(range(samples))
 
-    def examples(self, indices: range) -> Any:
+    def examples(self, indices: Sequence[int]) -> Any:
+        """Return a batch of these samples."""
         if 0 in sizes_of(self.dataset):
             raise InputError(Problem("dataset", "is empty", "give at least one sample"))
         about = self.dataset, self.collate, self.batch_size, self.seed
@@ -328,7 +334,7 @@ class Recipe:
         if not any(map(self.is_trained, self.cut.layer_of)):
             what = "has no parameter that is trained"
             raise InputError(Problem("optimizer", what, "give it parameters with requires_grad"))
-        check_separable(self, self.examples)
+        check_separable(self, self.examples, other=self._with_other_labels())
         parts = self.dataset.parts if isinstance(self.dataset, Blend) else ()
         for dataset in (self.dataset, *(part.dataset for part in parts)):
             twins = dataset.twins() if isinstance(dataset, Packed) else None
@@ -352,6 +358,17 @@ class Recipe:
             data=Data(seed=self.seed, samples=sizes_of(self.dataset) or None),
         )
 
+    def _with_other_labels(self) -> int | None:
+        """Return one of the first samples with more or fewer labels than the first one has."""
+        if self.loss is None:
+            return None
+        sizes = sizes_of(self.dataset)
+        first = label_count(self.examples([0]))
+        for index in range(1, min(_LOOKED_AT, *sizes)):
+            if label_count(self.examples([index])) != first:
+                return index
+        return None
+
     def notes(self) -> list[str]:
         """Return what a user may not expect: blocks kept whole, parameters that no code uses."""
         found = []
@@ -374,6 +391,12 @@ class Recipe:
             splits=self.splits,
             dtype=dtypes[self.precision],
         )
+
+
+def _wide(value: Any) -> Any:
+    """Return 16-bit numbers of a model's output in 32 bits, in which losses are summed."""
+    is_narrow = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if is_narrow else value
 
 
 def _default_optimizer(module: nn.Module) -> torch.optim.Optimizer:

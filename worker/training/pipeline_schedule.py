@@ -7,7 +7,7 @@ output is sent without waiting.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,7 +138,7 @@ class PipelineRank:
                 arrived = self._take(op)
                 indices = torch.tensor(positions, device=self._device)
                 current = MicroBatch(self._random_seed, number, indices)
-                current.inputs = tree_map(self._to_device, data.batch(number, positions).inputs)
+                current.inputs = self._on_device(data.batch(number, positions).inputs)
                 x = torch.empty(0, device=self._device) if arrived is None else arrived
                 result = self._stage.evaluate(x, current=current)
                 if isinstance(result, Tensor):
@@ -193,7 +193,7 @@ class PipelineRank:
             return arrived, current
         with self._recorder.span("data", micro_batch=op.micro_batch):
             samples = self._data.batch(step, positions)
-        current.inputs = tree_map(self._to_device, samples.inputs)
+        current.inputs = self._on_device(samples.inputs)
         if place.is_first and place.index == 0:
             consumed.samples += len(positions)
             consumed.digest_sum += int(samples.digests.sum())
@@ -204,6 +204,18 @@ class PipelineRank:
             is_tensor = isinstance(current.inputs, Tensor)
             arrived = current.inputs if is_tensor else torch.empty(0, device=self._device)
         return arrived, current
+
+    def _on_device(self, batch: Any) -> Any:
+        """Move a batch; what the model takes gets its type, and targets keep theirs."""
+        if self._of_module and isinstance(batch, tuple):
+            return self._on_device(batch[0]), *(tree_map(self._move, each) for each in batch[1:])
+        if self._of_module and isinstance(batch, Mapping) and "labels" in batch:
+            labels = tree_map(self._move, batch["labels"])
+            return {**tree_map(self._to_device, batch), "labels": labels}
+        return tree_map(self._to_device, batch)
+
+    def _move(self, value: Any) -> Any:
+        return value.to(self._device) if isinstance(value, Tensor) else value
 
     def _to_device(self, value: Any) -> Any:
         if not isinstance(value, Tensor):

@@ -300,17 +300,19 @@ class RankTrainer:
 
     def evaluate_after(self, report: StepReport) -> dict[str, float] | None:
         """Tell a script's loggers of a step, and evaluate if that is due; all ranks together."""
-        module = self._module
-        if module is None:
-            return None
-        if self.rank == 0:
-            module.report(report.step, report.figures())
-        data = module.evaluation_after(report.step)
-        if data is None:
+        if self._module is not None and self.rank == 0:
+            self._module.report(report.step, report.figures())
+        return self.evaluate_if_due()
+
+    def evaluate_if_due(self) -> dict[str, float] | None:
+        """Evaluate if that is due after the last step, which another process may have done."""
+        module, step = self._module, self.progress.step - 1
+        data = None if module is None or step < 0 else module.evaluation_after(step)
+        if module is None or data is None:
             return None
         found = self.evaluate(data)
         if self.rank == 0:
-            module.report(report.step, {f"eval/{name}": value for name, value in found.items()})
+            module.report(step, {f"eval/{name}": value for name, value in found.items()})
         return found
 
     def evaluate(self, data: MapData) -> dict[str, float]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
@@ -54,6 +57,17 @@ def checked(module, **changes):
     check_separable(recipe, recipe.examples)
 
 
+class Drawing(nn.Module):
+    """A block whose strength is drawn, but not by torch."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.linear, self.draw = nn.Linear(4, 4), draw
+
+    def forward(self, x):
+        return self.linear(x) * self.draw()
+
+
 def test_a_module_of_separate_samples_is_accepted():
     checked(chain(nn.Sequential(nn.LayerNorm(4), nn.Dropout(0.5))))
 
@@ -76,3 +90,30 @@ def test_a_part_that_mixes_samples_is_named(part, reason):
 def test_a_mean_over_labels_is_refused_as_a_loss():
     with pytest.raises(InputError, match="model: head: computes two samples together"):
         checked(chain(nn.ReLU()), loss=mean_over_labels)
+
+
+def by_python():
+    return random.random()
+
+
+def by_numpy():
+    return np.random.rand()
+
+
+@pytest.mark.parametrize("draw", [by_python, by_numpy])
+def test_numbers_that_are_not_drawn_by_torch_are_refused(draw):
+    with pytest.raises(InputError, match="model: draws numbers by Python's random or by numpy"):
+        checked(chain(Drawing(draw)))
+
+
+def test_a_mean_over_labels_is_refused_even_if_the_first_two_samples_have_as_many():
+    def mean(output, batch):
+        return nn.functional.cross_entropy(output.flatten(0, 1), batch[1].flatten())
+
+    data = [(torch.randn(5, 4), torch.arange(5) % 3) for _ in range(9)]
+    recipe = Recipe(model=chain(nn.Tanh()), dataset=data, batch_size=2, steps=1, loss=mean)
+    recipe.job()  # Each sample has as many.
+    data[7][1][:2] = -100
+    recipe = Recipe(model=chain(nn.Tanh()), dataset=data, batch_size=2, steps=1, loss=mean)
+    with pytest.raises(InputError, match="computes two samples together otherwise"):
+        recipe.job()

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from torch import nn
 from torch.nn import functional
 
+import sailor
 from simulator.documents.problems import InputError
 from worker.script.losses import default_loss
 
@@ -62,3 +63,27 @@ def test_a_kind_without_a_default_needs_a_loss():
 def test_a_regression_needs_a_loss(logits, labels):
     with pytest.raises(InputError, match="regression"):
         default_loss(model("ForSequenceClassification"))(logits, {"labels": labels})
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_losses_are_summed_in_32_bits_and_targets_keep_theirs(precision):
+    seen = []
+
+    def loss(output, batch):
+        target = batch[1]
+        if output.device.type != "meta":
+            seen.append((output.dtype, batch[0].dtype, target.dtype))
+        return (output.squeeze(-1) - target) ** 2
+
+    # 16 bits have no 4097, and their sums end at 2048 ones (bf16: 256).
+    data = [(torch.zeros(4), torch.tensor(4097.0)) for _ in range(16)]
+    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    nn.init.zeros_(module[2].bias)
+    trainer = sailor.Trainer(
+        *(module, data),
+        **{"batch_size": 16, "steps": 1, "loss": loss, "precision": precision},
+    )
+    trainer.train()
+    narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    assert seen[-1] == (torch.float32, narrow, torch.float32)
+    assert trainer.history[0].loss == pytest.approx(4097.0**2, rel=1e-3)

@@ -17,8 +17,13 @@ from torch import nn
 import sailor
 from simulator.documents.problems import InputError
 from simulator.inputs.job_file import load_job
+from worker.distributed.single_rank import SingleRankTransport
+from worker.layout.tensor_table import tensors_of
 from worker.script.job_text import job_text
 from worker.script.load import load_script
+from worker.script.recipe import one_rank_plan
+from worker.training.full_tensors import merge_ranks, rank_tensors
+from worker.training.trainer import RankTrainer
 
 pytestmark = pytest.mark.torch
 
@@ -254,3 +259,25 @@ def test_a_script_that_ends_its_process_is_refused(script, warm):
     done = warm.run("run", "--job", script)
     assert (done.code, done.out) == (2, "")
     assert "error: the script: ended its process, with exit code 3" in done.err
+
+
+def test_an_evaluation_that_was_interrupted_is_repeated(script):
+    """Who continues after a step evaluates if that was due, with the same result."""
+    script.write_text(EVALUATED.replace("loggers=", "#"))
+    recipe = load_script(script)
+    job = recipe.job()
+
+    def rank():
+        about = job, one_rank_plan(job), 0, SingleRankTransport(), recipe.data()
+        return RankTrainer(*about, module=recipe)
+
+    first, other = rank(), rank()
+    assert first.evaluate_if_due() is None, "nothing was trained"
+    for _ in range(2):
+        report = first.step()
+    wanted = first.evaluate_after(report)
+    state = merge_ranks([rank_tensors(first.buffers.values())], tensors_of(job))
+    other.restore(state, first.progress)
+    assert other.evaluate_if_due() == wanted
+    other.step()
+    assert other.evaluate_if_due() is None

@@ -113,6 +113,9 @@ class DeepSpeedEngine:
     def evaluate_after(self, report: StepReport) -> dict[str, float] | None:  # noqa: ARG002 - the interface's
         return None
 
+    def evaluate_if_due(self) -> dict[str, float] | None:
+        return None
+
     def roll_forward(self) -> StepReport | None:
         return None
 
