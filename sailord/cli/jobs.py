@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from sailord.cli.options import FILE, show
-from sailord.cli.scripts import ScriptOptions, submitted_script
+from sailord.cli.scripts import ScriptOptions, described_file, submitted_script
 from sailord.cli.server import job_question, order_command, question, server_command
 from sailord.client import Client, ServerProblem
 from sailord.text import cluster_text as text
@@ -54,7 +54,7 @@ def submit(
 ) -> None:
     """Queue the job of FILE.
 
-    FILE is a job file, self-contained except for its data (docs/formats.md), or a Python script
+    FILE is a job file, self-contained except for its data and model (docs/formats.md), or a script
     that calls sailor.Trainer(...).train(), with its ARGUMENTS after --. The script's folder is
     packed, except for what .gitignore names, and runs on the nodes from there. Data files are
     read on the nodes.
@@ -66,7 +66,7 @@ def submit(
         what = "is a job file; ARGUMENTS, --workdir, --setup, --secret and --mount need a script"
         raise InputError(Problem(str(job), what, "leave them out"))
     else:
-        spec = _read(job)
+        spec = described_file(job, _read(job))
     given = {"id": id_, "resume": resume}
     body = {"job": spec, "priority": priority, **{k: v for k, v in given.items() if v is not None}}
     try:

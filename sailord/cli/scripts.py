@@ -1,4 +1,4 @@
-"""Submits a script: describes its job, packs its folder and uploads it."""
+"""Submits jobs: describes their models; packs and uploads the folder of a script."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -18,6 +18,7 @@ from sailord.cli.work_folder import megabytes, pack_folder
 from sailord.client import Client, part
 from sailord.text.units import counted
 from simulator.documents.fields import InvalidValue, quote
+from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError, Problem, Problems
 from simulator.inputs.work_section import check_mount
 
@@ -45,7 +46,8 @@ def submitted_script(client: Client, script: Path, options: ScriptOptions) -> st
     with tempfile.NamedTemporaryFile() as packed:
         # First, since a folder that is too large is refused at once.
         selection = pack_folder(root, packed, mounts=mounts)
-        text = _described(script, root, options.arguments)
+        words = ["--workdir", str(root), str(script), "--", *options.arguments]
+        text = _described(script, words)
         package = package_of(Path(packed.name))
         said = f"{counted(len(selection.names), 'file')}, {megabytes(selection.bytes)}"
         click.echo(f"packed {root}: {said}, package {package.sha256[:12]}", err=True)
@@ -90,17 +92,27 @@ def _upload(client: Client, package: Package, path: Path) -> None:
         client.ask("PUT", f"{place}/{number}", read_part(path, number))
 
 
-def _described(script: Path, root: Path, arguments: tuple[str, ...]) -> str:
-    """Run a script up to its ``train()`` in a process of its own, and return its job."""
+def described_file(job: Path, text: str) -> str:
+    """Add the model's description to a job file that names a model of transformers."""
+    try:
+        model = parse_document(text.encode(), name=str(job), flaws_raise=False).data.get("model")
+    except InputError:
+        return text  # sailord reports its mistakes.
+    if not isinstance(model, dict) or "hf" not in model or "description" in model:
+        return text
+    return _described(job, [str(job)])
+
+
+def _described(job: Path, words: Sequence[str]) -> str:
+    """Describe a job's model in a process of its own: run a script up to its ``train()``."""
     if importlib.util.find_spec("torch") is None:
-        what = "is a script, and torch is not installed here to describe its model"
-        raise InputError(Problem(str(script), what, "submit it where torch is installed"))
-    words = [sys.executable, "-m", "worker", "describe", "--workdir", str(root), str(script)]
-    words += ["--", *arguments]
+        what = "needs torch, which is not installed here, to describe its model"
+        raise InputError(Problem(str(job), what, "submit it where torch is installed"))
+    words = [sys.executable, "-m", "worker", "describe", *words]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         last = done.stderr.strip().rpartition("\n")[2].removeprefix("error: ")
-        raise InputError(Problem("", last or f"describing {script} failed"))
+        raise InputError(Problem("", last or f"describing {job} failed"))
     for line in done.stderr.splitlines():
         if line.startswith("note: "):
             click.echo(line, err=True)

@@ -17,12 +17,14 @@ def read_job(spec: str) -> Job:
     """Parse a submitted job; it must be self-contained and name no other file for its model."""
     document = parse_document(spec.encode(), name="job", flaws_raise=False)
     model = document.data.get("model")
-    named = [
-        key
-        for key in NAMES_OTHERS
-        if key in (model or {}) and not (key == "description" and "script" in (model or {}))
-    ]
-    if isinstance(model, dict) and named:
+    named = []
+    if isinstance(model, dict):
+        described = str(model.get("description")).startswith("{") and model.keys() & {
+            "script",
+            "hf",
+        }
+        named = [k for k in NAMES_OTHERS if k in model and not (k == "description" and described)]
+    if named:
         what = f"names a file of the model with {named[0]}"
         raise InputError(Problem("job: [model]", what, "describe the model by a family"))
     return job_from_document(document)

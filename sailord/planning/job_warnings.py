@@ -18,6 +18,7 @@ def warnings_of(job: Job) -> tuple[str, ...]:
         "[data] images": job.data.images,
         "[data] labels": job.data.labels,
         "[model] weights": job.weights,
+        "[model] hf": job.hf,
     }
     return tuple(
         f"{key}: {name} {why}" for key, name in named.items() if name and (why := _warning(name))

@@ -48,15 +48,18 @@ def load_job(path: Path | str) -> Job:
     return job_from_document(load_document(path, flaws_raise=False))
 
 
-def job_from_document(document: Document) -> Job:
-    """Read a job; a model file that it names is relative to the document's folder."""
+def job_from_document(document: Document, *, undescribed: Model | None = None) -> Job:
+    """Read a job; a model file that it names is relative to the document's folder.
+
+    ``undescribed`` stands for a model that the job names by ``hf`` and that is described later.
+    """
     problems = Problems()
     top = open_table(document, problems)
     name = _name(top.section("job"), document)
     training = top.section("training")
     read = _training(training)
-    model, named = _model(top, read)
-    if model is not None:
+    model, named = _model(top, read, undescribed)
+    if model is not None and model is not undescribed:
         _check_fit(training, model, read)
     training.finish()
     objective = _objective(top.section("objective"))
@@ -87,15 +90,17 @@ def _name(table: Table, document: Document) -> str:
     return name
 
 
-def _model(top: Table, training: Mapping[str, Any]) -> tuple[Model | None, dict[str, Any]]:
+def _model(
+    top: Table, training: Mapping[str, Any], undescribed: Model | None
+) -> tuple[Model | None, dict[str, Any]]:
     table = top.table("model", required=True)
     if table is None:
         return None, {}
-    named = {key: table.text(key) for key in ("profile", "script", "weights")}
+    named = {key: table.text(key) for key in ("profile", "script", "hf", "weights")}
     shaping = TrainingSettings(
         sequence=training["sequence"], dropout=training["dropout"] > 0, runtime=training["runtime"]
     )
-    model = read_model(table, shaping)
+    model = read_model(table, shaping, undescribed)
     table.finish()
     return model, named
 

@@ -45,8 +45,13 @@ class TrainingSettings:
         }
 
 
-def read_model(table: Table, training: TrainingSettings) -> Model | None:
-    """Read [model] apart from its profile; ``None`` if it has mistakes."""
+def read_model(
+    table: Table, training: TrainingSettings, undescribed: Model | None = None
+) -> Model | None:
+    """Read [model] apart from its profile; ``None`` if it has mistakes.
+
+    ``undescribed`` is returned for a model that is named by ``hf`` and described later.
+    """
     given = [source for source in SOURCES if source in table]
     numbers = {key: table.values[key] for key in NUMBERS if key in table}
     if "dropout" in table:
@@ -54,6 +59,16 @@ def read_model(table: Table, training: TrainingSettings) -> Model | None:
     if "script" in table and "description" not in table:
         cure = "submit the script itself, which describes its model: sailorctl submit train.py"
         table.report("script", "is given without a description", cure)
+        return None
+    if "hf" in table and "description" not in table:
+        others = [key for key in (*SOURCES, "script", "weights", *NUMBERS) if key in table]
+        if others:
+            table.report("hf", f"is given together with {others[0]}", "keep one of the two")
+        elif undescribed is None:
+            cure = "let it be described: python -m worker describe JOB > DESCRIBED"
+            table.report("hf", "is given without a description", cure)
+        else:
+            return undescribed
         return None
     if "factory" in table:
         cure = "give the layers as one module in a script (import sailor): docs/own-model.md"

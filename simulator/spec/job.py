@@ -127,6 +127,9 @@ class Job:
     """A user's Python script, which only workers run. Its model has a description as well."""
     work: Work | None = None
     """Where the script comes from; ``None``: every node has it at the same path."""
+    hf: str | None = None
+    """A local folder of a model of transformers, or its name in the cache, which only workers open.
+    Such a model has a description as well."""
     weights: str | None = None
     """A Hugging Face checkpoint to start from instead of random weights."""
     engine: Engine = "sailor"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +19,7 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 from worker.checkpoint.resume import ResumePoint
 from worker.cli.local_launcher import PeerFailedError, RunFailedError, SendMessage
+from worker.cli.own_output import printing_to_stderr
 from worker.data.batch import DataSource
 from worker.distributed.interface import Transport, TransportError
 from worker.distributed.process_groups import ProcessTransport
@@ -32,7 +32,7 @@ from worker.models.module_layers import ModuleSource
 from worker.profiling.activity_board import ActivityBoard
 from worker.profiling.fault_injection import FailPoint
 from worker.profiling.timeline import Recorder
-from worker.script.load import load_script
+from worker.script.open_job import open_module
 from worker.training.full_tensors import RankTensors, rank_tensors
 from worker.training.trainer import NotANumberError, RankTrainer, StepReport
 
@@ -56,9 +56,9 @@ class RunSpec:
     weights: Callable[[int], ShardValues] | None = None
     """Returns the initial weights of a layer, if they are not the job's random ones."""
     data: DataSource | None = None
-    """The data of a job that is not a script."""
-    script: Path | None = None
-    """A script that gives model and data; each rank runs it anew."""
+    """The data of a job of a known model."""
+    module: Path | None = None
+    """A script or job file that gives module and data; each rank opens it anew."""
     arguments: tuple[str, ...] = ()
     """Those of the script."""
     keeps_spans: bool = False
@@ -119,11 +119,11 @@ def _train(
 
 
 def _data_and_module(spec: RunSpec) -> tuple[DataSource, ModuleSource | None]:
-    if spec.script is None:
-        assert spec.data is not None, "a job that is not a script has data of its own"
+    if spec.module is None:
+        assert spec.data is not None, "a job of a known model has data of its own"
         return spec.data, None
-    with redirect_stdout(sys.stderr):
-        recipe = load_script(spec.script, spec.arguments)
+    with printing_to_stderr():
+        recipe = open_module(spec.module, spec.job, spec.arguments)
     return recipe.data(spec.job.data.samples), recipe
 
 

@@ -7,10 +7,9 @@ import importlib.util
 import json
 import os
 import socket
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from worker.checkpoint.convert import external_names
 from worker.checkpoint.resume import OPTION, ResumePoint, open_resume_point
 from worker.cli.local_launcher import ended_by_signals, in_fork, run_ranks
 from worker.cli.local_rank import RunSpec, train
+from worker.cli.own_output import printing_to_stderr
 from worker.control.preload import preload
 from worker.data.batch import DataSource
 from worker.data.open_data import open_data
@@ -43,7 +43,7 @@ from worker.profiling.activity_board import ActivityBoard
 from worker.profiling.fault_injection import FailPoint
 from worker.profiling.timeline import RankTimeline, Span, trace
 from worker.reporting.progress_display import ProgressDisplay
-from worker.script.load import load_script
+from worker.script.open_job import names_module, open_job, open_module
 from worker.script.recipe import one_rank_plan
 from worker.training.full_tensors import merge_ranks
 from worker.types import ACTIVITIES
@@ -85,9 +85,10 @@ def train_alone(options: RunOptions) -> None:
         cure = "leave them out; only a script takes arguments"
         raise InputError(Problem(str(options.job), "is a job file, and arguments are given", cure))
     # Whatever a script starts or opens here would be lost or shared when the ranks are forked.
-    job = in_fork(partial(_script_job, options)) if options.is_script else load_job(options.job)
+    has_module = names_module(options.job)
+    job = in_fork(partial(_module_job, options)) if has_module else load_job(options.job)
     with ended_by_signals(), ExitStack() as stack:
-        spec = _prepare(options, job, threads, stack)
+        spec = _prepare(options, job, threads, stack, has_module=has_module)
         places, ranks = rank_places(spec.plan), spec.plan.device_count
         results = _RunResults(ProgressDisplay(spec.steps, as_json=options.as_json))
         board = ActivityBoard(ranks)
@@ -98,25 +99,28 @@ def train_alone(options: RunOptions) -> None:
         if options.timeline is not None:
             _write_timeline(options.timeline, places, results)
         if spec.pieces is not None and options.save is not None:
-            _save(options, job, ranks, spec.pieces, options.save)
+            _save(spec, ranks, spec.pieces, options.save)
 
 
-def _script_job(options: RunOptions) -> Job:
-    """Return a script's job; what the script prints is not part of the run's output."""
-    with redirect_stdout(sys.stderr):
-        recipe = load_script(options.job, options.arguments)
+def _module_job(options: RunOptions) -> Job:
+    """Return the job of a script or of a model of transformers."""
+    # What a script or a library prints is no step.
+    with printing_to_stderr():
+        job, recipe = open_job(options.job, options.arguments)
         if options.save is not None:
             recipe.check_saved_to(options.save)
-        return recipe.job()
+    return job
 
 
-def _prepare(options: RunOptions, job: Job, threads: int, stack: ExitStack) -> RunSpec:
+def _prepare(
+    options: RunOptions, job: Job, threads: int, stack: ExitStack, *, has_module: bool
+) -> RunSpec:
     """Read, check and open everything; report all problems at once."""
     problems, folder = Problems(), options.job.parent
     plan = _checked(problems, lambda: _plan(options, job))
     data: DataSource | None = None
     weights: Callable[[int], ShardValues] | None = None
-    if not options.is_script:
+    if not has_module:
         data = _checked(problems, lambda: open_data(job, folder))
         weights = _checked(problems, lambda: open_weights(job, folder))
     _checked(problems, lambda: _check_writable(options.timeline))
@@ -141,7 +145,7 @@ def _prepare(options: RunOptions, job: Job, threads: int, stack: ExitStack) -> R
         plan=plan,
         data=data,
         weights=weights,
-        script=options.job if options.is_script else None,
+        module=options.job if has_module else None,
         arguments=options.arguments,
         beginning=beginning,
         steps=_steps(options, job, beginning),
@@ -328,14 +332,15 @@ def _with_path(path: Path) -> Iterator[None]:
         raise OSError(getattr(error, "errno", None) or errno.EIO, strerror, str(path)) from None
 
 
-def _save(options: RunOptions, job: Job, ranks: int, pieces: Path, folder: Path) -> None:
+def _save(spec: RunSpec, ranks: int, pieces: Path, folder: Path) -> None:
     """Merge the ranks' shards into one file, under the module's names or Hugging Face's."""
+    job = spec.job
     shares = [torch.load(pieces / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
     merged = merge_ranks(shares, tensors_of(job))
     whole = {(0 if layer == TIED else layer, name): t for (layer, name, _), t in merged.items()}
-    if options.is_script:
-        with _with_path(folder), redirect_stdout(sys.stderr):
-            load_script(options.job, options.arguments).save(whole, folder)
+    if spec.module is not None:
+        with _with_path(folder), printing_to_stderr():
+            open_module(spec.module, job, spec.arguments).save(whole, folder)
         return
     unfinished = pieces / "model.safetensors"
     with _with_path(folder):

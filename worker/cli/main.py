@@ -6,7 +6,6 @@ ended by signal n.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -15,8 +14,9 @@ from typing import Any
 
 import click
 
-from simulator.documents.problems import InputError
+from simulator.documents.problems import InputError, Problem
 from worker.cli.local_launcher import Interrupted, RanksFailedError
+from worker.cli.own_output import printing_to_stderr
 
 SOME_FAILED = 1
 UNUSABLE_INPUT = 2
@@ -107,21 +107,36 @@ def run(**options: Any) -> None:
 def describe(script: Path, workdir: Path | None, arguments: tuple[str, ...]) -> None:
     """Print the job of a script: its settings, and its model as a plan needs it.
 
-    The script runs up to its train(). ``sailorctl submit`` does this by itself.
+    The script runs up to its train(). Of a job file that names a model of transformers
+    ([model] hf), print it with the model's description. ``sailorctl submit`` does this by itself.
     """
-    from worker.script.job_text import job_text  # noqa: PLC0415 - loads torch, which takes seconds
+    from simulator.documents.files import load_document  # noqa: PLC0415 - as below
+    from worker.script.hf_job import described_job, names_hf  # noqa: PLC0415 - loads torch, which takes seconds
+    from worker.script.job_text import described_text, job_text  # noqa: PLC0415 - the same
     from worker.script.load import load_script  # noqa: PLC0415 - the same
 
+    if script.suffix != ".py":
+        document = load_document(script, flaws_raise=False)
+        if not names_hf(document):
+            raise InputError(Problem(str(script), "has no [model] hf to be described"))
+        with printing_to_stderr():
+            job, recipe = described_job(document)
+        _print_job(described_text(document, job), recipe.notes())
+        return
     if workdir is None:
         script = script.absolute()
     else:
         script = script.resolve().relative_to(workdir.resolve())
         os.chdir(workdir)
     # What the script itself prints is not part of its job.
-    with contextlib.redirect_stdout(sys.stderr):
+    with printing_to_stderr():
         recipe = load_script(script, arguments)
         text = job_text(recipe.job(), script)
-    for note in recipe.notes():
+    _print_job(text, recipe.notes())
+
+
+def _print_job(text: str, notes: list[str]) -> None:
+    for note in notes:
         click.echo(f"note: {note}", err=True)
     click.echo(text, nl=False)
 

@@ -27,7 +27,7 @@ from worker.models import exact
 from worker.models.apply_plan import ShardValues
 from worker.models.module_layers import ModuleSource
 from worker.models.starting_weights import open_weights, zero_weights
-from worker.script.load import load_script
+from worker.script.open_job import recipe_of
 
 WAIT_S = 600.0
 """Deadline of a collective in seconds, if the agent does not set one."""
@@ -143,17 +143,14 @@ class JobCache:
         text = path.read_bytes()
         if self._job is None or self._data is None or text != self._text:
             self._job = load_job(path)
-            if self._job.script is None:
+            if self._job.script is not None:
+                work_folder.check(about.spec.get("work", {}))
+            recipe = recipe_of(self._job, about.base)
+            if recipe is None:
                 self._module = None
                 self._data = open_data(self._job, about.base)
                 self._weights = open_weights(self._job, about.base)
             else:
-                work = self._job.work
-                work_folder.check(about.spec.get("work", {}))
-                # A packed script lies in the work folder, which this process has entered.
-                path = Path() if work is not None else about.base
-                arguments = () if work is None else work.arguments
-                recipe = load_script(path / self._job.script, arguments)
                 self._module, self._data = recipe, recipe.data(self._job.data.samples)
             self._text = text
         job, plan = self._job, about.plan

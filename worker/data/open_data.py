@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from simulator.documents.problems import InputError, Problem
@@ -12,14 +13,32 @@ from worker.data.synthetic import SyntheticImages, SyntheticTokens
 from worker.data.token_file import open_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class SampleForm:
+    """What a model is trained on: tokens of a vocabulary, or images of as many classes."""
+
+    vocabulary: int
+    image: int = 0
+    """Pixels of an image's side; 0: the samples are tokens."""
+    channels: int = 0
+
+
 def open_data(job: Job, base: Path) -> DataSource:
-    """Open the data of a job; paths are relative to the job file."""
+    """Open the data of a job of a known model; paths are relative to the job file."""
+    architecture, vocabulary = job.model.architecture, job.model.vocab
+    if architecture is None:
+        return open_samples(job, base, SampleForm(vocabulary))
+    form = SampleForm(vocabulary, architecture.image, architecture.channels)
+    return open_samples(job, base, form)
+
+
+def open_samples(job: Job, base: Path, form: SampleForm) -> DataSource:
+    """Open the data of a job as samples of this form."""
     if job.global_batch > SAMPLES_MAX:
         what = f"a batch of {job.global_batch} samples is too large for the sample hash"
         raise InputError(Problem("global_batch", what, f"give at most {SAMPLES_MAX}"))
-    architecture = job.model.architecture
-    if architecture is not None and architecture.image > 0:
-        return _images(job, base, image=architecture.image, channels=architecture.channels)
+    if form.image > 0:
+        return _images(job, base, form)
     if job.data.kind == "images":
         what = f"{job.model.name} is not trained on images"
         raise InputError(Problem("[data] kind", what, "give tokens, or train a vit"))
@@ -28,14 +47,14 @@ def open_data(job: Job, base: Path) -> DataSource:
             base / job.data.tokens,
             global_batch=job.global_batch,
             sequence=job.sequence,
-            vocabulary=job.model.vocab,
+            vocabulary=form.vocabulary,
             seed=job.data.seed,
         )
-    return SyntheticTokens(job.global_batch, job.sequence, job.model.vocab, job.data.seed)
+    return SyntheticTokens(job.global_batch, job.sequence, form.vocabulary, job.data.seed)
 
 
-def _images(job: Job, base: Path, *, image: int, channels: int) -> DataSource:
-    data, classes = job.data, job.model.vocab
+def _images(job: Job, base: Path, form: SampleForm) -> DataSource:
+    data, classes, image, channels = job.data, form.vocabulary, form.image, form.channels
     if data.kind == "tokens":
         what = f"{job.model.name} is trained on images"
         raise InputError(Problem("[data] kind", what, 'give kind = "images" or "synthetic"'))

@@ -45,6 +45,9 @@ def deepspeed_problems(plan: Plan, job: Job, *, place: str) -> list[Problem]:
         found.append(Problem(place, "recomputes activations", "the sailor engine supports it"))
     if plan.schedule != "1f1b":
         found.append(Problem(place, f"has the schedule {plan.schedule}", "DeepSpeed's is 1f1b"))
+    if job.model.family == "module":
+        what = "is a module of its own code, which the sailor engine cuts"
+        found.append(Problem("[model]", what, "the sailor engine trains it"))
     if job.model.family == "exact":
         found.append(Problem("[model] family", "is exact, which DeepSpeed's sums are not"))
     return found

@@ -1,11 +1,13 @@
-"""Writes a script's job as the text that is submitted."""
+"""Writes a described job as the text that is submitted."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from simulator.documents.files import Document
 from simulator.models.description_file import inline_description
 from simulator.spec.job import Job
 
@@ -37,10 +39,22 @@ def job_text(job: Job, script: Path) -> str:
         "data": {"seed": job.data.seed, "samples": job.data.samples},
         "checkpoint": {"uri": job.checkpoint.uri},
     }
+    return _toml(sections)
+
+
+def described_text(document: Document, job: Job) -> str:
+    """Return a job file with the description of the model of transformers that it names."""
+    sections = {name: dict(values) for name, values in document.data.items()}
+    sections["model"]["description"] = inline_description(job.model)
+    sections["training"]["max_tp"] = job.max_tp
+    return _toml(sections)
+
+
+def _toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
     lines = []
     for name, values in sections.items():
         lines.append(f"[{name}]")
-        # A value of JSON is one of TOML, apart from null.
-        lines += [f"{k} = {json.dumps(v)}" for k, v in values.items() if v is not None]
+        # A value of JSON is one of TOML, apart from null. Times may be given as text.
+        lines += [f"{k} = {json.dumps(v, default=str)}" for k, v in values.items() if v is not None]
         lines.append("")
     return "\n".join(lines)

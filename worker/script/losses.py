@@ -81,17 +81,24 @@ def default_loss(module: nn.Module, *, smoothing: float = 0.0) -> Loss:
         per_token = logits.dim() == 3 and labels.dim() == 2
         if per_token and kind not in _IN_PLACE:
             logits, labels = logits[:, :-1], labels[:, 1:]
-        exact = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
-        total = functional.cross_entropy(
-            exact,
-            labels.flatten(),
-            ignore_index=NO_LABEL,
-            reduction="sum",
-            label_smoothing=smoothing,
-        )
-        return total, (labels != NO_LABEL).sum()
+        return cross_entropy(logits, labels, smoothing=smoothing)
 
     return loss
+
+
+def cross_entropy(
+    logits: Tensor, labels: Tensor, *, smoothing: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Return the sum of the cross entropies of labels, and how many these are."""
+    exact = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
+    total = functional.cross_entropy(
+        exact,
+        labels.flatten(),
+        ignore_index=NO_LABEL,
+        reduction="sum",
+        label_smoothing=smoothing,
+    )
+    return total, (labels != NO_LABEL).sum()
 
 
 def _kind(module: nn.Module) -> str | None:

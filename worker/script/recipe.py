@@ -19,6 +19,7 @@ from simulator.documents.problems import InputError, Problem
 from simulator.models.layers import Model, Precision
 from simulator.spec.job import Data, Job, ParameterGroup
 from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Stage
+from worker.data.batch import DataSource
 from worker.data.blend import Blend
 from worker.data.map_dataset import (
     Collate,
@@ -55,12 +56,16 @@ class Recipe:
     model: nn.Module | Callable[[], nn.Module]
     dataset: Dataset
     batch_size: int
+    samples: DataSource | None = None
+    """What is trained on instead of ``dataset``."""
     loss: Loss | None = None
     label_smoothing: float = 0.0
     """Of the loss that is used where ``loss`` is not given."""
     call_module: Callable[[nn.Module, Any], Any] | None = None
     collate: Collate = default_collate
     steps: int | None = None
+    given_settings: OptimizerSettings | None = None
+    """Settings that are known without an optimizer: those of a job file."""
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None
     make_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     clip_norm: float | None = None
@@ -160,6 +165,8 @@ class Recipe:
     @cached_property
     def settings(self) -> OptimizerSettings:
         """The optimizer's settings."""
+        if self.given_settings is not None:
+            return self.given_settings
         make = self.make_optimizer or _default_optimizer
         optimizer = make(self._module)
         own = {id(each) for each in self._module.parameters()}
@@ -300,8 +307,10 @@ class Recipe:
 
     # -- data and job ------------------------------------------------------------------------------
 
-    def data(self, sizes: tuple[int, ...] | None = None) -> MapData:
+    def data(self, sizes: tuple[int, ...] | None = None) -> DataSource:
         """Return the data, of which a job's data sets had these sizes when it began."""
+        if self.samples is not None:
+            return self.samples
         about = self.dataset, self.collate, self.batch_size, self.seed, self.shuffled
         return MapData(*about, sizes=sizes or (), limits=self.limits)
 
@@ -324,6 +333,8 @@ class Recipe:
 
     def examples(self, indices: Sequence[int]) -> Any:
         """Return a batch of these samples."""
+        if self.samples is not None:
+            return self.samples.batch(0, indices).inputs
         if 0 in sizes_of(self.dataset):
             raise InputError(Problem("dataset", "is empty", "give at least one sample"))
         about = self.dataset, self.collate, self.batch_size, self.seed

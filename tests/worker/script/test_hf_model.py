@@ -152,6 +152,7 @@ sailor.Trainer(sailor.hf("FOLDER"), sentences(), batch_size=4, steps=2).train()
 """
 
 
+@pytest.mark.slow
 def test_saved_weights_come_with_config_and_tokenizer(warm, tmp_path):
     source, out = tmp_path / "source", tmp_path / "out"
     language_model("gemma").float().save_pretrained(source)

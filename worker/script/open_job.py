@@ -1,0 +1,53 @@
+"""Opens a job with the module that it trains, whether it is a script or a job file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from simulator.documents.files import load_document
+from simulator.inputs.job_file import job_from_document
+from simulator.spec.job import Job
+from worker.script.hf_job import described_job, hf_recipe, names_hf
+from worker.script.load import load_script
+from worker.script.recipe import Recipe
+
+
+def names_module(path: Path) -> bool:
+    """Return whether a job trains a module by its own code: of a script, or of transformers."""
+    if path.suffix == ".py":
+        return True
+    model = load_document(path, flaws_raise=False).data.get("model")
+    return isinstance(model, dict) and bool(model.keys() & {"hf", "script"})
+
+
+def open_job(path: Path, arguments: Sequence[str] = ()) -> tuple[Job, Recipe]:
+    """Open a job with its module, and describe it if that is still to be done."""
+    if path.suffix == ".py":
+        recipe = load_script(path, arguments)
+        return recipe.job(), recipe
+    document = load_document(path, flaws_raise=False)
+    if names_hf(document):
+        return described_job(document)
+    job = job_from_document(document)
+    return job, open_module(path, job)
+
+
+def open_module(path: Path, job: Job, arguments: Sequence[str] = ()) -> Recipe:
+    """Open the module of a job that ``open_job`` has read."""
+    if path.suffix == ".py":
+        return load_script(path, arguments)
+    recipe = recipe_of(job, path.parent)
+    assert recipe is not None, "the job names a module"
+    return recipe
+
+
+def recipe_of(job: Job, base: Path) -> Recipe | None:
+    """Open the module of a described job; relative names are looked up in ``base``."""
+    if job.hf is not None:
+        return hf_recipe(job, base)
+    if job.script is None:
+        return None
+    # A packed script lies in the work folder, which this process has entered.
+    folder, arguments = (base, ()) if job.work is None else (Path(), job.work.arguments)
+    return load_script(folder / job.script, arguments)
