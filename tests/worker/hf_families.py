@@ -30,19 +30,34 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{"word_embed_proj_dim": 8, "dropout": 0.0},
     },
 }
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "mixtral": {**_SIZES, **_HEADS, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {**_SIZES, **_HEADS, **_EXPERTS, "shared_expert_intermediate_size": 16},
+    "qwen3_moe": {**_SIZES, **_HEADS, **_EXPERTS, "head_dim": 8},
+    "olmoe": {**_SIZES, **_HEADS, "num_experts": 4, "num_experts_per_tok": 2},
+}
+"""Mixtures of experts."""
 _DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout", "attention_dropout")
 VOCABULARY, TOKENS = 40, 8
 
 
-def language_model(family: str, *, dropout: float = 0.0, **changes: Any) -> nn.Module:
-    """Return a model of three blocks in fp64, with random weights."""
-    sizes = {"vocab_size": VOCABULARY, **_ENDS, **FAMILIES[family], **changes}
+def language_model(
+    family: str, *, dropout: float = 0.0, experts: str = "eager", **changes: Any
+) -> nn.Module:
+    """Return a model of three blocks in fp64, with random weights.
+
+    The fused kernels of experts (``grouped_mm``) have no fp64.
+    """
+    sizes = {"vocab_size": VOCABULARY, **_ENDS, **{**FAMILIES, **MIXTURES}[family], **changes}
     config = AutoConfig.for_model(family, **sizes)
     for name in _DROPOUTS:
         if hasattr(config, name):
             setattr(config, name, dropout)
     torch.manual_seed(0)
-    model: nn.Module = AutoModelForCausalLM.from_config(config).double()
+    model: nn.Module = AutoModelForCausalLM.from_config(
+        config, experts_implementation=experts
+    ).double()
     return model
 
 
@@ -75,6 +90,7 @@ def all_in_fp64() -> Iterator[None]:
     """Let code that computes norms and positions in fp32, whatever the weights, use fp64."""
     with (
         mock.patch.object(torch, "float32", torch.float64),
+        mock.patch.object(torch, "float", torch.float64),
         mock.patch.object(Tensor, "float", Tensor.double),
     ):
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from simulator.models.layers import Item, Layer, LayerKind, Model, Moment, TensorSpec, Term
-from worker.models.module_cut import CutModule, ModuleCut, to_meta
+from worker.models.cut_module import CutModule, to_meta
+from worker.models.module_cut import ModuleCut, kinds_of
 from worker.models.module_splits import ModuleSplits
 from worker.models.trace_costs import PassCosts, pass_costs
 
@@ -91,13 +93,26 @@ def _traced(
     found = pass_costs(lambda _: module.embed(batch), torch.empty(0), given=given)
     yield found, found
     shape_of = splits.rank_shape_in(module, splits.max_tp)
+    kinds = kinds_of(module.module, module.cut.blocks)
+    devices: list[str] = []
+    known: dict[int, _Costs] = {}
     for index in range(len(module.cut.blocks)):
-        found = pass_costs(module.block_on_meta(index, arguments), hidden, given=given)
-        if splits.max_tp > 1:
-            share = module.block_on_meta(index, arguments, shape_of)
-            yield found, pass_costs(share, hidden, given=given)
+        if not devices or kinds[index] == index:
+            devices.append(module.device_to_trace(index, arguments, dtype))
         else:
-            yield found, found
+            devices.append(devices[kinds[index]])
+        device, like = devices[index], known.get(kinds[index])
+        if device == "cpu" and like is not None:
+            # Real numbers take time: equal blocks are computed once.
+            yield like
+            continue
+        hidden = torch.zeros(hidden.shape, dtype=dtype, device=device)
+        trace = partial(module.traced_block, index, arguments, device=device)
+        found = share = pass_costs(trace(), hidden, given=given)
+        if splits.max_tp > 1:
+            share = pass_costs(trace(shape_of), hidden, given=given)
+        known[index] = found, share
+        yield found, share
         hidden = torch.empty(found.output, dtype=dtype, device="meta")
     found = _head_costs(module, batch, losses, hidden, given)
     yield found, found

@@ -17,13 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from worker.models.keyed_random import draws_numbers
-from worker.models.module_skeleton import set_parameter
 
 Call = Callable[[nn.Module, Any], Any]
 """Calls the module with a batch: ``lambda module, batch: module(**batch)``."""
@@ -137,7 +135,7 @@ def _try_cut(module: nn.Module, blocks: tuple[str, ...], call: Call, batch: Any)
         parts.append(
             (block, watch.watched(index, kinds[index], block.forward if is_first else None))
         )
-    with _followed(module), _forwards(parts):
+    with _followed(module), _with_memory(parts), replaced_forwards(parts):
         with uses:
             out = call(module, batch)
         if watch.called < len(blocks):
@@ -145,6 +143,20 @@ def _try_cut(module: nn.Module, blocks: tuple[str, ...], call: Call, batch: Any)
         cut = _assign(module, blocks, kinds, uses, names, tuple(watch.forms))
         _refuse_second_path(module, cut, out)
     return cut
+
+
+@contextmanager
+def _with_memory(parts: Sequence[tuple[nn.Module, Any]]) -> Iterator[None]:
+    """Give stacks of matrices memory for a while: fused kernels refuse zeros without strides."""
+    stacks = [p for block, _ in parts for p in block.parameters() if p.dim() > 2]
+    before = [stack.data for stack in stacks]
+    try:
+        for stack in stacks:
+            stack.data = stack.data.contiguous()
+        yield
+    finally:
+        for stack, data in zip(stacks, before, strict=True):
+            stack.data = data
 
 
 @contextmanager
@@ -346,7 +358,7 @@ def _all_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 @contextmanager
-def _forwards(parts: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+def replaced_forwards(parts: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
     """Replace the forward methods of some modules for a while."""
     before = [dict(part.__dict__) for part, _ in parts]
     for part, forward in parts:
@@ -358,142 +370,3 @@ def _forwards(parts: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator
             del part.__dict__["forward"]
             if "forward" in attributes:
                 part.__dict__["forward"] = attributes["forward"]
-
-
-def to_meta(value: Any) -> Any:
-    """Return a tensor's twin on the meta device; other values unchanged."""
-    return value.detach().to("meta") if isinstance(value, Tensor) else value
-
-
-# -- one rank's layers ----------------------------------------------------------------------------
-
-
-class _StopForwardError(BaseException):
-    """Ends a forward pass early, through any ``except Exception`` of the module's code."""
-
-
-@dataclass(slots=True)
-class BlockArguments:
-    """What the module's code passes to its blocks beside the hidden state, for one batch."""
-
-    rest: list[tuple[tuple[Any, ...], dict[str, Any], str | None]]
-    hidden_shape: torch.Size
-
-
-class CutModule:
-    """A module of which one rank computes some layers."""
-
-    def __init__(self, module: nn.Module, cut: ModuleCut, call: Call) -> None:
-        self.module, self.cut, self._call = module, cut, call
-        self._blocks = [module.get_submodule(path) for path in cut.blocks]
-        self._computes = [block.forward for block in self._blocks]
-        self._step: Callable[[int, tuple[Any, ...], dict[str, Any]], Any] | None = None
-        for index, block in enumerate(self._blocks):
-            block.__dict__["forward"] = self._dispatcher(index)
-
-    def arguments(self, batch: Any) -> BlockArguments:
-        """Run the module's code without its blocks, and return what it passes to them."""
-        found = BlockArguments([], torch.Size())
-
-        def step(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            hidden, rest = split_hidden(self.cut.blocks[index], args, kwargs)
-            found.rest.append(rest)
-            if index == 0:
-                found.hidden_shape = hidden.shape
-            if index + 1 == len(self._blocks):
-                raise _StopForwardError
-            return repack(self.cut.forms[index], hidden)
-
-        with torch.no_grad():
-            self._run(batch, step)
-        return found
-
-    def embed(self, batch: Any) -> Tensor:
-        """Run everything before the first block."""
-        found = []
-
-        def step(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            found.append(split_hidden(self.cut.blocks[index], args, kwargs)[0])
-            raise _StopForwardError
-
-        self._run(batch, step)
-        return found[0]
-
-    def block(self, index: int, hidden: Tensor, arguments: BlockArguments) -> Tensor:
-        """Run one block, counted from 0."""
-        args, kwargs, name = arguments.rest[index]
-        if name is None:
-            out = self._computes[index](hidden, *args, **kwargs)
-        else:
-            out = self._computes[index](*args, **{name: hidden, **kwargs})
-        return hidden_of(out)
-
-    def head(
-        self, hidden: Tensor, batch: Any, *, at_last_block: Callable[[], None] = lambda: None
-    ) -> Any:
-        """Run everything behind the last block; return what the module returns.
-
-        ``at_last_block`` is called when the code before the blocks has run once more.
-        """
-
-        def step(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if index + 1 < len(self._blocks):
-                return repack(self.cut.forms[index], args[0] if args else kwargs["hidden_states"])
-            at_last_block()
-            return repack(self.cut.forms[index], hidden)
-
-        return self._run(batch, step)
-
-    def block_on_meta(
-        self,
-        index: int,
-        arguments: BlockArguments,
-        shape_of: Callable[[str], Sequence[int]] | None = None,
-    ) -> Callable[[Tensor], Tensor]:
-        """Return a block's computation on the meta device; ``shape_of`` changes its parameters."""
-        block, path = self._blocks[index], self.cut.blocks[index]
-        args, kwargs, name = tree_map(to_meta, arguments.rest[index])
-        state = {**dict(block.named_parameters()), **dict(block.named_buffers())}
-        state = {key: to_meta(value) for key, value in state.items()}
-        if shape_of is not None:
-            for key, _ in block.named_parameters():
-                state[key] = state[key].new_empty(tuple(shape_of(f"{path}.{key}")))
-
-        def compute(hidden: Tensor) -> Tensor:
-            given = (hidden, *args) if name is None else args
-            named = kwargs if name is None else {name: hidden, **kwargs}
-            with _forwards([(block, self._computes[index])]):
-                return hidden_of(functional_call(block, state, given, named))
-
-        return compute
-
-    @contextmanager
-    def head_on_meta(self) -> Iterator[None]:
-        """Move the parameters of the last layer to the meta device for a while."""
-        last = self.cut.layers - 1
-        names = [name for name, layer in self.cut.layer_of.items() if layer == last]
-        names += [alias for alias, first in self.cut.alias_of.items() if alias != first]
-        before = {name: self.module.get_parameter(name) for name in names}
-        for name, parameter in before.items():
-            set_parameter(self.module, name, nn.Parameter(parameter.detach().to("meta")))
-        try:
-            yield
-        finally:
-            for name, parameter in before.items():
-                set_parameter(self.module, name, parameter)
-
-    def _run(self, batch: Any, step: Callable[[int, tuple[Any, ...], dict[str, Any]], Any]) -> Any:
-        self._step = step
-        try:
-            return self._call(self.module, batch)
-        except _StopForwardError:
-            return None
-        finally:
-            self._step = None
-
-    def _dispatcher(self, index: int) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            assert self._step is not None, "blocks are called through the module"
-            return self._step(index, args, kwargs)
-
-        return forward

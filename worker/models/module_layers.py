@@ -17,9 +17,10 @@ from worker.distributed.interface import Collective
 from worker.layout.shards import shard_of, take_shard
 from worker.layout.tensor_table import table_of
 from worker.models.apply_plan import LocalTensor, Metrics
+from worker.models.cut_module import CutModule
 from worker.models.keyed_random import FusedAttentionDropoutError, KeyedRandom, RandomnessError
 from worker.models.microbatch_context import MicroBatch, MicroBatchContext
-from worker.models.module_cut import CutModule, ModuleCut
+from worker.models.module_cut import ModuleCut
 from worker.models.module_skeleton import move_skeleton, set_parameter
 from worker.models.module_splits import ModuleSplits
 from worker.models.tensor_parallel import EntryLinear, RowLinear, SharedEntry

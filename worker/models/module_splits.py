@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from worker.layout.split_spec import splits_of
-from worker.models.module_cut import BlockArguments, CutModule, DrawRecorder, ModuleCut, kinds_of
+from worker.models.cut_module import BlockArguments, CutModule
+from worker.models.module_cut import DrawRecorder, ModuleCut, kinds_of
 
 Split = Literal["columns", "rows", "partial"]
 
@@ -34,6 +35,8 @@ class ModuleSplits:
     max_tp: int
     why_not_more: str
     """Why the largest TP degree is not larger."""
+    experts: str = ""
+    """A mixture of experts, which every rank computes in full."""
 
     def of_parameter(self, name: str) -> tuple[int | None, int]:
         """Return the dimension that is split, and into how many pieces at most.
@@ -73,11 +76,22 @@ def find_splits(module: CutModule, batch: Any, *, most: int) -> ModuleSplits:
     arguments = module.arguments(batch)
     tp = 1 << (most.bit_length() - 1)
     while tp > 1:
-        why = _why_not(module, ModuleSplits(kinds, tp, ""), arguments)
+        found = ModuleSplits(kinds, tp, "", _experts(module))
+        why = _why_not(module, found, arguments)
         if not why:
-            return ModuleSplits(kinds, tp, "")
+            return found
         tp //= 2
     return ModuleSplits({}, 1, why)
+
+
+def _experts(module: CutModule) -> str:
+    """Return the first mixture of experts; empty if there is none."""
+    styles = _styles(module.module, module.cut)
+    return next((name for name, style in styles if _keeps_experts(style)), "")
+
+
+def _keeps_experts(style: str) -> bool:
+    return style.startswith("moe_")
 
 
 def _why_not(module: CutModule, splits: ModuleSplits, arguments: BlockArguments) -> str:
@@ -93,14 +107,15 @@ def _why_not(module: CutModule, splits: ModuleSplits, arguments: BlockArguments)
             if dim is not None and ways > 1 and parameter.shape[dim] % tp:
                 size = parameter.shape[dim]
                 return f"{path}.{name} has {size} rows or columns, not divisible by {tp}"
-        hidden = torch.empty(arguments.hidden_shape, device="meta", dtype=parameter.dtype)
+        device = module.device_to_trace(index, arguments, parameter.dtype)
+        hidden = torch.zeros(arguments.hidden_shape, device=device, dtype=parameter.dtype)
+        shape_of = splits.rank_shape_in(module, tp)
         whole, share = DrawRecorder(), DrawRecorder()
         try:
             with whole:
-                module.block_on_meta(index, arguments)(hidden)
+                module.traced_block(index, arguments, device=device)(hidden)
             with share:
-                compute = module.block_on_meta(index, arguments, splits.rank_shape_in(module, tp))
-                out = compute(hidden)
+                out = module.traced_block(index, arguments, shape_of, device=device)(hidden)
         except (RuntimeError, ValueError, IndexError) as error:
             reason = str(error).partition("\n")[0]
             return f"{path} does not compute with a share of its columns: {reason}"
@@ -138,8 +153,21 @@ def _of_classes(module: nn.Module, cut: ModuleCut) -> Iterator[tuple[str, Any]]:
 
 
 def _of_plan(module: nn.Module, cut: ModuleCut) -> tuple[dict[str, Split], str]:
-    """Read the plan of transformers, of the outermost part that has one."""
+    """Read the plan of transformers; experts stay whole."""
     found: dict[str, Split] = {}
+    for name, style in _styles(module, cut):
+        if style in _STYLES:
+            found[name] = _STYLES[style]
+        elif not _keeps_experts(style):
+            return {}, f"{name}: {style}"
+    return found, ""
+
+
+def _styles(module: nn.Module, cut: ModuleCut) -> Iterator[tuple[str, str]]:
+    """Return the style of each part of a block that the plan of transformers names.
+
+    The plan is that of the outermost part that has one.
+    """
     planned = ((name, getattr(part, "_tp_plan", None)) for name, part in module.named_modules())
     prefix, plan = next(((name, plan) for name, plan in planned if plan), ("", {}))
     patterns = [
@@ -149,8 +177,5 @@ def _of_plan(module: nn.Module, cut: ModuleCut) -> tuple[dict[str, Split], str]:
     for path in cut.blocks:
         for name, _ in module.get_submodule(path).named_modules(prefix=path):
             style = next((style for pattern, style in patterns if pattern.fullmatch(name)), "")
-            if style in _STYLES:
-                found[name] = _STYLES[style]
-            elif style:
-                return {}, f"{name}: {style}"
-    return found, ""
+            if style:
+                yield name, style

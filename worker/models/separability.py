@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from simulator.documents.problems import InputError, Problem
+from worker.models.cut_module import CutModule
 from worker.models.microbatch_context import MicroBatch, MicroBatchContext
-from worker.models.module_cut import CutModule, kinds_of
+from worker.models.module_cut import kinds_of
 from worker.models.module_layers import ModuleLayer, ModuleSource
 from worker.models.module_skeleton import set_parameter
 

@@ -76,7 +76,10 @@ class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         formula = flop_registry.get(func._overloadpacket)
-        if formula is not None:
+        if func._overloadpacket is torch.ops.aten._grouped_mm:
+            # Each row is multiplied by one matrix of a stack, as those of experts are.
+            self.flops += 2 * out.numel() * args[0].shape[-1]
+        elif formula is not None:
             self.flops += formula(*args, **kwargs, out_val=out)
         taken, made = _tensors((args, kwargs)), _tensors(out)
         before = {_storage(each) for each in taken}

@@ -32,8 +32,9 @@ from worker.data.map_dataset import (
 from worker.data.packing import Packed
 from worker.data.sample_checks import check_sample
 from worker.models.apply_plan import Metrics
+from worker.models.cut_module import CutModule
 from worker.models.describe_module import describe_module
-from worker.models.module_cut import CutError, CutModule, ModuleCut, find_cut
+from worker.models.module_cut import CutError, ModuleCut, find_cut
 from worker.models.module_skeleton import drop_values, set_parameter
 from worker.models.module_splits import ModuleSplits, find_splits
 from worker.models.separability import check_documents_apart, check_separable
@@ -139,6 +140,9 @@ class Recipe:
     @cached_property
     def cut(self) -> ModuleCut:
         """Where the module is cut."""
+        if getattr(getattr(self._module, "config", None), "output_router_logits", False):
+            what = "has output_router_logits, whose auxiliary loss mixes samples"
+            raise InputError(Problem("model", what, "set it to false in the model's config"))
         try:
             return find_cut(self.skeleton(), self.call, self._example(1))
         except CutError as error:
@@ -385,6 +389,8 @@ class Recipe:
         found = []
         if self.splits.why_not_more:
             found.append(f"planned without tensor parallelism: {self.splits.why_not_more}")
+        if self.splits.experts:
+            found.append(f"every rank of a stage computes {self.splits.experts} in full")
         for name in sorted(self.cut.unused):
             if self._parameters[name].requires_grad:
                 found.append(f"no code uses {name}, which keeps its value")

@@ -11,7 +11,8 @@ from torch import nn
 
 from tests.worker.hf_families import FAMILIES, image_model, language_model, sentences
 from worker.data.map_dataset import default_collate
-from worker.models.module_cut import CutError, CutModule, find_cut, kinds_of
+from worker.models.cut_module import CutModule
+from worker.models.module_cut import CutError, find_cut, kinds_of
 
 pytestmark = pytest.mark.torch
 

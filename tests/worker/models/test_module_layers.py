@@ -10,8 +10,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 pytest.importorskip("transformers", reason="their models are the oracle")
 
+from simulator.documents.problems import InputError
 from tests.worker.hf_families import (
     FAMILIES,
+    MIXTURES,
     VOCABULARY,
     all_in_fp64,
     language_model,
@@ -24,7 +26,7 @@ from worker.layout.tensor_table import tensors_of
 from worker.script.losses import default_loss
 from worker.script.recipe import Recipe
 from worker.training.full_tensors import merge_ranks, rank_tensors
-from worker.training.precision import FP64
+from worker.training.precision import FP64, precision_of
 from worker.training.trainer import RankTrainer
 
 pytestmark = pytest.mark.torch
@@ -45,12 +47,14 @@ def recipe_of(model: Any, **changes: Any) -> Recipe:
     return Recipe(model=model, **given)
 
 
-def trained(recipe, job, plan):
+def trained(recipe, job, plan, precision=FP64):
     """Train under a plan with all ranks as threads; return losses and weights."""
 
     def body(transport):
         rank = RankTrainer(
-            *(job, plan, transport.rank, transport, recipe.data()), module=recipe, precision=FP64
+            *(job, plan, transport.rank, transport, recipe.data()),
+            module=recipe,
+            precision=precision,
         )
         losses = [rank.step().loss for _ in range(STEPS)]
         return losses, rank_tensors(rank.buffers.values())
@@ -87,7 +91,7 @@ def assert_close(found, wanted, where, rel=1e-10):
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("family", [*FAMILIES, *MIXTURES])
 def test_any_plan_trains_a_model_of_transformers_as_a_plain_loop_does(family, examples):
     with all_in_fp64():
         module = language_model(family)
@@ -257,6 +261,33 @@ def test_the_most_ranks_that_may_share_a_block_follow_from_its_code():
         splits = recipe_of(lambda family=family: language_model(family)).splits
         assert splits.max_tp == most, family
         assert bool(splits.why_not_more) == (most == 1)
+
+
+def test_experts_stay_whole_and_the_rest_of_a_block_is_split():
+    recipe = recipe_of(lambda: language_model("mixtral"))
+    assert recipe.splits.max_tp == 2
+    (note,) = recipe.notes()
+    assert note.startswith("every rank of a stage computes model.layers.0.mlp.experts in full")
+
+
+def test_fused_experts_are_described_and_trained_like_plain_ones():
+    recipes = [
+        recipe_of(lambda e=e: language_model("mixtral", experts=e).float())
+        for e in ("eager", "grouped_mm")
+    ]
+    plain, fused = (recipe.job() for recipe in recipes)
+    flops = [[layer.flops for layer in job.model.layers] for job in (plain, fused)]
+    assert flops[0] == flops[1]
+    plan = any_plan(drawn(2), fused, ranks_max=4)
+    losses, _ = trained(recipes[1], fused, plan, precision_of(fused))
+    wanted, _ = trained(recipes[0], plain, alone(plain), precision_of(plain))
+    assert losses == pytest.approx(wanted, rel=1e-4)
+
+
+def test_auxiliary_loss_of_a_router_is_refused():
+    recipe = recipe_of(lambda: language_model("mixtral", output_router_logits=True))
+    with pytest.raises(InputError, match="whose auxiliary loss mixes samples"):
+        recipe.job()
 
 
 def test_dropout_inside_a_part_that_would_be_split_keeps_blocks_whole():

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageClassification
 
 import sailor
 from simulator.documents.problems import InputError
-from tests.worker.hf_families import FAMILIES, image_model, language_model, sentences
+from tests.worker.hf_families import FAMILIES, MIXTURES, image_model, language_model, sentences
 from tests.worker.random_plan import any_plan
 from tests.worker.threads import run_as_threads
 from tests.worker.training_runs import drawn
@@ -54,7 +54,7 @@ def weights_under(recipe, job, plan):
     }
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "vit"])
+@pytest.mark.parametrize("family", [*FAMILIES, *MIXTURES, "vit"])
 def test_ranks_hold_the_weights_that_from_pretrained_reads(family, tmp_path):
     dtype = torch.bfloat16 if family == "qwen2" else torch.float32
     model = image_model() if family == "vit" else language_model(family)
