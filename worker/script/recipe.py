@@ -236,6 +236,7 @@ class Recipe:
 
     @contextmanager
     def _cache_as_given(self) -> Iterator[None]:
+        self._module  # noqa: B018 - making it switches the caches off
         for config in self._caching:
             config.use_cache = True
         yield
