@@ -1,4 +1,4 @@
-"""A model, data and loss of one's own: a small GPT that learns to continue a text, by its bytes.
+"""A model, data and loss of one's own: a small GPT that learns to continue this file, by its bytes.
 
 Alone: `python examples/own_model.py`. Under a plan on this machine:
 `python -m worker run --job examples/own_model.py --plan PLAN`. On a cluster:
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import sailor
 
-TEXT = torch.tensor(list(Path(__file__).parent.parent.joinpath("LICENSE").read_bytes()))
+TEXT = torch.tensor(list(Path(__file__).read_bytes()))
 TOKENS, WIDTH = 64, 96
 
 

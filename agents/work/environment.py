@@ -12,6 +12,7 @@ import importlib.util
 import os
 import signal
 import site
+import subprocess
 import venv
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ COMMAND_S = 3600.0
 LINES_SHOWN = 3
 TEXT_MAX = 500
 BLOT = b"***"
+NO_PIP = "setup needs pip on the node: install it into the agent's Python, or python3-venv"
 
 
 class SetupError(Exception):
@@ -33,7 +35,10 @@ class SetupError(Exception):
 
 async def set_up(folder: WorkFolder, commands: tuple[str, ...], secrets: Mapping[str, str]) -> None:
     """Make the environment and run the commands in it, in the work folder."""
-    await asyncio.to_thread(_make, folder.environment)
+    try:
+        await asyncio.to_thread(_make, folder.environment)
+    except subprocess.CalledProcessError:
+        raise SetupError(NO_PIP) from None
     variables = {
         **os.environ,
         **secrets,

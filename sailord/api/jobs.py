@@ -16,8 +16,9 @@ from sailord.api import render, types
 from sailord.api.bodies import check_id, read_object
 from sailord.api.context import CONTEXT, ApiContext
 from sailord.api.orders import handle_order, wait_until
-from sailord.api.packages import check_package, package_storage
+from sailord.api.packages import check_package, delete_unused, package_storage
 from sailord.api.responses import Refusal, answer, refusal
+from sailord.checkpoints.object_storage import StorageError
 from sailord.checkpoints.resume import begins_from
 from sailord.cluster_records import Transition
 from sailord.planning.job_spec import job_shape, read_job, saving_of
@@ -59,6 +60,9 @@ async def submit_job(request: web.Request) -> web.Response:
     if api.state.term is not None:
         # So that the submitter's next request finds the job.
         await wait_until(lambda: render.job_view(api.last_led, id_) is not None)
+    if job.work is not None:
+        with contextlib.suppress(StorageError):  # The next submission tries again.
+            await delete_unused(api, package_storage(api))
     warnings = await asyncio.to_thread(warnings_of, job)
     submitted = types.Submitted(**render.fields_of(record), warnings=warnings)
     return answer(submitted, status=201, headers={"Location": f"/v1/jobs/{id_}"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from aiohttp import web
 
@@ -14,7 +15,9 @@ from sailord.api.load_limits import read_body, read_unsigned
 from sailord.api.responses import Refusal, answer, refusal
 from sailord.api.types import PackageView
 from sailord.checkpoints.object_storage import Missing, Storage, open_storage
+from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError, Problem
+from simulator.inputs.work_section import work_of
 
 
 def package_storage(api: ApiContext) -> Storage:
@@ -84,6 +87,24 @@ def check_package(storage: Storage, name: str) -> None:
         for part in range(package.parts):
             storage.delete(_name(package, part))
         raise InputError(Problem(place, "differs from its name; it is deleted", "submit again"))
+
+
+async def delete_unused(api: ApiContext, storage: Storage) -> None:
+    """Delete the packages that no job needs any more; one that failed may be resumed."""
+    needed = set()
+    for job in api.last_led.jobs.values():
+        if job.state not in ("done", "cancelled"):
+            text = await api.gateway.read_spec(job.id) or ""
+            with contextlib.suppress(InputError):
+                work = work_of(parse_document(text.encode(), name="job", flaws_raise=False))
+                needed.add("" if work is None else work.package)
+
+    def delete() -> None:
+        for entry in storage.entries(""):
+            if entry.name.partition("/")[0] not in needed:
+                storage.delete(entry.name)
+
+    await asyncio.to_thread(delete)
 
 
 def _package(request: web.Request) -> Package:

@@ -212,4 +212,4 @@ _STORE = _matching(
 _SECRET = _matching(
     SECRET, "give projects/PROJECT/secrets/NAME/versions/NUMBER of the Secret Manager"
 )
-_PACKAGE = _matching(PACKAGE, "pin a wheel: sailor[worker]@https://HOST/NAME.whl#sha256=SUM")
+_PACKAGE = _matching(PACKAGE, "pin a wheel: sailor[worker]@gs://BUCKET/NAME.whl#sha256=SUM")

@@ -23,12 +23,30 @@ find_python() {
     echo "$newest"
 }
 
+# Downloads a wheel from a bucket with the instance's own service account, checks it, and names the
+# copy. Bash ignores `set -e` in a substitution, so each step says what a failure means.
+fetch_wheel() {
+    local address=${1#*gs://} sum=${1##*#sha256=} token wheel
+    address=${address%%#*}
+    wheel="$2/${address##*/}"
+    token=$(metadata service-accounts/default/token | python3 -c 'import json, sys; print(json.load(sys.stdin)["access_token"])') || return 1
+    curl -sSf --retry 10 --retry-all-errors -H "Authorization: Bearer $token" \
+        -o "$wheel" "https://storage.googleapis.com/$address" || return 1
+    echo "$sum  $wheel" | sha256sum --check --quiet >&2 || return 1
+    echo "${1%%gs://*}file://$wheel"
+}
+
 # Pinned, so a second boot installs nothing. torch first, in a call of its own.
 if [[ -n '@PACKAGE@' && "$(cat /opt/sailor/.package 2>/dev/null || true)" != '@PACKAGE@' ]]; then
     python=$(find_python)
     "$python" -m venv /opt/sailor
+    package='@PACKAGE@'
+    if [[ $package == *gs://* ]]; then
+        package=$(fetch_wheel "$package" /opt/sailor)
+    fi
     /opt/sailor/bin/pip install --quiet --retries 10 '@TORCH@'
-    /opt/sailor/bin/pip install --quiet --retries 10 '@PACKAGE@'
+    /opt/sailor/bin/pip install --quiet --retries 10 "$package"
+    /opt/sailor/bin/pip install --quiet --retries 10 gcsfs
     echo '@PACKAGE@' >/opt/sailor/.package
 fi
 [[ -x /opt/sailor/bin/sailor-agent ]] || { echo 'this image has no agent in /opt/sailor' >&2; exit 1; }

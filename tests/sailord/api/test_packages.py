@@ -14,6 +14,7 @@ from agents.work.package import BYTES_MAX, PART_BYTES, Package
 from sailord.client import Client, ServerProblem
 from simulator.models.families import build_model
 from simulator.spec.job import Job
+from tests.sailord.daemon.running import wait_until
 from worker.script.job_text import job_text
 
 
@@ -58,6 +59,26 @@ async def test_a_package_is_uploaded_once_and_read_by_agents(head, client):
     with pytest.raises(CallFailed):
         await fetched(head, b"x" * 64, f"{place}/0")
     client.ask("POST", f"/v1/jobs/job-{package.sha256[:8]}/cancel", {})
+
+
+def test_packages_of_jobs_that_are_over_are_deleted_and_those_of_others_are_not(client):
+    contents = [os.urandom(9) for _ in range(3)]
+    packages = [package_of(content) for content in contents]
+    for package, content in zip(packages, contents, strict=True):
+        client.ask("PUT", f"/v1/packages/{package}/0", content)
+        submit(client, package)
+        if package == packages[0]:
+            cancel(client, package)
+    missing = [client.ask("GET", f"/v1/packages/{package}")["missing"] for package in packages]
+    assert missing == [[0], [], []]
+    for package in packages[1:]:
+        cancel(client, package)
+
+
+def cancel(client: Client, package: Package) -> None:
+    place = f"/v1/jobs/job-{package.sha256[:8]}"
+    client.ask("POST", f"{place}/cancel", {})
+    wait_until(lambda: client.ask("GET", place)["state"] == "cancelled")
 
 
 def test_a_package_that_differs_from_its_name_is_refused_and_deleted(client):

@@ -66,7 +66,7 @@ def test_a_request_matches_the_configuration():
     assert spot.body["networkInterfaces"][0]["network"] == "global/networks/lab"
     assert spot.body["resourcePolicies"] == ["near"]
     script = spot.metadata["startup-script"]
-    assert "pip install --quiet --retries 10 'sailor[worker]==0.1.0'" in script
+    assert "package='sailor[worker]==0.1.0'" in script
     assert 'machine = "a2-highgpu-1g"' in script
     assert "@" not in script.replace("@:access", "").replace("versions/1:access", "")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import hashlib
 import os
 import re
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agents.config import load_config
-from sailord.providers.gce.config import machine_shape
+from sailord.providers.gce.config import PACKAGE, machine_shape
 from sailord.providers.gce.requests import TORCH, bulk_insert_body, instance_names, startup_script
 from sailord.providers.interface import Pool
 from tests.gce.cloud import HERE, ask, config, pool
@@ -96,6 +97,35 @@ def test_the_startup_script_finds_a_suitable_python_or_says_why_not(tmp_path: Pa
     is_found = said.startswith("python")
     assert done.returncode == (0 if is_found else 1)
     assert (done.stdout == f"it is {said}\n") if is_found else (said in done.stderr)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_wheel_in_a_bucket_is_fetched_with_the_instances_account_and_checked(tmp_path, is_whole):
+    content = b"a wheel" if is_whole else b"another"
+    curl = f"""#!{shutil.which("bash")}
+echo "$@" >> {tmp_path}/asked
+case "$*" in
+    *service-accounts*) echo '{{"access_token": "token-of-the-account"}}';;
+    *' -o '*) printf '{content.decode()}' > "${{@: -2:1}}";;
+esac
+"""
+    (tmp_path / "curl").write_text(curl)
+    (tmp_path / "curl").chmod(0o755)
+    name = "sailor-0.1.0-py3-none-any.whl"
+    package = f"sailor[worker]@gs://bucket/a/{name}#sha256={hashlib.sha256(b'a wheel').hexdigest()}"
+    assert PACKAGE.match(package)
+    before, _, _ = script().partition("# Pinned, so a second boot installs nothing.")
+    done = subprocess.run(
+        ["bash", "-c", f"{before}\nfound=$(fetch_wheel '{package}' '{tmp_path}')\necho $found"],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode == 0) == is_whole, done.stderr
+    if is_whole:
+        assert done.stdout == f"sailor[worker]@file://{tmp_path}/{name}\n"
+    asked = (tmp_path / "asked").read_text()
+    assert "Bearer token-of-the-account" in asked
+    assert f"https://storage.googleapis.com/bucket/a/{name}" in asked
 
 
 @pytest.mark.parametrize("spot", [True, False])
