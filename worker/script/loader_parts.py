@@ -15,7 +15,9 @@ from torch.utils.data import (
 )
 
 from simulator.documents.problems import InputError, Problem
+from worker.data.blend import Blend
 from worker.data.map_dataset import Collate, Dataset
+from worker.data.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,10 @@ class LoaderParts:
 def data_of(given: Dataset | DataLoader[Any], place: str) -> LoaderParts:
     """Return the parts of a loader; a data set without one says nothing about batches."""
     if not isinstance(given, DataLoader):
+        if not isinstance(given, Blend | Stream) and not hasattr(given, "__len__"):
+            what = f"is a {type(given).__name__}, whose samples have no numbers"
+            cure = "give sailor.Stream(DATA), or a function: sailor.Stream(lambda n: DATA.skip(n))"
+            raise InputError(Problem(place, what, cure))
         return LoaderParts(given)
     if isinstance(given.dataset, IterableDataset):
         what = "is a loader of an IterableDataset, whose samples have no numbers"

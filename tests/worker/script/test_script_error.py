@@ -52,7 +52,7 @@ def test_sailors_frames_are_left_out_and_the_scripts_are_not(monkeypatch):
     told = script_traceback(error)
     assert "map_dataset" not in told
     assert f'File "{HERE}"' in told
-    assert told.endswith("ValueError: bad\n")
+    assert told.endswith("ValueError: bad\nin dataset: sample 0 (step 0, position 0)\n")
 
 
 def test_librarys_frames_below_the_scripts_stay():
