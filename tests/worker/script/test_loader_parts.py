@@ -42,6 +42,12 @@ class Endless(IterableDataset):
         yield 1
 
 
+def test_data_without_numbers_asks_for_a_stream():
+    for given in (Endless(), iter([1])):
+        with pytest.raises(InputError, match=r"have no numbers; give sailor\.Stream"):
+            data_of(given, "dataset")
+
+
 @pytest.mark.parametrize(
     ("loader", "named"),
     [
