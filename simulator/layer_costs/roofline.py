@@ -64,6 +64,8 @@ class Demand:
     collectives_backward_s: Floats
     kernels: Floats
     """Number of kernels, relative to a block."""
+    backward: Floats
+    """FLOPs of backward relative to forward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ class Calibration:
     collective_factor: float
     """Time of an all-reduce inside a machine, relative to what its links allow."""
     backward_ratio: float
-    """Backward over forward without collectives; their sum is three forward passes."""
+    """Backward over forward without collectives where all weights are trained; their sum is
+    three forward passes."""
     launch_s: float
     relative_error: float
     fitted_on: str
@@ -85,7 +88,9 @@ class Calibration:
         both = 3 * (demand.compute_s / self.compute_share + demand.traffic_s / self.traffic_share)
         ahead = both / (1 + self.backward_ratio)
         forward = ahead + self.collective_factor * demand.collectives_forward_s
-        backward = both - ahead + self.collective_factor * demand.collectives_backward_s
+        less = (2 - demand.backward) * (demand.compute_s / self.compute_share)
+        behind = np.maximum(both - ahead - less, 0)
+        backward = behind + self.collective_factor * demand.collectives_backward_s
         floor = self.launch_s * demand.kernels
         return np.maximum(forward, floor), np.maximum(backward, floor)
 
@@ -166,6 +171,7 @@ class Roofline:
             np.array([forward for forward, _ in collectives]),
             np.array([backward for _, backward in collectives]),
             np.array([1.0 if layer.kind == "block" else END_KERNELS for layer in layers]),
+            np.array([layer.backward_over_forward() for layer in layers]),
         )
 
     def optimizer_s_per_parameter(self, gpu: str) -> float:

@@ -125,7 +125,7 @@ class Layer:
     name: str
     kind: LayerKind
     tensors: tuple[TensorSpec, ...]
-    # Forward FLOPs, a multiply-add counted as two; backward is twice forward.
+    # Forward FLOPs, a multiply-add counted as two.
     flops: tuple[Term, ...]
     # What autograd keeps from forward until backward, including the input if it keeps that.
     kept: tuple[Term, ...]
@@ -160,6 +160,14 @@ class Layer:
             term.elements(micro_batch=micro_batch, sequence=sequence, tp=tp) for term in self.flops
         )
 
+    def backward_over_forward(self) -> float:
+        """Return the FLOPs of backward relative to forward.
+
+        Gradients of activations take as many, and so do gradients of weights if all are trained.
+        """
+        trained, frozen = self.parameters(), self.frozen_parameters()
+        return 1 + (trained / (trained + frozen) if frozen else 1)
+
     def output_elements(self, sequence: int) -> int:
         """Return the elements that a pipeline boundary after this layer sends per sample."""
         return self.output_per_token * sequence
@@ -189,7 +197,9 @@ class Layer:
     def memory_traffic_bytes(self, **setup: Unpack[CostSetup]) -> float:
         """Return roughly the bytes of device memory that one rank's forward reads and writes."""
         # The traffic terms of an embedding count the rows that it reads, not the whole table.
-        weights = 0 if self.kind == "embedding" else self.parameters(setup.get("tp", 1))
+        tp = setup.get("tp", 1)
+        held = self.parameters(tp) + self.frozen_parameters(tp)
+        weights = 0 if self.kind == "embedding" else held
         return _bytes(self.traffic, **setup) + weights * FLOAT_BYTES[setup["precision"]]
 
 

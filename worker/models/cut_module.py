@@ -123,10 +123,11 @@ class CutModule:
         shape_of: Callable[[str], Sequence[int]] | None = None,
         *,
         device: str = "meta",
+        is_trained: Callable[[str], bool] = lambda _: False,
     ) -> Callable[[Tensor], Tensor]:
         """Return a block's computation with empty parameters, whose shapes ``shape_of`` changes.
 
-        On the CPU they are zeros, which take memory.
+        On the CPU they are zeros, which take memory. Trained ones want a gradient.
         """
         block, path = self._blocks[index], self.cut.blocks[index]
         rest = arguments.rest[index]
@@ -136,6 +137,7 @@ class CutModule:
             shape = value.shape if shape_of is None else tuple(shape_of(f"{path}.{key}"))
             # A stack of matrices without strides is refused by fused kernels.
             state[key] = torch.zeros(shape, dtype=value.dtype, device=device)
+            state[key].requires_grad_(is_trained(f"{path}.{key}"))
 
         def compute(hidden: Tensor) -> Tensor:
             given = (hidden, *args) if name is None else args
@@ -146,14 +148,15 @@ class CutModule:
         return compute
 
     @contextmanager
-    def head_on_meta(self) -> Iterator[None]:
+    def head_on_meta(self, is_trained: Callable[[str], bool]) -> Iterator[None]:
         """Move the parameters of the last layer to the meta device for a while."""
         last = self.cut.layers - 1
         names = [name for name, layer in self.cut.layer_of.items() if layer == last]
         names += [alias for alias, first in self.cut.alias_of.items() if alias != first]
         before = {name: self.module.get_parameter(name) for name in names}
         for name, parameter in before.items():
-            set_parameter(self.module, name, nn.Parameter(parameter.detach().to("meta")))
+            on_meta = parameter.detach().to("meta")
+            set_parameter(self.module, name, nn.Parameter(on_meta, requires_grad=is_trained(name)))
         try:
             yield
         finally:

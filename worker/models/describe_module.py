@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from simulator.models.layers import Item, Layer, LayerKind, Model, Moment, TensorSpec, Term
 from worker.models.cut_module import CutModule, to_meta
 from worker.models.module_cut import ModuleCut, kinds_of
+from worker.models.module_skeleton import move_skeleton
 from worker.models.module_splits import ModuleSplits
 from worker.models.trace_costs import PassCosts, pass_costs
 
@@ -36,12 +38,20 @@ def describe_module(
 
     Costs are counted for samples as long as those of the batch: the job's ``sequence`` is 1.
     """
-    one, two = (list(_traced(module, make_batch(size), losses, splits, dtype)) for size in (1, 2))
+    move_skeleton(module.module, device="cpu", dtype=dtype)
+    one, two = (
+        list(
+            _traced(module, _as_trained(make_batch(size), dtype), losses, is_trained, splits, dtype)
+        )
+        for size in (1, 2)
+    )
     tensors = _tensors(module, is_trained, splits)
     layers = [
         _layer(module.cut, index, tensors[index], first, second, splits, dtype)
         for index, (first, second) in enumerate(zip(one, two, strict=True))
     ]
+    # The pass before the blocks is traced without gradients; those of its tables are dense.
+    layers[0] = replace(layers[0], moments=(Moment("backward", (_gradients(tensors[0]),)),))
     return Model(
         name=name,
         family="module",
@@ -55,6 +65,16 @@ def describe_module(
         learned_positions=False,
         tied=bool(module.cut.alias_of),
     )
+
+
+def _as_trained(batch: Any, dtype: torch.dtype) -> Any:
+    """Return a batch with its floating-point numbers in the type that is computed with."""
+    return tree_map_only(Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, batch)
+
+
+def _gradients(tensors: Sequence[TensorSpec]) -> Term:
+    elements = sum(math.prod(each.shape) for each in tensors if not each.frozen)
+    return Term("gradients of the weights", fixed=elements)
 
 
 def _tensors(
@@ -82,6 +102,7 @@ def _traced(
     module: CutModule,
     batch: Any,
     losses: Callable[[Any, Any], Tensor],
+    is_trained: Callable[[str], bool],
     splits: ModuleSplits,
     dtype: torch.dtype,
 ) -> Iterator[_Costs]:
@@ -107,14 +128,14 @@ def _traced(
             yield like
             continue
         hidden = torch.zeros(hidden.shape, dtype=dtype, device=device)
-        trace = partial(module.traced_block, index, arguments, device=device)
+        trace = partial(module.traced_block, index, arguments, device=device, is_trained=is_trained)
         found = share = pass_costs(trace(), hidden, given=given)
         if splits.max_tp > 1:
             share = pass_costs(trace(shape_of), hidden, given=given)
         known[index] = found, share
         yield found, share
         hidden = torch.empty(found.output, dtype=dtype, device="meta")
-    found = _head_costs(module, batch, losses, hidden, given)
+    found = _head_costs(module, batch, losses, is_trained, hidden, given)
     yield found, found
 
 
@@ -122,12 +143,13 @@ def _head_costs(
     module: CutModule,
     batch: Any,
     losses: Callable[[Any, Any], Tensor],
+    is_trained: Callable[[str], bool],
     hidden: Tensor,
     given: list[Tensor],
 ) -> PassCosts:
     """Trace head and loss on the meta device; code that needs real numbers is run with zeros."""
     try:
-        with module.head_on_meta():
+        with module.head_on_meta(is_trained):
             all_given = [*given, *module.module.parameters()]
             on_meta = tree_map(to_meta, batch)
             return pass_costs(

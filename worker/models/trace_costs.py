@@ -43,8 +43,8 @@ def pass_costs(
 ) -> PassCosts:
     """Trace a forward and a backward pass; all tensors are on the meta device.
 
-    ``given`` are tensors that exist anyway: parameters, buffers, and what the module's code passes
-    to all blocks. They are not counted.
+    ``given`` are tensors that exist anyway: buffers, and what the module's code passes to all
+    blocks. They are not counted. Parameters that want gradients decide what autograd keeps.
     """
     meter = _Meter(given)
     hidden = hidden.detach()

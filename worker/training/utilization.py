@@ -25,16 +25,11 @@ def seconds_at_peak(job: Job, plan: Plan, device: torch.device) -> float | None:
 
 
 def model_flops(job: Job) -> float:
-    """Return the FLOPs of a step's forward and backward passes, without recomputation.
-
-    A backward pass computes gradients of activations, which takes as many as the forward pass, and
-    gradients of weights, which takes as many again where all weights are trained.
-    """
+    """Return the FLOPs of a step's forward and backward passes, without recomputation."""
     total = 0.0
     for layer in job.model.layers:
         forward = layer.forward_flops(micro_batch=job.global_batch, sequence=job.sequence)
-        trained, frozen = layer.parameters(), layer.frozen_parameters()
-        total += forward * (2 + (trained / (trained + frozen) if frozen else 1))
+        total += forward * (1 + layer.backward_over_forward())
     return total
 
 

@@ -34,8 +34,10 @@ def roofline(precision: Precision = "fp32", measured: MeasuredNetwork | None = N
     return Roofline(MODEL, 2048, precision, False, CATALOGUE, network)
 
 
-def demand(compute: float, traffic: float, collective: float = 0.0) -> Demand:
-    values = (compute, traffic, collective, 2 * collective, 1.0)
+def demand(
+    compute: float, traffic: float, collective: float = 0.0, *, backward: float = 2.0
+) -> Demand:
+    values = (compute, traffic, collective, 2 * collective, 1.0, backward)
     return Demand(*(np.array([value]) for value in values))
 
 
@@ -44,6 +46,13 @@ def test_forward_and_backward_are_three_forwards_and_their_own_collectives() -> 
     forward, backward = calibration.seconds(demand(1.0, 1.0, 0.1))
     assert forward[0] == pytest.approx(1 / 0.5 + 1 / 0.25 + 3 * 0.1)
     assert backward[0] == pytest.approx(2 * (1 / 0.5 + 1 / 0.25) + 3 * 0.2)
+
+
+def test_frozen_weights_have_no_products_in_backward() -> None:
+    calibration = Calibration(0.5, 0.25, 3.0, 2.0, 0.0, 0.0, "")
+    forward, backward = calibration.seconds(demand(1.0, 1.0, backward=1.0))
+    assert forward[0] == pytest.approx(1 / 0.5 + 1 / 0.25)
+    assert backward[0] == pytest.approx(1 / 0.5 + 2 / 0.25)
 
 
 def test_the_ratio_moves_time_between_the_directions_and_keeps_the_sum() -> None:
