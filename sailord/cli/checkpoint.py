@@ -224,22 +224,26 @@ def _next_older(storage: Storage, job: JobId, name: str) -> str | None:
 @click.option("--to", "out", required=True, type=FILE, help="A new folder.")
 @click.option(
     "--form",
-    type=click.Choice(["huggingface", "deepspeed"]),
+    type=click.Choice(["huggingface", "deepspeed", "dcp"]),
     default="huggingface",
     show_default=True,
-    help="Hugging Face's safetensors, or DeepSpeed's universal checkpoint.",
+    help="Hugging Face's safetensors, DeepSpeed's universal checkpoint, or torch's DCP.",
 )
-def export(uri: str, out: Path, form: str) -> None:
+@click.option("--job", "job_file", type=FILE, help="Script or job file of the model.")
+def export(uri: str, out: Path, form: str, job_file: Path | None) -> None:
     """Convert a checkpoint for other programs.
 
-    URI is a manifest, or a job's folder: then its newest checkpoint is taken.
+    URI is a manifest, or a job's folder: then its newest checkpoint is taken. With the script or
+    job file of a model of transformers, config and tokenizer come along.
     """
     storage, _, name = _located(uri)
     if out.exists():
         raise InputError(Problem(str(out), "exists", "name a new folder"))
     command = [sys.executable, "-m", "worker", "export-checkpoint", storage.uri_of(name)]
     # A process of its own, since it imports torch.
-    done = subprocess.run([*command, "--to", str(out), "--form", form], check=False, env=os.environ)
+    command += ["--to", str(out), "--form", form]
+    command += [] if job_file is None else ["--job", str(job_file)]
+    done = subprocess.run(command, check=False, env=os.environ)
     if done.returncode:
         raise SystemExit(done.returncode)
 
@@ -248,8 +252,15 @@ def export(uri: str, out: Path, form: str) -> None:
 @click.argument("folder", type=FILE)
 @click.option("--job", "job_file", required=True, type=FILE, help="Job file.")
 @click.option("--name", required=True, help="The job's name in the cluster.")
-def import_checkpoint(folder: Path, job_file: Path, name: str) -> None:
-    """Import a universal checkpoint of DeepSpeed into the storage of a job.
+@click.option(
+    "--form",
+    type=click.Choice(["deepspeed", "dcp", "huggingface"]),
+    default="deepspeed",
+    show_default=True,
+    help="DeepSpeed's universal checkpoint, torch's DCP, or safetensors without moments.",
+)
+def import_checkpoint(folder: Path, job_file: Path, name: str, form: str) -> None:
+    """Import a checkpoint of another program into the storage of a job.
 
     Then: sailorctl submit JOB --id NAME --resume newest
     """
@@ -262,7 +273,7 @@ def import_checkpoint(folder: Path, job_file: Path, name: str) -> None:
     command = [sys.executable, "-m", "worker", "import-checkpoint", str(folder)]
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "whole.snap"
-        options = ["--job", str(job_file), "--name", name, "--to", str(file)]
+        options = ["--job", str(job_file), "--name", name, "--to", str(file), "--form", form]
         done = subprocess.run([*command, *options], check=False, stdout=subprocess.PIPE)
         if done.returncode:
             raise SystemExit(done.returncode)

@@ -1,7 +1,7 @@
-"""Converts checkpoints to and from Hugging Face's safetensors and DeepSpeed's universal form.
+"""Converts checkpoints to and from the forms of Hugging Face, torch (DCP) and DeepSpeed.
 
-A checkpoint is read in full, with every checksum verified, whatever plan it was made under. A
-universal checkpoint becomes one snapshot file, from which a checkpoint can be made.
+A checkpoint is read in full, with every checksum verified, whatever plan it was made under. What is
+imported becomes one snapshot file, from which a checkpoint can be made.
 """
 
 from __future__ import annotations
@@ -27,10 +27,16 @@ from simulator.inputs.job_file import job_from_document, load_job
 from simulator.spec.job import Job
 from worker.checkpoint import snapshot_file
 from worker.checkpoint.compatibility import dtype_of, model_of
+from worker.checkpoint.torch_dcp import read_dcp, write_dcp
 from worker.data.batch import FIRST_HASH
 from worker.layout.rank_layout import TIED, FlatLayout, Tables, piece_layout
 from worker.layout.tensor_table import tensors_of
-from worker.models.hf_weights import is_hf_model, open_checkpoint, to_huggingface
+from worker.models.hf_weights import (
+    is_hf_model,
+    open_checkpoint,
+    open_files,
+    to_huggingface,
+)
 from worker.training.optimizer import OptimizerStep
 from worker.training.precision import precision_of
 
@@ -151,15 +157,31 @@ def _flats(body: bytes, image: FlatLayout, *, count: int, dtype: str) -> list[Te
 
 
 def external_names(job: Job, kind: NamedTensors) -> dict[str, Tensor]:
-    """Return the tensors by Hugging Face's names if the model is a known one, else by ours."""
+    """Return the tensors by Hugging Face's names, those of a user's module, or ours."""
     if is_hf_model(job):
         return to_huggingface(job, kind)
+    if job.model.family == "module":
+        return {module_name(job, *key): tensor.contiguous() for key, tensor in kind.items()}
     return {f"{layer}/{name}": tensor.contiguous() for (layer, name), tensor in kind.items()}
+
+
+def module_name(job: Job, index: int, name: str) -> str:
+    """Return a user's module's name of a layer's parameter."""
+    layer = job.model.layers[index]
+    return f"{layer.name}.{name}" if layer.kind == "block" else name
+
+
+def export_dcp(whole: FullCheckpoint, out: Path) -> None:
+    """Write weights and moments as a checkpoint of ``torch.distributed.checkpoint``."""
+    kinds = [external_names(whole.job, kind) for kind in whole.kinds]
+    with created_folder(out) as folder:
+        updates = whole.progress.updates
+        write_dcp(kinds, whole.job.optimizer, updates=updates, folder=folder)
 
 
 def export_huggingface(whole: FullCheckpoint, out: Path) -> None:
     """Write the weights as a folder for ``from_pretrained``; config.json must be added."""
-    with _created_folder(out) as folder:
+    with created_folder(out) as folder:
         metadata = {"format": "pt"}
         save_file(external_names(whole.job, whole.kinds[0]), folder / "model.safetensors", metadata)
 
@@ -170,7 +192,7 @@ def export_deepspeed(whole: FullCheckpoint, out: Path) -> None:
         what = f"is trained with {whole.job.optimizer}, whose moments are not Adam's"
         raise InputError(Problem("the job", what, "DeepSpeed's universal form needs Adam or AdamW"))
     step = whole.progress.updates
-    with _created_folder(out) as folder:
+    with created_folder(out) as folder:
         tag = f"global_step{whole.progress.step}_universal"
         (folder / "latest_universal").write_text(tag, encoding="ascii")
         for key, kind in zip(("fp32", *MOMENTS), whole.kinds, strict=True):
@@ -197,7 +219,7 @@ def export_deepspeed(whole: FullCheckpoint, out: Path) -> None:
 
 
 @contextmanager
-def _created_folder(out: Path) -> Iterator[Path]:
+def created_folder(out: Path) -> Iterator[Path]:
     """Write a new folder under a temporary name and rename it when it is complete."""
     if out.exists():
         raise InputError(Problem(str(out), "exists already", "give a new folder"))
@@ -224,17 +246,54 @@ def import_deepspeed(folder: Path, job_file: Path, name: str, out: Path) -> snap
     job = load_job(job_file)
     root, step, samples = _universal(folder)
     updates = step
-    kinds: list[NamedTensors] = []
-    with tempfile.TemporaryDirectory() as temporary:
-        for number, key in enumerate(("fp32", *MOMENTS)):
-            found, updates = _read_universal(root / "zero", key)
-            file = Path(temporary) / f"{number}.safetensors"
-            save_file(found, file, {"format": "pt"})
-            kinds.append(_to_our_names(job, file, found))
+    kinds = []
+    for key in ("fp32", *MOMENTS):
+        found, updates = _read_universal(root / "zero", key)
+        kinds.append(found)
     progress = snapshot_file.SavedProgress(
         step, updates, 1.0, 0, FIRST_HASH, samples, samples * job.sequence
     )
-    return write_full(FullCheckpoint(job, progress, tuple(kinds)), name, out)
+    return _write_named(job, kinds, progress, name, out)
+
+
+def import_dcp(folder: Path, job_file: Path, name: str, out: Path) -> snapshot_file.Header:
+    """Convert a checkpoint of ``torch.distributed.checkpoint``; its step is the optimizer's."""
+    job = load_job(job_file)
+    kinds, step = read_dcp(folder, job.optimizer)
+    samples = step * job.global_batch
+    progress = snapshot_file.SavedProgress(
+        step, step, 1.0, 0, FIRST_HASH, samples, samples * job.sequence
+    )
+    return _write_named(job, kinds, progress, name, out)
+
+
+def import_huggingface(folder: Path, job_file: Path, name: str, out: Path) -> snapshot_file.Header:
+    """Convert the weights of safetensors files to a checkpoint before the first step."""
+    job = load_job(job_file)
+    files = open_files(folder)
+    found = {key: file.get_tensor(key) for key, file in files.items()}
+    progress = snapshot_file.SavedProgress(0, 0, 1.0, 0, FIRST_HASH, 0, 0)
+    return _write_named(job, [found], progress, name, out)
+
+
+def _write_named(
+    job: Job,
+    kinds: list[dict[str, Tensor]],
+    progress: snapshot_file.SavedProgress,
+    name: str,
+    out: Path,
+) -> snapshot_file.Header:
+    """Write weights and moments, given by foreign names; absent moments are zero."""
+    named = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for number, found in enumerate(kinds):
+            file = Path(temporary) / f"{number}.safetensors"
+            save_file({key: value.contiguous() for key, value in found.items()}, file)
+            named.append(_to_our_names(job, file, found))
+    zeros = {key: torch.zeros_like(value) for key, value in named[0].items()}
+    absent = 1 + OptimizerStep.moment_count(job) - len(named)
+    whole = FullCheckpoint(job, progress, (*named, *[zeros] * absent))
+    return write_full(whole, name, out)
 
 
 def _universal(folder: Path) -> tuple[Path, int, int]:
@@ -269,8 +328,14 @@ def _to_our_names(job: Job, file: Path, found: Mapping[str, Tensor]) -> NamedTen
         if is_hf_model(job):
             values = open_checkpoint(file, job).values(index)
             named |= {(index, spec.name): values(spec, range(job.max_tp)) for spec in specs}
-        else:
-            named |= {(index, spec.name): found[f"{index}/{spec.name}"] for spec in specs}
+            continue
+        for spec in specs:
+            is_module = job.model.family == "module"
+            theirs = module_name(job, index, spec.name) if is_module else f"{index}/{spec.name}"
+            if theirs not in found or tuple(found[theirs].shape) != spec.shape:
+                what = f"has no {theirs} of the shape {list(spec.shape)}"
+                raise InputError(Problem("the checkpoint", what, "use one of exactly this model"))
+            named[index, spec.name] = found[theirs]
     return named
 
 

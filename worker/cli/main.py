@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,18 +169,31 @@ def convert_tokens(
 @click.option("--to", "out", required=True, type=click.Path(path_type=Path), help="A new folder.")
 @click.option(
     "--form",
-    type=click.Choice(["huggingface", "deepspeed"]),
+    type=click.Choice(["huggingface", "deepspeed", "dcp"]),
     default="huggingface",
     show_default=True,
-    help="Hugging Face's safetensors, or DeepSpeed's universal checkpoint.",
+    help="Hugging Face's safetensors, DeepSpeed's universal checkpoint, or torch's DCP.",
 )
-def export_checkpoint(manifest: str, out: Path, form: str) -> None:
-    """Export the checkpoint of a manifest to another format."""
+@click.option("--job", type=click.Path(path_type=Path), help="Script or job file of the model.")
+def export_checkpoint(manifest: str, out: Path, form: str, job: Path | None) -> None:
+    """Export the checkpoint of a manifest to another format.
+
+    With the script or job file of a model of transformers, config and tokenizer come along.
+    """
     from worker.checkpoint import convert  # noqa: PLC0415 - loads torch, which takes seconds
+    from worker.script.open_job import open_module  # noqa: PLC0415 - the same
 
     whole = convert.read_checkpoint(manifest)
-    write = convert.export_deepspeed if form == "deepspeed" else convert.export_huggingface
-    write(whole, out)
+    if form == "huggingface" and job is not None:
+        with printing_to_stderr(), convert.created_folder(out) as folder:
+            open_module(job, replace(whole.job, work=None)).save(whole.kinds[0], folder)
+    else:
+        exports = {
+            "huggingface": convert.export_huggingface,
+            "deepspeed": convert.export_deepspeed,
+            "dcp": convert.export_dcp,
+        }
+        exports[form](whole, out)
     click.echo(f"{out}: step {whole.progress.step}, {len(whole.kinds[0]):,} tensors")
 
 
@@ -188,12 +202,24 @@ def export_checkpoint(manifest: str, out: Path, form: str) -> None:
 @click.option("--job", required=True, type=click.Path(path_type=Path), help="Job file.")
 @click.option("--name", required=True, help="The job's name in the cluster.")
 @click.option("--to", "out", required=True, type=click.Path(path_type=Path), help="A new file.")
-def import_checkpoint(folder: Path, job: Path, name: str, out: Path) -> None:
-    """Convert a universal checkpoint of DeepSpeed to one snapshot file.
+@click.option(
+    "--form",
+    type=click.Choice(["deepspeed", "dcp", "huggingface"]),
+    default="deepspeed",
+    show_default=True,
+    help="DeepSpeed's universal checkpoint, torch's DCP, or safetensors without moments.",
+)
+def import_checkpoint(folder: Path, job: Path, name: str, out: Path, form: str) -> None:
+    """Convert a checkpoint of another form to one snapshot file.
 
     ``sailorctl checkpoint import`` makes a checkpoint of it.
     """
     from worker.checkpoint import convert  # noqa: PLC0415 - loads torch, which takes seconds
 
-    header = convert.import_deepspeed(folder, job, name, out)
+    imports = {
+        "deepspeed": convert.import_deepspeed,
+        "dcp": convert.import_dcp,
+        "huggingface": convert.import_huggingface,
+    }
+    header = imports[form](folder, job, name, out)
     click.echo(f"{out}: step {header.step}, {header.total_bytes:,} bytes")

@@ -66,7 +66,7 @@ class HfCheckpoint:
 
 def open_checkpoint(path: Path, job: Job) -> HfCheckpoint:
     """Open a safetensors file or a folder of them; report whatever does not fit the model."""
-    files = _open(path)
+    files = open_files(path)
     problems = Problems()
     wanted = {place.name: place for _, _, place in _places(job.model)}
     used = set()
@@ -114,7 +114,8 @@ def _shown(shape: Any) -> str:
     return " x ".join(str(size) for size in shape)
 
 
-def _open(path: Path) -> dict[str, Any]:
+def open_files(path: Path) -> dict[str, Any]:
+    """Open a safetensors file or a folder of them; return the file of each tensor."""
     if path.is_dir():
         index = path / _INDEX
         paths = _indexed(index) if index.is_file() else [path / _WHOLE]

@@ -1,0 +1,137 @@
+"""Checkpoints of torch (DCP) and weights of Hugging Face come in and go out bit by bit."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="checkpoints are read with torch")
+pytest.importorskip("transformers", reason="opens models of transformers")
+
+import torch.distributed.checkpoint as dcp
+from click.testing import CliRunner
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from transformers import AutoModelForCausalLM
+
+from simulator.documents.files import load_document
+from simulator.documents.problems import InputError
+from tests.sailord.checkpoints.made import SPEC, make, whole_state
+from tests.worker.hf_families import language_model
+from worker.checkpoint.convert import (
+    export_dcp,
+    import_dcp,
+    import_huggingface,
+    module_name,
+    read_checkpoint,
+    write_full,
+)
+from worker.checkpoint.snapshot_file import read_header, read_piece
+from worker.cli.main import main
+from worker.script.hf_job import described_job
+from worker.script.job_text import described_text
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+]
+JOB = """
+[model]
+hf = "llama"
+
+[training]
+global_batch = 4
+sequence = 8
+precision = "fp32"
+max_tp = 2
+steps = 3
+"""
+
+
+@pytest.fixture
+def described(tmp_path):
+    """Return the described job of a LLaMA of transformers, and its file."""
+    language_model("llama").float().save_pretrained(tmp_path / "llama")
+    (tmp_path / "llama" / "tokenizer.json").write_text("{}")
+    path = tmp_path / "job.toml"
+    path.write_text(JOB)
+    document = load_document(path)
+    job, _ = described_job(document)
+    path.write_text(described_text(document, job))
+    return path
+
+
+def pieces_of(path):
+    header = read_header(path)
+    return [(piece.key, read_piece(path, piece)) for piece in header.pieces]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "module"])
+def test_to_dcp_and_back_changes_no_bit(kind, described, tmp_path):
+    if kind == "gpt2":
+        described.write_text(SPEC)
+    whole = whole_state(described.read_text(), 10)
+    export_dcp(whole, tmp_path / "dcp")
+    header = import_dcp(tmp_path / "dcp", described, "j", tmp_path / "back.snap")
+    write_full(whole, "j", tmp_path / "direct.snap")
+    assert (header.step, header.progress.updates) == (10, 10)
+    assert pieces_of(tmp_path / "back.snap") == pieces_of(tmp_path / "direct.snap")
+
+
+def test_dcp_of_a_plain_training_loop_is_imported(described, tmp_path):
+    module = AutoModelForCausalLM.from_pretrained(tmp_path / "llama").train()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    for _ in range(3):
+        tokens = torch.arange(8)[None] + 3
+        module(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+    model, state = get_state_dict(module, optimizer)
+    dcp.save({"model": model, "optimizer": state}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    header = import_dcp(tmp_path / "dcp", described, "j", tmp_path / "in.snap")
+    assert (header.step, header.progress.samples) == (3, 12)
+    made = make(tmp_path / "kept", 3, spec=described.read_text())
+    named = dict(module.named_parameters())
+    direct = [{}, {}, {}]
+    for key in made.whole.kinds[0]:
+        parameter = named[module_name(made.whole.job, *key)]
+        held = optimizer.state[parameter]
+        values = (parameter.detach(), held["exp_avg"], held["exp_avg_sq"])
+        for kind, value in zip(direct, values, strict=True):
+            kind[key] = value
+    write_full(
+        type(made.whole)(made.whole.job, header.progress, tuple(direct)), "j", tmp_path / "x"
+    )
+    assert pieces_of(tmp_path / "in.snap") == pieces_of(tmp_path / "x")
+
+
+def test_weights_of_safetensors_become_a_checkpoint_before_the_first_step(described, tmp_path):
+    header = import_huggingface(tmp_path / "llama", described, "j", tmp_path / "in.snap")
+    assert header.step == 0
+    dcp_folder = tmp_path / "weights-alone"
+    module = AutoModelForCausalLM.from_pretrained(tmp_path / "llama")
+    dcp.save({"model": module.state_dict()}, checkpoint_id=dcp_folder, no_dist=True)
+    import_dcp(dcp_folder, described, "j", tmp_path / "other.snap")
+    assert pieces_of(tmp_path / "in.snap") == pieces_of(tmp_path / "other.snap")
+
+
+def test_checkpoint_of_another_model_is_refused(described, tmp_path):
+    with pytest.raises(InputError, match="is not a checkpoint of torch"):
+        import_dcp(tmp_path, described, "j", tmp_path / "in.snap")
+    dcp.save({"model": {"a": torch.ones(2)}}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    with pytest.raises(InputError, match=r"has no model\.embed_tokens\.weight of the shape"):
+        import_dcp(tmp_path / "dcp", described, "j", tmp_path / "in.snap")
+    save_file({"a": torch.ones(2)}, tmp_path / "a.safetensors")
+    with pytest.raises(InputError, match=r"has no model\.embed_tokens\.weight of the shape"):
+        import_huggingface(tmp_path / "a.safetensors", described, "j", tmp_path / "in.snap")
+
+
+def test_export_with_the_job_has_config_and_tokenizer(described, tmp_path):
+    made = make(tmp_path / "kept", 10, spec=described.read_text())
+    out = tmp_path / "out"
+    given = ["export-checkpoint", made.durable.manifest, "--to", str(out), "--job", str(described)]
+    done = CliRunner().invoke(main, given)
+    assert done.exit_code == 0, done.output
+    assert (out / "tokenizer.json").exists()
+    found = dict(AutoModelForCausalLM.from_pretrained(out).named_parameters())
+    whole = read_checkpoint(made.durable.manifest)
+    for key, value in whole.kinds[0].items():
+        assert torch.equal(found[module_name(whole.job, *key)], value)
