@@ -11,6 +11,7 @@ import io
 import os
 import stat
 import tarfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -69,7 +70,7 @@ def unpack(path: Path, target: Path) -> None:
                 content = archive.extractfile(info)
                 assert content is not None, "it is a regular file"
                 _write(target / info.name, content.read(), info.mode)
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile) as error:
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, ValueError) as error:
         raise ArchiveError(f"is damaged: {error}") from None
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         raise ArchiveError(f"holds a name twice: {error.filename}") from None

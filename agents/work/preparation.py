@@ -19,12 +19,12 @@ from agents.daemon.backoff import Backoff
 from agents.daemon.clock import Clock
 from agents.daemon.tasks import Tasks
 from agents.protocol.records import LIVE, PREPARING, JobId, JobRecord
-from agents.work.archive import ArchiveError, unpack
-from agents.work.environment import SetupError, set_up
+from agents.work.archive import unpack
+from agents.work.environment import set_up
 from agents.work.fetch import FetchError, PackageFetcher
 from agents.work.mounts import MountError, check_paths, copy_data, link, targets
 from agents.work.package import Package
-from agents.work.secrets import SecretsError, find_secrets, read_secrets
+from agents.work.secrets import find_secrets, read_secrets
 from agents.work.work_folder import WorkFolder, delete_old, work_folder, worker_view
 from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError
@@ -33,7 +33,6 @@ from simulator.spec.job import Work
 
 log = structlog.get_logger("sailor-agent")
 
-FAILURES = (FetchError, ArchiveError, SetupError, SecretsError, MountError, OSError)
 PATIENCE_S = 2.0
 """A preparation that takes longer makes the node unfit until it is done."""
 RETRY_S = 60.0
@@ -125,9 +124,11 @@ class Preparation:
             try:
                 self._view = await self._made(work)
                 self._set_unfit("")
-            except FAILURES as error:
+            except Exception as error:
+                # Nothing that a job brings may end the agent.
                 late.cancel()
-                failure = failure or str(error)  # Another attempt may say the same differently.
+                # Another attempt may say the same differently.
+                failure = failure or str(error) or type(error).__name__
                 log.warning(f"the work folder cannot be prepared: {error}", job=job)
                 self._set_unfit(failure)
                 await asyncio.sleep(backoff.next_s())

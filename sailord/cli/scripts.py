@@ -47,6 +47,13 @@ def submitted_script(client: Client, script: Path, options: ScriptOptions) -> st
         # First, since a folder that is too large is refused at once.
         selection = pack_folder(root, packed, mounts=mounts)
         words = ["--workdir", str(root), str(script), "--", *options.arguments]
+        inner = str(script.resolve().relative_to(root))
+        if inner not in selection.names:
+            what, cure = (
+                "is left out of its folder by .gitignore",
+                f"add a line there: !{script.name}",
+            )
+            raise InputError(Problem(str(script), what, cure))
         text = _described(script, words)
         package = package_of(Path(packed.name))
         said = f"{counted(len(selection.names), 'file')}, {megabytes(selection.bytes)}"

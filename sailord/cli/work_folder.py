@@ -37,11 +37,12 @@ class Selection:
 def select(root: Path, *, mounts: Collection[str] = ()) -> Selection:
     """Choose what travels of a folder; raises ``InputError`` if that is too much.
 
-    ``.gitignore`` files hold as git reads them, nested ones included. Links that lead outside are
-    refused. The names in ``mounts`` are left out: nodes have the data elsewhere.
+    ``.gitignore`` files hold as git reads them: nested ones, and those above in its repository.
+    Links that lead outside are refused. The names in ``mounts`` are left out: nodes have the data
+    elsewhere.
     """
     found, problems = Selection(), Problems()
-    for entry in _entries(root, "", (), mounts):
+    for entry in _entries(root, "", _specs_above(root), mounts):
         if len(found.names) >= LOOKED_AT_MAX:
             break
         name = entry.path[len(str(root)) :].lstrip("/")
@@ -62,10 +63,43 @@ def select(root: Path, *, mounts: Collection[str] = ()) -> Selection:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Spec:
+    """One ``.gitignore`` file, for names relative to the packed folder."""
+
+    patterns: GitIgnoreSpec
+    inner: str = ""
+    """Where it lies in the packed folder."""
+    above: str = ""
+    """Where the packed folder lies below it."""
+
+    @staticmethod
+    def read(folder: Path, inner: str = "", above: str = "") -> _Spec:
+        text = (folder / ".gitignore").read_text(encoding="utf-8", errors="replace")
+        return _Spec(GitIgnoreSpec.from_lines(text.splitlines()), inner, above)
+
+    def says(self, name: str) -> bool | None:
+        """Return whether it ignores the name; ``None``: it says nothing of it."""
+        return self.patterns.check_file(self.above + name.removeprefix(self.inner)).include
+
+
+def _specs_above(root: Path) -> tuple[_Spec, ...]:
+    """Read the files above a folder of a repository, the innermost first."""
+    found = []
+    for folder in (root, *root.parents):
+        above = f"{root.relative_to(folder)}/"
+        if folder != root and (folder / ".gitignore").is_file():
+            found.append(_Spec.read(folder, above=above))
+        if (folder / ".git").exists():
+            # Whoever names a folder that is ignored as a whole means it.
+            return () if _is_ignored("", tuple(found)) else tuple(found)
+    return ()  # No repository.
+
+
 def _entries(
     folder: Path,
     inner: str,
-    specs: tuple[tuple[str, GitIgnoreSpec], ...],
+    specs: tuple[_Spec, ...],
     left_out: Collection[str],
 ) -> Iterator[os.DirEntry[str]]:
     """Yield the files and links below a folder that are not left out."""
@@ -73,8 +107,7 @@ def _entries(
         entries = sorted(scanned, key=lambda entry: entry.name)
     names = {entry.name for entry in entries}
     if ".gitignore" in names:
-        lines = (folder / ".gitignore").read_text(encoding="utf-8", errors="replace")
-        specs = ((inner, GitIgnoreSpec.from_lines(lines.splitlines())), *specs)
+        specs = (_Spec.read(folder, inner), *specs)
     for entry in entries:
         is_folder = entry.is_dir(follow_symlinks=False)
         name = f"{inner}{entry.name}" + "/" * is_folder
@@ -87,13 +120,9 @@ def _entries(
             yield from _entries(Path(entry.path), name, specs, left_out)
 
 
-def _is_ignored(name: str, specs: tuple[tuple[str, GitIgnoreSpec], ...]) -> bool:
+def _is_ignored(name: str, specs: tuple[_Spec, ...]) -> bool:
     """Return what the innermost file says that says anything."""
-    for inner, spec in specs:
-        said = spec.check_file(name.removeprefix(inner)).include
-        if said is not None:
-            return said
-    return False
+    return next((said for each in specs if (said := each.says(name)) is not None), False)
 
 
 def _too_large(root: Path, found: Selection) -> Problem:

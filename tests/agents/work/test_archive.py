@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import os
@@ -118,6 +119,20 @@ def test_an_archive_larger_than_allowed_is_not_unpacked(limit, tmp_path, monkeyp
         unpack(made, tmp_path / "work")
     written = sum(p.stat().st_size for p in (tmp_path / "work").iterdir())
     assert written <= 400_000
+
+
+@given(data=st.data())
+def test_an_archive_with_changed_bytes_is_unpacked_or_refused(data, tmp_path_factory):
+    root = tmp_path_factory.mktemp("work")
+    names = fill(root / "a", {"x": bytes(range(256)) * 4, "inner/y": b"1"})
+    content = bytearray(packed(root, root / "a", names).read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    (root / "packed").write_bytes(content)
+    with contextlib.suppress(ArchiveError, OSError):
+        unpack(root / "packed", root / "b" / "in")
+    assert sorted(path.name for path in root.iterdir()) == ["a", "b", "packed"]
+    assert [path.name for path in (root / "b").iterdir()] == ["in"]
 
 
 def test_a_damaged_archive_is_refused(tmp_path):

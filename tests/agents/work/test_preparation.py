@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import os
 from pathlib import Path
@@ -238,6 +239,16 @@ async def test_a_failing_setup_is_told_once_and_tried_again(tmp_path, node, sour
     with contextlib.closing(again.preparation):
         assert await again.preparation.view(JOB) == view
     assert count.read_text() == "x\n" * 3, "a setup that succeeded is not run again"
+
+
+@pytest.mark.asyncio
+async def test_nothing_that_a_job_brings_ends_the_agent(tmp_path, node, sources):
+    archive = tmp_path / "packed"
+    archive.write_bytes(gzip.compress(b"x" * 2000)[:-20] + b"y" * 20)
+    sources.packages = {"leader:1": {str(package_of(archive)): archive}}
+    node.job(archive)
+    with contextlib.closing(node.preparation):
+        assert "is damaged" in await node.preparation.view(JOB)
 
 
 @pytest.mark.asyncio

@@ -53,6 +53,11 @@ def test_the_same_files_travel_as_git_would_add(tmp_path):
         cwd=tmp_path, check=True, capture_output=True, text=True, env=environment,
     ).stdout  # fmt: skip
     assert sorted(select(tmp_path).names) == sorted(listed.rstrip("\0").split("\0"))
+    # Of a folder within the repository, what lies above holds too.
+    (tmp_path / "notes" / "data.bin").touch()
+    assert select(tmp_path / "notes").names == ["b.txt"]
+    assert select(tmp_path / "deep").names == [".gitignore", "x/kept.tmp"]
+    assert select(tmp_path / "build").names == ["made.o"], "it was named, though it is ignored"
 
 
 def test_git_caches_and_virtual_environments_stay(tmp_path):
