@@ -338,12 +338,17 @@ class Recipe:
 
     def examples(self, indices: Sequence[int]) -> Any:
         """Return a batch of these samples."""
+        return self._in_order.batch(0, indices).inputs
+
+    @property
+    def _in_order(self) -> DataSource:
+        """The data, not shuffled and opened anew."""
         if self.samples is not None:
-            return self.samples.batch(0, indices).inputs
+            return self.samples
         if 0 in sizes_of(self.dataset):
             raise InputError(Problem("dataset", "is empty", "give at least one sample"))
         about = self.dataset, self.collate, self.batch_size, self.seed
-        return MapData(*about, shuffled=False, limits=self.limits).batch(0, indices).inputs
+        return MapData(*about, shuffled=False, limits=self.limits)
 
     def job(self) -> Job:
         """Check the module, and return the job with the model described by tracing it."""
@@ -378,10 +383,12 @@ class Recipe:
         """Return one of the first samples with more or fewer labels than the first one has."""
         if self.loss is None:
             return None
-        sizes = sizes_of(self.dataset)
-        first = label_count(self.examples([0]))
-        for index in range(1, min(_LOOKED_AT, *sizes)):
-            if label_count(self.examples([index])) != first:
+        data = self._in_order
+        first = label_count(data.batch(0, [0]).inputs)
+        # A stream has at least the samples of a batch.
+        ends = sizes_of(self.dataset) or (self.batch_size,)
+        for index in range(1, min(_LOOKED_AT, *ends)):
+            if label_count(data.batch(0, [index]).inputs) != first:
                 return index
         return None
 

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from torch import nn
 
+import sailor
 from simulator.documents.problems import InputError
 from worker.models.separability import check_separable
 from worker.script.recipe import Recipe
@@ -111,9 +112,14 @@ def test_a_mean_over_labels_is_refused_even_if_the_first_two_samples_have_as_man
         return nn.functional.cross_entropy(output.flatten(0, 1), batch[1].flatten())
 
     data = [(torch.randn(5, 4), torch.arange(5) % 3) for _ in range(9)]
-    recipe = Recipe(model=chain(nn.Tanh()), dataset=data, batch_size=2, steps=1, loss=mean)
+    recipe = Recipe(model=chain(nn.Tanh()), dataset=data, batch_size=9, steps=1, loss=mean)
     recipe.job()  # Each sample has as many.
     data[7][1][:2] = -100
-    recipe = Recipe(model=chain(nn.Tanh()), dataset=data, batch_size=2, steps=1, loss=mean)
+    for given in (data, sailor.Stream(data)):
+        refused(given, mean)
+
+
+def refused(data, mean):
+    recipe = Recipe(model=chain(nn.Tanh()), dataset=data, batch_size=9, steps=1, loss=mean)
     with pytest.raises(InputError, match="computes two samples together otherwise"):
         recipe.job()
