@@ -59,9 +59,6 @@ class StreamReader:
         if not 0 <= self._next <= number:
             self._next = number
             self._samples = self._stream.samples_from(number)
-        elif self._next < first:
-            for skipped in range(self._next, first):
-                self._read(skipped, seeded)
         for each in range(self._next, number + 1):
             self._kept[each] = self._read(each, seeded)
         return self._kept[number]
