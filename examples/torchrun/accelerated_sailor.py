@@ -57,7 +57,7 @@ def main() -> None:
     train, test = torch.utils.data.random_split(data, [0.9, 0.1])
     train_loader = DataLoader(train, 8, shuffle=True, collate_fn=pad)
     test_loader = DataLoader(test, 8, collate_fn=pad)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = get_linear_schedule_with_warmup(optimizer, 5, args.epochs * len(train_loader) // 2)
     options = {"optimizer": optimizer, "scheduler": scheduler, "clip_norm": 1.0}
     evaluation = {"eval_dataset": test_loader, "eval_every": len(train_loader) // 2}

@@ -42,18 +42,29 @@ def data_of(given: Dataset | DataLoader[Any], place: str) -> LoaderParts:
         what = "is a loader of an IterableDataset, whose samples have no numbers"
         cure = "give its data set to sailor.Stream, or one with len() and samples by index"
         raise InputError(Problem(place, what, cure))
-    sampler: Any = given.sampler
-    if given.batch_size is None or type(given.batch_sampler) is not BatchSampler:
-        sampler = given.batch_sampler
-    if isinstance(sampler, RandomSampler) and not sampler.replacement:
-        shuffled = True
-    elif isinstance(sampler, DistributedSampler):
-        shuffled = sampler.shuffle
-    elif isinstance(sampler, SequentialSampler):
-        shuffled = False
-    else:
-        what = f"is drawn by a {type(sampler).__name__}, whose order would not survive a move"
+    batches: Any = given.batch_sampler
+    is_plain = type(batches) is BatchSampler
+    sampler = batches.sampler if is_plain else batches or given.sampler
+    dataset: Any = given.dataset
+    shuffled = _shuffles(sampler, len(dataset))
+    if shuffled is None:
+        what = (
+            f"is drawn by a {type(sampler).__name__} of its own, whose order Sailor would not keep"
+        )
         cure = "give the data set itself: Sailor shuffles it; repeat a sample to draw it more often"
         raise InputError(Problem(place, what, cure))
-    dataset: Any = given.dataset
-    return LoaderParts(dataset, given.collate_fn, given.batch_size, shuffled)
+    size = batches.batch_size if is_plain else None
+    return LoaderParts(dataset, given.collate_fn, size, shuffled)
+
+
+def _shuffles(sampler: Any, count: int) -> bool | None:
+    """Return whether a sampler shuffles all samples; ``None``: it does something else."""
+    # accelerate's draws as torch's does.
+    if type(sampler) is RandomSampler or type(sampler).__name__ == "SeedableRandomSampler":
+        draws_all = sampler.num_samples == len(sampler.data_source) == count
+        return True if draws_all and not sampler.replacement else None
+    if type(sampler) is SequentialSampler:
+        return False if len(sampler.data_source) == count else None
+    if type(sampler) is DistributedSampler:
+        return bool(sampler.shuffle) if len(sampler.dataset) == count else None  # type: ignore[arg-type]  # torch declares no length
+    return None

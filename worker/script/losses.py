@@ -31,6 +31,9 @@ def sum_and_count(
 ) -> tuple[Tensor, int | Tensor]:
     """Read what a loss returned: a sum and a count, one value per sample, or their mean."""
     if isinstance(found, tuple):
+        if [torch.as_tensor(each).dim() for each in found] != [0, 0]:
+            what = "returns a tuple that is not a sum and a count"
+            raise InputError(Problem("loss", what, "return two scalars"))
         return found
     if found.dim() == 0:
         samples = batch_size_of(batch)

@@ -36,7 +36,9 @@ def open_job(path: Path, arguments: Sequence[str] = ()) -> tuple[Job, Recipe]:
 def open_module(path: Path, job: Job, arguments: Sequence[str] = ()) -> Recipe:
     """Open the module of a job that ``open_job`` has read."""
     if path.suffix == ".py":
-        return load_script(path, arguments)
+        script = load_script(path, arguments)
+        script.check_job(job)
+        return script
     recipe = recipe_of(job, path.parent)
     assert recipe is not None, "the job names a module"
     return recipe
@@ -50,4 +52,6 @@ def recipe_of(job: Job, base: Path) -> Recipe | None:
         return None
     # A packed script lies in the work folder, which this process has entered.
     folder, arguments = (base, ()) if job.work is None else (Path(), job.work.arguments)
-    return load_script(folder / job.script, arguments)
+    recipe = load_script(folder / job.script, arguments)
+    recipe.check_job(job)
+    return recipe

@@ -60,8 +60,6 @@ class Recipe:
     samples: DataSource | None = None
     """What is trained on instead of ``dataset``."""
     loss: Loss | None = None
-    label_smoothing: float = 0.0
-    """Of the loss that is used where ``loss`` is not given."""
     call_module: Callable[[nn.Module, Any], Any] | None = None
     collate: Collate = default_collate
     steps: int | None = None
@@ -270,7 +268,7 @@ class Recipe:
 
     @cached_property
     def _loss(self) -> Loss:
-        return self.loss or default_loss(self._module, smoothing=self.label_smoothing)
+        return self.loss or default_loss(self._module)
 
     # -- what it tells -----------------------------------------------------------------------------
 
@@ -391,6 +389,24 @@ class Recipe:
             if label_count(data.batch(0, [index]).inputs) != first:
                 return index
         return None
+
+    def check_job(self, job: Job) -> None:
+        """Refuse to train a job whose settings this process's script would not give again."""
+        settings = self.settings
+        mine = {
+            "batch_size": (self.batch_size, job.global_batch),
+            "steps": (self.steps, job.steps),
+            "seed": (self.seed, job.data.seed),
+            "precision": (self.precision, job.precision),
+            "clip_norm": (self.clip_norm, job.clip_norm),
+            "optimizer": (settings.optimizer, job.optimizer),
+            "learning rate": (settings.learning_rate, job.learning_rate),
+        }
+        for name, (here, described) in mine.items():
+            if here != described:
+                what = f"{name} is {here} here and {described} in the described job"
+                cure = "do not compute it from the machine, the time or random numbers"
+                raise InputError(Problem("script", what, cure))
 
     def notes(self) -> list[str]:
         """Return what a user may not expect: blocks kept whole, parameters that no code uses."""

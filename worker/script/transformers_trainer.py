@@ -9,6 +9,7 @@ from typing import Any
 from simulator.documents.problems import InputError, Problem
 from simulator.models.layers import Precision
 from worker.reporting.loggers import Logger, MLflow, TensorBoard, WandB
+from worker.script.loader_parts import data_of
 from worker.script.losses import default_loss
 from worker.script.script_trainer import Trainer
 
@@ -19,9 +20,12 @@ _NOT_SUPPORTED = {
     "load_best_model_at_end": "leave it out: every checkpoint is kept by its step",
     "resume_from_checkpoint": "leave it out: Sailor resumes by itself",
     "auto_find_batch_size": "leave it out: the plan decides the size of micro batches",
+    "torch_compile": "leave it out",
 }
 """Arguments that would be ignored silently, and the cure."""
 _OVERRIDES = ("compute_loss", "training_step", "get_train_dataloader", "prediction_step")
+_OWN_CALLBACKS = ("DefaultFlowCallback", "PrinterCallback", "ProgressCallback")
+"""Callbacks that every trainer has; loggers are taken from ``report_to``."""
 
 
 def from_transformers(trainer: Any, *, batch_size: int | None = None, **more: Any) -> Trainer:
@@ -35,8 +39,11 @@ def from_transformers(trainer: Any, *, batch_size: int | None = None, **more: An
         raise InputError(problems)
     args = trainer.args
     loader = trainer.get_train_dataloader()
+    data = data_of(loader, "train_dataset")
     evaluated = None if trainer.eval_dataset is None else trainer.get_eval_dataloader()
-    batch_size = batch_size or args.train_batch_size * args.gradient_accumulation_steps
+    # Not args.train_batch_size, which depends on the GPUs of the machine.
+    own = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    batch_size = batch_size or own
     samples = len(loader.dataset)
     steps = args.max_steps
     if steps <= 0:
@@ -46,18 +53,20 @@ def from_transformers(trainer: Any, *, batch_size: int | None = None, **more: An
     settings = {
         "batch_size": batch_size,
         "steps": steps,
-        "collate": loader.collate_fn,
-        "loss": default_loss(trainer.model, smoothing=args.label_smoothing_factor),
+        "collate": data.collate,
+        "shuffle": data.shuffled,
         "optimizer": trainer.optimizer,
         "scheduler": trainer.lr_scheduler,
-        "eval_dataset": None if evaluated is None else evaluated.dataset,
-        "eval_every": _eval_every(args, math.ceil(samples / batch_size)),
+        "eval_dataset": evaluated,
+        "eval_every": _eval_every(args, steps, math.ceil(samples / batch_size)),
         "loggers": list(_loggers(args)),
         "precision": precision,
         "clip_norm": args.max_grad_norm or None,
         "seed": args.seed if args.data_seed is None else args.data_seed,
     }
-    return Trainer(trainer.model, loader.dataset, **{**settings, **more})
+    if "loss" not in more:
+        settings["loss"] = default_loss(trainer.model, smoothing=args.label_smoothing_factor)
+    return Trainer(trainer.model, data.dataset, **{**settings, **more})
 
 
 def _problems(trainer: Any, more: dict[str, Any]) -> Iterator[Problem]:
@@ -71,6 +80,12 @@ def _problems(trainer: Any, more: dict[str, Any]) -> Iterator[Problem]:
         if getattr(type(trainer), name, theirs) is not theirs:
             what = f"overrides {name}, which Sailor does not call"
             yield Problem(_PLACE, what, "give sailor.Trainer the loss and the data set themselves")
+    if isinstance(trainer.eval_dataset, dict):
+        yield Problem(_PLACE, "has several eval data sets", "give one, by eval_dataset=")
+    names = trainer.args.label_names
+    if names not in (None, ["labels"]) and "loss" not in more:
+        what = f"has labels of other names: {', '.join(names)}"
+        yield Problem(_PLACE, what, "give loss=, a function of output and batch")
     if trainer.compute_loss_func is not None and "loss" not in more:
         cure = "give loss=, a function of output and batch"
         yield Problem(_PLACE, "has a compute_loss_func, which Sailor does not call", cure)
@@ -80,17 +95,20 @@ def _problems(trainer: Any, more: dict[str, Any]) -> Iterator[Problem]:
     own = [
         type(each).__name__
         for each in trainer.callback_handler.callbacks
-        if not type(each).__module__.startswith("transformers.")
+        if type(each).__name__ not in _OWN_CALLBACKS
+        and not type(each).__module__.startswith("transformers.integrations")
     ]
     if own and "callbacks" not in more:
         cure = "give callbacks=, functions of step and figures, or leave them out"
         yield Problem(_PLACE, f"has callbacks that Sailor does not call: {', '.join(own)}", cure)
 
 
-def _eval_every(args: Any, steps_of_epoch: int) -> int | None:
+def _eval_every(args: Any, steps: int, steps_of_epoch: int) -> int | None:
     """Return after how many steps to evaluate; ``None``: after the last."""
     if args.eval_strategy == "steps":
-        return int(args.eval_steps or args.logging_steps)
+        every = args.eval_steps or args.logging_steps
+        # A number below 1 is a share of all steps.
+        return math.ceil(every * steps) if every < 1 else int(every)
     return steps_of_epoch if args.eval_strategy == "epoch" else None
 
 

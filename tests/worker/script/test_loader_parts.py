@@ -10,6 +10,8 @@ from torch.utils.data import (
     DataLoader,
     DistributedSampler,
     IterableDataset,
+    RandomSampler,
+    SequentialSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -52,6 +54,10 @@ def test_data_without_numbers_asks_for_a_stream():
     ("loader", "named"),
     [
         (DataLoader(Endless()), "IterableDataset"),
+        (DataLoader(DATA, sampler=RandomSampler(range(5))), "RandomSampler"),
+        (DataLoader(DATA, sampler=RandomSampler(DATA, num_samples=5)), "RandomSampler"),
+        (DataLoader(DATA, sampler=SequentialSampler(range(5))), "SequentialSampler"),
+        (DataLoader(DATA, sampler=DistributedSampler(range(5), 2, 0)), "DistributedSampler"),
         (DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 10, 10)), "WeightedRandomSampler"),
         (DataLoader(DATA, batch_sampler=[[1, 2], [3]]), "list"),
     ],

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import sailor
 from simulator.documents.problems import InputError
-from worker.script.losses import default_loss
+from worker.script.losses import default_loss, sum_and_count
 
 pytestmark = pytest.mark.torch
 
@@ -87,3 +87,8 @@ def test_losses_are_summed_in_32_bits_and_targets_keep_theirs(precision):
     narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     assert seen[-1] == (torch.float32, narrow, torch.float32)
     assert trainer.history[0].loss == pytest.approx(4097.0**2, rel=1e-3)
+
+
+def test_a_pair_that_is_no_sum_and_count_is_refused():
+    with pytest.raises(InputError, match="not a sum and a count"):
+        sum_and_count((torch.tensor(1.0), LOGITS), {"labels": LABELS})

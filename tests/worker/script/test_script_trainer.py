@@ -281,3 +281,10 @@ def test_an_evaluation_that_was_interrupted_is_repeated(script):
     assert other.evaluate_if_due() == wanted
     other.step()
     assert other.evaluate_if_due() is None
+
+
+def test_a_script_that_gives_another_job_than_was_described_is_refused(script):
+    described = load_script(script, ["4"]).job()
+    recipe = load_script(script, ["5"])
+    with pytest.raises(InputError, match="steps is 5 here and 4 in the described job"):
+        recipe.check_job(described)

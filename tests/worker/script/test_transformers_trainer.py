@@ -43,6 +43,7 @@ def model():
 
 
 def theirs(model, folder, kind=transformers.Trainer, more=None, **settings):
+    settings = {"train_sampling_strategy": "sequential", **settings}
     args = transformers.TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=2,
@@ -51,7 +52,6 @@ def theirs(model, folder, kind=transformers.Trainer, more=None, **settings):
         learning_rate=1e-2,
         weight_decay=0.1,
         warmup_steps=1,
-        train_sampling_strategy="sequential",
         use_cpu=True,
         report_to=[],
         disable_tqdm=True,
@@ -66,7 +66,7 @@ def test_weights_equal_those_of_transformers(model, tmp_path, smoothing):
     reference = theirs(model, tmp_path, label_smoothing_factor=smoothing)
     reference.train()
     trainer = theirs(model, tmp_path, label_smoothing_factor=smoothing)
-    ours = sailor.from_transformers(trainer, shuffle=False)
+    ours = sailor.from_transformers(trainer)
     ours.train()
     assert (ours.recipe.batch_size, len(ours.history)) == (4, 3)
     wanted = reference.model.state_dict()
@@ -92,6 +92,13 @@ class Caller(transformers.TrainerCallback):
         ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha"),
         ({"kind": Own}, "compute_loss"),
         ({"more": {"callbacks": [Caller()]}}, "Caller"),
+        ({"train_sampling_strategy": "group_by_length"}, "Sampler"),
+        ({"label_names": ["targets"]}, "targets"),
+        ({"more": {"eval_dataset": {"a": Rows(), "b": Rows()}}}, "several eval data sets"),
+        (
+            {"more": {"callbacks": [transformers.EarlyStoppingCallback()]}},
+            "EarlyStoppingCallback",
+        ),
         ({"more": {"compute_metrics": print}}, "compute_metrics"),
         ({"more": {"compute_loss_func": print}}, "compute_loss_func"),
     ],
@@ -101,10 +108,10 @@ def test_what_would_be_ignored_is_refused_by_name(model, tmp_path, given, named)
         sailor.from_transformers(theirs(model, tmp_path, **given))
 
 
-def test_evaluation_is_as_often_as_the_arguments_say(model, tmp_path):
-    trainer = theirs(
-        model, tmp_path, more={"eval_dataset": Rows()}, eval_strategy="steps", eval_steps=2
-    )
+@pytest.mark.parametrize("eval_steps", [2, 0.5])
+def test_evaluation_is_as_often_as_the_arguments_say(model, tmp_path, eval_steps):
+    more = {"eval_dataset": Rows()}
+    trainer = theirs(model, tmp_path, more=more, eval_strategy="steps", eval_steps=eval_steps)
     ours = sailor.from_transformers(trainer)
     ours.train()
     assert list(ours.evaluations) == [1]
