@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from functools import partial
 from typing import Any
 
 from simulator.documents.problems import InputError, Problem
@@ -19,6 +19,7 @@ class Stream:
     ``source`` is a function that returns an iterator over the samples from a given number on, or
     something that can be iterated over again and again; then samples before a position are read
     and dropped. It must give the same samples in the same order each time: every rank reads it.
+    A function must draw no random numbers for the samples that it skips.
     """
 
     def __init__(self, source: Callable[[int], Iterable[Any]] | Iterable[Any]) -> None:
@@ -31,11 +32,12 @@ class Stream:
                 raise InputError(Problem("Stream", what, _CURE))
         self._source = source
 
-    def samples_from(self, number: int) -> Iterator[Any]:
-        """Return an iterator over the samples from this number on."""
-        if not callable(self._source):
-            return islice(iter(self._source), number, None)
-        return iter(self._source(number))
+    def open(self, number: int, seeded: Seeded) -> tuple[int, Iterator[Any]]:
+        """Return a number up to this one, and an iterator over the samples from there on."""
+        source: Any = self._source
+        if callable(source):
+            return number, seeded(number, lambda: iter(source(number)))
+        return 0, seeded(0, partial(iter, source))
 
 
 _CURE = "give a function from a sample's number to an iterator over the samples from it on"
@@ -57,20 +59,20 @@ class StreamReader:
         if number in self._kept:
             return self._kept[number]
         if not 0 <= self._next <= number:
-            self._next = number
-            self._samples = self._stream.samples_from(number)
-        for each in range(self._next, number + 1):
-            self._kept[each] = self._read(each, seeded)
+            self._next, self._samples = self._stream.open(number, seeded)
+        while self._next <= number:
+            item = self._read(self._next, seeded)
+            if self._next >= first:
+                self._kept[self._next] = item
+            self._next += 1
         return self._kept[number]
 
     def _read(self, number: int, seeded: Seeded) -> Any:
         try:
-            item = seeded(number, self._samples.__next__)
+            return seeded(number, self._samples.__next__)
         except StopIteration:
             self._next = -1
             step = number // self._global_batch
             what = f"ended after {number} samples, in step {step}"
             cure = "give fewer steps, or begin again at its end"
             raise InputError(Problem("Stream", what, cure)) from None
-        self._next = number + 1
-        return item

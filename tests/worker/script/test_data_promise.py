@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import numpy as np
@@ -57,6 +58,31 @@ def token_file(folder):
     return folder / "tokens.npy"
 
 
+def noisy(sample):
+    """Return another sample, which three kinds of generators draw."""
+    length = len(sample["input_ids"])
+    drawn = np.random.randint(WORDS, size=length)
+    tokens = (drawn + torch.randint(WORDS, (length,)) + random.randrange(WORDS)) % WORDS
+    return {"input_ids": tokens, "labels": tokens}
+
+
+class Drawing:
+    """A stream that draws at its beginning, and for each sample."""
+
+    def __iter__(self):
+        shift = random.randrange(60)
+        return (noisy(each) for each in texts(60, first=shift))
+
+
+class ShuffleBuffer:
+    """A stream that draws which of the next eight samples comes next."""
+
+    def __iter__(self):
+        coming = texts(60)
+        while coming:
+            yield coming.pop(random.randrange(min(8, len(coming))))
+
+
 KINDS = {
     "map": lambda _: {"dataset": texts(20)},
     "in its order": lambda _: {"dataset": texts(20), "shuffled": False},
@@ -66,6 +92,11 @@ KINDS = {
     "blend": lambda _: {"dataset": sailor.Blend((texts(20), 0.7), (texts(7, first=50), 0.3))},
     "stream": lambda _: {"dataset": sailor.Stream(lambda start: iter(texts(60)[start:]))},
     "stream read from its start": lambda _: {"dataset": sailor.Stream(texts(60))},
+    "stream that draws": lambda _: {
+        "dataset": sailor.Stream(lambda start: map(noisy, texts(60)[start:]))
+    },
+    "drawing stream read from its start": lambda _: {"dataset": sailor.Stream(Drawing())},
+    "stream with a shuffle buffer": lambda _: {"dataset": sailor.Stream(ShuffleBuffer())},
 }
 
 
