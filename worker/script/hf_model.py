@@ -10,9 +10,11 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from simulator.documents.problems import InputError, Problem
@@ -52,13 +54,36 @@ def hf(folder: str | Path, **config: Any) -> nn.Module:
     except (OSError, ValueError, RuntimeError) as error:
         first = str(error).strip().partition("\n")[0]
         raise InputError(Problem(place, f"cannot be opened: {first}")) from None
-    missing = sorted(found["missing_keys"])
-    if missing and not is_changed:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        what = f"lacks {missing[0]}{more}, which would start from random numbers"
-        raise InputError(Problem(place, what, "use the weights of the whole model"))
     assert isinstance(model, nn.Module)
+    _check_names(place, model, found, may_be_new=is_changed)
     return model
+
+
+def _check_names(place: str, model: nn.Module, found: dict[str, Any], *, may_be_new: bool) -> None:
+    """Raise ``InputError`` if weights would start from random numbers, a new classifier apart."""
+    mismatched = {name for name, *_ in found["mismatched_keys"]}
+    lacking = {*found["missing_keys"], *mismatched}
+    if lacking and may_be_new:
+        lacking -= _names_of_classifier(model)
+    if not lacking:
+        return
+    names = sorted(lacking)
+    listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    cure = "use the weights of the whole model"
+    if lacking & mismatched:
+        cure += ", and their shapes in the config"
+    what = f"lacks {listed}, which would start from random numbers"
+    raise InputError(Problem(place, what, cure))
+
+
+def _names_of_classifier(model: nn.Module) -> set[str]:
+    """Return the parameters and buffers whose shape depends on the number of labels."""
+    config: Any = deepcopy(model.config)
+    config.num_labels += 1
+    with torch.device("meta"):
+        other = type(model)(config)
+    shapes = {name: each.shape for name, each in other.state_dict().items()}
+    return {name for name, each in model.state_dict().items() if shapes.get(name) != each.shape}
 
 
 def _auto_class(place: str, source: Path) -> Any:

@@ -120,7 +120,7 @@ def test_low_rank_adapters_on_mapped_weights(tmp_path):
         (lambda f: (f / "model.safetensors").unlink(), "cannot be opened"),
         (lambda f: edit(f, architectures=["BertForMaskedLM"]), "has the architecture BertFor"),
         (lambda f: edit(f, model_type="nothing"), "cannot be opened"),
-        (lambda f: edit(f, num_hidden_layers=4), "lacks model.layers.3.input_layernorm.weight and"),
+        (lambda f: edit(f, num_hidden_layers=4), "lacks model.layers.3.input_layernorm.weight, "),
         (lambda f: edit(f, quantization_config={"quant_method": "x"}), "is quantised"),
     ],
 )
@@ -141,6 +141,29 @@ def test_classifier_of_another_number_of_classes_is_new(tmp_path):
     image_model().float().save_pretrained(tmp_path)
     module = sailor.hf(tmp_path, num_labels=3)
     assert module.classifier.weight.shape == (3, 16)
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "cure"),
+    [
+        ({"num_hidden_layers": 4}, "layers.3.attention.k_proj.bias", "whole model$"),
+        ({"intermediate_size": 8}, "layers.0.mlp.fc1.bias", "their shapes in the config$"),
+    ],
+)
+def test_new_classifier_makes_no_other_weights_new(change, name, cure, tmp_path):
+    image_model().float().save_pretrained(tmp_path)
+    with pytest.raises(
+        InputError, match=rf"lacks vit.{name}, .*more, which would.*{cure}"
+    ) as error:
+        sailor.hf(tmp_path, num_labels=3, **change)
+    assert "classifier" not in str(error.value)
+
+
+def test_language_model_has_no_classifier_that_may_be_new(tmp_path):
+    language_model("llama").save_pretrained(tmp_path)
+    edit(tmp_path, num_hidden_layers=4)
+    with pytest.raises(InputError, match=r"lacks model\.layers\.3"):
+        sailor.hf(tmp_path, num_labels=3)
 
 
 SCRIPT = """
