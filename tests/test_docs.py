@@ -20,6 +20,8 @@ from pathlib import Path
 
 import pytest
 
+import sailor
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 WITHIN = "SAILOR_RUNS_DOCUMENTS"
@@ -152,7 +154,8 @@ def run(commands: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", "-c", f"set -eo pipefail\n{commands}"],
         cwd=ROOT,
-        env={**os.environ, "PATH": path, WITHIN: "1"},
+        # Threads of torch that wait for one another are slow where other tests take the cores.
+        env={**os.environ, "PATH": path, WITHIN: "1", "OMP_NUM_THREADS": "1"},
         check=False,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -211,6 +214,11 @@ def test_package_readme_names_every_file(package):
         and not path.is_relative_to(ROOT / "planner" / "baselines")  # One folder each, named there.
     ]
     assert missing == []
+
+
+def test_readme_of_sailor_names_all_that_scripts_import():
+    text = (ROOT / "sailor" / "README.md").read_text(encoding="utf-8")
+    assert [name for name in sailor.__all__ if f"`{name}`" not in text] == []
 
 
 def test_paths_in_documents_exist():
