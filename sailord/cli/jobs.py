@@ -38,6 +38,11 @@ from simulator.documents.problems import InputError, Problem
     multiple=True,
     help="Data: NAME in the folder leads to a path of the nodes, or to a copy of a bucket's.",
 )
+@click.option(
+    "--checkpoint",
+    metavar="URI",
+    help="Where a script's checkpoints go: a shared folder or bucket.",
+)
 @server_command
 def submit(
     client: Client,
@@ -50,6 +55,7 @@ def submit(
     setup: tuple[str, ...],
     secret: tuple[str, ...],
     mount: tuple[str, ...],
+    checkpoint: str | None,
     as_json: bool,
 ) -> None:
     """Queue the job of FILE.
@@ -60,11 +66,12 @@ def submit(
     read on the nodes.
     """
     if job.suffix == ".py":
-        options = ScriptOptions(workdir, arguments, setup, secret, mount)
+        options = ScriptOptions(workdir, arguments, setup, secret, mount, checkpoint)
         spec = submitted_script(client, job, options)
-    elif workdir is not None or arguments or setup or secret or mount:
-        what = "is a job file; ARGUMENTS, --workdir, --setup, --secret and --mount need a script"
-        raise InputError(Problem(str(job), what, "leave them out"))
+    elif workdir is not None or arguments or setup or secret or mount or checkpoint is not None:
+        what = "is a job file; only a script takes ARGUMENTS, --workdir, --setup, --secret, --mount"
+        cure = "leave them out, and write what they say into the file"
+        raise InputError(Problem(str(job), f"{what} and --checkpoint", cure))
     else:
         spec = described_file(job, _read(job))
     given = {"id": id_, "resume": resume}

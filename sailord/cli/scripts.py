@@ -32,6 +32,7 @@ class ScriptOptions:
     setup: tuple[str, ...]
     secrets: tuple[str, ...]
     mounts: tuple[str, ...]
+    checkpoint: str | None
 
 
 def submitted_script(client: Client, script: Path, options: ScriptOptions) -> str:
@@ -65,7 +66,15 @@ def submitted_script(client: Client, script: Path, options: ScriptOptions) -> st
         "setup": list(options.setup),
         "secrets": list(options.secrets),
     }
-    return text + _section("work", work) + (_section("data.mounts", mounts) if mounts else "")
+    text += _section("work", work)
+    if mounts:
+        text += _section("data.mounts", mounts)
+    if options.checkpoint is None:
+        what = "without --checkpoint the weights are gone when the job ends"
+        click.echo(f"note: {what}, or all its nodes are lost", err=True)
+    else:
+        text += _section("checkpoint", {"uri": options.checkpoint})
+    return text
 
 
 def _section(name: str, values: Mapping[str, object]) -> str:

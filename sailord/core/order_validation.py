@@ -67,7 +67,7 @@ def _of_active(job: JobRecord, active: Active, kind: OrderKind) -> Problem | Non
         case "rollback" if heading == "pause":
             return _nothing(job.id, kind, "it is being paused", "resume it first")
         case "checkpoint" if job.saving.uri is None:
-            cure = "submit jobs with a uri under [checkpoint]"
+            cure = "submit jobs with a uri under [checkpoint], and scripts with --checkpoint"
             return _nothing(job.id, kind, "it names no place for checkpoints", cure)
         case "checkpoint" if record is None or record.state == "closed":
             return _nothing(job.id, kind, "it does not run", "see sailorctl why")

@@ -186,7 +186,9 @@ def export_checkpoint(manifest: str, out: Path, form: str, job: Path | None) -> 
     whole = convert.read_checkpoint(manifest)
     if form == "huggingface" and job is not None:
         with printing_to_stderr(), convert.created_folder(out) as folder:
-            open_module(job, replace(whole.job, work=None)).save(whole.kinds[0], folder)
+            arguments = () if whole.job.work is None else whole.job.work.arguments
+            module = open_module(job, replace(whole.job, work=None), arguments)
+            module.save(whole.kinds[0], folder)
     else:
         exports = {
             "huggingface": convert.export_huggingface,

@@ -37,7 +37,6 @@ def job_text(job: Job, script: Path) -> str:
             "skip_nonfinite": job.skip_nonfinite,
         },
         "data": {"seed": job.data.seed, "samples": job.data.samples},
-        "checkpoint": {"uri": job.checkpoint.uri},
     }
     return _toml(sections)
 

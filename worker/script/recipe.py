@@ -221,6 +221,8 @@ class Recipe:
         }
         for full in self.cut.layer_of:
             value = trained[full] if full in trained else self.value(full)
+            if value.untyped_storage().nbytes() > value.nbytes:
+                value = value.clone()  # A piece of a larger file, which safetensors refuses.
             parameter = nn.Parameter(value, requires_grad=False)
             for each in (full, *(a for a, first in self.cut.alias_of.items() if first == full)):
                 set_parameter(module, each, parameter)

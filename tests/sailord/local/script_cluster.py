@@ -29,6 +29,7 @@ def train(folder: Path, script: Path) -> dict[str, Any]:
     with LocalCluster(place, MACHINES) as cluster:
         cluster.start()
         submit = [sys.executable, "-m", "sailord.cli.main", "submit", str(script), "--id", "own"]
+        submit += ["--checkpoint", str(folder.with_name("durable"))]
         subprocess.run([*submit, "--server", f"unix://{place.socket}", "--", "40"], check=True)
         shutil.rmtree(script.parent)  # What trains is what travelled.
         log = StepLog(folder, "own")

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch", reason="the runtime needs PyTorch")
+from safetensors.numpy import load_file
+
 from agents.daemon.process_cleanup import kill_all
 from sailord.local.paths import Place
 from tests.sailord.local.running import ROOT
@@ -91,7 +94,8 @@ def test_a_script_survives_the_loss_of_a_node_with_the_losses_of_one_process(fol
     script.write_text(SCRIPT)
     (script.parent / "own_layers.py").write_text(LAYERS)
     (script.parent / "width.txt").write_text("32")
-    words = ("-m", "worker", "run", "--job", script, "--json", "--", "40")
+    own, saved = shutil.copytree(script.parent, folder.parent / "own"), folder.parent / "saved"
+    words = ("-m", "worker", "run", "--job", script, "--json", "--save", saved, "--", "40")
     lines = run(*words, cwd=script.parent).splitlines()
     steps, evaluations = [], {}
     for line in map(json.loads, lines):
@@ -116,6 +120,13 @@ def test_a_script_survives_the_loss_of_a_node_with_the_losses_of_one_process(fol
     for step, metrics in said.items():
         assert metrics == pytest.approx(wanted[step], rel=1e-4)
     assert [move["steps_lost"] for move in told["moves"]][1:] == [0] * (len(told["moves"]) - 1)
+    durable, out = folder.parent / "durable" / "own", folder.parent / "out"
+    export = ("-m", "sailord.cli.main", "checkpoint", "export", durable, "--to", out)
+    run(*export, "--job", own / "train.py", cwd=own)
+    weights = load_file(saved / "model.safetensors")
+    for name, value in load_file(out / "model.safetensors").items():
+        assert abs(value - weights.pop(name)).max() < 1e-4
+    assert not weights
 
 
 def test_jobs_travel_with_their_setup_and_do_not_meet(folder):
