@@ -253,6 +253,9 @@ class Model:
         """Return why ``tp`` ranks cannot share this model's layers; empty if they can."""
         if isinstance(tp, bool) or not isinstance(tp, int) or tp < 1:
             return (Problem(place, f"{tp!r} is not a TP degree", "give an integer of at least 1"),)
+        if self.family == "module" and self.heads % tp:
+            what = f"TP {tp} does not divide {self.heads}, the finest split found in {self.name}"
+            return (Problem(place, what, _divisors(self.heads)),)
         found = [
             Problem(place, f"TP {tp} does not divide the {count} {what} of {self.name}", cure)
             for what, count, cure in (

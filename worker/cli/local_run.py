@@ -109,6 +109,8 @@ def _module_job(options: RunOptions) -> Job:
         job, recipe = open_job(options.job, options.arguments)
         if options.save is not None:
             recipe.check_saved_to(options.save)
+        for note in recipe.notes():
+            print(f"note: {note}")
     return job
 
 
