@@ -185,7 +185,7 @@ def _seeded(seed: int, step: int, position: int, act: Callable[[], T]) -> T:
     key = int.from_bytes(hashlib.blake2b(place, digest_size=4).digest(), "little")
     random.seed(key)
     np.random.seed(key)
-    torch.manual_seed(key)
+    torch.default_generator.manual_seed(key)  # Without seeding devices, which takes 0.2 ms.
     return act()
 
 
