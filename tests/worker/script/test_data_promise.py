@@ -61,7 +61,7 @@ def token_file(folder):
 def noisy(sample):
     """Return another sample, which three kinds of generators draw."""
     length = len(sample["input_ids"])
-    drawn = np.random.randint(WORDS, size=length)
+    drawn = torch.as_tensor(np.random.randint(WORDS, size=length))
     tokens = (drawn + torch.randint(WORDS, (length,)) + random.randrange(WORDS)) % WORDS
     return {"input_ids": tokens, "labels": tokens}
 
