@@ -12,7 +12,7 @@ import os
 import stat
 import tarfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -51,9 +51,19 @@ def leads_outside(name: str, target: str) -> bool:
     return os.path.isabs(target) or end == ".." or end.startswith("../")
 
 
+def link_on_the_way(name: str, target: str, links: Collection[str]) -> str | None:
+    """Return the link, of those named, through which a link of this name leads."""
+    place: list[str] = []
+    for each in (*PurePosixPath(name).parent.parts, *PurePosixPath(target).parts[:-1]):
+        place = place[:-1] if each == ".." else [*place, each]
+        if "/".join(place) in links:
+            return "/".join(place)
+    return None
+
+
 def unpack(path: Path, target: Path) -> None:
     """Unpack the archive in a file into a new folder; raises ``ArchiveError``."""
-    links: list[tuple[str, str]] = []
+    links: dict[str, str] = {}
     total = count = 0
     target.mkdir(parents=True)
     try:
@@ -65,17 +75,24 @@ def unpack(path: Path, target: Path) -> None:
                 total, count = total + info.size, count + 1
                 _check(info, total, count)
                 if info.issym():
-                    links.append((info.name, info.linkname))
+                    links[str(PurePosixPath(info.name))] = info.linkname
                     continue
                 content = archive.extractfile(info)
                 assert content is not None, "it is a regular file"
                 _write(target / info.name, content.read(), info.mode)
+        _link(target, links)
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, ValueError) as error:
         raise ArchiveError(f"is damaged: {error}") from None
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         raise ArchiveError(f"holds a name twice: {error.filename}") from None
-    # Links come last, so that no file is written through one.
-    for name, leads_to in links:
+
+
+def _link(target: Path, links: Mapping[str, str]) -> None:
+    """Make the links: last, so that no file is written through one."""
+    for name, leads_to in links.items():
+        if link_on_the_way(name, leads_to, links) is not None:
+            raise ArchiveError(f"holds a link that leads through another: {name!r}")
+    for name, leads_to in links.items():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         (target / name).symlink_to(leads_to)
 

@@ -43,7 +43,9 @@ async def put_part(request: web.Request) -> web.Response:
         what = f"part {part} of {package.parts} has {len(body)} bytes"
         raise InputError(Problem("body", what, f"send {PART_BYTES} bytes, the rest in the last"))
     storage = package_storage(request.app[CONTEXT])
-    await asyncio.to_thread(storage.write, _name(package, part), body)
+    if not await asyncio.to_thread(_is_written, storage, _name(package, part), body):
+        what, cure = "is stored with other content", "submit again, which checks and deletes it"
+        raise Refusal(409, Problem(f"{package}: part {part}", what, cure))
     return answer(PackageView(str(package), PART_BYTES, ()), status=201)
 
 
@@ -66,6 +68,15 @@ async def _read_part(request: web.Request) -> web.Response:
     except Missing:
         return refusal(404, Problem(str(package), "no such part here"))
     return web.Response(body=body, content_type="application/octet-stream")
+
+
+def _is_written(storage: Storage, name: str, body: bytes) -> bool:
+    """Write a part, unless the name holds other content."""
+    try:
+        return storage.read(name) == body
+    except Missing:
+        storage.write(name, body)
+        return True
 
 
 def missing_parts(storage: Storage, package: Package) -> tuple[int, ...]:

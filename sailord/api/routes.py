@@ -74,7 +74,7 @@ ROUTES: tuple[Route, ...] = (
           refuses=(409, 503)),
     _get(_PACKAGE, "package", packages.show_package, types.PackageView, refuses=(502,)),
     Route(method="PUT", path=f"{_PACKAGE}/{{part}}", name="put_part", handler=packages.put_part,
-          answers=(types.PackageView,), body="Part", success=201, refuses=(502,)),
+          answers=(types.PackageView,), body="Part", success=201, refuses=(409, 502)),
     _get(f"{_PACKAGE}/{{part}}", "read_part", packages.read_part, BYTES, auth="signature",
          served_by="any", refuses=(401, 408, 502)),
     _get("/v1/capacity", "capacity", capacity.show_capacity, capacity.CapacityView),

@@ -11,7 +11,7 @@ from typing import IO
 
 from pathspec import GitIgnoreSpec
 
-from agents.work.archive import FILES_MAX, leads_outside, pack
+from agents.work.archive import FILES_MAX, leads_outside, link_on_the_way, pack
 from agents.work.package import BYTES_MAX
 from simulator.documents.problems import InputError, Problem, Problems
 
@@ -42,6 +42,7 @@ def select(root: Path, *, mounts: Collection[str] = ()) -> Selection:
     elsewhere.
     """
     found, problems = Selection(), Problems()
+    links: dict[str, str] = {}
     for entry in _entries(root, "", _specs_above(root), mounts):
         if len(found.names) >= LOOKED_AT_MAX:
             break
@@ -52,11 +53,17 @@ def select(root: Path, *, mounts: Collection[str] = ()) -> Selection:
                 cure = f"list it in .gitignore, or name it as data: --mount {name}=PATH"
                 problems.add(name, what, cure)
                 continue
+            links[name] = os.readlink(entry.path)
         else:
             size = entry.stat(follow_symlinks=False).st_size
             found.bytes += size
             found.sizes[name.partition("/")[0]] += size
         found.names.append(name)
+    for name, target in links.items():
+        through = link_on_the_way(name, target, links)
+        if through is not None:
+            what = f"is a link that leads through another, {through}"
+            problems.add(name, what, f"let it name the file itself, or list {name} in .gitignore")
     if found.bytes > BYTES_MAX or len(found.names) > FILES_MAX:
         problems.found.insert(0, _too_large(root, found))
     problems.raise_if_any()

@@ -14,6 +14,11 @@ from simulator.spec.job import Work
 PACKAGE = re.compile(r"[0-9a-f]{64}-[1-9][0-9]{0,11}")
 """SHA-256 and size of a packed folder."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
+_OF_PROGRAMS = re.compile(
+    r"(BASH_|DYLD_|GIT_|LD_|PYTHON|SAILOR_).*|BASHOPTS|ENV|HOME|IFS|PATH|SHELL|SHELLOPTS"
+    r"|TMPDIR|VIRTUAL_ENV"
+)
+"""Variables that change how programs run."""
 
 
 def read_work(top: Table, data: Table) -> Work | None:
@@ -55,6 +60,11 @@ def _mounts(value: object) -> tuple[tuple[str, str], ...]:
         raise InvalidValue(f"is {quote(value)}", 'give a table, such as {data = "/mnt/data"}')
     for name, where in value.items():
         check_mount(name, where)
+        above = {str(each) for each in PurePosixPath(name).parents}
+        outer = next((each for each in value if str(PurePosixPath(each)) in above), None)
+        if outer is not None:
+            what = f"has {quote(name)} below {quote(outer)}"
+            raise InvalidValue(what, "mount them at separate places")
     return tuple(sorted(value.items()))
 
 
@@ -84,4 +94,7 @@ def _argument(value: object) -> str:
 def _variable(value: object) -> str:
     if not isinstance(value, str) or not _VARIABLE.fullmatch(value):
         raise InvalidValue(f"contains {quote(value)}", "name environment variables")
+    if _OF_PROGRAMS.fullmatch(value):
+        what = f"contains {quote(value)}, which changes how programs run"
+        raise InvalidValue(what, "give the secret another name")
     return value

@@ -89,6 +89,17 @@ def test_a_package_that_differs_from_its_name_is_refused_and_deleted(client):
     assert client.ask("GET", f"/v1/packages/{package}")["missing"] == [0]
 
 
+def test_a_part_is_not_replaced_by_other_content(client):
+    content = os.urandom(9)
+    package = package_of(content)
+    client.ask("PUT", f"/v1/packages/{package}/0", content)
+    with pytest.raises(ServerProblem, match="is stored with other content") as refused:
+        client.ask("PUT", f"/v1/packages/{package}/0", b"something")
+    assert refused.value.status == 409
+    submit(client, package)
+    cancel(client, package)
+
+
 @pytest.mark.parametrize("part", ["0", "1", "99999", "x", "-1"])
 def test_a_part_of_another_size_or_number_is_refused(part, client):
     with pytest.raises(ServerProblem) as refused:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from sailord.cli import work_folder
-from sailord.cli.scripts import _mounts, _section
+from sailord.cli.scripts import ScriptOptions, _mounts, _section, submitted_script
 from sailord.cli.work_folder import pack_folder, select
+from sailord.client import Client
 from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError
 from simulator.inputs.work_section import work_of
@@ -125,3 +126,23 @@ def test_mounts_are_checked_together_and_read_again_as_given():
     work = work_of(parse_document(text.encode(), name="job"))
     assert work is not None
     assert dict(work.mounts) == {"a b": "/mnt/ü=1", "in/ner": "gs://bucket/x"}
+
+
+def test_a_link_through_another_is_refused_at_once_as_nodes_would(tmp_path):
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "current").symlink_to("v1")
+    (tmp_path / "tool").symlink_to("current/tool")
+    with pytest.raises(InputError, match="tool: is a link that leads through another, current"):
+        select(tmp_path)
+
+
+def test_a_script_that_its_folder_leaves_out_is_refused_with_the_cure(tmp_path):
+    (tmp_path / ".gitignore").write_text("train_*.py\n")
+    (tmp_path / "train_me.py").touch()
+    (tmp_path / "other.py").touch()
+    options = ScriptOptions(workdir=None, arguments=(), setup=(), secrets=(), mounts=())
+    with pytest.raises(InputError) as refused:
+        submitted_script(Client("unix:///nowhere"), tmp_path / "train_me.py", options)
+    (problem,) = refused.value.problems
+    assert problem.what == "is left out of its folder by .gitignore"
+    assert problem.cure == "add a line there: !train_me.py"

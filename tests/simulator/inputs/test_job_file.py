@@ -460,3 +460,8 @@ def test_work_and_mounts_need_a_script_and_are_checked() -> None:
         'job.toml: [work] setup: is "make"',
         'job.toml: [work] secrets: contains "1"',
     ]
+    for name in ("PATH", "LD_PRELOAD", "PYTHONPATH", "BASH_ENV"):
+        said = mistakes(f'{small}[work]\npackage = "{package}"\nsecrets = ["{name}"]\n')
+        assert f'contains "{name}", which changes how programs run' in "".join(said)
+    nested = f'[data.mounts]\na = "/x"\n"a/./b" = "/y"\n[work]\npackage = "{package}"\n'
+    assert 'has "a/./b" below "a"' in "".join(mistakes(f"{small}{nested}"))
