@@ -10,21 +10,31 @@ import asyncio
 import contextlib
 import importlib.util
 import os
+import re
 import signal
 import site
 import subprocess
 import venv
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, ParamSpec, TypeVar
 
 import agents
 from agents.work.work_folder import WorkFolder, packages_of
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 COMMAND_S = 3600.0
 """The longest time for one setup command."""
+DRAIN_S = 1.0
+"""What a command leaves running may print so long after it has ended, and is killed then."""
+READ_BYTES = 1 << 16
 LINES_SHOWN = 3
 TEXT_MAX = 500
+TAIL_BYTES = 4 * TEXT_MAX
+LINE_BYTES_MIN = 6
+"""Lines of a secret that are shorter are hidden only with all of it."""
 BLOT = b"***"
 NO_PIP = "setup needs pip on the node: install it into the agent's Python, or python3-venv"
 
@@ -36,7 +46,7 @@ class SetupError(Exception):
 async def set_up(folder: WorkFolder, commands: tuple[str, ...], secrets: Mapping[str, str]) -> None:
     """Make the environment and run the commands in it, in the work folder."""
     try:
-        await asyncio.to_thread(_make, folder.environment)
+        await in_thread(_make, folder.environment)
     except subprocess.CalledProcessError:
         raise SetupError(NO_PIP) from None
     variables = {
@@ -47,10 +57,27 @@ async def set_up(folder: WorkFolder, commands: tuple[str, ...], secrets: Mapping
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "PIP_NO_INPUT": "1",
     }
-    hidden = sorted((value.encode() for value in secrets.values() if value), key=len, reverse=True)
+    hidden = hidden_of(secrets.values())
     with folder.log.open("ab") as log:
         for command in commands:
             await _run(command, folder.files, variables, _Log(log, hidden))
+
+
+async def in_thread(act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Act in a thread; a cancelled task waits for the thread, which cannot be cancelled."""
+    acting = asyncio.ensure_future(asyncio.to_thread(act, *args, **kwargs))
+    try:
+        return await asyncio.shield(acting)
+    finally:
+        await asyncio.wait([acting])
+
+
+def hidden_of(secrets: Iterable[str]) -> list[bytes]:
+    """Return what no log may show: the secrets and their lines, the longest first."""
+    found = {value.encode() for value in secrets if value}
+    lines = {line.strip() for value in found for line in value.splitlines()}
+    found |= {line for line in lines if len(line) >= LINE_BYTES_MIN}
+    return sorted(found, key=len, reverse=True)
 
 
 def _make(environment: Path) -> None:
@@ -67,46 +94,75 @@ def _make(environment: Path) -> None:
 
 
 class _Log:
-    """Writes lines without secrets, and keeps the last ones."""
+    """Writes what a command prints without secrets, and keeps the last lines."""
 
     def __init__(self, file: IO[bytes], hidden: list[bytes]) -> None:
         self.file, self.hidden = file, hidden
-        self.last: list[str] = []
+        self.pattern = re.compile(b"|".join(map(re.escape, hidden)) or b"(?!)")
+        self.held = self.tail = b""
 
-    def write(self, line: bytes) -> None:
-        for value in self.hidden:
-            line = line.replace(value, BLOT)
-        self.file.write(line)
+    def write(self, part: bytes, *, is_last: bool = False) -> None:
+        """Write a part; hold back its end if a secret may begin there."""
+        text = self.held + part
+        end = len(text) if is_last else len(text) - self._begun(text)
+        for found in self.pattern.finditer(text):
+            if found.start() < end < found.end():
+                end = found.end()
+        shown, self.held = self.pattern.sub(BLOT, text[:end]), text[end:]
+        self.file.write(shown)
         self.file.flush()
-        if text := line.decode(errors="replace").strip():
-            self.last = [*self.last, text][-LINES_SHOWN:]
+        self.tail = (self.tail + shown)[-TAIL_BYTES:]
+
+    def _begun(self, text: bytes) -> int:
+        """Return how many of the last bytes are the beginning of a secret."""
+        found = 0
+        for value in self.hidden:
+            for count in range(min(len(value) - 1, len(text)), found, -1):
+                if text.endswith(value[:count]):
+                    found = count
+                    break
+        return found
+
+    @property
+    def last(self) -> list[str]:
+        lines = self.tail.decode(errors="replace").splitlines()
+        return [line.strip() for line in lines if line.strip()][-LINES_SHOWN:]
 
 
 async def _run(command: str, cwd: Path, variables: dict[str, str], log: _Log) -> None:
-    log.write(f"$ {command}\n".encode())
-    log.last.clear()
-    process = await asyncio.create_subprocess_shell(
-        command,
-        cwd=cwd,
-        env=variables,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(COMMAND_S):
-            # Lines may be long, as progress bars are; a part of one hides no secret cut in two.
-            while line := await _line(process.stdout):
-                log.write(line)
-            code = await process.wait()
-    except TimeoutError:
-        raise SetupError(f"setup `{command}` did not end within {COMMAND_S:.0f} s") from None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+    log.write(f"$ {command}\n".encode(), is_last=True)
+    log.tail = b""
+    # With a pipe of asyncio's own, wait() would wait for all that hold its other end.
+    reads, writes = os.pipe()
+    with open(reads, "rb", buffering=0) as output:
+        try:
+            process = await asyncio.create_subprocess_shell(
+                command,
+                cwd=cwd,
+                env=variables,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=writes,
+                stderr=writes,
+                start_new_session=True,
+            )
+        finally:
+            os.close(writes)
+        reading = asyncio.create_task(_read(output, log))
+        try:
+            async with asyncio.timeout(COMMAND_S):
+                code = await process.wait()
+            await asyncio.wait([reading], timeout=DRAIN_S)
+            if reading.done():
+                reading.result()  # A log that cannot be written is a failure.
+        except TimeoutError:
+            raise SetupError(f"setup `{command}` did not end within {COMMAND_S:.0f} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+            reading.cancel()
+            await asyncio.wait([reading])
+            log.write(b"", is_last=True)
     if code != 0:
         log.file.write(f"exited with {code}\n".encode())
         how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
@@ -114,11 +170,14 @@ async def _run(command: str, cwd: Path, variables: dict[str, str], log: _Log) ->
         raise SetupError(f"setup `{command}` {how}: {last[-TEXT_MAX:]}")
 
 
-async def _line(stream: asyncio.StreamReader) -> bytes:
-    """Read one line, or what there is of one that is longer than the reader's limit."""
+async def _read(output: IO[bytes], log: _Log) -> None:
+    """Write to the log what comes from a pipe, until all its writers have ended."""
+    stream = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stream), output
+    )
     try:
-        return await stream.readuntil(b"\n")
-    except asyncio.IncompleteReadError as error:
-        return error.partial
-    except asyncio.LimitOverrunError as error:
-        return await stream.readexactly(error.consumed)
+        while part := await stream.read(READ_BYTES):
+            log.write(part)
+    finally:
+        transport.close()

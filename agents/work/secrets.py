@@ -36,6 +36,17 @@ def find_secrets(folder: Path | None, names: Iterable[str]) -> dict[str, Path | 
 def read_secrets(found: Mapping[str, Path | None]) -> dict[str, str]:
     """Read the values; an end of line at the end of a file is no part of one."""
     return {
-        name: os.environ[name] if path is None else path.read_text(encoding="utf-8").rstrip("\r\n")
+        name: os.environ[name] if path is None else _read(name, path)
         for name, path in found.items()
     }
+
+
+def _read(name: str, path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8").rstrip("\r\n")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        what = f"secret {name} on this node is not text, as a variable must be"
+        raise SecretsError(f"{what}; encode it in {path}, as base64 for example")
+    return text

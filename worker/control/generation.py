@@ -32,6 +32,7 @@ from worker.checkpoint.snapshot_manager import (
     state_shape,
 )
 from worker.control.assignment import Assignment, OpenJob
+from worker.control.work_folder import hide
 from worker.distributed.interface import PeerLostError, Transport, TransportError
 from worker.distributed.rendezvous import join_store, open_store, open_transport
 from worker.engines.deepspeed.snapshot_adapter import DeepSpeedEngine
@@ -370,9 +371,10 @@ class GenerationRun:
     def _fail_in_script(self, error: BaseException) -> None:
         """Log the trace of a bug, in a script or of ours, and report one sentence."""
         print_script_traceback(error)
-        self._fail(f"after {self.step} steps: {sentence(error)}", is_bug=True)
+        self._fail(f"after {self.step} steps: {sentence(error, hide)}", is_bug=True)
 
     def _fail(self, failure: str, *, is_bug: bool) -> None:
+        failure = hide(failure)
         print(failure, flush=True)
         if self._transport is not None:
             self._transport.abort(failure)

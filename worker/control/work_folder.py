@@ -17,6 +17,11 @@ from typing import Any
 
 from simulator.documents.problems import InputError, Problem
 
+_hidden: list[str] = []
+"""Secrets of this process's job, and their lines, the longest first."""
+LINE_MIN = 6
+"""Lines of a secret that are shorter are hidden only with all of it."""
+
 
 def enter(work: Mapping[str, Any]) -> None:
     """Make this process one of the job; a process never changes to another job."""
@@ -26,6 +31,10 @@ def enter(work: Mapping[str, Any]) -> None:
     for name, path in work["secrets"].items():
         if path:
             os.environ[name] = read_secret(Path(path))
+    values = {os.environ.get(name, "") for name in work["secrets"]} - {""}
+    lines = {line.strip() for value in values for line in value.splitlines()}
+    values |= {line for line in lines if len(line) >= LINE_MIN}
+    _hidden[:] = sorted(values, key=len, reverse=True)
     if work["packages"]:
         environment = Path(work["environment"])
         os.environ["VIRTUAL_ENV"] = str(environment)
@@ -39,6 +48,13 @@ def enter(work: Mapping[str, Any]) -> None:
 def read_secret(path: Path) -> str:
     """Read a secret from its file, without the end of the line."""
     return path.read_text(encoding="utf-8").rstrip("\r\n")
+
+
+def hide(text: str) -> str:
+    """Blot out the secrets of this process's job."""
+    for value in _hidden:
+        text = text.replace(value, "***")
+    return text
 
 
 def check(work: Mapping[str, Any]) -> None:

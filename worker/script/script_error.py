@@ -6,6 +6,7 @@ import os
 import sys
 import sysconfig
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import worker
@@ -31,9 +32,9 @@ def script_line(error: BaseException) -> str | None:
     return f"{_shown(last.filename)}:{last.lineno}{within}"
 
 
-def sentence(error: BaseException) -> str:
-    """Say in one line what was raised, and where in the script."""
-    message = str(error).partition("\n")[0][:MESSAGE_MAX]
+def sentence(error: BaseException, hide: Callable[[str], str] = str) -> str:
+    """Say in one line what was raised, and where in the script; ``hide`` removes secrets."""
+    message = hide(str(error)).partition("\n")[0][:MESSAGE_MAX]
     what = type(error).__name__ + (f": {message}" if message else "")
     where = script_line(error)
     return what if where is None else f"{what} ({where})"

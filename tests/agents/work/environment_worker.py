@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from simulator.documents.problems import InputError
-from worker.control.work_folder import check, enter
+from worker.control.work_folder import check, enter, hide
 
 LOADED_BEFORE = np.__name__
 
@@ -24,6 +24,7 @@ def main(spec: Mapping[str, Any]) -> int:
         import tiny  # noqa: PLC0415 - it is there only now
 
         seen = {"tiny": tiny.VERSION, "cwd": os.getcwd(), "secret": os.environ.get("A_SECRET")}
+        seen["shown"] = hide(f"{os.environ.get('A_SECRET')} and the end of it")
     except InputError as error:
         seen = {"problems": [str(problem) for problem in error.problems]}
     Path(spec["out"]).write_text(json.dumps(seen))

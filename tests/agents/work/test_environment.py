@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
 import os
+import select
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from agents.work.environment import SetupError, set_up
+from agents.work import environment
+from agents.work.environment import READ_BYTES, SetupError, _Log, hidden_of, set_up
 from agents.work.secrets import SecretsError, find_secrets, read_secrets
 from agents.work.work_folder import WorkFolder, worker_view
 from agents.workers.fork_client import ForkClient
@@ -71,6 +77,51 @@ async def test_secrets_are_variables_and_are_blotted_out_in_log_and_error(folder
     assert "s3cret" not in folder.log.read_text() + str(failed.value)
 
 
+async def test_no_line_of_a_secret_is_logged_and_none_in_parts(folder):
+    secret = "-----BEGIN KEY-----\nline of base64\nxy\n-----END KEY-----"
+    cut = f"printf '{'.' * (READ_BYTES - 5)}%s' s3cret.end"
+    commands = ('echo "$KEY"', 'echo "$KEY" | grep line', cut, "printf s3cre; exit 1")
+    with pytest.raises(SetupError, match="s3cre"):
+        await set_up(folder, commands, {"KEY": secret, "TOKEN": "s3cret"})
+    log = folder.log.read_text()
+    assert log.startswith('$ echo "$KEY"\n***\n$ echo "$KEY" | grep line\n***\n$')
+    assert log.count("...***.end") == 1
+    assert log.endswith("s3creexited with 1\n"), "what only begins as a secret does is shown"
+
+
+@given(data=st.data())
+async def test_a_secret_is_hidden_however_its_parts_are_read(data):
+    secrets = data.draw(st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=1))
+    text = data.draw(st.text("abc", max_size=30)).encode()
+    file = io.BytesIO()
+    log = _Log(file, hidden_of(secrets))
+    while text:
+        count = data.draw(st.integers(1, len(text)))
+        log.write(text[:count])
+        text = text[count:]
+    log.write(b"", is_last=True)
+    assert not any(secret.encode() in file.getvalue() for secret in secrets)
+
+
+async def test_a_command_ends_although_it_leaves_a_process_running(folder, monkeypatch):
+    monkeypatch.setattr(environment, "DRAIN_S", 0.01)
+    fifo = folder.files / "fifo"
+    os.mkfifo(fifo)
+    await set_up(folder, ("(exec 3<>fifo; sleep 1000) & echo $! > left; echo done",), {})
+    assert folder.log.read_text().endswith("\ndone\n")
+    with contextlib.suppress(ProcessLookupError):
+        process = os.pidfd_open(int((folder.files / "left").read_text()))
+        assert select.select([process], [], [], 30)[0], "it was killed"
+        os.close(process)
+
+
+@pytest.mark.parametrize("value", [b"\xff\xfe", b"a\0b"])
+async def test_a_secret_that_is_not_text_is_named(value, tmp_path):
+    (tmp_path / "BINARY").write_bytes(value)
+    with pytest.raises(SecretsError, match="secret BINARY on this node is not text"):
+        read_secrets(find_secrets(tmp_path, ["BINARY"]))
+
+
 async def test_long_lines_and_bytes_that_are_no_text_are_taken(folder):
     await set_up(folder, ("head -c 300000 /dev/zero; printf '\\377\\n'",), {})
     assert folder.log.stat().st_size > 300_000
@@ -121,11 +172,13 @@ async def test_another_version_of_what_workers_have_loaded_is_refused(tmp_path, 
 async def test_a_secret_reaches_the_worker_from_its_file(tmp_path, folder):
     wheel(folder.files, "tiny", "1.0")
     await set_up(folder, (INSTALL,), {})
-    (tmp_path / "A_SECRET").write_text("value\n")
+    (tmp_path / "A_SECRET").write_text("a first line\nthe end\n")
     found = find_secrets(tmp_path, ["A_SECRET"])
     view = worker_view(folder, found)
-    assert "value" not in json.dumps(view)
-    assert (await fork(tmp_path, job=view))["job"]["secret"] == "value"
+    assert "first line" not in json.dumps(view)
+    seen = (await fork(tmp_path, job=view))["job"]
+    assert seen["secret"] == "a first line\nthe end"
+    assert seen["shown"] == "*** and *** of it", "neither the whole nor a line of it"
 
 
 async def test_secrets_come_from_files_then_the_environment_and_missing_ones_are_named(
