@@ -1,4 +1,4 @@
-"""Background tasks whose unexpected failure ends the process."""
+"""Background tasks whose unexpected failure is logged with its trace; the process goes on."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Tasks:
     def _end(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            # The process ends, and its successor reads all state anew.
+            # asyncio's own handler logs it. Work that others wait for reports its failures itself.
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a task failed", "exception": task.exception(), "task": task}
             )

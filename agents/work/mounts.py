@@ -5,14 +5,18 @@ A copy is made once on each node for each address; a change in the bucket is not
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import hashlib
+import os
 import shutil
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import fsspec
 
-from agents.work.work_folder import WorkFolder
+from agents.work.work_folder import UNFINISHED, WorkFolder
 
 
 class MountError(Exception):
@@ -43,33 +47,67 @@ def check_paths(mounts: Mapping[str, str]) -> None:
         raise MountError(f"data is missing on this node: {', '.join(missing)}; mount it there")
 
 
-def copy_data(mounts: Mapping[str, str], cache: Path) -> None:
-    """Copy what lies in buckets, unless it is there."""
+async def copy_data(mounts: Mapping[str, str], cache: Path) -> None:
+    """Copy what lies in buckets, unless it is there.
+
+    A thread cannot be cancelled, so each attempt has a folder of its own, and what it has copied
+    is renamed here, where a cancelled attempt never arrives.
+    """
     for name, uri in mounts.items():
         target = copy_of(cache, uri)
-        if "://" not in uri or target.exists():
+        if "://" not in uri:
             continue
-        early = target.with_suffix(".new")
-        shutil.rmtree(early, ignore_errors=True)
-        early.unlink(missing_ok=True)
+        if target.exists():
+            os.utime(target)  # The oldest are deleted first.
+            continue
+        cache.mkdir(parents=True, exist_ok=True)
+        early = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=cache))
+        copying = asyncio.ensure_future(asyncio.to_thread(_copy, name, uri, early / "copy"))
         try:
-            cache.mkdir(parents=True, exist_ok=True)
-            files, path = fsspec.core.url_to_fs(uri)
-            if files.isdir(path):
-                files.get(f"{path.rstrip('/')}/", f"{early}/", recursive=True)
-            else:
-                files.get_file(path, str(early))
-            early.rename(target)
-        except Exception as error:
-            # Each backend of fsspec raises errors of its own; none of them may end the agent.
-            why = str(error).partition("\n")[0] or type(error).__name__
-            raise MountError(f"data {name} cannot be copied from {uri}: {why}") from None
+            await asyncio.shield(copying)
+            (early / "copy").rename(target)
+        finally:
+            copying.add_done_callback(functools.partial(_delete, early))
+
+
+def _copy(name: str, uri: str, target: Path) -> None:
+    try:
+        files, path = fsspec.core.url_to_fs(uri)
+        if files.isdir(path):
+            files.get(f"{path.rstrip('/')}/", f"{target}/", recursive=True)
+        else:
+            files.get_file(path, str(target))
+        if not target.exists():
+            raise FileNotFoundError("it is empty")
+        os.sync()
+    except Exception as error:
+        # Each backend of fsspec raises errors of its own; none of them may end the agent.
+        why = str(error).partition("\n")[0] or type(error).__name__
+        raise MountError(f"data {name} cannot be copied from {uri}: {why}") from None
+
+
+def _delete(early: Path, _: object) -> None:
+    asyncio.get_running_loop().run_in_executor(None, shutil.rmtree, early, True)
+
+
+def delete_unfinished(cache: Path) -> None:
+    """Delete what an agent that was killed has copied in part."""
+    for early in cache.glob(f"{UNFINISHED}*"):
+        shutil.rmtree(early, ignore_errors=True)
 
 
 def link(folder: WorkFolder, leads_to: Mapping[str, Path]) -> None:
     """Put the links into the work folder."""
     for name, target in leads_to.items():
         place = folder.files / name
+        above = next((each for each in _above(place, folder.files) if each.is_symlink()), None)
+        if above is not None:
+            what = f"lies below {above.relative_to(folder.files)}, a link of the work folder"
+            raise MountError(f"data {name} {what}; mount it elsewhere")
         place.parent.mkdir(parents=True, exist_ok=True)
         place.unlink(missing_ok=True)
         place.symlink_to(target)
+
+
+def _above(place: Path, root: Path) -> Iterator[Path]:
+    return (each for each in place.parents if each != root and each.is_relative_to(root))

@@ -7,6 +7,7 @@ leave it out; others go on. It is prepared in the background and tries again.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +20,12 @@ from agents.daemon.backoff import Backoff
 from agents.daemon.clock import Clock
 from agents.daemon.tasks import Tasks
 from agents.protocol.records import LIVE, PREPARING, JobId, JobRecord
-from agents.work.archive import unpack
-from agents.work.environment import set_up
+from agents.work.archive import ArchiveError, unpack
+from agents.work.environment import SetupError, in_thread, set_up
 from agents.work.fetch import FetchError, PackageFetcher
-from agents.work.mounts import MountError, check_paths, copy_data, link, targets
+from agents.work.mounts import MountError, check_paths, copy_data, delete_unfinished, link, targets
 from agents.work.package import Package
-from agents.work.secrets import find_secrets, read_secrets
+from agents.work.secrets import SecretsError, find_secrets, read_secrets
 from agents.work.work_folder import WorkFolder, delete_old, work_folder, worker_view
 from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError
@@ -38,6 +39,8 @@ PATIENCE_S = 2.0
 RETRY_S = 60.0
 RETRY_S_MAX = 3600.0
 READ_AGAIN_S = 0.3
+EXPECTED = (ArchiveError, FetchError, MountError, SecretsError, SetupError, OSError)
+"""Failures of which the log needs no trace."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -63,7 +66,12 @@ class Preparation:
     _unfit: str = ""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _work: asyncio.Task[None] | None = None
+    _one: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One preparation at a time: one that was cancelled still waits for its threads."""
     _tasks: Tasks = field(default_factory=Tasks)
+
+    def __post_init__(self) -> None:
+        delete_unfinished(self.folder / "data")
 
     def look(self, jobs: Mapping[JobId, JobRecord]) -> None:
         """Prepare for the job that runs, or that runs next."""
@@ -78,9 +86,11 @@ class Preparation:
         """Return what workers are told of the work folder; a text: why the node has none."""
         if job != self.job or not await asyncio.to_thread(self._has_data):
             self._begin(job)
-        while self._view is None and not self._unfit:
+        while job == self.job and self._view is None and not self._unfit:
             self._changed.clear()
             await self._changed.wait()
+        if job != self.job:
+            return "the node is prepared for another job by now"
         return self._unfit if self._view is None else self._view
 
     def _has_data(self) -> bool:
@@ -108,32 +118,37 @@ class Preparation:
 
     async def _prepare(self, job: JobId) -> None:
         """Prepare the node; after a failure try again, for ever."""
-        while (text := await self.read_job(job)) is None:
-            await asyncio.sleep(READ_AGAIN_S)
-        try:
-            work = work_of(parse_document(text.encode(), name="job", flaws_raise=False))
-        except InputError:
-            work = None  # Whoever runs the job reports it.
-        if work is None:
-            self._view = {}
-            self._changed.set()
-            return
         backoff, failure = Backoff(self.retry_s, RETRY_S_MAX), ""
         while self._view is None:
-            late = self._tasks.start(self._say_late())
+            late: asyncio.Task[None] | None = None
             try:
-                self._view = await self._made(work)
+                work = await self._read(job)
+                late = self._tasks.start(self._say_late())
+                async with self._one:
+                    self._view = {} if work is None else await self._made(work)
                 self._set_unfit("")
             except Exception as error:
-                # Nothing that a job brings may end the agent.
-                late.cancel()
+                # Nothing that a job brings may end the agent, or let it wait for ever.
+                if late is not None:
+                    late.cancel()
                 # Another attempt may say the same differently.
                 failure = failure or str(error) or type(error).__name__
-                log.warning(f"the work folder cannot be prepared: {error}", job=job)
+                trace = None if isinstance(error, EXPECTED) else error
+                log.warning(f"the work folder cannot be prepared: {error}", job=job, exc_info=trace)
                 self._set_unfit(failure)
                 await asyncio.sleep(backoff.next_s())
             finally:
-                late.cancel()
+                if late is not None:
+                    late.cancel()
+
+    async def _read(self, job: JobId) -> Work | None:
+        """Read what the job needs; ``None``: nothing."""
+        while (text := await self.read_job(job)) is None:
+            await asyncio.sleep(READ_AGAIN_S)
+        try:
+            return work_of(parse_document(text.encode(), name="job", flaws_raise=False))
+        except InputError:
+            return None  # Whoever runs the job reports it.
 
     async def _say_late(self) -> None:
         await asyncio.sleep(PATIENCE_S)
@@ -144,14 +159,16 @@ class Preparation:
         self.log = folder.log
         secrets = find_secrets(self.secrets, work.secrets)
         self._mounts = dict(work.mounts)
-        await asyncio.to_thread(check_paths, self._mounts)
+        await in_thread(check_paths, self._mounts)
         data = self.folder / "data"
-        await asyncio.to_thread(copy_data, self._mounts, data)
+        await copy_data(self._mounts, data)
         leads_to = targets(self._mounts, data)
         copies = [path for path in leads_to.values() if path.parent == data]
         if copies:
-            await asyncio.to_thread(delete_old, data, copies)
-        if not folder.is_ready:
+            await in_thread(delete_old, data, copies)
+        if folder.is_ready:
+            os.utime(folder.home)  # The oldest are deleted first.
+        else:
             await self._make(folder, work, read_secrets(secrets), leads_to)
         return worker_view(folder, secrets)
 
@@ -166,14 +183,14 @@ class Preparation:
         if package is None:
             raise FetchError(f"{work.package} names no package")
         packed = await self.fetcher.fetch(package)
-        await asyncio.to_thread(folder.begin)
-        await asyncio.to_thread(unpack, packed, folder.files)
-        await asyncio.to_thread(link, folder, leads_to)
+        await in_thread(folder.begin)
+        await in_thread(unpack, packed, folder.files)
+        await in_thread(link, folder, leads_to)
         if work.setup:
             await set_up(folder, work.setup, secrets)
-        await asyncio.to_thread(folder.finish)
-        await asyncio.to_thread(delete_old, folder.home.parent, [folder.home])
-        await asyncio.to_thread(delete_old, packed.parent, [packed])
+        await in_thread(folder.finish)
+        await in_thread(delete_old, folder.home.parent, [folder.home])
+        await in_thread(delete_old, packed.parent, [packed])
 
     def close(self) -> None:
         """End the preparation."""

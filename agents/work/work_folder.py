@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import sysconfig
 from collections.abc import Collection, Mapping
@@ -21,6 +22,8 @@ from simulator.spec.job import Work
 
 KEPT = 4
 """Work folders that stay on a node, and packages."""
+UNFINISHED = "unfinished-"
+"""How the names begin of what is still being copied beside what is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,8 @@ class WorkFolder:
         self.home.mkdir(parents=True)
 
     def finish(self) -> None:
-        """Mark it as complete."""
+        """Mark it as complete, also after a power failure."""
+        os.sync()
         replace_file(self.home / "ready", b"")
 
 
@@ -86,7 +90,9 @@ def packages_of(environment: Path) -> Path:
 
 def delete_old(base: Path, keep: Collection[Path]) -> None:
     """Delete the oldest entries of a folder beyond ``KEPT``, but none of ``keep``."""
-    found = [path for path in base.glob("*") if path not in keep]
+    found = [
+        path for path in base.glob("*") if path not in keep and not path.name.startswith(UNFINISHED)
+    ]
     found.sort(key=lambda path: path.stat().st_mtime)
     for path in found[: max(len(found) + len(keep) - KEPT, 0)]:
         if path.is_dir():

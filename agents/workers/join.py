@@ -64,6 +64,8 @@ class GenerationJoiner:
     async def join(self, record: GenerationRecord) -> None:
         """Start this node's workers of a generation."""
         details = await self._read_details(record)
+        if not self._is_present(record):
+            return
         if details is None:
             self.gang.refuse("the plan cannot be read from the store")
             return
@@ -76,6 +78,8 @@ class GenerationJoiner:
             self.gang.refuse("the plan has no rank on this node")
             return
         work = await self.work_of(record.job)
+        if not self._is_present(record):
+            return
         if isinstance(work, str):
             self.gang.refuse(work)
             return
@@ -84,6 +88,10 @@ class GenerationJoiner:
         all_specs = list(specs(self.settings, details, rank_map, self.node(), work))
         self._find_rendezvous(rank_map, all_specs[0])
         await self.gang.start(all_specs)
+
+    def _is_present(self, record: GenerationRecord) -> bool:
+        """Return whether no other generation has begun meanwhile."""
+        return (record.job, record.number) == (self.gang.job, self.gang.generation)
 
     async def _read_details(self, record: GenerationRecord) -> GenerationDetails | None:
         for _ in range(DETAILS_ATTEMPTS):

@@ -7,10 +7,12 @@ import contextlib
 import gzip
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from agents.core.model import UnfitChanged
 from agents.daemon.clock import Clock
@@ -19,9 +21,10 @@ from agents.rpc.client import CallFailed
 from agents.work import preparation as module
 from agents.work.archive import pack
 from agents.work.fetch import FetchError, PackageFetcher
+from agents.work.mounts import MountError, link
 from agents.work.package import PART_BYTES, Package, package_of, read_part
 from agents.work.preparation import Preparation
-from agents.work.work_folder import KEPT, delete_old
+from agents.work.work_folder import KEPT, WorkFolder, delete_old
 
 JOB = JobId("j")
 RUNNING = {JOB: JobRecord(JOB, "running")}
@@ -154,8 +157,10 @@ async def test_the_work_folder_is_unpacked_once_and_kept_over_a_restart(
     (folder / "written").touch()
     again = Node(tmp_path / "node", fetcher)
     again.job(archive)
+    os.utime(folder.parent, (1, 1))
     with contextlib.closing(again.preparation):
         assert await again.preparation.view(JOB) == view
+    assert folder.parent.stat().st_mtime > 1, "the oldest are deleted first"
     assert (folder / "written").exists(), "it was not unpacked again"
     assert len(sources.asked) == 1
 
@@ -249,6 +254,86 @@ async def test_nothing_that_a_job_brings_ends_the_agent(tmp_path, node, sources)
     node.job(archive)
     with contextlib.closing(node.preparation):
         assert "is damaged" in await node.preparation.view(JOB)
+
+
+@pytest.mark.asyncio
+async def test_whatever_fails_is_told_and_tried_again(tmp_path, node, sources, monkeypatch):
+    def fails(*_: object) -> None:
+        raise ValueError("a surprise")
+
+    node.job(packed(tmp_path, train=b"print()"))
+    with contextlib.closing(node.preparation), monkeypatch.context() as patched:
+        patched.setattr(module, "work_of", fails)
+        node.preparation.look(RUNNING)
+        assert await node.preparation.view(JOB) == await node.told.get() == "a surprise"
+        patched.undo()
+        sources.packages = {"leader:1": {str(package_of(tmp_path / "packed")): tmp_path / "packed"}}
+        while await node.told.get():
+            pass
+        assert isinstance(await node.preparation.view(JOB), dict)
+
+
+@pytest.mark.asyncio
+async def test_a_copy_that_was_cancelled_and_goes_on_is_never_taken_as_complete(
+    tmp_path, node, sources, monkeypatch
+):
+    bucket, attempts = tmp_path / "bucket", []
+    bucket.mkdir()
+    (bucket / "x").write_text("all of it")
+    begun, goes_on, ended = asyncio.Event(), threading.Event(), asyncio.Event()
+    real, loop = LocalFileSystem.get, asyncio.get_running_loop()
+
+    def slow(self: LocalFileSystem, source: str, target: str, **options: Any) -> None:
+        attempts.append(target)
+        if len(attempts) > 1:
+            real(self, source, target, **options)
+            return
+        Path(target).mkdir()
+        loop.call_soon_threadsafe(begun.set)
+        goes_on.wait()
+        (Path(target) / "x").write_text("a part")
+        loop.call_soon_threadsafe(ended.set)
+
+    monkeypatch.setattr(LocalFileSystem, "get", slow)
+    archive = packed(tmp_path, train=b"print()")
+    sources.packages = {"leader:1": {str(package_of(archive)): archive}}
+    node.job(archive)
+    node.text += f'[data.mounts]\ncopy = "file://{bucket}"\n'
+    with contextlib.closing(node.preparation):
+        node.preparation.look(RUNNING)
+        await begun.wait()
+        node.preparation.look({})
+        view = await node.preparation.view(JOB)
+        copy = Path(view["folder"]) / "copy" / "x"
+        assert copy.read_text() == "all of it"
+        goes_on.set()
+        await ended.wait()
+        assert copy.read_text() == "all of it"
+        assert attempts[0] != attempts[1]
+
+
+@pytest.mark.asyncio
+async def test_who_asked_for_another_job_does_not_get_this_ones_folder(node):
+    with contextlib.closing(node.preparation):
+        asking = asyncio.create_task(node.preparation.view(JOB))
+        await asyncio.sleep(0)
+        while node.preparation.job != JOB:
+            await asyncio.sleep(0)
+        node.text = "[model]\n"
+        other = JobId("other")
+        assert await node.preparation.view(other) == {}
+        assert await asking == "the node is prepared for another job by now"
+
+
+def test_data_is_not_linked_through_a_link_of_the_folder(tmp_path):
+    folder = WorkFolder(tmp_path / "home")
+    folder.files.mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "data").symlink_to("kept")
+    (folder.files / "a").symlink_to(tmp_path / "outside")
+    with pytest.raises(MountError, match="data a/data lies below a, a link"):
+        link(folder, {"a/data": tmp_path})
+    assert (tmp_path / "outside" / "data").readlink() == Path("kept")
 
 
 @pytest.mark.asyncio

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from agents.protocol.records import NodeId, NodeRecord
+from agents.protocol.records import GenerationRecord, JobId, NodeId, NodeRecord
 from agents.workers import join
 from agents.workers.join import GenerationJoiner
 from agents.workers.specs import RankMap
@@ -58,3 +58,23 @@ async def test_the_rendezvous_is_asked_at_the_present_address_of_rank_0s_node(
     )
     assert await asyncio.wait_for(others.told, 10) == "the place"
     assert others.asked[-1] == "now:2"
+
+
+@pytest.mark.asyncio
+async def test_a_generation_that_is_over_once_the_node_is_prepared_starts_nothing(monkeypatch):
+    """Nor does it refuse: what failed is told of the present generation."""
+    gang: Any = SimpleNamespace(job=JobId("j"), generation=2)
+
+    async def details_of(_: GenerationRecord) -> Any:
+        return SimpleNamespace(plan="")
+
+    async def work_of(_: JobId) -> str:
+        gang.generation = 3
+        return "not prepared"
+
+    monkeypatch.setattr(join, "read_rank_map", lambda *_: RankMap(2, {1: 0}, FIRST))
+    any_: Any = None
+    ours: Any = SimpleNamespace(id=HERE)
+    joiner = GenerationJoiner(any_, lambda: ours, details_of, any_, gang, any_, work_of)
+    record: Any = SimpleNamespace(job=JobId("j"), number=2)
+    await joiner.join(record)
