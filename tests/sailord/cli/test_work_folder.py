@@ -140,7 +140,9 @@ def test_a_script_that_its_folder_leaves_out_is_refused_with_the_cure(tmp_path):
     (tmp_path / ".gitignore").write_text("train_*.py\n")
     (tmp_path / "train_me.py").touch()
     (tmp_path / "other.py").touch()
-    options = ScriptOptions(workdir=None, arguments=(), setup=(), secrets=(), mounts=())
+    options = ScriptOptions(
+        workdir=None, arguments=(), setup=(), secrets=(), mounts=(), checkpoint=None
+    )
     with pytest.raises(InputError) as refused:
         submitted_script(Client("unix:///nowhere"), tmp_path / "train_me.py", options)
     (problem,) = refused.value.problems
