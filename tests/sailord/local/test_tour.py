@@ -46,6 +46,7 @@ def test_a_node_in_a_pipeline_of_its_own_kind_alone():
 
 def line(generation: int, step: int, at: float, loss: float, job: str = "tale") -> str:
     said = {"job": job, "generation": generation, "step": step, "at": at, "loss": loss}
+    said["sample_hash"] = f"of {step}"
     return json.dumps(said) + "\n"
 
 

@@ -104,17 +104,22 @@ def test_timeline_has_every_pass_of_every_rank(warm, files):
 
 
 def test_converted_text_can_be_trained_on(warm, files):
+    tokenizers = pytest.importorskip("tokenizers")
     (files / "a.txt").write_text("abcdefgh" * 40)
-    (files / "v.json").write_text(json.dumps({letter: i for i, letter in enumerate("abcdefgh")}))
+    vocabulary = {letter: i for i, letter in enumerate("abcdefgh")}
+    model = tokenizers.models.BPE(vocab=vocabulary, merges=[])
+    tokenizers.Tokenizer(model).save(str(files / "tokenizer.json"))
     done = warm.run(
         "convert-tokens",
         files / "a.txt",
         "--out",
         files / "c.bin",
-        "--vocabulary",
-        files / "v.json",
+        "--tokenizer",
+        files / "tokenizer.json",
+        "--end-of-text",
+        "h",
     )
-    assert (done.code, done.out) == (0, f"{files / 'c.bin'}: 320 tokens\n")
+    assert (done.code, done.out) == (0, f"{files / 'c.bin'}: 321 tokens\n")
     write(files, more='[data]\ntokens = "c.bin"\n')
     done = run(warm, files)
     assert done.code == 0, done.err
