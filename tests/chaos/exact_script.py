@@ -27,6 +27,7 @@ def keep_float(tensor: torch.Tensor) -> torch.Tensor:
 
 
 precision._BY_NAME.update(dict.fromkeys(precision._BY_NAME, precision.FP64))
-torch.Tensor.to, torch.Tensor.float = keep_fp64, keep_float
+for name, method in (("to", keep_fp64), ("float", keep_float)):
+    setattr(torch.Tensor, name, method)
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
