@@ -47,8 +47,8 @@ test: $(FOR_ALL) ## run the tests of every part: under 8 minutes on two cores (J
 	@$(PYTEST) -m "not slow"
 
 .PHONY: test-slow
-test-slow: $(FOR_ALL) ## run the tests that take more than 3 s each: about 11 minutes on two cores
-	@echo "About 11 minutes on two cores. What is skipped stands at the end, with the reason."
+test-slow: $(FOR_ALL) ## run the tests that take more than 3 s each: about 15 minutes on two cores
+	@echo "About 15 minutes on two cores. What is skipped stands at the end, with the reason."
 	@echo "This order again: make test-slow ORDER=$(ORDER)"
 	@$(PYTEST) -m slow
 
