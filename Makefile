@@ -35,7 +35,7 @@ plan-tour: $(FOR_PLAN) ## what simulator and planner say, with real numbers
 	$(BIN)/python examples/plan_tour.py
 
 # Tests run in JOBS processes and in a random order; ORDER=NUMBER repeats one.
-JOBS ?= $(shell n=$$(nproc); test $$n -gt 8 && n=8; echo $$n)
+JOBS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc); test $$n -gt 8 && n=8; echo $$n)
 ORDER ?= $(shell date +%s)
 PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -p randomly \
 	--randomly-seed $(ORDER)
