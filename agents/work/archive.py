@@ -1,7 +1,7 @@
 """The archive of a work folder: a compressed tar file, the same for the same content.
 
 It holds regular files and links that stay inside the folder, and no times, owners or folders of
-their own. ``unpack`` accepts nothing else, whoever made the archive.
+their own. ``unpack`` refuses anything else, since others may have made the archive.
 """
 
 from __future__ import annotations

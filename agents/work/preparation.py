@@ -148,7 +148,7 @@ class Preparation:
         try:
             return work_of(parse_document(text.encode(), name="job", flaws_raise=False))
         except InputError:
-            return None  # Whoever runs the job reports it.
+            return None  # The generation that trains the job reports it.
 
     async def _say_late(self) -> None:
         await asyncio.sleep(PATIENCE_S)

@@ -98,7 +98,7 @@ def _specs_above(root: Path) -> tuple[_Spec, ...]:
         if folder != root and (folder / ".gitignore").is_file():
             found.append(_Spec.read(folder, above=above))
         if (folder / ".git").exists():
-            # Whoever names a folder that is ignored as a whole means it.
+            # A folder that is named is wanted, even if it is ignored as a whole.
             return () if _is_ignored("", tuple(found)) else tuple(found)
     return ()  # No repository.
 

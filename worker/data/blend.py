@@ -63,7 +63,7 @@ class Blend:
 
 
 def _turns(weights: list[int]) -> list[tuple[int, int]]:
-    """Spread the turns of a round evenly: next is who is furthest behind its share."""
+    """Spread the turns of a round evenly: next is the data set furthest below its share."""
     total, given = sum(weights), [0] * len(weights)
     turns = []
     for number in range(total):
