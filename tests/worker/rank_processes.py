@@ -147,15 +147,17 @@ def wait_for_the_dead(rank: int, size: int, store: FileStore, what: str) -> Any:
 
 def wait_for_one_who_never_joins(rank: int, size: int, store: FileStore) -> Any:
     """Rank 0 is killed before it opens the groups that others open with it."""
-    transport = ProcessTransport(store, rank, size)
-    if rank == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
     try:
-        transport.group((0, rank))
+        # Others may still open the group of all when rank 0 is killed.
+        transport = ProcessTransport(store, rank, size)
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            transport.group((0, rank))
+        finally:
+            transport.close()
     except TransportError as failure:
         return noticed(failure)
-    finally:
-        transport.close()
     return "nothing"
 
 

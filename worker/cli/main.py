@@ -6,6 +6,7 @@ ended by signal n.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -27,6 +28,9 @@ class _CommandGroup(click.Group):
     """Prints errors as sentences instead of stack traces."""
 
     def invoke(self, ctx: click.Context) -> object:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # Ranks and we print to one stream: whole lines, also under PYTHONUNBUFFERED.
+            sys.stdout.reconfigure(line_buffering=True, write_through=False)
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
