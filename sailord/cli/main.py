@@ -19,6 +19,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "replan": ("replan", "Find the plan that should follow PLAN on the new CLUSTER."),
         "replay": ("replay", "Replay an availability TRACE under several replanning policies."),
         "validate": ("simulate", "Compare predictions with measured runs."),
+        "profile": ("profile", "Measure a model's layers and a cluster's links."),
     },
     "Try a cluster on this machine": {
         "up": ("local_cluster", "Start an emulated cluster here and train on it."),
