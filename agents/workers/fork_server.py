@@ -147,7 +147,8 @@ class ForkServer:
             while self.children and (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if (folder := self.children.pop(ended[0], None)) is not None:
                     with contextlib.suppress(OSError):
-                        (folder / "exit").write_text(str(os.waitstatus_to_exitcode(ended[1])))
+                        code = str(os.waitstatus_to_exitcode(ended[1]))
+                        replace_file(folder / "exit", code, is_durable=False)
 
 
 def main(path: str, module: str, orphan_s: str = str(ORPHAN_S)) -> None:
