@@ -1,7 +1,8 @@
 """Forks the fork servers of many nodes of one machine, so that they share their imports.
 
-``python -m agents.workers.shared_fork_server MODULE`` reads the socket path of a fork server from
-each line of its input, forks that server, and prints its pid. An agent that finds its fork server
+``python -m agents.workers.shared_fork_server MODULE`` reads from each line of its input the socket
+path of a fork server and, after a tab, the file of its network namespace (nothing: this one); it
+forks that server, and prints its pid. An agent that finds its fork server
 running starts none. When its input ends it ends, and the fork servers go on.
 """
 
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
+from agents.daemon.namespaces import enter_network_namespace
 from agents.workers.fork_server import ForkServer
 
 
@@ -25,16 +27,18 @@ def main(name: str) -> None:
     module = importlib.import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The kernel reaps the fork servers.
     for line in sys.stdin:
-        path = Path(line.rstrip("\n"))
+        path, _, namespace = line.rstrip("\n").partition("\t")
         pid = os.fork()
         if pid == 0:
-            _become_fork_server(path, module)
+            _become_fork_server(Path(path), namespace, module)
         print(pid, flush=True)
 
 
-def _become_fork_server(path: Path, module: ModuleType) -> NoReturn:
+def _become_fork_server(path: Path, namespace: str, module: ModuleType) -> NoReturn:
     try:
         os.setsid()
+        if namespace:
+            enter_network_namespace(namespace)
         log = os.open(path.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for number in (1, 2):
             os.dup2(log, number)

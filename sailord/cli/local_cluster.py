@@ -7,12 +7,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from sailord.cli.exit_codes import FAILED
-from sailord.cli.options import FILE
+from sailord.cli.options import FILE, FiniteRange
 from sailord.client import ServerProblem, default_folder
 from sailord.local.cluster import ClusterError, LocalCluster
 from sailord.local.control import Control, ask, listen
@@ -20,6 +20,7 @@ from sailord.local.paths import Place
 from sailord.local.screen import Screen, hints_of
 from sailord.local.signals import Ended, ended_by_signals, ignore
 from sailord.local.tour.story import run_tour
+from sailord.local.zone_file import load_zones
 from sailord.text.cluster_text import event_text
 from simulator.documents.problems import InputError, Problem
 
@@ -30,15 +31,28 @@ FOLDER = click.option("--folder", type=FILE, help="Folder of the cluster's files
 
 @click.command()
 @click.option("--steps", type=click.IntRange(min=1), help="Steps to train; default: until Ctrl-C.")
+@click.option(
+    "--zones",
+    "zone_file",
+    type=FILE,
+    help="TOML file of zones, with nodes and the delay and rate between them; needs root.",
+)
+@click.option("--idle", is_flag=True, help="Submit no job.")
 @WORKER
 @FOLDER
-def up(steps: int | None, worker: str, folder: Path | None) -> None:
+def up(
+    steps: int | None, zone_file: Path | None, idle: bool, worker: str, folder: Path | None
+) -> None:
     """Start an emulated cluster here and train on it.
 
     It has sailord with its store, eight nodes in three zones, and two kinds of emulated GPUs that
     share this machine's cores. It trains a small LLaMA until Ctrl-C, which removes everything.
+    With --zones each node has a network namespace of its own, and packets between them are delayed
+    as the file says (docs/formats.md).
     """
-    raise SystemExit(_within(Place(folder or default_folder(), worker), lambda c: _train(c, steps)))
+    zones = None if zone_file is None else load_zones(zone_file)
+    cluster = LocalCluster(Place(folder or default_folder(), worker), zones=zones)
+    raise SystemExit(_within(cluster, lambda: _train(cluster, steps, idle=idle)))
 
 
 @click.command()
@@ -57,18 +71,18 @@ def tour(worker: str, folder: Path | None, out: Path) -> None:
     Nodes leave and join while two jobs train; exits with 0 if no step is lost for good.
     """
     place = Place(folder or default_folder(), worker)
-    raise SystemExit(_within(place, lambda cluster: 0 if run_tour(cluster, out) else FAILED))
-
-
-def _within(place: Place, act: Callable[[LocalCluster], int]) -> int:
-    """Run ``act`` on a new cluster, and always end it; return the exit code."""
     cluster = LocalCluster(place)
+    raise SystemExit(_within(cluster, lambda: 0 if run_tour(cluster, out) else FAILED))
+
+
+def _within(cluster: LocalCluster, act: Callable[[], int]) -> int:
+    """Run ``act`` on a new cluster, and always end it; return the exit code."""
     is_ours = False
     with ended_by_signals():
         try:
             cluster.claim()
             is_ours = True
-            return act(cluster)
+            return act()
         except ClusterError as failure:
             click.echo(f"error: {failure}", err=True)
             return FAILED
@@ -81,9 +95,12 @@ def _within(place: Place, act: Callable[[LocalCluster], int]) -> int:
             cluster.close()
 
 
-def _train(cluster: LocalCluster, steps: int | None) -> int:
-    click.echo("starting sailord and eight nodes; this takes a few seconds")
+def _train(cluster: LocalCluster, steps: int | None, *, idle: bool) -> int:
+    nodes = "eight" if cluster.zones is None else len(cluster.machines)
+    click.echo(f"starting sailord and {nodes} nodes; this takes a few seconds")
     cluster.start()
+    if idle:
+        _live(cluster, listen(cluster), Screen(sys.stdout.isatty(), hints_of(cluster.place)))
     text = cluster.place.job("job.toml")
     text = text if steps is None else text.replace("[training]", f"[training]\nsteps = {steps}")
     cluster.client.ask("POST", "/v1/jobs", {"job": text, "id": "tale"})
@@ -119,7 +136,7 @@ def _live(cluster: LocalCluster, control: Control, screen: Screen) -> NoReturn:
 
 @click.group()
 def local() -> None:
-    """Add and kill nodes of `sailorctl up`."""
+    """Add and kill nodes of `sailorctl up`, and change its links."""
 
 
 @local.command()
@@ -141,7 +158,27 @@ def kill_(node: str, folder: Path | None) -> None:
     _ask(folder, {"ask": "kill", "node": node})
 
 
-def _ask(folder: Path | None, asked: dict[str, str]) -> None:
+@local.command()
+@click.argument("one", metavar="ZONE")
+@click.argument("other", metavar="ZONE")
+@click.option("--delay-ms", type=FiniteRange(0.0, 10_000.0), default=0.0, help="One way.")
+@click.option("--mbit-per-s", type=FiniteRange(0.001, 1e6), help="Rate; default: unlimited.")
+@click.option("--down", is_flag=True, help="Carry nothing.")
+@FOLDER
+def link(
+    one: str,
+    other: str,
+    delay_ms: float,
+    mbit_per_s: float | None,
+    down: bool,
+    folder: Path | None,
+) -> None:
+    """Set the link between two zones of `up --zones`, both ways."""
+    asked = {"one": one, "other": other, "delay_ms": delay_ms, "mbit_per_s": mbit_per_s}
+    _ask(folder, {"ask": "link", **asked, "is_down": down})
+
+
+def _ask(folder: Path | None, asked: dict[str, Any]) -> None:
     try:
         click.echo(ask(Place(folder or default_folder(), port=0).control, asked))
     except ServerProblem as problem:

@@ -24,7 +24,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Try a cluster on this machine": {
         "up": ("local_cluster", "Start an emulated cluster here and train on it."),
         "tour": ("local_cluster", "Demonstrate recovery on an emulated cluster."),
-        "local": ("local_cluster", "Add and kill nodes of `sailorctl up`."),
+        "local": ("local_cluster", "Add and kill nodes of `sailorctl up`, and change its links."),
     },
     "Look at a running cluster": {
         "status": ("cluster", "Show the job, its plan and the nodes."),

@@ -18,13 +18,17 @@ from typing import Any
 from agents.daemon.process_cleanup import children_of, kill, kill_all, mark, reap
 from agents.daemon.state_folder import lock_file
 from sailord.client import Client, ServerProblem
-from sailord.local.paths import Place, temporary
+from sailord.local.paths import LOOPBACK, Place, temporary
+from sailord.local.shaped_network import ShapedNetwork, Site, check_can_shape
+from sailord.local.zone_file import Link, Zones
 from simulator.documents.problems import InputError, Problem
 
 _PR_SET_CHILD_SUBREAPER = 36
 NO_CLOUD = "127.0.0.1:9"
 """An address without a metadata server, so that no node believes to be in a cloud."""
 START_S = 60.0
+SLOW = "SAILOR_SLOW"
+"""What workers read how much slower their node is from (``worker.profiling.compute_time``)."""
 KINDS: Mapping[str, str] = {"large": "emulated-large", "small": "emulated-small"}
 ZONES = ("zone-a", "zone-b", "zone-c")
 FIRST_NODES = (
@@ -49,6 +53,8 @@ class Node:
     """The command line of its agent."""
     agent: subprocess.Popen[bytes]
     fork_server: int
+    site: Site | None = None
+    """Its network namespace, in a shaped cluster."""
 
 
 @dataclass(eq=False)
@@ -58,14 +64,23 @@ class LocalCluster:
     place: Place
     machines: Sequence[tuple[str, str]] = FIRST_NODES
     """Kind and zone of the nodes at the start."""
+    zones: Zones | None = None
+    """Of a shaped cluster, whose nodes these are; ``None``: all nodes share the loopback device."""
+    network: ShapedNetwork | None = None
+    """Of a shaped cluster that has started."""
     nodes: dict[str, Node] = field(default_factory=dict)
     gone: list[str] = field(default_factory=list)
     """Names of killed nodes."""
     _head: subprocess.Popen[bytes] | None = None
     _shared_fork_server: subprocess.Popen[bytes] | None = None
     _guard: subprocess.Popen[bytes] | None = None
+    _head_site: Site | None = None
     _lock: int | None = None
     _orphans: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        if self.zones is not None:
+            self.machines = self.zones.machines
 
     def __enter__(self) -> LocalCluster:
         return self
@@ -85,6 +100,8 @@ class LocalCluster:
         if importlib.util.find_spec("torch") is None:
             what, cure = "torch is not installed", "install the group worker: make install"
             raise InputError(Problem("workers", what, cure))
+        if self.zones is not None:
+            check_can_shape()
         place = self.place
         try:
             self._lock = lock_file(place.folder.with_name(f"{place.folder.name}.lock"))
@@ -103,6 +120,8 @@ class LocalCluster:
             cure = "name a new one with --folder"
             raise InputError(Problem(str(place.folder), what, cure))
         place.make()
+        if self.zones is not None:
+            place.write_zones(self.zones)
 
     def start(self) -> None:
         """Start sailord and the first nodes; return when all are ready."""
@@ -112,6 +131,15 @@ class LocalCluster:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         place = self.place
         self._guard = self._run("guard", "sailord.local.guard", str(place.folder), is_marked=False)
+        if self.zones is not None:
+            router = self._run("router", "sailord.local.router", answers=True)
+            self.network = ShapedNetwork(self.zones, router)
+            try:
+                self.network.begin()
+                self._head_site = self.network.add_node("head", next(iter(self.zones.zones)))
+            except BrokenPipeError:
+                raise ClusterError(f"the router ended: {self._last_line('router')}") from None
+            place.write_head(self._head_site.address)
         self._shared_fork_server = self._run(
             "fork_server", "agents.workers.shared_fork_server", place.worker, answers=True
         )
@@ -123,20 +151,34 @@ class LocalCluster:
 
     def _run_head(self) -> subprocess.Popen[bytes]:
         config = str(self.place.folder / "sailord.toml")
-        return self._run("sailord", "sailord.main", "run", "--config", config)
+        return self._run("sailord", "sailord.main", "run", "--config", config, site=self._head_site)
 
     def _run(
-        self, name: str, module: str, *words: str, is_marked: bool = True, answers: bool = False
+        self,
+        name: str,
+        module: str,
+        *words: str,
+        is_marked: bool = True,
+        answers: bool = False,
+        site: Site | None = None,
     ) -> subprocess.Popen[bytes]:
         folder = self.place.folder
         marked = mark(folder) if is_marked else {}
+        within = () if site is None else ("nsenter", f"--net={site.namespace}")
+        slow = {} if self.zones is None else {SLOW: str(self.place.slow)}
         with (folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", module, *words],
+                [*within, sys.executable, "-m", module, *words],
                 stdin=subprocess.PIPE if answers or not is_marked else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if answers else log,
                 stderr=log,
-                env={**os.environ, **marked, **temporary(folder), "GCE_METADATA_HOST": NO_CLOUD},
+                env={
+                    **os.environ,
+                    **marked,
+                    **slow,
+                    **temporary(folder),
+                    "GCE_METADATA_HOST": NO_CLOUD,
+                },
                 start_new_session=True,
             )
 
@@ -144,28 +186,36 @@ class LocalCluster:
 
     def add_node(self, kind: str, zone: str) -> str:
         """Start a node's agent; return the node's name."""
-        if kind not in KINDS or zone not in ZONES:
-            cure = f"give one of {', '.join(KINDS)} at one of {', '.join(ZONES)}"
+        zones = ZONES if self.zones is None else tuple(self.zones.zones)
+        if kind not in KINDS or zone not in zones:
+            cure = f"give one of {', '.join(KINDS)} at one of {', '.join(zones)}"
             raise InputError(Problem(f"{kind}@{zone}", "is not a kind of node", cure))
         letter, number = zone[-1], 1
         while f"{letter}{number}" in (*self.nodes, *self.gone):
             number += 1
         name = f"{letter}{number}"
-        config = self.place.write_agent(name, KINDS[kind], zone, spot=kind == "small")
+        site = None
+        if self.network is not None and self.zones is not None:
+            settings = self.zones.zones[zone]
+            site = self.network.add_node(name, zone, settings.nic_mbit_per_s)
+            self.place.slow_down(name, settings.times_slower)
+        host = LOOPBACK if site is None else site.address
+        config = self.place.write_agent(name, KINDS[kind], zone, spot=kind == "small", host=host)
         warm = self.place.node(name) / "fork_server.sock"
-        fork_server = self._fork_node_server(warm)
+        fork_server = self._fork_node_server(warm, site)
         self.wait(f"the fork server of {name}", warm.exists)  # Otherwise the agent starts its own.
         words = ("run", "--config", str(config), "--emulate", f"1x{KINDS[kind]}")
-        agent = self._run(name, "agents.main", *words)
-        self.nodes[name] = Node(name, kind, zone, words, agent, fork_server)
+        agent = self._run(name, "agents.main", *words, site=site)
+        self.nodes[name] = Node(name, kind, zone, words, agent, fork_server, site)
         return name
 
-    def _fork_node_server(self, path: Path) -> int:
+    def _fork_node_server(self, path: Path, site: Site | None = None) -> int:
         assert self._shared_fork_server is not None
         assert self._shared_fork_server.stdin is not None
         assert self._shared_fork_server.stdout is not None
         try:
-            self._shared_fork_server.stdin.write(bytes(path) + b"\n")
+            where = "" if site is None else site.namespace
+            self._shared_fork_server.stdin.write(f"{path}\t{where}\n".encode())
             self._shared_fork_server.stdin.flush()
             answer = self._shared_fork_server.stdout.readline()
         except BrokenPipeError:
@@ -188,12 +238,24 @@ class LocalCluster:
         node.agent.wait()
         self._orphans.update((node.fork_server, *workers))
         self.gone.append(name)
+        if self.network is not None:
+            self.network.remove_node(name)
         self.place.forget_memory(name)
 
     def hang_workers(self, name: str) -> None:
         """Stop a node's workers with SIGSTOP, like a hang in the kernel."""
         for pid in children_of(self.nodes[name].fork_server):
             os.kill(pid, signal.SIGSTOP)
+
+    def set_link(self, one: str, other: str, link: Link | None) -> None:
+        """Set the link between two zones, both ways; ``None``: it carries nothing."""
+        if self.network is None or self.zones is None:
+            raise ClusterError("this cluster has no links; start one with sailorctl up --zones")
+        for zone in (one, other):
+            if zone not in self.zones.zones:
+                raise ClusterError(f"there is no {zone}; zones: {', '.join(self.zones.zones)}")
+        for ends in {(one, other), (other, one)}:
+            self.network.set_link(*ends, link or Link(), is_down=link is None)
 
     def ready_nodes(self) -> set[str]:
         """Return the names of the ready nodes."""
@@ -217,7 +279,7 @@ class LocalCluster:
         for name, node in list(self.nodes.items()):
             code = node.agent.poll()
             if code is not None and code < 0:
-                node.agent = self._run(name, "agents.main", *node.words)
+                node.agent = self._run(name, "agents.main", *node.words, site=node.site)
                 told.append(f"the agent of {name} {_killed(code)}")
             elif code is not None:
                 told.append(f"the agent of {name} ended: {self._last_line(name)}")
@@ -262,19 +324,20 @@ class LocalCluster:
         """Kill all processes and delete all files."""
         if self._lock is None:
             return
-        for process in (self._head, self._shared_fork_server):
+        router = None if self.network is None else self.network.process
+        for process in (self._head, self._shared_fork_server, router):
             if process is not None:
                 process.send_signal(signal.SIGKILL)
         kill_all(self.place.folder)
         reap(self._orphans)
         self.place.remove()
         # Last: if we are killed before this, the guard cleans up.
-        for process in (self._shared_fork_server, self._guard):
+        for process in (self._shared_fork_server, router, self._guard):
             for end in () if process is None else (process.stdin, process.stdout):
                 if end is not None:
                     with contextlib.suppress(OSError):
                         end.close()
-        for process in (self._guard, self._shared_fork_server, self._head):
+        for process in (self._guard, self._shared_fork_server, router, self._head):
             if process is not None:
                 process.wait()
         for node in self.nodes.values():

@@ -12,6 +12,7 @@ from typing import Any
 
 from sailord.client import ServerProblem
 from sailord.local.cluster import ClusterError, LocalCluster
+from sailord.local.zone_file import Link
 from simulator.documents.problems import InputError
 
 ANSWER_S = 30.0
@@ -50,6 +51,11 @@ class Control:
         if asked["ask"] == "add":
             name = self.cluster.add_node(asked["kind"], asked["zone"])
             return f"{name} is starting: one {asked['kind']} GPU in {asked['zone']}"
+        if asked["ask"] == "link":
+            one, other = asked["one"], asked["other"]
+            link = Link(asked["delay_ms"], asked["mbit_per_s"])
+            self.cluster.set_link(one, other, None if asked["is_down"] else link)
+            return f"the link between {one} and {other} is {'down' if asked['is_down'] else 'set'}"
         name = asked["node"]
         if name not in self.cluster.nodes:
             raise ClusterError(f"there is no node {name}; nodes: {', '.join(self.cluster.nodes)}")

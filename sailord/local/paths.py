@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sailord.client import LOCAL_SOCKET
+from sailord.local.zone_file import Zones
 from simulator.documents.problems import InputError, Problem
 
 DATA = Path(__file__).resolve().parent / "data"
 MEMORY = Path("/dev/shm")
+LOOPBACK = "127.0.0.1"
 SOCKET_PATH_MAX = 107
 """Longest path of a Unix socket."""
 TEMPORARY = "tmp"
@@ -23,6 +25,7 @@ LONGEST = f"{TEMPORARY}/pymp-12345678/listener-12345678"
 """The longest path of a socket in the folder, made by Python's process pools."""
 LEASE_S = 4.0
 MARKER = "made-by-sailorctl-up"
+BUILT_IN_ZONES = '["zone-a", "zone-b", "zone-c"]'
 
 
 def temporary(folder: Path) -> dict[str, str]:
@@ -35,7 +38,7 @@ def temporary(folder: Path) -> dict[str, str]:
 
 def _free_port() -> int:
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind((LOOPBACK, 0))
         port: int = listener.getsockname()[1]
         return port
 
@@ -91,15 +94,43 @@ class Place:
         catalogue = catalogue.replace("= 1.455", f"= {self.memory_gib}")
         (self.folder / "catalogue.toml").write_text(catalogue, encoding="utf-8")
         self._write_text()
+        self.write_head(LOOPBACK)
+
+    def write_head(self, host: str) -> None:
+        """Write sailord's configuration."""
         (self.folder / "sailord.toml").write_text(
             f'cluster_name = "local"\nstate = "head"\nkey = "key"\ncluster = "cluster.toml"\n'
-            f'log = "json"\n[listen]\nport = {self.port}\n'
+            f'log = "json"\n[listen]\nhost = "{host}"\nport = {self.port}\n'
             f"[options]\nlease_s = {LEASE_S}\ngrace_s = 0.5\nstart_gather_s = 0.5\n"
             "additions_gather_s = 2.0\nfailure_pause_s = 0.2\nbroken_s = 0.3\nprobe_s = 0.1\n"
             # Nodes that share cores differ in speed at random.
             "slow_times = 3.0\n",
             encoding="utf-8",
         )
+
+    def write_zones(self, zones: Zones) -> None:
+        """Write the pools and the catalogue of a shaped cluster."""
+        pools = (
+            f'[[pool]]\nzone = "{zone.name}"\nmachine = "emulated-{zone.kind}"\n'
+            f"machines = {zone.nodes}\nspot = {'true' if zone.kind == 'small' else 'false'}\n"
+            for zone in zones.zones.values()
+        )
+        text = 'catalogue = "catalogue.toml"\n' + "".join(pools)
+        (self.folder / "cluster.toml").write_text(text, encoding="utf-8")
+        file = self.folder / "catalogue.toml"
+        found = file.read_text(encoding="utf-8")
+        named = json.dumps(list(zones.zones))
+        file.write_text(found.replace(BUILT_IN_ZONES, named), encoding="utf-8")
+
+    @property
+    def slow(self) -> Path:
+        """The file that says how much slower than this computer nodes are."""
+        return self.folder / "slow"
+
+    def slow_down(self, node: str, times: float) -> None:
+        """Have a node's workers take so many times as long."""
+        with self.slow.open("a", encoding="utf-8") as file:
+            file.write(f"{node} {times}\n")
 
     def _write_text(self) -> None:
         import numpy as np  # noqa: PLC0415 - the command line imports this module for a path
@@ -112,7 +143,9 @@ class Place:
         text = (DATA / name).read_text(encoding="utf-8")
         return text.replace('"text.npy"', json.dumps(str(self.folder / "text.npy")))
 
-    def write_agent(self, name: str, gpu: str, zone: str, *, spot: bool) -> Path:
+    def write_agent(
+        self, name: str, gpu: str, zone: str, *, spot: bool, host: str = LOOPBACK
+    ) -> Path:
         """Write the configuration of a node's agent."""
         folder, memory = self.node(name), self.memory / name
         folder.mkdir(mode=0o700)
@@ -123,7 +156,7 @@ class Place:
             f'store = "unix://{self.folder}/head/store.sock"\ncatalogue = "../catalogue.toml"\n'
             f'zone = "{zone}"\nmachine = "{gpu}"\nspot = {"true" if spot else "false"}\n'
             f'worker = "{self.worker}"\nmemory = "{memory}"\nthreads = 1\n'
-            f"lease_s = {LEASE_S}\norphan_s = 10.0\n[listen]\nport = 0\n",
+            f'lease_s = {LEASE_S}\norphan_s = 10.0\n[listen]\nhost = "{host}"\nport = 0\n',
             encoding="utf-8",
         )
         return config

@@ -18,7 +18,7 @@ from unittest.mock import patch
 from agents.daemon.failpoints import FAIL_AT
 from agents.daemon.process_cleanup import children_of, cluster_pids, kill, reap
 from sailord.local.cluster import KINDS, LocalCluster, Node
-from sailord.local.paths import Place
+from sailord.local.paths import LOOPBACK, Place
 from tests.chaos.etcd_members import Members
 from tests.chaos.faulty import TROUBLE
 from tests.chaos.net import SAILORD, Proxies, etcd_address
@@ -65,8 +65,10 @@ class ChaosPlace(Place):
         """The first folder of the module search path in the cluster's processes."""
         return self.folder / "site"
 
-    def write_agent(self, name: str, gpu: str, zone: str, *, spot: bool) -> Path:
-        config = Place.write_agent(self, name, gpu, zone, spot=spot)
+    def write_agent(
+        self, name: str, gpu: str, zone: str, *, spot: bool, host: str = LOOPBACK
+    ) -> Path:
+        config = Place.write_agent(self, name, gpu, zone, spot=spot, host=host)
         text = config.read_text(encoding="utf-8")
         text = self.proxies.of_agent(text, name)
         config.write_text(text.replace("orphan_s = 10.0", f"orphan_s = {ORPHAN_S}"))

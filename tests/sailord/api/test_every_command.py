@@ -52,6 +52,7 @@ ELSEWHERE = {
     "tour": "tests/sailord/local/test_tour.py",
     "local add": "tests/sailord/local/test_up.py",
     "local kill": "tests/sailord/local/test_up.py",
+    "local link": "tests/sailord/local/test_zones.py",
     "checkpoint export": "tests/sailord/checkpoints/test_export.py",
     "completion": "tests/sailord/daemon/test_cluster_commands.py",
 }

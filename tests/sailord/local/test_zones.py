@@ -1,0 +1,170 @@
+"""`sailorctl up --zones`: real nodes in network namespaces, of which nothing is left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from agents.daemon.namespaces import enter_network_namespace
+from agents.daemon.process_cleanup import kill_all
+from sailord.local.paths import Place
+from sailord.local.shaped_network import TUN, ShapedNetwork, Site
+from sailord.local.zone_file import Link, load_zones
+from tests.sailord.daemon.running import wait_until
+from tests.sailord.local.running import ROOT, SAILORCTL, launch
+
+ZONES = ROOT / "examples/zones.toml"
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0 or not TUN.exists() or shutil.which("ip") is None,
+    reason="network namespaces need root, /dev/net/tun and ip",
+)
+
+
+def namespaces() -> set[str]:
+    """All network namespaces that a process is in."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/ns/net"):
+        try:
+            found.add(os.readlink(link))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+def network():
+    command = [sys.executable, "-m", "sailord.local.router"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        made = ShapedNetwork(load_zones(ZONES), process)
+        made.begin()
+        yield made
+        process.stdin.close()
+
+
+def listen_at(site: Site) -> socket.socket:
+    """A listening socket in a node's namespace; the thread that opened it stays there."""
+    opened: list[socket.socket] = []
+
+    def open_() -> None:
+        enter_network_namespace(site.namespace)
+        opened.append(socket.create_server((site.address, 5000)))
+
+    thread = threading.Thread(target=open_)
+    thread.start()
+    thread.join()
+    return opened[0]
+
+
+def connect_from(site: Site, address: str) -> socket.socket:
+    """A connection from a node's namespace to an address of the network."""
+    opened: list[socket.socket] = []
+
+    def open_() -> None:
+        enter_network_namespace(site.namespace)
+        opened.append(socket.create_connection((address, 5000), timeout=20.0))
+
+    thread = threading.Thread(target=open_)
+    thread.start()
+    thread.join()
+    return opened[0]
+
+
+@needs_root
+def test_packets_wait_for_the_delay_both_ways(network):
+    one, other = network.add_node("a1", "zone-a"), network.add_node("c1", "zone-c")
+    with listen_at(other) as listener, connect_from(one, other.address) as client:
+        server, _ = listener.accept()
+        with server:
+            begun = time.monotonic()
+            client.sendall(b"?")
+            assert server.recv(1) == b"?"
+            server.sendall(b"!")
+            assert client.recv(1) == b"!"
+            assert time.monotonic() - begun >= 0.030, "15 ms each way"
+    assert network.bytes_sent()["a1", "c1"] > 0
+
+
+@needs_root
+def test_link_that_is_down_carries_nothing_until_it_is_back(network):
+    one, other = network.add_node("a1", "zone-a"), network.add_node("b1", "zone-b")
+    with listen_at(other) as listener, connect_from(one, other.address) as client:
+        server, _ = listener.accept()
+        with server:
+            network.set_link("zone-a", "zone-b", Link(), is_down=True)
+            before = network.bytes_sent()["a1", "b1"]
+            client.sendall(b"?")
+            assert network.bytes_sent()["a1", "b1"] == before
+            network.set_link("zone-a", "zone-b", Link())
+            server.settimeout(20.0)
+            assert server.recv(1) == b"?", "TCP sends it again"
+
+
+@needs_root
+def test_removed_node_is_cut_off_and_its_namespace_ends(network):
+    before = namespaces()
+    site = network.add_node("a1", "zone-a")
+    with subprocess.Popen(["nsenter", f"--net={site.namespace}", "sleep", "60"]) as within:
+        wait_until(lambda: namespaces() - before)
+        network.remove_node("a1")
+        assert not Path(site.namespace).exists()
+        within.kill()
+    wait_until(lambda: namespaces() == before)
+
+
+def test_without_root_zones_are_refused(tmp_path):
+    words = [*SAILORCTL, "up", "--zones", str(ZONES), "--folder", str(tmp_path / "c")]
+    if os.geteuid() == 0:
+        words = ["setpriv", "--reuid=65534", "--clear-groups", *words]
+        tried = [*words[:3], *SAILORCTL, "--help"]
+        if subprocess.run(tried, cwd=ROOT, capture_output=True, check=False).returncode != 0:
+            pytest.skip("the user nobody cannot read this folder")
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "zones: need root" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def folder():
+    base = Path(tempfile.mkdtemp(prefix="zones-"))
+    yield base / "c"
+    kill_all(base / "c")
+    Place(base / "c", port=0).remove()
+    shutil.rmtree(base)
+
+
+@needs_root
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
+def test_job_trains_across_namespaces_and_nothing_is_left(folder, number):
+    before = namespaces()
+    words = ("--zones", str(ZONES))
+    up = launch(folder, worker="worker.control.worker_process", words=words)
+    try:
+        up.wait_for(lambda: up.generation() == 1 and up.job()["step"] > 0)
+        hosts = [
+            node["address"].rpartition(":")[0]
+            for node in up.client.ask("GET", "/v1/nodes")["nodes"]
+        ]
+        assert sorted(hosts) == [f"10.77.0.{number}" for number in range(2, 6)]
+        assert len(namespaces() - before) == 5, "four nodes and the head"
+        told = up.told("local", "link", "zone-a", "zone-c", "--down", "--folder", str(folder))
+        assert told == "the link between zone-a and zone-c is down\n"
+        assert up.told("local", "kill", "b1", "--folder", str(folder)).startswith("b1 is killed")
+        up.wait_for(lambda: len(namespaces() - before) == 4)
+        up.end(number)
+        wait_until(lambda: up.left_behind() == [], within_s=30.0)
+        wait_until(lambda: namespaces() <= before)
+    finally:
+        up.process.kill()
+        up.process.wait()
