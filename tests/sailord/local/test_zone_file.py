@@ -38,7 +38,7 @@ def test_link_may_be_one_way(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", ["give a list of tables"]),
+        ("", ["is empty"]),
         ('[[zone]]\nname = "paris"\n', ["name zones zone-a to zone-z"]),
         ('[[zone]]\nname = "zone-a"\nnodes = 0\ngpu = "H100"\n', ["1 to 64", '"large" or "small"']),
         ('[[zone]]\nname = "zone-a"\n[[zone]]\nname = "zone-a"\n', ['is "zone-a" again']),
