@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from agents.daemon.atomic_file import replacing, sync_folder
+
+_CHUNK_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,17 @@ class ObjectContent:
 def whole(data: bytes) -> ObjectContent:
     """Return a content that is in memory."""
     return ObjectContent(lambda: (data,), len(data), data)
+
+
+def of_file(path: Path, head: bytes) -> ObjectContent:
+    """Return the content of a file that begins with ``head``; it is read chunk by chunk."""
+
+    def chunks() -> Iterator[bytes]:
+        with path.open("rb") as file:
+            while data := file.read(_CHUNK_BYTES):
+                yield data
+
+    return ObjectContent(chunks, path.stat().st_size, head)
 
 
 def write_once(files: Any, target: str, content: ObjectContent) -> None:

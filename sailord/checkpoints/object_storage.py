@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from agents.object_store import whole, write_once
+from agents.object_store import ObjectContent, whole, write_once
 from simulator.documents.problems import InputError, Problem
 
 T = TypeVar("T")
@@ -105,7 +105,11 @@ class Storage:
 
     def write(self, name: str, data: bytes) -> None:
         """Write an object atomically and durably; an existing object is never replaced."""
-        path, content = self._path(name), whole(data)
+        self.write_content(name, whole(data))
+
+    def write_content(self, name: str, content: ObjectContent) -> None:
+        """Do the same with a content that need not be in memory."""
+        path = self._path(name)
         self._tried(name, "written", lambda: write_once(self.files, path, content))
 
     def delete(self, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agents.object_store import of_file
 from agents.protocol.records import (
     FIRST,
     Durable,
@@ -119,10 +120,10 @@ def take_in(storage: Storage, id_: JobId, job: Job, spec: str, file: Path) -> Du
     header, head = read_header(file), read_head(file)
     point = Point(header.step, 0)
     name = f"{folder_of(id_, point)}/{header.file_name}"
-    data = file.read_bytes()
-    storage.write(name, data)
+    content = of_file(file, head)
+    storage.write_content(name, content)
     holds = tuple(Holding(layer, 0, header.atoms + 1) for layer in range(header.layers))
-    part = Uploaded(point, storage.uri_of(name), len(data), head_checksum(head), holds)
+    part = Uploaded(point, storage.uri_of(name), content.size, head_checksum(head), holds)
     layers, atoms = job_shape(job)
     record = JobRecord(id_, "queued", layers=layers, atoms=atoms, saving=Saving(storage.uri))
     no_generation = GenerationRecord(id_, 0, "closed", "", (), FIRST, 0, "imported")

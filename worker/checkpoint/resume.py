@@ -18,10 +18,8 @@ from torch import Tensor
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job
 from worker.checkpoint.compatibility import differences
-from worker.checkpoint.convert import FullCheckpoint, read_checkpoint
 from worker.checkpoint.load_state import progress_from
-from worker.layout.rank_layout import TIED
-from worker.layout.tensor_table import tensors_of
+from worker.checkpoint.saved_state import SavedState, open_saved_state
 from worker.training.full_tensors import StateKind, TensorKey
 from worker.training.trainer import TrainingProgress
 
@@ -42,25 +40,24 @@ def open_resume_point(uri: str, job: Job) -> ResumePoint:
     place = _place_of(uri)
     named = _requested_manifest(place, uri)
     try:
-        whole = read_checkpoint(named)
+        state = open_saved_state(named)
     except InputError as error:
         older, folder = _older_intact(place, named), named.rpartition("/")[0]
         # The place is added unless the text has it.
         texts = (p.what if folder in p.what else f"{p.place}: {p.what}" for p in error.problems)
         raise InputError([Problem(OPTION, text, older) for text in texts]) from None
-    found = differences(job, whole.job, step=whole.progress.step, place=OPTION)
+    found = differences(job, state.job, step=state.progress.step, place=OPTION)
     if found:
         raise InputError(found)
-    return ResumePoint(_logical(job, whole), progress_from(whole.progress))
+    return ResumePoint(_logical(state), progress_from(state.progress))
 
 
-def _logical(job: Job, whole: FullCheckpoint) -> dict[TensorKey, Tensor]:
-    kinds: tuple[StateKind, ...] = ("master", *(f"moment {i}" for i in range(len(whole.kinds) - 1)))
+def _logical(state: SavedState) -> dict[TensorKey, Tensor]:
+    kinds: tuple[StateKind, ...] = ("master", *(f"moment {i}" for i in state.kinds[:-1]))
     return {
-        (layer, spec.name, kind): named[0 if layer == TIED else layer, spec.name]
-        for kind, named in zip(kinds, whole.kinds, strict=True)
-        for layer, specs in tensors_of(job).items()
-        for spec in specs
+        (layer, spec.name, kind): state.tensor((index, spec.name), number)
+        for number, kind in enumerate(kinds)
+        for (index, _), (layer, spec) in state.pieces.specs.items()
     }
 
 
@@ -139,7 +136,7 @@ def _older_intact(place: _CheckpointFolder, named: str) -> str:
         for point, name in place.manifests():
             if limit is None or (point[1] < limit[1] and point[0] <= limit[0]):
                 try:
-                    read_checkpoint(name)
+                    open_saved_state(name)
                 except InputError:
                     continue
                 return f"the next older intact one is {name}"

@@ -203,13 +203,13 @@ def head_bytes(header: Header) -> bytes:
     return PRELUDE.pack(MAGIC, len(text), xxhash.xxh3_128_digest(text)) + text
 
 
-def head_checksum(head: bytes) -> str:
+def head_checksum(head: bytes | bytearray) -> str:
     """Return the checksum of a header, which covers the checksums of all its pieces."""
     _, _, digest = PRELUDE.unpack_from(head)
     return bytes(digest).hex()
 
 
-def head_length(data: bytes, *, name: str) -> int:
+def head_length(data: bytes | bytearray, *, name: str) -> int:
     """Return the length of prelude and header, as the prelude states it."""
     if len(data) < PRELUDE.size:
         raise SnapshotError(f"{name} is truncated")
@@ -221,7 +221,7 @@ def head_length(data: bytes, *, name: str) -> int:
     return PRELUDE.size + int(length)
 
 
-def parse_head(data: bytes, *, name: str) -> Header:
+def parse_head(data: bytes | bytearray, *, name: str) -> Header:
     """Read prelude and header; raise ``SnapshotError`` with the file's name if they are damaged."""
     end = head_length(data, name=name)
     if len(data) < end:
@@ -288,10 +288,15 @@ def read_piece(path: Path, piece: Piece) -> bytes:
 
 def check_piece(data: bytes | bytearray | memoryview, piece: Piece, *, name: str) -> None:
     """Raise ``SnapshotError`` if the bytes are not those of the sealed piece."""
+    check_digest(len(data), checksum(data), piece, name=name)
+
+
+def check_digest(size: int, digest: str, piece: Piece, *, name: str) -> None:
+    """Raise ``SnapshotError`` if size or checksum are not those of the sealed piece."""
     where = f"{name}: piece {piece.piece} of layer {piece.layer}"
-    if len(data) != piece.bytes:
-        raise SnapshotError(f"{where} has {len(data)} bytes instead of {piece.bytes}")
-    if checksum(data) != piece.checksum:
+    if size != piece.bytes:
+        raise SnapshotError(f"{where} has {size} bytes instead of {piece.bytes}")
+    if digest != piece.checksum:
         raise SnapshotError(f"{where} is damaged: its checksum does not match")
 
 

@@ -1,4 +1,4 @@
-"""Reads and writes checkpoints of ``torch.distributed.checkpoint`` (DCP).
+"""Reads and writes checkpoints of ``torch.distributed.checkpoint`` (DCP), one tensor at a time.
 
 Weights are under ``model.NAME``, moments under ``optimizer.state.NAME``, as
 ``torch.distributed.checkpoint.state_dict.get_state_dict`` names them.
@@ -6,22 +6,46 @@ Weights are under ``model.NAME``, moments under ``optimizer.state.NAME``, as
 
 from __future__ import annotations
 
+import pickle
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import (
+    FileSystemReader,
+    FileSystemWriter,
+    _StorageInfo,
+)
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Optimizer
+from worker.models.foreign_tensors import ForeignTensor, StoredTensor
 
 MOMENT_NAMES: Mapping[Optimizer, tuple[str, ...]] = {
     "adam": ("exp_avg", "exp_avg_sq"),
@@ -30,49 +54,182 @@ MOMENT_NAMES: Mapping[Optimizer, tuple[str, ...]] = {
 }
 
 
-def write_dcp(
-    kinds: list[dict[str, Tensor]], optimizer: Optimizer, *, updates: int, folder: Path
-) -> None:
-    """Write weights and moments, each by name, as a state dict of a module and its optimizer."""
-    weights, *moments = kinds
-    state: dict[str, dict[str, Tensor]] = {
-        name: {
-            "step": torch.tensor(float(updates)),
-            **{key: each[name] for key, each in zip(MOMENT_NAMES[optimizer], moments, strict=True)},
-        }
-        for name in weights
-    }
-    whole = {"model": weights, "optimizer": {"state": state}}
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor to be written: its path in the state dict, its form, and how to read it."""
+
+    path: tuple[str, ...]
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
+    dtype: torch.dtype = torch.float32
+    stack: tuple[int, int] | None = None
+    """It is the so-manieth item of a tensor of so many."""
+
+    @property
+    def key(self) -> str:
+        return ".".join(self.path)
+
+
+def write_dcp(entries: Sequence[Entry], folder: Path) -> None:
+    """Write the tensors of a state dict; each is read when its turn comes."""
+    planner = _LazyPlanner(entries)
     with _alone():
-        save(whole, storage_writer=FileSystemWriter(folder), no_dist=True)
+        save({}, storage_writer=_StreamWriter(folder), planner=planner, no_dist=True)
 
 
-def read_dcp(folder: Path, optimizer: Optimizer) -> tuple[list[dict[str, Tensor]], int]:
-    """Read the weights and, if there are any, the moments by name; and the optimizer's steps."""
-    try:
-        reader = FileSystemReader(folder)
-        held = reader.read_metadata().state_dict_metadata
-        keys = MOMENT_NAMES[optimizer]
-        wanted = {key: each for key, each in held.items() if _is_state(key, keys)}
-        found = {
-            key: torch.empty(each.size, dtype=each.properties.dtype)
-            for key, each in wanted.items()
+class _StreamWriter(FileSystemWriter):
+    """Writes one file; torch's own writer keeps every tensor until the last is written."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        results, name = [], "__0_0.distcp"
+        with (Path(self.path) / name).open("wb") as file:
+            for item in plan.items:
+                begin = file.tell()
+                data = planner.resolve_data(item)
+                if isinstance(data, Tensor):
+                    torch.save(data, file)
+                else:
+                    file.write(data.getbuffer())
+                del data  # Before the next one is read.
+                size = file.tell() - begin
+                results.append(WriteResult(item.index, size, _StorageInfo(name, begin, size)))
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+
+class _LazyPlanner(DefaultSavePlanner):
+    """Plans to write tensors that are not in memory."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        super().__init__()
+        self._entries = {_index_of(entry): entry for entry in entries}
+
+    def create_local_plan(self) -> SavePlan:
+        items = [_write_item(index, entry) for index, entry in self._entries.items()]
+        self.plan = SavePlan(items, planner_data={e.key: e.path for e in self._entries.values()})
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> Tensor:
+        return self._entries[index].read()
+
+
+def _index_of(entry: Entry) -> MetadataIndex:
+    first = 0 if entry.stack is None else entry.stack[0]
+    offset = torch.Size((*(() if entry.stack is None else (first,)), *(0 for _ in entry.shape)))
+    return MetadataIndex(entry.key, offset, first)
+
+
+def _write_item(index: MetadataIndex, entry: Entry) -> WriteItem:
+    assert index.offset is not None, "every entry has an offset"
+    extra, total = ((), ()) if entry.stack is None else ((1,), (entry.stack[1],))
+    chunk = ChunkStorageMetadata(index.offset, torch.Size((*extra, *entry.shape)))
+    size = torch.Size((*total, *entry.shape))
+    about = TensorWriteData(chunk, TensorProperties(entry.dtype), size)
+    return WriteItem(index, WriteItemType.SHARD, tensor_data=about)
+
+
+class DcpFolder:
+    """An open DCP folder, of which tensors are read one at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._reader = FileSystemReader(folder)
+        with _reading(folder):
+            self._metadata = self._reader.read_metadata()
+            self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of everything that is stored."""
+        return list(self._metadata.state_dict_metadata)
+
+    def stored(self) -> dict[str, StoredTensor]:
+        """Return what the folder says about its tensors."""
+        return {
+            key: StoredTensor(
+                tuple(each.size),
+                str(each.properties.dtype).removeprefix("torch."),
+                each.properties.dtype.is_floating_point,
+            )
+            for key, each in self._metadata.state_dict_metadata.items()
             if isinstance(each, TensorStorageMetadata)
         }
-        with _alone():
-            load(dict[str, Any](found), storage_reader=reader, no_dist=True)
-    except (OSError, CheckpointException, RuntimeError, ValueError, EOFError) as error:
+
+    def read(self, key: str, tensor: ForeignTensor | None = None) -> Tensor:
+        """Read a tensor, or an item of a stack."""
+        about = self._metadata.state_dict_metadata[key]
+        assert isinstance(about, TensorStorageMetadata), "asked for what stored() has"
+        size = about.size if tensor is None else torch.Size(tensor.shape)
+        stack = None if tensor is None else tensor.stack
+        item, one = ((), ()) if stack is None else ((stack[0],), (1,))
+        region = ChunkStorageMetadata(
+            torch.Size((*item, *(0 for _ in size))), torch.Size((*one, *size))
+        )
+        chunks = _Chunks(region.sizes)
+        plan = LoadPlan(create_read_items_for_chunk_list(key, about, [region]))
+        with _reading(self.folder):
+            self._reader.read_data(plan, chunks).wait()
+        found = chunks.whole
+        if found is None:
+            found = torch.empty(region.sizes, dtype=about.properties.dtype)
+        return found.view(size)
+
+
+class _Chunks(DefaultLoadPlanner):
+    """Takes the chunks that a reader has loaded: a single one as it is, others by copying."""
+
+    def __init__(self, size: torch.Size) -> None:
+        super().__init__()
+        self._size = size
+        self.whole: Tensor | None = None
+
+    def resolve_tensor(self, read_item: ReadItem) -> Any:
+        return _Target(self, read_item)
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Any) -> None:
+        """Nothing is left to do."""
+
+    def take(self, item: ReadItem, values: Tensor) -> None:
+        """Keep the values of a part of the region that is read."""
+        if item.lengths == self._size:
+            self.whole = values
+            return
+        if self.whole is None:
+            self.whole = torch.empty(self._size, dtype=values.dtype)
+        found = self.whole
+        for dim, (first, count) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
+            found = found.narrow(dim, first, count)
+        found.copy_(values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Stands for the tensor into which the reader copies, so that none is there twice."""
+
+    chunks: _Chunks
+    item: ReadItem
+
+    def detach(self) -> _Target:
+        return self
+
+    def size(self) -> torch.Size:
+        return self.item.lengths
+
+    def copy_(self, values: Tensor) -> None:
+        self.chunks.take(self.item, values)
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (
+        *(OSError, CheckpointException, RuntimeError, ValueError, EOFError, KeyError),
+        *(AssertionError, pickle.UnpicklingError),
+    ) as error:
         what = f"is not a checkpoint of torch.distributed.checkpoint ({error})"
         raise InputError(Problem(str(folder), what, "name the folder with its .metadata")) from None
-    weights = _under("model.", "", found)
-    if not weights:
-        cure = 'save {"model": ..., "optimizer": ...} of get_state_dict'
-        raise InputError(Problem(str(folder), "holds nothing under model.", cure))
-    moments = [_under("optimizer.state.", f".{key}", found) for key in keys]
-    steps = _under("optimizer.state.", ".step", found)
-    if not any(moments):
-        return [weights], 0
-    return [weights, *moments], int(max((float(each) for each in steps.values()), default=0))
 
 
 @contextmanager
@@ -83,14 +240,26 @@ def _alone() -> Iterator[None]:
         yield
 
 
-def _is_state(key: str, moments: tuple[str, ...]) -> bool:
-    ends = tuple(f".{each}" for each in (*moments, "step"))
-    return key.startswith("model.") or (key.startswith("optimizer.state.") and key.endswith(ends))
+def state_entries(
+    tensors: Sequence[ForeignTensor],
+    kinds: Sequence[str],
+    read: Callable[[ForeignTensor, int], Tensor],
+    *,
+    dtype: torch.dtype,
+    updates: int,
+) -> list[Entry]:
+    """Return the entries of the state dict of a module and its optimizer."""
+    found = [Entry(("model", t.name), t.shape, _later(read, t, 0), dtype) for t in tensors]
+    for tensor in tensors:
+        at = ("optimizer", "state", tensor.name)
+        found.append(Entry((*at, "step"), (), lambda: torch.tensor(float(updates))))
+        for number, kind in enumerate(kinds, start=1):
+            values = _later(read, tensor, number)
+            found.append(Entry((*at, kind), tensor.shape, values, dtype))
+    return found
 
 
-def _under(prefix: str, suffix: str, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        key[len(prefix) : len(key) - len(suffix)]: value
-        for key, value in found.items()
-        if key.startswith(prefix) and key.endswith(suffix)
-    }
+def _later(
+    read: Callable[[ForeignTensor, int], Tensor], tensor: ForeignTensor, kind: int
+) -> Callable[[], Tensor]:
+    return lambda: read(tensor, kind)

@@ -185,22 +185,25 @@ def export_checkpoint(manifest: str, out: Path, form: str, job: Path | None) -> 
     With the script or job file of a model of transformers, config and tokenizer come along.
     """
     from worker.checkpoint import convert  # noqa: PLC0415 - loads torch, which takes seconds
+    from worker.checkpoint.saved_state import open_saved_state  # noqa: PLC0415 - the same
     from worker.script.open_job import open_module  # noqa: PLC0415 - the same
 
-    whole = convert.read_checkpoint(manifest)
+    convert.return_freed_memory()
+    state = open_saved_state(manifest)
     if form == "huggingface" and job is not None:
         with printing_to_stderr(), convert.created_folder(out) as folder:
-            arguments = () if whole.job.work is None else whole.job.work.arguments
-            module = open_module(job, replace(whole.job, work=None), arguments)
-            module.save(whole.kinds[0], folder)
+            arguments = () if state.job.work is None else state.job.work.arguments
+            module = open_module(job, replace(state.job, work=None), arguments)
+            with convert.mapped_weights(state, folder.parent) as weights:
+                module.save(weights, folder)
     else:
         exports = {
             "huggingface": convert.export_huggingface,
             "deepspeed": convert.export_deepspeed,
             "dcp": convert.export_dcp,
         }
-        exports[form](whole, out)
-    click.echo(f"{out}: step {whole.progress.step}, {len(whole.kinds[0]):,} tensors")
+        exports[form](state, out)
+    click.echo(f"{out}: step {state.progress.step}, {len(state.pieces.specs):,} tensors")
 
 
 @main.command("import-checkpoint")
@@ -222,6 +225,7 @@ def import_checkpoint(folder: Path, job: Path, name: str, out: Path, form: str) 
     """
     from worker.checkpoint import convert  # noqa: PLC0415 - loads torch, which takes seconds
 
+    convert.return_freed_memory()
     imports = {
         "deepspeed": convert.import_deepspeed,
         "dcp": convert.import_dcp,

@@ -1,9 +1,9 @@
-"""Reads weights from Hugging Face checkpoints, one rank's shard at a time, and writes them back."""
+"""Reads weights from Hugging Face checkpoints, one rank's shard at a time."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,16 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from simulator.documents.problems import InputError, Problem, Problems
-from simulator.models.layers import Model, TensorSpec
 from simulator.spec.job import Job
 from worker.layout.shards import Shard, shard_of, take_shard
-from worker.models.hf_names import HfLocation, is_ignored, location_of, prefix_of
+from worker.models.foreign_tensors import (
+    StoredTensor,
+    check_stored,
+    headless_prefix,
+    huggingface_tensors,
+    present_name,
+)
+from worker.models.hf_names import HfLocation, location_of
 from worker.types import LogicalTensor
 
 _WHOLE = "model.safetensors"
@@ -31,6 +37,7 @@ class HfCheckpoint:
     job: Job
     # Tensor name, as in the file -> the file.
     files: Mapping[str, Any]
+    prefix: str
 
     def values(self, index: int) -> Callable[[LogicalTensor, range], Tensor]:
         """Return the ``values`` argument of ``build_layer`` for a layer."""
@@ -45,7 +52,7 @@ class HfCheckpoint:
 
     def _read(self, place: HfLocation, shard: Shard, true_shape: tuple[int, ...]) -> Tensor:
         """Read a shard; rows that pad a vocabulary are in no file and become 0."""
-        name = _present(place.name, self.files, self.job.model)
+        name = present_name(place.name, self.files, self.prefix)
         file, columns = self.files[name], shard.columns
         end = min(shard.rows.stop, true_shape[0])
         start = min(shard.rows.start, end)
@@ -66,72 +73,37 @@ class HfCheckpoint:
 
 def open_checkpoint(path: Path, job: Job) -> HfCheckpoint:
     """Open a safetensors file or a folder of them; report whatever does not fit the model."""
-    files = open_files(path)
-    problems = Problems()
-    wanted = {place.name: place for _, _, place in _places(job.model)}
-    used = set()
-    for place in wanted.values():
-        name = _present(place.name, files, job.model)
-        used.add(name)
-        if name not in files:
-            cure = "use a checkpoint of this model"
-            if name == "lm_head.weight":
-                cure = "the checkpoint ties it to the embedding: set tied = true"
-            problems.add(name, "is missing", cure)
-            continue
-        found = files[name].get_slice(name)
-        if tuple(found.get_shape()) != place.shape:
-            what = f"has shape {_shown(found.get_shape())}, the model's is {_shown(place.shape)}"
-            problems.add(name, what, "give the model's own numbers in the job, or its config.json")
-        elif found.get_dtype() not in _FLOATS:
-            what = f"holds {found.get_dtype()}, not floating-point numbers"
-            problems.add(name, what, "dequantise the checkpoint first")
-    for name in sorted(set(files) - used):
-        if not is_ignored(job.model, name):
-            problems.add(
-                name, "is not a tensor of the model", "use a checkpoint of exactly this model"
-            )
-    if problems.found:
-        located = Problems()
-        located.take(InputError(problems.found), place=f"{path}:")
-        located.raise_if_any()
-    return HfCheckpoint(job, files)
+    files = {name: file for file in open_files(path).values() for name in file.keys()}  # noqa: SIM118 - not a mapping
+    check_stored(job, huggingface_tensors(job), stored_tensors(files), str(path))
+    return HfCheckpoint(job, files, headless_prefix(job))
 
 
-def _places(model: Model) -> Iterator[tuple[int, TensorSpec, HfLocation]]:
-    for index, layer in enumerate(model.layers):
-        for tensor in layer.tensors:
-            yield index, tensor, location_of(model, index, tensor)
+def stored_tensors(files: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    """Return what the headers of open files say about their tensors."""
+    found = {}
+    for name, file in files.items():
+        part = file.get_slice(name)
+        dtype = part.get_dtype()
+        found[name] = StoredTensor(tuple(part.get_shape()), dtype, dtype in _FLOATS)
+    return found
 
 
-def _present(name: str, files: Mapping[str, Any], model: Model) -> str:
-    """Return the name in these files, without its prefix if the model was saved headless."""
-    body = name.removeprefix(prefix_of(model))
-    return body if name not in files and body in files else name
-
-
-def _shown(shape: Any) -> str:
-    return " x ".join(str(size) for size in shape)
-
-
-def open_files(path: Path) -> dict[str, Any]:
-    """Open a safetensors file or a folder of them; return the file of each tensor."""
+def open_files(path: Path) -> dict[Path, Any]:
+    """Open a safetensors file, or those of a folder."""
     if path.is_dir():
         index = path / _INDEX
         paths = _indexed(index) if index.is_file() else [path / _WHOLE]
     else:
         paths = [path]
-    files: dict[str, Any] = {}
+    files: dict[Path, Any] = {}
     problems = Problems()
     for each in paths:
         try:
-            file = safe_open(each, framework="pt")
+            files[each] = safe_open(each, framework="pt")
         except FileNotFoundError:
             problems.add(str(each), "does not exist", "name a safetensors file or its folder")
         except (SafetensorError, OSError) as error:
             problems.add(str(each), f"cannot be read ({error})", "download it again")
-        else:
-            files |= dict.fromkeys(file.keys(), file)  # type: ignore[no-untyped-call]  # a foreign function
     problems.raise_if_any()
     return files
 
@@ -144,31 +116,3 @@ def _indexed(index: Path) -> list[Path]:
     except (ValueError, KeyError, AttributeError, TypeError):
         what = "does not say which file has which tensor"
         raise InputError(Problem(str(index), what, "download it again")) from None
-
-
-def is_hf_model(job: Job) -> bool:
-    """Return whether Hugging Face has a name for every tensor of the job's model."""
-    try:
-        return len(list(_places(job.model))) > 0
-    except InputError:
-        return False
-
-
-def to_huggingface(job: Job, tensors: Mapping[tuple[int, str], Tensor]) -> dict[str, Tensor]:
-    """Convert full tensors, keyed by (layer, name), to Hugging Face's names and shapes.
-
-    Vocabulary padding is dropped, and a tied tensor is written once.
-    """
-    found: dict[str, Tensor] = {}
-    parts: dict[str, list[Tensor]] = {}
-    for index, tensor, place in _places(job.model):
-        if tensor.tied_to is not None:
-            continue
-        own = tensors[index, tensor.name][: tensor.shape[0]]
-        shaped = own.T if place.form == "transposed" else own
-        parts.setdefault(place.name, []).append(shaped)
-        found[place.name] = shaped if place.form != "reshaped" else own.reshape(place.shape)
-    for name, together in parts.items():
-        if len(together) > 1:
-            found[name] = torch.cat(together, -1)
-    return {name: tensor.contiguous() for name, tensor in found.items()}

@@ -15,12 +15,13 @@ import torch
 import torch.distributed as dist
 import transformers
 
-from worker.checkpoint.convert import external_names, read_checkpoint
+from tests.sailord.checkpoints.made import read_full
+from worker.checkpoint.convert import external_names
 from worker.engines.deepspeed import build_ops
 
 
 def main(folder: str, manifest: str) -> None:
-    whole = read_checkpoint(manifest)
+    whole = read_full(manifest)
     expected = [external_names(whole.job, kind) for kind in whole.kinds]
     config = transformers.GPT2Config(n_layer=2, n_embd=16, n_head=4, vocab_size=61, n_positions=8)
     model = transformers.GPT2LMHeadModel(config)

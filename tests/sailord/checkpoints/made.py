@@ -23,7 +23,8 @@ from sailord.checkpoints.object_storage import Storage, open_storage
 from sailord.checkpoints.verify import compose
 from sailord.core.model.commands import WriteManifest
 from sailord.planning.job_spec import job_shape, read_job
-from worker.checkpoint.convert import FullCheckpoint, NamedTensors, write_full
+from simulator.spec.job import Job
+from worker.checkpoint.saved_state import open_saved_state
 from worker.checkpoint.snapshot_file import (
     Header,
     SavedProgress,
@@ -32,8 +33,10 @@ from worker.checkpoint.snapshot_file import (
     partial_header,
     read_header,
 )
+from worker.checkpoint.write_snapshot import write_snapshot
 from worker.layout.rank_layout import TIED
 from worker.layout.tensor_table import tensors_of
+from worker.models.foreign_tensors import TensorId, whole_tensor
 
 JOB = JobId("j")
 SPEC = """
@@ -52,6 +55,35 @@ precision = "fp32"
 max_tp = 2
 """
 WRITERS = 2
+
+
+NamedTensors = dict[TensorId, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class FullCheckpoint:
+    """A checkpoint as full tensors in memory: the weights, then the optimizer's moments."""
+
+    job: Job
+    progress: SavedProgress
+    kinds: tuple[NamedTensors, ...]
+
+
+def write_full(whole: FullCheckpoint, name: str, out: Path) -> Header:
+    """Write full tensors as one sealed file with all pieces."""
+    tensors = [whole_tensor("", key, tuple(value.shape)) for key, value in whole.kinds[0].items()]
+
+    def read(tensor, kind):
+        return whole.kinds[kind][tensor.tensors[0]]
+
+    return write_snapshot(whole.job, whole.progress, tensors, len(whole.kinds), read, name, out)
+
+
+def read_full(manifest: str) -> FullCheckpoint:
+    """Read all tensors of a checkpoint."""
+    state = open_saved_state(manifest)
+    kinds = [{key: state.tensor(key, kind) for key in state.pieces.specs} for kind in state.kinds]
+    return FullCheckpoint(state.job, state.progress, tuple(kinds))
 
 
 @dataclass(frozen=True)

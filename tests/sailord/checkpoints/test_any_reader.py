@@ -21,9 +21,10 @@ from tests.worker.engine_runs import state_of
 from tests.worker.engine_runs import train as train_by
 from tests.worker.rank_processes import as_processes
 from tests.worker.training_runs import alone, drawn, plan_of
-from worker.checkpoint.convert import export_deepspeed, read_checkpoint
+from worker.checkpoint.convert import export_deepspeed
 from worker.checkpoint.fetch import DurableSource
 from worker.checkpoint.resume import open_resume_point
+from worker.checkpoint.saved_state import open_saved_state
 
 pytestmark = pytest.mark.torch
 
@@ -94,7 +95,7 @@ def test_deepspeeds_ranks_have_every_bit_of_it(tmp_path):
 )
 def test_deepspeeds_own_loader_reads_every_bit_of_it(tmp_path):
     _, _, manifest = written(tmp_path, "gpt2")
-    export_deepspeed(read_checkpoint(manifest), tmp_path / "ds")
+    export_deepspeed(open_saved_state(manifest), tmp_path / "ds")
     script = [sys.executable, "-m", "tests.sailord.checkpoints.deepspeed_reads"]
     done = subprocess.run(
         [*script, str(tmp_path / "ds"), manifest],

@@ -15,18 +15,13 @@ from transformers import AutoModelForCausalLM
 
 from simulator.documents.files import load_document
 from simulator.documents.problems import InputError
-from tests.sailord.checkpoints.made import SPEC, make, whole_state
+from tests.sailord.checkpoints.made import SPEC, make, read_full, write_full
 from tests.worker.hf_families import language_model
-from worker.checkpoint.convert import (
-    export_dcp,
-    import_dcp,
-    import_huggingface,
-    module_name,
-    read_checkpoint,
-    write_full,
-)
+from worker.checkpoint.convert import export_dcp, import_dcp, import_huggingface
+from worker.checkpoint.saved_state import open_saved_state
 from worker.checkpoint.snapshot_file import read_header, read_piece
 from worker.cli.main import main
+from worker.models.foreign_tensors import module_name
 from worker.script.hf_job import described_job
 from worker.script.job_text import described_text
 
@@ -69,8 +64,9 @@ def pieces_of(path):
 def test_to_dcp_and_back_changes_no_bit(kind, described, tmp_path):
     if kind == "gpt2":
         described.write_text(SPEC)
-    whole = whole_state(described.read_text(), 10)
-    export_dcp(whole, tmp_path / "dcp")
+    made = make(tmp_path / "kept", 10, spec=described.read_text())
+    whole = made.whole
+    export_dcp(open_saved_state(made.durable.manifest), tmp_path / "dcp")
     header = import_dcp(tmp_path / "dcp", described, "j", tmp_path / "back.snap")
     write_full(whole, "j", tmp_path / "direct.snap")
     assert (header.step, header.progress.updates) == (10, 10)
@@ -117,10 +113,10 @@ def test_checkpoint_of_another_model_is_refused(described, tmp_path):
     with pytest.raises(InputError, match="is not a checkpoint of torch"):
         import_dcp(tmp_path, described, "j", tmp_path / "in.snap")
     dcp.save({"model": {"a": torch.ones(2)}}, checkpoint_id=tmp_path / "dcp", no_dist=True)
-    with pytest.raises(InputError, match=r"has no model\.embed_tokens\.weight of the shape"):
+    with pytest.raises(InputError, match=r"model\.embed_tokens\.weight: is missing"):
         import_dcp(tmp_path / "dcp", described, "j", tmp_path / "in.snap")
     save_file({"a": torch.ones(2)}, tmp_path / "a.safetensors")
-    with pytest.raises(InputError, match=r"has no model\.embed_tokens\.weight of the shape"):
+    with pytest.raises(InputError, match=r"model\.embed_tokens\.weight: is missing"):
         import_huggingface(tmp_path / "a.safetensors", described, "j", tmp_path / "in.snap")
 
 
@@ -132,6 +128,6 @@ def test_export_with_the_job_has_config_and_tokenizer(described, tmp_path):
     assert done.exit_code == 0, done.output
     assert (out / "tokenizer.json").exists()
     found = dict(AutoModelForCausalLM.from_pretrained(out).named_parameters())
-    whole = read_checkpoint(made.durable.manifest)
+    whole = read_full(made.durable.manifest)
     for key, value in whole.kinds[0].items():
         assert torch.equal(found[module_name(whole.job, *key)], value)

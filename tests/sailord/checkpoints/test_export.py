@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,9 @@ from click.testing import CliRunner
 
 from sailord.cli.main import main
 from simulator.documents.problems import InputError
-from tests.sailord.checkpoints.made import SPEC, flip, make, whole_state
-from worker.checkpoint.convert import (
-    export_deepspeed,
-    export_huggingface,
-    import_deepspeed,
-    read_checkpoint,
-    write_full,
-)
+from tests.sailord.checkpoints.made import SPEC, flip, make, read_full, whole_state, write_full
+from worker.checkpoint.convert import export_deepspeed, export_huggingface, import_deepspeed
+from worker.checkpoint.saved_state import open_saved_state
 from worker.checkpoint.snapshot_file import read_header, read_piece
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -35,7 +31,7 @@ SPECS = {"gpt2": SPEC, "llama": LLAMA}
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_what_two_workers_wrote_is_read_as_it_was(tmp_path, family):
     made = make(tmp_path / "kept", 10, spec=SPECS[family])
-    whole = read_checkpoint(made.durable.manifest)
+    whole = read_full(made.durable.manifest)
     assert whole.progress == made.whole.progress
     for found, given in zip(whole.kinds, made.whole.kinds, strict=True):
         assert found.keys() == given.keys()
@@ -45,7 +41,7 @@ def test_what_two_workers_wrote_is_read_as_it_was(tmp_path, family):
 def test_hugging_face_reads_the_weights(tmp_path):
     made = make(tmp_path / "kept", 10)
     out = tmp_path / "hf"
-    export_huggingface(read_checkpoint(made.durable.manifest), out)
+    export_huggingface(open_saved_state(made.durable.manifest), out)
     import transformers  # noqa: PLC0415 - takes seconds
 
     config = transformers.GPT2Config(n_layer=2, n_embd=16, n_head=4, vocab_size=61, n_positions=8)
@@ -61,7 +57,7 @@ def test_hugging_face_reads_the_weights(tmp_path):
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_to_deepspeeds_form_and_back_changes_no_bit(tmp_path, family):
     made = make(tmp_path / "kept", 10, spec=SPECS[family])
-    export_deepspeed(read_checkpoint(made.durable.manifest), tmp_path / "ds")
+    export_deepspeed(open_saved_state(made.durable.manifest), tmp_path / "ds")
     job = tmp_path / "job.toml"
     job.write_text(SPECS[family])
     header = import_deepspeed(tmp_path / "ds", job, "j", tmp_path / "back.snap")
@@ -81,7 +77,7 @@ def test_to_deepspeeds_form_and_back_changes_no_bit(tmp_path, family):
 )
 def test_deepspeed_continues_from_the_export(tmp_path):
     made = make(tmp_path / "kept", 10)
-    export_deepspeed(read_checkpoint(made.durable.manifest), tmp_path / "ds")
+    export_deepspeed(open_saved_state(made.durable.manifest), tmp_path / "ds")
     script = [sys.executable, "-m", "tests.sailord.checkpoints.deepspeed_reads"]
     done = subprocess.run(
         [*script, str(tmp_path / "ds"), made.durable.manifest],
@@ -97,21 +93,23 @@ def test_a_damaged_checkpoint_is_not_exported_and_leaves_nothing(tmp_path):
     piece = next(p for p in read_header(path).pieces if p.bytes)
     flip(path, piece.offset)
     with pytest.raises(InputError, match=f"piece {piece.piece} of layer {piece.layer}"):
-        read_checkpoint(made.durable.manifest)
+        open_saved_state(made.durable.manifest)
     manifest = tmp_path / "kept" / "j" / "1-10" / "manifest-3.json"
     document = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({**document, "term": 4}))
     with pytest.raises(InputError, match="hash does not match"):
-        read_checkpoint(made.durable.manifest)
+        open_saved_state(made.durable.manifest)
 
 
 def test_other_optimizers_and_folders_are_refused(tmp_path):
     sgd = SPEC + 'optimizer = "sgd"\n'
     whole = whole_state(sgd, 3)
+    made = make(tmp_path / "kept", 3, spec=sgd, whole=replace(whole, kinds=whole.kinds[:2]))
+    state = open_saved_state(made.durable.manifest)
     with pytest.raises(InputError, match="whose moments are not Adam"):
-        export_deepspeed(type(whole)(whole.job, whole.progress, whole.kinds[:2]), tmp_path / "x")
+        export_deepspeed(state, tmp_path / "x")
     with pytest.raises(InputError, match="exists already"):
-        export_huggingface(whole, tmp_path)
+        export_huggingface(state, tmp_path)
     job = tmp_path / "job.toml"
     job.write_text(SPEC)
     with pytest.raises(InputError, match="is not a DeepSpeed universal checkpoint"):

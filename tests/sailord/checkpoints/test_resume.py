@@ -12,8 +12,7 @@ from sailord.checkpoints.resume import begins_from, take_in
 from sailord.checkpoints.verify import faults_of
 from sailord.planning.job_spec import read_job
 from simulator.documents.problems import InputError
-from tests.sailord.checkpoints.made import JOB, SPEC, chain, whole_state
-from worker.checkpoint.convert import read_checkpoint, write_full
+from tests.sailord.checkpoints.made import JOB, SPEC, chain, read_full, whole_state, write_full
 
 pytestmark = pytest.mark.torch
 
@@ -123,4 +122,4 @@ def test_imported_file_becomes_a_checkpoint(tmp_path):
     assert begin(tmp_path / "kept", "newest") == durable
     manifest = load_manifest(storage, "j/0-30/manifest-0.json")
     assert faults_of(storage, manifest, job=JOB, is_thorough=True) == []
-    assert read_checkpoint(durable.manifest).progress == whole.progress
+    assert read_full(durable.manifest).progress == whole.progress

@@ -11,10 +11,9 @@ import pytest
 pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from sailord.planning.job_spec import read_job
-from tests.sailord.checkpoints.made import Made, flip, make
+from tests.sailord.checkpoints.made import FullCheckpoint, Made, flip, make
 from tests.worker.small_run import JOB, PLAN, run, stage
 from tests.worker.training_runs import alone, trained
-from worker.checkpoint.convert import FullCheckpoint
 from worker.checkpoint.snapshot_file import SavedProgress, read_header
 from worker.data.open_data import open_data
 from worker.layout.rank_layout import TIED

@@ -19,9 +19,10 @@ from simulator.models.huggingface import model_from_config
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from tests.worker.threads import run_as_threads
+from worker.checkpoint.convert import external_names
 from worker.data.open_data import open_data
 from worker.models.apply_plan import build_layer, tie
-from worker.models.hf_weights import open_checkpoint, to_huggingface
+from worker.models.hf_weights import open_checkpoint
 from worker.models.microbatch_context import MicroBatchContext
 from worker.training.trainer import RankTrainer
 
@@ -200,7 +201,7 @@ def test_checkpoint_round_trips(name: str, tmp_path: Path) -> None:
         )
         tensors |= {(index, t.spec.name): t.parameter.detach() for t in layer.tensors}
     safetensors.save_file(
-        to_huggingface(job, tensors), tmp_path / "again.safetensors", {"format": "pt"}
+        external_names(job, tensors), tmp_path / "again.safetensors", {"format": "pt"}
     )
     before = safetensors.load_file(folder / "model.safetensors")
     after = safetensors.load_file(tmp_path / "again.safetensors")
