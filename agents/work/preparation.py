@@ -19,7 +19,7 @@ from agents.core.model import Event, UnfitChanged
 from agents.daemon.backoff import Backoff
 from agents.daemon.clock import Clock
 from agents.daemon.tasks import Tasks
-from agents.protocol.records import LIVE, PREPARING, JobId, JobRecord
+from agents.protocol.records import LIVE, PREPARING, JobId, JobRecord, JobState
 from agents.work.archive import ArchiveError, unpack
 from agents.work.environment import SetupError, in_thread, set_up
 from agents.work.fetch import FetchError, PackageFetcher
@@ -64,6 +64,8 @@ class Preparation:
     """For workers, once it is prepared; empty: there is nothing to prepare."""
     _mounts: Mapping[str, str] = field(default_factory=dict)
     _unfit: str = ""
+    _state: JobState | None = None
+    """The state of ``job`` when it was last read."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _work: asyncio.Task[None] | None = None
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -78,9 +80,12 @@ class Preparation:
         waiting = [job for job in jobs.values() if job.state == "queued"]
         waiting.sort(key=lambda job: (-job.priority, job.submitted_at, job.id))
         live = [job for job in jobs.values() if job.state in LIVE]
-        chosen = next((job.id for job in (*live, *waiting)), None)
-        if chosen != self.job:
-            self._begin(chosen)
+        chosen = next(iter((*live, *waiting)), None)
+        was, self._state = self._state, None if chosen is None else chosen.state
+        if chosen is None or chosen.id != self.job:
+            self._begin(None if chosen is None else chosen.id)
+        elif (was, chosen.state) == ("held", "running") and self._unfit not in ("", PREPARING):
+            self._begin(chosen.id, PREPARING)  # An operator has mended what failed.
 
     async def view(self, job: JobId) -> Mapping[str, Any] | str:
         """Return what workers are told of the work folder; a text: why the node has none."""
@@ -101,11 +106,11 @@ class Preparation:
             return False
         return True
 
-    def _begin(self, job: JobId | None) -> None:
+    def _begin(self, job: JobId | None, unfit: str = "") -> None:
         if self._work is not None:
             self._work.cancel()
         self.job, self._view, self._work = job, None, None
-        self._set_unfit("")
+        self._set_unfit(unfit)
         if job is not None:
             self.log = None  # That of a job that has ended can still be read.
             self._work = self._tasks.start(self._prepare(job))

@@ -21,6 +21,7 @@ from sailord.api.responses import Refusal, answer, refusal
 from sailord.checkpoints.object_storage import StorageError
 from sailord.checkpoints.resume import begins_from
 from sailord.cluster_records import Transition
+from sailord.core.queries.restore_choice import why_queue_stands
 from sailord.planning.job_spec import job_shape, read_job, saving_of
 from sailord.planning.job_warnings import warnings_of
 from simulator.documents.problems import InputError, Problem, nearest
@@ -64,7 +65,14 @@ async def submit_job(request: web.Request) -> web.Response:
         with contextlib.suppress(StorageError):  # The next submission tries again.
             await delete_unused(api, package_storage(api))
     warnings = await asyncio.to_thread(warnings_of, job)
-    submitted = types.Submitted(**render.fields_of(record), warnings=warnings)
+    led = api.last_led
+    before = render.waits_for(led, id_)
+    submitted = types.Submitted(
+        **render.fields_of(record),
+        warnings=warnings,
+        waits_for=before,
+        blocked=why_queue_stands(led) if before else "",
+    )
     return answer(submitted, status=201, headers={"Location": f"/v1/jobs/{id_}"})
 
 

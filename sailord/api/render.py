@@ -13,12 +13,14 @@ from sailord.api import types
 from sailord.cluster_records import Transition
 from sailord.controller.step_rate import StepRate
 from sailord.core.model.nodes import Node
-from sailord.core.model.phases import Running, Starting, Stopping
+from sailord.core.model.phases import Running, Starting, Stopping, Waiting
 from sailord.core.model.standing import Unreachable
 from sailord.core.model.state import Active, State
 from sailord.core.queries.drain_status import drained
 from sailord.core.queries.job_cost import billed, costs
 from sailord.core.queries.job_queue import in_queue
+from sailord.core.queries.replan_triggers import usable, why_no_node
+from sailord.core.queries.restore_choice import why_queue_stands
 from sailord.core.queries.straggler_queries import straggler_texts
 from sailord.notify.outbox import committed_id
 
@@ -79,6 +81,26 @@ def counts_view(state: State) -> dict[str, int]:
     return dict(sorted(Counter(_node_state(node) for node in state.nodes.values()).items()))
 
 
+def queue_view(state: State) -> dict[str, Any]:
+    """The queue, and why it stands."""
+    queue = tuple(job.id for job in in_queue(state))
+    return {
+        "queued": len(queue),
+        "queue": queue,
+        "blocked": why_queue_stands(state) if queue else "",
+    }
+
+
+def unsound_view(state: State) -> dict[str, str]:
+    """By name: the nodes that the job cannot run on, and why."""
+    found = {
+        node.record.name: node.why_unsound
+        for id_ in state.nodes.notable
+        if (node := state.nodes[id_]).why_unsound and not node.is_lost
+    }
+    return dict(sorted(found.items()))
+
+
 def leaving_view(state: State) -> tuple[types.Leaving, ...]:
     """The draining nodes, by announced end; those without one last."""
     free = drained(state)
@@ -133,6 +155,8 @@ def phase_view(state: State, active: Active) -> types.PhaseView:
         # The job is stopped, and its state is being made durable.
         deadline = max(phase.deadline, active.checkpointing.securing.until)
     reason = getattr(phase, "reason", None)
+    if isinstance(phase, Waiting) and state.nodes and not usable(state, active):
+        reason = why_no_node(state)
     name: Any = type(phase).__name__.lower()
     return types.PhaseView(
         name=name,
@@ -262,6 +286,7 @@ def why_view(
         move=about.get("move"),
         last=history[-5:],
         waits_for=waits_for(state, job.id),
+        blocked=why_queue_stands(state) if job.state == "queued" else "",
         store_away_since=unavailable_since,
     )
 

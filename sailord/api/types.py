@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agents.protocol.records import Durable, GenerationRecord, JobRecord
@@ -116,6 +116,10 @@ class Submitted(JobRecord):
 
     warnings: tuple[str, ...] = ()
     """Files that are not visible on sailord's host; every node needs them."""
+    waits_for: tuple[str, ...] = ()
+    """The jobs before it: the one that has the cluster, then the queue."""
+    blocked: str = ""
+    """Why the job that has the cluster keeps it although it is held, and what ends that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +258,12 @@ class Status:
     """Null: no provider is configured."""
     unheard: tuple[str, ...] = ()
     """Webhook receivers that do not accept messages at present, and why."""
+    queue: tuple[str, ...] = ()
+    """The queued jobs, the next one first."""
+    blocked: str = ""
+    """Why they wait for a job that is held, and what ends that."""
+    unsound: Mapping[str, str] = field(default_factory=dict)
+    """By name: nodes that the job cannot run on, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +302,8 @@ class Why:
     """If set, all this comes from memory."""
     waits_for: tuple[str, ...] = ()
     """If it is queued: the jobs before it."""
+    blocked: str = ""
+    """If it is queued: why the job that has the cluster keeps it although it is held."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ def submit(
         queued = client.ask("POST", "/v1/jobs", body)
     except ServerProblem as problem:
         raise problem.about("job", str(job)) from None
-    show(queued, as_json, lambda v: f"{v['id']} is queued")
+    show(queued, as_json, text.submitted_text)
     for warning in queued["warnings"]:
         click.echo(f"warning: {warning}", err=True)
 

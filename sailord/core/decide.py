@@ -12,7 +12,8 @@ been elected, reads the store and goes on from there.
     Stopping -> Waiting                            a node of the next plan is gone
     Stopping -> Closing                            paused, with no step lost
     Waiting, Starting, Running, Held -> Closing    cancelled, done, or too many failures
-    Closing -> Held -> Waiting                     held until an operator resumes it
+    Closing -> Held -> Waiting                     held until an operator resumes it, or until the
+                                                   next job can have the cluster: then it is paused
 
 While the job waits, starts or runs, a question to the planner may be open (``Active.question``);
 the phase goes on meanwhile.

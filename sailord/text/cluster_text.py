@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sailord.text.table import table
 from sailord.text.units import counted, duration, number_ranges, timestamp
 
 SAFE_TO_STOP = "drained, safe to stop"
-MEMBERS_MAX = 6
+NAMES_MAX = 6
+CAUSES_MAX = 5
+SPEND_MORE = "submit it again with more to spend"
 PIPELINES_MAX = 4
 """Columns of a plan's table; more kinds of pipelines go into further tables below."""
 
@@ -26,9 +29,11 @@ def status_text(status: dict[str, Any]) -> str:
         lines.append(f"store       rejects writes and blocks the controller: {store['trouble']}")
     lines += _job_lines(status["job"], status["at"]) if status["job"] else ["job         none"]
     if status["queued"]:
-        lines.append(f"queue       {counted(status['queued'], 'job')}")
+        lines.append(f"queue       {counted(status['queued'], 'job')}: {_some(status['queue'])}")
+        lines += [f"            {status['blocked']}"] if status["blocked"] else []
     counts = ", ".join(f"{n} {state}" for state, n in status["nodes"].items())
     lines.append(f"nodes       {counts or 'none'}")
+    lines += [f"            {unsound}" for unsound in _unsound(status["unsound"])]
     for node in status["leaving"]:
         left = (
             "" if node["leaves_at"] is None else f" in {duration(node['leaves_at'] - status['at'])}"
@@ -41,6 +46,23 @@ def status_text(status: dict[str, Any]) -> str:
     return "\n".join([*lines, *(plan_lines(plan) if plan else [])])
 
 
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMES_MAX]) + (" ..." if len(names) > NAMES_MAX else "")
+
+
+def _unsound(nodes: Mapping[str, str]) -> list[str]:
+    """Return which nodes cannot run the job, those with the same cause in one line."""
+    by_cause: dict[str, list[str]] = {}
+    for name, why in nodes.items():
+        by_cause.setdefault(why, []).append(name)
+    lines = [f"{_some(names)}: {why}" for why, names in by_cause.items()]
+    rest = len(lines) - CAUSES_MAX
+    return [
+        *lines[:CAUSES_MAX],
+        *([f"{counted(rest, 'more cause')} (sailorctl nodes)"] * (rest > 0)),
+    ]
+
+
 def _job_lines(job: dict[str, Any], at: float) -> list[str]:
     phase, generation = job["phase"], job["generation"]
     since = "" if phase["since"] is None else f" for {duration(at - phase['since'])}"
@@ -51,9 +73,14 @@ def _job_lines(job: dict[str, Any], at: float) -> list[str]:
     lines = [f"job         {job['id']}: {phase['name']}{since}{until}"]
     if phase["reason"]:
         lines.append(f"reason      {phase['reason']}")
+        if ": setup `" in phase["reason"]:
+            lines.append("            sailorctl logs NODE --setup shows what it printed")
+    if phase["name"] == "held":
+        spent = job["spent"]
+        is_spent = spent["usd_max"] is not None and spent["usd"] >= spent["usd_max"]
+        lines.append(f"            {SPEND_MORE if is_spent else _cures(job['id'])}")
     if generation is not None:
-        names = job["members"]
-        members = ", ".join(names[:MEMBERS_MAX]) + (" ..." if len(names) > MEMBERS_MAX else "")
+        members = _some(job["members"])
         lines.append(f"generation  {generation['number']} ({generation['state']}) on {members}")
     measured, predicted = job["measured"], job["predicted"]
     loss = "" if measured["loss"] is None else f", loss {measured['loss']:.4g}"
@@ -65,6 +92,10 @@ def _job_lines(job: dict[str, Any], at: float) -> list[str]:
     lines += [f"            {trouble}" for trouble in job["troubles"]]
     lines.append(f"cost        {_cost(job['spent'])}")
     return lines
+
+
+def _cures(job: str) -> str:
+    return f"sailorctl resume {job} tries again, sailorctl cancel {job} ends it"
 
 
 def _throughput(measured: dict[str, Any], predicted: dict[str, Any]) -> str:
@@ -151,6 +182,13 @@ def nodes_text(nodes: list[dict[str, Any]]) -> str:
     return "\n".join([table(header, rows), *unsound, *slow])
 
 
+def submitted_text(submitted: dict[str, Any]) -> str:
+    """Return where a submitted job stands in the queue."""
+    before, blocked = submitted["waits_for"], submitted["blocked"]
+    place = f" behind {_some(before)}" if before else ""
+    return f"{submitted['id']} is queued{place}" + (f"\n{blocked}" if blocked else "")
+
+
 def jobs_text(jobs: list[dict[str, Any]]) -> str:
     """Return all jobs as a table."""
     rows = [
@@ -198,6 +236,10 @@ def why_text(why: dict[str, Any]) -> str:
     lines = [f"{why['job']} is {phase}: {(why['phase'] or why)['reason']}"]
     if why["waits_for"]:
         lines.append(f"waits for: {', '.join(why['waits_for'])}")
+    if why["blocked"]:
+        lines.append(why["blocked"])
+    if phase == "held":
+        lines.append(_cures(why["job"]))
     if why["generation_reason"]:
         lines.append(f"this generation: {why['generation_reason']}")
     lines += [f"this plan: {sentence}" for sentence in why["plan"]]

@@ -82,6 +82,27 @@ MUTATIONS = [
         ),
     ),
     *_core(
+        "sailord/core/rules/job_rules.py",
+        (
+            "a held job gives up steps that only memory holds",
+            "    if unsaved_steps(state, active):\n        return PASS\n",
+            "",
+        ),
+        (
+            "a held job yields while its workers compute",
+            "or _has_workers(state, active):",
+            "or False:",
+        ),
+    ),
+    *_core(
+        "sailord/core/queries/unprepared_nodes.py",
+        (
+            "a job is held while a node is being prepared",
+            'report.unfit not in ("", PREPARING)',
+            'report.unfit != ""',
+        ),
+    ),
+    *_core(
         "sailord/core/decide.py",
         (
             "a generation opens while a commit is being stored",

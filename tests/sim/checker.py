@@ -59,7 +59,7 @@ class Checker:
         self.opened: dict[tuple[JobId, int], Opened] = {}
         self.failures_max = self.term_max = 0
         self.pids = 0
-        self.commits = 0
+        self.commits = self.yields = 0
         self._records: dict[JobId, GenerationRecord] = {}
         self._durables: dict[JobId, Durable] = {}
         self._jobs: dict[JobId, JobRecord] = {}
@@ -199,7 +199,9 @@ class Checker:
     def _job(self, job: JobRecord) -> None:
         before = self._jobs.get(job.id)
         self._jobs[job.id] = job
-        if job.state == "paused" and (before is None or before.state != "paused"):
+        if before is not None and before.state == "held" and "; held: " in job.reason:
+            self._check_yield(job)
+        elif job.state == "paused" and (before is None or before.state != "paused"):
             self._pauses["done"] += 1
         if job.state == "done":
             record = self._records[job.id]
@@ -207,6 +209,18 @@ class Checker:
             reached = max([*done, record.restore.point.step])
             assert job.steps is not None and reached >= job.steps, f"done at {reached}: {job}"  # noqa: PT018 # one sentence
         assert self._pauses["done"] <= self._pauses["ordered"], "a pause took effect twice"
+
+    def _check_yield(self, job: JobRecord) -> None:
+        """Check that a held job lost no step to the next one."""
+        self.yields += 1
+        record, durable = self._records.get(job.id), self._durables.get(job.id)
+        if record is None:
+            return
+        kept = 0 if durable is None else durable.point.step
+        last = Opened(0.0, record, record, None)
+        points = self.world.gangs.points_in_memory(job.id)
+        lost = [p for p in points if p.step > kept and self._is_ancestor(p, last)]
+        assert not lost, f"{job.id} gave the cluster away with {lost} in memory alone"
 
     def account(self) -> str:
         return "\n".join(f"{line.at:8.2f} {line.text}" for line in self.lines)

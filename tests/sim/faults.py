@@ -163,6 +163,21 @@ class FaultInjector:
         again = Order(f"resume-{self.count}", "resume", JOB)
         self.clock.after(self.random.uniform(1.0, 20.0), lambda: self.world.give_order(again))
 
+    def _setup_fails(self) -> None:
+        """Let the job's setup fail on a machine that is prepared anew, or on all, for a while."""
+        why, lasts_s = "setup `make` exited with 2", self.random.uniform(5.0, 60.0)
+        if self.random.random() < HALF:
+            self._log("setup_fails everywhere")
+            self.world.why_unfit = why
+            for machine in self.world.up():
+                machine.set_unfit(why)
+            self.clock.after(lasts_s, self.world.mend_setup)
+            return
+        if one := self._random_machine():
+            self._log(f"setup_fails {one.id}")
+            one.set_unfit(why)
+            self.clock.after(lasts_s, lambda: one.set_unfit(self.world.why_unfit))
+
     def _replan(self) -> None:
         self._log("replan")
         self.world.give_order(Order(f"replan-{self.count}", "replan", JOB))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 
 from sailord.core.model.phases import Held, Running
+from sailord.core.queries.job_queue import next_in_queue
+from sailord.core.queries.restore_choice import unsaved_steps
 from tests.sim.faults import FaultInjector
 from tests.sim.planners import MEMBERS_MIN, Planner, QuickPlanner, RealPlanner
 from tests.sim.world import CONTROL_PLANE_FAULTS, JOB, MACHINE_FAULTS, STRAGGLERS, Faults, World
@@ -70,6 +72,8 @@ def why_unsettled(world: World) -> str:
     if active is None:
         waiting = [job.id for job in state.jobs.values() if job.state == "queued"]
         return f"{waiting} wait for their turn" if waiting else ""
+    if isinstance(active.phase, Held) and next_in_queue(state) is not None:
+        return "" if unsaved_steps(state, active) else "a held job keeps the cluster for nothing"
     if isinstance(active.phase, Held) or len(world.ready_machines()) < MEMBERS_MIN:
         return ""
     if not isinstance(active.phase, Running) and active.question is None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from agents.core import decide as agent
 from agents.core import model
 from agents.protocol.records import (
+    LIVE,
     Durable,
     Fence,
     GenerationRecord,
@@ -50,6 +51,8 @@ class Machine:
         """Offset of its clock from true time; faults may set it at any moment."""
         self.is_up = True
         self.times_slower = 1.0
+        self.unfit = world.why_unfit
+        """Why the first job cannot be prepared here."""
         self.gang: Gang | None = None
         self.job: JobId | None = None
         self.sealed: tuple[Sealed, ...] = ()
@@ -78,6 +81,11 @@ class Machine:
     def _restart_agent(self) -> None:
         if self.is_up and self.agent is None:
             self.agent = Agent(self)
+
+    def set_unfit(self, why: str) -> None:
+        """Let the job's preparation fail here, or succeed again."""
+        self.unfit = why
+        self.tell(lambda agent: agent.prepared())
 
     def seal(self, sealed: Sealed, *, slots: int) -> None:
         """Add a snapshot in place of its generation's oldest; others stay until released."""
@@ -117,7 +125,7 @@ class Agent(Process):
         self.client = Client(self.world.store, self, loss=self.world.faults.loss)
         self.client.is_cut = machine.id in self.world.cut_from_heads
         self.lease: int | None = None
-        self.is_looking = self.is_woken = False
+        self.is_looking = self.is_woken = self.has_other_job = False
         kept = machine.kept
         gang = None
         if kept.gang is not None:
@@ -136,6 +144,7 @@ class Agent(Process):
         )
         self.after(self.random.uniform(0.2, 2.0), lambda: self.feed(model.SelfTested(self.now)))
         self.client.watch("/job/", self._look)
+        self.after(0.0, self.prepared)
         for loop in (self._tick, self._poll_store, self._keep, self._find_gang):
             self.after(0.0, loop)
 
@@ -235,6 +244,10 @@ class Agent(Process):
         durable = None if record is None else jobs.get(f"/job/{record.job}/durable")
         point = durable.point if isinstance(durable, Durable) else None
         self.feed(model.GenerationRead(self.now, record, point))
+        live = {job.id for job in states.values() if job.state in LIVE}
+        if self.has_other_job != bool(live - {self.world.first_job}):
+            self.has_other_job = not self.has_other_job
+            self.prepared()
         mine = jobs.get(f"/job/{self.machine.job}/state")
         if isinstance(mine, JobRecord) and mine.state in {"done", "cancelled"}:
             self.feed(model.JobEnded(self.now, mine.id))
@@ -273,6 +286,11 @@ class Agent(Process):
             self.gang_exited(known.generation, "workers were gone when the agent started")
         elif gang is not None:
             self.gang_reported(gang)
+
+    def prepared(self) -> None:
+        """Tell whether the live job can run here."""
+        unfit = "" if self.has_other_job else self.machine.unfit
+        self.feed(model.UnfitChanged(self.now, unfit))
 
     def snapshots_changed(self) -> None:
         self.feed(model.SnapshotsChanged(self.now, self.machine.sealed, self.machine.job))

@@ -39,17 +39,21 @@ class Faults:
     planner_dies: float = 0.02
     worker_bug: float = 0.02
     stuck_gang: float = 0.1
+    setup_fails: float = 0.1
+    """Lives in which it fails everywhere at first."""
     kinds: tuple[str, ...] = (
         *("power_off", "power_off", "notice", "false_notice", "late_notice", "reboot", "add"),
         *("add", "agent_killed", "head_killed", "store_away", "cut_from_heads", "gang_killed"),
         *("drain", "pause_resume", "head_cut", "head_frozen", "machine_frozen", "agent_frozen"),
         *("clock_set", "compaction", "objects_away", "checkpoint_damaged", "replan"),
-        *("objects_short", "objects_twice"),
+        *("objects_short", "objects_twice", "setup_fails"),
         *("checkpoint", "rollback"),
     )
 
 
-MACHINE_FAULTS = Faults(kinds=("power_off", "notice", "reboot", "add", "add"), worker_bug=0.0)
+MACHINE_FAULTS = Faults(
+    kinds=("power_off", "notice", "reboot", "add", "add"), worker_bug=0.0, setup_fails=0.0
+)
 """Only machines come and go: nothing may count as a failure of the job."""
 
 CONTROL_PLANE_FAULTS = Faults(
@@ -59,6 +63,7 @@ CONTROL_PLANE_FAULTS = Faults(
     ),
     every_s=6.0,
     worker_bug=0.0,
+    setup_fails=0.0,
 )
 """Only the control plane fails, again and again: the job must not notice."""
 
@@ -69,6 +74,7 @@ STRAGGLERS = Faults(
         *("head_killed", "head_frozen", "store_away", "pause_resume"),
     ),
     worker_bug=0.0,
+    setup_fails=0.0,
 )
 """Machines become stragglers, and some recover, while others come and go."""
 
@@ -87,18 +93,25 @@ class World:
         self.lease_s = LEASES_S[seed % 3]
         self.clock = Clock()
         self.options = Options(
-            start_s=30.0, stop_s=20.0, stall_s=30.0, secure_s=30.0, slow_steps=4, slow_s=5.0
-        )
+            start_s=30.0, stop_s=20.0, stall_s=30.0, secure_s=30.0, slow_steps=4, slow_s=5.0,
+            unprepared_s=20.0,
+        )  # fmt: skip
         self.store = Store(self.clock, self.random)
         self.objects = Objects()
         self.checker = Checker(self)
         self.planner = QuickPlanner() if planner is None else planner
         self.machines: dict[NodeId, Machine] = {}
+        self.first_job = JOB
+        self.why_unfit = ""
+        """Why no machine can be prepared, if that is so; new ones cannot either."""
         self.cut_from_heads: set[NodeId] = set()
         self.cut_from_peers: set[NodeId] = set()
         self.heads: dict[str, Head] = {}
         self.heads_ahead_s: dict[str, float] = {}
         self.count = 0
+        if faults.setup_fails and self.random.random() < faults.setup_fails:
+            self.why_unfit = "setup `make` exited with 2"
+            self.clock.after(self.random.uniform(5.0, 100.0), self.mend_setup)
         self.gangs = Gangs(self)
         self._submit_jobs()
         for _ in range(5):
@@ -114,7 +127,7 @@ class World:
             memory_every=self.random.choice((1, 1, 2, 3)),
             persist_every=self.random.choice((4, 10)),
         )
-        has_end = self.random.random() < 0.25
+        has_end = self.random.random() < (0.75 if self.why_unfit else 0.25)
         steps = self.random.randint(20, 60) if has_end else None
         self.submit(JobRecord(JOB, "queued", steps=steps, layers=LAYERS, atoms=1, saving=saving))
         if has_end:
@@ -140,6 +153,13 @@ class World:
 
     def ready_machines(self) -> list[Machine]:
         return [m for m in self.up() if m.record.state == "ready"]
+
+    def mend_setup(self) -> None:
+        """Let the preparation of all machines succeed; an operator resumes the job."""
+        self.why_unfit = ""
+        for machine in self.up():
+            machine.set_unfit("")
+        self.give_order(Order(f"mended-{self.clock.now:.0f}", "resume", JOB))
 
     # ---- messages -------------------------------------------------------------------------
 

@@ -20,6 +20,9 @@ class Options:
     plan_s: float = 60.0
     stop_s: float = 60.0
     start_s: float = 120.0
+    unprepared_s: float = 90.0
+    """A job that no node can be prepared for is held after so long: their second attempt, 60 s
+    after the first, has failed too."""
     suspect_s: float = 1.5
     """A node without a lease is lost after so long without a report, if no step was done for
     ``last_step_s``. A restarted agent renews its lease sooner; a silent death during training is

@@ -89,6 +89,13 @@ def usable(state: State, active: Active) -> tuple[NodeId, ...]:
     return tuple(sorted((*nodes.free, *stay))) if stay else nodes.free
 
 
+def why_no_node(state: State) -> str:
+    """Return why there is no node to plan for, as the nodes report it."""
+    unsound = [n for _, n in sorted(state.nodes.items()) if n.why_unsound and not n.is_lost]
+    why = few([f"{node.record.name}: {node.why_unsound}" for node in unsound], "; ")
+    return f"no node is ready: {why}" if why else "no node is ready"
+
+
 def broken_members(state: State, generation: GenerationRecord) -> tuple[NodeId, ...]:
     """Return members that are lost, failed, or disconnected from a peer for ``broken_s``."""
     nodes, notable = state.nodes, state.nodes.notable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agents.protocol.records import Durable, NodeId, Point, Restore, Sealed
 from sailord.core.model.nodes import Node
-from sailord.core.model.phases import Opening
+from sailord.core.model.phases import Held, Opening
 from sailord.core.model.standing import Unreachable
 from sailord.core.model.state import Active, State
 from sailord.core.queries.replan_triggers import next_order
@@ -73,6 +73,32 @@ def restore_now(state: State, active: Active) -> tuple[Restore, Durable | None]:
         durable=durable,
     )
     return restore, lowers
+
+
+def unsaved_steps(state: State, active: Active) -> range:
+    """Return the steps that only the memory of nodes holds."""
+    durable = state.durables.get(active.job)
+    first = 1 if durable is None else durable.point.step + 1
+    restore, _ = restore_now(state, active)
+    return range(first, restore.point.step + 1 if restore.source == "memory" else first)
+
+
+def why_queue_stands(state: State) -> str:
+    """Return why a held job keeps the cluster from those that wait for it, and what ends that."""
+    active = state.active
+    if active is None or not isinstance(active.phase, Held):
+        return ""
+    steps = unsaved_steps(state, active)
+    if not steps:
+        return f"{active.job} is held: {active.phase.reason}; what its nodes hold is not known yet"
+    only = f"step {steps[0]} is" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]} are"
+    back = f"at step {steps.start - 1}" if steps.start > 1 else "from the beginning"
+    return (
+        f"{active.job} is held: {active.phase.reason}. It keeps the cluster since {only} only in "
+        f"its nodes' memory: `sailorctl resume {active.job}` tries again, `sailorctl pause "
+        f"{active.job}` gives the cluster away, so that it can be resumed {back}, and `sailorctl "
+        f"cancel {active.job}` ends it"
+    )
 
 
 def release_now(state: State) -> Point | None:

@@ -1,4 +1,4 @@
-"""Rules about a job as a whole: it gets the cluster, or has spent its budget."""
+"""Rules about a job as a whole: it gets the cluster, yields it, or has spent its budget."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from sailord.core.model.state import Active, Progress, State
 from sailord.core.queries.active_job import is_writing
 from sailord.core.queries.job_cost import over_budget
 from sailord.core.queries.job_queue import next_in_queue
-from sailord.core.rules.transitions import close
+from sailord.core.queries.restore_choice import is_informed, unsaved_steps
+from sailord.core.rules.transitions import close, finish
 
 
 def take_next_job(state: State) -> Step | None:
@@ -27,6 +28,24 @@ def take_next_job(state: State) -> Step | None:
     active = Active(job.id, phase, last, progress=Progress(step, state.now))
     state, commands = write_job(state, job)
     return Step(replace(state, generations=generations, active=active), commands)
+
+
+def yield_cluster(state: State, active: Active, phase: Held) -> RuleAnswer:
+    """Let the next job have the cluster while this one is held, if no step is lost by that."""
+    following = next_in_queue(state)
+    if state.now <= phase.since:
+        return PASS  # One decision later, so that receivers are told that it was held.
+    if following is None or not is_informed(state, active) or _has_workers(state, active):
+        return PASS
+    if unsaved_steps(state, active):
+        return PASS
+    return finish(state, active, "paused", f"{following.id} has the cluster; held: {phase.reason}")
+
+
+def _has_workers(state: State, active: Active) -> bool:
+    """Return whether a member has not left the generation: it may do one more step."""
+    generation = active.generation
+    return generation is not None and any(True for _ in state.reports_of(generation))
 
 
 def keep_budget(state: State, active: Active) -> RuleAnswer:

@@ -26,7 +26,9 @@ from sailord.core.queries.replan_triggers import (
 )
 from sailord.core.queries.restore_choice import is_informed
 from sailord.core.queries.timeouts import stall_s, start_s
+from sailord.core.queries.unprepared_nodes import why_unprepared
 from sailord.core.rules.checkpoint_rules import secure
+from sailord.core.rules.job_rules import yield_cluster
 from sailord.core.rules.transitions import (
     ask,
     close,
@@ -45,7 +47,7 @@ def advance(state: State, active: Active) -> RuleAnswer:
     """Apply the rule of the present phase."""
     match active.phase:
         case Waiting():
-            return _while_waiting(state, active)
+            return _while_waiting(state, active, active.phase)
         case Stopping():
             return _while_stopping(state, active, active.phase)
         case Opening():
@@ -57,13 +59,16 @@ def advance(state: State, active: Active) -> RuleAnswer:
         case Closing():
             return _while_closing(state, active, active.phase)
         case Held():
-            return PASS
+            return yield_cluster(state, active, active.phase)
         case _:
             assert_never(active.phase)
 
 
-def _while_waiting(state: State, active: Active) -> RuleAnswer:
-    """Nothing runs: ask for a plan, after the gathering window."""
+def _while_waiting(state: State, active: Active, phase: Waiting) -> RuleAnswer:
+    """Nothing runs: ask for a plan, after the gathering window, unless no node can be prepared."""
+    why = why_unprepared(state, active, phase.since)
+    if why:
+        return close(state, active, "held", why)
     trigger = replan_trigger(state, active)
     return ask(state, active, trigger) if is_due(state, active, trigger) else PASS
 

@@ -30,11 +30,11 @@ from sailord.core.queries.active_job import is_alive, is_explained, is_rolling_b
 from sailord.core.queries.generation_record import next_record
 from sailord.core.queries.replan_triggers import (
     Trigger,
-    few,
     last_steering_order,
     next_order,
     replan_trigger,
     usable,
+    why_no_node,
 )
 from sailord.core.queries.restore_choice import restore_now
 from sailord.core.queries.snapshot_intervals import departures
@@ -57,7 +57,7 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
         return keep(state, active, trigger.slow, "no other node is usable")
     if not nodes:
         refused = replace(considered, asked=replace(considered.asked, is_refused=True))
-        return Step(replace(state, active=refused), (*settled, note(active, _why_no_node(state))))
+        return Step(replace(state, active=refused), (*settled, note(active, why_no_node(state))))
     alive = is_alive(state, active)
     is_running = isinstance(active.phase, Starting | Running) and alive
     request = state.requests + 1
@@ -214,7 +214,7 @@ def close(state: State, active: Active, then: JobState, reason: str) -> Step:
 
 
 def finish(state: State, active: Active, then: JobState, reason: str) -> Step:
-    """Free the cluster; a held job keeps it, since its snapshots are in its nodes' memory."""
+    """Free the cluster; a held job keeps it at first (see ``job_rules.yield_cluster``)."""
     job = replace(state.job, state=then, reason=reason)
     wake: tuple[Command, ...] = ()
     if active.generation is not None:
@@ -235,13 +235,6 @@ def finish(state: State, active: Active, then: JobState, reason: str) -> Step:
         generations[job.id] = active.generation
     state, written = write_job(state, job)
     return Step(replace(state, generations=generations, active=None), (*written, *wake))
-
-
-def _why_no_node(state: State) -> str:
-    """Return why there is no node to plan for, as the nodes report it."""
-    unsound = [n for _, n in sorted(state.nodes.items()) if n.why_unsound and not n.is_lost]
-    why = few([f"{node.record.name}: {node.why_unsound}" for node in unsound], "; ")
-    return f"no node is ready: {why}" if why else "no node is ready"
 
 
 # ---- helpers ------------------------------------------------------------------------------------

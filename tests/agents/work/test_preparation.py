@@ -247,6 +247,24 @@ async def test_a_failing_setup_is_told_once_and_tried_again(tmp_path, node, sour
 
 
 @pytest.mark.asyncio
+async def test_a_node_tries_at_once_when_a_held_job_is_resumed(tmp_path, node, sources):
+    archive = packed(tmp_path, train=b"print()")
+    node.preparation.retry_s = 3600.0
+    node.job(archive)
+    with contextlib.closing(node.preparation):
+        node.preparation.look(RUNNING)
+        assert "cannot be fetched" in await node.told.get()
+        sources.packages = {"leader:1": {str(package_of(archive)): archive}}
+        asked = len(sources.asked)
+        for state in ("running", "held", "held"):
+            node.preparation.look({JOB: JobRecord(JOB, state)})
+        assert len(sources.asked) == asked
+        node.preparation.look(RUNNING)
+        assert await node.told.get() == PREPARING, "no plan uses it before it is ready"
+        assert await node.told.get() == ""
+
+
+@pytest.mark.asyncio
 async def test_nothing_that_a_job_brings_ends_the_agent(tmp_path, node, sources):
     archive = tmp_path / "packed"
     archive.write_bytes(gzip.compress(b"x" * 2000)[:-20] + b"y" * 20)

@@ -95,7 +95,9 @@ def both(typed: str, says: str, first: Callable[[Cluster], object] = lambda _: T
 
 LINES = (
     Line("submit {file} --id j", "j is queued"),
-    Line("submit {file} --id k --json"),
+    Line("submit {file} --id k", "k is queued behind j"),
+    Line("submit {file} --id k2 --json"),
+    Line("cancel k2"),
     *both("status", "j: running", runs),
     *both("nodes", "a  "),
     *both("capacity", ""),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agents.protocol.codec import plain
-from agents.protocol.records import Bill, Durable, GenerationRecord, Point
+from agents.protocol.records import Bill, Durable, GenerationRecord, JobId, Point
 from sailord.api import render
 from sailord.api.types import LeaderView, Status, StoreView
 from sailord.controller.step_rate import StepRate
@@ -63,11 +63,13 @@ class Case:
     bill: Bill = SPENT
     generation: GenerationRecord | None = PRICED
     securing: Securing | None = None
+    queue: tuple[str, ...] = ()
 
 
 SAID = report(A, "running", step=40, loss=3.14159, tokens_per_s=900_000.0, stall_s=0.02)
 LEAVES = node(B, draining_since=NOW - 1, record=replace(node(B).record, leaves_at=NOW + 25))
 
+UNFIT = report(A, "idle", sealed=(), unfit="setup `make` exited with 2: no make")
 GONE = node(C, report(C, "idle", sealed=()), draining_since=NOW - 60)
 
 LEFT_OUT = node(C, slow="it computes 4.2 times as long as others with the same work")
@@ -93,7 +95,11 @@ CASES = {
     "opening": Case(Opening(PRICED, proposal(A))),
     "starting": Case(Starting(NOW - 3.25, NOW + 117, 4.5)),
     "running": Case(
-        Running(NOW - 7300), state=state(None, node(A, SAID), node(B)), has_plan=True, steps=1000
+        Running(NOW - 7300),
+        state=state(None, node(A, SAID), node(B)),
+        has_plan=True,
+        steps=1000,
+        queue=("next", "third"),
     ),
     "slow": Case(
         Running(NOW - 7300),
@@ -111,6 +117,21 @@ CASES = {
         Held("its budget of $10.00 is spent", NOW - 60),
         generation=replace(PRICED, state="closed"),
         bill=Bill(usd=10.004, until=NOW - 60, unpriced_s=400.0, usd_max=10.0),
+    ),
+    "held_and_kept": Case(
+        Held("3 attempts failed; the last: machine-a failed: rank 0: ValueError: bad", NOW - 60),
+        generation=replace(PRICED, state="closed"),
+        queue=tuple(f"job-{number}" for number in range(8)),
+    ),
+    "unprepared": Case(
+        Waiting("nothing was planned yet", NOW - 20),
+        state=state(None, node(A, UNFIT), node(B, replace(UNFIT, node=B))),
+        generation=None,
+        bill=Bill(),
+    ),
+    "one_unprepared": Case(
+        Running(NOW - 900),
+        state=state(None, node(A, SAID), node(B), node(C, replace(UNFIT, node=C))),
     ),
     "store_away": Case(Running(NOW - 7300), is_away=True, generation=G),
 }
@@ -132,6 +153,8 @@ def shown(case: Case) -> str:
         )
         active = case.phase.put(active) if isinstance(case.phase, Planning) else active
         known = known.with_job(record)
+        for name in case.queue:
+            known = known.with_job(job(id=JobId(name), state="queued"))
         known = replace(known, active=active, durables={JOB: DURABLE} if case.has_plan else {})
     plan = json.loads(PLAN.read_text(encoding="utf-8")) if case.has_plan else None
     told_at = {committed_id(JOB, DURABLE): NOW - 90}
@@ -147,7 +170,8 @@ def shown(case: Case) -> str:
         job=render.active_view(
             known, StepRate(), plan, ABOUT if case.generation else {}, told_at, NOW
         ),
-        queued=2 if case.has_plan else 0,
+        **render.queue_view(known),
+        unsound=render.unsound_view(known),
         nodes=render.counts_view(known),
         leaving=render.leaving_view(known),
     )

@@ -61,7 +61,7 @@ def test_status_shows_a_refused_write(trouble):
     status = {
         "cluster": "c", "at": 9.0, "leader": None, "job": None, "queued": 0, "nodes": {},
         "store": {"answers": True, "away_since": None, "trouble": trouble}, "leaving": [],
-        "capacity": None, "unheard": [],
+        "capacity": None, "unheard": [], "unsound": {},
     }  # fmt: skip
     assert ("rejects writes" in status_text(status)) == bool(trouble)
     assert trouble in status_text(status)

@@ -1,0 +1,39 @@
+"""Whether any node can be prepared for the job: its work folder, its setup, its memory."""
+
+from __future__ import annotations
+
+from agents.protocol.records import PREPARING
+from sailord.core.model.nodes import Node
+from sailord.core.model.state import Active, State
+from sailord.core.queries.replan_triggers import few, usable
+
+
+def why_unprepared(state: State, active: Active, since: float) -> str:
+    """Return why no node can run a job that waits since then; empty while one may.
+
+    Not before each node had the time for two attempts, since a package registry may be away.
+    """
+    if usable(state, active):
+        return ""
+    living = [node for _, node in sorted(state.nodes.items()) if not node.is_lost]
+    failed = [node for node in living if _has_failed(node)]
+    if not failed or any(_may_be_usable(node) for node in living):
+        return ""
+    if state.now < max(since, *(node.since for node in failed)) + state.options.unprepared_s:
+        return ""
+    by_reason: dict[str, list[str]] = {}
+    for node in failed:
+        by_reason.setdefault(node.why_unsound, []).append(node.record.name)
+    reasons = [f"{few(names, ', ')}: {why}" for why, names in by_reason.items()]
+    return f"no node can be prepared for it: {few(reasons, '; ')}"
+
+
+def _has_failed(node: Node) -> bool:
+    return node.report is not None and node.report.unfit not in ("", PREPARING)
+
+
+def _may_be_usable(node: Node) -> bool:
+    """Return whether it may become usable without an operator."""
+    if node.draining_since is not None or node.is_cordoned or node.slow:
+        return False
+    return not _has_failed(node) and not (node.report is not None and node.report.fault)

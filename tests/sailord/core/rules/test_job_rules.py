@@ -1,0 +1,206 @@
+"""Jobs that are held: those that no node can be prepared for, and who gets the cluster then."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agents.protocol.records import PREPARING, JobId, JobRecord, Report
+from sailord.core.model.commands import WriteJob
+from sailord.core.model.events import JobSubmitted, Ticked
+from sailord.core.model.nodes import Node
+from sailord.core.model.options import Options
+from sailord.core.model.phases import Closing, Held, Running, Waiting
+from sailord.core.model.state import State
+from sailord.core.queries.restore_choice import why_queue_stands
+from tests.sailord.core.states import (
+    BEGAN,
+    JOB,
+    NOW,
+    A,
+    B,
+    C,
+    G,
+    act,
+    active_of,
+    durable,
+    job,
+    node,
+    order,
+    phase,
+    record,
+    report,
+    state,
+)
+
+NEXT = JobRecord(JobId("next"), "queued", submitted_at=NOW)
+CLOSED = replace(G, state="closed")
+WHY = "setup `make` exited with 2: no make"
+LIMIT_S = Options().unprepared_s
+
+
+# ---- no node can be prepared --------------------------------------------------------------------
+
+
+def idle(id_, unfit: str = "", **others: object) -> Node:
+    return node(id_, report(id_, "idle", sealed=(), unfit=unfit), since=BEGAN, **others)
+
+
+def waits(*nodes: Node, since: float = NOW) -> State:
+    """A job whose turn came then."""
+    waiting = state(Waiting("nothing was planned yet", since), *nodes)
+    return replace(waiting, active=replace(active_of(waiting), generation=None))
+
+
+def test_a_job_that_no_node_can_be_prepared_for_is_held_after_a_second_attempt() -> None:
+    before = waits(idle(A, WHY), idle(B, WHY), idle(C, "secrets are missing: HF_TOKEN"))
+    early, _ = act(before, Ticked(NOW + LIMIT_S - 0.1))
+    assert phase(early) == Waiting("nothing was planned yet", NOW)
+    after, commands = act(before, Ticked(NOW + LIMIT_S))
+    why = (
+        f"no node can be prepared for it: machine-a, machine-b: {WHY}; "
+        "machine-c: secrets are missing: HF_TOKEN"
+    )
+    assert phase(after) == Held(why, NOW + LIMIT_S)
+    assert commands[0] == WriteJob(job(state="held", reason=why))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        idle(C),
+        idle(C, PREPARING),
+        Node(record(C), BEGAN),
+        replace(idle(C), record=record(C, state="joining")),
+    ],
+    ids=["usable", "being prepared", "has not reported", "tests its devices"],
+)
+def test_a_job_waits_while_one_node_may_still_run_it(other: Node) -> None:
+    after, _ = act(waits(idle(A, WHY), other), Ticked(NOW + 9 * LIMIT_S))
+    assert not isinstance(phase(after), Held)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        idle(C, draining_since=BEGAN),
+        idle(C, is_cordoned=True),
+        idle(C, slow="it crawls"),
+        idle(C, lost_at=BEGAN),
+        node(C, report(C, "idle", fault="its device fell off the bus"), since=BEGAN),
+    ],
+    ids=["draining", "cordoned", "a straggler", "lost", "broken"],
+)
+def test_a_node_that_comes_back_only_by_an_order_delays_no_hold(other: Node) -> None:
+    after, _ = act(waits(idle(A, WHY), other), Ticked(NOW + LIMIT_S))
+    assert isinstance(phase(after), Held)
+
+
+def test_each_node_has_the_time_for_two_attempts() -> None:
+    late = replace(idle(B, WHY), since=NOW + 50)
+    before = waits(idle(A, WHY), late)
+    assert isinstance(phase(act(before, Ticked(NOW + LIMIT_S))[0]), Waiting)
+    assert isinstance(phase(act(before, Ticked(NOW + 50 + LIMIT_S))[0]), Held)
+
+
+def test_without_any_node_a_job_is_not_held() -> None:
+    for nodes in ((idle(A, lost_at=BEGAN),), (idle(A, is_cordoned=True),)):
+        after, _ = act(waits(*nodes), Ticked(NOW + 9 * LIMIT_S))
+        assert isinstance(phase(after), Waiting)
+
+
+# ---- a held job and the queue -------------------------------------------------------------------
+
+
+def held(*nodes: Node, **others: object) -> State:
+    """A job that is held since a generation failed, and what its nodes hold."""
+    return state(
+        Held("3 attempts failed", NOW - 9), *nodes, job=job(state="held"), generation=CLOSED,
+        **others,
+    )  # fmt: skip
+
+
+def said(id_, *sealed: int, **others: object) -> Report:
+    return report(id_, "idle", sealed=sealed, **others)
+
+
+NOTHING_SEALED = (node(A, said(A)), node(B, said(B)))
+YIELDED = "next has the cluster; held: 3 attempts failed"
+
+
+def test_a_held_job_yields_to_the_next_one_if_no_step_is_lost() -> None:
+    before = held(*NOTHING_SEALED)
+    after, commands = act(before, JobSubmitted(NOW, NEXT))
+    assert active_of(after).job == NEXT.id
+    assert after.jobs[JOB] == job(state="paused", reason=YIELDED)
+    assert after.generations[JOB] == CLOSED, "it continues from there"
+    written = [each.job for each in commands if isinstance(each, WriteJob)]
+    assert [(each.id, each.state) for each in written] == [(JOB, "paused"), (NEXT.id, "running")]
+
+
+def test_a_held_job_keeps_the_cluster_while_nobody_waits() -> None:
+    before = held(*NOTHING_SEALED)
+    after, commands = act(before, Ticked(NOW + 9999))
+    assert (phase(after), after.jobs, commands) == (phase(before), before.jobs, ())
+
+
+def test_a_held_job_keeps_the_cluster_while_steps_are_in_memory_alone() -> None:
+    before = held(node(A, said(A, 39, 40)), node(B, said(B)))
+    kept = replace(before, durables={JOB: durable(38)})
+    for known, steps, back in (
+        (before, "steps 1 to 40 are", "from the beginning"),
+        (kept, "steps 39 to 40 are", "at step 38"),
+        (replace(before, durables={JOB: durable(39)}), "step 40 is", "at step 39"),
+    ):
+        after, _ = act(known, JobSubmitted(NOW, NEXT))
+        assert isinstance(phase(after), Held)
+        assert active_of(after).job == JOB
+        told = why_queue_stands(after)
+        assert told.startswith("job is held: 3 attempts failed. It keeps the cluster since ")
+        assert f"since {steps} only in its nodes' memory" in told
+        assert f"it can be resumed {back}" in told
+
+
+def test_a_held_job_yields_once_its_last_step_is_durable_or_lost() -> None:
+    waits_behind = held(node(A, said(A, 40)), node(B, said(B))).with_job(NEXT)
+    is_durable = replace(waits_behind, durables={JOB: durable(40)})
+    assert active_of(act(is_durable, Ticked(NOW))[0]).job == NEXT.id
+    is_lost = held(node(A, said(A, 40), lost_at=NOW), node(B, said(B))).with_job(NEXT)
+    assert active_of(act(is_lost, Ticked(NOW))[0]).job == NEXT.id
+
+
+def test_a_held_job_yields_only_after_its_workers_have_ended() -> None:
+    computes = held(node(A, report(A, sealed=())), node(B, said(B))).with_job(NEXT)
+    assert active_of(act(computes, Ticked(NOW))[0]).job == JOB, "it may do a step yet"
+
+
+def test_a_held_job_yields_only_after_every_possible_holder_was_heard() -> None:
+    unheard = held(Node(record(A), NOW - 1), node(B, said(B))).with_job(NEXT)
+    after, _ = act(unheard, Ticked(NOW))
+    assert active_of(after).job == JOB
+    assert why_queue_stands(after).endswith("what its nodes hold is not known yet")
+    away = held(node(A, said(A), absent_since=NOW - 0.1), node(B, said(B))).with_job(NEXT)
+    assert active_of(act(away, Ticked(NOW))[0]).job == JOB, "it may come back with its memory"
+
+
+def test_a_job_is_stored_as_held_before_it_yields() -> None:
+    closing = state(Closing("held", "it fails"), *NOTHING_SEALED, generation=CLOSED).with_job(NEXT)
+    after, commands = act(closing, Ticked(NOW))
+    assert WriteJob(job(state="held", reason="it fails")) in commands
+    assert active_of(act(after, Ticked(NOW + 0.1))[0]).job == NEXT.id
+
+
+def test_an_order_to_resume_goes_before_the_next_job() -> None:
+    before = held(*NOTHING_SEALED, orders=(order("resume"),)).with_job(NEXT)
+    after, _ = act(before, Ticked(NOW))
+    assert (active_of(after).job, active_of(after).phase) == (
+        JOB,
+        Waiting("resume was ordered", NOW),
+    )
+
+
+def test_nothing_stands_while_a_job_runs_or_closes() -> None:
+    for running in (state(Running(BEGAN)), state(Closing("held", "it fails"))):
+        assert why_queue_stands(running) == ""
+    assert why_queue_stands(replace(state(), active=None)) == ""
