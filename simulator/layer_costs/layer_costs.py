@@ -7,7 +7,9 @@ estimate carries a note.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from simulator.hardware.catalogue import Catalogue
 from simulator.hardware.runtime_constants import RUNTIMES, Runtime, platform_of
 from simulator.layer_costs.layer_times import LayerTimeTable
 from simulator.layer_costs.profile import Profile
-from simulator.layer_costs.roofline import LayerTimes, Roofline
+from simulator.layer_costs.roofline import LayerTimes, Roofline, calibrations
 from simulator.models.layers import FLOAT_BYTES, Layer
 from simulator.network.network import Network
 from simulator.spec.job import Job
@@ -26,6 +28,7 @@ from simulator.spec.provenance import Provenance
 
 _DIFFERENCE = 0.02
 """Relative difference of parameter counts from which a note is added."""
+_RECOMPUTES: tuple[Recompute, ...] = ("none", "full")
 
 
 class LayerCosts:
@@ -50,8 +53,12 @@ class LayerCosts:
         roofline = Roofline(
             job.model, job.sequence, job.precision, job.flash_attention, catalogue, network
         )
+        hooked = profile is not None and not profile.is_own
         self._times = LayerTimeTable(
-            profile, roofline, catalogue, lambda gpu: platform_of(gpu).profiled_hook_s
+            None if profile is None else _with_collectives(profile, roofline),
+            roofline,
+            catalogue,
+            lambda gpu: platform_of(gpu).profiled_hook_s if hooked else 0.0,
         )
         self._rows: dict[object, Floats] = {}
         self._sums: dict[tuple[str, int, int], tuple[Floats, Floats]] = {}
@@ -144,9 +151,9 @@ class LayerCosts:
     def tied_parameters(self, tp: int) -> float:
         """Return the parameters per TP rank that the head shares with the embedding.
 
-        Profiled models share none.
+        Models in published profiles share none.
         """
-        if self.profile is not None and self.profile.sizes:
+        if self.profile is not None and self.profile.sizes and not self.profile.is_own:
             return 0.0
         tied = (t for t in self._layers[-1].tensors if t.tied_to is not None and not t.frozen)
         return float(sum(tensor.rank_elements(tp) for tensor in tied))
@@ -186,6 +193,9 @@ class LayerCosts:
             # Layers that are never recomputed keep the measured bytes; the others keep no more.
             recomputed = np.array([bool(layer.checkpoint) for layer in self._layers])
             return np.where(recomputed, np.minimum(whole, modelled), whole)
+        exact = self._measured_bytes("kept_bytes", tp, samples)
+        if exact is not None:
+            return exact
         degree = tp if tp in profile.sizes else min(profile.sizes, key=lambda t: (abs(t - tp), t))
         measured = 4.0 * samples * np.array(profile.sizes[degree].kept_elements, dtype=float)
         same = (
@@ -210,11 +220,31 @@ class LayerCosts:
     def _workspace(self, tp: int, samples: int, recompute: Recompute) -> Floats:
         modelled = self._modelled("workspace_bytes", tp, samples, recompute, self.job.precision)
         profile = self.profile
+        measured = self._measured_bytes("transient_bytes", tp, samples)
+        if measured is not None:
+            if recompute == "none":
+                return measured
+            whole, left = (
+                self.kept_bytes(tp=tp, samples=samples, recompute=how) for how in _RECOMPUTES
+            )
+            restored: Floats = measured + np.maximum(whole - left, 0.0)
+            return restored
         if profile is not None and not profile.config.get("head_has_vocab_projection", True):
             # The profiled head computes no logits, even if the preset's does.
             modelled = modelled.copy()
             modelled[-1] = 2 * self.output_bytes(self.layer_count - 2) * samples
         return modelled
+
+    def _measured_bytes(
+        self, what: Literal["kept_bytes", "transient_bytes"], tp: int, samples: int
+    ) -> Floats | None:
+        """Return measured bytes if they were measured under the job's conditions."""
+        profile, job = self.profile, self.job
+        if profile is None:
+            return None
+        if (profile.sequence, profile.precision) != (job.sequence, job.precision):
+            return None
+        return profile.measured_bytes(what, tp=tp, samples=samples)
 
     def _modelled(
         self,
@@ -266,7 +296,7 @@ class LayerCosts:
                 "times and activations are used although the job differs"
             )
         mine = self.job.model.parameters
-        if 1 in profile.sizes:
+        if 1 in profile.sizes and not profile.is_own:
             theirs = sum(profile.sizes[1].parameters)
             if abs(theirs - mine) > _DIFFERENCE * mine:
                 notes.append(
@@ -278,3 +308,21 @@ class LayerCosts:
     def provenance(self, gpu: str, *, tp: int, samples: int) -> Provenance:
         """Return the provenance of ``times``."""
         return self.times(gpu, tp=tp, samples=samples).provenance
+
+
+def _with_collectives(profile: Profile, roofline: Roofline) -> Profile:
+    """Add the TP all-reduces to timings that were measured without them."""
+    there = roofline.under(sequence=profile.sequence, precision=profile.precision)
+    timings = dict(profile.timings)
+    for (gpu, tp, micro_batch), timing in profile.timings.items():
+        if timing.collectives == "inside" or tp == 1:
+            continue
+        demand = there.demand(gpu, tp=tp, micro_batch=micro_batch)
+        factor = calibrations().get(gpu, calibrations()["default"]).collective_factor
+        timings[gpu, tp, micro_batch] = replace(
+            timing,
+            forward_s=timing.forward_s + factor * demand.collectives_forward_s,
+            backward_s=timing.backward_s + factor * demand.collectives_backward_s,
+            notes=(*timing.notes, f"{gpu} TP {tp}: all-reduces computed from the links"),
+        )
+    return replace(profile, timings=timings)

@@ -72,12 +72,12 @@ class LayerTimeTable:
         notes = (*notes, *unmeasured)
         if micro_batch in sizes:
             index = sizes.index(micro_batch)
-            provenance = Provenance(
-                "measured", MEASURED.relative_error, (*entries[index].notes, *unmeasured)
-            )
+            error = max(MEASURED.relative_error, entries[index].relative_error)
+            provenance = Provenance("measured", error, (*entries[index].notes, *unmeasured))
             return LayerTimes(forward[index], backward[index], step, provenance)
         what = f"{gpu} TP {tp} micro batch {micro_batch}"
         error = 0.05 if sizes[0] < micro_batch < sizes[-1] else 0.12
+        error = max(error, *(entry.relative_error for entry in entries))
         note = f"{what}: from measured micro batches {', '.join(map(str, sizes))}"
         return LayerTimes(
             _line(sizes, forward, micro_batch),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import asdict
+from typing import Any, get_args
 
 import numpy as np
 
@@ -18,12 +19,13 @@ from simulator.documents.fields import (
 from simulator.documents.files import Document
 from simulator.documents.problems import InputError, Problems
 from simulator.hardware.catalogue import Catalogue
-from simulator.layer_costs.profile import LayerSizes, Profile, Timing
+from simulator.layer_costs.profile import Collectives, LayerSizes, Measurement, Profile, Timing
 from simulator.layer_costs.published_profile import profile_from_json
 from simulator.models.layers import PRECISIONS, Precision
 
 FORM = "sailor_profile"
 VERSION = 1
+COLLECTIVES: tuple[Collectives, ...] = get_args(Collectives)
 
 
 def read_profile(document: Document, *, catalogue: Catalogue) -> Profile:
@@ -51,6 +53,7 @@ def _profile(top: Table, catalogue: Catalogue) -> Profile | None:
     count = len(names) if names is not None else None
     sizes, parameters = _sizes(top, count)
     timings = _timings(top, count, catalogue)
+    did_not_fit = _did_not_fit(top, catalogue)
     top.finish()
     if names is None or model is None or sequence is None or top.problems.found:
         return None
@@ -64,6 +67,7 @@ def _profile(top: Table, catalogue: Catalogue) -> Profile | None:
         optimizer_parameters=parameters,
         config={"head_has_vocab_projection": head_makes_logits},
         flash_attention=flash,
+        did_not_fit=did_not_fit,
     )
 
 
@@ -99,21 +103,17 @@ def _sizes(top: Table, count: int | None) -> tuple[dict[int, LayerSizes], dict[i
 def _timings(
     top: Table, count: int | None, catalogue: Catalogue
 ) -> dict[tuple[str, int, int], Timing]:
-    def kind(value: Any) -> str:
-        try:
-            return catalogue.gpu_name(valid_text(value))
-        except InputError as error:
-            raise InvalidValue(error.problems[0].what, error.problems[0].cure) from None
-
     timings: dict[tuple[str, int, int], Timing] = {}
     for table in top.tables("timings", required=True):
-        gpu = table.value("gpu", kind, required=True)
-        tp = table.integer("tp", least=1, required=True)
-        micro_batch = table.integer("micro_batch", least=1, required=True)
+        gpu, tp, micro_batch = _key(table, catalogue)
         forward = _row(table, "forward_s", count, above=0.0)
         backward = _row(table, "backward_s", count, least=0.0)
         step = table.number("optimizer_s", above=0)
         note = table.text("note", default="")
+        kept = _row(table, "kept_bytes", count, least=0.0, required=False)
+        transient = _row(table, "transient_bytes", count, least=0.0, required=False)
+        collectives: Collectives = table.choice("collectives", COLLECTIVES, default="inside")
+        measurement = _measurement(table, count)
         table.finish()
         if gpu is None or tp is None or micro_batch is None:
             continue
@@ -122,9 +122,64 @@ def _timings(
         if (gpu, tp, micro_batch) in timings:
             table.report("micro_batch", "is given twice for this GPU and TP", "keep one of the two")
         timings[gpu, tp, micro_batch] = Timing(
-            np.array(forward), np.array(backward), step, (note,) if note else ()
+            np.array(forward),
+            np.array(backward),
+            step,
+            (note,) if note else (),
+            kept_bytes=None if kept is None else np.array(kept),
+            transient_bytes=None if transient is None else np.array(transient),
+            collectives=collectives,
+            measurement=measurement,
         )
     return timings
+
+
+def _key(table: Table, catalogue: Catalogue) -> tuple[str | None, int | None, int | None]:
+    """Read the GPU kind, the TP degree and the micro batch of a measurement."""
+
+    def kind(value: Any) -> str:
+        try:
+            return catalogue.gpu_name(valid_text(value))
+        except InputError as error:
+            raise InvalidValue(error.problems[0].what, error.problems[0].cure) from None
+
+    return (
+        table.value("gpu", kind, required=True),
+        table.integer("tp", least=1, required=True),
+        table.integer("micro_batch", least=1, required=True),
+    )
+
+
+def _measurement(timing: Table, count: int | None) -> Measurement | None:
+    table = timing.table("measured")
+    if table is None:
+        return None
+    spreads = [
+        _row(table, key, count, least=0.0, required=False)
+        for key in ("forward_spread", "backward_spread")
+    ]
+    found = Measurement(
+        device=table.text("device", default=""),
+        driver=table.text("driver", default=""),
+        torch=table.text("torch", default=""),
+        date=table.text("date", default=""),
+        samples=table.integer("samples", default=1),
+        spread=table.number("spread", default=0.0, least=0),
+        forward_spread=tuple(spreads[0] or ()),
+        backward_spread=tuple(spreads[1] or ()),
+    )
+    table.finish()
+    return found
+
+
+def _did_not_fit(top: Table, catalogue: Catalogue) -> frozenset[tuple[str, int, int]]:
+    found = set()
+    for table in top.tables("did_not_fit"):
+        gpu, tp, micro_batch = _key(table, catalogue)
+        table.finish()
+        if gpu is not None and tp is not None and micro_batch is not None:
+            found.add((gpu, tp, micro_batch))
+    return frozenset(found)
 
 
 def _row(
@@ -134,6 +189,7 @@ def _row(
     *,
     least: float | None = None,
     above: float | None = None,
+    required: bool = True,
 ) -> list[float] | None:
     def accept(value: Any) -> list[float]:
         if not isinstance(value, list) or (count is not None and len(value) != count):
@@ -142,15 +198,16 @@ def _row(
             )
         return [valid_number(item, least, above, None, None) for item in value]
 
-    return table.value(key, accept, required=True)
+    return table.value(key, accept, required=required)
 
 
 def profile_to_json(profile: Profile) -> dict[str, Any]:
     """Return the profile in Sailor's format."""
 
-    def numbers(row: Floats) -> list[float]:
-        return [float(value) for value in row]
-
+    too_large = [
+        {"gpu": gpu, "tp": tp, "micro_batch": micro_batch}
+        for gpu, tp, micro_batch in sorted(profile.did_not_fit)
+    ]
     return {
         FORM: VERSION,
         "model": profile.name,
@@ -170,15 +227,29 @@ def profile_to_json(profile: Profile) -> dict[str, Any]:
             for tp, sizes in sorted(profile.sizes.items())
         ],
         "timings": [
-            {
-                "gpu": gpu,
-                "tp": tp,
-                "micro_batch": micro_batch,
-                "forward_s": numbers(timing.forward_s),
-                "backward_s": numbers(timing.backward_s),
-            }
-            | ({} if timing.optimizer_s is None else {"optimizer_s": timing.optimizer_s})
-            | ({"note": "; ".join(timing.notes)} if timing.notes else {})
+            {"gpu": gpu, "tp": tp, "micro_batch": micro_batch, **_timing_to_json(timing)}
             for (gpu, tp, micro_batch), timing in sorted(profile.timings.items())
         ],
+    } | ({"did_not_fit": too_large} if too_large else {})
+
+
+def _timing_to_json(timing: Timing) -> dict[str, Any]:
+    rows: dict[str, Floats | None] = {
+        "forward_s": timing.forward_s,
+        "backward_s": timing.backward_s,
+        "kept_bytes": timing.kept_bytes,
+        "transient_bytes": timing.transient_bytes,
     }
+    found: dict[str, Any] = {
+        key: [float(value) for value in row] for key, row in rows.items() if row is not None
+    }
+    if timing.optimizer_s is not None:
+        found["optimizer_s"] = timing.optimizer_s
+    if timing.notes:
+        found["note"] = "; ".join(timing.notes)
+    if timing.collectives != "inside":
+        found["collectives"] = timing.collectives
+    if timing.measurement is not None:
+        how = asdict(timing.measurement)
+        found["measured"] = {key: value for key, value in how.items() if value not in ("", ())}
+    return found

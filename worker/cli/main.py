@@ -146,6 +146,48 @@ def _print_job(text: str, notes: list[str]) -> None:
     click.echo(text, nl=False)
 
 
+class _Numbers(click.ParamType[tuple[int, ...]]):
+    """Numbers from 1 on, with commas between them."""
+
+    name = "numbers"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        words = str(value).split(",")
+        if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
+            self.fail(f"{value!r} is not a list such as 1,2,4", param, ctx)
+        return tuple(int(word) for word in words)
+
+
+@main.command()
+@click.argument("job", type=click.Path(path_type=Path))
+@click.option("--tp", type=_Numbers(), default=(), help="TP degrees; default: up to max_tp.")
+@click.option("--micro-batches", type=_Numbers(), default=(), help="Default: 1, 2, 4 ... that fit.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("profiles"), help="Folder.")
+@click.option("--name", help="Of the profile; default: the job's, or the model's name.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: a GPU if any.")
+@click.option("--kind", help="The device's kind, if not by its name.")
+@click.option("--catalogue", type=click.Path(path_type=Path), help="Your own facts of GPUs.")
+@click.option("--budget", type=click.FloatRange(1), default=100.0, help="Seconds to measure.")
+@click.option("--threads", type=click.IntRange(1), help="CPU threads; default: torch's.")
+@click.option("--force", is_flag=True, help="Measure a device that is in use.")
+@click.argument("arguments", nargs=-1)
+def profile(**options: Any) -> None:
+    """Measure a job's layers on one device of this machine; `sailorctl profile model` calls this.
+
+    JOB is a job file or a script; ARGUMENTS, after --, are those of a script.
+    """
+    # The profiler of torch, which counts bytes on CPUs, talks to stderr otherwise.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    from worker.cli.profile_run import ProfileOptions  # noqa: PLC0415 - loads torch, which takes seconds
+    from worker.cli.profile_run import profile as measure  # noqa: PLC0415 - the same
+
+    measure(ProfileOptions(**options))
+
+
 @main.command("convert-tokens")
 @click.argument("texts", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Token file to write.")

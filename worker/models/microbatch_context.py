@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 
 @dataclass(slots=True)
@@ -35,3 +39,23 @@ class MicroBatchContext:
     """
 
     current: MicroBatch | None = None
+
+
+def batch_on_device(
+    batch: Any, *, of_module: bool, dtype: torch.dtype, device: torch.device
+) -> Any:
+    """Move a batch; what the model takes gets its type, and targets keep theirs."""
+    move = partial(_moved, device=device, dtype=None)
+    convert = partial(_moved, device=device, dtype=dtype)
+    if of_module and isinstance(batch, tuple):
+        first = batch_on_device(batch[0], of_module=True, dtype=dtype, device=device)
+        return first, *(tree_map(move, each) for each in batch[1:])
+    if of_module and isinstance(batch, Mapping) and "labels" in batch:
+        return {**tree_map(convert, batch), "labels": tree_map(move, batch["labels"])}
+    return tree_map(convert, batch)
+
+
+def _moved(value: Any, *, device: torch.device, dtype: torch.dtype | None) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return value.to(device=device, dtype=dtype if value.is_floating_point() else None)

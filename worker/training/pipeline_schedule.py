@@ -7,13 +7,12 @@ output is sent without waiting.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from simulator.estimate.pass_order import Op, device_orders
 from simulator.spec.plan import Plan
@@ -28,7 +27,7 @@ from worker.layout.rank_layout import (
     sample_positions,
     sender_for,
 )
-from worker.models.microbatch_context import MicroBatch
+from worker.models.microbatch_context import MicroBatch, batch_on_device
 from worker.profiling.compute_time import ComputeTimer
 from worker.profiling.timeline import Recorder
 from worker.training.pipeline_p2p import Inbox, Outbox, TellsShape
@@ -206,22 +205,9 @@ class PipelineRank:
         return arrived, current
 
     def _on_device(self, batch: Any) -> Any:
-        """Move a batch; what the model takes gets its type, and targets keep theirs."""
-        if self._of_module and isinstance(batch, tuple):
-            return self._on_device(batch[0]), *(tree_map(self._move, each) for each in batch[1:])
-        if self._of_module and isinstance(batch, Mapping) and "labels" in batch:
-            labels = tree_map(self._move, batch["labels"])
-            return {**tree_map(self._to_device, batch), "labels": labels}
-        return tree_map(self._to_device, batch)
-
-    def _move(self, value: Any) -> Any:
-        return value.to(self._device) if isinstance(value, Tensor) else value
-
-    def _to_device(self, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        dtype = self._dtype if value.is_floating_point() else None
-        return value.to(device=self._device, dtype=dtype)
+        return batch_on_device(
+            batch, of_module=self._of_module, dtype=self._dtype, device=self._device
+        )
 
     def _expect(self, op: Op) -> None:
         box = self._inbox_for(op)

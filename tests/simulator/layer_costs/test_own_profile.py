@@ -1,0 +1,201 @@
+"""Profiles that Sailor measured: read, merged, and used with their spread as the error bar."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulator.api import network_of
+from simulator.cluster.cluster import Cluster
+from simulator.cluster.cluster_file import cluster_from_document
+from simulator.documents.files import parse_document
+from simulator.documents.problems import InputError
+from simulator.hardware.catalogue import load_catalogue
+from simulator.layer_costs.layer_costs import LayerCosts
+from simulator.layer_costs.profile import Profile
+from simulator.layer_costs.profile_file import profile_to_json, read_profile
+from simulator.models.families import build_model
+from simulator.network.network import MeasuredNetwork
+from simulator.spec.job import Job
+
+MODEL = build_model("gpt2", layers=1, hidden=16, heads=4, vocab=64, sequence=8)
+JOB = Job("job", MODEL, global_batch=8, sequence=8, precision="fp32", max_tp=2)
+OWN: dict[str, Any] = {
+    "sailor_profile": 1,
+    "model": "tiny",
+    "sequence": 8,
+    "precision": "fp32",
+    "flash_attention": True,
+    "layers": ["embedding", "block 1", "head"],
+    "sizes": [
+        {
+            "tp": 1,
+            "parameters": [layer.parameters() for layer in MODEL.layers],
+            "output_elements": [4, 4, 1],
+            "kept_elements": [4, 40, 9],
+        }
+    ],
+    "timings": [
+        {
+            "gpu": "A100-40",
+            "tp": tp,
+            "micro_batch": size,
+            "forward_s": [0.1, 0.2 * size, 0.3],
+            "backward_s": [0.0, 0.4, 0.6],
+            "optimizer_s": 0.01,
+            "kept_bytes": [10.0 * size, 100.0 * size, 5.0],
+            "transient_bytes": [1.0, 50.0 * size, 9.0],
+            "collectives": "inside" if tp == 1 else "apart",
+            "measured": {
+                "device": "NVIDIA A100",
+                "date": "2026-01-02",
+                "samples": 9,
+                "spread": 0.04,
+            },
+        }
+        for tp, size in ((1, 1), (1, 2), (2, 1))
+    ],
+    "did_not_fit": [{"gpu": "A100-40", "tp": 1, "micro_batch": 4}],
+}
+
+
+def read(data: dict[str, Any]) -> Profile:
+    document = parse_document(json.dumps(data).encode(), name="profiles_tiny.json")
+    return read_profile(document, catalogue=load_catalogue())
+
+
+def changed(**more: Any) -> dict[str, Any]:
+    return {**copy.deepcopy(OWN), **more}
+
+
+def costs_of(profile: Profile | None) -> LayerCosts:
+    text = b'[[pool]]\nzone = "us-central1-a"\ngpu = "A100-40"\ngpus_per_machine = 4\ngpus = 4\n'
+    cluster: Cluster = cluster_from_document(parse_document(text, name="cluster.toml"))
+    network = network_of(cluster, MeasuredNetwork())
+    return LayerCosts(JOB, profile=profile, catalogue=cluster.catalogue, network=network)
+
+
+def test_all_of_it_is_written_and_read_again() -> None:
+    once = profile_to_json(read(OWN))
+    assert once["did_not_fit"] == OWN["did_not_fit"]
+    assert once["timings"][0]["measured"] == OWN["timings"][0]["measured"]
+    assert once["timings"][2]["collectives"] == "apart"
+    assert profile_to_json(read(once)) == once
+
+
+def test_mistakes_in_a_measurement_are_reported_with_their_places() -> None:
+    broken = changed()
+    broken["timings"][0]["measured"]["spread"] = -1
+    broken["timings"][1]["kept_bytes"] = [1]
+    broken["did_not_fit"][0]["gpu"] = "Z9"
+    with pytest.raises(InputError) as caught:
+        read(broken)
+    assert [problem.place for problem in caught.value.problems] == [
+        "profiles_tiny.json: timings[0].measured.spread",
+        "profiles_tiny.json: timings[1].kept_bytes",
+        "profiles_tiny.json: did_not_fit[0].gpu",
+    ]
+
+
+# -- merging ---------------------------------------------------------------------------------------
+
+
+def test_other_kinds_are_added_and_the_same_are_replaced() -> None:
+    newer = changed(did_not_fit=[])
+    newer.pop("did_not_fit")
+    newer["timings"] = [copy.deepcopy(OWN["timings"][0]) for _ in range(2)]
+    newer["timings"][0]["forward_s"] = [9.0, 9.0, 9.0]
+    newer["timings"][1]["gpu"] = "V100-16"
+    both = read(OWN).merged_with(read(newer), place="file")
+    assert both.gpus() == ["A100-40", "V100-16"]
+    assert both.micro_batches("A100-40", 1) == [1, 2]
+    assert both.timings["A100-40", 1, 1].forward_s.tolist() == [9.0, 9.0, 9.0]
+    assert both.timings["A100-40", 1, 2].forward_s.tolist() == [0.1, 0.4, 0.3]
+    assert both.did_not_fit == {("A100-40", 1, 4)}
+
+
+def test_what_fits_now_is_not_remembered_as_too_large() -> None:
+    newer = changed()
+    newer["timings"] = [OWN["timings"][0] | {"micro_batch": 4}]
+    newer.pop("did_not_fit")
+    both = read(OWN).merged_with(read(newer), place="file")
+    assert both.did_not_fit == frozenset()
+
+
+def test_another_model_is_not_merged_with() -> None:
+    newer = read(changed(sequence=16, precision="bf16", layers=["embedding", "other", "head"]))
+    with pytest.raises(InputError) as caught:
+        read(OWN).merged_with(newer, place="file")
+    whats = [problem.what for problem in caught.value.problems]
+    assert whats == [
+        "was measured with sequence 8, and the job has 16",
+        "was measured with precision fp32, and the job has bf16",
+        "was measured on other layers than the job's",
+    ]
+
+
+def test_published_measurements_are_not_merged_with() -> None:
+    published = changed()
+    for timing in published["timings"]:
+        timing.pop("measured")
+    with pytest.raises(InputError, match="was not measured by sailorctl profile"):
+        read(published).merged_with(read(OWN), place="file")
+
+
+# -- what the simulator makes of it ----------------------------------------------------------------
+
+
+def test_the_spread_is_the_error_bar() -> None:
+    times = costs_of(read(OWN)).times("A100-40", tp=1, samples=2)
+    assert times.provenance.source == "measured"
+    assert times.provenance.relative_error == 0.04
+    assert times.forward.tolist() == [0.1, 0.4, 0.3]
+
+
+def test_a_small_spread_does_not_promise_more_than_a_measurement_can() -> None:
+    steady = changed()
+    for timing in steady["timings"]:
+        timing["measured"]["spread"] = 0.0
+    times = costs_of(read(steady)).times("A100-40", tp=1, samples=1)
+    assert times.provenance.relative_error == 0.02
+
+
+def test_all_reduces_are_added_to_what_was_measured_apart_from_them() -> None:
+    profile = read(OWN)
+    times = costs_of(profile).times("A100-40", tp=2, samples=1)
+    added = times.forward - profile.timings["A100-40", 2, 1].forward_s
+    assert (added[1:2] > 0).all()
+    assert any("all-reduces computed" in note for note in times.provenance.notes)
+    inside = changed()
+    inside["timings"][2]["collectives"] = "inside"
+    assert costs_of(read(inside)).times("A100-40", tp=2, samples=1).forward[1] == 0.2
+
+
+def test_measured_bytes_are_used_and_lie_on_a_line() -> None:
+    costs = costs_of(read(OWN))
+    kept = costs.kept_bytes(tp=1, samples=3, recompute="none")
+    assert kept.tolist() == [30.0, 300.0, 5.0]
+    assert costs.workspace_bytes(tp=1, samples=3, recompute="none").tolist() == [1.0, 150.0, 9.0]
+    # Recomputed, a block keeps its input only, and the rest is transient.
+    full = costs.kept_bytes(tp=1, samples=3, recompute="full")
+    assert full[1] <= kept[1]
+    work = costs.workspace_bytes(tp=1, samples=3, recompute="full")
+    assert work[1] == 150.0 + kept[1] - full[1]
+
+
+def test_bytes_are_the_most_of_any_kind() -> None:
+    two = changed()
+    other = copy.deepcopy(OWN["timings"][0]) | {"gpu": "V100-16", "kept_bytes": [1.0, 999.0, 1.0]}
+    two["timings"].append(other)
+    kept = read(two).measured_bytes("kept_bytes", tp=1, samples=1)
+    assert kept is not None
+    np.testing.assert_array_equal(kept, [10.0, 999.0, 5.0])
+
+
+def test_a_shared_tensor_counts_as_in_the_model() -> None:
+    assert costs_of(read(OWN)).tied_parameters(1) == costs_of(None).tied_parameters(1) > 0
+    assert costs_of(read(OWN)).notes == ()

@@ -1,0 +1,28 @@
+"""A collective that does nothing, to measure one rank's share of a layer on one device."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from worker.distributed.interface import Collective, Pending, Reduction
+
+
+class _Done(Pending):
+    def wait(self) -> None:
+        return
+
+    def is_done(self) -> bool:
+        return True
+
+
+class NullCollective(Collective):
+    """Stands for the other ranks of a TP group; sums are those of one rank alone."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.index = size, 0
+
+    def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Pending:  # noqa: ARG002 - nothing is reduced
+        return _Done()
+
+    def start_broadcast(self, tensor: Tensor, *, source: int) -> Pending:  # noqa: ARG002 - nothing is sent
+        return _Done()
