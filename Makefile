@@ -100,6 +100,11 @@ bench: $(FOR_ALL) ## print every benchmark's table (MEASURED=DIR)
 			*) $(BIN)/python "$$file" --profiles "$(MEASURED)" ;; \
 		esac; done
 
+.PHONY: gpu-check
+gpu-check: $(FOR_ALL) ## on a machine with a GPU: measure layers of OPT-350M on it, and plan with them
+	$(BIN)/sailorctl profile model examples/opt-350m.toml --device cuda --tp 1 --out build/profiles
+	$(BIN)/sailorctl plan examples/opt-350m.toml examples/three-zones.toml --profiles build/profiles
+
 # DESTDIR=/ puts commands, units, example files and /opt/sailor into this system, and any other
 # folder into a tree for it; GROUPS=worker adds what real workers need.
 .PHONY: install

@@ -16,7 +16,7 @@ from simulator.estimate.paper_formula import paper_estimate
 from simulator.estimate.result import Estimate
 from simulator.hardware.catalogue import Catalogue
 from simulator.layer_costs.layer_costs import LayerCosts
-from simulator.layer_costs.profile import Profile
+from simulator.layer_costs.profile import Profile, profile_name
 from simulator.layer_costs.profile_file import read_profile
 from simulator.network.network import MeasuredNetwork, Network
 from simulator.network.network_file import network_from_json
@@ -79,6 +79,15 @@ class Measurements:
         document = load_document(path)
         return read_profile(document, catalogue=catalogue)
 
+    def profile_of(self, job: Job, *, catalogue: Catalogue) -> Profile | None:
+        """Read the profile that a job names; else the one that was measured of its model."""
+        if job.profile is not None:
+            return self.profile(job.profile, catalogue=catalogue)
+        name = profile_name(job.model.name)
+        found = self.profile(name, catalogue=catalogue) if name in self.paths else None
+        is_its = found is not None and found.fingerprint == job.model.fingerprint
+        return found if is_its else None
+
 
 def load_measurements(folder: Path | None, *, catalogue: Catalogue) -> Measurements:
     """Find the profiles of a folder and read its network."""
@@ -119,9 +128,7 @@ def estimator(name: str, *, job: Job, cluster: Cluster, measurements: Measuremen
     """Return an estimator by name; it caches what plans of one job and cluster share."""
     network = network_of(cluster, measurements.network)
     sites = PlaceFacts(cluster, measurements.network)
-    profile = None
-    if job.profile is not None:
-        profile = measurements.profile(job.profile, catalogue=cluster.catalogue)
+    profile = measurements.profile_of(job, catalogue=cluster.catalogue)
     if name == "event":
         hints: tuple[str, ...] = ()
         if profile is None and measurements.paths:

@@ -12,7 +12,7 @@ from simulator.documents.problems import Problem
 from simulator.estimate.result import Estimate
 from simulator.hardware.catalogue import Catalogue
 from simulator.inputs.plan_file import plan_to_json
-from simulator.layer_costs.profile import Profile
+from simulator.layer_costs.profile import Profile, profile_name
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 
@@ -36,10 +36,9 @@ class ReadMeasurements(Measurements):
 
 
 def read_ahead(measurements: Measurements, job: Job, catalogue: Catalogue) -> ReadMeasurements:
-    """Read the profile that a job names."""
-    known = {}
-    if job.profile is not None:
-        known[job.profile] = measurements.profile(job.profile, catalogue=catalogue)
+    """Read the profile of a job."""
+    found = measurements.profile_of(job, catalogue=catalogue)
+    known = {} if found is None else {job.profile or profile_name(job.model.name): found}
     return ReadMeasurements(measurements.folder, measurements.paths, measurements.network, known)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -11,6 +12,12 @@ import numpy as np
 from simulator.arrays import Floats
 from simulator.documents.problems import Problems
 from simulator.models.layers import Precision
+
+
+def profile_name(model: str) -> str:
+    """Return the name that the profile of a model gets, unless another is given."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-.") or "model"
+
 
 Collectives = Literal["inside", "apart"]
 
@@ -78,6 +85,8 @@ class Profile:
     """Parameters per TP rank of the model whose optimizer step was timed, by TP degree."""
     config: Mapping[str, Any]
     flash_attention: bool = False
+    fingerprint: str = ""
+    """Of the model that was measured; empty: not known."""
     did_not_fit: frozenset[tuple[str, int, int]] = field(default_factory=frozenset)
     """(GPU kind, TP degree, micro batch) of what a device had too little memory for."""
 

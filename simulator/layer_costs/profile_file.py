@@ -48,6 +48,7 @@ def _profile(top: Table, catalogue: Catalogue) -> Profile | None:
     sequence = top.integer("sequence", least=1, required=True)
     precision: Precision = top.choice("precision", PRECISIONS, default="fp32")
     flash = top.flag("flash_attention", default=False)
+    fingerprint = top.text("fingerprint", default="")
     head_makes_logits = top.flag("head_makes_logits", default=True)
     names = top.value("layers", _names, required=True)
     count = len(names) if names is not None else None
@@ -67,6 +68,7 @@ def _profile(top: Table, catalogue: Catalogue) -> Profile | None:
         optimizer_parameters=parameters,
         config={"head_has_vocab_projection": head_makes_logits},
         flash_attention=flash,
+        fingerprint=fingerprint,
         did_not_fit=did_not_fit,
     )
 
@@ -208,7 +210,7 @@ def profile_to_json(profile: Profile) -> dict[str, Any]:
         {"gpu": gpu, "tp": tp, "micro_batch": micro_batch}
         for gpu, tp, micro_batch in sorted(profile.did_not_fit)
     ]
-    return {
+    found = {
         FORM: VERSION,
         "model": profile.name,
         "sequence": profile.sequence,
@@ -230,7 +232,9 @@ def profile_to_json(profile: Profile) -> dict[str, Any]:
             {"gpu": gpu, "tp": tp, "micro_batch": micro_batch, **_timing_to_json(timing)}
             for (gpu, tp, micro_batch), timing in sorted(profile.timings.items())
         ],
-    } | ({"did_not_fit": too_large} if too_large else {})
+    }
+    more = {"fingerprint": profile.fingerprint, "did_not_fit": too_large}
+    return found | {key: value for key, value in more.items() if value}
 
 
 def _timing_to_json(timing: Timing) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from simulator.documents.files import load_document
 from simulator.documents.problems import InputError, Problem
 from simulator.hardware.catalogue import Catalogue, load_catalogue
 from simulator.inputs.job_file import load_job
-from simulator.layer_costs.profile import Profile
+from simulator.layer_costs.profile import Profile, profile_name
 from simulator.layer_costs.profile_file import profile_to_json, read_profile
 from simulator.spec.job import Job
 from worker.cli.own_output import printing_to_stderr
@@ -77,8 +76,9 @@ def profile(options: ProfileOptions) -> None:
     whole = found if before is None else before.merged_with(found, place=str(path))
     _write(path, whole)
     print(f"{path}: {_summary(found, device)}")
-    if job.profile != name:
-        print(f'to plan with it: profile = "{name}" in [model], and --profiles {options.out}')
+    is_found = name == (job.profile or profile_name(job.model.name))
+    line = "" if is_found else f' and profile = "{name}" in [model]'
+    print(f"to plan with it: --profiles {options.out}{line}")
 
 
 def _open(options: ProfileOptions) -> tuple[Job, Recipe | None]:
@@ -92,11 +92,6 @@ def _open(options: ProfileOptions) -> tuple[Job, Recipe | None]:
         what = "has only a description of its model, which no code computes"
         raise InputError(Problem(str(options.job), what, "profile the script that it describes"))
     return job, None
-
-
-def profile_name(model: str) -> str:
-    """Return a name for the file of a model's profile."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-.") or "model"
 
 
 def _before(path: Path, catalogue: Catalogue) -> Profile | None:

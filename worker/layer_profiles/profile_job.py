@@ -98,6 +98,7 @@ def profile_job(
         optimizer_parameters=optimizer_parameters,
         config={"head_has_vocab_projection": True},
         flash_attention=job.flash_attention,
+        fingerprint=job.model.fingerprint,
         did_not_fit=frozenset(did_not_fit),
     )
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from simulator.api import network_of
+from planner.problem.question import read_ahead
+from simulator.api import load_measurements, network_of
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.cluster_file import cluster_from_document
 from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import load_catalogue
 from simulator.layer_costs.layer_costs import LayerCosts
-from simulator.layer_costs.profile import Profile
+from simulator.layer_costs.profile import Profile, profile_name
 from simulator.layer_costs.profile_file import profile_to_json, read_profile
 from simulator.models.families import build_model
 from simulator.network.network import MeasuredNetwork
@@ -199,3 +202,32 @@ def test_bytes_are_the_most_of_any_kind() -> None:
 def test_a_shared_tensor_counts_as_in_the_model() -> None:
     assert costs_of(read(OWN)).tied_parameters(1) == costs_of(None).tied_parameters(1) > 0
     assert costs_of(read(OWN)).notes == ()
+
+
+# -- which profile a job uses ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("named", "fingerprint", "is_used"),
+    [
+        (None, MODEL.fingerprint, True),
+        (None, "another model", False),
+        ("gpt2", "another model", True),  # The user said so.
+    ],
+)
+def test_a_job_uses_the_profile_of_its_model(
+    tmp_path: Path, named: str | None, fingerprint: str, is_used: bool
+) -> None:
+    text = json.dumps(changed(fingerprint=fingerprint))
+    (tmp_path / "profiles_gpt2.json").write_text(text)
+    measured = load_measurements(tmp_path, catalogue=load_catalogue())
+    job = replace(JOB, profile=named)
+    found = measured.profile_of(job, catalogue=load_catalogue())
+    assert (found is not None) == is_used
+    ahead = read_ahead(measured, job, load_catalogue())
+    assert (ahead.profile_of(job, catalogue=load_catalogue()) is not None) == is_used
+
+
+def test_names_of_files_hold_no_separator() -> None:
+    assert profile_name("meta-llama/Llama 3.1") == "meta-llama-Llama-3.1"
+    assert profile_name("../..") == "model"

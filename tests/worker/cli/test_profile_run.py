@@ -22,7 +22,7 @@ from simulator.layer_costs.profile import Profile
 from simulator.layer_costs.profile_file import read_profile
 from tests.worker.hf_families import VOCABULARY, language_model
 from tests.worker.small_run import write
-from worker.cli.profile_run import ProfileOptions, Progress, profile, profile_name
+from worker.cli.profile_run import ProfileOptions, Progress, profile
 from worker.layer_profiles.measure import Figures
 
 pytestmark = pytest.mark.torch
@@ -67,7 +67,7 @@ def test_a_job_file_is_measured_and_the_next_line_says_how_to_plan_with_it(
     assert timing.measurement.torch == torch.__version__
     assert (timing.forward_s > 0).all()
     said = capfd.readouterr()
-    assert 'profile = "gpt2" in [model]' in said.out
+    assert said.out.endswith(f"to plan with it: --profiles {tmp_path / 'profiles'}\n")
     assert "cpu TP 1 micro batch 2: " in said.err
 
 
@@ -79,10 +79,11 @@ def test_a_second_run_adds_to_the_file(profiled: Callable[..., Profile], tmp_pat
 
 
 def test_a_file_of_another_model_is_left_as_it_was(
-    profiled: Callable[..., Profile], tmp_path: Path
+    profiled: Callable[..., Profile], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path)
     profiled(micro_batches=(1,), name="same")
+    assert 'and profile = "same" in [model]' in capfd.readouterr().out
     before = (tmp_path / "profiles" / "profiles_same.json").read_bytes()
     write(tmp_path, change=("layers = 2", "layers = 3"))
     with pytest.raises(InputError, match="other layers"):
@@ -150,11 +151,6 @@ def test_a_device_in_use_is_refused(
     assert not (tmp_path / "profiles").exists()
 
 
-def test_names_of_files_hold_no_separator() -> None:
-    assert profile_name("meta-llama/Llama 3.1") == "meta-llama-Llama-3.1"
-    assert profile_name("../..") == "model"
-
-
 def test_a_terminal_sees_one_changing_line(capsys: pytest.CaptureFixture[str]) -> None:
     some = Figures((1.0,), (2.0,), (0.0,), (0.0,), 0.25, 9, (1,), (1,))
     for is_terminal, shown in ((True, "\rit: 3 rounds\033[K\r"), (False, " ")):
@@ -170,7 +166,7 @@ def test_a_terminal_sees_one_changing_line(capsys: pytest.CaptureFixture[str]) -
 def test_sailorctl_measures_plans_and_simulates(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    write(tmp_path, change=("[training]", 'profile = "tiny"\n\n[training]'))
+    write(tmp_path)
     job, out = str(tmp_path / "job.toml"), str(tmp_path / "profiles")
     (tmp_path / "cluster.toml").write_text(
         '[[pool]]\nzone = "us-central1-a"\ngpu = "cpu"\ngpus_per_machine = 2\ngpus = 2\n'
@@ -178,7 +174,7 @@ def test_sailorctl_measures_plans_and_simulates(
     words = ["profile", "model", job, "--out", out, "--force", "--device", "cpu"]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, capfd.readouterr().err
-    assert json.loads((tmp_path / "profiles" / "profiles_tiny.json").read_text())["timings"]
+    assert json.loads((tmp_path / "profiles" / "profiles_gpt2.json").read_text())["timings"]
     planned = CliRunner().invoke(
         main, ["plan", job, str(tmp_path / "cluster.toml"), "--profiles", out, "--json"]
     )
