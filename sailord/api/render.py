@@ -197,6 +197,7 @@ def active_view(
         members=tuple(state.nodes[id_].record.name for id_ in members if id_ in state.nodes),
         plan=plan,
         predicted=_predicted(about),
+        unit=about.get("unit", "tokens"),
         measured=_measured(state, active, step_rate, about),
         durable_step=None if durable is None else durable_step,
         durable_age_s=None if durable_at is None else max(now - durable_at, 0.0),

@@ -179,6 +179,8 @@ class ActiveView:
     plan: Mapping[str, Any] | None
     predicted: Predicted
     measured: Measured
+    unit: str
+    """What ``tokens_per_s`` counts: tokens, or samples if the job's samples have no tokens."""
     durable_step: int | None
     durable_age_s: float | None
     steps_at_risk: int

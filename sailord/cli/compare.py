@@ -14,8 +14,9 @@ from planner.compare.interface import Case, Mode
 from planner.compare.judge_all import Entry, case_of, enter
 from planner.compare.registry import SAILOR, baseline, names
 from planner.problem.question import Question
+from sailord.cli.described_job import JobFile
 from sailord.cli.exit_codes import FAILED
-from sailord.cli.inputs import ESTIMATOR, PROFILES
+from sailord.cli.inputs import ESTIMATOR, PROFILES, takes_script
 from sailord.cli.options import FILE, JSON, show
 from sailord.cli.question import chosen_names, judge_of, read_question, rejected_text
 from sailord.text.table import table
@@ -26,6 +27,7 @@ from simulator.documents.problems import InputError
 @click.command()
 @click.argument("job", type=FILE)
 @click.argument("cluster", type=FILE)
+@takes_script
 @click.option(
     "--planners",
     default="all",
@@ -45,7 +47,7 @@ from simulator.documents.problems import InputError
 @click.option("--budget", type=click.IntRange(min=1), help="Plans judged at most by our planner.")
 @JSON
 def compare(
-    job: Path,
+    job: JobFile,
     cluster: Path,
     planners: str,
     profiles: Path | None,

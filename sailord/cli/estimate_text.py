@@ -33,15 +33,17 @@ def estimate_text(plan: Plan, job: Job, estimate: Estimate) -> str:
 
 def _totals(plan: Plan, job: Job, estimate: Estimate) -> Iterable[str]:
     money = estimate.money
-    tokens = estimate.throughput_samples_per_s * job.sequence
-    yield f"job         {job.name}: {job.model.name}, {job.precision}, sequence {job.sequence}"
+    samples, of, tokens = estimate.throughput_samples_per_s, "", ""
+    if job.sequence > 1:
+        of, tokens = f", sequence {job.sequence}", f", {samples * job.sequence:,.0f} tokens/s"
+    yield f"job         {job.name}: {job.model.name}, {job.precision}{of}"
     yield (
         f"plan        {counted(len(plan.pipelines), 'pipeline')}, micro batch "
         f"{plan.micro_batch_size}, {estimate.samples_per_iteration} samples an iteration"
     )
     yield f"devices     {gpus_text(plan)}"
     yield f"iteration   {_seconds(estimate.iteration_s)} ({estimate.estimator} estimator)"
-    yield (f"throughput  {estimate.throughput_samples_per_s:.4g} samples/s, {tokens:,.0f} tokens/s")
+    yield f"throughput  {samples:.4g} samples/s{tokens}"
     if money.total_usd is None:
         yield f"cost        unknown: no price for {', '.join(money.unpriced)}"
     else:

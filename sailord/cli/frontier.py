@@ -12,8 +12,9 @@ import click
 from planner.api import plan_job
 from planner.cost_frontier import DEFAULT_POINTS, Frontier, Point
 from planner.cost_frontier import frontier as find_frontier
+from sailord.cli.described_job import JobFile
 from sailord.cli.estimate_text import gpus_text
-from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs
+from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs, takes_script
 from sailord.cli.options import FILE, JSON, show
 from sailord.cli.question import BUDGET, exit_without_plan, read_question
 from sailord.plots.figure import check_picture
@@ -26,6 +27,7 @@ from simulator.inputs.plan_file import plan_text, plan_to_json
 @click.command()
 @click.argument("job", type=FILE)
 @click.argument("cluster", type=FILE)
+@takes_script
 @PROFILES
 @ESTIMATOR
 @BUDGET
@@ -40,7 +42,7 @@ from simulator.inputs.plan_file import plan_text, plan_to_json
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the frontier as .svg or .png.")
 @JSON
 def frontier(
-    job: Path,
+    job: JobFile,
     cluster: Path,
     profiles: Path | None,
     estimator_name: str,
@@ -55,7 +57,7 @@ def frontier(
     Prints the plans for JOB on CLUSTER of which none is both faster and cheaper than another, the
     fastest first. All keep the job's limits; exits with 1 if no plan does.
     """
-    check_outputs((plot,), (job, cluster))
+    check_outputs((plot,), (job.path, cluster))
     if plot is not None:
         check_picture(plot)
     question = read_question(job, cluster, profiles, estimator_name, budget=budget)

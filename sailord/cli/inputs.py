@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
+from sailord.cli.described_job import JobFile
 from sailord.cli.options import FILE
 from simulator.api import ESTIMATORS
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.cluster_file import load_cluster
 from simulator.documents.files import load_document
 from simulator.documents.problems import InputError, Problems
-from simulator.inputs.job_file import load_job
 from simulator.inputs.plan_file import load_plan
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
@@ -38,26 +39,41 @@ ESTIMATOR = click.option(
 KEYS = {"plan": "pipelines", "job": "training", "cluster": "pool"}
 """A key that only this kind of file has, to recognise files in the wrong order."""
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
-def load_job_and_cluster(job: Path, cluster: Path) -> tuple[Job, Cluster]:
+def takes_script(command: Callable[..., None]) -> Callable[..., None]:
+    """Let JOB be a script: add its ARGUMENTS and its folder, and pass all as one ``JobFile``."""
+
+    @click.argument("arguments", nargs=-1)
+    @click.option(
+        "--workdir", metavar="DIR", type=FILE, help="A script's folder; default: where it lies."
+    )
+    @wraps(command)
+    def wrapped(job: Path, arguments: tuple[str, ...], workdir: Path | None, **kwargs: Any) -> None:
+        command(job=JobFile(job, arguments, workdir), **kwargs)
+
+    return wrapped
+
+
+def load_job_and_cluster(job: JobFile, cluster: Path) -> tuple[Job, Cluster]:
     """Read the job and the cluster file."""
     problems = Problems()
-    the_job, the_cluster = _try(load_job, job, problems), _try(load_cluster, cluster, problems)
+    the_job, the_cluster = _try(JobFile.load, job, problems), _try(load_cluster, cluster, problems)
     problems.raise_if_any()
     assert the_job is not None
     assert the_cluster is not None
     return the_job, the_cluster
 
 
-def load_all(job: Path, cluster: Path, plan: Path) -> tuple[Job, Cluster, Plan]:
+def load_all(job: JobFile, cluster: Path, plan: Path) -> tuple[Job, Cluster, Plan]:
     """Read the job, the cluster and the plan file."""
     problems = Problems()
-    the_job, the_cluster = _try(load_job, job, problems), _try(load_cluster, cluster, problems)
+    the_job, the_cluster = _try(JobFile.load, job, problems), _try(load_cluster, cluster, problems)
     the_plan = _try(load_plan, plan, problems)
     if problems.found:
-        _check_order(job, cluster, plan)
+        _check_order(job.path, cluster, plan)
     problems.raise_if_any()
     assert the_job is not None
     assert the_cluster is not None
@@ -104,9 +120,9 @@ def _check_order(job: Path, cluster: Path, plan: Path) -> None:
     wrong.raise_if_any()
 
 
-def _try(load: Callable[[Path], T], path: Path, problems: Problems) -> T | None:
+def _try(load: Callable[[S], T], source: S, problems: Problems) -> T | None:
     try:
-        return load(path)
+        return load(source)
     except InputError as error:
         problems.take(error)
         return None

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
+from sailord.cli.described_job import described_text
 from sailord.cli.options import FILE, show
-from sailord.cli.scripts import ScriptOptions, described_file, submitted_script
+from sailord.cli.scripts import ScriptOptions, submitted_script
 from sailord.cli.server import job_question, order_command, question, server_command
 from sailord.client import Client, ServerProblem
 from sailord.text import cluster_text as text
-from simulator.documents.files import read_bytes
 from simulator.documents.problems import InputError, Problem
 
 
@@ -73,7 +73,7 @@ def submit(
         cure = "leave them out, and write what they say into the file"
         raise InputError(Problem(str(job), f"{what} and --checkpoint", cure))
     else:
-        spec = described_file(job, _read(job))
+        spec = described_text(job)
     given = {"id": id_, "resume": resume}
     body = {"job": spec, "priority": priority, **{k: v for k, v in given.items() if v is not None}}
     try:
@@ -83,13 +83,6 @@ def submit(
     show(queued, as_json, text.submitted_text)
     for warning in queued["warnings"]:
         click.echo(f"warning: {warning}", err=True)
-
-
-def _read(job: Path) -> str:
-    try:
-        return read_bytes(job, name=str(job)).decode()
-    except UnicodeDecodeError:
-        raise InputError(Problem(str(job), "is not UTF-8")) from None
 
 
 jobs = question("jobs", lambda v: text.jobs_text(v["jobs"]), "List all jobs.")

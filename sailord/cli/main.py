@@ -96,8 +96,9 @@ class LazyGroup(Group):
 def main() -> None:
     """Plan, simulate and run a training job on whatever GPUs are available.
 
-    In the commands that plan, JOB and CLUSTER are TOML files and PLAN is JSON (docs/formats.md); in
-    those that ask a running cluster, JOB and NODE are names, as `jobs` and `nodes` list them.
+    In the commands that plan, JOB is a TOML file or a script, CLUSTER a TOML file and PLAN is JSON
+    (docs/formats.md); in those that ask a running cluster, JOB and NODE are names, as `jobs` and
+    `nodes` list them.
 
     Shell completion: eval "$(_SAILORCTL_COMPLETE=bash_source sailorctl)"; zsh and fish likewise.
     """

@@ -15,8 +15,9 @@ from planner.compare.judge_all import Entry, case_of, enter
 from planner.compare.registry import SAILOR, baseline, names
 from planner.problem.question import DEFAULT_BUDGETS, SPACES, Answer, Question, Space
 from planner.what_if import explained
+from sailord.cli.described_job import JobFile
 from sailord.cli.estimate_text import estimate_text
-from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs
+from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs, takes_script
 from sailord.cli.options import FILE, JSON, show
 from sailord.cli.question import (
     chosen_names,
@@ -43,6 +44,7 @@ _SPACES = {
 @click.command()
 @click.argument("job", type=FILE)
 @click.argument("cluster", type=FILE)
+@takes_script
 @PROFILES
 @click.option(
     "--planner",
@@ -71,7 +73,7 @@ _SPACES = {
 @click.option("--explain", is_flag=True, help="Say why this plan won, and why others did not.")
 @JSON
 def plan(
-    job: Path,
+    job: JobFile,
     cluster: Path,
     profiles: Path | None,
     planner: str,
@@ -88,7 +90,7 @@ def plan(
 
     Exits with 0 if it prints a plan, with 1 if there is none.
     """
-    check_outputs((save, plot), (job, cluster))
+    check_outputs((save, plot), (job.path, cluster))
     if plot is not None:
         check_picture(plot)
     (planner,) = chosen_names(planner, names(), "--planner")

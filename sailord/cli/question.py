@@ -11,6 +11,7 @@ import click
 
 from planner.compare.judge_all import Entry
 from planner.problem.question import Question, Space, read_ahead
+from sailord.cli.described_job import JobFile
 from sailord.cli.exit_codes import FAILED
 from sailord.cli.inputs import load_job_and_cluster
 from simulator.api import Estimator, estimator, load_measurements
@@ -21,7 +22,7 @@ BUDGET = click.option("--budget", type=click.IntRange(min=1), help="Plans judged
 
 
 def read_question(
-    job: Path,
+    job: JobFile,
     cluster: Path,
     profiles: Path | None,
     estimator_name: str,

@@ -19,8 +19,9 @@ from planner.replan.match_nodes import MatchedNodes, match_nodes, with_pools_of
 from planner.replan.nodes import cluster_with, is_placed, nodes_used
 from planner.replan.replanner import Replan, Replanner
 from planner.replan.transfers import Transfers
+from sailord.cli.described_job import JobFile
 from sailord.cli.estimate_text import estimate_text
-from sailord.cli.inputs import PROFILES, check_outputs, load_all
+from sailord.cli.inputs import PROFILES, check_outputs, load_all, takes_script
 from sailord.cli.options import FILE, JSON, FiniteRange, show
 from sailord.cli.question import exit_without_plan
 from simulator.api import load_measurements
@@ -36,6 +37,7 @@ from simulator.spec.plan import Plan
 @click.argument("plan", type=FILE)
 @click.argument("job", type=FILE)
 @click.argument("cluster", type=FILE)
+@takes_script
 @PROFILES
 @click.option("--lost", multiple=True, metavar="NODE", help="A lost node; repeatable.")
 @click.option(
@@ -53,7 +55,7 @@ from simulator.spec.plan import Plan
 @JSON
 def replan(
     plan: Path,
-    job: Path,
+    job: JobFile,
     cluster: Path,
     profiles: Path | None,
     lost: tuple[str, ...],
@@ -67,7 +69,7 @@ def replan(
     Prints what the reconfiguration would move, what it costs, and whether it pays off. Exits with
     0 if there is a next plan, with 1 if there is none.
     """
-    check_outputs((save,), (plan, job, cluster))
+    check_outputs((save,), (plan, job.path, cluster))
     the_job, the_cluster, old = load_all(job, cluster, plan)
     old = complete_plan(old, the_cluster)
     the_cluster = with_pools_of(the_cluster, old)

@@ -15,6 +15,7 @@ from planner.problem.question import Question
 from planner.replay.plan_library import DEFAULT_SEARCHES
 from planner.replay.run_replay import POLICIES, Replay, replayed
 from planner.search.search_cache import SearchCache
+from sailord.cli.described_job import JobFile
 from sailord.cli.exit_codes import FAILED
 from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs
 from sailord.cli.options import FILE, JSON, FiniteRange, show
@@ -118,7 +119,7 @@ def replay(
     if plot is not None:
         check_picture(plot)
     wanted = chosen_names(policies, POLICIES, "--policy")
-    question = read_question(job, cluster, profiles, estimator_name, budget=budget)
+    question = read_question(JobFile(job), cluster, profiles, estimator_name, budget=budget)
     the_trace = load_trace(trace, question.cluster, TraceChoice(trace_name, pool, until_s))
     costs = ReconfigurationCosts(
         planned_s, unplanned_s, restart_s, checkpoint_every_s, snapshot_steps

@@ -1,24 +1,21 @@
-"""Submits jobs: describes their models; packs and uploads the folder of a script."""
+"""Submits scripts: packs and uploads their folders."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import click
 
 from agents.work.package import Package, package_of, read_part
+from sailord.cli.described_job import JobFile, describe_script
 from sailord.cli.work_folder import megabytes, pack_folder
 from sailord.client import Client, part
 from sailord.text.units import counted
 from simulator.documents.fields import InvalidValue, quote
-from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError, Problem, Problems
 from simulator.inputs.work_section import check_mount
 
@@ -37,17 +34,11 @@ class ScriptOptions:
 
 def submitted_script(client: Client, script: Path, options: ScriptOptions) -> str:
     """Upload the script's folder, and return its job."""
-    root = (options.workdir or script.parent).resolve()
-    if not root.is_dir():
-        raise InputError(Problem(str(root), "is not a folder", "name one with --workdir"))
-    if not script.resolve().is_relative_to(root):
-        what, cure = f"is not in {root}", "name a folder that holds it with --workdir"
-        raise InputError(Problem(str(script), what, cure))
+    root = JobFile(script, options.arguments, options.workdir).root()
     mounts = _mounts(options.mounts)
     with tempfile.NamedTemporaryFile() as packed:
         # First, since a folder that is too large is refused at once.
         selection = pack_folder(root, packed, mounts=mounts)
-        words = ["--workdir", str(root), str(script), "--", *options.arguments]
         inner = str(script.resolve().relative_to(root))
         if inner not in selection.names:
             what, cure = (
@@ -55,7 +46,7 @@ def submitted_script(client: Client, script: Path, options: ScriptOptions) -> st
                 f"add a line there: !{script.name}",
             )
             raise InputError(Problem(str(script), what, cure))
-        text = _described(script, words)
+        text = describe_script(script, root, options.arguments)
         package = package_of(Path(packed.name))
         said = f"{counted(len(selection.names), 'file')}, {megabytes(selection.bytes)}"
         click.echo(f"packed {root}: {said}, package {package.sha256[:12]}", err=True)
@@ -106,30 +97,3 @@ def _upload(client: Client, package: Package, path: Path) -> None:
     place = f"/v1/packages/{part(str(package))}"
     for number in client.ask("GET", place)["missing"]:
         client.ask("PUT", f"{place}/{number}", read_part(path, number))
-
-
-def described_file(job: Path, text: str) -> str:
-    """Add the model's description to a job file that names a model of transformers."""
-    try:
-        model = parse_document(text.encode(), name=str(job), flaws_raise=False).data.get("model")
-    except InputError:
-        return text  # sailord reports its mistakes.
-    if not isinstance(model, dict) or "hf" not in model or "description" in model:
-        return text
-    return _described(job, [str(job)])
-
-
-def _described(job: Path, words: Sequence[str]) -> str:
-    """Describe a job's model in a process of its own: run a script up to its ``train()``."""
-    if importlib.util.find_spec("torch") is None:
-        what = "needs torch, which is not installed here, to describe its model"
-        raise InputError(Problem(str(job), what, "submit it where torch is installed"))
-    words = [sys.executable, "-m", "worker", "describe", *words]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        last = done.stderr.strip().rpartition("\n")[2].removeprefix("error: ")
-        raise InputError(Problem("", last or f"describing {job} failed"))
-    for line in done.stderr.splitlines():
-        if line.startswith("note: "):
-            click.echo(line, err=True)
-    return done.stdout

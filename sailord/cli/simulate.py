@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 
+from sailord.cli.described_job import JobFile
 from sailord.cli.estimate_text import estimate_text, validation_text
 from sailord.cli.exit_codes import DOES_NOT_FIT, FAILED
-from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs, load_all
+from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs, load_all, takes_script
 from sailord.cli.options import FILE, JSON, show
 from sailord.plots.plan import write_plot
 from sailord.plots.timeline import write_timeline
@@ -31,6 +32,7 @@ SHORTAGES_SHOWN_MAX = 6
 @click.argument("plan", type=FILE)
 @click.argument("job", type=FILE)
 @click.argument("cluster", type=FILE)
+@takes_script
 @PROFILES
 @ESTIMATOR
 @click.option(
@@ -43,7 +45,7 @@ SHORTAGES_SHOWN_MAX = 6
 @JSON
 def simulate(
     plan: Path,
-    job: Path,
+    job: JobFile,
     cluster: Path,
     profiles: Path | None,
     estimator_name: str,
@@ -55,7 +57,7 @@ def simulate(
 
     Exits with 3 if the plan does not fit the memory of its devices.
     """
-    check_outputs((timeline, plot), (plan, job, cluster))
+    check_outputs((timeline, plot), (plan, job.path, cluster))
     the_job, the_cluster, the_plan = load_all(job, cluster, plan)
     the_plan = complete_plan(the_plan, the_cluster)
     Problems(list(check_plan(the_plan, the_job, the_cluster, place=plan.name))).raise_if_any()

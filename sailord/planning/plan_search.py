@@ -320,6 +320,7 @@ def _found(
     about = {
         "estimate": figures,
         "tokens_per_iteration": estimate.samples_per_iteration * job.sequence,
+        "unit": "tokens" if job.sequence > 1 else "samples",
         "why": list(why),
         "move": move,
         "again": again,

@@ -85,7 +85,7 @@ def _job_lines(job: dict[str, Any], at: float) -> list[str]:
     measured, predicted = job["measured"], job["predicted"]
     loss = "" if measured["loss"] is None else f", loss {measured['loss']:.4g}"
     lines.append(f"step        {job['step']}{of}{loss}, {duration(job['step_age_s'])} ago")
-    lines.append(f"throughput  {_throughput(measured, predicted)}")
+    lines.append(f"throughput  {_throughput(measured, predicted, job['unit'])}")
     lines.append(f"at risk     {counted(job['steps_at_risk'], 'step')}; {_durable(job)}")
     if job["storage_trouble"]:
         lines.append(f"            {job['storage_trouble']}")
@@ -98,9 +98,9 @@ def _cures(job: str) -> str:
     return f"sailorctl resume {job} tries again, sailorctl cancel {job} ends it"
 
 
-def _throughput(measured: dict[str, Any], predicted: dict[str, Any]) -> str:
+def _throughput(measured: dict[str, Any], predicted: dict[str, Any], unit: str) -> str:
     actual, expected = measured["tokens_per_s"], predicted["tokens_per_s"]
-    text = f"{_number(actual)} tokens/s (predicted {_number(expected)}"
+    text = f"{_number(actual)} {unit}/s (predicted {_number(expected)}"
     if actual is not None and expected:
         text += f", {actual / expected:.0%} of it"
     stall_s = measured["stall_s"]

@@ -19,7 +19,7 @@ def test_plan_uses_only_requested_nodes():
     found = answer(QUESTION)
     assert isinstance(found, FoundPlan)
     assert set(found.proposal.members) <= {record.id for record in NODES}
-    assert found.about["tokens_per_iteration"] == 16 * 64
+    assert (found.about["tokens_per_iteration"], found.about["unit"]) == (16 * 64, "tokens")
     estimate, plan = found.about["estimate"], json.loads(found.plan)
     stages = [(p, s) for p, pipeline in enumerate(plan["pipelines"]) for s in pipeline["stages"]]
     assert len(found.proposal.peaks) == sum(stage["tp"] for _, stage in stages)
