@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from worker.script.mistakes_hook import tell_mistakes
+
 if TYPE_CHECKING:
     from worker.data.blend import Blend
     from worker.data.packing import Packed
@@ -45,6 +47,9 @@ _HOMES = {
     "from_transformers": "worker.script.transformers_trainer",
     "hf": "worker.script.hf_model",
 } | dict.fromkeys(("JsonLines", "MLflow", "TensorBoard", "WandB"), "worker.reporting.loggers")
+
+
+tell_mistakes()
 
 
 def __getattr__(name: str) -> Any:
