@@ -119,7 +119,7 @@ class Submitted(JobRecord):
     waits_for: tuple[str, ...] = ()
     """The jobs before it: the one that has the cluster, then the queue."""
     blocked: str = ""
-    """Why the job that has the cluster keeps it although it is held, and what ends that."""
+    """Why the job that has the cluster keeps it without training, and what ends that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ class Status:
     queue: tuple[str, ...] = ()
     """The queued jobs, the next one first."""
     blocked: str = ""
-    """Why they wait for a job that is held, and what ends that."""
+    """Why they wait for a job that does not train, and what ends that."""
     unsound: Mapping[str, str] = field(default_factory=dict)
     """By name: nodes that the job cannot run on, and why."""
 
@@ -305,7 +305,7 @@ class Why:
     waits_for: tuple[str, ...] = ()
     """If it is queued: the jobs before it."""
     blocked: str = ""
-    """If it is queued: why the job that has the cluster keeps it although it is held."""
+    """If it is queued: why the job that has the cluster keeps it without training."""
 
 
 @dataclass(frozen=True, slots=True)

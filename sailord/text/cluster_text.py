@@ -33,7 +33,8 @@ def status_text(status: dict[str, Any]) -> str:
         lines += [f"            {status['blocked']}"] if status["blocked"] else []
     counts = ", ".join(f"{n} {state}" for state, n in status["nodes"].items())
     lines.append(f"nodes       {counts or 'none'}")
-    lines += [f"            {unsound}" for unsound in _unsound(status["unsound"])]
+    if status["job"] is None or status["job"]["phase"]["name"] != "waiting":  # It says so.
+        lines += [f"            {unsound}" for unsound in _unsound(status["unsound"])]
     for node in status["leaving"]:
         left = (
             "" if node["leaves_at"] is None else f" in {duration(node['leaves_at'] - status['at'])}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from agents.protocol.records import PREPARING, GenerationRecord, NodeId, Order, OrderKind
@@ -92,8 +92,15 @@ def usable(state: State, active: Active) -> tuple[NodeId, ...]:
 def why_no_node(state: State) -> str:
     """Return why there is no node to plan for, as the nodes report it."""
     unsound = [n for _, n in sorted(state.nodes.items()) if n.why_unsound and not n.is_lost]
-    why = few([f"{node.record.name}: {node.why_unsound}" for node in unsound], "; ")
-    return f"no node is ready: {why}" if why else "no node is ready"
+    return f"no node is ready: {why_unsound(unsound)}" if unsound else "no node is ready"
+
+
+def why_unsound(nodes: Iterable[Node]) -> str:
+    """Return why nodes cannot run the job, by their own reports; each cause once."""
+    by_cause: dict[str, list[str]] = {}
+    for node in nodes:
+        by_cause.setdefault(node.why_unsound, []).append(node.record.name)
+    return few([f"{few(names, ', ')}: {why}" for why, names in by_cause.items()], "; ")
 
 
 def broken_members(state: State, generation: GenerationRecord) -> tuple[NodeId, ...]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from agents.protocol.records import Durable, NodeId, Point, Restore, Sealed
 from sailord.core.model.nodes import Node
-from sailord.core.model.phases import Held, Opening
+from sailord.core.model.phases import Held, Opening, Waiting
 from sailord.core.model.standing import Unreachable
 from sailord.core.model.state import Active, State
-from sailord.core.queries.replan_triggers import next_order
+from sailord.core.queries.replan_triggers import next_order, usable, why_no_node
 from sailord.core.queries.restore_point import failure_domains, release_point, restore_point
 
 
@@ -84,20 +84,21 @@ def unsaved_steps(state: State, active: Active) -> range:
 
 
 def why_queue_stands(state: State) -> str:
-    """Return why a held job keeps the cluster from those that wait for it, and what ends that."""
+    """Return why the job that has the cluster keeps it without training, and what ends that."""
     active = state.active
+    if active is not None and isinstance(active.phase, Waiting) and not usable(state, active):
+        return f"{active.job} has the cluster, and {why_no_node(state)}"
     if active is None or not isinstance(active.phase, Held):
         return ""
     steps = unsaved_steps(state, active)
     if not steps:
         return f"{active.job} is held: {active.phase.reason}; what its nodes hold is not known yet"
     only = f"step {steps[0]} is" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]} are"
-    back = f"at step {steps.start - 1}" if steps.start > 1 else "from the beginning"
     return (
         f"{active.job} is held: {active.phase.reason}. It keeps the cluster since {only} only in "
         f"its nodes' memory: `sailorctl resume {active.job}` tries again, `sailorctl pause "
-        f"{active.job}` gives the cluster away, so that it can be resumed {back}, and `sailorctl "
-        f"cancel {active.job}` ends it"
+        f"{active.job}` gives the cluster away, though these steps may be lost then, and "
+        f"`sailorctl cancel {active.job}` ends it"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agents.protocol.records import PREPARING
 from sailord.core.model.nodes import Node
 from sailord.core.model.state import Active, State
-from sailord.core.queries.replan_triggers import few, usable
+from sailord.core.queries.replan_triggers import usable, why_unsound
 
 
 def why_unprepared(state: State, active: Active, since: float) -> str:
@@ -21,11 +21,7 @@ def why_unprepared(state: State, active: Active, since: float) -> str:
         return ""
     if state.now < max(since, *(node.since for node in failed)) + state.options.unprepared_s:
         return ""
-    by_reason: dict[str, list[str]] = {}
-    for node in failed:
-        by_reason.setdefault(node.why_unsound, []).append(node.record.name)
-    reasons = [f"{few(names, ', ')}: {why}" for why, names in by_reason.items()]
-    return f"no node can be prepared for it: {few(reasons, '; ')}"
+    return f"no node can be prepared for it: {why_unsound(failed)}"
 
 
 def _has_failed(node: Node) -> bool:

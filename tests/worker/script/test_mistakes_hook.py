@@ -72,6 +72,7 @@ def test_a_session_goes_on_after_a_mistake(tmp_path):
     assert done.returncode == 0
 
 
+@pytest.mark.slow
 def test_pytest_sees_the_exception(tmp_path):
     (tmp_path / "test_own.py").write_text(
         "import pytest\nimport train\n\ndef test_own():\n"
