@@ -66,6 +66,8 @@ class Preparation:
     _unfit: str = ""
     _state: JobState | None = None
     """The state of ``job`` when it was last read."""
+    _awaited: JobId | None = None
+    """The job of a generation that waits for ``view``."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _work: asyncio.Task[None] | None = None
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -82,6 +84,9 @@ class Preparation:
         live = [job for job in jobs.values() if job.state in LIVE]
         chosen = next(iter((*live, *waiting)), None)
         was, self._state = self._state, None if chosen is None else chosen.state
+        awaited = None if self._awaited is None else jobs.get(self._awaited)
+        if self._awaited is not None and (awaited is None or awaited.state in (*LIVE, "queued")):
+            return  # A generation waits for it, of which this look may not know yet.
         if chosen is None or chosen.id != self.job:
             self._begin(None if chosen is None else chosen.id)
         elif (was, chosen.state) == ("held", "running") and self._unfit not in ("", PREPARING):
@@ -89,11 +94,16 @@ class Preparation:
 
     async def view(self, job: JobId) -> Mapping[str, Any] | str:
         """Return what workers are told of the work folder; a text: why the node has none."""
-        if job != self.job or not await asyncio.to_thread(self._has_data):
-            self._begin(job)
-        while job == self.job and self._view is None and not self._unfit:
-            self._changed.clear()
-            await self._changed.wait()
+        self._awaited = job
+        try:
+            if job != self.job or not await asyncio.to_thread(self._has_data):
+                self._begin(job)
+            while job == self.job and self._view is None and not self._unfit:
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            if self._awaited == job:
+                self._awaited = None
         if job != self.job:
             return "the node is prepared for another job by now"
         return self._unfit if self._view is None else self._view

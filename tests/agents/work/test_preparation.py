@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +341,31 @@ async def test_who_asked_for_another_job_does_not_get_this_ones_folder(node):
         node.text = "[model]\n"
         other = JobId("other")
         assert await node.preparation.view(other) == {}
+        assert await asking == "the node is prepared for another job by now"
+
+
+@pytest.mark.asyncio
+async def test_a_generation_is_not_let_down_by_a_look_that_does_not_know_its_job(node):
+    with contextlib.closing(node.preparation):
+        asking = asyncio.create_task(node.preparation.view(JOB))
+        while node.preparation.job != JOB:
+            await asyncio.sleep(0)
+        node.preparation.look({})
+        assert node.preparation.job == JOB
+        node.text = "[model]\n"
+        assert await asking == {}
+        node.preparation.look({})
+        assert node.preparation.job is None
+
+
+@pytest.mark.asyncio
+async def test_a_job_that_has_ended_is_not_prepared_for_a_generation_that_waits(node):
+    ended = {job: replace(record, state="cancelled") for job, record in RUNNING.items()}
+    with contextlib.closing(node.preparation):
+        asking = asyncio.create_task(node.preparation.view(JOB))
+        while node.preparation.job != JOB:
+            await asyncio.sleep(0)
+        node.preparation.look(ended)
         assert await asking == "the node is prepared for another job by now"
 
 

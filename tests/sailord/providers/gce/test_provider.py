@@ -14,6 +14,9 @@ from tests.gce.cloud import HERE, THERE, ask, pool, provider, until
 
 BULK = r"POST .*/bulkInsert"
 
+MILLISECOND_S = 0.0011
+"""The API tells times in whole milliseconds."""
+
 
 def test_instances_are_created_observed_and_deleted():
     async def story(cloud, gce):
@@ -28,7 +31,8 @@ def test_instances_are_created_observed_and_deleted():
             assert one.pool == pool()
             assert one.request_id == ask(3).request_id
             assert one.node == one.name
-            assert one.created_at == next(v.created_at for v in cloud.vms if str(v.id) == one.id)
+            made = next(v.created_at for v in cloud.vms if str(v.id) == one.id)
+            assert one.created_at == pytest.approx(made, abs=MILLISECOND_S, rel=0)
         first, *rest = (one.id for one in look.instances)
         deleted = await gce.delete([first, "17"])
         assert deleted.ids == (first, "17"), "what is not there is deleted"
@@ -36,7 +40,8 @@ def test_instances_are_created_observed_and_deleted():
         await until(lambda: len(cloud.there()) == 2)
         look = await gce.observe()
         assert {one.id for one in look.instances} == set(rest)
-        assert look.ended_at[first] == next(v.ended_at for v in cloud.vms if str(v.id) == first)
+        ended = next(v.ended_at for v in cloud.vms if str(v.id) == first)
+        assert look.ended_at[first] == pytest.approx(ended, abs=MILLISECOND_S, rel=0)
         await gce.delete(rest)
         await until(lambda: not cloud.there() and not cloud.running_operations())
 
@@ -233,7 +238,8 @@ def test_a_preempted_instance_is_reported_and_deleted():
         look = await gce.observe()
         assert look.instances == ()
         assert [p.instance for p in look.preemptions] == [one.id]
-        assert look.ended_at[one.id] == cloud.vms[0].ended_at
+        ended = cloud.vms[0].ended_at
+        assert look.ended_at[one.id] == pytest.approx(ended, abs=MILLISECOND_S, rel=0)
         # The name may come back; its number does not, and the old one is deleted already.
         cloud._seen.clear()
         (other,) = (await gce.create(ask(1))).instances
