@@ -16,6 +16,7 @@ from simulator.estimate.paper_formula import paper_estimate
 from simulator.estimate.result import Estimate
 from simulator.hardware.catalogue import Catalogue
 from simulator.layer_costs.layer_costs import LayerCosts
+from simulator.layer_costs.live_times import Correction
 from simulator.layer_costs.profile import Profile, profile_name
 from simulator.layer_costs.profile_file import read_profile
 from simulator.network.network import MeasuredNetwork, Network
@@ -65,6 +66,8 @@ class Measurements:
     folder: str = ""
     paths: Mapping[str, Path] = field(default_factory=dict)
     network: MeasuredNetwork = field(default_factory=MeasuredNetwork)
+    live: tuple[Correction, ...] = ()
+    """What the steps of the running job say of the profile."""
 
     def profile(self, name: str, *, catalogue: Catalogue) -> Profile:
         """Read the profile of a name."""
@@ -135,7 +138,12 @@ def estimator(name: str, *, job: Job, cluster: Cluster, measurements: Measuremen
             names = ", ".join(sorted(measurements.paths))
             hints = (f"the job names no profile; set [model] profile to one of {names}",)
         costs = LayerCosts(
-            job, profile=profile, catalogue=cluster.catalogue, network=network, hints=hints
+            job,
+            profile=profile,
+            catalogue=cluster.catalogue,
+            network=network,
+            hints=hints,
+            live=measurements.live,
         )
         return EventEstimator(costs, network, sites)
     if name == "paper":

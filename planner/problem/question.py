@@ -39,7 +39,9 @@ def read_ahead(measurements: Measurements, job: Job, catalogue: Catalogue) -> Re
     """Read the profile of a job."""
     found = measurements.profile_of(job, catalogue=catalogue)
     known = {} if found is None else {job.profile or profile_name(job.model.name): found}
-    return ReadMeasurements(measurements.folder, measurements.paths, measurements.network, known)
+    return ReadMeasurements(
+        measurements.folder, measurements.paths, measurements.network, measurements.live, known
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,7 +21,7 @@ from sailord.core.queries.job_cost import billed, costs
 from sailord.core.queries.job_queue import in_queue
 from sailord.core.queries.replan_triggers import usable, why_no_node
 from sailord.core.queries.restore_choice import why_queue_stands
-from sailord.core.queries.straggler_queries import straggler_texts
+from sailord.core.queries.straggler_queries import drifts, straggler_texts
 from sailord.notify.outbox import committed_id
 
 
@@ -206,7 +206,14 @@ def active_view(
         troubles=_troubles(state, members),
         failures=active.attempts.failures,
         spent=_spent(state.job, active.generation, now),
+        drift=_drift(active, about),
     )
+
+
+def _drift(active: Active, about: Mapping[str, Any]) -> tuple[str, ...]:
+    """Where a profile and the steps differ; a computed prediction is not expected to hold."""
+    is_measured = (about.get("estimate") or {}).get("source") in ("measured", "interpolated")
+    return drifts(active) if is_measured else ()
 
 
 def _troubles(state: State, members: Sequence[NodeId]) -> tuple[str, ...]:
@@ -277,6 +284,7 @@ def why_view(
     unavailable_since: float | None,
 ) -> types.Why:
     """Why the job is in its state: the last transitions and the planner's reasons."""
+    active = state.active
     return types.Why(
         job=job.id,
         state=job.state,
@@ -289,6 +297,7 @@ def why_view(
         waits_for=waits_for(state, job.id),
         blocked=why_queue_stands(state) if job.state == "queued" else "",
         store_away_since=unavailable_since,
+        drift=() if active is None or active.job != job.id else _drift(active, about),
     )
 
 

@@ -191,6 +191,8 @@ class ActiveView:
     """Recent problems of its nodes with uploading and replicating snapshots."""
     failures: int
     spent: Spent
+    drift: tuple[str, ...]
+    """GPU kinds that compute slower or faster than their profile says, beyond its error bar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +308,8 @@ class Why:
     """If it is queued: the jobs before it."""
     blocked: str = ""
     """If it is queued: why the job that has the cluster keeps it without training."""
+    drift: tuple[str, ...] = ()
+    """GPU kinds that compute slower or faster than their profile says, beyond its error bar."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,9 @@ class Effects:
             slow = tuple(sorted(command.slow.items()))
             factors = tuple(sorted(command.factors.items()))
             request = replace(request, slow=slow, factors=factors)
+        if command.ratios and command.running is not None and command.running.busy is not None:
+            error = command.running.busy.relative_error
+            request = replace(request, ratios=command.ratios, relative_error=error)
         return await self.planner.ask(request, timeout_s=self.config.options.plan_s)
 
     async def _repeat(self, record: GenerationRecord) -> FoundPlan | None:

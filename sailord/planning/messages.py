@@ -50,6 +50,10 @@ class PlanRequest:
     past: MoveContext = NO_CONTEXT
     factors: tuple[tuple[str, float], ...] = ()
     """Measured over predicted compute time, by GPU kind."""
+    ratios: tuple[tuple[int, float], ...] = ()
+    """Measured over predicted compute time, by rank of the running plan."""
+    relative_error: float = 0.0
+    """The error bar of that prediction."""
     slow: tuple[tuple[str, float], ...] = ()
     """Stragglers of the running plan, left out of ``nodes``, and their slowdown factors: is
     there a better plan without them?"""

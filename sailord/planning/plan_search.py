@@ -33,6 +33,7 @@ from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError
 from simulator.estimate.result import Estimate
 from simulator.inputs.plan_file import plan_from_document, plan_text
+from simulator.layer_costs.live_times import Correction, corrections_of
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 
@@ -75,16 +76,41 @@ def cluster_of(file: Path, nodes: Sequence[Node]) -> Cluster:
 
 
 @lru_cache(maxsize=4)
-def _replanner(spec: str, file: Path, profiles: Path | None, kinds: tuple[Node, ...]) -> Replanner:
+def _replanner(
+    spec: str,
+    file: Path,
+    profiles: Path | None,
+    kinds: tuple[Node, ...],
+    live: tuple[Correction, ...],
+) -> Replanner:
     cluster, job = cluster_of(file, kinds), read_job(spec)
-    measurements = load_measurements(profiles, catalogue=cluster.catalogue)
+    measurements = replace(load_measurements(profiles, catalogue=cluster.catalogue), live=live)
     return Replanner(job, cluster, read_ahead(measurements, job, cluster.catalogue))
 
 
-def _replanner_for(request: PlanRequest, nodes: Sequence[Node]) -> Replanner:
+def _replanner_for(
+    request: PlanRequest, nodes: Sequence[Node], live: tuple[Correction, ...] = ()
+) -> Replanner:
     """The cached replanner; one for all requests about the same kinds of machines."""
     kinds = {(n.gpu, n.machine, n.zone, n.spot): replace(n, id="") for n in sorted(nodes)}
-    return _replanner(request.spec, request.cluster_file, request.profiles, tuple(kinds.values()))
+    about = request.spec, request.cluster_file, request.profiles, tuple(kinds.values())
+    return _replanner(*about, live)
+
+
+def _live_corrections(
+    request: PlanRequest, before: Plan, nodes: Sequence[Node]
+) -> tuple[Correction, ...]:
+    """What the running plan's steps say of the profile, if the job has one.
+
+    Not while a job waits: corrected tables take seconds to build.
+    """
+    if request.is_urgent or request.slow or not request.ratios:
+        return ()
+    profile = _replanner_for(request, nodes).judge.costs.profile
+    kinds = () if profile is None else profile.gpus()
+    ratios, error = dict(request.ratios), request.relative_error
+    found = corrections_of(before, ratios, relative_error=error)
+    return tuple(each for each in found if each.gpu in kinds)
 
 
 def _running_plan(request: PlanRequest) -> Plan | None:
@@ -112,6 +138,7 @@ def _from_running(
     job: Job, nodes: Sequence[Node], before: Plan, request: PlanRequest
 ) -> FoundPlan | str:
     replanner, running = _tables_for(request, before)
+    live = replanner.measurements.live
     if request.slow:
         return _without_slow(job, replanner, running, nodes, request)
     found = replanner.replan(running, nodes)
@@ -120,7 +147,14 @@ def _from_running(
         found = replanner.improve(running, nodes)
     if found.plan is None:
         return "; ".join(map(str, found.problems)) or "no plan fits"
-    return _judged(replanner, job, running, found, nodes, request.past)
+    told = _judged(replanner, job, running, found, nodes, request.past)
+    if not live:
+        return told
+    # Later measurements are compared with predictions, so `busy` stays uncorrected.
+    plain = _replanner_for(request, [*nodes, *_ran_on(before, request)]).judge
+    busy = _busy(job, found.found[0], plain.estimate(found.found[0]))
+    about = {**told.about, "why": [*told.about["why"], *map(str, live)]}
+    return replace(told, proposal=replace(told.proposal, busy=busy), about=about)
 
 
 def _without_slow(
@@ -166,16 +200,20 @@ def _ran_on(before: Plan, request: PlanRequest) -> list[Node]:
 def _tables_for(request: PlanRequest, before: Plan) -> tuple[Replanner, Running]:
     """The replanner and its tables for the running plan, cached."""
     nodes = [*map(planner_node, request.nodes), *_ran_on(before, request)]
-    replanner = _replanner_for(request, nodes)
-    known = _RUNNING.get(request.running)
+    live = _live_corrections(request, before, nodes)
+    replanner = _replanner_for(request, nodes, live)
+    key = request.running, live
+    known = _RUNNING.get(key)
     if known is None or known[0] is not replanner:
-        _RUNNING.clear()
-        known = _RUNNING[request.running] = replanner, replanner.prepare(before)
+        # The plain tables of the running plan stay, for the next urgent request.
+        for other in [each for each in _RUNNING if each[0] != request.running or each[1]]:
+            del _RUNNING[other]
+        known = _RUNNING[key] = replanner, replanner.prepare(before)
     return known
 
 
-_RUNNING: dict[bytes | None, tuple[Replanner, Running]] = {}
-"""The tables of the running plan of the last request."""
+_RUNNING: dict[tuple[bytes | None, tuple[Correction, ...]], tuple[Replanner, Running]] = {}
+"""The tables of the running plan of the last request, plain and corrected."""
 
 
 def _judged(

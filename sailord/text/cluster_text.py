@@ -87,6 +87,7 @@ def _job_lines(job: dict[str, Any], at: float) -> list[str]:
     loss = "" if measured["loss"] is None else f", loss {measured['loss']:.4g}"
     lines.append(f"step        {job['step']}{of}{loss}, {duration(job['step_age_s'])} ago")
     lines.append(f"throughput  {_throughput(measured, predicted, job['unit'])}")
+    lines += [f"            {drift}" for drift in job["drift"]]
     lines.append(f"at risk     {counted(job['steps_at_risk'], 'step')}; {_durable(job)}")
     if job["storage_trouble"]:
         lines.append(f"            {job['storage_trouble']}")
@@ -244,6 +245,7 @@ def why_text(why: dict[str, Any]) -> str:
     if why["generation_reason"]:
         lines.append(f"this generation: {why['generation_reason']}")
     lines += [f"this plan: {sentence}" for sentence in why["plan"]]
+    lines += [f"steps: {drift}; sailorctl profile model measures it" for drift in why["drift"]]
     lines += ["before:", *(f"  {event_text(line)}" for line in why["last"])]
     return "\n".join([*lines, *_from_memory_lines(why)])
 

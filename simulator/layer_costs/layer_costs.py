@@ -18,6 +18,7 @@ from simulator.documents.problems import InputError, Problem
 from simulator.hardware.catalogue import Catalogue
 from simulator.hardware.runtime_constants import RUNTIMES, Runtime, platform_of
 from simulator.layer_costs.layer_times import LayerTimeTable
+from simulator.layer_costs.live_times import Correction, corrected, factors_of
 from simulator.layer_costs.profile import Profile
 from simulator.layer_costs.roofline import LayerTimes, Roofline, calibrations
 from simulator.models.layers import FLOAT_BYTES, Layer
@@ -42,9 +43,12 @@ class LayerCosts:
         catalogue: Catalogue,
         network: Network,
         hints: tuple[str, ...] = (),
+        live: tuple[Correction, ...] = (),
     ) -> None:
         self.job = job
         self.hints = hints
+        self._live = live
+        self._corrected: dict[tuple[str, int, int], LayerTimes] = {}
         self.profile = profile
         self.runtime: Runtime = RUNTIMES[job.runtime]
         self._layers = job.model.layers
@@ -81,7 +85,15 @@ class LayerCosts:
 
     def times(self, gpu: str, *, tp: int, samples: int) -> LayerTimes:
         """Return the seconds per layer of one micro batch of ``samples`` samples."""
-        return self._times.times(gpu, tp=tp, micro_batch=samples)
+        plain = self._times.times(gpu, tp=tp, micro_batch=samples)
+        if not self._live or self.profile is None or gpu not in self.profile.gpus():
+            return plain
+        key = (gpu, tp, samples)
+        if key not in self._corrected:
+            factors = factors_of(self._live, gpu, layers=self.layer_count)
+            found = plain if factors is None else corrected(plain, factors, gpu=gpu)
+            self._corrected[key] = found
+        return self._corrected[key]
 
     def stage_seconds(
         self, gpu: str, *, tp: int, samples: int, layers: tuple[int, int], recompute: Recompute

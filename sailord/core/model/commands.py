@@ -38,6 +38,8 @@ class RequestPlan:
     """The last plan is a good enough answer: nothing runs, and all its nodes are usable."""
     factors: Mapping[str, float] = field(default_factory=dict)
     """By kind of GPU: measured over predicted compute time."""
+    ratios: tuple[tuple[int, float], ...] = ()
+    """The same by rank, to correct the profile; not while the job waits for the answer."""
 
 
 @dataclass(frozen=True, slots=True)

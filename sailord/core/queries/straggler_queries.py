@@ -50,6 +50,37 @@ def _samples(state: State, generation: GenerationRecord) -> dict[NodeId, Sample]
     return found
 
 
+def measured_ratios(state: State, active: Active) -> tuple[tuple[int, float], ...]:
+    """Return measured over predicted compute time by rank, after the first ``slow_steps``."""
+    generation, speeds = active.generation, active.slowness.speeds
+    if generation is None or generation.busy is None or not speeds.factors:
+        return ()
+    if speeds.generation != generation.number:
+        return ()
+    predicted = generation.busy.seconds
+    return tuple(
+        sorted(
+            (rank, seconds / predicted[rank])
+            for _, report in state.reports_of(generation)
+            for rank, seconds in report.busy
+            if rank < len(predicted) and min(seconds, predicted[rank]) > 0
+        )
+    )
+
+
+def drifts(active: Active) -> tuple[str, ...]:
+    """Return by how much kinds of GPU differ from the prediction, beyond its error bar."""
+    generation, speeds = active.generation, active.slowness.speeds
+    if generation is None or generation.busy is None or speeds.generation != generation.number:
+        return ()
+    error = generation.busy.relative_error
+    return tuple(
+        f"{gpu} computes {factor:.2f} times as long as predicted (error bar {error:.0%})"
+        for gpu, factor in sorted(speeds.factors.items())
+        if abs(factor - 1) > error
+    )
+
+
 def to_leave_out(state: State, active: Active) -> dict[NodeId, Straggler]:
     """Return the stragglers to plan around, up to ``slow_share`` of all nodes."""
     found = undecided_stragglers(state, active)

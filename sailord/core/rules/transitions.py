@@ -38,6 +38,7 @@ from sailord.core.queries.replan_triggers import (
 )
 from sailord.core.queries.restore_choice import restore_now
 from sailord.core.queries.snapshot_intervals import departures
+from sailord.core.queries.straggler_queries import measured_ratios
 from sailord.core.queries.timeouts import stop_s
 from sailord.core.rules.checkpoint_rules import check_first
 from sailord.core.rules.straggler_rules import keep
@@ -84,6 +85,7 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
         is_urgent=is_urgent,
         repeats=repeats,
         factors=active.slowness.speeds.factors if trigger.slow else {},
+        ratios=() if trigger.slow or is_urgent else measured_ratios(state, active),
     )
     told = note(active, f"planning for {_count(nodes)}: {trigger.reason}")
     return Step(replace(state, active=asked, requests=request), (*settled, told, command))
