@@ -30,6 +30,9 @@ from agents.daemon.state_folder import lock_folder
 from agents.daemon.systemd import is_shutting_down, notify
 from agents.devices.monitor import listen_for_xids, wait_broken
 from agents.devices.probe import Devices, probe, read_emulated, self_test
+from agents.links.http import LinkRoutes
+from agents.links.receiver import Receiver
+from agents.links.sender import Sender
 from agents.loop import AgentLoop, Current
 from agents.node_identity import identify_node
 from agents.protocol.store_keys import Keys
@@ -217,6 +220,7 @@ async def _listen(
         rendezvous=loop.joiner.rendezvous,
         preparation=preparation,
         snapshots=SnapshotRoutes(loop.snapshots.memory, verifier),
+        links=LinkRoutes(Receiver(config.host), Sender(loop.snapshots.client)),
         feed=loop.events.put_nowait,
         wake=loop.registration.woken.set,
     )

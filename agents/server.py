@@ -10,6 +10,7 @@ from aiohttp import web
 
 from agents.core.model import AbortReceived, Event, State
 from agents.daemon.clock import Clock
+from agents.links.http import LinkRoutes
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.names import JOB_ID_PATTERN
 from agents.protocol.records import Abort, JobId
@@ -36,6 +37,7 @@ class AgentServer:
     rendezvous: Rendezvous
     preparation: Preparation
     snapshots: SnapshotRoutes
+    links: LinkRoutes
     feed: Callable[[Event], None]
     wake: Callable[[], None]
     """Makes the agent read the store now."""
@@ -44,6 +46,7 @@ class AgentServer:
         """Listen; return the runner, which must be cleaned up, and the port."""
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._check_signature])
         self.snapshots.add_to(app.router)
+        self.links.add_to(app.router)
         app.router.add_get("/v1/report", self._report)
         app.router.add_post("/v1/abort", self._abort)
         app.router.add_post("/v1/wake", self._wake)

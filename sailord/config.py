@@ -12,6 +12,7 @@ from agents.rpc.signing import read_key
 from agents.store.locations import check_address
 from sailord.capacity.core.model import Policy
 from sailord.core.model.options import Options
+from sailord.network.core.model import Policy as NetworkPolicy
 from sailord.providers.config import ProviderConfig, read_provider
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.cluster_file import load_cluster
@@ -20,7 +21,7 @@ from simulator.documents.files import load_document
 from simulator.documents.problems import InputError, Problems
 
 SECRET_BYTES_MIN = 16
-T = TypeVar("T", Options, Policy)
+T = TypeVar("T", Options, Policy, NetworkPolicy)
 LogFormat = Literal["json", "terminal"]
 
 
@@ -76,6 +77,20 @@ class Config:
     capacity: Policy = field(default_factory=Policy)
     provider: ProviderConfig | None = None
     """Where machines are rented; ``None``: nowhere, nodes are started by hand."""
+    network: NetworkPolicy = field(default_factory=NetworkPolicy)
+
+    @property
+    def network_file(self) -> Path:
+        """The file of measured links; it exists once one was measured."""
+        return self.state / "network.json"
+
+    @property
+    def measured_links(self) -> tuple[Path, int] | None:
+        """The file of measured links and when it changed; ``None``: there is none."""
+        try:
+            return self.network_file, self.network_file.stat().st_mtime_ns
+        except OSError:
+            return None
 
 
 def load_config(path: Path) -> Config:
@@ -101,6 +116,7 @@ def load_config(path: Path) -> Config:
     options = _limits(top.section("options"), Options())
     webhooks = _webhooks(top, path.parent)
     capacity = _limits(top.section("capacity"), Policy(), least=0)
+    network = _limits(top.section("network"), NetworkPolicy(), least=0)
     cluster = None
     if cluster_file is not None:
         try:
@@ -142,6 +158,7 @@ def load_config(path: Path) -> Config:
         webhooks=webhooks,
         capacity=capacity,
         provider=provider,
+        network=network,
     )
 
 

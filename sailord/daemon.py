@@ -37,6 +37,7 @@ from sailord.core.model.events import (
     StoreReturned,
     Ticked,
 )
+from sailord.network.profiler import NetworkProfiler
 from sailord.notify.webhook_sender import WebhookSender
 from sailord.providers.config import open_provider
 from simulator.documents.problems import InputError, Problem
@@ -83,6 +84,7 @@ class Daemon:
             self._tick(),
             self._save_lifetimes_often(),
             self.webhooks.run(),
+            self.api.network.run(),
         ]
         if self.capacity is not None:
             works.append(self.capacity.run())
@@ -287,7 +289,9 @@ def _assemble(config: Config, store: Store, state: StateFolder, key: bytes) -> D
     gateway = Gateway(store, keys)
     controller = build_controller(config, gateway, clock, key)
     election = Election(store, keys.leader, state, config.address, config.options.lease_s)
-    api = ApiContext(config, controller, Gateway(store, keys), clock, key, asyncio.Event())
+    network = NetworkProfiler(config, controller.cluster, controller.effects.agents)
+    own = Gateway(store, keys)
+    api = ApiContext(config, controller, own, clock, key, network, asyncio.Event())
     outbox, cluster = controller.announcer.outbox, controller.cluster
     webhooks = WebhookSender(config.webhooks.receivers, outbox, cluster)
     if config.provider is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -92,10 +92,27 @@ class Measurements:
         return found if is_its else None
 
 
-def load_measurements(folder: Path | None, *, catalogue: Catalogue) -> Measurements:
-    """Find the profiles of a folder and read its network."""
-    if folder is None:
-        return Measurements()
+def load_measurements(
+    folder: Path | None, *, catalogue: Catalogue, links: Path | None = None
+) -> Measurements:
+    """Find the profiles of a folder and read its network.
+
+    Links of the network file ``links`` take precedence over those of the folder.
+    """
+    found = Measurements() if folder is None else _of_folder(folder, catalogue)
+    if links is None:
+        return found
+    measured = _read_network(links, catalogue).between
+    network = replace(found.network, between={**found.network.between, **measured})
+    return replace(found, network=network)
+
+
+def _read_network(path: Path, catalogue: Catalogue) -> MeasuredNetwork:
+    document = load_document(path)
+    return network_from_json(document.data, place=document.name, catalogue=catalogue)
+
+
+def _of_folder(folder: Path, catalogue: Catalogue) -> Measurements:
     paths = {
         path.stem.removeprefix("profiles_"): path
         for path in list_folder(folder)
@@ -104,8 +121,7 @@ def load_measurements(folder: Path | None, *, catalogue: Catalogue) -> Measureme
     network = MeasuredNetwork()
     file = next((path for path in list_folder(folder) if path.name == "network.json"), None)
     if file is not None:
-        document = load_document(file)
-        network = network_from_json(document.data, place=document.name, catalogue=catalogue)
+        network = _read_network(file, catalogue)
     if not paths and file is None:
         raise InputError(
             Problem(

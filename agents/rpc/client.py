@@ -72,7 +72,7 @@ class SignedClient:
                 check_reply(self.key, nonce, reply.status, answer, signature)
                 return reply.status, answer
         except (aiohttp.ClientError, OSError, TimeoutError, SignatureError, ValueError) as error:
-            raise CallFailed(f"{address}{path}: {error or 'no answer in time'}") from None
+            raise CallFailed(f"{address}{path}: {str(error) or 'no answer in time'}") from None
 
 
 async def read_answer(reply: aiohttp.ClientResponse, bytes_max: int) -> bytes:

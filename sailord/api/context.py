@@ -19,6 +19,7 @@ from sailord.cluster_records import Gateway
 from sailord.config import Config
 from sailord.controller.loop import Controller
 from sailord.core.model.state import State
+from sailord.network.profiler import NetworkProfiler
 
 BURST = 200.0
 PER_S = 50.0
@@ -55,6 +56,7 @@ class ApiContext:
     own_gateway: Gateway
     clock: Clock
     key: bytes
+    network: NetworkProfiler
     store_changed: asyncio.Event
     """Set to have the store read at once."""
     capacity: CapacityLoop | None = None

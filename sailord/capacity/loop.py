@@ -370,6 +370,7 @@ class CapacityLoop:
             spec=spec,
             cluster_file=self.config.cluster_file,
             profiles=self.config.profiles,
+            links=self.config.measured_links,
             pools=pools,
             usd_per_hour_max=usd_per_hour_limit(self.state),
             move_s=MOVE_S,

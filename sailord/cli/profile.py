@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from sailord.cli.options import FILE
+from sailord.cli.profile_network import network
 from simulator.documents.problems import InputError, Problem
 
 
@@ -58,3 +59,6 @@ def model(job: Path, arguments: tuple[str, ...], **options: Any) -> None:
             words += [f"--{name.replace('_', '-')}", str(value)]
     done = subprocess.run([*words, "--", str(job), *arguments], check=False)
     raise SystemExit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
+
+
+profile.add_command(network)

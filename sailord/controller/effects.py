@@ -189,6 +189,7 @@ class Effects:
             spec=spec,
             cluster_file=self.config.cluster_file,
             profiles=self.config.profiles,
+            links=self.config.measured_links,
             nodes=tuple(nodes[id_].record for id_ in asked_for if id_ in nodes),
             running=None if running is None else await self._plan_text(job, running),
             ran_on=tuple(record for record in ran_on if record.gpus),

@@ -37,7 +37,13 @@ def choose_capacity(request: CapacityRequest) -> CapacityAnswer:
             return CapacityAnswer(None, "no machine is up or obtainable")
         cluster = _priced(cluster_of(request.cluster_file, (*up, *obtainable)), request.pools)
         measurements = read_ahead(
-            load_measurements(request.profiles, catalogue=cluster.catalogue), job, cluster.catalogue
+            load_measurements(
+                request.profiles,
+                catalogue=cluster.catalogue,
+                links=request.links and request.links[0],
+            ),
+            job,
+            cluster.catalogue,
         )
         now = plan_job(Question(job, cluster_with(cluster, up), measurements)) if up else None
         best = plan_job(Question(job, cluster_with(cluster, (*up, *obtainable)), measurements))

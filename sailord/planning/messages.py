@@ -45,6 +45,8 @@ class PlanRequest:
     running: bytes | None
     """The plan that runs, or ran last."""
     ran_on: tuple[NodeRecord, ...]
+    links: tuple[Path, int] | None = None
+    """The file of measured links, and when it changed."""
     is_urgent: bool = False
     """Nothing runs: return the first good plan instead of searching on."""
     past: MoveContext = NO_CONTEXT
@@ -138,6 +140,8 @@ class CapacityRequest:
     usd_per_hour_max: float | None
     move_s: float
     """Assumed duration of the reconfiguration once the machines are up."""
+    links: tuple[Path, int] | None = None
+    """The file of measured links, and when it changed."""
     usd_left: float | None = None
     """What is left of a total budget: a more expensive plan has to pay off before it is spent."""
     on_demand_min: int = 0

@@ -80,11 +80,15 @@ def _replanner(
     spec: str,
     file: Path,
     profiles: Path | None,
+    links: tuple[Path, int] | None,
     kinds: tuple[Node, ...],
     live: tuple[Correction, ...],
 ) -> Replanner:
     cluster, job = cluster_of(file, kinds), read_job(spec)
-    measurements = replace(load_measurements(profiles, catalogue=cluster.catalogue), live=live)
+    found = load_measurements(
+        profiles, catalogue=cluster.catalogue, links=None if links is None else links[0]
+    )
+    measurements = replace(found, live=live)
     return Replanner(job, cluster, read_ahead(measurements, job, cluster.catalogue))
 
 
@@ -93,8 +97,8 @@ def _replanner_for(
 ) -> Replanner:
     """The cached replanner; one for all requests about the same kinds of machines."""
     kinds = {(n.gpu, n.machine, n.zone, n.spot): replace(n, id="") for n in sorted(nodes)}
-    about = request.spec, request.cluster_file, request.profiles, tuple(kinds.values())
-    return _replanner(*about, live)
+    about = request.spec, request.cluster_file, request.profiles, request.links
+    return _replanner(*about, tuple(kinds.values()), live)
 
 
 def _live_corrections(

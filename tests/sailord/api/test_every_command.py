@@ -102,6 +102,7 @@ LINES = (
     *both("status", "j: running", runs),
     *both("nodes", "a  "),
     *both("capacity", ""),
+    *both("profile network --show", "no link was measured yet"),
     *both("jobs", "queued"),
     *both("events", "generation 1 on "),
     *both("history", "generation 1 on "),

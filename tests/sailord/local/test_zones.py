@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -20,6 +21,8 @@ from agents.daemon.process_cleanup import kill_all
 from sailord.local.paths import Place
 from sailord.local.shaped_network import TUN, ShapedNetwork, Site
 from sailord.local.zone_file import Link, load_zones
+from simulator.hardware.catalogue import load_catalogue
+from simulator.network.network_file import network_from_json
 from tests.sailord.daemon.running import wait_until
 from tests.sailord.local.running import ROOT, SAILORCTL, launch
 
@@ -165,6 +168,57 @@ def test_job_trains_across_namespaces_and_nothing_is_left(folder, number):
         up.end(number)
         wait_until(lambda: up.left_behind() == [], within_s=30.0)
         wait_until(lambda: namespaces() <= before)
+    finally:
+        up.process.kill()
+        up.process.wait()
+
+
+TWO = """
+[[zone]]
+name = "zone-a"
+
+[[zone]]
+name = "zone-b"
+
+[[link]]
+from = "zone-a"
+to = "zone-b"
+delay_ms = 10
+mbit_per_s = 80
+"""
+
+
+@needs_root
+@pytest.mark.slow
+def test_profiler_finds_delay_and_rate_within_a_tenth(folder):
+    file = folder.with_name("two.toml")
+    file.write_text(TWO)
+    words = ("--zones", str(file), "--idle")
+    up = launch(folder, worker="worker.control.worker_process", words=words)
+    out = folder.with_name("network.json")
+    try:
+        up.wait_for(lambda: "Ctrl-C here" in up.log.read_text())
+        told = up.told("profile", "network", "--out", str(out))
+        assert "emulated-large@zone-a  emulated-large@zone-b" in told
+        for link in up.client.ask("GET", "/v1/network")["links"]:
+            assert link["round_trip_s"] == pytest.approx(0.020, rel=0.1)
+            if not link["both_ways"]:
+                assert link["bytes_per_s"] == pytest.approx(10e6, rel=0.1)
+        catalogue = load_catalogue(folder / "catalogue.toml")
+        document = json.loads(out.read_text())
+        network = network_from_json(document, place="network.json", catalogue=catalogue)
+        ends = [(f"zone-{x}", "emulated-large") for x in "ab"]
+        assert set(network.between) == {(ends[0], ends[1]), (ends[1], ends[0])}
+
+        up.told("local", "link", "zone-a", "zone-b", "--down", "--folder", str(folder))
+        up.client.ask("POST", "/v1/network")
+        up.wait_for(lambda: up.client.ask("GET", "/v1/network")["failures"])
+        link = ("--delay-ms", "10", "--mbit-per-s", "80", "--folder", str(folder))
+        up.told("local", "link", "zone-a", "zone-b", *link)
+        up.wait_for(lambda: not up.client.ask("GET", "/v1/network")["is_measuring"])
+        links = up.client.ask("GET", "/v1/network")["links"]
+        assert {link["measurements"] for link in links} == {2}
+        up.end()
     finally:
         up.process.kill()
         up.process.wait()

@@ -1,0 +1,1 @@
+"""Measures the cluster's network with its agents, and writes ``network.json``."""

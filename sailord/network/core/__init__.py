@@ -1,0 +1,1 @@
+"""Pure: what to measure next, and what measurements say."""
