@@ -23,16 +23,23 @@ from sailord.checkpoints.object_storage import Storage, StorageError, open_stora
 from sailord.checkpoints.resume import take_in
 from sailord.checkpoints.retention import Folder
 from sailord.checkpoints.verify import faults_of
+from sailord.cli.described_job import JobFile, describe_script, described_text
 from sailord.cli.exit_codes import FAILED
 from sailord.cli.options import FILE, JSON, show
+from sailord.cli.scripts import section
 from sailord.cli.server import active_job, job_question, order_options, server_command
 from sailord.client import Client, ServerProblem, part
 from sailord.planning.job_spec import read_job, saving_of
 from sailord.text.table import table
-from simulator.documents.files import read_bytes
 from simulator.documents.problems import InputError, Problem
 
 WAIT_S = 0.2
+FORMS = {
+    "huggingface": "Hugging Face's safetensors (weights only)",
+    "deepspeed": "DeepSpeed's universal checkpoint",
+    "dcp": "torch's DCP",
+    "megatron": "Megatron-Core's torch_dist",
+}
 
 
 @click.group()
@@ -224,17 +231,18 @@ def _next_older(storage: Storage, job: JobId, name: str) -> str | None:
 @click.option("--to", "out", required=True, type=FILE, help="A new folder.")
 @click.option(
     "--form",
-    type=click.Choice(["huggingface", "deepspeed", "dcp"]),
+    type=click.Choice(list(FORMS)),
     default="huggingface",
     show_default=True,
-    help="Hugging Face's safetensors, DeepSpeed's universal checkpoint, or torch's DCP.",
+    help=f"{', '.join(FORMS.values())}.",
 )
 @click.option("--job", "job_file", type=FILE, help="Script or job file of the model.")
 def export(uri: str, out: Path, form: str, job_file: Path | None) -> None:
     """Convert a checkpoint for other programs.
 
     URI is a manifest, or a job's folder: then its newest checkpoint is taken. With the script or
-    job file of a model of transformers, config and tokenizer come along.
+    job file of a model of transformers, config and tokenizer come along; Megatron's form needs it
+    for such a model.
     """
     storage, _, name = _located(uri)
     if out.exists():
@@ -250,31 +258,53 @@ def export(uri: str, out: Path, form: str, job_file: Path | None) -> None:
 
 @checkpoint.command("import")
 @click.argument("folder", type=FILE)
-@click.option("--job", "job_file", required=True, type=FILE, help="Job file.")
+@click.option("--job", "job_file", required=True, type=FILE, help="Job file or script.")
 @click.option("--name", required=True, help="The job's name in the cluster.")
 @click.option(
     "--form",
-    type=click.Choice(["deepspeed", "dcp", "huggingface"]),
+    type=click.Choice(list(FORMS)),
     default="deepspeed",
     show_default=True,
-    help="DeepSpeed's universal checkpoint, torch's DCP, or safetensors without moments.",
+    help=f"{', '.join(FORMS.values())}.",
 )
-def import_checkpoint(folder: Path, job_file: Path, name: str, form: str) -> None:
+@click.option("--checkpoint", "place", metavar="URI", help="Where a script's checkpoints go.")
+@click.argument("arguments", nargs=-1)
+def import_checkpoint(
+    folder: Path,
+    job_file: Path,
+    name: str,
+    form: str,
+    place: str | None,
+    arguments: tuple[str, ...],
+) -> None:
     """Import a checkpoint of another program into the storage of a job.
 
+    ARGUMENTS, after --, are those of a script.
     Then: sailorctl submit JOB --id NAME --resume newest
     """
-    spec = read_bytes(job_file, name=str(job_file)).decode("utf-8", "replace")
+    given = JobFile(job_file, arguments)
+    root = given.root() if given.is_script else None
+    if root is not None:
+        spec = describe_script(job_file, root, arguments)
+        spec += "" if place is None else section("checkpoint", {"uri": place})
+    elif place is not None or arguments:
+        cure = "leave them out, and write [checkpoint] into the file"
+        what = "is a job file; only a script takes ARGUMENTS and --checkpoint"
+        raise InputError(Problem(str(job_file), what, cure))
+    else:
+        spec = described_text(job_file)
     job = read_job(spec)
     uri = saving_of(job).uri
     if uri is None:
-        cure = "set uri under [checkpoint]"
+        cure = "give --checkpoint URI" if given.is_script else "set uri under [checkpoint]"
         raise InputError(Problem(str(job_file), "has no place for checkpoints", cure))
-    command = [sys.executable, "-m", "worker", "import-checkpoint", str(folder)]
+    command = [sys.executable, "-m", "worker", "import-checkpoint", str(folder.absolute())]
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "whole.snap"
-        options = ["--job", str(job_file), "--name", name, "--to", str(file), "--form", form]
-        done = subprocess.run([*command, *options], check=False, stdout=subprocess.PIPE)
+        words = {"--job": job_file.absolute(), "--name": name, "--to": file, "--form": form}
+        command += [str(word) for pair in words.items() for word in pair]
+        command += ["--", *arguments]
+        done = subprocess.run(command, check=False, stdout=subprocess.PIPE, cwd=root)
         if done.returncode:
             raise SystemExit(done.returncode)
         try:

@@ -57,18 +57,19 @@ def submitted_script(client: Client, script: Path, options: ScriptOptions) -> st
         "setup": list(options.setup),
         "secrets": list(options.secrets),
     }
-    text += _section("work", work)
+    text += section("work", work)
     if mounts:
-        text += _section("data.mounts", mounts)
+        text += section("data.mounts", mounts)
     if options.checkpoint is None:
         what = "without --checkpoint the weights are gone when the job ends"
         click.echo(f"note: {what}, or all its nodes are lost", err=True)
     else:
-        text += _section("checkpoint", {"uri": options.checkpoint})
+        text += section("checkpoint", {"uri": options.checkpoint})
     return text
 
 
-def _section(name: str, values: Mapping[str, object]) -> str:
+def section(name: str, values: Mapping[str, object]) -> str:
+    """Return a section of a job file."""
     # Texts and lists of JSON are such of TOML, names included.
     lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in values.items()]
     return "\n".join([f"[{name}]", *lines, "", ""])

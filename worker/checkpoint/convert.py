@@ -21,7 +21,6 @@ from safetensors import safe_open
 from torch import Tensor
 
 from simulator.documents.problems import InputError, Problem
-from simulator.inputs.job_file import load_job
 from simulator.spec.job import Job
 from worker.checkpoint import snapshot_file
 from worker.checkpoint.piece_blocks import whole_block
@@ -188,9 +187,8 @@ class ForeignCheckpoint:
     samples: int
 
 
-def import_huggingface(folder: Path, job_file: Path, name: str, out: Path) -> snapshot_file.Header:
+def import_huggingface(folder: Path, job: Job, name: str, out: Path) -> snapshot_file.Header:
     """Convert the weights of safetensors files to a checkpoint before the first step."""
-    job = load_job(job_file)
     files = {
         key: (path, file)
         for path, file in open_files(folder).items()
@@ -216,9 +214,9 @@ def read_safetensors(path: Path, name: str) -> Tensor:
         return found
 
 
-def import_dcp(folder: Path, job_file: Path, name: str, out: Path) -> snapshot_file.Header:
+def import_dcp(folder: Path, job: Job, name: str, out: Path) -> snapshot_file.Header:
     """Convert a checkpoint of ``torch.distributed.checkpoint``; its step is the optimizer's."""
-    job, opened = load_job(job_file), DcpFolder(folder)
+    opened = DcpFolder(folder)
     stored = opened.stored()
     weights = {key.removeprefix("model."): each for key, each in stored.items()
                if key.startswith("model.")}  # fmt: skip
@@ -247,9 +245,8 @@ def import_dcp(folder: Path, job_file: Path, name: str, out: Path) -> snapshot_f
     return import_tensors(job, found, foreign_tensors(job), name, out)
 
 
-def import_deepspeed(folder: Path, job_file: Path, name: str, out: Path) -> snapshot_file.Header:
-    """Convert a universal checkpoint to one snapshot file; the job file describes the model."""
-    job = load_job(job_file)
+def import_deepspeed(folder: Path, job: Job, name: str, out: Path) -> snapshot_file.Header:
+    """Convert a universal checkpoint to one snapshot file; the job describes the model."""
     root, step, samples = _universal(folder)
     zero = root / "zero"
     files = {str(file.parent.relative_to(zero)): file for file in sorted(zero.rglob("fp32.pt"))}

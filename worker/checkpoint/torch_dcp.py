@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ from torch.futures import Future
 
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Optimizer
-from worker.models.foreign_tensors import ForeignTensor, StoredTensor
+from worker.models.foreign_tensors import ForeignTensor, StoredTensor, Window
 
 MOMENT_NAMES: Mapping[Optimizer, tuple[str, ...]] = {
     "adam": ("exp_avg", "exp_avg_sq"),
@@ -60,10 +61,12 @@ class Entry:
 
     path: tuple[str, ...]
     shape: tuple[int, ...]
-    read: Callable[[], Tensor]
+    read: Callable[[], Tensor | BytesIO]
     dtype: torch.dtype = torch.float32
-    stack: tuple[int, int] | None = None
-    """It is the so-manieth item of a tensor of so many."""
+    window: Window | None = None
+    """Its place in a larger tensor of that path."""
+    is_bytes: bool = False
+    """It is an object, already serialized."""
 
     @property
     def key(self) -> str:
@@ -110,23 +113,34 @@ class _LazyPlanner(DefaultSavePlanner):
         self.plan = SavePlan(items, planner_data={e.key: e.path for e in self._entries.values()})
         return self.plan
 
-    def lookup_object(self, index: MetadataIndex) -> Tensor:
-        return self._entries[index].read()
+    def resolve_data(self, write_item: WriteItem) -> Tensor | BytesIO:
+        found = self._entries[write_item.index].read()
+        if isinstance(found, BytesIO) or write_item.tensor_data is None:
+            return found
+        return found.view(write_item.tensor_data.chunk.sizes)
 
 
 def _index_of(entry: Entry) -> MetadataIndex:
-    first = 0 if entry.stack is None else entry.stack[0]
-    offset = torch.Size((*(() if entry.stack is None else (first,)), *(0 for _ in entry.shape)))
-    return MetadataIndex(entry.key, offset, first)
+    if entry.is_bytes:
+        return MetadataIndex(entry.key)
+    return MetadataIndex(entry.key, _region(entry.shape, entry.window).offsets)
 
 
 def _write_item(index: MetadataIndex, entry: Entry) -> WriteItem:
-    assert index.offset is not None, "every entry has an offset"
-    extra, total = ((), ()) if entry.stack is None else ((1,), (entry.stack[1],))
-    chunk = ChunkStorageMetadata(index.offset, torch.Size((*extra, *entry.shape)))
-    size = torch.Size((*total, *entry.shape))
-    about = TensorWriteData(chunk, TensorProperties(entry.dtype), size)
+    if entry.is_bytes:
+        return WriteItem(index, WriteItemType.BYTE_IO)
+    size = entry.shape if entry.window is None else entry.window.stored_shape
+    about = TensorWriteData(
+        _region(entry.shape, entry.window), TensorProperties(entry.dtype), torch.Size(size)
+    )
     return WriteItem(index, WriteItemType.SHARD, tensor_data=about)
+
+
+def _region(shape: tuple[int, ...], window: Window | None) -> ChunkStorageMetadata:
+    """Return the place of a tensor of this shape in the stored one."""
+    offset = window.offset if window is not None else tuple(0 for _ in shape)
+    ones = (1,) * (len(offset) - len(shape))
+    return ChunkStorageMetadata(torch.Size(offset), torch.Size((*ones, *shape)))
 
 
 class DcpFolder:
@@ -157,15 +171,11 @@ class DcpFolder:
         }
 
     def read(self, key: str, tensor: ForeignTensor | None = None) -> Tensor:
-        """Read a tensor, or an item of a stack."""
+        """Read a tensor, or the part of it that another one is."""
         about = self._metadata.state_dict_metadata[key]
         assert isinstance(about, TensorStorageMetadata), "asked for what stored() has"
-        size = about.size if tensor is None else torch.Size(tensor.shape)
-        stack = None if tensor is None else tensor.stack
-        item, one = ((), ()) if stack is None else ((stack[0],), (1,))
-        region = ChunkStorageMetadata(
-            torch.Size((*item, *(0 for _ in size))), torch.Size((*one, *size))
-        )
+        shape = tuple(about.size) if tensor is None else tensor.shape
+        region = _region(shape, None if tensor is None else tensor.window)
         chunks = _Chunks(region.sizes)
         plan = LoadPlan(create_read_items_for_chunk_list(key, about, [region]))
         with _reading(self.folder):
@@ -173,7 +183,7 @@ class DcpFolder:
         found = chunks.whole
         if found is None:
             found = torch.empty(region.sizes, dtype=about.properties.dtype)
-        return found.view(size)
+        return found.reshape(shape)
 
 
 class _Chunks(DefaultLoadPlanner):

@@ -210,34 +210,52 @@ def convert_tokens(
     click.echo(f"{out}: {count:,} tokens")
 
 
+_FORMS = {
+    "huggingface": "Hugging Face's safetensors (weights only)",
+    "deepspeed": "DeepSpeed's universal checkpoint",
+    "dcp": "torch's DCP",
+    "megatron": "Megatron-Core's torch_dist",
+}
+
+
 @main.command("export-checkpoint")
 @click.argument("manifest")
 @click.option("--to", "out", required=True, type=click.Path(path_type=Path), help="A new folder.")
 @click.option(
     "--form",
-    type=click.Choice(["huggingface", "deepspeed", "dcp"]),
+    type=click.Choice(list(_FORMS)),
     default="huggingface",
     show_default=True,
-    help="Hugging Face's safetensors, DeepSpeed's universal checkpoint, or torch's DCP.",
+    help=f"{', '.join(_FORMS.values())}.",
 )
 @click.option("--job", type=click.Path(path_type=Path), help="Script or job file of the model.")
 def export_checkpoint(manifest: str, out: Path, form: str, job: Path | None) -> None:
     """Export the checkpoint of a manifest to another format.
 
-    With the script or job file of a model of transformers, config and tokenizer come along.
+    With the script or job file of a model of transformers, config and tokenizer come along;
+    Megatron's form needs it for such a model.
     """
     from worker.checkpoint import convert  # noqa: PLC0415 - loads torch, which takes seconds
+    from worker.checkpoint.megatron import export_megatron  # noqa: PLC0415 - the same
     from worker.checkpoint.saved_state import open_saved_state  # noqa: PLC0415 - the same
     from worker.script.open_job import open_module  # noqa: PLC0415 - the same
 
     convert.return_freed_memory()
     state = open_saved_state(manifest)
-    if form == "huggingface" and job is not None:
-        with printing_to_stderr(), convert.created_folder(out) as folder:
+    module = None
+    if job is not None and form in ("huggingface", "megatron"):
+        with printing_to_stderr():
             arguments = () if state.job.work is None else state.job.work.arguments
             module = open_module(job, replace(state.job, work=None), arguments)
-            with convert.mapped_weights(state, folder.parent) as weights:
-                module.save(weights, folder)
+    if form == "megatron":
+        export_megatron(state, None if module is None else module.config, out)
+    elif module is not None:
+        with (
+            printing_to_stderr(),
+            convert.created_folder(out) as folder,
+            convert.mapped_weights(state, folder.parent) as weights,
+        ):
+            module.save(weights, folder)
     else:
         exports = {
             "huggingface": convert.export_huggingface,
@@ -250,28 +268,52 @@ def export_checkpoint(manifest: str, out: Path, form: str, job: Path | None) -> 
 
 @main.command("import-checkpoint")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--job", required=True, type=click.Path(path_type=Path), help="Job file.")
+@click.option(
+    "--job", "job_file", required=True, type=click.Path(path_type=Path), help="Job file or script."
+)
 @click.option("--name", required=True, help="The job's name in the cluster.")
 @click.option("--to", "out", required=True, type=click.Path(path_type=Path), help="A new file.")
 @click.option(
     "--form",
-    type=click.Choice(["deepspeed", "dcp", "huggingface"]),
+    type=click.Choice(list(_FORMS)),
     default="deepspeed",
     show_default=True,
-    help="DeepSpeed's universal checkpoint, torch's DCP, or safetensors without moments.",
+    help=f"{', '.join(_FORMS.values())}.",
 )
-def import_checkpoint(folder: Path, job: Path, name: str, out: Path, form: str) -> None:
+@click.argument("arguments", nargs=-1)
+def import_checkpoint(
+    folder: Path, job_file: Path, name: str, out: Path, form: str, arguments: tuple[str, ...]
+) -> None:
     """Convert a checkpoint of another form to one snapshot file.
 
-    ``sailorctl checkpoint import`` makes a checkpoint of it.
+    ARGUMENTS, after --, are those of a job that is a script. ``sailorctl checkpoint import`` makes
+    a checkpoint of the file.
     """
+    from simulator.documents.files import load_document  # noqa: PLC0415 - as below
+    from simulator.inputs.job_file import load_job  # noqa: PLC0415 - as below
     from worker.checkpoint import convert  # noqa: PLC0415 - loads torch, which takes seconds
+    from worker.checkpoint.megatron import import_megatron  # noqa: PLC0415 - the same
+    from worker.script.hf_job import names_hf  # noqa: PLC0415 - the same
+    from worker.script.open_job import names_module, open_job  # noqa: PLC0415 - the same
 
     convert.return_freed_memory()
-    imports = {
-        "deepspeed": convert.import_deepspeed,
-        "dcp": convert.import_dcp,
-        "huggingface": convert.import_huggingface,
-    }
-    header = imports[form](folder, job, name, out)
+    config = None
+    is_described = job_file.suffix != ".py" and not names_hf(
+        load_document(job_file, flaws_raise=False)
+    )
+    if is_described and not (form == "megatron" and names_module(job_file)):
+        job = load_job(job_file)
+    else:
+        with printing_to_stderr():
+            job, module = open_job(job_file, arguments)
+            config = module.config
+    if form == "megatron":
+        header = import_megatron(folder, job, config, name, out)
+    else:
+        imports = {
+            "deepspeed": convert.import_deepspeed,
+            "dcp": convert.import_dcp,
+            "huggingface": convert.import_huggingface,
+        }
+        header = imports[form](folder, job, name, out)
     click.echo(f"{out}: step {header.step}, {header.total_bytes:,} bytes")

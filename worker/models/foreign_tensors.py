@@ -30,6 +30,14 @@ class Strip:
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """The place of a tensor in a larger one, which may have more dimensions in front."""
+
+    offset: tuple[int, ...]
+    stored_shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ForeignTensor:
     """A tensor of another program's checkpoint, as strips of ours."""
 
@@ -40,13 +48,13 @@ class ForeignTensor:
     """The strips are side by side along this dimension; those of another one are transposed."""
     viewed: tuple[int, ...] | None = None
     """The shape of the same elements in which the strips are counted, if it is another."""
-    stack: tuple[int, int] | None = None
-    """It is the so-manieth item of a stored tensor of so many such items."""
+    window: Window | None = None
+    """Its place in a larger stored tensor."""
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """The shape of the stored tensor, which may be a stack."""
-        return self.shape if self.stack is None else (self.stack[1], *self.shape)
+        """The shape of the stored tensor."""
+        return self.shape if self.window is None else self.window.stored_shape
 
     @property
     def tensors(self) -> tuple[TensorId, ...]:

@@ -111,6 +111,8 @@ _FAMILIES: dict[str, _FamilyNames] = {
                 "attention.query": "self_attn.q_proj",
                 "attention.key": "self_attn.k_proj",
                 "attention.value": "self_attn.v_proj",
+                "attention.query_norm": "self_attn.q_norm",
+                "attention.key_norm": "self_attn.k_norm",
                 "attention.output": "self_attn.o_proj",
                 "mlp.norm": "post_attention_layernorm",
                 "mlp.gate": "mlp.gate_proj",
@@ -180,6 +182,32 @@ def location_of(model: Model, index: int, tensor: TensorSpec) -> HfLocation:
     if names.transposed and layer.kind == "block" and len(shape) == 2:
         return HfLocation(name, "transposed", shape[::-1], offset)
     return HfLocation(name, "same", shape, offset)
+
+
+def roles_of(family: str, name: str) -> tuple[int | None, tuple[str, ...]]:
+    """Return which of our tensors a name of Hugging Face stands for; several are fused.
+
+    The number of the block comes first, from 0; ``None`` outside blocks. Unknown names have no
+    tensors.
+    """
+    names = _FAMILIES[family]
+    before, after = names.block.split("{}")
+    number, _, rest = name.removeprefix(before).partition(after)
+    in_block = name.startswith(before) and number.isdecimal()
+    kinds: tuple[LayerKind, ...] = ("block",) if in_block else ("embedding", "head")
+    module, _, kind = (rest if in_block else name).rpartition(".")
+    found = tuple(
+        f"{'' if in_block else layer + '.'}{ours}.{kind}"
+        for layer in kinds
+        for ours, theirs in names.modules[layer].items()
+        if theirs == module
+    )
+    return int(number) if in_block else None, found
+
+
+def is_transposed(family: str) -> bool:
+    """Return whether linear layers of blocks are stored with inputs as rows."""
+    return _FAMILIES[family].transposed
 
 
 def _fused(model: Model, index: int, module: str, kind: str) -> tuple[tuple[int, ...], int]:

@@ -250,6 +250,12 @@ class Recipe:
         name = getattr(config, "name_or_path", "")
         return source_folder(name) if name else None
 
+    @property
+    def config(self) -> dict[str, Any] | None:
+        """The config of a model of transformers."""
+        found: Any = getattr(self._module, "config", None)
+        return found.to_dict() if hasattr(found, "to_dict") else None
+
     def check_saved_to(self, folder: Path) -> None:
         """Refuse to overwrite files whose weights are in use."""
         if self.source is not None and folder.resolve() == self.source.resolve():

@@ -43,7 +43,7 @@ max_tp = 2
 """
 SMALL = SPEC.replace("LAYERS", "1").replace("FFN", "256")
 LARGE = SPEC.replace("LAYERS", "3").replace("FFN", "16384")
-FORMS = ("huggingface", "dcp", "deepspeed")
+FORMS = ("huggingface", "dcp", "deepspeed", "megatron")
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,14 @@ pytest.importorskip("transformers", reason="opens models of transformers")
 
 import torch.distributed.checkpoint as dcp
 from click.testing import CliRunner
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from transformers import AutoModelForCausalLM
 
+from sailord.cli.main import main as sailorctl
 from simulator.documents.files import load_document
 from simulator.documents.problems import InputError
+from simulator.inputs.job_file import load_job
 from tests.sailord.checkpoints.made import SPEC, make, read_full, write_full
 from tests.worker.hf_families import language_model
 from worker.checkpoint.convert import export_dcp, import_dcp, import_huggingface
@@ -67,7 +69,7 @@ def test_to_dcp_and_back_changes_no_bit(kind, described, tmp_path):
     made = make(tmp_path / "kept", 10, spec=described.read_text())
     whole = made.whole
     export_dcp(open_saved_state(made.durable.manifest), tmp_path / "dcp")
-    header = import_dcp(tmp_path / "dcp", described, "j", tmp_path / "back.snap")
+    header = import_dcp(tmp_path / "dcp", load_job(described), "j", tmp_path / "back.snap")
     write_full(whole, "j", tmp_path / "direct.snap")
     assert (header.step, header.progress.updates) == (10, 10)
     assert pieces_of(tmp_path / "back.snap") == pieces_of(tmp_path / "direct.snap")
@@ -82,7 +84,7 @@ def test_dcp_of_a_plain_training_loop_is_imported(described, tmp_path):
         optimizer.step()
     model, state = get_state_dict(module, optimizer)
     dcp.save({"model": model, "optimizer": state}, checkpoint_id=tmp_path / "dcp", no_dist=True)
-    header = import_dcp(tmp_path / "dcp", described, "j", tmp_path / "in.snap")
+    header = import_dcp(tmp_path / "dcp", load_job(described), "j", tmp_path / "in.snap")
     assert (header.step, header.progress.samples) == (3, 12)
     made = make(tmp_path / "kept", 3, spec=described.read_text())
     named = dict(module.named_parameters())
@@ -100,24 +102,26 @@ def test_dcp_of_a_plain_training_loop_is_imported(described, tmp_path):
 
 
 def test_weights_of_safetensors_become_a_checkpoint_before_the_first_step(described, tmp_path):
-    header = import_huggingface(tmp_path / "llama", described, "j", tmp_path / "in.snap")
+    header = import_huggingface(tmp_path / "llama", load_job(described), "j", tmp_path / "in.snap")
     assert header.step == 0
     dcp_folder = tmp_path / "weights-alone"
     module = AutoModelForCausalLM.from_pretrained(tmp_path / "llama")
     dcp.save({"model": module.state_dict()}, checkpoint_id=dcp_folder, no_dist=True)
-    import_dcp(dcp_folder, described, "j", tmp_path / "other.snap")
+    import_dcp(dcp_folder, load_job(described), "j", tmp_path / "other.snap")
     assert pieces_of(tmp_path / "in.snap") == pieces_of(tmp_path / "other.snap")
 
 
 def test_checkpoint_of_another_model_is_refused(described, tmp_path):
     with pytest.raises(InputError, match="is not a checkpoint of torch"):
-        import_dcp(tmp_path, described, "j", tmp_path / "in.snap")
+        import_dcp(tmp_path, load_job(described), "j", tmp_path / "in.snap")
     dcp.save({"model": {"a": torch.ones(2)}}, checkpoint_id=tmp_path / "dcp", no_dist=True)
     with pytest.raises(InputError, match=r"model\.embed_tokens\.weight: is missing"):
-        import_dcp(tmp_path / "dcp", described, "j", tmp_path / "in.snap")
+        import_dcp(tmp_path / "dcp", load_job(described), "j", tmp_path / "in.snap")
     save_file({"a": torch.ones(2)}, tmp_path / "a.safetensors")
     with pytest.raises(InputError, match=r"model\.embed_tokens\.weight: is missing"):
-        import_huggingface(tmp_path / "a.safetensors", described, "j", tmp_path / "in.snap")
+        import_huggingface(
+            tmp_path / "a.safetensors", load_job(described), "j", tmp_path / "in.snap"
+        )
 
 
 def test_export_with_the_job_has_config_and_tokenizer(described, tmp_path):
@@ -131,3 +135,57 @@ def test_export_with_the_job_has_config_and_tokenizer(described, tmp_path):
     whole = read_full(made.durable.manifest)
     for key, value in whole.kinds[0].items():
         assert torch.equal(found[module_name(whole.job, *key)], value)
+
+
+SCRIPT = """
+import sys
+import torch
+import sailor
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(int(sys.argv[1])))
+        self.head = torch.nn.Linear(8, 3)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+data = [(torch.randn(8), torch.tensor(i % 3)) for i in range(8)]
+sailor.Trainer(Net(), data, batch_size=4, steps=2).train()
+"""
+
+
+@pytest.mark.slow
+def test_script_imports_and_exports_by_its_own_names(tmp_path):
+    script, out = tmp_path / "train.py", tmp_path / "out"
+    script.write_text(SCRIPT)
+    shapes = {"head.weight": (3, 8), "head.bias": (3,)}
+    for number in range(2):
+        shapes |= {f"blocks.{number}.inner.weight": (8, 8), f"blocks.{number}.inner.bias": (8,)}
+    weights = {name: torch.rand(shape) for name, shape in shapes.items()}
+    save_file(weights, tmp_path / "given.safetensors")
+    words = [str(tmp_path / "given.safetensors"), "--job", str(script), "--name", "j"]
+    place = ["--checkpoint", f"file://{tmp_path}/kept", "--form", "huggingface"]
+    done = CliRunner().invoke(sailorctl, ["checkpoint", "import", *words, *place, "--", "2"])
+    assert done.exit_code == 0, done.output
+    assert "step 0 of j is at" in done.output
+    done = CliRunner().invoke(
+        sailorctl, ["checkpoint", "export", f"file://{tmp_path}/kept/j", "--to", str(out)]
+    )
+    assert done.exit_code == 0, done.output
+    found = load_file(out / "model.safetensors")
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
+    done = CliRunner().invoke(sailorctl, ["checkpoint", "import", *words, "--", "2"])
+    assert "has no place for checkpoints; give --checkpoint URI" in done.output

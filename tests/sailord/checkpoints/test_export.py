@@ -15,6 +15,7 @@ import torch
 from click.testing import CliRunner
 
 from sailord.cli.main import main
+from sailord.planning.job_spec import read_job
 from simulator.documents.problems import InputError
 from tests.sailord.checkpoints.made import SPEC, flip, make, read_full, whole_state, write_full
 from worker.checkpoint.convert import export_deepspeed, export_huggingface, import_deepspeed
@@ -58,8 +59,7 @@ def test_hugging_face_reads_the_weights(tmp_path):
 def test_to_deepspeeds_form_and_back_changes_no_bit(tmp_path, family):
     made = make(tmp_path / "kept", 10, spec=SPECS[family])
     export_deepspeed(open_saved_state(made.durable.manifest), tmp_path / "ds")
-    job = tmp_path / "job.toml"
-    job.write_text(SPECS[family])
+    job = read_job(SPECS[family])
     header = import_deepspeed(tmp_path / "ds", job, "j", tmp_path / "back.snap")
     assert (header.step, header.progress.updates) == (10, 10)
     write_full(made.whole, "j", tmp_path / "direct.snap")
@@ -110,8 +110,7 @@ def test_other_optimizers_and_folders_are_refused(tmp_path):
         export_deepspeed(state, tmp_path / "x")
     with pytest.raises(InputError, match="exists already"):
         export_huggingface(state, tmp_path)
-    job = tmp_path / "job.toml"
-    job.write_text(SPEC)
+    job = read_job(SPEC)
     with pytest.raises(InputError, match="is not a DeepSpeed universal checkpoint"):
         import_deepspeed(tmp_path, job, "j", tmp_path / "out")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sailord.cli import work_folder
-from sailord.cli.scripts import ScriptOptions, _mounts, _section, submitted_script
+from sailord.cli.scripts import ScriptOptions, _mounts, section, submitted_script
 from sailord.cli.work_folder import pack_folder, select
 from sailord.client import Client
 from simulator.documents.files import parse_document
@@ -122,7 +122,7 @@ def test_mounts_are_checked_together_and_read_again_as_given():
         '--mount: has "x" at "relative"',
     ]
     given = _mounts(["a b=/mnt/ü=1", "in/ner/=gs://bucket/x"])
-    text = _section("work", {"package": f"{'0' * 64}-1"}) + _section("data.mounts", given)
+    text = section("work", {"package": f"{'0' * 64}-1"}) + section("data.mounts", given)
     work = work_of(parse_document(text.encode(), name="job"))
     assert work is not None
     assert dict(work.mounts) == {"a b": "/mnt/ü=1", "in/ner": "gs://bucket/x"}
