@@ -147,7 +147,7 @@ def _gpu_kind(name: str, catalogue: Catalogue) -> str:
             return catalogue.gpu_name(known)
         except InputError:
             continue
-    cure = "name its kind with --kind; `sailorctl simulate` knows those of the catalogue"
+    cure = "name its kind with --kind, or add this name to one in a file for --catalogue"
     raise InputError(Problem("--device", f"{name} is not in the catalogue", cure))
 
 
