@@ -28,7 +28,7 @@ ETCD = shutil.which("etcd")
 COMPACT = method("KV", "Compact")
 PATIENCE_S = 60.0
 """How long a test waits for an answer."""
-TIMEOUT_S = 1.5
+TIMEOUT_S = 5.0
 """The timeout of each call, which tests of outages wait for."""
 HISTORY_MAX = 50
 """Small, so that embedded stores compact soon."""

@@ -79,7 +79,10 @@ def test_a_job_file_takes_no_arguments(tmp_path: Path, given: tuple[str, ...]) -
 def test_without_torch_a_script_cannot_be_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    told = run(tmp_path, "plan", str(tmp_path / "scripts/train.py"), str(tmp_path / "cluster.toml"))
+    words = str(tmp_path / "scripts/train.py"), str(tmp_path / "cluster.toml")
+    # Only here: the random numbers that torch draws are seeded again at the test's end.
+    with monkeypatch.context() as here:
+        here.setitem(sys.modules, "torch", None)
+        here.setattr("importlib.util.find_spec", lambda _: None)
+        told = run(tmp_path, "plan", *words)
     assert "needs torch, which is not installed here" in told.stderr
