@@ -38,6 +38,7 @@ from worker.models.module_cut import CutError, ModuleCut, find_cut
 from worker.models.module_skeleton import drop_values, set_parameter
 from worker.models.module_splits import ModuleSplits, find_splits
 from worker.models.separability import check_documents_apart, check_separable
+from worker.models.split_check import check_splits
 from worker.reporting.loggers import Logger
 from worker.script.hf_model import copy_companions, source_folder
 from worker.script.losses import Loss, default_loss, label_count, sum_and_count
@@ -85,6 +86,8 @@ class Recipe:
     _failed: list[Logger] = field(default_factory=list, repr=False)
     _caching: list[Any] = field(default_factory=list, repr=False)
     """Configurations whose cache was switched off."""
+    _untried: list[str] = field(default_factory=list, repr=False)
+    """Blocks whose splits were not tried by numbers."""
 
     # -- the module --------------------------------------------------------------------------------
 
@@ -369,7 +372,7 @@ class Recipe:
                 one, other, first = twins
                 rows = [plain(self.collate([row])) for row in (one, other)]
                 check_documents_apart(self, *rows, first=first)
-        return Job(
+        job = Job(
             name=self.name,
             model=self._describe(),
             global_batch=self.batch_size,
@@ -384,6 +387,8 @@ class Recipe:
             skip_nonfinite=self.skip_nonfinite,
             data=Data(seed=self.seed, samples=sizes_of(self.dataset) or None),
         )
+        self._untried[:] = check_splits(self, job, self._example(1))
+        return job
 
     def _with_other_labels(self) -> int | None:
         """Return one of the first samples with more or fewer labels than the first one has."""
@@ -421,6 +426,9 @@ class Recipe:
         found = []
         if self.splits.why_not_more:
             found.append(f"planned without tensor parallelism: {self.splits.why_not_more}")
+        for path in self._untried:
+            what = f"{path} is too large to try its splits by numbers before training"
+            found.append(f"{what}; compare losses with those of max_tp=1")
         if self.splits.experts:
             found.append(f"every rank of a stage computes {self.splits.experts} in full")
         for name in sorted(self.cut.unused):
