@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import dataclass, field
@@ -58,6 +59,9 @@ def profile(options: ProfileOptions) -> None:
     with printing_to_stderr():
         job, recipe = _open(options)
     name = options.name or job.profile or profile_name(job.model.name)
+    if name != profile_name(name):
+        cure = f"use letters, digits, dots and dashes, such as {profile_name(name)}"
+        raise InputError(Problem("--name", f"{name!r} is no name of a file", cure))
     path = options.out / f"profiles_{name}.json"
     before = _before(path, catalogue)
     request = Request(
@@ -101,6 +105,9 @@ def _before(path: Path, catalogue: Catalogue) -> Profile | None:
         except OSError as error:
             what = f"cannot be made: {error.strerror or error}"
             raise InputError(Problem(str(path.parent), what, "name another folder")) from None
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        what = "cannot be written: Permission denied"
+        raise InputError(Problem(str(path.parent), what, "name another folder"))
     if not path.exists():
         return None
     return read_profile(load_document(path), catalogue=catalogue)

@@ -141,6 +141,36 @@ def test_a_script_is_measured_beyond_the_end_of_its_data(
     assert len(found.layer_names) == 5
 
 
+def test_where_nothing_can_be_written_nothing_is_measured(
+    profiled: Callable[..., Profile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path)
+    monkeypatch.setattr(
+        "worker.cli.profile_run.profile_job", lambda *_, **__: pytest.fail("it ran")
+    )
+    with pytest.raises(InputError, match=r"is no name of a file; use .* such as b"):
+        profiled(name="../b")
+    (tmp_path / "profiles").write_text("a file")
+    with pytest.raises(InputError, match="cannot be made: File exists"):
+        profiled()
+    (tmp_path / "profiles").unlink()
+    (tmp_path / "profiles").mkdir()
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(InputError, match="Permission denied"):
+        profiled()
+
+
+def test_a_damaged_profile_is_not_overwritten(
+    profiled: Callable[..., Profile], tmp_path: Path
+) -> None:
+    write(tmp_path)
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "profiles_gpt2.json").write_text('{"sailor_profile": 1')
+    with pytest.raises(InputError, match=r"profiles_gpt2.json"):
+        profiled()
+    assert (tmp_path / "profiles" / "profiles_gpt2.json").read_text() == '{"sailor_profile": 1'
+
+
 def test_a_device_in_use_is_refused(
     profiled: Callable[..., Profile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
