@@ -94,6 +94,7 @@ bench: $(FOR_ALL) ## print every benchmark's table (MEASURED=DIR)
 			*simulate.py|*runtime.py|*overhead.py|*store.py|*reconfigure.py) $(BIN)/python "$$file" ;; \
 			*checkpoint.py|*control.py|*notices.py) $(BIN)/python -m "benchmarks.$$(basename "$$file" .py)" \
 				|| echo "$$file: a target was missed, or it could not be measured" ;; \
+			*fidelity.py) $(BIN)/python "$$file" || echo "$$file: needs root" ;; \
 			:*) echo 'needs measurements: make bench MEASURED=DIR' ;; \
 			*accuracy.py) $(BIN)/python "$$file" --profiles "$(MEASURED)" --cases "$(MEASURED)/validation.json" ;; \
 			*planners.py) $(BIN)/python "$$file" "$(MEASURED)" ;; \

@@ -25,6 +25,7 @@ LONGEST = f"{TEMPORARY}/pymp-12345678/listener-12345678"
 """The longest path of a socket in the folder, made by Python's process pools."""
 LEASE_S = 4.0
 MARKER = "made-by-sailorctl-up"
+PROFILES = 'profiles = "profiles"\n'
 BUILT_IN_ZONES = '["zone-a", "zone-b", "zone-c"]'
 
 
@@ -97,9 +98,11 @@ class Place:
         self.write_head(LOOPBACK)
 
     def write_head(self, host: str) -> None:
-        """Write sailord's configuration."""
+        """Write sailord's configuration; it uses the folder ``profiles`` if there is one."""
+        has_profiles = (self.folder / "profiles").is_dir()
         (self.folder / "sailord.toml").write_text(
             f'cluster_name = "local"\nstate = "head"\nkey = "key"\ncluster = "cluster.toml"\n'
+            f"{PROFILES if has_profiles else ''}"
             f'log = "json"\n[listen]\nhost = "{host}"\nport = {self.port}\n'
             f"[options]\nlease_s = {LEASE_S}\ngrace_s = 0.5\nstart_gather_s = 0.5\n"
             "additions_gather_s = 2.0\nfailure_pause_s = 0.2\nbroken_s = 0.3\nprobe_s = 0.1\n"
