@@ -3,9 +3,10 @@
 ``SAILOR_FAIL_AT=NAME`` names one, ``NAME@GENERATION`` one of a generation. Names are those of
 commands: ``WriteGeneration`` fails before the command is carried out, ``after WriteGeneration`` as
 soon as it is. An agent also has fail points within long operations: ``uploading`` an object,
-``receiving`` a replica, ``serving`` a piece. ``SAILOR_FAIL_AT=/FILE`` names a file into which a
-test may write a fail point while the daemon runs; the daemon deletes the file before it kills
-itself. An agent's workers read ``/FILE.worker``.
+``receiving`` a replica, ``serving`` a piece, ``fetching`` a package, a folder that is ``prepared``;
+sailord has ``StorePart`` and ``ServePart`` of a package. ``SAILOR_FAIL_AT=/FILE`` names a file into
+which a test may write a fail point while the daemon runs; the daemon deletes the file before it
+kills itself. An agent's workers read ``/FILE.worker``.
 """
 
 from __future__ import annotations

@@ -25,35 +25,35 @@ def mark(folder: Path) -> dict[str, str]:
     return {MARK: str(folder)}
 
 
-def cluster_pids(folder: Path) -> list[int]:
-    """Return the pids of all living processes of the cluster, except this one."""
+def cluster_pids(folder: Path, variable: str = MARK) -> list[int]:
+    """Return the pids of all living processes with the mark, except this one."""
     numbers = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    return [pid for pid in numbers if pid != os.getpid() and _is_marked(pid, folder)]
+    return [pid for pid in numbers if pid != os.getpid() and _is_marked(pid, folder, variable)]
 
 
-def _is_marked(pid: int, folder: Path) -> bool:
+def _is_marked(pid: int, folder: Path, variable: str) -> bool:
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return False
-    return f"{MARK}={folder}".encode() in environment.split(b"\0")
+    return f"{variable}={folder}".encode() in environment.split(b"\0")
 
 
-def kill_all(folder: Path) -> list[int]:
-    """Kill all processes of the cluster; return the pids that are left after ``GONE_S``."""
+def kill_all(folder: Path, variable: str = MARK) -> list[int]:
+    """Kill all processes with the mark; return the pids that are left after ``GONE_S``."""
     begin, killed = time.monotonic(), set[int]()
-    left, found_none = cluster_pids(folder), False
+    left, found_none = cluster_pids(folder, variable), False
     # A process that is being forked has no environment yet, so nothing must be found twice.
     while (left or not found_none) and time.monotonic() < begin + GONE_S:
         found_none = not left
         spares = time.monotonic() < begin + TRACKER_S
         for pid in left:
             if not (spares and _is_tracker(pid)):
-                kill(pid, folder)
+                kill(pid, folder, variable)
         killed.update(left)
         reap(killed)
         time.sleep(0.02)
-        left = cluster_pids(folder)
+        left = cluster_pids(folder, variable)
     reap(killed)
     return left
 
@@ -65,12 +65,12 @@ def _is_tracker(pid: int) -> bool:
         return False
 
 
-def kill(pid: int, folder: Path) -> None:
-    """Kill a process if it belongs to the cluster; a pidfd ensures that the pid was not reused."""
+def kill(pid: int, folder: Path, variable: str = MARK) -> None:
+    """Kill a process if it has the mark; a pidfd ensures that the pid was not reused."""
     with contextlib.suppress(OSError):
         descriptor = os.pidfd_open(pid)
         try:
-            if _is_marked(pid, folder):
+            if _is_marked(pid, folder, variable):
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         finally:
             os.close(descriptor)

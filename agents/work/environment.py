@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, ParamSpec, TypeVar
 
 import agents
-from agents.work.work_folder import WorkFolder, packages_of
+from agents.work.work_folder import SETUP, WorkFolder, packages_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -52,6 +52,7 @@ async def set_up(folder: WorkFolder, commands: tuple[str, ...], secrets: Mapping
     variables = {
         **os.environ,
         **secrets,
+        SETUP: str(folder.home),
         "VIRTUAL_ENV": str(folder.environment),
         "PATH": f"{folder.environment / 'bin'}:{os.environ.get('PATH', os.defpath)}",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agents.daemon.atomic_file import replacing
+from agents.daemon.failpoints import failpoint
 from agents.rpc.client import CallFailed, SignedClient
 from agents.work.package import Package, package_of
 
@@ -41,6 +42,7 @@ class PackageFetcher:
                 sources = list(await self.sources())
                 for part in range(package.parts):
                     file.write(await self._part(package, part, sources))
+                    failpoint("fetching")
                 file.flush()
                 fetched = await asyncio.to_thread(package_of, Path(file.name))
                 if fetched != package:

@@ -7,6 +7,7 @@ leave it out; others go on. It is prepared in the background and tries again.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import structlog
 from agents.core.model import Event, UnfitChanged
 from agents.daemon.backoff import Backoff
 from agents.daemon.clock import Clock
+from agents.daemon.failpoints import failpoint
 from agents.daemon.tasks import Tasks
 from agents.protocol.records import LIVE, PREPARING, JobId, JobRecord, JobState
 from agents.work.archive import ArchiveError, unpack
@@ -38,6 +40,9 @@ PATIENCE_S = 2.0
 """A preparation that takes longer makes the node unfit until it is done."""
 RETRY_S = 60.0
 RETRY_S_MAX = 3600.0
+FETCH_AGAIN_S = 2.0
+FETCH_AGAIN_S_MAX = 60.0
+"""A package is fetched again soon: sailord may only be restarting."""
 READ_AGAIN_S = 0.3
 EXPECTED = (ArchiveError, FetchError, MountError, SecretsError, SetupError, OSError)
 """Failures of which the log needs no trace."""
@@ -134,6 +139,7 @@ class Preparation:
     async def _prepare(self, job: JobId) -> None:
         """Prepare the node; after a failure try again, for ever."""
         backoff, failure = Backoff(self.retry_s, RETRY_S_MAX), ""
+        fetch_backoff = Backoff(min(self.retry_s, FETCH_AGAIN_S), FETCH_AGAIN_S_MAX)
         while self._view is None:
             late: asyncio.Task[None] | None = None
             try:
@@ -147,14 +153,22 @@ class Preparation:
                 if late is not None:
                     late.cancel()
                 # Another attempt may say the same differently.
-                failure = failure or str(error) or type(error).__name__
+                failure = failure or self._said(error)
                 trace = None if isinstance(error, EXPECTED) else error
                 log.warning(f"the work folder cannot be prepared: {error}", job=job, exc_info=trace)
                 self._set_unfit(failure)
-                await asyncio.sleep(backoff.next_s())
+                again = fetch_backoff if isinstance(error, FetchError) else backoff
+                await asyncio.sleep(again.next_s())
             finally:
                 if late is not None:
                     late.cancel()
+
+    def _said(self, error: Exception) -> str:
+        """Say in a sentence what failed, with the place where the system refused something."""
+        if isinstance(error, OSError) and error.strerror:
+            cure = "; free room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+            return f"{error.filename or self.folder}: {error.strerror}{cure}"
+        return str(error) or type(error).__name__
 
     async def _read(self, job: JobId) -> Work | None:
         """Read what the job needs; ``None``: nothing."""
@@ -203,6 +217,7 @@ class Preparation:
         await in_thread(link, folder, leads_to)
         if work.setup:
             await set_up(folder, work.setup, secrets)
+        failpoint("prepared")
         await in_thread(folder.finish)
         await in_thread(delete_old, folder.home.parent, [folder.home])
         await in_thread(delete_old, packed.parent, [packed])

@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from agents.daemon.atomic_file import replace_file
+from agents.daemon.process_cleanup import kill_all
 from simulator.spec.job import Work
 
 KEPT = 4
 """Work folders that stay on a node, and packages."""
+SETUP = "SAILOR_SETUP"
+"""Marks the processes of setup commands: the folder that they prepare."""
 UNFINISHED = "unfinished-"
 """How the names begin of what is still being copied beside what is complete."""
 
@@ -52,7 +55,11 @@ class WorkFolder:
         return (self.home / "ready").exists()
 
     def begin(self) -> None:
-        """Delete what an earlier attempt has left."""
+        """Delete what an earlier attempt has left.
+
+        Its commands may still run, if the agent was killed; they would write into the new folder.
+        """
+        kill_all(self.home, SETUP)
         shutil.rmtree(self.home, ignore_errors=True)
         self.home.mkdir(parents=True)
 

@@ -7,6 +7,7 @@ import contextlib
 
 from aiohttp import web
 
+from agents.daemon.failpoints import failpoint
 from agents.rpc.server import answer_signed
 from agents.work.package import BYTES_MAX, PART_BYTES, Package, hash_of
 from sailord.api.agent_reports import refuse_signature
@@ -42,6 +43,7 @@ async def put_part(request: web.Request) -> web.Response:
     if not 0 <= part < package.parts or len(body) != package.part_bytes(part):
         what = f"part {part} of {package.parts} has {len(body)} bytes"
         raise InputError(Problem("body", what, f"send {PART_BYTES} bytes, the rest in the last"))
+    failpoint("StorePart")
     storage = package_storage(request.app[CONTEXT])
     if not await asyncio.to_thread(_is_written, storage, _name(package, part), body):
         what, cure = "is stored with other content", "submit again, which checks and deletes it"
@@ -62,6 +64,7 @@ async def read_part(request: web.Request) -> web.StreamResponse:
 
 async def _read_part(request: web.Request) -> web.Response:
     package, part = _package(request), _part(request)
+    failpoint("ServePart")
     storage = package_storage(request.app[CONTEXT])
     try:
         body = await asyncio.to_thread(storage.read, _name(package, part))

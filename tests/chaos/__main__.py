@@ -77,11 +77,11 @@ def main() -> int:
     return run(asked)
 
 
-def in_own_name_space() -> None:
+def in_own_name_space(module: str = "tests.chaos") -> None:
     """Start this program again in a private mount namespace, if the system allows one."""
     word = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-r", "--mount"]
     does = shutil.which("unshare") and os.spawnvp(os.P_WAIT, word[0], [*word, "true"]) == 0
-    words = [*(word if does else []), sys.executable, "-m", "tests.chaos", *sys.argv[1:]]
+    words = [*(word if does else []), sys.executable, "-m", module, *sys.argv[1:]]
     os.execvpe(words[0], words, {**os.environ, MOUNTED: "1" if does else ""})
 
 

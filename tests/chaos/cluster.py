@@ -19,6 +19,7 @@ from agents.daemon.failpoints import FAIL_AT
 from agents.daemon.process_cleanup import children_of, cluster_pids, kill, reap
 from sailord.local.cluster import KINDS, LocalCluster, Node
 from sailord.local.paths import LOOPBACK, Place
+from sailord.local.shaped_network import Site
 from tests.chaos.etcd_members import Members
 from tests.chaos.faulty import TROUBLE
 from tests.chaos.net import SAILORD, Proxies, etcd_address
@@ -129,21 +130,28 @@ class ChaosCluster(LocalCluster):
     # ---- starting -------------------------------------------------------------------------------
 
     def _run(
-        self, name: str, module: str, *words: str, is_marked: bool = True, answers: bool = False
+        self,
+        name: str,
+        module: str,
+        *words: str,
+        is_marked: bool = True,
+        answers: bool = False,
+        site: Site | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start a daemon that, like its workers, reads its fail points from a file."""
-        how = {"is_marked": is_marked, "answers": answers}
-        site = self.place.folder / "site"
+        modules = self.place.folder / "site"
         more = {
             FAIL_AT: str(self._fail_file(name)),
             TROUBLE: str(self._storage_trouble),
-            "PYTHONPATH": os.pathsep.join((str(site), str(ROOT))),
+            "PYTHONPATH": os.pathsep.join((str(modules), str(ROOT))),
         }
         if name not in ("guard", "fork_server"):
             more[CLOCK] = str(self._clock(name))
             self.set_clock(name, self.ahead_s.get(name, 0.0))
         with patch.dict(os.environ, more):
-            return super()._run(name, module, *words, **how)
+            return super()._run(
+                name, module, *words, is_marked=is_marked, answers=answers, site=site
+            )
 
     # ---- clocks ---------------------------------------------------------------------------------
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gzip
 import json
 import os
+import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +27,7 @@ from agents.work.fetch import FetchError, PackageFetcher
 from agents.work.mounts import MountError, link
 from agents.work.package import PART_BYTES, Package, package_of, read_part
 from agents.work.preparation import Preparation
-from agents.work.work_folder import KEPT, WorkFolder, delete_old
+from agents.work.work_folder import KEPT, SETUP, WorkFolder, delete_old
 
 JOB = JobId("j")
 RUNNING = {JOB: JobRecord(JOB, "running")}
@@ -184,6 +186,22 @@ async def test_a_folder_whose_preparation_was_cut_off_is_made_anew(
     assert (folder / "train").read_bytes() == b"print()"
 
 
+def test_commands_of_an_attempt_whose_agent_was_killed_end_before_the_next(tmp_path):
+    folder, other = WorkFolder(tmp_path / "one"), WorkFolder(tmp_path / "other")
+    running = [
+        subprocess.Popen(["sleep", "60"], env={**os.environ, SETUP: str(each.home)})
+        for each in (folder, other)
+    ]
+    try:
+        folder.begin()
+        assert running[0].poll() is not None
+        assert running[1].poll() is None, "another folder's"
+    finally:
+        for each in running:
+            each.kill()
+            each.wait()
+
+
 @pytest.mark.asyncio
 async def test_a_node_without_the_package_is_unfit_until_it_gets_it(tmp_path, node, sources):
     archive = packed(tmp_path, train=b"print()")
@@ -248,7 +266,26 @@ async def test_a_failing_setup_is_told_once_and_tried_again(tmp_path, node, sour
 
 
 @pytest.mark.asyncio
-async def test_a_node_tries_at_once_when_a_held_job_is_resumed(tmp_path, node, sources):
+async def test_a_full_disk_is_named(tmp_path, node, sources, monkeypatch):
+    archive = packed(tmp_path, train=b"print()")
+    node.job(archive)
+    sources.packages = {"leader:1": {str(package_of(archive)): archive}}
+
+    def write(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(module, "unpack", write)
+    with contextlib.closing(node.preparation):
+        node.preparation.look(RUNNING)
+        told = await node.told.get()
+    assert told == f"{tmp_path / 'node'}: No space left on device; free room there"
+
+
+@pytest.mark.asyncio
+async def test_a_node_tries_at_once_when_a_held_job_is_resumed(
+    tmp_path, node, sources, monkeypatch
+):
+    monkeypatch.setattr(module, "FETCH_AGAIN_S", 3600.0)
     archive = packed(tmp_path, train=b"print()")
     node.preparation.retry_s = 3600.0
     node.job(archive)
