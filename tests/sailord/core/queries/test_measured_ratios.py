@@ -11,7 +11,9 @@ from agents.protocol.codec import plain
 from agents.protocol.records import Busy
 from sailord.api.render import active_view, job_view, why_view
 from sailord.controller.step_rate import StepRate
-from sailord.core.model.phases import Running
+from sailord.core.model.commands import RequestPlan
+from sailord.core.model.events import Ticked
+from sailord.core.model.phases import Phase, Running, Waiting
 from sailord.core.model.state import State
 from sailord.core.model.stragglers import Speeds
 from sailord.core.queries.straggler_queries import drifts, measured_ratios
@@ -22,6 +24,7 @@ from tests.sailord.core.states import (
     NOW,
     A,
     B,
+    act,
     active_of,
     generation,
     node,
@@ -34,13 +37,13 @@ SPEEDS = Speeds(G.number, 10, NOW, {"A100-40": 1.5})
 MEASURED = {"estimate": {"source": "measured"}}
 
 
-def training(speeds: Speeds = SPEEDS) -> State:
-    """Two nodes of which one takes twice, one as long as predicted."""
+def training(speeds: Speeds = SPEEDS, phase: Phase | None = None) -> State:
+    """Two nodes of which one takes twice, one as long as predicted; the plan is to be checked."""
     nodes = [
         node(A, report(A, step=40, busy=((0, 0.2),))),
         node(B, report(B, step=40, busy=((1, 0.2), (7, 9.0)))),
     ]
-    made = state(Running(BEGAN), *nodes, generation=G, step=40)
+    made = state(phase or Running(BEGAN), *nodes, generation=G, step=40, considered_at=NOW - 600)
     active = active_of(made)
     return replace(made, active=replace(active, slowness=replace(active.slowness, speeds=speeds)))
 
@@ -48,6 +51,15 @@ def training(speeds: Speeds = SPEEDS) -> State:
 def test_ratios_are_by_rank() -> None:
     made = training()
     assert measured_ratios(made, active_of(made)) == ((0, pytest.approx(2.0)), (1, 1.0))
+
+
+def test_the_planner_hears_of_them_unless_the_job_waits_for_it() -> None:
+    _, (asked,) = act(training(), Ticked(NOW))
+    assert isinstance(asked, RequestPlan)
+    assert (asked.is_urgent, asked.ratios) == (False, ((0, pytest.approx(2.0)), (1, 1.0)))
+    _, (asked,) = act(training(phase=Waiting("a reason", NOW - 5)), Ticked(NOW))
+    assert isinstance(asked, RequestPlan)
+    assert (asked.is_urgent, asked.ratios) == (True, ())
 
 
 @pytest.mark.parametrize(
