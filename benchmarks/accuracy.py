@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from simulator.api import ESTIMATORS, Measurements, load_measurements
-from simulator.documents.files import load_document
+from simulator.documents.files import Document, load_document
 from simulator.documents.problems import InputError
 from simulator.hardware import runtime_constants
 from simulator.hardware.catalogue import load_catalogue
@@ -76,7 +76,7 @@ class Runs:
 
     def __init__(self, cases: Path, profiles: Path) -> None:
         document = load_document(cases)
-        self.raw: Mapping[str, Any] = document.data
+        self.raw: dict[str, Any] = document.data
         self.name = document.name
         self.catalogue = load_catalogue()
         self.measurements: Measurements = load_measurements(profiles, catalogue=self.catalogue)
@@ -87,8 +87,7 @@ class Runs:
         if only is not None:
             raw["cases"] = [case for case in self.raw["cases"] if case["source"] == only]
         report = validate(
-            raw,
-            place=self.name,
+            Document(self.name, raw),
             measurements=self.measurements,
             catalogue=self.catalogue,
             estimator_name=estimator,

@@ -24,9 +24,15 @@ from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import Catalogue, load_catalogue
 from simulator.hardware.runtime_constants import platform_of
 from simulator.layer_costs.layer_times import LayerTimeTable
-from simulator.layer_costs.roofline import Calibration, Demand, Roofline, peak_flops
+from simulator.layer_costs.roofline import (
+    Calibration,
+    Demand,
+    HalfPrecision,
+    Roofline,
+    peak_flops,
+)
 from simulator.network.network import Network
-from simulator.validate_runs import profiled_model
+from simulator.published_cases import profiled_model
 
 # What the published artefact profiled, and the family whose blocks each has.
 FAMILIES = {"OPT-350": "opt", "GPT-Neo-2.7": "gpt-neo", "OPT-30": "opt", "LLAMA-3-8": "llama"}
@@ -52,9 +58,39 @@ BORROWED = {
     "T4": ("Titan-RTX", 0.35, "the same generation, held back by its power limit"),
 }
 
+# In 16-bit precision nobody published profiles. What large matrix products reach is known from
+# benchmarks of cuBLAS; of kinds with public training runs, it is checked against these
+# (benchmarks/accuracy.py --runs).
+HALF = {
+    "A100-40": HalfPrecision(0.85, 0.1, "as A100-80"),
+    "A100-80": HalfPrecision(
+        0.85,
+        0.1,
+        "cuBLAS reaches about 265 of 312 TFLOPS with large "
+        "products; agrees with 14 runs of GPT 18.4 B (VIA-Research/vTrain)",
+    ),
+    "GH-96": HalfPrecision(0.67, 0.25, "as H100-80"),
+    "H100-80": HalfPrecision(0.67, 0.25, "cuBLAS reaches about 660 of 989 TFLOPS"),
+    "H200-141": HalfPrecision(0.67, 0.25, "as H100-80"),
+    "L4": HalfPrecision(0.5, 0.3, "as T4: its limit of 72 W is reached as well"),
+    "T4": HalfPrecision(
+        0.5,
+        0.1,
+        "47 runs of GPT-2 on 16 T4 (DachengLi1/AMP), held back by 70 W; "
+        "memory as Jia et al. measured it: 220 of 320 GB/s (arXiv 1903.07486)",
+        traffic_share=0.69,
+    ),
+    "V100-16": HalfPrecision(
+        0.74, 0.15, "83 of 112.7 TFLOPS on the PCIe card (Markidis et al., arXiv 1803.04014)"
+    ),
+    "cpu": HalfPrecision(0.7, 0.5, "a guess: a CPU converts what it has no instructions for"),
+    "default": HalfPrecision(0.67, 0.3, "as H100-80"),
+}
+
 HEADER = """\
 # How much of its peaks a GPU kind reaches in training, as benchmarks/calibrate.py prints it;
 # simulator/layer_costs/roofline.py says what each share means, docs/accuracy.md how well they do.
+# [gpu]: in fp32; [half]: in bf16 and fp16, where memory and launches are those of fp32.
 
 """
 
@@ -271,10 +307,20 @@ def toml_of(fitted: dict[str, Calibration]) -> str:
         1.0, 1.0, 1.0, 2.0, 50e-6, 0.5, "nothing: the catalogue's rates of a CPU are guesses"
     )
     return HEADER + "\n\n".join(
-        f"[gpu.{gpu}]\n"
-        + "\n".join(f"{name} = {getattr(entry, name):.3g}" for name in (*FITTED, "relative_error"))
-        + f'\nfitted_on = "{entry.fitted_on}"'
-        for gpu, entry in sorted(entries.items())
+        [
+            f"[gpu.{gpu}]\n"
+            + "\n".join(
+                f"{name} = {getattr(entry, name):.3g}" for name in (*FITTED, "relative_error")
+            )
+            + f'\nfitted_on = "{entry.fitted_on}"'
+            for gpu, entry in sorted(entries.items())
+        ]
+        + [
+            f"[half.{gpu}]\ncompute_share = {half.compute_share:g}\n"
+            + (f"traffic_share = {half.traffic_share:g}\n" if half.traffic_share else "")
+            + f'relative_error = {half.relative_error:g}\nsource = "{half.source}"'
+            for gpu, half in sorted(HALF.items())
+        ]
     )
 
 

@@ -140,6 +140,11 @@ def network_of(cluster: Cluster, measured: MeasuredNetwork) -> Network:
         measured=measured,
         zone_regions=dict(cluster.zone_regions),
         zone_caps={(link.from_zone, link.to_zone): link.bytes_per_s for link in cluster.zone_links},
+        # A kind's largest machine, in which tensor parallelism has its collectives.
+        machines={
+            pool.gpu: pool.machine
+            for pool in sorted(cluster.pools, key=lambda pool: pool.gpus_per_machine)
+        },
     )
 
 

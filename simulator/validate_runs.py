@@ -1,41 +1,40 @@
-"""Compare predictions with measured runs, case by case and in total."""
+"""Compare predictions with measured runs, run by run and in total."""
 
 from __future__ import annotations
 
 import statistics
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
+import numpy as np
+
 from simulator.api import Measurements, estimator
-from simulator.cluster.cluster import Cluster, Pool
-from simulator.documents.problems import InputError, Problem, Problems, malformed
+from simulator.cluster.cluster import Cluster
+from simulator.documents.files import Document
+from simulator.documents.problems import InputError, Problem, Problems
 from simulator.estimate.result import Estimate
 from simulator.hardware.catalogue import Catalogue
-from simulator.hardware.runtime_constants import RUNTIMES
 from simulator.inputs.plan_check import check_plan
 from simulator.layer_costs.profile import Profile
-from simulator.models.families import build_model
-from simulator.models.layers import PRECISIONS, Model
-from simulator.models.transformer_block import MEGATRON
-from simulator.spec.job import OPTIMIZER_MOMENTS, Job
-from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Stage
-
-UNKNOWN_RUNTIME = "megatron-deepspeed"
-"""Stands for runtimes that are not modelled; the estimate has a note."""
+from simulator.published_cases import PublishedCase
+from simulator.run_file import MeasuredRun, read_run
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One case: measured and predicted values, and the provenance of the prediction."""
+    """One run: measured and predicted values, and the provenance of the prediction."""
 
     case: str
     source: str
+    group: object
+    """Equal for runs of the same model and batch on the same GPUs, whose plans compete."""
     time_measured_s: float | None
     time_predicted_s: float
     memory_measured_bytes: float | None
     memory_predicted_bytes: float
+    error_bar: float
     provenance: str
     notes: tuple[str, ...]
 
@@ -54,19 +53,30 @@ def _error_pct(predicted: float, measured: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The comparisons, and the cases that could not be estimated, with the reason."""
+    """The comparisons, and the runs that could not be estimated, with the reason."""
 
     comparisons: tuple[Comparison, ...]
     failures: tuple[tuple[str, str], ...]
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON of ``sailorctl validate --json``."""
-        times = ((c.case, c.time_measured_s, c.time_predicted_s) for c in self.comparisons)
         memory = (
             (c.case, c.memory_measured_bytes, c.memory_predicted_bytes) for c in self.comparisons
         )
         return {
-            "time": _summary(times),
+            "sources": {name: _source_summary(runs) for name, runs in self.by_source().items()},
+            "runs": [
+                {
+                    "id": c.case,
+                    "predicted_s": c.time_predicted_s,
+                    "measured_s": c.time_measured_s,
+                    "error_bar": c.error_bar,
+                }
+                for c in self.comparisons
+            ],
+            "time": _summary(
+                (c.case, c.time_measured_s, c.time_predicted_s) for c in self.comparisons
+            ),
             "memory": _summary(memory),
             "failures": [{"id": case, "reason": reason} for case, reason in self.failures],
         }
@@ -92,233 +102,151 @@ def _summary(cases: Iterable[tuple[str, float | None, float]]) -> dict[str, Any]
     }
 
 
+# -- how well plans are ordered --------------------------------------------------------------------
+
+
+def _source_summary(runs: Sequence[Comparison]) -> dict[str, Any]:
+    errors = [c.time_error_pct for c in runs if c.time_error_pct is not None]
+    return {
+        "n": len(errors),
+        "mean_abs_pct": statistics.fmean(map(abs, errors)) if errors else None,
+        "median_abs_pct": statistics.median(map(abs, errors)) if errors else None,
+        "max_abs_pct": max(map(abs, errors), default=None),
+        "bias_pct": statistics.fmean(errors) if errors else None,
+        **order_figures(runs),
+    }
+
+
+def order_figures(runs: Iterable[Comparison]) -> dict[str, float | None]:
+    """Return how well the predictions order the plans of each group, and what choosing costs.
+
+    ``rank_correlation`` is Spearman's, the mean of the groups of three runs or more weighted by
+    their size. ``pairs_right`` is the share of pairs inside groups that are ordered as measured.
+    The regret of a group is the measured time of the plan predicted to be fastest over the least.
+    """
+    correlations, weights, right, regrets = [], [], [], []
+    for measured, predicted in _groups(runs):
+        if len(measured) > 2:
+            correlations.append(rank_correlation(measured, predicted))
+            weights.append(len(measured))
+        right += [
+            float((measured[a] - measured[b]) * (predicted[a] - predicted[b]) > 0)
+            for a, b in combinations(range(len(measured)), 2)
+            if measured[a] != measured[b]
+        ]
+        if len(measured) > 1:
+            regrets.append(measured[predicted.index(min(predicted))] / min(measured))
+    return {
+        "rank_correlation": statistics.fmean(correlations, weights) if correlations else None,
+        "pairs_right": statistics.fmean(right) if right else None,
+        "regret_mean": statistics.fmean(regrets) if regrets else None,
+        "regret_max": max(regrets, default=None),
+    }
+
+
+def _groups(runs: Iterable[Comparison]) -> Iterator[tuple[list[float], list[float]]]:
+    """Yield measured and predicted times of each group."""
+    found: dict[object, list[tuple[float, float]]] = {}
+    for run in runs:
+        if run.time_measured_s is not None:
+            times = (run.time_measured_s, run.time_predicted_s)
+            found.setdefault(run.group, []).append(times)
+    for pairs in found.values():
+        yield [measured for measured, _ in pairs], [predicted for _, predicted in pairs]
+
+
+def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return Spearman's rank correlation; 0 if one of the two is constant."""
+    a, b = (_ranks(values) for values in (one, other))
+    spread = float(np.std(a) * np.std(b))
+    return float(np.mean((a - a.mean()) * (b - b.mean()))) / spread if spread else 0.0
+
+
+def _ranks(values: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return ranks; equal values share the mean of theirs."""
+    _, number, count = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count - 1) / 2.0)[number]
+
+
+# -- predict ---------------------------------------------------------------------------------------
+
+
 def validate(
-    raw: Mapping[str, Any],
+    document: Document,
     *,
-    place: str,
     measurements: Measurements,
     catalogue: Catalogue,
     estimator_name: str = "event",
 ) -> Report:
-    """Estimate every case of a validation file that has a valid measurement."""
-    cases = raw.get("cases")
-    if not isinstance(cases, list) or not cases:
+    """Estimate every run of a file that has a valid measurement."""
+    found = [key for key in ("runs", "cases") if key in document.data]
+    runs = document.data[found[0]] if len(found) == 1 else None
+    if not isinstance(runs, list) or not runs:
         raise InputError(
-            Problem(f"{place}: cases", "must be a list of measured runs", "see docs/formats.md")
+            Problem(
+                f"{document.name}: runs", "must be a list of measured runs", "see docs/formats.md"
+            )
         )
     profiles: dict[str, Profile] = {}
     comparisons, failures = [], []
-    for index, case in enumerate(cases):
-        where = f"{place}: cases[{index}]"
-        name = str(case.get("id", where)) if isinstance(case, dict) else where
+    for index, raw in enumerate(runs):
+        where = f"{document.name}: {found[0]}[{index}]"
+        name = str(raw.get("id", where)) if isinstance(raw, dict) else where
         try:
-            comparison = _compare(
-                _Case.read(case, where), profiles, measurements, catalogue, estimator_name
-            )
+            if found[0] == "runs":
+                run = read_run(raw, where, document.folder, catalogue)
+            else:
+                run = _published(PublishedCase.read(raw, where), profiles, measurements, catalogue)
+            if run.time_s is None and run.memory_bytes is None:
+                continue  # It has no valid measurement.
+            comparisons.append(_compare(run, measurements, estimator_name))
         except InputError as error:
             failures.append((name, str(error)))
-            continue
-        if comparison is not None:
-            comparisons.append(comparison)
     return Report(tuple(comparisons), tuple(failures))
 
 
-def _compare(
-    case: _Case,
+def _published(
+    case: PublishedCase,
     profiles: dict[str, Profile],
     measurements: Measurements,
     catalogue: Catalogue,
-    estimator_name: str,
-) -> Comparison | None:
-    if case.time_s is None and case.memory_bytes is None:
-        return None  # The case has no valid measurement.
+) -> MeasuredRun:
     if case.model not in profiles:
         profiles[case.model] = measurements.profile(case.model, catalogue=catalogue)
-    job = case.job(profiles[case.model])
-    plan, cluster = case.plan(catalogue), case.cluster(catalogue)
-    Problems(list(check_plan(plan, job, cluster, place="plan"))).raise_if_any()
-    judge = estimator(estimator_name, job=job, cluster=cluster, measurements=measurements)
-    estimate = judge.estimate(plan)
-    return Comparison(
-        case=case.identifier,
-        source=case.source,
-        time_measured_s=case.time_s,
-        time_predicted_s=estimate.iteration_s,
-        memory_measured_bytes=case.memory_bytes,
-        memory_predicted_bytes=_fullest(estimate),
-        provenance=estimate.provenance.source,
-        notes=(*case.notes, *estimate.notes, *estimate.provenance.notes),
+    return MeasuredRun(
+        case.identifier,
+        case.source,
+        case.job(profiles[case.model]),
+        case.cluster(catalogue),
+        case.plan(catalogue),
+        case.time_s,
+        case.memory_bytes,
+        case.notes,
     )
+
+
+def _compare(run: MeasuredRun, measurements: Measurements, estimator_name: str) -> Comparison:
+    job, cluster = run.job, run.cluster
+    Problems(list(check_plan(run.plan, job, cluster, place="plan"))).raise_if_any()
+    judge = estimator(estimator_name, job=job, cluster=cluster, measurements=measurements)
+    estimate = judge.estimate(run.plan)
+    return Comparison(
+        case=run.identifier,
+        source=run.source,
+        group=(run.source, job.model.fingerprint, job.sequence, job.global_batch, _gpus(cluster)),
+        time_measured_s=run.time_s,
+        time_predicted_s=estimate.iteration_s,
+        memory_measured_bytes=run.memory_bytes,
+        memory_predicted_bytes=_fullest(estimate),
+        error_bar=estimate.provenance.relative_error,
+        provenance=estimate.provenance.source,
+        notes=(*run.notes, *estimate.notes, *estimate.provenance.notes),
+    )
+
+
+def _gpus(cluster: Cluster) -> tuple[tuple[str, str, int], ...]:
+    return tuple(sorted((pool.zone, pool.machine, pool.gpus) for pool in cluster.pools))
 
 
 def _fullest(estimate: Estimate) -> float:
     return max(device.total for pipeline in estimate.memory for device in pipeline)
-
-
-def profiled_model(profile: Profile, *, family: str = "opt", sequence: int | None = None) -> Model:
-    """Build the profiled model from the numbers in its profile."""
-    config = profile.config
-    try:
-        return build_model(
-            family,
-            name=profile.name,
-            kernels=MEGATRON,
-            layers=int(config["transformer_layers"]),
-            hidden=int(config["hidden"]),
-            heads=int(config["heads"]),
-            ffn=int(config["ffn_hidden"]),
-            vocab=int(config["vocab_padded"]),
-            sequence=sequence or profile.sequence,
-            tied=False,
-        )
-    except (KeyError, TypeError) as error:
-        raise InputError(malformed(f"profile {profile.name}: config", error, "profile")) from None
-
-
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """One measured run."""
-
-    identifier: str
-    source: str
-    model: str
-    runtime: str
-    sequence: int
-    precision: str
-    recompute: str
-    optimizer: str
-    zero: int
-    gpus_per_node: int
-    micro_batch_size: int
-    global_batch: int
-    stages: tuple[tuple[tuple[int, int], tuple[tuple[str, int, str], ...]], ...]
-    """Per stage: its layers, and (GPU kind, TP, zone) of each replica."""
-    time_s: float | None
-    memory_bytes: float | None
-    notes: tuple[str, ...]
-
-    @classmethod
-    def read(cls, raw: object, where: str) -> _Case:
-        problems = Problems()
-        try:
-            return cls._read(raw, where, problems)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(malformed(where, error, "validation cases")) from None
-
-    @classmethod
-    def _read(cls, raw: Any, where: str, problems: Problems) -> _Case:
-        plan, flags = raw["plan"], raw.get("flags", {})
-        stages = []
-        for index, stage in enumerate(plan["stages"]):
-            layers = list(stage["layers"])
-            if layers != list(range(layers[0], layers[-1] + 1)):
-                problems.add(f"{where}.plan.stages[{index}].layers", "must be consecutive")
-            replicas = tuple(
-                (_text(r["gpu_type"]), _count(r["tp"]), _text(r["zone"])) for r in stage["replicas"]
-            )
-            if not replicas:
-                problems.add(f"{where}.plan.stages[{index}].replicas", "is empty")
-            stages.append(((layers[0], layers[-1] + 1), replicas))
-        if len({len(replicas) for _, replicas in stages}) != 1:
-            problems.add(f"{where}.plan.stages", "must all have the same number of replicas")
-        problems.raise_if_any()
-        named = str(raw.get("runtime", "sailor")).lower()
-        runtime = named if named in RUNTIMES else UNKNOWN_RUNTIME
-        notes = () if named in RUNTIMES else (f"runtime {named}: estimated as {UNKNOWN_RUNTIME}",)
-        memory = raw.get("measured_peak_memory_bytes") or {}
-        return cls(
-            identifier=str(raw["id"]),
-            source=str(raw.get("source", "")),
-            model=_text(raw["model"]),
-            runtime=runtime,
-            sequence=_count(raw["seq_len"]),
-            precision=_one_of(raw, "precision", PRECISIONS),
-            recompute=_one_of(raw, "recompute", ("none", "full")),
-            optimizer=_one_of(raw, "optimizer", tuple(OPTIMIZER_MOMENTS)),
-            zero=int(raw.get("zero_stage", 0)),
-            gpus_per_node=_count(raw["gpus_per_node"]),
-            micro_batch_size=_count(plan["micro_batch_size"]),
-            global_batch=_count(plan["global_batch_size"]),
-            stages=tuple(stages),
-            time_s=_measured(raw.get("measured_iter_time_s"), flags.get("time_valid", True)),
-            notes=notes,
-            memory_bytes=_measured(memory.get("max_over_gpus"), flags.get("memory_valid", True)),
-        )
-
-    def job(self, profile: Profile) -> Job:
-        """Return the job of the run; its profile gives the model's numbers."""
-        return Job(
-            name=self.identifier,
-            model=profiled_model(profile, sequence=self.sequence),
-            global_batch=self.global_batch,
-            sequence=self.sequence,
-            profile=self.model,
-            precision=self.precision,  # type: ignore[arg-type]  # one of the known words, as read
-            optimizer=self.optimizer,  # type: ignore[arg-type]  # one of the known words, as read
-            max_tp=max(tp for _, replicas in self.stages for _, tp, _ in replicas),
-            flash_attention=False,
-            zero=1 if self.zero else 0,
-            runtime=self.runtime,
-        )
-
-    def plan(self, catalogue: Catalogue) -> Plan:
-        """Return the plan of the run: replica i of every stage forms pipeline i."""
-        replicas = len(self.stages[0][1])
-        each = self.micro_batch_size * replicas
-        if self.global_batch % each:
-            what = f"the global batch of {self.global_batch} is not a multiple of {each}"
-            cure = "runs with uneven micro batches are not supported"
-            raise InputError(Problem(self.identifier, what, cure))
-        recompute: Recompute = "full" if self.recompute == "full" else "none"
-        columns = [
-            [Stage(layers, g[1], (self._place(g, catalogue),), recompute) for g in groups]
-            for layers, groups in self.stages
-        ]
-        count = self.global_batch // each
-        pipelines = tuple(Pipeline(count, stages) for stages in zip(*columns, strict=True))
-        return Plan(self.micro_batch_size, pipelines)
-
-    def _place(self, replica: tuple[str, int, str], catalogue: Catalogue) -> Place:
-        gpu = catalogue.gpu_name(replica[0])
-        return Place(gpu, f"{gpu}x{self.gpus_per_node}", replica[2])
-
-    def cluster(self, catalogue: Catalogue) -> Cluster:
-        """Return a cluster of the run's machine size with one machine per replica of a stage."""
-        size = self.gpus_per_node
-        places = Counter(
-            self._place(replica, catalogue) for _, replicas in self.stages for replica in replicas
-        )
-        pools = (
-            Pool(at.zone, at.gpu, at.machine, size, count * size) for at, count in places.items()
-        )
-        return Cluster(tuple(pools), catalogue)
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise TypeError(f"{value!r} is not a name")
-    return value
-
-
-def _count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise TypeError(f"{value!r} is not a positive whole number")
-    return value
-
-
-def _one_of(raw: Mapping[str, Any], key: str, known: tuple[str, ...]) -> str:
-    """Return a keyword in lower case; if absent, the first of the known ones."""
-    given = str(raw.get(key, known[0])).lower()
-    if given not in known:
-        raise ValueError(f"{key} is {given}, not one of {', '.join(known)}")
-    return given
-
-
-def _measured(value: object, valid: bool) -> float | None:
-    if not valid or value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ValueError(f"a measurement must be positive, not {value!r}")
-    return float(value)

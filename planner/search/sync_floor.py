@@ -189,8 +189,7 @@ class SyncFloor:
             held = costs.parameters(flows).copy()
             # A tensor shared by embedding and head is synchronised separately and ignored here.
             held[[0, -1]] -= costs.tied_parameters(flows)
-            fp32 = costs.job.precision == "fp32"
-            held *= 4 if fp32 else costs.runtime.gradient_bytes_16bit
+            held *= costs.gradient_bytes
             self._sizes[flows] = np.unique(held, return_inverse=True)
         return self._sizes[flows]
 
@@ -226,8 +225,12 @@ class SyncFloor:
 
     def _message_s(self, hop: Hop, flows: int, bytes_each: float, same_node: bool) -> float:
         if same_node:
-            return self.network.within_node(hop[0], gpus=2 * flows, bytes_each=bytes_each)
-        return self.network.ring_between_nodes(*hop, flows=flows, bytes_each=bytes_each)
+            return self.network.ring_step_within(hop[0], gpus=2 * flows, bytes_each=bytes_each)
+        # Contention apart, a ring is fastest where all GPUs of its machines belong to it.
+        largest = max(lot.gpus_per_machine for lot in self.lots)
+        return self.network.ring_between_nodes(
+            *hop, flows=flows, bytes_each=bytes_each, stripes=max(1, largest // flows)
+        )
 
 
 @dataclass(frozen=True, slots=True)

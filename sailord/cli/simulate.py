@@ -130,8 +130,7 @@ def validate(
     facts = load_catalogue(catalogue)
     document = load_document(cases)
     result = validate_cases(
-        document.data,
-        place=document.name,
+        document,
         measurements=load_measurements(profiles, catalogue=facts),
         catalogue=facts,
         estimator_name=estimator_name,

@@ -19,14 +19,12 @@ import numpy as np
 from simulator.arrays import Floats, Ints
 from simulator.estimate.device_groups import DeviceGroups, GroupId, distinct_rows
 from simulator.estimate.machine_layout import MachineLayout
-from simulator.estimate.sync_rings import HopColumn, RingHops, SyncRings
+from simulator.estimate.sync_rings import HopColumn, HopName, RingHops, SyncRings
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.network.network import Network
 from simulator.spec.plan import Place, Plan
 
 Zones = tuple[str, str]
-HopKey = tuple[tuple[str, str, str], tuple[str, str, str], int, int, int, int]
-"""(sender, receiver, flows, rings on a machine, rings between the zones, on one machine)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,10 +51,10 @@ class HopTimes:
 
     def __init__(self, costs: LayerCosts, network: Network) -> None:
         self.costs, self.network = costs, network
-        self._found: dict[tuple[HopKey, float, int, int, int], float] = {}
+        self._found: dict[tuple[HopName, float, int, int, int], float] = {}
 
     def seconds(
-        self, hop: HopKey, rank_bytes: float, shards: int, abreast: int, rivals: int
+        self, hop: HopName, rank_bytes: float, shards: int, abreast: int, rivals: int
     ) -> float:
         """Return the seconds of one ring step over one hop, bucket after bucket."""
         key = (hop, rank_bytes, shards, abreast, rivals)
@@ -69,20 +67,23 @@ class HopTimes:
             self._found[key] = found
         return found
 
-    def _message_seconds(self, hop: HopKey, bytes_each: float, abreast: int, rivals: int) -> float:
+    def _message_seconds(self, hop: HopName, bytes_each: float, abreast: int, rivals: int) -> float:
         if bytes_each <= 0:
             return 0.0
         sender, receiver = Place(*hop[0]), Place(*hop[1])
-        _, _, flows, rings, zone_rings, same_node = hop
+        _, _, flows, rings, zone_rings, same_node, members = hop
         if same_node:
             # Every rank of the group sends to its counterpart in the next group.
-            return self.network.within_node(sender, gpus=2 * flows * rings, bytes_each=bytes_each)
+            gpus = members * flows * rings
+            return self.network.ring_step_within(sender, gpus=gpus, bytes_each=bytes_each)
         return self.network.ring_between_nodes(
             sender,
             receiver,
             flows=flows * rings * abreast,
             bytes_each=bytes_each,
             zone_bytes=flows * zone_rings * rivals * bytes_each,
+            # Staged rings across zones leave a machine once for each of its members already.
+            stripes=members if abreast == 1 else 1,
         )
 
 
@@ -100,8 +101,7 @@ class GradientSync:
     ) -> None:
         self.plan, self.layout, self.costs = plan, layout, costs
         self.prices = prices or HopTimes(costs, network)
-        fp32 = costs.job.precision == "fp32"
-        self.gradient_bytes = 4 if fp32 else costs.runtime.gradient_bytes_16bit
+        self.gradient_bytes = costs.gradient_bytes
 
     def jobs(self, *, per_layer: bool) -> list[SyncJob]:
         """Return the jobs in global order, per layer or per run of layers with equal holders."""

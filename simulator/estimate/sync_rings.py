@@ -18,6 +18,9 @@ from simulator.arrays import Ints
 from simulator.estimate.device_groups import DeviceGroups, distinct_rows
 from simulator.estimate.machine_layout import MachineLayout
 
+HopName = tuple[tuple[str, str, str], tuple[str, str, str], int, int, int, int, int]
+"""Sender, receiver, and the other columns of ``HopColumn``."""
+
 
 class HopColumn(IntEnum):
     """The columns of a kind of hop."""
@@ -30,6 +33,8 @@ class HopColumn(IntEnum):
     zone_rings = 4
     """Rings between the two zones."""
     same_node = 5
+    members = 6
+    """Members of the ring on the one of the two machines that holds fewer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +53,7 @@ class RingHops:
     """Per number, the columns of ``HopColumn``."""
 
     @cached_property
-    def names(self) -> list[tuple[tuple[str, str, str], tuple[str, str, str], int, int, int, int]]:
+    def names(self) -> list[HopName]:
         sites = [site.key for site in self.groups.sites]
         return [(sites[a], sites[b], *rest) for a, b, *rest in self.heads.tolist()]
 
@@ -122,6 +127,13 @@ class SyncRings:
         return found
 
     @cached_property
+    def _members(self) -> Ints:
+        """How many members of its ring each member's machine holds, itself included."""
+        _, kind = distinct_rows(self.ring, self.layout.node[self.row])
+        found: Ints = np.bincount(kind)[kind]
+        return found
+
+    @cached_property
     def most_on_a_machine(self) -> Ints:
         """Most members of each ring on one machine."""
         rows, kind = distinct_rows(self.ring, self.layout.node[self.row])
@@ -180,6 +192,7 @@ class SyncRings:
                 np.maximum(on[here], on[there]),
                 between[groups.zone[a], groups.zone[b]],
                 (here == there).astype(np.int64),
+                np.minimum(self._members[sender], self._members[receiver]),
             ],
             axis=1,
         )

@@ -33,6 +33,9 @@ from simulator.hardware.types import (
 GIB = 2**30
 EGRESS_RULES = ("zone", "region", "cloud-to-outside", "outside")
 
+NVLINK_STEP_S = 1.25e-6
+"""NCCL 2, src/graph/tuning.cc: latency of a ring's step over NVLink, protocol LL128."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CatalogueTables:
@@ -121,6 +124,7 @@ class _Builder:
         usable_gib = table.number("usable_memory_gib", above=0, most=memory_gib, required=True)
         tflops = table.value("tflops", _rates, required=True) or {}
         bandwidth_gbytes_per_s = _positive(table, "memory_bandwidth_gbytes_per_s")
+        multiprocessors = table.integer("multiprocessors", least=1)
         self._check_aliases(fact, table, self.spelling.gpus)
         source, date = self.close(fact, table)
         return Gpu(
@@ -131,6 +135,7 @@ class _Builder:
             memory_bandwidth_bytes_per_s=bandwidth_gbytes_per_s * 1e9,
             source=source,
             date=date,
+            multiprocessors=multiprocessors,
         )
 
     def _region(self, fact: Fact, table: Table) -> Region:
@@ -213,14 +218,25 @@ class _Builder:
     def _link(self, fact: Fact, table: Table) -> Link:
         latency_us = table.number("latency_us", least=0, required=True) or 0.0
         flow_gbytes_per_s = _positive(table, "flow_gbytes_per_s")
+        ring_gbytes_per_s, step_us = flow_gbytes_per_s, NVLINK_STEP_S * 1e6
         if fact.name[0] == "nic":
             aggregate = table.number("share_of_rate", above=0, most=1, required=True) or 1.0
         else:
             aggregate = _positive(table, "aggregate_gbytes_per_s") * 1e9
+            ring_gbytes_per_s = table.number("ring_gbytes_per_s", above=0) or ring_gbytes_per_s
+            step_us = table.number("step_us", least=0, default=step_us)
         full_duplex = table.flag("full_duplex", default=True)
         source, date = self.close(fact, table)
-        flow_bytes_per_s = flow_gbytes_per_s * 1e9
-        return Link(latency_us * 1e-6, flow_bytes_per_s, aggregate, source, date, full_duplex)
+        return Link(
+            latency_us * 1e-6,
+            flow_gbytes_per_s * 1e9,
+            aggregate,
+            source,
+            date,
+            full_duplex,
+            ring_bytes_per_s=ring_gbytes_per_s * 1e9,
+            step_s=step_us * 1e-6,
+        )
 
     def _reaches(self) -> dict[Distance, DistanceLimits]:
         distance_limits: dict[Distance, DistanceLimits] = {}

@@ -31,6 +31,7 @@ class Gpu:
     memory_bandwidth_bytes_per_s: float
     source: str
     date: str
+    multiprocessors: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,10 @@ class Link:
     source: str
     date: str
     full_duplex: bool = True
+    ring_bytes_per_s: float = 0.0
+    """What each GPU sends in a ring all-reduce inside a machine; 0: as one flow."""
+    step_s: float = 0.0
+    """Latency of a step of such a ring, after its launch."""
 
     def seconds(self, bytes_each: float, flows: int = 1) -> float:
         """Return the seconds that ``flows`` concurrent transfers of ``bytes_each`` take."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from simulator.documents.fields import (
     InvalidValue,
@@ -41,6 +41,9 @@ GRADIENT_SYNCS: tuple[Literal["overlap", "serial"], ...] = ("overlap", "serial")
 SCHEDULES: tuple[Literal["constant", "cosine", "linear"], ...] = ("constant", "cosine", "linear")
 SURVIVES: tuple[Literal["node", "zone"], ...] = ("node", "zone")
 ENGINES: tuple[Engine, ...] = get_args(Engine)
+SOFTMAXES: tuple[Literal["fused", "fp32"], ...] = ("fused", "fp32")
+
+T = TypeVar("T")
 
 
 def load_job(path: Path | str) -> Job:
@@ -91,14 +94,17 @@ def _name(table: Table, document: Document) -> str:
 
 
 def _model(
-    top: Table, training: Mapping[str, Any], undescribed: Model | None
+    top: Table, training: dict[str, Any], undescribed: Model | None
 ) -> tuple[Model | None, dict[str, Any]]:
     table = top.table("model", required=True)
     if table is None:
         return None, {}
     named = {key: table.text(key) for key in ("profile", "script", "hf", "weights")}
     shaping = TrainingSettings(
-        sequence=training["sequence"], dropout=training["dropout"] > 0, runtime=training["runtime"]
+        sequence=training["sequence"],
+        dropout=training["dropout"] > 0,
+        runtime=training["runtime"],
+        softmax=training.pop("softmax"),
     )
     model = read_model(table, shaping, undescribed)
     table.finish()
@@ -124,6 +130,7 @@ def _training(table: Table) -> dict[str, Any]:
     global_batch = table.integer("global_batch", required=True)
     micro_batches = table.integers("micro_batches")
     _check_micro_batches(table, micro_batches, global_batch)
+    runtime = table.choice("runtime", tuple(RUNTIMES), default="sailor")
     return {
         "global_batch": global_batch,
         "sequence": table.integer("sequence", required=True),
@@ -150,8 +157,28 @@ def _training(table: Table) -> dict[str, Any]:
         "skip_nonfinite": table.integer("skip_nonfinite", default=3, least=0),
         "dropout": table.number("dropout", default=0.0, least=0, below=1),
         "engine": table.choice("engine", ENGINES, default="sailor"),
-        "runtime": table.choice("runtime", tuple(RUNTIMES), default="sailor"),
+        "runtime": runtime,
+        "softmax": _foreign(table, "softmax", runtime, lambda: table.choice("softmax", SOFTMAXES)),
+        "gradient_bytes": _foreign(
+            table, "gradient_bytes", runtime, lambda: table.value("gradient_bytes", _two_or_four)
+        ),
     }
+
+
+def _foreign(table: Table, key: str, runtime: str, read: Callable[[], T]) -> T | None:
+    """Read a key about a runtime that is predicted but not ours, whose own ways are known."""
+    if key not in table:
+        return None
+    if runtime == "sailor":
+        what = "is given, but Sailor's own runtime decides that"
+        table.report(key, what, 'leave it out, or give runtime = "megatron-deepspeed"')
+    return read()
+
+
+def _two_or_four(value: Any) -> int:
+    if value not in (2, 4) or isinstance(value, bool):
+        raise InvalidValue(f"is {quote(value)}", "give 2 (16-bit gradients) or 4 (fp32)")
+    return int(value)
 
 
 def _check_micro_batches(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from simulator.documents.fields import Table, quote
 from simulator.documents.files import load_document, parse_document
@@ -34,12 +34,15 @@ class TrainingSettings:
     sequence: int | None
     dropout: bool
     runtime: str
+    softmax: Literal["fused", "fp32"] | None = None
 
     def options(self) -> dict[str, Any]:
         """What every builder of a model takes of them."""
         is_megatron = self.runtime == "megatron-deepspeed"
         return {
-            "kernels": MEGATRON if is_megatron else TORCH,
+            "kernels": replace(MEGATRON, softmax=self.softmax or MEGATRON.softmax)
+            if is_megatron
+            else TORCH,
             "pad_vocab_to": MEGATRON_VOCAB_MULTIPLE if is_megatron else 1,
             "dropout": self.dropout,
         }

@@ -178,6 +178,13 @@ class LayerCosts:
             lambda: np.array([float(width * each.frozen_parameters(tp)) for each in self._layers]),
         )
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes per gradient element on the wire."""
+        if self.job.precision == "fp32":
+            return 4
+        return self.job.gradient_bytes or self.runtime.gradient_bytes_16bit
+
     # -- activations ----------------------------------------------------------------------------
 
     def output_bytes(self, layer: int) -> float:

@@ -38,18 +38,17 @@ class LayerTimes:
     provenance: Provenance
 
 
-OTHER_PRECISION_ERROR = 0.4
-"""Error bar in precisions other than fp32, in which the shares were fitted."""
-
-
-SIXTEEN_BIT_SHARE_MAX = 0.7
-"""Assumed upper limit of the compute share in bf16 and fp16, whose peak is at least twice that
-of fp32 at the same memory bandwidth."""
-
-
 END_KERNELS = 0.25
 """Kernels of an embedding or a head, relative to a block: at one sample an embedding took 0.2 to
 0.4 ms and a block 1.2 to 2.3 ms (SOSP'25 artefact profiles of OPT-350M at TP 1)."""
+
+
+TILE = 128
+"""Rows and columns of a product that one multiprocessor computes at a time."""
+
+SPLIT_KERNELS = 1.3
+"""Host time of a launch-bound layer under tensor parallelism, relative to the whole layer: at one
+sample a block of OPT-350M took 1.2 ms on one GH200, 1.5 ms on two or four (same profiles)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +82,17 @@ class Calibration:
     relative_error: float
     fitted_on: str
 
+    def in_16_bit(self, half: HalfPrecision) -> Calibration:
+        """Return the shares in bf16 or fp16; memory and launches are those of fp32."""
+        return replace(
+            self,
+            compute_share=half.compute_share,
+            traffic_share=half.traffic_share or self.traffic_share,
+            backward_ratio=2.0,
+            relative_error=half.relative_error,
+            fitted_on=half.source,
+        )
+
     def seconds(self, demand: Demand) -> tuple[Floats, Floats]:
         """Return forward and backward seconds of each layer."""
         both = 3 * (demand.compute_s / self.compute_share + demand.traffic_s / self.traffic_share)
@@ -93,6 +103,24 @@ class Calibration:
         backward = behind + self.collective_factor * demand.collectives_backward_s
         floor = self.launch_s * demand.kernels
         return np.maximum(forward, floor), np.maximum(backward, floor)
+
+
+@dataclass(frozen=True, slots=True)
+class HalfPrecision:
+    """The shares that a GPU kind reaches in bf16 and fp16, and where they come from."""
+
+    compute_share: float
+    relative_error: float
+    source: str
+    traffic_share: float | None = None
+    """``None``: as in fp32."""
+
+
+@cache
+def half_precision() -> Mapping[str, HalfPrecision]:
+    """Return the 16-bit shares by GPU kind; ``default`` is for kinds without measurements."""
+    table = built_in_table("calibration.toml")["half"]
+    return {name: HalfPrecision(**entry) for name, entry in table.items()}
 
 
 @cache
@@ -119,22 +147,30 @@ class Roofline:
 
     def times(self, gpu: str, *, tp: int, micro_batch: int) -> LayerTimes:
         """Return the times on ``tp`` GPUs of a kind in one machine, for one micro batch."""
-        calibration = calibrations().get(gpu, calibrations()["default"])
-        error = calibration.relative_error
+        calibration = self._calibration(gpu)
         note = f"{gpu}: computed, not measured (calibrated on {calibration.fitted_on})"
-        if self.precision != "fp32":
-            share = min(calibration.compute_share, SIXTEEN_BIT_SHARE_MAX)
-            calibration = replace(calibration, compute_share=share)
-            error = max(error, OTHER_PRECISION_ERROR)
-            note += f"; calibrated in fp32, but the job uses {self.precision}"
         demand = self.demand(gpu, tp=tp, micro_batch=micro_batch)
         forward, backward = calibration.seconds(demand)
         return LayerTimes(
             forward,
             backward,
             self.optimizer_s_per_parameter(gpu),
-            Provenance("analytic", error, (note, *self._cautions(gpu, forward, calibration))),
+            Provenance(
+                "analytic",
+                calibration.relative_error,
+                (note, *self._cautions(gpu, forward, calibration)),
+            ),
         )
+
+    def _calibration(self, gpu: str) -> Calibration:
+        """Return the shares of a GPU kind for this job's precision and links."""
+        found = calibrations().get(gpu, calibrations()["default"])
+        if self.precision != "fp32":
+            found = found.in_16_bit(half_precision().get(gpu, half_precision()["default"]))
+        if gpu not in self.network.measured.within:
+            # The factor corrects measured curves of pairs; other links have rings of their own.
+            found = replace(found, collective_factor=1.0)
+        return found
 
     def _cautions(self, gpu: str, forward: Floats, calibration: Calibration) -> Iterator[str]:
         """Yield notes on precision and launch-bound layers."""
@@ -166,17 +202,41 @@ class Roofline:
         traffic = [layer.memory_traffic_bytes(**setup) for layer in layers]
         collectives = [self._collectives(layer, gpu, tp, micro_batch) for layer in layers]
         return Demand(
-            np.array(flops) / peak_flops(facts, self.precision),
+            np.array(flops)
+            / peak_flops(facts, self.precision)
+            * self._waves(facts.multiprocessors, tp=tp, micro_batch=micro_batch),
             np.array(traffic) / facts.memory_bandwidth_bytes_per_s,
             np.array([forward for forward, _ in collectives]),
             np.array([backward for _, backward in collectives]),
-            np.array([1.0 if layer.kind == "block" else END_KERNELS for layer in layers]),
+            np.array([1.0 if layer.kind == "block" else END_KERNELS for layer in layers])
+            * (SPLIT_KERNELS if tp > 1 else 1.0),
             np.array([layer.backward_over_forward() for layer in layers]),
         )
 
+    def _waves(self, multiprocessors: int | None, *, tp: int, micro_batch: int) -> Floats:
+        """Return how much longer each layer's products take because their last wave is not full.
+
+        A product is computed in square tiles, one on each multiprocessor at a time. On average half
+        a wave of them idles.
+        """
+        if multiprocessors is None:
+            return np.ones(len(self.model.layers))
+        tokens = -(-micro_batch * self.sequence // TILE)
+        known: dict[int, float] = {}
+        for layer in self.model.layers:
+            if id(layer.tensors) not in known:
+                shapes = [t.rank_shape(tp) for t in layer.tensors if len(t.shape) == 2]
+                work = sum(rows * columns for rows, columns in shapes)
+                idle = sum(
+                    rows * columns * multiprocessors / (2 * tokens * -(-rows // TILE))
+                    for rows, columns in shapes
+                )
+                known[id(layer.tensors)] = 1 + (idle / work if work else 0.0)
+        return np.array([known[id(layer.tensors)] for layer in self.model.layers])
+
     def optimizer_s_per_parameter(self, gpu: str) -> float:
         """Return Adam's seconds per parameter, which memory bandwidth limits."""
-        calibration = calibrations().get(gpu, calibrations()["default"])
+        calibration = self._calibration(gpu)
         bandwidth = self.catalogue.gpu(gpu).memory_bandwidth_bytes_per_s
         return OPTIMIZER_BYTES[self.precision] / (bandwidth * calibration.traffic_share)
 
@@ -192,8 +252,7 @@ class Roofline:
             total_bytes=FLOAT_BYTES[self.precision]
             * layer.allreduce_elements(micro_batch=micro_batch, sequence=self.sequence),
         )
-        shares_a_bus = not self.network.machine_type(place).intra_link.full_duplex
-        if shares_a_bus or gpu in self.network.measured.within:
+        if gpu in self.network.measured.within:
             # The measured curve is of tp / 2 pairs that all cross the middle of the machine, as
             # on a bus. A ring crosses the middle only once per direction.
             seconds *= 2 / tp

@@ -22,8 +22,9 @@ Recompute = Literal["none", "full"]
 LayerKind = Literal["embedding", "block", "head"]
 # "float" has the width of the training precision; the others have a fixed width.
 Item = Literal["float", "fp32", "mask", "index"]
-# "eager" attention writes its score matrices to memory; "flash" does not.
-When = Literal["always", "eager", "flash"]
+# "eager" attention writes its score matrices to memory; "flash" does not. The kernels of eager
+# attention may differ between fp32 and 16-bit precision.
+When = Literal["always", "eager", "eager fp32", "eager 16-bit", "flash"]
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 FLOAT_BYTES: dict[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -61,6 +62,8 @@ class Term:
         flash: bool = False,
     ) -> float:
         """Return the bytes of one tensor-parallel rank."""
+        if self.when == ("eager 16-bit" if precision == "fp32" else "eager fp32"):
+            return 0.0
         width = FLOAT_BYTES[precision] if self.item == "float" else FIXED_ITEM_BYTES[self.item]
         return width * self.elements(micro_batch=micro_batch, sequence=sequence, tp=tp, flash=flash)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from simulator.models.layers import Layer, Moment, TensorSpec, Term
+from simulator.models.layers import Layer, Moment, TensorSpec, Term, When
 
 Activation = Literal["gelu", "relu", "swiglu"]
 
@@ -25,10 +25,14 @@ class Kernels:
     # The loss allocates a gradient besides the kept log-probabilities (PyTorch) or overwrites
     # the kept probabilities (Megatron's vocabulary-parallel cross entropy).
     loss: Literal["torch", "in_place"] = "torch"
+    # Eager attention scales, masks and normalises the scores in one kernel in 16-bit precision
+    # (Megatron's fused softmax), or by operations of PyTorch: in the precision of training, or in
+    # fp32 (Megatron without the fused kernel).
+    softmax: Literal["torch", "fused", "fp32"] = "torch"
 
 
 TORCH = Kernels()
-MEGATRON = Kernels(norm="output", loss="in_place")
+MEGATRON = Kernels(norm="output", loss="in_place", softmax="fused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +239,6 @@ def _block_flops(n: TransformerConfig) -> tuple[Term, ...]:
 
 def _block_traffic(n: TransformerConfig) -> tuple[Term, ...]:
     h, q, kv, f, heads = n.hidden, n.query_width, n.kv_width, n.ffn, n.heads
-    # Passes over the score matrix: write the product; read and write for scale, mask and softmax;
-    # read for the context. Dropout adds a read and a write.
-    passes = 8 + (2 if n.attention_dropout else 0)
     # Inputs and outputs of the projections and of the activation between them.
     columns = {"relu": 4, "gelu": 4, "swiglu": 8}[n.activation]
     return (
@@ -246,9 +247,31 @@ def _block_traffic(n: TransformerConfig) -> tuple[Term, ...]:
         Term("norms, residuals, products", per_token=15 * h),
         Term("query, context", per_token=6 * q, ways=heads),
         Term("key, value", per_token=4 * kv, ways=n.kv_heads),
-        Term("scores", per_pair=passes * heads, ways=heads, when="eager"),
+        *_score_traffic(n),
         Term("mlp", per_token=columns * f, ways=f),
     )
+
+
+def _score_traffic(n: TransformerConfig) -> tuple[Term, ...]:
+    """Return the passes over the score matrix in the forward pass.
+
+    Torch: write the product; read and write for scale, mask and softmax; read for the context.
+    The fused softmax reads and writes once for all three. Without it, Megatron's 16-bit scores
+    become fp32 for mask and softmax, and 16-bit again: 82 bytes per score in forward and backward
+    with dropout, 64 without, of which a third is counted here. Dropout adds a read and a write.
+    """
+
+    def passes(count: int, when: When) -> Term:
+        return Term("scores", per_pair=count * n.heads, ways=n.heads, when=when)
+
+    dropout = 2 if n.attention_dropout else 0
+    match n.kernels.softmax:
+        case "torch":
+            return (passes(8 + dropout, "eager"),)
+        case "fused":
+            return passes(8 + dropout, "eager fp32"), passes(4 + dropout, "eager 16-bit")
+        case "fp32":
+            return passes(8 + dropout, "eager fp32"), passes(11 + 3 * dropout // 2, "eager 16-bit")
 
 
 def block(numbers: TransformerConfig, name: str) -> Layer:

@@ -44,6 +44,8 @@ class Network:
     zone_regions: Mapping[str, str] = field(default_factory=dict)
     zone_caps: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """Bandwidth limit, in bytes per second, of all flows from one zone to another."""
+    machines: Mapping[str, str] = field(default_factory=dict)
+    """The machine type that a place without one stands for, by GPU kind."""
     _machine_types: dict[Place, MachineType] = field(init=False, repr=False, default_factory=dict)
     """Cache by place; the planner looks places up hundreds of thousands of times."""
 
@@ -85,8 +87,16 @@ class Network:
         flows: int,
         bytes_each: float,
         zone_bytes: float = 0.0,
+        stripes: int = 1,
     ) -> float:
-        """Return the seconds of such transfers as a step of a gradient all-reduce."""
+        """Return the seconds of such transfers as a step of a gradient all-reduce.
+
+        NCCL builds a ring as several channels, each of which enters a machine at another GPU. So
+        a ring with ``stripes`` members on a machine uses as many flows, of a share each. Measured
+        curves are of whole transfers and taken as they are.
+        """
+        if self._curves_between(sender, receiver) is None:
+            flows, bytes_each = flows * stripes, bytes_each / stripes
         seconds = self.between_nodes(
             sender, receiver, flows=flows, bytes_each=bytes_each, zone_bytes=zone_bytes
         )
@@ -120,15 +130,39 @@ class Network:
         duplex = 1.0 if link.full_duplex else 2.0
         return pairs_s * max(1.0, busy) * duplex
 
-    def all_gather(self, place: Place, *, gpus: int, total_bytes: float) -> float:
-        """Return the seconds of an all-gather of ``total_bytes`` between a machine's GPUs."""
-        if gpus < 2:
+    def ring_step_within(self, place: Place, *, gpus: int, bytes_each: float) -> float:
+        """Return the seconds of a step of rings in which ``gpus`` GPUs of a machine send."""
+        if bytes_each <= 0 or gpus < 2:
             return 0.0
-        return (gpus - 1) * self.within_node(place, gpus=gpus, bytes_each=total_bytes / gpus)
+        if place.gpu in self.measured.within:
+            return self.within_node(place, gpus=gpus, bytes_each=bytes_each)
+        machine = self.machine_type(place)
+        link = machine.intra_link
+        rate = link.ring_bytes_per_s
+        if not link.full_duplex:
+            # GPUs that are idle leave their share of the bus to the others.
+            rate = min(link.flow_bytes_per_s, rate * max(1.0, machine.gpus / gpus))
+        return link.step_s + bytes_each / rate
+
+    def all_gather(self, place: Place, *, gpus: int, total_bytes: float, passes: int = 1) -> float:
+        """Return the seconds of an all-gather of ``total_bytes`` between a machine's GPUs.
+
+        ``passes`` is 2 for an all-reduce. All GPUs of the machine take part, in rings of ``gpus``
+        side by side. Measured curves are of messages; otherwise a ring is launched once, and its
+        steps are much shorter than a message.
+        """
+        if gpus < 2 or total_bytes <= 0:
+            return 0.0
+        machine = self.machine_type(place)
+        launch_s, busy = machine.intra_link.latency_s, max(gpus, machine.gpus)
+        if place.gpu in self.measured.within:
+            launch_s, busy = 0.0, gpus
+        step_s = self.ring_step_within(place, gpus=busy, bytes_each=total_bytes / gpus)
+        return launch_s + passes * (gpus - 1) * step_s
 
     def all_reduce_within(self, place: Place, *, gpus: int, total_bytes: float) -> float:
         """Return the seconds of an all-reduce of ``total_bytes`` between a machine's GPUs."""
-        return 2.0 * self.all_gather(place, gpus=gpus, total_bytes=total_bytes)
+        return self.all_gather(place, gpus=gpus, total_bytes=total_bytes, passes=2)
 
     def egress_usd_per_byte(self, from_zone: str, to_zone: str) -> float:
         """Return the price of a byte sent from one zone to another."""
@@ -143,7 +177,7 @@ class Network:
         """Return the machine type of a place; names such as ``A100x4`` are derived from one."""
         found = self._machine_types.get(place)
         if found is None:
-            named, catalogue = place.machine, self.catalogue
+            named, catalogue = place.machine or self.machines.get(place.gpu), self.catalogue
             found = catalogue.machine(named) if named else catalogue.machine_for(place.gpu, 1)
             self._machine_types[place] = found
         return found

@@ -136,3 +136,5 @@ class Job:
     """Which engine computes the steps, where it can; results do not depend on it."""
     runtime: str = "sailor"
     """Selects the constants of ``simulator.hardware.runtime_constants``."""
+    gradient_bytes: int | None = None
+    """Bytes per gradient on the wire in 16-bit precision, if not the runtime's usual number."""

@@ -131,7 +131,7 @@ JOB_FILE = """
 [model]
 preset = "opt-125m"
 [training]
-global_batch = 128
+global_batch = 512
 sequence = 512
 precision = "fp32"
 optimizer = "adam"

@@ -26,7 +26,7 @@ def pool(gpu: str, gpus: int, *, usd: float = 1.0, zone: str = "us-central1-a") 
 
 
 def asked(*pools: Pool, quotas: tuple[Quota, ...] = (), job: Any = None, **wanted: Any) -> Question:
-    job = job or Job("small", LLAMA, 64, 512)
+    job = job or Job("small", LLAMA, 256, 512)
     job = replace(job, objective=Objective(**wanted))
     return Question(job, Cluster(pools, CATALOGUE, quotas=quotas), Measurements(), budget=24)
 

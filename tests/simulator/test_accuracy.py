@@ -24,8 +24,7 @@ def campaigns(reference: Path) -> dict[str, list[Comparison]]:
     catalogue = load_catalogue()
     document = load_document(reference / "validation.json")
     report = validate(
-        document.data,
-        place=document.name,
+        document,
         measurements=load_measurements(reference, catalogue=catalogue),
         catalogue=catalogue,
     )

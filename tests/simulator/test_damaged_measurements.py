@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.api import Measurements
-from simulator.documents.files import parse_document
+from simulator.documents.files import Document, parse_document
 from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import load_catalogue
 from simulator.layer_costs.profile_file import read_profile
@@ -162,7 +162,9 @@ def measurements(tmp_path_factory: pytest.TempPathFactory) -> Measurements:
 
 def test_undamaged_run_is_estimated(measurements: Measurements) -> None:
     report = validate(
-        {"cases": [RUN]}, place="runs.json", measurements=measurements, catalogue=load_catalogue()
+        Document("runs.json", {"cases": [RUN]}),
+        measurements=measurements,
+        catalogue=load_catalogue(),
     )
     assert report.failures == ()
     assert [c.case for c in report.comparisons] == ["run"]
@@ -190,7 +192,7 @@ def test_damaged_runs_are_estimated_or_rejected(
 ) -> None:
     try:
         report = validate(
-            data, place="runs.json", measurements=measurements, catalogue=load_catalogue()
+            Document("runs.json", data), measurements=measurements, catalogue=load_catalogue()
         )
     except InputError:
         pass

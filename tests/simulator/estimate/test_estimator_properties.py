@@ -428,7 +428,14 @@ def test_equal_pipelines_take_as_long_as_one_without_sync_costs(examples: int) -
         catalogue = drawn.cluster.catalogue
 
         def boundless(link: Link) -> Link:
-            return replace(link, latency_s=0.0, flow_bytes_per_s=1e30, aggregate_bytes_per_s=1e30)
+            return replace(
+                link,
+                latency_s=0.0,
+                flow_bytes_per_s=1e30,
+                aggregate_bytes_per_s=1e30,
+                ring_bytes_per_s=1e30,
+                step_s=0.0,
+            )
 
         links = replace(
             catalogue,

@@ -202,7 +202,8 @@ def test_ring_is_as_slow_as_its_slowest_hop() -> None:
     here = world(slow)
     quick = sums(here, whole(*nodes(4)))[0].seconds
     mixed = sums(here, whole(*nodes(3), place("T4", node="t")))[0].seconds
-    assert mixed == pytest.approx(8 * quick, rel=1e-9)
+    ratio = platform_of("V100-16").ring_efficiency / platform_of("T4").ring_efficiency
+    assert mixed == pytest.approx(8 * ratio * quick, rel=1e-9)
 
 
 # Holders -------------------------------------------------------------------------------------

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from simulator.api import load_measurements
+from simulator.api import load_measurements, network_of
+from simulator.cluster.cluster import Cluster, Pool
 from simulator.hardware.catalogue import load_catalogue
+from simulator.hardware.runtime_constants import platform_of
 from simulator.network.curves import Curve, curve_from_bandwidths, make_consistent, seconds_at_flows
 from simulator.network.network import MeasuredNetwork, Network
 from simulator.spec.plan import Place
@@ -244,6 +246,65 @@ def test_collectives_by_hand() -> None:
     here = network(MeasuredNetwork(within={"V100-16": flat}))
     assert here.all_gather(place(), gpus=4, total_bytes=1e9) == pytest.approx(3 * 0.25)
     assert here.all_reduce_within(place(), gpus=4, total_bytes=1e9) == pytest.approx(6 * 0.25)
+
+
+def test_a_ring_over_a_link_of_the_catalogue_is_launched_once() -> None:
+    here = network()
+    machine = load_catalogue().machine("dgx-v100")
+    at = Place("V100-16", "dgx-v100", EAST)
+    link = machine.intra_link
+    assert (machine.gpus, link.ring_bytes_per_s) == (8, 64.2e9)
+    assert link.step_s == pytest.approx(1.25e-6)
+    step_s = link.step_s + 1e9 / 4 / link.ring_bytes_per_s
+    assert here.all_gather(at, gpus=4, total_bytes=1e9) == pytest.approx(
+        link.latency_s + 3 * step_s
+    )
+    assert here.all_reduce_within(at, gpus=4, total_bytes=1e9) == pytest.approx(
+        link.latency_s + 6 * step_s
+    )
+
+
+def test_gpus_of_a_host_share_its_bus_also_between_rings() -> None:
+    here = network()
+    at = Place("T4", "n1-standard-32-t4-4", EAST)
+    link = load_catalogue().machine("n1-standard-32-t4-4").intra_link
+    full_s, half_s = (
+        here.ring_step_within(at, gpus=gpus, bytes_each=1e9) - link.step_s for gpus in (4, 2)
+    )
+    assert full_s == pytest.approx(1e9 / 3.8e9)
+    assert half_s == pytest.approx(full_s / 2)
+    # Two rings of two leave the bus no emptier than one of four.
+    two_s = here.all_reduce_within(at, gpus=2, total_bytes=1e9)
+    assert two_s == pytest.approx(link.latency_s + 2 * (link.step_s + full_s / 2))
+
+
+def test_a_kind_without_a_machine_is_in_the_largest_one_of_the_cluster() -> None:
+    catalogue = load_catalogue()
+    pools = tuple(
+        Pool(EAST, "T4", name, catalogue.machine(name).gpus, 8)
+        for name in ("n1-standard-32-t4-4", "n1-standard-8-t4-1")
+    )
+    here = network_of(Cluster(pools, catalogue), MeasuredNetwork())
+    assert here.machine_type(Place("T4", "", "")).name == "n1-standard-32-t4-4"
+    assert here.machine_type(Place("T4", "n1-standard-8-t4-1", EAST)).gpus == 1
+
+
+def test_a_ring_enters_a_machine_through_as_many_nics_as_it_has_members_there() -> None:
+    here = network()
+    one = Place("H200-141", "a3-ultragpu-8g", EAST)
+    nic = load_catalogue().machine("a3-ultragpu-8g").nic
+    asked = {"flows": 1, "bytes_each": 1e9}
+    alone = here.ring_between_nodes(one, one, **asked)  # type: ignore[arg-type]  # words the test chose
+    striped = here.ring_between_nodes(one, one, stripes=4, **asked)  # type: ignore[arg-type]  # words the test chose
+    efficiency = platform_of("H200-141").ring_efficiency
+    assert alone == pytest.approx((nic.latency_s + 1e9 / nic.flow_bytes_per_s) / efficiency)
+    assert striped == pytest.approx((nic.latency_s + 0.25e9 / nic.flow_bytes_per_s) / efficiency)
+    # Measured curves are taken as they are.
+    end = (EAST, "H200-141")
+    flat = {1: curve_from_bandwidths(1, sizes_bytes=(1.0, 1e12), bytes_per_s=(1e9, 1e9))}
+    there = network(MeasuredNetwork(between={(end, end): flat}))
+    at = Place("H200-141", "a3-ultragpu-8g", EAST)
+    assert there.ring_between_nodes(at, at, stripes=4, **asked) == pytest.approx(1 / efficiency)  # type: ignore[arg-type]  # words the test chose
 
 
 # Money ---------------------------------------------------------------------------------------

@@ -1,0 +1,141 @@
+"""Measured runs in the project's own keys: a job, a cluster, a plan, and what was measured."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from simulator.cluster.cluster import Cluster
+from simulator.cluster.cluster_file import cluster_from_document
+from simulator.documents.fields import Table, open_table
+from simulator.documents.files import Document
+from simulator.documents.problems import InputError, Problem, Problems
+from simulator.hardware.catalogue import Catalogue
+from simulator.inputs.job_file import job_from_document
+from simulator.inputs.plan_file import complete_plan, read_plan
+from simulator.spec.job import Job
+from simulator.spec.plan import Place, Plan, Stage
+
+USUAL_ORDER = ("tp", "dp", "pp")
+"""Innermost first: how plans without nodes are laid out (``machine_layout``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """A run to predict, and what was measured."""
+
+    identifier: str
+    source: str
+    job: Job
+    cluster: Cluster
+    plan: Plan
+    time_s: float | None
+    memory_bytes: float | None
+    notes: tuple[str, ...] = ()
+
+
+def read_run(raw: object, where: str, folder: Path, catalogue: Catalogue) -> MeasuredRun:
+    """Read one run, reporting its mistakes at their places."""
+    if not isinstance(raw, dict):
+        raise InputError(Problem(where, "is not an object", "see docs/formats.md"))
+    problems = Problems()
+    table = open_table(Document(where, raw), problems)
+    name, source = table.text("id", default=where), table.text("source", default="")
+    facts = _facts(table)
+    seconds, peak = _measured(table)
+    parts = {key: raw.get(key) for key in ("job", "cluster", "plan")}
+    for key, part in parts.items():
+        if not isinstance(part, dict):
+            table.report(key, "is missing", f"give it the keys of a {key} file")
+    problems.raise_if_any()
+
+    def document(key: str, values: Any) -> Document:
+        return Document(f"{where}.{key}", values, folder=folder)
+
+    settings, notes = _with_facts(parts["job"], facts)
+    job = job_from_document(document("job", settings))
+    cluster = cluster_from_document(document("cluster", parts["cluster"]), catalogue=catalogue)
+    plan = complete_plan(read_plan(parts["plan"], f"{where}.plan"), cluster)
+    order = facts.get("rank_order", USUAL_ORDER)
+    if order != USUAL_ORDER:
+        plan = _laid_out(plan, order, cluster)
+    return MeasuredRun(name, source, job, cluster, plan, seconds, peak, tuple(notes))
+
+
+def _measured(table: Table) -> tuple[float | None, float | None]:
+    measured = table.table("measured", required=True)
+    if measured is None:
+        return None, None
+    seconds = measured.number("iteration_s", above=0)
+    return seconds, measured.number("peak_memory_bytes", above=0)
+
+
+def _facts(table: Table) -> dict[str, Any]:
+    """Read what is known of the run's runtime and machines besides the job."""
+    facts = dict(table.values.get("facts") or {})
+    if "rank_order" in facts:
+        names = re.findall(r"[a-z]+", str(facts["rank_order"]).split("(")[0])
+        if sorted(names) != sorted(USUAL_ORDER):
+            cure = f"give an order of {', '.join(USUAL_ORDER)}, innermost first"
+            table.report("facts", f"rank_order is {facts['rank_order']!r}", cure)
+        facts["rank_order"] = tuple(names)
+    return facts
+
+
+def _with_facts(job: Any, facts: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    """Return the job with what the facts say of its runtime, and notes on what they do not."""
+    notes = []
+    training = dict(job.get("training") or {})
+    sent = facts.get("gradient_allreduce_bytes")
+    if sent is not None:
+        training.setdefault("gradient_bytes", sent)
+    softmax = facts.get("softmax")
+    if softmax is None and sent == 4 and training.get("runtime") == "megatron-deepspeed":
+        # DeepSpeed reduced 16-bit gradients in fp32 for Megatron-LM 1.1.5, whose fused softmax had
+        # to be switched on.
+        softmax = "fp32"
+        notes.append("softmax: not stated; taken for Megatron-LM 1.1.5's, in fp32 and not fused")
+    if softmax is not None:
+        training.setdefault("softmax", softmax)
+    unused = sorted(set(facts) - {"gradient_allreduce_bytes", "softmax", "rank_order"})
+    notes += [f"facts: {key} is not used" for key in unused]
+    return {**job, "training": training}, notes
+
+
+def _laid_out(plan: Plan, order: tuple[str, ...], cluster: Cluster) -> Plan:
+    """Name the machines of a plan whose ranks are numbered in this order, innermost first."""
+    if any(len(stage.places) > 1 for pipe in plan.pipelines for stage in pipe.stages):
+        what = "orders ranks otherwise than tp, dp, pp, but a stage of the plan is split"
+        raise InputError(Problem("facts.rank_order", what, "name the nodes in the plan instead"))
+    sizes = {(pool.gpu, pool.machine, pool.zone): pool.gpus_per_machine for pool in cluster.pools}
+    taken: dict[tuple[str, str, str], int] = {}
+    nodes: dict[tuple[int, int], str] = {}
+    for p, s in _positions(plan, order):
+        stage = plan.pipelines[p].stages[s]
+        key, size = stage.place.key, sizes[stage.place.key]
+        first = taken.get(key, 0)
+        if first % size + stage.tp > size:
+            first += size - first % size
+        nodes[p, s] = f"{key[1]} {first // size}"
+        taken[key] = first + stage.tp
+
+    def placed(p: int, s: int, stage: Stage) -> Stage:
+        return replace(stage, places=(Place(*stage.place.key, node=nodes[p, s]),))
+
+    return replace(
+        plan,
+        pipelines=tuple(
+            replace(pipe, stages=tuple(placed(p, s, one) for s, one in enumerate(pipe.stages)))
+            for p, pipe in enumerate(plan.pipelines)
+        ),
+    )
+
+
+def _positions(plan: Plan, order: tuple[str, ...]) -> Iterator[tuple[int, int]]:
+    """Yield (pipeline, stage) in the order of their ranks."""
+    every = [(p, s) for p, pipe in enumerate(plan.pipelines) for s in range(len(pipe.stages))]
+    dp_first = order.index("dp") < order.index("pp")
+    yield from sorted(every, key=lambda at: at[::-1] if dp_first else at)

@@ -1,0 +1,204 @@
+"""Measured runs in the project's own keys, and how well predictions order them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from importlib import resources
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from simulator.api import Measurements
+from simulator.documents.files import Document, load_document
+from simulator.documents.problems import InputError
+from simulator.hardware.catalogue import load_catalogue
+from simulator.run_file import read_run
+from simulator.validate_runs import Comparison, Report, order_figures, rank_correlation, validate
+from tests.simulator.worlds import cases
+
+FORMATS = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text()
+CATALOGUE = load_catalogue()
+STAGE = {"gpu": "A100-80", "machine": "a2-ultragpu-8g", "zone": "us-central1-a", "tp": 4}
+RUN: dict[str, Any] = {
+    "id": "one",
+    "source": "here",
+    "job": {
+        "model": {"family": "gpt2", "layers": 4, "hidden": 4096, "heads": 32, "vocab": 50257},
+        "training": {
+            "global_batch": 16,
+            "sequence": 1024,
+            "precision": "fp16",
+            "max_tp": 4,
+            "flash_attention": False,
+            "dropout": 0.1,
+            "runtime": "megatron-deepspeed",
+        },
+    },
+    "cluster": {"pool": [{key: STAGE[key] for key in ("zone", "gpu", "machine")} | {"gpus": 16}]},
+    "plan": {
+        "micro_batch_size": 2,
+        "pipelines": [
+            {
+                "micro_batches": 4,
+                "stages": [STAGE | {"layers": [0, 3]}, STAGE | {"layers": [3, 6]}],
+            }
+        ]
+        * 2,
+    },
+    "measured": {"iteration_s": 0.5, "peak_memory_bytes": 8e9},
+}
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    return copy.deepcopy(RUN) | changes
+
+
+def report_of(*runs: dict[str, Any]) -> Report:
+    return validate(
+        Document("runs.json", {"runs": list(runs)}),
+        measurements=Measurements(),
+        catalogue=CATALOGUE,
+    )
+
+
+def test_a_run_is_read_predicted_and_reported() -> None:
+    report = report_of(RUN, changed(id="two", measured={"iteration_s": 0.6}))
+    assert report.failures == ()
+    found = report.to_json()
+    one, two = found["runs"]
+    assert (one["id"], one["measured_s"], two["measured_s"]) == ("one", 0.5, 0.6)
+    assert one["predicted_s"] == two["predicted_s"] > 0
+    assert one["error_bar"] > 0.1
+    here = found["sources"]["here"]
+    errors = [100 * (one["predicted_s"] / measured - 1) for measured in (0.5, 0.6)]
+    assert here["n"] == 2
+    assert here["bias_pct"] == pytest.approx(sum(errors) / 2)
+    assert here["mean_abs_pct"] == pytest.approx(sum(map(abs, errors)) / 2)
+    assert found["memory"]["cases"][0]["measured"] == 8e9
+
+
+def test_facts_change_what_the_runtime_does() -> None:
+    usual = report_of(RUN).comparisons[0]
+    sent = {"gradient_allreduce_bytes": 4}
+    plain, fused = (
+        report_of(changed(facts=sent | more)).comparisons[0] for more in ({}, {"softmax": "fused"})
+    )
+    # More bytes of gradients, and without a word about it the softmax of their time.
+    assert usual.time_predicted_s < fused.time_predicted_s < plain.time_predicted_s
+    assert any("taken for Megatron-LM 1.1.5's" in note for note in plain.notes)
+    assert not any("Megatron-LM" in note for note in fused.notes)
+    odd = report_of(changed(facts={"colour": "red"})).comparisons[0]
+    assert "facts: colour is not used" in odd.notes
+    assert odd.time_predicted_s == usual.time_predicted_s
+
+
+def test_the_order_of_ranks_decides_which_machine_a_stage_is_on() -> None:
+    def nodes(order: str) -> list[list[str | None]]:
+        run = read_run(changed(facts={"rank_order": order}), "run", Path(), CATALOGUE)
+        return [[stage.place.node for stage in pipe.stages] for pipe in run.plan.pipelines]
+
+    assert nodes("tp, dp, pp (innermost first), nodes in hostfile order") == [[None, None]] * 2
+    first, second = "a2-ultragpu-8g 0", "a2-ultragpu-8g 1"
+    assert nodes("tp, pp, dp") == [[first, first], [second, second]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"measured": {"iteration_s": -1}}, "measured.iteration_s"),
+        ({"measured": None}, "measured"),
+        ({"plan": None}, "plan"),
+        ({"facts": {"rank_order": "dp, dp"}}, "rank_order"),
+        ({"job": RUN["job"] | {"training": {"sequence": 8}}}, "global_batch"),
+    ],
+)
+def test_mistakes_are_reported_with_their_place(changes: dict[str, Any], said: str) -> None:
+    report = report_of(changed(**changes), RUN)
+    assert len(report.comparisons) == 1
+    ((name, reason),) = report.failures
+    assert name == "one"
+    assert "runs.json: runs[0]" in reason
+    assert said in reason
+
+
+def test_a_file_has_runs_or_cases() -> None:
+    for data in ({}, {"runs": []}, {"runs": [RUN], "cases": [RUN]}):
+        with pytest.raises(InputError, match="must be a list of measured runs"):
+            validate(Document("f", data), measurements=Measurements(), catalogue=CATALOGUE)
+
+
+def test_schema_and_documentation_describe_runs() -> None:
+    text = resources.files("simulator").joinpath("data/schemas/runs.schema.json").read_text("utf-8")
+    validator = jsonschema.Draft202012Validator(json.loads(text))
+    section = FORMATS.partition("\n## Measured runs\n")[2]
+    shown = json.loads(section.partition("```json\n")[2].partition("```")[0])
+    for document in ({"runs": [RUN]}, shown):
+        validator.validate(document)
+    assert report_of(*shown["runs"]).failures == ()
+    for key in json.loads(text)["properties"]["runs"]["items"]["properties"]:
+        assert f"`{key}`" in section, key
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+def compared(group: object, measured: float | None, predicted: float) -> Comparison:
+    return Comparison("", "", group, measured, predicted, None, 0.0, 0.1, "", ())
+
+
+def test_order_figures_by_hand() -> None:
+    runs = [compared("a", m, p) for m, p in ((1.0, 1.2), (2.0, 1.1), (3.0, 4.0))]
+    runs += [compared("b", 5.0, 1.0), compared("b", 4.0, 2.0), compared("c", 1.0, 9.0)]
+    runs.append(compared("a", None, 0.1))
+    found = order_figures(runs)
+    # Group a: ranks 1 2 3 against 2 1 3; b has two runs; c has one, and says nothing.
+    assert found["rank_correlation"] == pytest.approx(0.5)
+    assert found["pairs_right"] == pytest.approx(2 / 4)
+    assert found["regret_mean"] == pytest.approx((2.0 / 1.0 + 5.0 / 4.0) / 2)
+    assert found["regret_max"] == 2.0
+    assert set(order_figures([]).values()) == {None}
+
+
+def test_rank_correlation_agrees_with_its_definition(examples: int) -> None:
+    for seed in cases("ranks", examples):
+        rng = random.Random(seed)
+        one = [rng.randint(0, 8) for _ in range(rng.randint(2, 12))]
+        other = [rng.randint(0, 8) for _ in one]
+
+        def ranks(values: list[int]) -> list[float]:
+            return [
+                sum(x < value for x in values) + (sum(x == value for x in values) + 1) / 2
+                for value in values
+            ]
+
+        pairs = list(combinations(range(len(one)), 2))
+        a, b = ranks(one), ranks(other)
+        top = sum((a[i] - a[j]) * (b[i] - b[j]) for i, j in pairs)
+        under = [sum((r[i] - r[j]) ** 2 for i, j in pairs) for r in (a, b)]
+        wanted = top / (under[0] * under[1]) ** 0.5 if all(under) else 0.0
+        assert rank_correlation(one, other) == pytest.approx(wanted, abs=1e-12), seed
+
+
+def test_published_runs_of_other_systems(reference: Path) -> None:
+    """The figures of docs/accuracy.md."""
+    facts = load_catalogue(reference / "public_runs_catalogue.toml")
+    report = validate(
+        load_document(reference / "public_runs.json"), measurements=Measurements(), catalogue=facts
+    )
+    assert report.failures == ()
+    found = report.to_json()
+    sources = found["sources"]
+    assert sources["vtrain-multi"]["mean_abs_pct"] < 6.1
+    assert sources["amp-homogeneous"]["mean_abs_pct"] < 4.2
+    assert sources["amp-homogeneous"]["rank_correlation"] > 0.98
+    assert sources["amp-homogeneous"]["regret_max"] == 1.0
+    assert sources["vtrain-multi"]["regret_max"] < 1.05
+    inside = [
+        abs(run["predicted_s"] / run["measured_s"] - 1) <= run["error_bar"] for run in found["runs"]
+    ]
+    assert sum(inside) >= 0.9 * len(inside)
