@@ -196,6 +196,8 @@ class NetworkProfiler:
         return frozenset(found)
 
     def _nic_bytes_per_s(self, node: Node) -> float | None:
+        if node.record.address.startswith("127."):
+            return None  # No NIC carries this.
         with contextlib.suppress(InputError, KeyError):
             return self.config.cluster.catalogue.machine(node.record.machine).nic_bytes_per_s
         return None

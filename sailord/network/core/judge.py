@@ -16,6 +16,8 @@ TIMES_PEERS = 10.0
 """Further than this from what other nodes report is absurd."""
 TIMES_SMALLER = 4.0
 """A message that is so much faster than a smaller one is absurd."""
+PAUSE_S = 0.01
+"""Times that differ by less than this tell of busy processors, not of a lie."""
 ROUND_TRIP_S_MAX = 30.0
 SECONDS_MIN, SECONDS_MAX = 1e-9, 3600.0
 FLAGGED_MIN = 2
@@ -92,13 +94,13 @@ def _absurd(each: Measurement, nic_bytes_per_s: Callable[[Site], float | None]) 
             return f"{entry.size_bytes} bytes in no time"
         if max(entry.seconds) > SECONDS_MAX:
             return f"{entry.size_bytes} bytes in {max(entry.seconds):g} s"
-        typical_s = statistics.median(entry.seconds)
-        rate = each.question.flows * entry.size_bytes / typical_s
+        rate = each.question.flows * entry.size_bytes / statistics.median(entry.seconds)
         if rate > TIMES_NIC_MAX * nic:
             return f"{rate / 1e9:.3g} GB/s over a NIC of {nic / 1e9:.3g} GB/s"
-        if typical_s * TIMES_SMALLER < slowest_s:
+        least_s = min(entry.seconds)
+        if least_s * TIMES_SMALLER < slowest_s - PAUSE_S:
             return f"{entry.size_bytes} bytes much faster than fewer"
-        slowest_s = max(slowest_s, typical_s)
+        slowest_s = max(slowest_s, least_s)
     return ""
 
 
@@ -114,11 +116,11 @@ def _unlike_others(sane: Sequence[Measurement]) -> dict[int, Flagged]:
     for index, each in enumerate(sane):
         trips[frozenset((each.question.sender, each.question.receiver))][index] = each.round_trip_s
         for entry in each.times:
-            sized[each.question, entry.size_bytes][index] = statistics.median(entry.seconds)
+            sized[each.question, entry.size_bytes][index] = min(entry.seconds)
     for values in (*trips.values(), *sized.values()):
         for index, value in values.items():
             others = _of_others(sane, index, values)
-            far = [o for o in others if max(o, value) > TIMES_PEERS * min(o, value)]
+            far = [o for o in others if max(o, value) > TIMES_PEERS * min(o, value) + PAUSE_S]
             if not far or 2 * len(far) <= len(others):
                 continue
             they = "another node reports" if len(others) == 1 else "other nodes report"

@@ -68,3 +68,11 @@ def test_nothing_of_a_node_is_used_if_most_of_it_is_absurd():
 
 def test_slow_links_between_other_sites_are_no_contradiction():
     assert why_not([measured("a1", "b1"), measured("a2", "c1", delay_s=0.2, rate=1e6)]) == {}
+
+
+def test_busy_processors_are_no_lie():
+    """On a loaded machine whole series of short transfers wait for a core."""
+    idle = [measured(node, "b1", delay_s=2e-5) for node in ("a1", "a2")]
+    late = SizeTimes(1 << 10, (0.009, 0.02, 0.05)), *idle[0].times[1:]
+    busy = [replace(measured("a3", "b1", delay_s=2e-5, at=n), times=late) for n in (1, 2, 3)]
+    assert judge([*idle, *busy], lambda _: NIC).flagged == ()
