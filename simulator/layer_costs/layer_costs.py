@@ -20,7 +20,7 @@ from simulator.hardware.runtime_constants import RUNTIMES, Runtime, platform_of
 from simulator.layer_costs.layer_times import LayerTimeTable
 from simulator.layer_costs.live_times import Correction, corrected, factors_of
 from simulator.layer_costs.profile import Profile
-from simulator.layer_costs.roofline import LayerTimes, Roofline, calibrations
+from simulator.layer_costs.roofline import LayerTimes, Roofline
 from simulator.models.layers import FLOAT_BYTES, Layer
 from simulator.network.network import Network
 from simulator.spec.job import Job
@@ -337,7 +337,7 @@ def _with_collectives(profile: Profile, roofline: Roofline) -> Profile:
         if timing.collectives == "inside" or tp == 1:
             continue
         demand = there.demand(gpu, tp=tp, micro_batch=micro_batch)
-        factor = calibrations().get(gpu, calibrations()["default"]).collective_factor
+        factor = there.calibration(gpu).collective_factor
         timings[gpu, tp, micro_batch] = replace(
             timing,
             forward_s=timing.forward_s + factor * demand.collectives_forward_s,

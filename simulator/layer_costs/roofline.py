@@ -147,7 +147,7 @@ class Roofline:
 
     def times(self, gpu: str, *, tp: int, micro_batch: int) -> LayerTimes:
         """Return the times on ``tp`` GPUs of a kind in one machine, for one micro batch."""
-        calibration = self._calibration(gpu)
+        calibration = self.calibration(gpu)
         note = f"{gpu}: computed, not measured (calibrated on {calibration.fitted_on})"
         demand = self.demand(gpu, tp=tp, micro_batch=micro_batch)
         forward, backward = calibration.seconds(demand)
@@ -162,7 +162,7 @@ class Roofline:
             ),
         )
 
-    def _calibration(self, gpu: str) -> Calibration:
+    def calibration(self, gpu: str) -> Calibration:
         """Return the shares of a GPU kind for this job's precision and links."""
         found = calibrations().get(gpu, calibrations()["default"])
         if self.precision != "fp32":
@@ -236,7 +236,7 @@ class Roofline:
 
     def optimizer_s_per_parameter(self, gpu: str) -> float:
         """Return Adam's seconds per parameter, which memory bandwidth limits."""
-        calibration = self._calibration(gpu)
+        calibration = self.calibration(gpu)
         bandwidth = self.catalogue.gpu(gpu).memory_bandwidth_bytes_per_s
         return OPTIMIZER_BYTES[self.precision] / (bandwidth * calibration.traffic_share)
 
