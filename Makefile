@@ -96,6 +96,8 @@ bench: $(FOR_ALL) ## print every benchmark's table (MEASURED=DIR)
 				|| echo "$$file: a target was missed, or it could not be measured" ;; \
 			*fidelity.py) $(BIN)/python "$$file" || echo "$$file: needs root" ;; \
 			:*) echo 'needs measurements: make bench MEASURED=DIR' ;; \
+			*other_systems.py) $(BIN)/python "$$file" --runs "$(MEASURED)/public_runs.json" \
+				--catalogue "$(MEASURED)/public_runs_catalogue.toml" ;; \
 			*accuracy.py) $(BIN)/python "$$file" --profiles "$(MEASURED)" --cases "$(MEASURED)/validation.json" ;; \
 			*planners.py) $(BIN)/python "$$file" "$(MEASURED)" ;; \
 			*) $(BIN)/python "$$file" --profiles "$(MEASURED)" ;; \
