@@ -259,7 +259,9 @@ class World(Hooks):
         api = VirtualClient(self._rest, self._config, self._lag)
         state = State(term=self._gateway.term, nodes=Nodes(self._nodes), active=self._job())
         capacity = CapacityLoop(
-            SimpleNamespace(cluster_name="test", cluster_file=None, profiles=None),
+            SimpleNamespace(
+                cluster_name="test", cluster_file=None, profiles=None, measured_links=None
+            ),
             GceProvider(self._config, CATALOGUE, api, self.now),
             self.policy,
             SeenCluster(state, self),
