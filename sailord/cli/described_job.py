@@ -87,6 +87,13 @@ def describe_script(script: Path, root: Path, arguments: Sequence[str]) -> str:
     return _described(script, ["--workdir", str(root), str(script), "--", *arguments])
 
 
+def _mistakes(told: str) -> str:
+    """Return what a process said from its first mistake on; else its last line."""
+    lines = told.strip().splitlines()
+    first = next((n for n, line in enumerate(lines) if line.startswith("error: ")), len(lines) - 1)
+    return "\n".join(lines[max(first, 0) :]).removeprefix("error: ")
+
+
 def _described(job: Path, words: Sequence[str]) -> str:
     if importlib.util.find_spec("torch") is None:
         what = "needs torch, which is not installed here, to describe its model"
@@ -94,8 +101,7 @@ def _described(job: Path, words: Sequence[str]) -> str:
     words = [sys.executable, "-m", "worker", "describe", *words]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        last = done.stderr.strip().rpartition("\n")[2].removeprefix("error: ")
-        raise InputError(Problem("", last or f"describing {job} failed"))
+        raise InputError(Problem("", _mistakes(done.stderr) or f"describing {job} failed"))
     for line in done.stderr.splitlines():
         if line.startswith("note: "):
             click.echo(line, err=True)

@@ -259,10 +259,15 @@ def import_deepspeed(folder: Path, job: Job, name: str, out: Path) -> snapshot_f
         dtype = str(values.dtype).removeprefix("torch.")
         stored[key] = StoredTensor(tuple(values.shape), dtype, values.is_floating_point())
     steps = (file.with_name("step.pt") for file in files.values())
-    updates = max((int(_loaded(each)) for each in steps if each.exists()), default=step)
+    updates = max((_count(each) for each in steps if each.exists()), default=step)
 
     def read(tensor: ForeignTensor, kind: int) -> Tensor:
-        return _parameter(files[tensor.name].with_name(f"{('fp32', *MOMENTS)[kind]}.pt"))
+        file = files[tensor.name].with_name(f"{('fp32', *MOMENTS)[kind]}.pt")
+        values = _parameter(file)
+        if tuple(values.shape) != tuple(stored[tensor.name].shape):
+            what = f"has the shape {tuple(values.shape)}, its weights {stored[tensor.name].shape}"
+            raise InputError(Problem(str(file), what, "give a universal checkpoint"))
+        return values
 
     found = ForeignCheckpoint(
         str(folder), stored, 1 + len(MOMENTS), read, step=step, updates=updates, samples=samples
@@ -273,9 +278,9 @@ def import_deepspeed(folder: Path, job: Job, name: str, out: Path) -> snapshot_f
 def _universal(folder: Path) -> tuple[Path, int, int]:
     try:
         root = folder / (folder / "latest_universal").read_text(encoding="utf-8").strip()
-        about = torch.load(root / "mp_rank_00_model_states.pt", weights_only=False)
+        about = _loaded(root / "mp_rank_00_model_states.pt")
         return root, int(about["global_steps"]), int(about.get("global_samples", 0))
-    except (OSError, KeyError, RuntimeError, EOFError) as error:
+    except (OSError, KeyError, TypeError, ValueError) as error:
         what = f"is not a DeepSpeed universal checkpoint ({error})"
         cure = "make one with deepspeed/checkpoint/ds_to_universal.py"
         raise InputError(Problem(str(folder), what, cure)) from None
@@ -291,6 +296,13 @@ def _parameter(file: Path) -> Tensor:
             Problem(str(file), f"is not of a universal checkpoint ({error})")
         ) from None
     return found
+
+
+def _count(file: Path) -> int:
+    try:
+        return int(_loaded(file))
+    except (TypeError, ValueError) as error:
+        raise InputError(Problem(str(file), f"holds no number ({error})")) from None
 
 
 def _loaded(file: Path) -> Any:

@@ -33,6 +33,7 @@ from worker.checkpoint.torch_dcp import DcpFolder, Entry, write_dcp
 from worker.models.foreign_tensors import ForeignTensor, StoredTensor
 from worker.models.megatron_names import (
     LINEARS,
+    Transformer,
     megatron_tensors,
     transformer_of,
 )
@@ -117,7 +118,8 @@ def import_megatron(
     opened = DcpFolder(root)
     stored = opened.stored()
     weights = {key: each for key, each in stored.items() if not key.startswith(_OTHERS)}
-    tensors = megatron_tensors(transformer_of(job, config), weights)
+    transformer = transformer_of(job, config)
+    tensors = megatron_tensors(transformer, weights)
     known = {tensor.name for tensor in tensors}
     for key in weights:
         if key not in known and "_extra_state" not in key:
@@ -125,6 +127,7 @@ def import_megatron(
             raise InputError(Problem(str(root), what, "use a checkpoint of exactly this model"))
     kinds = _kinds(root, stored, job)
     common = _common_of(root)
+    _check_arguments(root, common, transformer)
     updates, samples = _updates(common), _samples(common, job)
 
     def read(tensor: ForeignTensor, kind: int) -> Tensor:
@@ -137,11 +140,28 @@ def import_megatron(
         return opened.read(key, tensor)
 
     step = int(common.get("iteration", 0))
+    if kinds == 1:
+        updates = 0  # Moments begin at zero, and Adam corrects for that by counting updates.
     found = ForeignCheckpoint(
         str(root), weights, kinds, read, step=step, samples=samples,
         updates=step if updates is None else updates,
     )  # fmt: skip
     return import_tensors(job, found, tensors, name, out)
+
+
+def _check_arguments(root: Path, common: Mapping[str, Any], model: Transformer) -> None:
+    """Refuse a folder whose arguments say that equal shapes mean other weights."""
+    args = common.get("args")
+    heads = getattr(args, "num_attention_heads", None)
+    groups = heads
+    if getattr(args, "group_query_attention", False):
+        groups = getattr(args, "num_query_groups", heads)
+    if isinstance(heads, int) and (heads, groups) != (model.heads, model.groups):
+        what = f"has {heads} heads in {groups} groups, the model {model.heads} in {model.groups}"
+        raise InputError(Problem(str(root), what, "use a checkpoint of exactly this model"))
+    if getattr(args, "apply_layernorm_1p", False):
+        what = "stores norms less one (apply_layernorm_1p)"
+        raise InputError(Problem(str(root), what, "convert it to a form of Hugging Face first"))
 
 
 def _root(folder: Path) -> Path:
@@ -212,6 +232,11 @@ class _Stub(SimpleNamespace):
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
+
+    def __setstate__(self, state: Any) -> None:
+        """Keep attributes; what other states mean is not known here."""
+        if isinstance(state, dict):
+            self.__dict__.update(state)
 
 
 class _Unpickler(pickle.Unpickler):

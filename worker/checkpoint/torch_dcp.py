@@ -6,6 +6,7 @@ Weights are under ``model.NAME``, moments under ``optimizer.state.NAME``, as
 
 from __future__ import annotations
 
+import math
 import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -180,9 +181,14 @@ class DcpFolder:
         plan = LoadPlan(create_read_items_for_chunk_list(key, about, [region]))
         with _reading(self.folder):
             self._reader.read_data(plan, chunks).wait()
+        wanted = math.prod(region.sizes)
+        if chunks.elements != wanted:
+            what = f"lacks {wanted - chunks.elements:,} of the {wanted:,} elements of {key}"
+            cure = "save it anew, with the shards of all ranks"
+            raise InputError(Problem(str(self.folder), what, cure))
         found = chunks.whole
         if found is None:
-            found = torch.empty(region.sizes, dtype=about.properties.dtype)
+            found = torch.empty(region.sizes, dtype=about.properties.dtype)  # It has no elements.
         return found.reshape(shape)
 
 
@@ -193,6 +199,8 @@ class _Chunks(DefaultLoadPlanner):
         super().__init__()
         self._size = size
         self.whole: Tensor | None = None
+        self.elements = 0
+        """How many were taken; chunks do not overlap."""
 
     def resolve_tensor(self, read_item: ReadItem) -> Any:
         return _Target(self, read_item)
@@ -202,6 +210,7 @@ class _Chunks(DefaultLoadPlanner):
 
     def take(self, item: ReadItem, values: Tensor) -> None:
         """Keep the values of a part of the region that is read."""
+        self.elements += values.numel()
         if item.lengths == self._size:
             self.whole = values
             return

@@ -34,7 +34,8 @@ _WAIT_S = 60.0
 
 
 def check_splits(source: ModuleSource, job: Job, batch: Any) -> list[str]:
-    """Compare shared blocks with whole ones; return the names of blocks that are too large to try.
+    """Compare shared blocks with whole ones; return the names of blocks that cannot be tried:
+    too large ones, and those that compute no numbers with random weights.
 
     ``batch`` is one sample. ``InputError`` names a block whose ranks compute something else.
     """
@@ -54,6 +55,9 @@ def check_splits(source: ModuleSource, job: Job, batch: Any) -> list[str]:
             continue
         trial = _Trial(cast("ModuleSource", _Drawn(source)), job, number + 1, arguments, batch)
         whole = trial.computed(1)[0]
+        if not torch.isfinite(whole.out).all():
+            skipped.append(path)  # Random weights are not what it was made for.
+            continue
         for tp in sorted({2, job.max_tp}):
             for what in _differences(whole, trial.computed(tp)):
                 split = ", ".join(splits_of(block))

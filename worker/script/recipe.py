@@ -427,7 +427,7 @@ class Recipe:
         if self.splits.why_not_more:
             found.append(f"planned without tensor parallelism: {self.splits.why_not_more}")
         for path in self._untried:
-            what = f"{path} is too large to try its splits by numbers before training"
+            what = f"the splits of {path} could not be tried by numbers before training"
             found.append(f"{what}; compare losses with those of max_tp=1")
         if self.splits.experts:
             found.append(f"every rank of a stage computes {self.splits.experts} in full")

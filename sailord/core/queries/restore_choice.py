@@ -77,9 +77,9 @@ def restore_now(state: State, active: Active) -> tuple[Restore, Durable | None]:
 
 def unsaved_steps(state: State, active: Active) -> range:
     """Return the steps that only the memory of nodes holds."""
-    durable = state.durables.get(active.job)
+    restore, lowers = restore_now(state, active)
+    durable = lowers or state.durables.get(active.job)
     first = 1 if durable is None else durable.point.step + 1
-    restore, _ = restore_now(state, active)
     return range(first, restore.point.step + 1 if restore.source == "memory" else first)
 
 
@@ -92,7 +92,10 @@ def why_queue_stands(state: State) -> str:
         return ""
     steps = unsaved_steps(state, active)
     if not steps:
-        return f"{active.job} is held: {active.phase.reason}; what its nodes hold is not known yet"
+        return (
+            f"{active.job} is held: {active.phase.reason}; the next job gets the cluster once all "
+            "nodes have told what they hold, and its workers have ended"
+        )
     only = f"step {steps[0]} is" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]} are"
     return (
         f"{active.job} is held: {active.phase.reason}. It keeps the cluster since {only} only in "

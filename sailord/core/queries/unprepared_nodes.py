@@ -11,7 +11,8 @@ from sailord.core.queries.replan_triggers import usable, why_unsound
 def why_unprepared(state: State, active: Active, since: float) -> str:
     """Return why no node can run a job that waits since then; empty while one may.
 
-    Not before each node had the time for two attempts, since a package registry may be away.
+    Not before each node had the time for two attempts that fail at once, since a package registry
+    may be away.
     """
     if usable(state, active):
         return ""

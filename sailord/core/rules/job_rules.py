@@ -43,9 +43,11 @@ def yield_cluster(state: State, active: Active, phase: Held) -> RuleAnswer:
 
 
 def _has_workers(state: State, active: Active) -> bool:
-    """Return whether a member has not left the generation: it may do one more step."""
+    """Return whether a living member has not left the generation: it may do one more step."""
     generation = active.generation
-    return generation is not None and any(True for _ in state.reports_of(generation))
+    return generation is not None and any(
+        not state.nodes[id_].is_lost for id_, _ in state.reports_of(generation)
+    )
 
 
 def keep_budget(state: State, active: Active) -> RuleAnswer:

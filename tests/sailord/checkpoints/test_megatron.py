@@ -6,6 +6,7 @@ import json
 from argparse import Namespace
 from dataclasses import replace
 
+import numpy
 import pytest
 
 torch = pytest.importorskip("torch", reason="checkpoints are read with torch")
@@ -23,7 +24,7 @@ from worker.checkpoint.saved_state import open_saved_state
 from worker.checkpoint.snapshot_file import read_header, read_piece
 from worker.checkpoint.torch_dcp import DcpFolder, Entry, write_dcp
 from worker.cli.main import main
-from worker.models.foreign_tensors import module_name
+from worker.models.foreign_tensors import Window, module_name
 from worker.script.hf_job import described_job
 from worker.script.job_text import described_text
 
@@ -148,6 +149,48 @@ def test_masters_are_preferred_and_padding_of_the_vocabulary_is_dropped(tmp_path
     assert header.progress.samples == 123
     write_full(made.whole, "j", tmp_path / "direct.snap")
     assert pieces_of(tmp_path / "back.snap") == pieces_of(tmp_path / "direct.snap")
+
+
+def weights_alone(tmp_path, **arguments):
+    """A checkpoint of LLaMA's weights at step 10, without an optimizer, and its arguments."""
+    made = make(tmp_path / "kept", 10, spec=LLAMA)
+    export_megatron(open_saved_state(made.durable.manifest), None, tmp_path / "out")
+    root, new = tmp_path / "out" / "iter_0000010", tmp_path / "alone"
+    old = DcpFolder(root)
+    keys = [key for key in old.stored() if not key.startswith("optimizer.")]
+    shapes = {key: old.stored()[key].shape for key in keys}
+    write_dcp([Entry((k,), shapes[k], lambda k=k: old.read(k)) for k in keys], new)
+    (new / "metadata.json").write_text((root / "metadata.json").read_text())
+    torch.save({"iteration": 10, "args": Namespace(**arguments)}, new / "common.pt")
+    return new
+
+
+def test_weights_alone_begin_with_moments_of_zero_and_no_updates(tmp_path):
+    """Else Adam's first steps would be several times too large: it corrects by the updates."""
+    arguments = {"num_attention_heads": 4, "group_query_attention": True, "num_query_groups": 2}
+    folder = weights_alone(tmp_path, **arguments, eps=numpy.float64(1e-8))
+    header = import_megatron(folder, read_job(LLAMA), None, "j", tmp_path / "back.snap")
+    assert (header.step, header.progress.updates) == (10, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"num_attention_heads": 8}, "has 8 heads in 8 groups, the model 4 in 2"),
+        ({"apply_layernorm_1p": True}, "stores norms less one"),
+    ],
+)
+def test_weights_that_mean_something_else_are_refused(tmp_path, arguments, said):
+    folder = weights_alone(tmp_path, **arguments)
+    with pytest.raises(InputError, match=said):
+        import_megatron(folder, read_job(LLAMA), None, "j", tmp_path / "back.snap")
+
+
+def test_a_tensor_of_which_a_shard_is_missing_is_refused(tmp_path):
+    half = Entry(("w",), (2, 3), lambda: torch.ones(2, 3), window=Window((0, 0), (4, 3)))
+    write_dcp([half], tmp_path / "half")
+    with pytest.raises(InputError, match="lacks 6 of the 12 elements of w; save it anew"):
+        DcpFolder(tmp_path / "half").read("w")
 
 
 def test_what_does_not_fit_is_refused_by_name(tmp_path):

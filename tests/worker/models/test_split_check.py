@@ -101,4 +101,4 @@ def test_blocks_too_large_to_try_are_noted(monkeypatch):
     recipe = recipe_of(Normed)
     assert recipe.job().max_tp == 8
     (note,) = recipe.notes()
-    assert note.startswith("1.0 is too large to try its splits by numbers")
+    assert note.startswith("the splits of 1.0 could not be tried by numbers")

@@ -172,13 +172,16 @@ def test_a_held_job_yields_once_its_last_step_is_durable_or_lost() -> None:
 def test_a_held_job_yields_only_after_its_workers_have_ended() -> None:
     computes = held(node(A, report(A, sealed=())), node(B, said(B))).with_job(NEXT)
     assert active_of(act(computes, Ticked(NOW))[0]).job == JOB, "it may do a step yet"
+    is_dead = held(node(A, report(A, sealed=()), lost_at=NOW), node(B, said(B))).with_job(NEXT)
+    assert active_of(act(is_dead, Ticked(NOW))[0]).job == NEXT.id
 
 
 def test_a_held_job_yields_only_after_every_possible_holder_was_heard() -> None:
     unheard = held(Node(record(A), NOW - 1), node(B, said(B))).with_job(NEXT)
     after, _ = act(unheard, Ticked(NOW))
     assert active_of(after).job == JOB
-    assert why_queue_stands(after).endswith("what its nodes hold is not known yet")
+    told = why_queue_stands(after)
+    assert "once all nodes have told what they hold, and its workers have ended" in told
     away = held(node(A, said(A), absent_since=NOW - 0.1), node(B, said(B))).with_job(NEXT)
     assert active_of(act(away, Ticked(NOW))[0]).job == JOB, "it may come back with its memory"
 
