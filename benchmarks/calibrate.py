@@ -58,9 +58,9 @@ BORROWED = {
     "T4": ("Titan-RTX", 0.35, "the same generation, held back by its power limit"),
 }
 
-# In 16-bit precision nobody published profiles. What large matrix products reach is known from
-# benchmarks of cuBLAS; of kinds with public training runs, it is checked against these
-# (benchmarks/accuracy.py --runs).
+# There are no published profiles in 16-bit precision. What large matrix products reach is known
+# from benchmarks of cuBLAS; of kinds with public training runs, it is compared with these
+# (benchmarks/other_systems.py).
 HALF = {
     "A100-40": HalfPrecision(0.85, 0.1, "as A100-80"),
     "A100-80": HalfPrecision(

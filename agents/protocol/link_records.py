@@ -43,7 +43,7 @@ class Listening:
 
     port: int = 0
     secret: bytes = b""
-    """Opens the port to whoever sends it."""
+    """A connection must send it first."""
     busy: str = ""
     """Why it does not listen; empty: it does."""
 

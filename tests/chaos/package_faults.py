@@ -112,8 +112,10 @@ class PackageFaults:
 
     def has_begun(self, node: str) -> bool:
         """Return whether a setup has begun on the node and has not ended."""
-        begun = self.work(node).glob("folders/*/work/begun")
-        return any(not (path.parents[1] / "ready").exists() for path in begun)
+        homes = self.work(node).glob("folders/*")
+        return any(
+            (home / "work" / "begun").exists() and not (home / "ready").exists() for home in homes
+        )
 
     def why_unfit(self, node: str) -> str:
         """Return why the node cannot run the job."""

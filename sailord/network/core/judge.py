@@ -85,7 +85,7 @@ def _absurd(each: Measurement, nic_bytes_per_s: Callable[[Site], float | None]) 
         return f"a round trip of {each.round_trip_s:g} s"
     sizes = [entry.size_bytes for entry in each.times]
     if sizes != sorted(set(sizes)) or not set(sizes) <= set(SIZES_BYTES):
-        return "sizes that nobody asked for"
+        return "sizes that were not asked for"
     rates = (nic_bytes_per_s(each.question.sender), nic_bytes_per_s(each.question.receiver))
     nic = min((rate for rate in rates if rate is not None), default=math.inf)
     slowest_s = 0.0
@@ -125,7 +125,7 @@ def _unlike_others(sane: Sequence[Measurement]) -> dict[int, Flagged]:
                 continue
             they = "another node reports" if len(others) == 1 else "other nodes report"
             why = f"{max(far[0], value) / min(far[0], value):.0f} times off what {they}"
-            # Of two that contradict each other nobody knows which is right.
+            # Of two that contradict each other, either may be wrong.
             is_blamed = len(others) > 1
             if index not in odd or is_blamed:
                 odd[index] = Flagged(sane[index], why, is_blamed)

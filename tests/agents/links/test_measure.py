@@ -1,4 +1,4 @@
-"""Two agents' ends of a measurement, over real sockets; whoever lacks the secret gets nothing."""
+"""Two agents' ends of a measurement, over real sockets; without the secret nothing is sent."""
 
 from __future__ import annotations
 

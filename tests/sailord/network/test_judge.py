@@ -27,7 +27,7 @@ def why_not(measurements):
         ({"times": (SizeTimes(1 << 20, (5e-324,)),)}, "1048576 bytes in no time"),
         ({"times": (SizeTimes(1 << 20, ()),)}, "1048576 bytes in no time"),
         ({"times": (SizeTimes(1 << 26, (1e-6,)),)}, "6.71e+04 GB/s over a NIC of 2 GB/s"),
-        ({"times": (SizeTimes(12345, (1.0,)),)}, "sizes that nobody asked for"),
+        ({"times": (SizeTimes(12345, (1.0,)),)}, "sizes that were not asked for"),
         (
             {"times": (SizeTimes(1 << 20, (9.0,)), SizeTimes(1 << 22, (1.0,)))},
             "4194304 bytes much faster than fewer",
