@@ -103,6 +103,13 @@ bench: $(FOR_ALL) ## print every benchmark's table (MEASURED=DIR)
 			*) $(BIN)/python "$$file" --profiles "$(MEASURED)" ;; \
 		esac; done
 
+# A real sailord and real agents under attack by strangers, a hostile job and an agent that lies; the
+# worst flood goes on for so many ATTACK_MINUTES. Prints what each attack cost before and costs now.
+ATTACK_MINUTES ?= 10
+.PHONY: attack
+attack: $(FOR_ALL) ## attacks by strangers and by jobs, and what each costs (ATTACK_MINUTES=10)
+	@SAILOR_ATTACK_MINUTES=$(ATTACK_MINUTES) $(BIN)/python -m pytest tests/attacks -q -o faulthandler_timeout=0
+
 .PHONY: gpu-check
 gpu-check: $(FOR_ALL) ## on a machine with a GPU: measure layers of OPT-350M on it, and plan with them
 	$(BIN)/sailorctl profile model examples/opt-350m.toml --device cuda --tp 1 --out build/profiles

@@ -24,6 +24,7 @@ from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job
 from worker.checkpoint import snapshot_file
 from worker.checkpoint.piece_blocks import whole_block
+from worker.checkpoint.plain_pickle import load_tensors, load_with_stubs
 from worker.checkpoint.safetensors_file import write_safetensors
 from worker.checkpoint.saved_state import SavedState
 from worker.checkpoint.tensor_strips import fill_from_block
@@ -278,9 +279,10 @@ def import_deepspeed(folder: Path, job: Job, name: str, out: Path) -> snapshot_f
 def _universal(folder: Path) -> tuple[Path, int, int]:
     try:
         root = folder / (folder / "latest_universal").read_text(encoding="utf-8").strip()
-        about = _loaded(root / "mp_rank_00_model_states.pt")
+        about = load_with_stubs(root / "mp_rank_00_model_states.pt")
         return root, int(about["global_steps"]), int(about.get("global_samples", 0))
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError, EOFError,
+            pickle.UnpicklingError) as error:  # fmt: skip
         what = f"is not a DeepSpeed universal checkpoint ({error})"
         cure = "make one with deepspeed/checkpoint/ds_to_universal.py"
         raise InputError(Problem(str(folder), what, cure)) from None
@@ -307,7 +309,7 @@ def _count(file: Path) -> int:
 
 def _loaded(file: Path) -> Any:
     try:
-        return torch.load(file, weights_only=False, mmap=True)
+        return load_tensors(file)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise InputError(Problem(str(file), f"cannot be read ({error})")) from None
 

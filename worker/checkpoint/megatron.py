@@ -11,7 +11,6 @@ import json
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from worker.checkpoint.convert import (
     import_tensors,
     require_adam,
 )
+from worker.checkpoint.plain_pickle import load_with_stubs
 from worker.checkpoint.saved_state import SavedState
 from worker.checkpoint.torch_dcp import DcpFolder, Entry, write_dcp
 from worker.models.foreign_tensors import ForeignTensor, StoredTensor
@@ -215,9 +215,7 @@ def _samples(common: Mapping[str, Any], job: Job) -> int:
 
 def _common_of(root: Path) -> dict[str, Any]:
     try:
-        found = torch.load(
-            root / "common.pt", map_location="cpu", weights_only=False, pickle_module=_KnownTypes
-        )
+        found = load_with_stubs(root / "common.pt")
         found["iteration"] = int(found.get("iteration", 0))
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, TypeError, ValueError,
             AttributeError) as error:  # fmt: skip
@@ -225,34 +223,3 @@ def _common_of(root: Path) -> dict[str, Any]:
         raise InputError(Problem(str(root / "common.pt"), what)) from None
     assert isinstance(found, dict)
     return found
-
-
-class _Stub(SimpleNamespace):
-    """Stands for an object of a package that is not needed here."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        super().__init__()
-
-    def __setstate__(self, state: Any) -> None:
-        """Keep attributes; what other states mean is not known here."""
-        if isinstance(state, dict):
-            self.__dict__.update(state)
-
-
-class _Unpickler(pickle.Unpickler):
-    """Makes tensors and plain values; objects of Megatron's classes become stubs."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        known = {"set", "frozenset", "bytearray", "complex", "slice"}
-        if module.split(".", maxsplit=1)[0] == "torch" or module in ("collections", "argparse"):
-            return super().find_class(module, name)
-        if module == "builtins" and name in known:
-            return super().find_class(module, name)
-        return type(name, (_Stub,), {})
-
-
-class _KnownTypes:
-    """The module of ``pickle`` that torch asks for."""
-
-    Unpickler = _Unpickler
-    load = staticmethod(pickle.load)

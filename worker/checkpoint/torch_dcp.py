@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import (
-    FileSystemReader,
     FileSystemWriter,
     _StorageInfo,
 )
@@ -47,6 +46,7 @@ from torch.futures import Future
 
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Optimizer
+from worker.checkpoint.plain_pickle import DcpReader
 from worker.models.foreign_tensors import ForeignTensor, StoredTensor, Window
 
 MOMENT_NAMES: Mapping[Optimizer, tuple[str, ...]] = {
@@ -149,7 +149,7 @@ class DcpFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._reader = FileSystemReader(folder)
+        self._reader = DcpReader(folder)
         with _reading(folder):
             self._metadata = self._reader.read_metadata()
             self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)

@@ -337,7 +337,7 @@ def _with_path(path: Path) -> Iterator[None]:
 def _save(spec: RunSpec, ranks: int, pieces: Path, folder: Path) -> None:
     """Merge the ranks' shards into one file, under the module's names or Hugging Face's."""
     job = spec.job
-    shares = [torch.load(pieces / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
+    shares = [torch.load(pieces / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
     merged = merge_ranks(shares, tensors_of(job))
     whole = {(0 if layer == TIED else layer, name): t for (layer, name, _), t in merged.items()}
     if spec.module is not None:
