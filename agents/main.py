@@ -163,7 +163,9 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
             gang=gang,
             joiner=joiner,
             snapshots=snapshots,
-            sender=ReportSender(client, lambda: registration.leader),
+            sender=ReportSender(
+                client, lambda: registration.leader, unreadable=registration.unreadable
+            ),
         )
         snapshots.open()
         await _listen(config, key, loop, preparation, stack)

@@ -18,6 +18,7 @@ from agents.cloud.gce_metadata import INSTANCE_S, read_instance
 from agents.config import Config
 from agents.devices.probe import Devices
 from agents.protocol.records import NodeRecord
+from agents.protocol.versions import own_protocol
 from agents.saved_state import SavedState
 from simulator.documents.problems import InputError, Problems
 from simulator.hardware.catalogue import Catalogue
@@ -70,6 +71,7 @@ async def identify_node(
         address="",
         spot=config.spot,
         lease_s=config.lease_s,
+        protocol=own_protocol(),
     )
 
 

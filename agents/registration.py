@@ -8,8 +8,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from agents.core.model import Event, GenerationRead, JobEnded, LeaseEnded, Registered, StoreFailed
+from agents.core.model import (
+    Event,
+    GenerationRead,
+    GenerationUnreadable,
+    JobEnded,
+    LeaseEnded,
+    Registered,
+    StoreFailed,
+)
 from agents.daemon.clock import Clock
+from agents.daemon.unreadable import UnreadableRecords
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.compression import unpack
 from agents.protocol.records import (
@@ -25,6 +34,7 @@ from agents.protocol.records import (
     Order,
 )
 from agents.protocol.store_keys import Keys
+from agents.protocol.versions import why_apart
 from agents.store.interface import Compacted, Entry, LeaseGone, Put, Store, StoreError
 from agents.workers.specs import GenerationDetails
 
@@ -57,7 +67,8 @@ class Registration:
     known: dict[NodeId, NodeRecord] = field(default_factory=dict)
     """All nodes seen in the last ``KNOWN_S``, as they were last seen."""
     jobs: dict[JobId, JobRecord] = field(default_factory=dict)
-    """All jobs, as of the last poll."""
+    """All jobs, as they were last read."""
+    unreadable: UnreadableRecords = field(default_factory=UnreadableRecords)
     _seen_at: dict[NodeId, float] = field(default_factory=dict)
     _wished: NodeRecord | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -158,39 +169,69 @@ class Registration:
 
     async def _poll(self, node: NodeId, held: JobId | None) -> None:
         entry = await self.store.get(self.keys.leader)
-        self.leader = None if entry is None else _leader_address(entry.value)
+        self.leader = None if entry is None else self._leader_address(entry)
         found = (await self.store.snapshot(self.keys.jobs)).entries
-        self.jobs = {job.id: job for job in self._read_all(JobRecord, "state", found)}
-        records = self._read_all(GenerationRecord, "gen", found)
+        unreadable: dict[str, str] = {}
+        jobs = {job.id: job for job in self._read_all(JobRecord, "state", found, unreadable)}
+        # An unreadable job stays what it was: its work folder and its snapshots are not given up.
+        kept = {id_: job for id_, job in self.jobs.items() if self.keys.state(id_) in unreadable}
+        self.jobs = kept | jobs
+        records = self._read_all(GenerationRecord, "gen", found, unreadable)
         record = choose(records, self.jobs, node, held)
         durable = None
         if record is not None:
             of_job = [e for e in found if e.key == self.keys.durable(record.job)]
-            durable = next(
-                (each.point for each in self._read_all(Durable, "durable", of_job)), None
-            )
-        self.looked(self.jobs)
+            durables = self._read_all(Durable, "durable", of_job, unreadable)
+            durable = next((each.point for each in durables), None)
+        self.unreadable.note_all(unreadable, prefixes=[self.keys.jobs])
+        if held is None or held in self.jobs:
+            self.looked(self.jobs)
         now = self.clock.now()
-        self.feed(GenerationRead(now, record, durable))
+        ours = self.jobs_in_memory() if held is None else {held}
+        is_wanted = record is not None and record.state == "open" and node in record.members
+        if any(self.keys.generation(job) in unreadable for job in ours) and not (
+            held is None and is_wanted
+        ):
+            self.feed(GenerationUnreadable(now))
+        else:
+            self.feed(GenerationRead(now, record, durable))
         for id_ in sorted(self.jobs_in_memory() & self.jobs.keys()):
             if self.jobs[id_].state in ENDED:
                 self.feed(JobEnded(now, id_))
 
-    def _read_all(self, kind: type[T], part: str, entries: Iterable[Entry]) -> list[T]:
-        """Decode the entries of one kind; unreadable ones are skipped."""
+    def _read_all(
+        self, kind: type[T], part: str, entries: Iterable[Entry], unreadable: dict[str, str]
+    ) -> list[T]:
+        """Decode the entries of one kind; unreadable ones are passed over."""
         found = []
         for entry in entries:
             if entry.key.endswith(f"/{part}"):
                 modified, record = self._read.get(entry.key, (0, None))
                 if modified != entry.modified:
                     # A record of many members takes long to decode: only changed ones are decoded.
-                    record = None
-                    with contextlib.suppress(WireError):
+                    try:
                         record = decode(kind, unpack(entry.value))
+                    except WireError as error:
+                        record = error
                     self._read[entry.key] = entry.modified, record
                 if isinstance(record, kind):
                     found.append(record)
+                else:
+                    unreadable[entry.key] = str(record)
         return found
+
+    def _leader_address(self, entry: Entry) -> str | None:
+        try:
+            leader = decode(Leader, entry.value)
+        except WireError as error:
+            self.unreadable.note(entry.key, str(error))
+            return None
+        apart = why_apart(leader.protocol, other_is="the leading sailord", this_is="this agent")
+        if apart:
+            self.unreadable.note(entry.key, apart)
+        else:
+            self.unreadable.clear(entry.key)
+        return leader.address
 
     async def watch(self) -> None:
         """Poll at once when a job's records change; for ever."""
@@ -207,7 +248,7 @@ class Registration:
 
     async def details_of(self, record: GenerationRecord) -> GenerationDetails | None:
         """Read all that workers need of a generation; ``None``: not available now."""
-        with contextlib.suppress(StoreError, UnicodeDecodeError, WireError):
+        with contextlib.suppress(StoreError, UnicodeDecodeError, WireError):  # The poll tells it.
             plan, spec, durable, nodes = await asyncio.gather(
                 self.store.get(self.keys.plan(record.job, record.plan)),
                 self.store.get(self.keys.spec(record.job)),
@@ -241,8 +282,15 @@ class Registration:
         """Return all registered nodes, or none if the store does not answer."""
         with contextlib.suppress(StoreError):
             found = (await self.store.snapshot(self.keys.nodes)).entries
-            nodes = tuple(decode(NodeRecord, entry.value) for entry in found)
-            now = self.clock.now()
+            unreadable: dict[str, str] = {}
+            read: list[NodeRecord] = []
+            for entry in found:
+                try:
+                    read.append(decode(NodeRecord, entry.value))
+                except WireError as error:
+                    unreadable[entry.key] = str(error)
+            self.unreadable.note_all(unreadable, prefixes=[self.keys.nodes])
+            nodes, now = tuple(read), self.clock.now()
             self._seen_at.update((node.id, now) for node in nodes)
             self.known.update((node.id, node) for node in nodes)
             for id_ in [id_ for id_, at in self._seen_at.items() if at < now - KNOWN_S]:
@@ -283,10 +331,3 @@ def choose(
         )
 
     return max(records, key=concern, default=None)
-
-
-def _leader_address(value: bytes) -> str | None:
-    try:
-        return decode(Leader, value).address
-    except WireError:
-        return None

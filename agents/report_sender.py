@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 
 from agents.daemon.backoff import Backoff
+from agents.daemon.unreadable import UnreadableRecords
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.records import Measured, Report, ReportReply
 from agents.rpc.client import CallFailed, SignedClient
@@ -35,6 +36,7 @@ class ReportSender:
     client: SignedClient
     leader: Callable[[], str | None]
     answered: Callable[[Report, ReportReply], None] = lambda *_: None
+    unreadable: UnreadableRecords = field(default_factory=UnreadableRecords)
     _newest: Report | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _delivered: Report | None = None
@@ -68,14 +70,22 @@ class ReportSender:
             return False
         try:
             status, body = await self.client.call(leader, "POST", PATH, encode(report))
-            if status == 200:
-                reply = decode(ReportReply, body)
-                self._delivered, self._delivered_s = report, time.monotonic()
-                self._every_s = reply.every_s
-                self.answered(report, reply)
-        except (CallFailed, WireError):
+        except CallFailed:
             return False
-        return status == 200
+        if status == 422:
+            self.unreadable.note(f"{leader}{PATH}", body.decode(errors="replace").strip())
+        if status != 200:
+            return False
+        self._delivered, self._delivered_s = report, time.monotonic()
+        try:
+            reply = decode(ReportReply, body)
+        except WireError as error:
+            self.unreadable.note(f"{leader}{PATH}", str(error))
+            return True
+        self.unreadable.clear(f"{leader}{PATH}")
+        self._every_s = reply.every_s
+        self.answered(report, reply)
+        return True
 
 
 def is_news(report: Report, delivered: Report | None, *, with_seals: bool = True) -> bool:

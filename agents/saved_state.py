@@ -10,11 +10,15 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import structlog
+
 from agents.core.model import UNHEARD, Gang, Options, State
 from agents.daemon.atomic_file import replace_file
 from agents.daemon.clock import boot_id, since_boot_s
-from agents.protocol.codec import WireError, plain, read
+from agents.protocol.codec import plain, read
 from agents.protocol.records import Fence, JobId, NodeId, NodeRecord, NodeState, Uploaded
+
+log = structlog.get_logger("sailor-agent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +47,13 @@ class SavedState:
 def load_or_begin(path: Path) -> SavedState:
     """Read the saved state; begin a new node after a boot, or if there is no readable file."""
     boot = boot_id()
+    saved = None
     try:
         saved = read(SavedState, json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, WireError):
-        saved = None
+    except FileNotFoundError:
+        pass  # It is the first start.
+    except (OSError, ValueError) as error:
+        log.error("unreadable state: this is a new node now", file=str(path), why=str(error))
     if saved is None or saved.boot_id != boot:
         return SavedState(boot, int(time.time() * 1e3))
     return saved

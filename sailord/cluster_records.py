@@ -1,19 +1,33 @@
 """Reads and writes sailord's records in the store; a leader's writes are fenced by its term.
 
-Everything is read in one snapshot. A write with unknown outcome is settled by reading.
+Everything is read in one snapshot. A write with unknown outcome is settled by reading. A record
+that cannot be read is passed over, and never overwritten or deleted; a record that is written anew
+keeps the fields that a newer version added (ADR 70).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from agents.protocol.codec import WireError, decode, encode
+from agents.daemon.unreadable import UnreadableRecords
+from agents.protocol.codec import WireError, decode, encode, unknown_fields
 from agents.protocol.compression import pack, unpack
-from agents.protocol.records import Durable, GenerationRecord, JobId, JobRecord, NodeRecord, Order
+from agents.protocol.records import (
+    LIVE,
+    Durable,
+    GenerationRecord,
+    JobId,
+    JobRecord,
+    Leader,
+    NodeId,
+    NodeRecord,
+    Order,
+)
 from agents.protocol.store_keys import Keys
+from agents.protocol.versions import own_protocol, why_apart
 from agents.store.interface import (
     Compare,
     CreatedAt,
@@ -61,8 +75,13 @@ class World:
     generations: tuple[GenerationRecord, ...]
     durables: tuple[tuple[JobId, Durable], ...]
     orders: tuple[Order, ...]
-    unreadable: tuple[str, ...] = ()
-    """Descriptions of unreadable records."""
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """By key: why a record cannot be read, or its writer not be understood."""
+    nodes_unreadable: frozenset[NodeId] = frozenset()
+    set_aside: frozenset[JobId] = frozenset()
+    """Jobs that are not among ``jobs``, as one of their records cannot be read."""
+    blocking: frozenset[JobId] = frozenset()
+    """Those of them that may have the cluster."""
 
 
 @dataclass(eq=False)
@@ -71,25 +90,43 @@ class Gateway:
 
     store: Store
     keys: Keys
+    unreadable: UnreadableRecords = field(default_factory=UnreadableRecords)
     _read: dict[str, tuple[int, object]] = field(default_factory=dict)
-    """Decoded records by key and revision; unchanged ones are not decoded again."""
+    """Decoded records by key and revision, or why that failed; unchanged ones are not decoded
+    again."""
+    _newer: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By key: fields that a newer version wrote into records that a leader writes anew."""
     _specs: dict[JobId, str] = field(default_factory=dict)
     """Jobs' files, so that planning works while the store is unavailable."""
 
     async def read_world(self) -> World:
         """Read everything in one snapshot."""
         snapshot = await self.store.snapshot(self.keys.all)
-        faults: list[str] = []
+        faults: dict[str, str] = {}
         known, self._read = self._read, {}
         nodes: list[NodeRecord] = []
         jobs: list[JobRecord] = []
         generations: list[GenerationRecord] = []
         durables: list[tuple[JobId, Durable]] = []
         orders: list[tuple[int, Order]] = []
+        aside: set[JobId] = set()
+        apart, own = dict[str, str](), own_protocol()
         for entry in snapshot.entries:
             part = self.keys.job_part(entry.key)
-            if entry.key.startswith(self.keys.nodes):
-                nodes += self._record(NodeRecord, entry, known, faults)
+            if entry.key == self.keys.leader:
+                for leader in self._record(Leader, entry, known, faults):
+                    apart[entry.key] = why_apart(
+                        leader.protocol,
+                        other_is=f"sailord on {leader.host}",
+                        this_is="this sailord",
+                    )
+            elif entry.key.startswith(self.keys.nodes):
+                for node in self._record(NodeRecord, entry, known, faults):
+                    nodes.append(node)
+                    if node.protocol != own:
+                        apart[entry.key] = why_apart(
+                            node.protocol, other_is="its agent", this_is="sailord"
+                        )
             elif entry.key.startswith(self.keys.orders):
                 for order in self._record(Order, entry, known, faults):
                     orders.append((entry.created, order))
@@ -102,31 +139,51 @@ class Gateway:
             elif part[1] == "durable":
                 found = self._record(Durable, entry, known, faults)
                 durables += [(part[0], durable) for durable in found]
+            if part is not None and entry.key in faults:
+                aside.add(part[0])
+        self._newer = {key: each for key, each in self._newer.items() if key in self._read}
+        is_free = {job.id for job in jobs if job.state not in LIVE}
+        is_free |= {each.job for each in generations if each.state == "closed"}
+        named = {each.job for each in generations}
+        named |= {job for job in aside if self.keys.generation(job) in faults}
+        prefix = len(self.keys.nodes)
         return World(
             snapshot.revision,
             tuple(nodes),
-            tuple(jobs),
-            tuple(generations),
-            tuple(durables),
+            tuple(job for job in jobs if job.id not in aside),
+            tuple(each for each in generations if each.job not in aside),
+            tuple(each for each in durables if each[0] not in aside),
             tuple(order for _, order in sorted(orders, key=lambda pair: pair[0])),
-            tuple(faults),
+            {**faults, **{key: why for key, why in apart.items() if why}},
+            frozenset(NodeId(key[prefix:]) for key in faults if key.startswith(self.keys.nodes)),
+            frozenset(aside),
+            frozenset(job for job in aside & named if job not in is_free),
         )
 
     def _record(
-        self, kind: type[T], entry: Entry, known: dict[str, tuple[int, object]], faults: list[str]
-    ) -> Iterator[T]:
+        self, kind: type[T], entry: Entry, known: dict[str, tuple[int, object]],
+        faults: dict[str, str],
+    ) -> Iterator[T]:  # fmt: skip
         before = known.get(entry.key)
+        value: object
         if before is not None and before[0] == entry.modified:
             value = before[1]
         else:
             try:
-                value = decode(kind, unpack(entry.value))
+                text = unpack(entry.value)
+                value = decode(kind, text)
             except WireError as error:
-                faults.append(f"{entry.key}: {error}")
-                return
+                value = error
+            else:
+                if kind in (JobRecord, Order):
+                    self._newer.pop(entry.key, None)
+                    if newer := unknown_fields(kind, text):
+                        self._newer[entry.key] = newer
         self._read[entry.key] = (entry.modified, value)
-        assert isinstance(value, kind)
-        yield value
+        if isinstance(value, kind):
+            yield value
+        else:
+            faults[entry.key] = str(value)
 
     # ---- written by the leader only -----------------------------------------------------------
 
@@ -152,7 +209,10 @@ class Gateway:
             return True
         if present != replaces:
             return False
-        operations: list[Operation] = [Put(key, pack(encode(record))), *also]
+        newer = {}
+        if there is not None and present is not None and present.number == record.number:
+            newer = unknown_fields(GenerationRecord, unpack(there.value))
+        operations: list[Operation] = [Put(key, pack(encode(record, newer))), *also]
         if replaces is None or record.number != replaces.number:
             if plan is not None:
                 operations.append(Put(self.keys.plan(record.job, record.plan), pack(plan)))
@@ -202,10 +262,12 @@ class Gateway:
         ).is_applied
 
     def put_job(self, job: JobRecord) -> Operation:
-        return Put(self.keys.state(job.id), encode(job))
+        key = self.keys.state(job.id)
+        return Put(key, encode(job, self._newer.get(key)))
 
     def put_order(self, order: Order) -> Operation:
-        return Put(self.keys.order(order.id), encode(order))
+        key = self.keys.order(order.id)
+        return Put(key, encode(order, self._newer.get(key)))
 
     def forget_order(self, id_: str) -> Operation:
         return Delete(self.keys.order(id_))
@@ -237,8 +299,16 @@ class Gateway:
 
     async def read_history(self, job: JobId) -> tuple[Transition, ...]:
         """The transitions of a job, oldest first."""
-        snapshot = await self.store.snapshot(f"{self.keys.papers}{job}/history/")
-        return tuple(decode(Transition, entry.value) for entry in snapshot.entries)
+        prefix = f"{self.keys.papers}{job}/history/"
+        read: list[Transition] = []
+        faults: dict[str, str] = {}
+        for entry in (await self.store.snapshot(prefix)).entries:
+            try:
+                read.append(decode(Transition, entry.value))
+            except WireError as error:
+                faults[entry.key] = str(error)
+        self.unreadable.note_all(faults, prefixes=[prefix])
+        return tuple(read)
 
     async def read_plan(self, job: JobId, sha: str) -> bytes | None:
         entry = await self.store.get(self.keys.plan(job, sha))
@@ -254,8 +324,7 @@ class Gateway:
             value = {} if entry is None else json.loads(unpack(entry.value))
         except ValueError:
             return {}
-        assert isinstance(value, dict)
-        return value
+        return value if isinstance(value, dict) else {}
 
     async def read_spec(self, job: JobId) -> str | None:
         """The job's file as submitted; it never changes."""
@@ -265,7 +334,11 @@ class Gateway:
                 return None
             while len(self._specs) >= SPECS_MAX:
                 del self._specs[next(iter(self._specs))]
-            self._specs[job] = entry.value.decode()
+            try:
+                self._specs[job] = entry.value.decode()
+            except UnicodeDecodeError as error:
+                self.unreadable.note(entry.key, str(error))
+                return None
         return self._specs[job]
 
     async def submit(self, job: JobRecord, spec: str, durable: Durable | None = None) -> bool:
@@ -284,7 +357,10 @@ class Gateway:
             there = await self.store.get(state)
             if there is None:
                 raise
-            return decode(JobRecord, there.value).submitted_at == job.submitted_at
+            try:
+                return decode(JobRecord, there.value).submitted_at == job.submitted_at
+            except WireError:
+                return False
 
     async def give_order(self, order: Order) -> Given:
         """Store an order under its id (idempotency key)."""
@@ -303,4 +379,8 @@ class Gateway:
         there = await self.store.get(key)
         if there is None:
             return "known"  # It was deleted just now.
-        return "known" if what(decode(type(record), there.value)) == what(record) else "other"
+        try:
+            known = decode(type(record), there.value)
+        except WireError:
+            return "other"
+        return "known" if what(known) == what(record) else "other"

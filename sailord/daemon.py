@@ -14,6 +14,7 @@ from aiohttp import web
 from agents.daemon.clock import Clock
 from agents.daemon.logs import begin_log
 from agents.daemon.systemd import notify
+from agents.protocol.records import JobId
 from agents.protocol.store_keys import Keys
 from agents.rpc.signing import read_key
 from agents.store.factory import open_store
@@ -70,6 +71,8 @@ class Daemon:
     capacity: CapacityLoop | None = None
     """Only if a provider is configured."""
     _is_ready: bool = False
+    _set_aside: frozenset[JobId] = frozenset()
+    """Jobs whose records could not be read when this term began, or came later."""
     _led: int | None = None
     """The term that the controller knows; a term is won before the store could be read."""
 
@@ -154,6 +157,7 @@ class Daemon:
         if self.election.term != term:
             return  # Reading took longer than our lease; the next round reads again.
         self.controller.resign_asked.clear()
+        self._set_aside = world.set_aside
         about = {"nodes": len(world.nodes), "jobs": len(world.jobs)}
         log.info("elected leader", term=term, cause="Elected", **about)
         self._led = term
@@ -166,6 +170,7 @@ class Daemon:
                 world.generations,
                 world.durables,
                 world.orders,
+                world.blocking,
             )
         )
 
@@ -212,22 +217,29 @@ class Daemon:
         now, is_back = self.clock.now(), self.controller.cluster.store.mark_available()
         if is_back:
             log.info("store available again", cause="StoreReturned")
-        for fault in world.unreadable:
-            log.warning("unreadable record in the store", cause="WireError", what=fault)
+        self.gateway.unreadable.note_all(world.unreadable, prefixes=[self.gateway.keys.all])
         state = self.controller.cluster.state
         if state.term is None or state.term != self.election.term:
             return
+        self.controller.announcer.tell_unreadable(world.unreadable, state)
+        if self._set_aside - world.set_aside or world.set_aside & state.jobs.keys():
+            log.warning("resigning to read everything again: a job's record can be read now, or "
+                        "no longer", cause="WireError")  # fmt: skip
+            self.controller.inbox.put(Deposed(now))
+            self.controller.resign_asked.set()
+            return
+        self._set_aside |= world.set_aside
         put = self.controller.inbox.put
         if is_back:
             put(StoreReturned(now))
-        put(NodesObserved(now, world.nodes))
+        put(NodesObserved(now, world.nodes, world.nodes_unreadable))
         durables = dict(world.durables)
         for job in world.jobs:
             if job.id not in state.jobs:
                 put(JobSubmitted(now, job, durables.get(job.id)))
-        fresh = [order for order in world.orders if order.id not in state.known_orders]
-        if fresh:
-            put(OrderGiven(now, fresh[0], tuple(fresh[1:])))
+        orders = [order for order in world.orders if order.id not in state.known_orders]
+        if orders:
+            put(OrderGiven(now, orders[0], tuple(orders[1:])))
 
     def _note_outage(self, error: StoreError) -> None:
         if self.controller.cluster.store.mark_unavailable(str(error), at=self.clock.now()):
@@ -290,7 +302,7 @@ def _assemble(config: Config, store: Store, state: StateFolder, key: bytes) -> D
     controller = build_controller(config, gateway, clock, key)
     election = Election(store, keys.leader, state, config.address, config.options.lease_s)
     network = NetworkProfiler(config, controller.cluster, controller.effects.agents)
-    own = Gateway(store, keys)
+    own = Gateway(store, keys, gateway.unreadable)
     api = ApiContext(config, controller, own, clock, key, network, asyncio.Event())
     outbox, cluster = controller.announcer.outbox, controller.cluster
     webhooks = WebhookSender(config.webhooks.receivers, outbox, cluster)
@@ -298,8 +310,9 @@ def _assemble(config: Config, store: Store, state: StateFolder, key: bytes) -> D
         provider = open_provider(config.provider, config.cluster, clock.now)
         planner = controller.effects.planner
         api.capacity = CapacityLoop(
-            config, provider, config.capacity, cluster, planner, Gateway(store, keys), clock
-        )
+            config, provider, config.capacity, cluster, planner,
+            Gateway(store, keys, gateway.unreadable), clock,
+        )  # fmt: skip
     return Daemon(config, store, clock, gateway, election, controller, api, webhooks, api.capacity)
 
 

@@ -27,6 +27,7 @@ from agents.core.model import (
     GangExited,
     GangReported,
     GenerationRead,
+    GenerationUnreadable,
     JobEnded,
     JoinGeneration,
     KillGang,
@@ -88,6 +89,8 @@ def _learn(state: State, event: Event) -> Decision:
         case GenerationRead():
             state = _learn_record(replace(state, store_silent_since=None), event.record)
             return _forget_old_uploads(state, event), ()
+        case GenerationUnreadable():
+            return replace(state, store_silent_since=None), ()
         case AbortReceived():
             return _learn_abort(state, event), ()
         case GangReported():

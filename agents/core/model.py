@@ -150,6 +150,11 @@ class GenerationRead(_Event):
 
 
 @dataclass(frozen=True, slots=True)
+class GenerationUnreadable(_Event):
+    """The store was read, but not the generation that concerns this node: nothing changes."""
+
+
+@dataclass(frozen=True, slots=True)
 class AbortReceived(_Event):
     """A leader ended all generations of the job up to this one."""
 
@@ -282,6 +287,7 @@ Event = (
     SelfTested
     | DeviceFailed
     | GenerationRead
+    | GenerationUnreadable
     | AbortReceived
     | GangReported
     | GangExited

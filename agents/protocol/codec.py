@@ -1,4 +1,7 @@
-"""Encodes records as JSON, and decodes them with a check of every field against its type."""
+"""Encodes records as JSON, and decodes them with a check of every field against its type.
+
+A reader passes over fields that it does not know: a newer version wrote them (ADR 70).
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from agents.protocol import records
+from agents.protocol import records, versions
 
 T = TypeVar("T")
 
@@ -25,10 +28,15 @@ class WireError(ValueError):
     """The data is not a valid record; the message says where and why."""
 
 
-def encode(value: object) -> bytes:
-    """Return a record as one line of JSON; equal records give equal bytes."""
-    text = json.dumps(plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return text.encode()
+def encode(value: object, keeping: Mapping[str, Any] | None = None) -> bytes:
+    """Return a record as one line of JSON; equal records give equal bytes.
+
+    ``keeping``: fields that a newer version wrote (``unknown_fields``), and that stay.
+    """
+    raw = plain(value)
+    if keeping:
+        _keep(raw, keeping)
+    return json.dumps(raw, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def decode(kind: type[T], data: bytes | str) -> T:
@@ -40,9 +48,40 @@ def decode(kind: type[T], data: bytes | str) -> T:
     return read(kind, raw)
 
 
+def unknown_fields(kind: type, data: bytes) -> dict[str, Any]:
+    """Return the fields of a readable record, and of records in it, that its type lacks.
+
+    Not those of records in lists: where a list is written anew, they are lost.
+    """
+    return _unknown(kind, json.loads(data))
+
+
+def _unknown(kind: type, raw: Mapping[str, Any]) -> dict[str, Any]:
+    names, inner = _field_names(kind) or (), _inner_records(kind)
+    found = {name: each for name, each in raw.items() if name not in names}
+    for name, inner_kind in inner.items():
+        if isinstance(raw.get(name), dict) and (deeper := _unknown(inner_kind, raw[name])):
+            found[name] = deeper
+    return found
+
+
+def _keep(raw: dict[str, Any], keeping: Mapping[str, Any]) -> None:
+    for name, each in keeping.items():
+        if name not in raw:
+            raw[name] = each
+        elif isinstance(raw[name], dict) and isinstance(each, dict):
+            _keep(raw[name], each)
+
+
 def read(kind: type[T], raw: object) -> T:
     """Build a record from the values of a JSON document; raises ``WireError`` if invalid."""
     any_kind: Any = kind
+    needs = raw.get(versions.NEEDS) if isinstance(raw, dict) else None
+    if isinstance(needs, int) and needs > versions.SPEAKS:
+        raise WireError(
+            f"{kind.__name__}: its reader must speak protocol {needs}, and this version speaks "
+            f"{versions.SPEAKS}: upgrade this machine first"
+        )
     try:
         value = _reader(any_kind)(raw)
     except _Wrong as wrong:
@@ -67,6 +106,27 @@ def _field_names(kind: type) -> tuple[str, ...] | None:
     """Return the fields of a record type; ``None``: it is no record type."""
     is_record = dataclasses.is_dataclass(kind)
     return tuple(field.name for field in dataclasses.fields(kind)) if is_record else None
+
+
+@functools.cache
+def _type_hints(kind: type) -> dict[str, Any]:
+    # Annotations are strings in the modules of records; this resolves them.
+    return typing.get_type_hints(kind, vars(records) | vars(sys.modules[kind.__module__]))
+
+
+@functools.cache
+def _inner_records(kind: type) -> dict[str, type]:
+    """Return the fields that hold one record, also if it may be missing."""
+    hints = {name: _type_hints(kind)[name] for name in _field_names(kind) or ()}
+    inner = {name: [hint, *typing.get_args(hint)] for name, hint in hints.items()}
+    is_tuple = {name for name, hint in hints.items() if typing.get_origin(hint) is tuple}
+    return {
+        name: each
+        for name, kinds in inner.items()
+        if name not in is_tuple
+        for each in kinds
+        if dataclasses.is_dataclass(each) and isinstance(each, type)
+    }
 
 
 def _refuse_constant(name: str) -> float:
@@ -147,8 +207,7 @@ def _tuple_reader(kind: Any) -> Callable[[object], object]:
 
 
 def _record_reader(kind: Any) -> Callable[[object], object]:
-    # Annotations are strings in the modules of records; this resolves them.
-    hints = typing.get_type_hints(kind, vars(records) | vars(sys.modules[kind.__module__]))
+    hints = _type_hints(kind)
     readers = {field.name: _reader(hints[field.name]) for field in dataclasses.fields(kind)}
     required = [f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING]
 
@@ -159,8 +218,7 @@ def _record_reader(kind: Any) -> Callable[[object], object]:
         for name, each in raw.items():
             reader = readers.get(name)
             if reader is None:
-                unknown = sorted(set(raw) - set(readers))
-                raise _Wrong(f"unknown fields: {', '.join(map(str, unknown))}")
+                continue
             try:
                 values[name] = reader(each)
             except _Wrong as wrong:

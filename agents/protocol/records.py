@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NewType
 
+from agents.protocol.versions import UNNUMBERED, Protocol
+
 NodeId = NewType("NodeId", str)
 """A node's id: one life of a machine, from an agent's first registration after a boot to its end. A
 machine that reboots, or returns under its name, is another node."""
@@ -60,6 +62,7 @@ class Leader:
     address: str
     """``host:port``, where agents report."""
     lease: int
+    protocol: Protocol = UNNUMBERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ class NodeRecord:
     spot: bool = False
     lease_s: float = 0.0
     """The lease: without renewal the record is deleted after this time. 0: not given."""
+    protocol: Protocol = UNNUMBERED
 
 
 @dataclass(frozen=True, slots=True, order=True)

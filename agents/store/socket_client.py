@@ -7,9 +7,9 @@ import contextlib
 import itertools
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from agents.protocol.codec import read
+from agents.protocol import codec
 from agents.store import socket_frames
 from agents.store.interface import (
     Changed,
@@ -30,6 +30,17 @@ from agents.store.socket_frames import FrameError
 
 RETRY_S = 0.05
 """Between two attempts to connect."""
+
+
+T = TypeVar("T")
+
+
+def read(kind: type[T], raw: object) -> T:
+    """Decode an answer; one of a later protocol is an error of the store."""
+    try:
+        return codec.read(kind, raw)
+    except codec.WireError as error:
+        raise StoreRefused(f"the store's answer cannot be read: {error}") from None
 
 
 class ConnectionLost(Exception):  # noqa: N818 - names what happened to the connection
@@ -150,7 +161,9 @@ class SocketStore(Store):
                 question = {"do": "watch", "prefix": prefix, "after": after}
                 async with contextlib.aclosing(line.follow(**question)) as results:
                     async for result in results:
-                        news = socket_frames.read_news(result)
+                        news: Changed | Compacted
+                        is_change = "changes" in result
+                        news = read(Changed, result) if is_change else read(Compacted, result)
                         after = news.revision
                         yield news
                         if isinstance(news, Compacted):

@@ -14,8 +14,6 @@ from typing import Any, get_args
 
 from agents.protocol.codec import plain, read
 from agents.store.interface import (
-    Changed,
-    Compacted,
     Compare,
     LeaseGone,
     Operation,
@@ -75,11 +73,6 @@ def read_transaction(frame: Frame) -> tuple[list[Compare], list[Operation]]:
     return compares, [read(OPERATIONS[kind], raw) for kind, raw in frame["orders"]]
 
 
-def read_news(packed: Any) -> Changed | Compacted:
-    """Decode an item of a watch."""
-    return read(Changed, packed) if "changes" in packed else read(Compacted, packed)
-
-
 def pack_error(error: StoreError) -> list[str]:
     """Encode an error."""
     return [type(error).__name__, str(error)]
@@ -88,4 +81,4 @@ def pack_error(error: StoreError) -> list[str]:
 def read_error(packed: Any) -> StoreError:
     """Decode an error."""
     name, text = packed
-    return ERRORS[name](text)
+    return ERRORS.get(name, StoreRefused)(text)  # Another name is of a newer version.

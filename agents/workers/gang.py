@@ -25,7 +25,8 @@ from agents.core.model import Event, GangExited, GangReported
 from agents.daemon.atomic_file import replace_file
 from agents.daemon.clock import Clock
 from agents.daemon.tasks import Tasks
-from agents.protocol.codec import WireError, read
+from agents.daemon.unreadable import UnreadableRecords
+from agents.protocol.codec import read
 from agents.protocol.records import GenerationRecord, JobId
 from agents.workers.fork_client import ForkClient
 from agents.workers.pidfd import ProcessId, open_process
@@ -75,6 +76,7 @@ class WorkerGang:
     _is_starting: bool = False
     _is_over: bool = False
     """The generation was aborted or left: nothing more is started for it."""
+    _unreadable: UnreadableRecords = field(default_factory=UnreadableRecords)
     _tasks: Tasks = field(default_factory=Tasks)
     _server: asyncio.Server | None = None
     _idle: asyncio.TimerHandle | None = None
@@ -226,13 +228,17 @@ class WorkerGang:
         member = await self._sender(writer)
         try:
             while member is not None and (line := await lines.readline()):
-                status = read(WorkerStatus, json.loads(line))
+                try:
+                    status = read(WorkerStatus, json.loads(line))
+                except ValueError as error:
+                    self._unreadable.note(f"status of a worker in {member.home}", str(error))
+                    continue
                 if member.line is not writer:
                     member.line = writer
                     for order in member.orders.values():
                         write_order(writer, order)
                 self._take_status(member, status)
-        except (OSError, ValueError, WireError):
+        except (OSError, ValueError):
             pass  # The worker reconnects if it still lives.
         finally:
             if member is not None and member.line is writer:

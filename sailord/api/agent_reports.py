@@ -33,7 +33,9 @@ async def _take_report(request: web.Request) -> web.StreamResponse:
     try:
         said = decode(Report, await request.read())
     except WireError as error:
-        return refusal(422, Problem("body", str(error), "run the same version on all machines"))
+        api.own_gateway.unreadable.note(f"report from {request.remote}", str(error))
+        return refusal(422, Problem("body", str(error), "upgrade this sailord first"))
+    api.own_gateway.unreadable.clear(f"report from {request.remote}")
     term = api.state.term
     if term is not None:
         api.controller.inbox.put_report(said)

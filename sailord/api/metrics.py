@@ -55,6 +55,7 @@ def controller_metrics(api: ApiContext) -> list[Metric]:
     """Metrics of the leader, the store, the active job and the nodes."""
     controller, state = api.controller, api.last_led
     active, times = state.active, controller.times
+    unreadable = api.own_gateway.unreadable
     generation = active.generation if active is not None else None
     watch = Speeds() if active is None else active.slowness.speeds
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -72,6 +73,10 @@ def controller_metrics(api: ApiContext) -> list[Metric]:
                 "Measured over predicted compute time of a step, by GPU kind.",
                 [({"gpu": gpu}, factor) for gpu, factor in sorted(watch.factors.items())]),
         _metric("sailor_nodes_slow", "Stragglers.", len(straggler_texts(state))),
+        _metric("sailor_records_unreadable", "Records and messages that cannot be read now.",
+                len(unreadable.found)),
+        _metric("sailor_records_unreadable_total", "Those found since the start.",
+                unreadable.total, "counter"),
         _metric("sailor_jobs_queued", "Queued jobs.",
                 sum(job.state == "queued" for job in state.jobs.values())),
         _metric("sailor_decisions_total", "Decisions made.", times.count, "counter"),

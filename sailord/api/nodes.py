@@ -22,7 +22,10 @@ LOG_MARK = r"[A-Za-z0-9.:,_-]{0,4000}"
 
 async def list_nodes(request: web.Request) -> web.Response:
     """List all nodes."""
-    return answer(render.nodes_view(request.app[CONTEXT].last_led))
+    api = request.app[CONTEXT]
+    nodes, found = api.own_gateway.keys.nodes, api.own_gateway.unreadable.found
+    unreadable = {k.removeprefix(nodes): why for k, why in found.items() if k.startswith(nodes)}
+    return answer(render.nodes_view(api.last_led, unreadable))
 
 
 async def order_node(request: web.Request) -> web.Response:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from agents.protocol.records import GenerationRecord, JobId, JobRecord, NodeId, Report
@@ -41,7 +42,7 @@ def node_view(node: Node, *, safe_to_stop: bool, slow: str) -> types.NodeView:
         why_lost=node.why_lost,
         trouble=_unheard(node) if report is None else report.trouble,
         safe_to_stop=safe_to_stop,
-        unsound=node.why_unsound,
+        unsound=node.why_unusable,
         slow=slow,
     )
 
@@ -65,15 +66,43 @@ def _node_state(node: Node) -> types.SeenState:
     return "cordoned" if node.is_cordoned else node.record.state
 
 
-def nodes_view(state: State) -> types.Nodes:
-    """All nodes, by name."""
+def nodes_view(state: State, unreadable: Mapping[str, str] = MappingProxyType({})) -> types.Nodes:
+    """All nodes, by name; ``unreadable``: those of which only the id is known, and why."""
     free = drained(state)
     slow = straggler_texts(state)
     views = [
         node_view(node, safe_to_stop=id_ in free, slow=slow.get(id_, ""))
         for id_, node in state.nodes.items()
     ]
+    known = {view.id for view in views}
+    views += [_unreadable_node(id_, why) for id_, why in unreadable.items() if id_ not in known]
     return types.Nodes(tuple(sorted(views, key=lambda view: (view.name, view.id))))
+
+
+def _unreadable_node(id_: str, why: str) -> types.NodeView:
+    """A node that sailord knows nothing of but the key of its record."""
+    return types.NodeView(
+        id=id_,
+        name=id_.partition(".")[0],
+        state="unreadable",
+        zone="",
+        machine="",
+        gpu="",
+        gpus=0,
+        spot=False,
+        address="",
+        cordoned=False,
+        leaves_at=None,
+        taking=None,
+        generation=None,
+        step=None,
+        failure="",
+        why_lost="",
+        trouble="",
+        safe_to_stop=False,
+        unsound=why,
+        slow="",
+    )
 
 
 def counts_view(state: State) -> dict[str, int]:
@@ -94,9 +123,9 @@ def queue_view(state: State) -> dict[str, Any]:
 def unsound_view(state: State) -> dict[str, str]:
     """By name: the nodes that the job cannot run on, and why."""
     found = {
-        node.record.name: node.why_unsound
+        node.record.name: node.why_unusable
         for id_ in state.nodes.notable
-        if (node := state.nodes[id_]).why_unsound and not node.is_lost
+        if (node := state.nodes[id_]).why_unusable and not node.is_lost
     }
     return dict(sorted(found.items()))
 

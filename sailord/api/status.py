@@ -65,6 +65,7 @@ async def status(request: web.Request) -> web.Response:
             nodes=render.counts_view(state),
             leaving=render.leaving_view(state),
             capacity=glance_of(api),
+            unreadable=dict(sorted(api.own_gateway.unreadable.found.items())),
             unheard=tuple(f"{url}: {why}" for url, why in outbox.failing.items()),
         )
     )

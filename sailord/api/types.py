@@ -11,7 +11,9 @@ from sailord.cluster_records import Transition
 from sailord.notify.feed import FeedEvent
 from simulator.documents.problems import Problem
 
-SeenState = Literal["joining", "ready", "draining", "cordoned", "slow", "suspect", "lost"]
+SeenState = Literal[
+    "joining", "ready", "draining", "cordoned", "slow", "suspect", "lost", "unreadable"
+]
 PhaseName = Literal[
     "waiting", "planning", "opening", "starting", "running", "stopping", "closing", "held"
 ]
@@ -77,7 +79,8 @@ class NodeView:
     safe_to_stop: bool
     """It is draining, and no job needs its data any more."""
     unsound: str
-    """Why no plan uses it: a broken device, or too little memory for snapshots."""
+    """Why no plan uses it: a broken device, too little memory for snapshots, a record that sailord
+    cannot read, or another protocol."""
     slow: str
     """How much slower than predicted a straggler is, and why it is used nevertheless."""
 
@@ -268,6 +271,9 @@ class Status:
     """Why they wait for a job that does not train, and what ends that."""
     unsound: Mapping[str, str] = field(default_factory=dict)
     """By name: nodes that the job cannot run on, and why."""
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """By the store's key, or by sender: records and messages that this sailord cannot read, and
+    why. It leaves them alone."""
 
 
 @dataclass(frozen=True, slots=True)

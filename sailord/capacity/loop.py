@@ -194,9 +194,9 @@ class CapacityLoop:
         except StoreError:
             return  # The next tick tries again; no request until then.
         except WireError as error:
-            what = "unreadable capacity record in the store; nothing is rented"
-            log.error(what, error=str(error))
+            self.gateway.unreadable.note(self.gateway.keys.capacity, f"{error}; nothing is rented")
             return
+        self.gateway.unreadable.clear(self.gateway.keys.capacity)
         self._term, self._asked, self._saved = term, (), books
         # Not the term: a new store starts at the same number.
         self._feed(model.TookOver(self.clock.now(), self.new_id(), books))

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
+from typing import Any
 
-from agents.protocol.codec import WireError, decode, encode
+from agents.protocol.codec import WireError, decode, encode, plain
 from agents.protocol.records import Durable, Holding, JobId, Point
 from sailord.checkpoints.object_storage import Storage
 from worker.checkpoint.snapshot_file import SavedProgress
@@ -87,8 +88,13 @@ def manifest_name(job: JobId, point: Point, term: int) -> str:
 
 def manifest_bytes(manifest: Manifest) -> tuple[bytes, str]:
     """The manifest's bytes, and its hash."""
-    sha256 = hashlib.sha256(encode(replace(manifest, sha256=""))).hexdigest()
+    sha256 = _hash(plain(manifest))
     return encode(replace(manifest, sha256=sha256)), sha256
+
+
+def _hash(raw: dict[str, Any]) -> str:
+    """Return the hash of all that a manifest holds, known to this version or not."""
+    return hashlib.sha256(encode({**raw, "sha256": ""})).hexdigest()
 
 
 def read_manifest(data: bytes, *, name: str) -> Manifest:
@@ -99,7 +105,7 @@ def read_manifest(data: bytes, *, name: str) -> Manifest:
         raise ManifestError(f"{name} {_damage(data)}: {error}") from None
     if manifest.format != FORMAT:
         raise ManifestError(f"{name} has format {manifest.format}; this version reads {FORMAT}")
-    if manifest_bytes(manifest)[1] != manifest.sha256:
+    if _hash(json.loads(data)) != manifest.sha256:
         raise ManifestError(f"{name} was changed: its hash does not match")
     return manifest
 

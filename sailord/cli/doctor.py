@@ -11,6 +11,7 @@ from sailord.cli.exit_codes import FAILED
 from sailord.cli.options import show
 from sailord.cli.server import server_command
 from sailord.client import Client
+from sailord.text import cluster_text as text
 from sailord.text.capacity_text import capacity_problems
 from sailord.text.units import duration
 
@@ -25,6 +26,7 @@ def doctor(client: Client, as_json: bool) -> None:
     status, nodes = client.ask("GET", "/v1/status"), client.ask("GET", "/v1/nodes")["nodes"]
     found = [*_cluster_problems(status), *_node_problems(nodes, status["at"])]
     found += [f"webhook receiver does not answer: {each}" for each in status["unheard"]]
+    found += [f"cannot be read: {each}" for each in text.unreadable_lines(status)]
     found += capacity_problems(status["capacity"])
     if not status["nodes"]:
         found.append("there is no node; start sailor-agent on one")
@@ -59,6 +61,9 @@ def _node_problems(nodes: list[dict[str, Any]], now: float) -> Iterator[str]:
             failure = f": {node['failure']}" if node["failure"] else ""
             yield f"{node['name']} is {node['state']}{failure}"
     present = [node for node in nodes if node["state"] != "lost"]
+    yield from (
+        f"{node['name']} is not used: {node['unsound']}" for node in nodes if node["unsound"]
+    )
     yield from (f"{node['name']}: {node['trouble']}" for node in present if node["trouble"])
     for node in present:
         overdue_s = 0.0 if node["leaves_at"] is None else now - node["leaves_at"]

@@ -19,6 +19,7 @@ from agents.daemon.clock import boot_id, since_boot_s
 from agents.daemon.state_folder import lock_folder
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.records import Leader
+from agents.protocol.versions import own_protocol
 from agents.store.interface import CreatedAt, Put, Store, StoreError, StoreUnavailable, WriteUnknown
 
 MARGIN_S_MAX = 2.0
@@ -117,7 +118,9 @@ class Election:
 
     def _record(self, lease: int) -> Leader:
         host, state = socket.gethostname(), self.state.id
-        return Leader(self.daemon, host, boot_id(), os.getpid(), state, self.address, lease)
+        return Leader(
+            self.daemon, host, boot_id(), os.getpid(), state, self.address, lease, own_protocol()
+        )
 
     def _is_dead(self, leader: Leader) -> bool:
         """Whether the leader ran on our state folder, whose lock we hold now."""

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import structlog
-
 from agents.protocol.codec import WireError, decode, encode
 from agents.store.interface import Put
 from planner.move_policy.node_lifetimes import History, PoolRecord
 from sailord.cluster_records import Gateway
-
-log = structlog.get_logger("sailord")
 
 SAVE_S = 60.0
 """How often they are written: a leader that dies loses at most this much."""
@@ -43,7 +39,9 @@ def from_record(stored: StoredLifetimes) -> History:
 
 
 async def save_lifetimes(gateway: Gateway, history: History, term: int) -> None:
-    """Write the history as leader of the term; raises what the store raises."""
+    """Write the history as leader of the term, unless that would replace what cannot be read."""
+    if gateway.keys.lives in gateway.unreadable.found:
+        return
     await gateway.write_as_leader(term, [Put(gateway.keys.lives, encode(to_record(history)))])
 
 
@@ -53,5 +51,5 @@ async def load_lifetimes(gateway: Gateway) -> History:
     try:
         return History() if entry is None else from_record(decode(StoredLifetimes, entry.value))
     except WireError as error:
-        log.warning("unreadable record of node lifetimes; starting without", error=str(error))
+        gateway.unreadable.note(gateway.keys.lives, str(error))
         return History()

@@ -71,7 +71,7 @@ def learn(state: State, event: events.Event) -> Step:
         case events.Deposed() | events.WriteRefused():
             return Step(State(options=state.options, now=state.now, requests=state.requests))
         case events.NodesObserved():
-            state = observe_nodes(state, event.nodes)
+            state = observe_nodes(state, event.nodes, event.unreadable)
         case events.Reported():
             state = take_reports(state, (event.report, *event.others))
         case events.ProbeFailed():
@@ -110,6 +110,7 @@ def _take_over(state: State, event: events.Elected) -> Step:
         durables=dict(event.durables),
         active=active,
         requests=state.requests,
+        unreadable=event.unreadable,
     )
     taken = observe_nodes(taken, event.nodes)
     if active is not None and active.generation is not None:

@@ -9,16 +9,26 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from agents.protocol.records import GenerationRecord, NodeId, NodeRecord, Order, Report
+from agents.protocol.versions import why_apart
 from sailord.core.model import standing
 from sailord.core.model.nodes import Node, Nodes
 from sailord.core.model.phases import Running
 from sailord.core.model.state import Active, Progress, State
 
+UNREADABLE = "sailord cannot read its record: upgrade sailord first, or read its log"
 
-def observe_nodes(state: State, records: Iterable[NodeRecord]) -> State:
-    """Take in all nodes that have a lease at this moment; the others have none."""
+
+def observe_nodes(
+    state: State, records: Iterable[NodeRecord], unreadable: frozenset[NodeId] = frozenset()
+) -> State:
+    """Take in all nodes that have a lease at this moment; the others have none.
+
+    Of an ``unreadable`` one only that is known: it keeps its last record, and no new plan uses it.
+    """
     seen = {record.id: record for record in records}
     fresh: dict[NodeId, Node] = {}
+    protocols = {record.protocol for record in seen.values()}
+    apart = {each: why_apart(each, other_is="its agent", this_is="sailord") for each in protocols}
     for record in seen.values():
         known = node = state.nodes.get(record.id)
         if node is None:
@@ -34,7 +44,11 @@ def observe_nodes(state: State, records: Iterable[NodeRecord]) -> State:
         # A notice may have named the moment, which the node itself does not know.
         is_told = draining is not None and record.leaves_at is None
         told = replace(record, leaves_at=node.record.leaves_at) if is_told else record
-        if (told, None, draining) != (node.record, node.absent_since, node.draining_since):
+        foreign = apart[record.protocol]
+        if (told, None, draining, foreign) != (
+            *(node.record, node.absent_since, node.draining_since),
+            node.foreign,
+        ):
             has_moved = told.address != node.record.address
             if has_moved or node.absent_since is not None:
                 # The last probe went to another address, or came before it was back.
@@ -44,12 +58,18 @@ def observe_nodes(state: State, records: Iterable[NodeRecord]) -> State:
                 record=told,
                 standing=standing.lease_seen(node.standing, has_moved=has_moved),
                 draining_since=draining,
+                foreign=foreign,
             )
         if node is not known:
             fresh[record.id] = node
     names = {record.name: record.id for record in seen.values()}
     for id_, node in state.nodes.items():
         if id_ in seen:
+            continue
+        if id_ in unreadable:
+            present = standing.lease_seen(node.standing)
+            if not node.foreign or node.standing != present:
+                fresh[id_] = replace(node, standing=present, foreign=UNREADABLE)
             continue
         if names.get(node.record.name, id_) != id_ and not node.is_lost:
             fresh[id_] = _lost(node, state.now, "its agent was restarted")

@@ -47,6 +47,8 @@ class Announcer:
     """The last evaluation of each job in the history."""
     _unfit: set[tuple[JobId, str]] = field(default_factory=set)
     """Why nodes cannot run a job, as its history says."""
+    _unreadable: set[str] = field(default_factory=set)
+    """Records that the feed names as unreadable."""
     _lines: asyncio.Queue[tuple[JobId, Transition]] = field(
         default_factory=lambda: asyncio.Queue(WAITING_MAX)
     )
@@ -142,6 +144,14 @@ class Announcer:
             log.warning(text, job=after.active.job, generation=generation)
             self.feed.add(event)
             self._keep(after.active.job, _history_line(event))
+
+    def tell_unreadable(self, records: Iterable[str], state: State) -> None:
+        """Tell once of each record in the store that cannot be read; the log has it already."""
+        for name in [name for name in records if name not in self._unreadable]:
+            self._unreadable.add(name)
+            text = f"{name} cannot be read and is left alone; see sailorctl doctor"
+            id_, at = self.feed.next_id(state.now), state.now
+            self.feed.add(FeedEvent(id_, at, "note", text, term=state.term or 0))
 
     def restore(self, job: JobId, history: Iterable[Transition]) -> None:
         """Fill the feed with a job's stored history, after an election."""

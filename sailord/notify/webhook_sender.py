@@ -102,7 +102,11 @@ class _ReceiverTask:
         place = await self.by.outbox.gateway.store.get(self.by.key(self.receiver))
         if place is None:
             return  # begin() has not set it yet.
-        after = int(json.loads(place.value)["after"])
+        try:
+            after = int(json.loads(place.value)["after"])
+        except (ValueError, KeyError, TypeError) as error:
+            self.by.outbox.gateway.unreadable.note(self.by.key(self.receiver), repr(error))
+            return
         entries = (await self.by.outbox.read()).entries
         for entry in sorted(entries, key=lambda entry: entry.created):
             if entry.created <= after:

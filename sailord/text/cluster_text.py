@@ -27,6 +27,11 @@ def status_text(status: dict[str, Any]) -> str:
         lines += [f"            {store['trouble']}"] if store["trouble"] else []
     elif store["trouble"]:
         lines.append(f"store       rejects writes and blocks the controller: {store['trouble']}")
+    unreadable = unreadable_lines(status)
+    lines += [f"unreadable  {unreadable[0]}"] if unreadable else []
+    lines += [f"            {each}" for each in unreadable[1:CAUSES_MAX]]
+    if len(unreadable) > CAUSES_MAX:
+        lines.append(f"            {len(unreadable) - CAUSES_MAX} more (sailorctl doctor)")
     lines += _job_lines(status["job"], status["at"]) if status["job"] else ["job         none"]
     if status["queued"]:
         lines.append(f"queue       {counted(status['queued'], 'job')}: {_some(status['queue'])}")
@@ -45,6 +50,11 @@ def status_text(status: dict[str, Any]) -> str:
         lines.append(f"instances   {glance_text(status['capacity'])}")
     plan = status["job"]["plan"] if status["job"] else None
     return "\n".join([*lines, *(plan_lines(plan) if plan else [])])
+
+
+def unreadable_lines(status: dict[str, Any]) -> list[str]:
+    """Return what sailord cannot read, and why; an older sailord does not say it."""
+    return [f"{name}: {why}" for name, why in status.get("unreadable", {}).items()]
 
 
 def _some(names: Sequence[str]) -> str:

@@ -233,12 +233,14 @@ def parse_head(data: bytes | bytearray, *, name: str) -> Header:
 
 
 def header_from(document: Any, *, name: str) -> Header:
-    """Read a header from its JSON."""
+    """Read a header from its JSON; what a newer version added is passed over."""
     try:
-        pieces = tuple(Piece(*row) for row in document["pieces"])
-        progress = SavedProgress(**document["progress"])
-        header = Header(**{**document, "progress": progress, "pieces": pieces})
-    except (TypeError, KeyError, ValueError) as error:
+        pieces = tuple(Piece(*row[: len(_PIECE_FIELDS)]) for row in document["pieces"])
+        of_progress = document["progress"].items()
+        progress = SavedProgress(**{k: v for k, v in of_progress if k in _PROGRESS_FIELDS})
+        flat = {name: each for name, each in document.items() if name in _FIELDS}
+        header = Header(**flat, progress=progress, pieces=pieces)
+    except (AttributeError, TypeError, KeyError, ValueError) as error:
         raise SnapshotError(f"{name} has an invalid header ({error})") from None
     if header.format != FORMAT:
         raise SnapshotError(f"{name} has format {header.format}; only {FORMAT} is supported")
@@ -254,6 +256,7 @@ def header_document(header: Header) -> dict[str, Any]:
 
 _FIELDS = tuple(name for name in Header.__slots__ if name not in ("progress", "pieces"))
 _PIECE_FIELDS = tuple(Piece.__slots__)
+_PROGRESS_FIELDS = tuple(SavedProgress.__slots__)
 
 
 def _encode(header: Header) -> bytes:

@@ -49,7 +49,7 @@ def pool_supplies(
     others: Counter[Pool] = Counter()
     for node in state.nodes.values():
         record = node.record
-        is_useful = not node.is_lost and node.draining_since is None and not node.is_cordoned
+        is_useful = not node.is_lost and node.draining_since is None and not node.is_set_apart
         if is_useful and record.gpus and record.name not in rented:
             pool = Pool(record.zone, record.machine, record.gpu, record.gpus, record.spot)
             others[pool] += 1

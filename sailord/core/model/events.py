@@ -33,6 +33,8 @@ class Elected:
     durables: tuple[tuple[JobId, Durable], ...] = ()
     orders: tuple[Order, ...] = ()
     """Orders that still hold, in the order in which they were given."""
+    unreadable: frozenset[JobId] = frozenset()
+    """Jobs that may have the cluster, but whose records cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class NodesObserved:
 
     at: float
     nodes: tuple[NodeRecord, ...]
+    unreadable: frozenset[NodeId] = frozenset()
+    """Nodes with a lease whose records cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)

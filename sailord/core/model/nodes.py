@@ -40,6 +40,8 @@ class Node:
     is_cordoned: bool = False
     slow: str = ""
     """Why it is left out as a straggler; empty if it is not."""
+    foreign: str = ""
+    """Why what its agent writes is not understood: only what runs there goes on."""
 
     @property
     def free_since(self) -> float:
@@ -79,7 +81,17 @@ class Node:
             return False
         if self.slow or self.why_unsound:  # Its record in the store may not say so yet.
             return False
-        return self.record.state == "ready" and (is_member or not self.is_cordoned)
+        return self.record.state == "ready" and (is_member or not self.is_set_apart)
+
+    @property
+    def is_set_apart(self) -> bool:
+        """New plans leave it out, unless the job runs on it already."""
+        return self.is_cordoned or bool(self.foreign)
+
+    @property
+    def why_unusable(self) -> str:
+        """Why no new plan uses it, by its own report or by what its agent writes."""
+        return self.why_unsound or self.foreign
 
     @property
     def is_notable(self) -> bool:
@@ -90,7 +102,7 @@ class Node:
             or self.failed_since is not None
             or self.broken_since is not None
             or self.draining_since is not None
-            or bool(self.why_unsound)
+            or bool(self.why_unusable)
             or bool(self.report.broken_peers)
         )
 

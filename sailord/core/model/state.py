@@ -182,6 +182,8 @@ class State:
     """The ids of all orders that were taken in: each has one effect."""
     marks: Mapping[str, tuple[Order, ...]] = field(default_factory=dict)
     """Orders about each node id, in order: they hold for as long as that node lives."""
+    unreadable: frozenset[JobId] = frozenset()
+    """Jobs that may have the cluster, but whose records cannot be read: no other gets it."""
     requests: int = 0
 
     @property

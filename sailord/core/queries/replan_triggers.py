@@ -84,14 +84,14 @@ def _is_preparing(node: Node) -> bool:
 def usable(state: State, active: Active) -> tuple[NodeId, ...]:
     """Return the nodes that a new plan may use, sorted."""
     nodes, members = state.nodes, active.generation.members if active.generation else ()
-    kept = (id_ for id_ in members if id_ in nodes and nodes[id_].is_cordoned)
+    kept = (id_ for id_ in members if id_ in nodes and nodes[id_].is_set_apart)
     stay = [id_ for id_ in kept if nodes[id_].is_usable(is_member=True)]
     return tuple(sorted((*nodes.free, *stay))) if stay else nodes.free
 
 
 def why_no_node(state: State) -> str:
     """Return why there is no node to plan for, as the nodes report it."""
-    unsound = [n for _, n in sorted(state.nodes.items()) if n.why_unsound and not n.is_lost]
+    unsound = [n for _, n in sorted(state.nodes.items()) if n.why_unusable and not n.is_lost]
     return f"no node is ready: {why_unsound(unsound)}" if unsound else "no node is ready"
 
 
@@ -99,7 +99,7 @@ def why_unsound(nodes: Iterable[Node]) -> str:
     """Return why nodes cannot run the job, by their own reports; each cause once."""
     by_cause: dict[str, list[str]] = {}
     for node in nodes:
-        by_cause.setdefault(node.why_unsound, []).append(node.record.name)
+        by_cause.setdefault(node.why_unusable, []).append(node.record.name)
     return few([f"{few(names, ', ')}: {why}" for why, names in by_cause.items()], "; ")
 
 

@@ -86,6 +86,9 @@ def unsaved_steps(state: State, active: Active) -> range:
 def why_queue_stands(state: State) -> str:
     """Return why the job that has the cluster keeps it without training, and what ends that."""
     active = state.active
+    if active is None and state.unreadable:
+        jobs = ", ".join(sorted(state.unreadable))
+        return f"sailord cannot read the records of {jobs}, which may have the cluster"
     if active is not None and isinstance(active.phase, Waiting) and not usable(state, active):
         return f"{active.job} has the cluster, and {why_no_node(state)}"
     if active is None or not isinstance(active.phase, Held):

@@ -31,6 +31,6 @@ def _has_failed(node: Node) -> bool:
 
 def _may_be_usable(node: Node) -> bool:
     """Return whether it may become usable without an operator."""
-    if node.draining_since is not None or node.is_cordoned or node.slow:
+    if node.draining_since is not None or node.is_set_apart or node.slow:
         return False
     return not _has_failed(node) and not (node.report is not None and node.report.fault)

@@ -15,9 +15,9 @@ from sailord.core.rules.transitions import close, finish
 
 
 def take_next_job(state: State) -> Step | None:
-    """Give the cluster to the first job of the queue."""
+    """Give the cluster to the first job of the queue, unless an unreadable job may have it."""
     job = next_in_queue(state)
-    if job is None:
+    if job is None or state.unreadable:
         return None
     generations = dict(state.generations)
     last = generations.pop(job.id, None)

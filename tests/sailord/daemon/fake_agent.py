@@ -16,7 +16,7 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from agents.protocol.codec import decode, encode
+from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.records import (
     Abort,
     Fence,
@@ -46,6 +46,7 @@ from agents.store.interface import Put, Store, StoreError
 
 STEP_S = 0.02
 LOOK_S = 0.1
+AWAY = StoreError, WireError, aiohttp.ClientError, OSError, TimeoutError
 WHOLE = (Holding(0, 0, 64),)
 
 
@@ -99,7 +100,7 @@ class FakeAgent:
 
     async def _look(self) -> None:
         while True:
-            with contextlib.suppress(StoreError):
+            with contextlib.suppress(StoreError, WireError):
                 for entry in (await self.store.snapshot(self.keys.jobs)).entries:
                     if entry.key.endswith("/gen"):
                         self._see(decode(GenerationRecord, entry.value))
@@ -147,7 +148,7 @@ class FakeAgent:
     async def _tell(self) -> None:
         async with aiohttp.ClientSession() as session:
             while True:
-                with contextlib.suppress(StoreError, aiohttp.ClientError, OSError, TimeoutError):
+                with contextlib.suppress(*AWAY):
                     entry = await self.store.get(self.keys.leader)
                     if entry is not None:
                         await self._post(session, decode(Leader, entry.value).address)

@@ -1,0 +1,48 @@
+"""Records and messages that this process cannot read: each is told once, counted, and left alone.
+
+A newer version wrote them, or they are damaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+log = structlog.get_logger("sailor")
+
+NAMES_MAX = 1000
+"""Most that are kept: whoever holds the cluster's key could name any number."""
+
+
+@dataclass(eq=False)
+class UnreadableRecords:
+    """What could not be read, and why, until it can be read or is gone."""
+
+    found: dict[str, str] = field(default_factory=dict)
+    """By the store's key of a record, or by who sent a message."""
+    total: int = 0
+    """How many were ever found."""
+
+    def note(self, name: str, why: str) -> bool:
+        """Note one; return whether it is new, and was logged."""
+        is_full = name not in self.found and len(self.found) >= NAMES_MAX
+        if is_full or self.found.get(name) == why:
+            return False
+        self.found[name] = why
+        self.total += 1
+        log.error("passed over what cannot be read", record=name, why=why)
+        return True
+
+    def clear(self, name: str) -> None:
+        """Note that it was read."""
+        self.found.pop(name, None)
+
+    def note_all(self, found: Mapping[str, str], *, prefixes: Iterable[str]) -> list[str]:
+        """Note all that a look at these prefixes found; return the new ones."""
+        places = tuple(prefixes)
+        for name in [name for name in self.found if name.startswith(places)]:
+            if name not in found:
+                self.clear(name)
+        return [name for name, why in found.items() if self.note(name, why)]

@@ -1,0 +1,139 @@
+"""What an agent makes of records that it cannot read: nothing is started or stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from agents.core.model import Event, GenerationRead, GenerationUnreadable, JobEnded
+from agents.daemon.clock import Clock
+from agents.protocol.codec import encode, plain
+from agents.protocol.records import (
+    FIRST,
+    GenerationRecord,
+    JobId,
+    JobRecord,
+    Leader,
+    NodeId,
+    NodeRecord,
+)
+from agents.protocol.store_keys import Keys
+from agents.protocol.versions import Protocol
+from agents.registration import Registration
+from agents.store.interface import Put, Store
+from agents.store.sqlite_store import EmbeddedStore
+
+US, OTHERS = NodeId("a.1"), NodeId("b.1")
+JOB, NEXT = JobId("job"), JobId("next")
+OPEN = GenerationRecord(JOB, 3, "open", "p", (US,), FIRST, 1, "")
+KEYS = Keys("test")
+NEWER = [
+    b"nothing",
+    b'{"state":"hibernating"}',
+    b"\x78\x9c not compressed",
+    json.dumps(plain(OPEN) | {"needs": 99}).encode(),
+    json.dumps(plain(OPEN) | {"state": "hibernating"}).encode(),
+]
+
+
+def in_a_store(tmp_path, play: Callable[[Store, Registration, list[Event]], Awaitable[None]]):
+    async def run() -> None:
+        store, events = await EmbeddedStore.open(tmp_path / "store"), list[Event]()
+        in_memory = {JOB}
+        agent = Registration(store, KEYS, 9.0, Clock(), events.append, lambda: in_memory)
+        try:
+            await play(store, agent, events)
+        finally:
+            await store.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("value", NEWER)
+@pytest.mark.parametrize("held", [JOB, None])
+def test_unreadable_generation_starts_and_stops_nothing(tmp_path, value, held):
+    async def play(store: Store, agent: Registration, events: list[Event]) -> None:
+        closed = encode(GenerationRecord(NEXT, 1, "closed", "p", (US,), FIRST, 1, ""))
+        await store.put(KEYS.generation(NEXT), closed)
+        await store.put(KEYS.generation(JOB), encode(OPEN))
+        await agent._poll(US, held)
+        await store.put(KEYS.generation(JOB), value)
+        await agent._poll(US, held)
+        await agent._poll(US, held)
+        await store.put(KEYS.generation(JOB), encode(OPEN))
+        await agent._poll(US, held)
+        kinds = [type(event) for event in events]
+        assert kinds == [GenerationRead, GenerationUnreadable, GenerationUnreadable, GenerationRead]
+        assert (agent.unreadable.total, agent.unreadable.found) == (1, {})
+
+    in_a_store(tmp_path, play)
+
+
+def test_generation_that_asks_for_this_node_is_joined_beside_an_unreadable_one(tmp_path):
+    async def play(store: Store, agent: Registration, events: list[Event]) -> None:
+        asks = GenerationRecord(NEXT, 1, "open", "p", (US,), FIRST, 1, "")
+        await store.put(KEYS.generation(JOB), b"nothing")
+        await store.put(KEYS.generation(NEXT), encode(asks))
+        await agent._poll(US, None)
+        (event,) = events
+        assert isinstance(event, GenerationRead)
+        assert event.record == asks
+
+    in_a_store(tmp_path, play)
+
+
+def test_unreadable_job_keeps_its_work_folder_and_its_snapshots(tmp_path):
+    async def play(store: Store, agent: Registration, events: list[Event]) -> None:
+        looks: list[Any] = []
+        agent.looked = looks.append
+        await store.put(KEYS.generation(JOB), encode(OPEN))
+        await store.put(KEYS.state(NEXT), encode(JobRecord(NEXT, "queued")))
+        # A new agent process has never read the record of the job whose workers it took over.
+        await store.put(KEYS.state(JOB), b'{"state":"ended in another way"}')
+        await agent._poll(US, JOB)
+        assert looks == []
+        await store.put(KEYS.state(JOB), encode(JobRecord(JOB, "running")))
+        await agent._poll(US, JOB)
+        await store.put(KEYS.state(JOB), b"nothing")
+        await agent._poll(US, JOB)
+        assert [look[JOB].state for look in looks] == ["running", "running"]
+        assert not [event for event in events if isinstance(event, JobEnded)]
+        assert list(agent.unreadable.found) == [KEYS.state(JOB)]
+
+    in_a_store(tmp_path, play)
+
+
+def test_unreadable_node_is_not_among_the_nodes(tmp_path):
+    async def play(store: Store, agent: Registration, _: list[Event]) -> None:
+        other = NodeRecord(OTHERS, "b", "z", "m", "g", 1, "b:1")
+        odd = plain(other) | {"state": "hibernating"}
+        await store.transact(
+            [],
+            [
+                Put(KEYS.node(OTHERS), json.dumps(plain(other) | {"rack": "r7"}).encode()),
+                Put(KEYS.node(NodeId("c.1")), json.dumps(odd).encode()),
+            ],
+        )
+        assert await agent.nodes() == (other,)
+        assert "hibernating" in agent.unreadable.found[KEYS.node(NodeId("c.1"))]
+
+    in_a_store(tmp_path, play)
+
+
+def test_leader_of_another_protocol_is_told_once_and_reported_to(tmp_path):
+    async def play(store: Store, agent: Registration, _: list[Event]) -> None:
+        leader = Leader("d", "h", "b", 1, "s", "head:1", 1, Protocol(99, 98))
+        await store.put(KEYS.leader, encode(leader))
+        await agent._poll(US, None)
+        await agent._poll(US, None)
+        assert (agent.leader, agent.unreadable.total) == ("head:1", 1)
+        assert agent.unreadable.found[KEYS.leader].endswith("upgrade this agent first")
+        await store.put(KEYS.leader, b"nothing")
+        await agent._poll(US, None)
+        assert (agent.leader, agent.unreadable.total) == (None, 2)
+
+    in_a_store(tmp_path, play)
