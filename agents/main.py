@@ -227,12 +227,13 @@ async def _listen(
         wake=loop.registration.woken.set,
     )
     try:
-        runner, port = await server.open(config.host, config.port)
+        runner, listener = await server.open(config.host, config.port)
     except OSError as error:
         place, what = f"{config.host}:{config.port}", f"cannot be listened on: {error.strerror}"
         raise InputError(Problem(place, what, "set another address under [listen]")) from None
     stack.push_async_callback(runner.cleanup)
-    node = replace(loop.state.node, address=config.address or f"{config.host}:{port}")
+    stack.push_async_callback(listener.close)
+    node = replace(loop.state.node, address=config.address or f"{config.host}:{listener.port}")
     loop.current.state = replace(loop.state, node=node)
 
 

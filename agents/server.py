@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
@@ -14,8 +14,11 @@ from agents.links.http import LinkRoutes
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.names import JOB_ID_PATTERN
 from agents.protocol.records import Abort, JobId
+from agents.rpc.listener import Listener
 from agents.rpc.server import Handler, answer_signed
 from agents.rpc.signing import Verifier
+from agents.rpc.strangers import AUTHENTICATED, Strangers, charge
+from agents.rpc.unsigned_bodies import UNSIGNED
 from agents.snapshots.http import SnapshotRoutes
 from agents.work.package import Package, read_part
 from agents.work.preparation import Preparation
@@ -41,10 +44,12 @@ class AgentServer:
     feed: Callable[[Event], None]
     wake: Callable[[], None]
     """Makes the agent read the store now."""
+    strangers: Strangers = field(default_factory=Strangers)
 
-    async def open(self, host: str, port: int) -> tuple[web.AppRunner, int]:
-        """Listen; return the runner, which must be cleaned up, and the port."""
+    async def open(self, host: str, port: int) -> tuple[web.AppRunner, Listener]:
+        """Listen; return the listener and the runner, to be closed in this order."""
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._check_signature])
+        app[UNSIGNED] = {}
         self.snapshots.add_to(app.router)
         self.links.add_to(app.router)
         app.router.add_get("/v1/report", self._report)
@@ -58,14 +63,27 @@ class AgentServer:
         app.router.add_get(meeting, self._meeting)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
-        await web.TCPSite(runner, host, port).start()
-        return runner, int(runner.addresses[0][1])
+        listener = Listener(runner, self.strangers)
+        try:
+            await listener.start(host, port)
+        except OSError:
+            await runner.cleanup()
+            raise
+        return runner, listener
 
     @web.middleware
     async def _check_signature(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if self.snapshots.checks(request):
-            return await handler(request)
-        return await answer_signed(request, self.verifier, handler)
+        try:
+            if self.snapshots.checks(request):
+                answer = await handler(request)
+            else:
+                answer = await answer_signed(request, self.verifier, handler)
+        except web.HTTPException as error:
+            answer = web.Response(status=error.status, text=error.text)
+        if AUTHENTICATED not in request:
+            charge(request, "signature")
+            answer.force_close()
+        return answer
 
     async def _report(self, _: web.Request) -> web.Response:
         report = self.state().last_report

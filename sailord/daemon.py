@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import socket
 from dataclasses import dataclass
 
 import structlog
@@ -16,11 +15,10 @@ from agents.daemon.logs import begin_log
 from agents.daemon.systemd import notify
 from agents.protocol.records import JobId
 from agents.protocol.store_keys import Keys
+from agents.rpc.listener import Listener
 from agents.rpc.signing import read_key
-from agents.store.factory import open_store
-from agents.store.interface import Compacted, Store, StoreError, StoreRefused, StoreUnavailable
-from agents.store.socket_server import serve
-from agents.store.sqlite_store import EmbeddedStore
+from agents.store.interface import Compacted, StoreError, StoreRefused, StoreUnavailable
+from agents.store.store_thread import StoreThread
 from sailord.api.app import build_app, build_public_app
 from sailord.api.context import ApiContext
 from sailord.capacity.loop import CapacityLoop
@@ -46,8 +44,6 @@ from simulator.documents.problems import InputError, Problem
 log = structlog.get_logger("sailord")
 
 TICK_S = 0.1
-ACCEPTED_AT_ONCE = 64
-QUEUED_MAX = 4096
 READ_S = 1.0
 """How often the store is read if no watch reports a change."""
 READ_S_MIN = 0.05
@@ -61,7 +57,7 @@ class Daemon:
     """Everything that runs in the process."""
 
     config: Config
-    store: Store
+    store: StoreThread
     clock: Clock
     gateway: Gateway
     election: Election
@@ -81,6 +77,7 @@ class Daemon:
         works = [
             self.controller.effects.planner.preload(),
             self.controller.run(),
+            self.store.run(self.election.keep_renewing()),
             self._lead(),
             self._read_store(),
             self._watch_store(),
@@ -98,19 +95,23 @@ class Daemon:
             for task in tasks:
                 task.cancel()
         await self._save_lifetimes()
-        await self.election.resign()
+        await self.store.run(self.election.resign())
 
     # ---- election -----------------------------------------------------------------------------
 
     async def _lead(self) -> None:
+        """Campaign while there is no leader; the lease is renewed on the store's thread."""
         pause_s = self.config.options.lease_s / 8
         while True:
             try:
-                if self.election.term is not None:
-                    await self._renew(pause_s)
-                else:
-                    self._led = None
-                    await self.election.campaign()
+                if self.election.term is None:
+                    await self.store.run(self.election.campaign())
+                elif self.controller.resign_asked.is_set():
+                    self.controller.resign_asked.clear()
+                    await self.store.run(self.election.resign())
+                    await asyncio.sleep(pause_s)
+                elif self.election.refused is not None:
+                    raise self.election.refused
                 if self.election.term not in (None, self._led):
                     await self._take_over()
                 self.api.leader = self.election.seen
@@ -124,21 +125,12 @@ class Daemon:
             # A standby looks more often, to take over soon after the leader's lease expires.
             await asyncio.sleep(pause_s if self.election.term is not None else min(pause_s, 0.5))
 
-    async def _renew(self, pause_s: float) -> None:
-        if self.controller.resign_asked.is_set():
-            self.controller.resign_asked.clear()
-            await self.election.resign()
-            await asyncio.sleep(pause_s)
-            return
-        await self.election.renew()
-        if self.election.term is None:
-            self.controller.inbox.put(Deposed(self.clock.now()))
-
     async def _give_up_leading(self, error: StoreRefused) -> None:
         """Resign and wait: another sailord may have the permissions that we lack."""
         log.error("cannot lead: the store refuses access", cause="StoreRefused",
                   error=f"{error}; {PERMISSIONS}")  # fmt: skip
-        await self.election.resign()
+        self.election.refused = None
+        await self.store.run(self.election.resign())
         self.api.leader = None
         await asyncio.sleep(self.config.options.lease_s / 2)
 
@@ -176,9 +168,14 @@ class Daemon:
 
     async def _tick(self) -> None:
         while True:
-            if self.election.term is not None and not self.election.is_valid:
-                self.election.term = None
-                log.warning("lease may have expired; no longer leader", cause="Ticked")
+            self.election.show_life()
+            term = self.election.term
+            if term is not None and not self.election.is_valid:
+                self.election.drop(term)
+            if self._led is not None and not self.election.leads(self._led):
+                log.warning("no longer leader: the lease may have expired, or another leads",
+                            cause="Ticked")  # fmt: skip
+                self._led = None
                 self.controller.inbox.put(Deposed(self.clock.now()))
             self.controller.inbox.put(Ticked(self.clock.now()))
             await asyncio.sleep(TICK_S)
@@ -278,14 +275,11 @@ async def run_daemon(config: Config) -> None:
     key = read_key(config.key)
     async with contextlib.AsyncExitStack() as stack:
         try:
-            store = await open_store(config.store)
+            store = await StoreThread.open(config.store, socket=config.store_socket)
         except StoreUnavailable as error:
             cure = "stop the process that uses it"
             raise InputError(Problem("store", str(error), cure)) from None
         stack.push_async_callback(store.close)
-        if isinstance(store, EmbeddedStore):
-            server = await serve(store, config.store_socket)
-            stack.push_async_callback(server.close)
         daemon = _assemble(config, store, state, key)
         stack.push_async_callback(daemon.controller.effects.agents.close)
         stack.callback(daemon.controller.effects.planner.close)
@@ -296,11 +290,11 @@ async def run_daemon(config: Config) -> None:
         await daemon.run(stop)
 
 
-def _assemble(config: Config, store: Store, state: StateFolder, key: bytes) -> Daemon:
+def _assemble(config: Config, store: StoreThread, state: StateFolder, key: bytes) -> Daemon:
     clock, keys = Clock(), Keys(config.cluster_name)
     gateway = Gateway(store, keys)
     controller = build_controller(config, gateway, clock, key)
-    election = Election(store, keys.leader, state, config.address, config.options.lease_s)
+    election = Election(store.inner, keys.leader, state, config.address, config.options.lease_s)
     network = NetworkProfiler(config, controller.cluster, controller.effects.agents)
     own = Gateway(store, keys, gateway.unreadable)
     api = ApiContext(config, controller, own, clock, key, network, asyncio.Event())
@@ -334,16 +328,10 @@ async def _listen(daemon: Daemon, stack: contextlib.AsyncExitStack) -> None:
         what = f"cannot create the socket: {error.strerror or error}"
         raise InputError(Problem(str(config.socket), what, "name another file")) from None
     try:
-        await _listen_tcp(public, config.host, config.port)
+        listener = Listener(public, daemon.api.strangers)
+        await listener.start(config.host, config.port)
+        stack.push_async_callback(listener.close)
     except OSError as error:
         what = f"cannot listen: {error.strerror}"
         place = f"{config.host}:{config.port}"
         raise InputError(Problem(place, what, "name another address under [listen]")) from None
-
-
-async def _listen_tcp(runner: web.AppRunner, host: str, port: int) -> None:
-    """Accept few connections per turn of the event loop; many may wait in the kernel's queue."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.create_server((host, port), family=family)
-    await web.SockSite(runner, listening, backlog=ACCEPTED_AT_ONCE).start()
-    listening.listen(QUEUED_MAX)

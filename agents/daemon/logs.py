@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -13,6 +14,9 @@ import structlog
 from simulator.documents.problems import InputError
 
 FAILED = 1
+MINUTE_S = 60.0
+LINES_MAX = 10
+"""Lines a minute from one place in a library, so that a flood of errors does not fill the disk."""
 FIELDS = ("job", "generation", "term", "step", "node", "cause")
 """Fields of every line in JSON, so that each can be searched for."""
 
@@ -53,10 +57,24 @@ def begin_log(form: Form, standing: Standing = dict) -> None:
 
 
 class _Others(logging.Handler):
-    """Passes on what libraries log with Python's own module."""
+    """Passes on what libraries log with Python's own module; of each kind, few lines a minute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: dict[tuple[str, int], tuple[float, int]] = {}
+        """By place in a library: when the present minute began, and the lines since."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        place, now = (record.pathname, record.lineno), time.monotonic()
+        begun, lines = self._lines.get(place, (now, 0))
+        if now - begun >= MINUTE_S:
+            begun, lines = now, 0
+        self._lines[place] = begun, lines + 1
+        if lines >= LINES_MAX:
+            return
         log, text = structlog.get_logger(), record.getMessage()
+        if lines == LINES_MAX - 1:
+            text += " (further lines of this kind are left out for a minute)"
         log.log(record.levelno, text, logger=record.name, exc_info=record.exc_info)
 
 

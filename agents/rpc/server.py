@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from agents.rpc.signing import REPLY_HEADER, REQUEST_HEADER, SignatureError, Verifier, sign_reply
+from agents.rpc.strangers import note_authenticated
+from agents.rpc.unsigned_bodies import read_unsigned
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -22,7 +24,7 @@ async def answer_signed(
     verifier: Verifier,
     handler: Handler,
     *,
-    read_body: Callable[[web.Request], Awaitable[bytes]] = web.Request.read,
+    read_body: Callable[[web.Request], Awaitable[bytes]] = read_unsigned,
     refuse: Callable[[SignatureError], web.Response] = unauthorized,
 ) -> web.StreamResponse:
     """Check the request's signature, call the handler, and sign its answer."""
@@ -35,6 +37,7 @@ async def answer_signed(
         )
     except SignatureError as error:
         return refuse(error)
+    note_authenticated(request)
     try:
         answer = await handler(request)
     except web.HTTPException as error:

@@ -20,6 +20,7 @@ from agents.protocol.names import JOB_ID
 from agents.protocol.records import JobId, Point
 from agents.rpc.server import answer_signed
 from agents.rpc.signing import TICKET_HEADER, Verifier, is_ticket
+from agents.rpc.strangers import note_authenticated
 from agents.snapshots.memory import FILE_NAME, SnapshotMemory, delete, head_checksum
 from worker.checkpoint import snapshot_file
 
@@ -65,6 +66,7 @@ class SnapshotRoutes:
         job, point = _named(request)
         if not is_ticket(self.verifier.key, job, request.headers.get(TICKET_HEADER)):
             raise web.HTTPUnauthorized(text="the ticket is missing, or not for this job\n")
+        note_authenticated(request)
         return job, point
 
     # ---- for other agents -----------------------------------------------------------------------

@@ -9,7 +9,6 @@ from agents.protocol.records import Report
 from agents.rpc.server import answer_signed
 from agents.rpc.signing import REQUEST_HEADER, SignatureError
 from sailord.api.context import CONTEXT
-from sailord.api.load_limits import read_unsigned
 from sailord.api.responses import refusal
 from simulator.documents.problems import Problem
 
@@ -17,9 +16,7 @@ from simulator.documents.problems import Problem
 async def report(request: web.Request) -> web.StreamResponse:
     """Take an agent's report, signed with the cluster's key; the answer is signed too."""
     verifier = request.app[CONTEXT].verifier
-    return await answer_signed(
-        request, verifier, _take_report, read_body=read_unsigned, refuse=refuse_signature
-    )
+    return await answer_signed(request, verifier, _take_report, refuse=refuse_signature)
 
 
 def refuse_signature(error: SignatureError) -> web.Response:

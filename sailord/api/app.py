@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 import structlog
 from aiohttp import web
 
+from agents.rpc.strangers import AUTHENTICATED, charge, note_authenticated
+from agents.rpc.unsigned_bodies import BODY_S, UNSIGNED, LateBody
 from agents.store.interface import StoreError
 from sailord.api.context import CONTEXT, ApiContext, Handler
 from sailord.api.leader_proxy import keep_session, pass_on
@@ -40,6 +42,9 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return refusal(413, Problem("body", f"is larger than {BODY_BYTES_MAX} bytes", cure))
     except Refusal as error:
         return error.response
+    except LateBody:
+        what = f"did not arrive within {BODY_S:g} s, or was dropped under load"
+        return refusal(408, Problem("body", what, "send it together with the head"))
     except web.HTTPNotFound:
         return refusal(404, Problem(path, "unknown address", SEE))
     except web.HTTPMethodNotAllowed as error:
@@ -64,18 +69,37 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 @web.middleware
-async def check_token(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Over TCP, require the token on every route with ``auth="token"``, and on unknown ones."""
+async def check_sender(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Over TCP, require the token, and let strangers cost little.
+
+    An answer to an unauthenticated request ends its connection, with all that was sent ahead.
+    """
     route = route_of(request)
-    if route is not None and route.auth != "token":
-        return await handler(request)
+    if route is None or route.auth == "token":
+        if _shows_token(request):
+            note_authenticated(request)
+            return await handler(request)
+        charge(request, "token")
+        problem = Problem("Authorization", "the token is missing or wrong", SHOW_TOKEN)
+        answer: web.StreamResponse
+        answer = refusal(401, problem, headers={"WWW-Authenticate": "Bearer"})
+    elif route.auth == "none" and not charge(request, ""):
+        answer = too_many("requests").response
+    else:
+        answer = await handler(request)
+        if AUTHENTICATED in request:
+            return answer
+        if route.auth == "signature":
+            charge(request, "signature")
+    answer.force_close()
+    return answer
+
+
+def _shows_token(request: web.Request) -> bool:
     token = request.app[CONTEXT].config.token
     shown = request.headers.get("Authorization", "")
     expected = b"Bearer " + (token or b"")
-    if token is None or not hmac.compare_digest(shown.encode("utf-8", "replace"), expected):
-        problem = Problem("Authorization", "the token is missing or wrong", SHOW_TOKEN)
-        return refusal(401, problem, headers={"WWW-Authenticate": "Bearer"})
-    return await handler(request)
+    return token is not None and hmac.compare_digest(shown.encode("utf-8", "replace"), expected)
 
 
 @web.middleware
@@ -98,7 +122,7 @@ def build_app(api: ApiContext) -> web.Application:
 
 def build_public_app(api: ApiContext) -> web.Application:
     """The application for TCP; protected by the token."""
-    return _build(api, [answer_errors, check_token, limit_load])
+    return _build(api, [check_sender, answer_errors, limit_load])
 
 
 def _build(
@@ -107,6 +131,7 @@ def _build(
     app = web.Application(middlewares=[*middlewares, pass_on], client_max_size=BODY_BYTES_MAX)
     app[CONTEXT] = api
     app[LOAD] = Load()
+    app[UNSIGNED] = {}
     app.cleanup_ctx.append(keep_session)
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler, name=route.name)

@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from agents.protocol.names import JOB_ID
-from sailord.api.load_limits import read_body
+from agents.rpc.unsigned_bodies import read_in_time
 from simulator.documents.fields import quote
 from simulator.documents.problems import InputError, Problem
 
@@ -36,7 +36,7 @@ async def read_object(
     request: web.Request, kinds: dict[str, type], required: tuple[str, ...]
 ) -> dict[str, Any]:
     """Read a JSON object with these keys and no others; an empty body is an empty object."""
-    raw = await read_body(request)
+    raw = await read_in_time(request)
     try:
         value = json.loads(raw) if raw.strip() else {}
     except (ValueError, RecursionError) as error:

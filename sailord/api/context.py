@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ from aiohttp import web
 from agents.daemon.clock import Clock
 from agents.protocol.records import Leader
 from agents.rpc.signing import Verifier
+from agents.rpc.strangers import Budgets, Strangers
 from agents.store.interface import StoreUnavailable
 from sailord.capacity.loop import CapacityLoop
 from sailord.cluster_records import Gateway
@@ -23,28 +23,9 @@ from sailord.network.profiler import NetworkProfiler
 
 BURST = 200.0
 PER_S = 50.0
-"""Webhook messages accepted from one address."""
-SENDERS_MAX = 10_000
+"""Webhook messages accepted of one form."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@dataclass(eq=False)
-class RateLimit:
-    """A token bucket for one sender."""
-
-    left: float = BURST
-    at: float = field(default_factory=time.monotonic)
-
-    def take(self) -> bool:
-        """Take one token; ``False`` if the bucket is empty."""
-        now = time.monotonic()
-        self.left = min(BURST, self.left + (now - self.at) * PER_S)
-        self.at = now
-        if self.left < 1:
-            return False
-        self.left -= 1
-        return True
 
 
 @dataclass(eq=False)
@@ -68,7 +49,9 @@ class ApiContext:
     )
     """The plan shown last, and what the planner said of it."""
     verifier: Verifier = field(init=False)
-    rate_limits: dict[str, RateLimit] = field(default_factory=dict)
+    strangers: Strangers = field(default_factory=Strangers)
+    webhook_budgets: Budgets = field(default_factory=lambda: Budgets(PER_S, BURST))
+    """For each form of webhooks."""
 
     def __post_init__(self) -> None:
         self.verifier = Verifier(self.key)
@@ -90,12 +73,6 @@ class ApiContext:
         if not store.is_available:
             raise StoreUnavailable(store.error or "it does not answer")
         return self.own_gateway
-
-    def allows(self, sender: str) -> bool:
-        """Whether the sender is within its rate limit."""
-        if sender not in self.rate_limits and len(self.rate_limits) >= SENDERS_MAX:
-            self.rate_limits.clear()
-        return self.rate_limits.setdefault(sender, RateLimit()).take()
 
 
 CONTEXT = web.AppKey("context", ApiContext)

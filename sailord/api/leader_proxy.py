@@ -8,8 +8,9 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
+from agents.rpc.unsigned_bodies import read_in_time, read_unsigned
 from sailord.api.context import CONTEXT, Handler
-from sailord.api.load_limits import LOAD, read_body, read_unsigned
+from sailord.api.load_limits import LOAD
 from sailord.api.responses import refusal
 from sailord.api.route import Route
 from sailord.api.routes import route_of
@@ -67,7 +68,7 @@ async def _ask_leader(request: web.Request, route: Route, address: str) -> web.S
         # A request over the Unix socket has no token, but the leader's TCP port requires it.
         headers.setdefault("Authorization", f"Bearer {api.config.token.decode('ascii')}")
     url = URL(f"http://{address}{request.rel_url.raw_path_qs}", encoded=True)
-    body = await (read_body if route.auth == "token" else read_unsigned)(request)
+    body = await (read_in_time if route.auth == "token" else read_unsigned)(request)
     async with request.app[SESSION].request(
         request.method, url, data=body, headers=headers, allow_redirects=False
     ) as said:

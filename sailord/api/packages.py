@@ -9,10 +9,10 @@ from aiohttp import web
 
 from agents.daemon.failpoints import failpoint
 from agents.rpc.server import answer_signed
+from agents.rpc.unsigned_bodies import read_in_time
 from agents.work.package import BYTES_MAX, PART_BYTES, Package, hash_of
 from sailord.api.agent_reports import refuse_signature
 from sailord.api.context import CONTEXT, ApiContext
-from sailord.api.load_limits import read_body, read_unsigned
 from sailord.api.responses import Refusal, answer, refusal
 from sailord.api.types import PackageView
 from sailord.checkpoints.object_storage import Missing, Storage, open_storage
@@ -39,7 +39,7 @@ async def show_package(request: web.Request) -> web.Response:
 async def put_part(request: web.Request) -> web.Response:
     """Store one part of a package."""
     package, part = _package(request), _part(request)
-    body = await read_body(request)
+    body = await read_in_time(request)
     if not 0 <= part < package.parts or len(body) != package.part_bytes(part):
         what = f"part {part} of {package.parts} has {len(body)} bytes"
         raise InputError(Problem("body", what, f"send {PART_BYTES} bytes, the rest in the last"))
@@ -57,7 +57,6 @@ async def read_part(request: web.Request) -> web.StreamResponse:
         request,
         request.app[CONTEXT].verifier,
         _read_part,
-        read_body=read_unsigned,
         refuse=refuse_signature,
     )
 

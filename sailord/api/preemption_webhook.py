@@ -19,9 +19,10 @@ from typing import Any, Literal
 from aiohttp import web
 
 from agents.protocol.records import Order, OrderKind
+from agents.rpc.strangers import note_authenticated
+from agents.rpc.unsigned_bodies import read_unsigned
 from sailord.api.bodies import check_id, check_moment, read_object
 from sailord.api.context import CONTEXT
-from sailord.api.load_limits import read_unsigned
 from sailord.api.orders import OTHER_ID
 from sailord.api.responses import Refusal, answer, refusal, too_many
 from sailord.api.types import Accepted
@@ -59,14 +60,17 @@ async def preemption(request: web.Request) -> web.Response:
 async def read_message(request: web.Request) -> tuple[Form, dict[str, Any]]:
     """Authenticate the sender as far as headers allow, and only then read the body."""
     api = request.app[CONTEXT]
-    if not api.allows(request.remote or ""):
-        raise too_many("messages")
     hooks, header = api.config.webhooks, request.headers.get(SIGNATURE_HEADER)
+    kind: Form = "plain"
     if header is not None:
         await _check_signature(request, hooks.secret, header)
-        return "plain", {}
-    kind = await _bearer_form(hooks, request.headers.get("Authorization", ""))
-    return kind, _object(await read_unsigned(request))
+    else:
+        kind = await _bearer_form(hooks, request.headers.get("Authorization", ""))
+    note_authenticated(request)
+    # Only who is authenticated counts, so that a stranger cannot use up anybody's share.
+    if not api.webhook_budgets.of(kind).take():
+        raise too_many("messages")
+    return kind, {} if kind == "plain" else _object(await read_unsigned(request))
 
 
 async def _check_signature(request: web.Request, secret: bytes | None, header: str) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from functools import cache
 from typing import Any
 
 from aiohttp import web
 
+from agents.protocol.codec import plain
 from agents.protocol.records import ReportReply
 from sailord.api import (
     agent_reports,
@@ -22,14 +25,18 @@ from sailord.api import (
     types,
 )
 from sailord.api.openapi import BYTES, EVENTS, document
-from sailord.api.responses import answer
 from sailord.api.route import Route
 
 
 async def _openapi(request: web.Request) -> web.Response:
     """Return this document."""
     del request
-    return answer(document(ROUTES))
+    return web.Response(text=_document(), content_type="application/json")
+
+
+@cache
+def _document() -> str:
+    return json.dumps(plain(document(ROUTES)), allow_nan=False)
 
 
 def _get(path: str, name: str, handler: Any, *answers: type | str, **columns: Any) -> Route:

@@ -1,12 +1,15 @@
 """Leader election: the sailord that holds the lease on the leader key is the leader.
 
-A leader stops acting before its lease can have expired, by a clock that also runs while the
-machine is suspended. A daemon that restarts on the same state folder holds that folder's lock,
-which proves that its predecessor is dead: it revokes the old lease and becomes leader at once.
+The lease is renewed on the store's thread, which requests to the API cannot delay, for as long as
+the controller shows that it lives. A leader stops acting before its lease can have expired, by a
+clock that also runs while the machine is suspended. A daemon that restarts on the same state
+folder holds that folder's lock, which proves that its predecessor is dead: it revokes the old lease
+and becomes leader at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -20,9 +23,19 @@ from agents.daemon.state_folder import lock_folder
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.records import Leader
 from agents.protocol.versions import own_protocol
-from agents.store.interface import CreatedAt, Put, Store, StoreError, StoreUnavailable, WriteUnknown
+from agents.store.interface import (
+    CreatedAt,
+    Put,
+    Store,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+    WriteUnknown,
+)
 
 MARGIN_S_MAX = 2.0
+HUNG_S = 10.0
+"""A controller that shows no life for so long is stuck: its lease is not renewed any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +60,25 @@ def lock_state_folder(folder: Path) -> StateFolder:
 
 @dataclass(eq=False)
 class Election:
-    """This daemon's part in the election."""
+    """This daemon's part in the election.
+
+    Coroutines run on the loop of the store; other threads read ``term``, ``seen`` and ``leads``.
+    """
 
     store: Store
     key: str
     state: StateFolder
     address: str
     lease_s: float
+    hung_s: float = HUNG_S
     daemon: str = field(default_factory=lambda: uuid.uuid4().hex)
     term: int | None = None
     """Our term; ``None`` while we are not the leader."""
     seen: Leader | None = None
     """The leader when we last read the key."""
+    refused: StoreRefused | None = None
+    """Why the last renewal was refused for good."""
+    _alive_s: float = field(default_factory=since_boot_s)
     _lease: int = 0
     _granted_s: float = 0.0
     _valid_until: float = 0.0
@@ -67,6 +87,26 @@ class Election:
     def is_valid(self) -> bool:
         """Whether we are the leader and our lease cannot have expired yet."""
         return self.term is not None and since_boot_s() < self._valid_until
+
+    def leads(self, term: int) -> bool:
+        """Whether we lead in this term, and our lease cannot have expired yet."""
+        return self.term == term and self.is_valid
+
+    def drop(self, term: int) -> None:
+        """Stop leading in this term, whose lease may have expired."""
+        if self.term == term:
+            self.term = None
+
+    def show_life(self) -> None:
+        """Note that the controller is not stuck."""
+        self._alive_s = since_boot_s()
+
+    async def keep_renewing(self) -> None:
+        """Renew the lease for ever while we lead and the controller lives."""
+        while True:
+            if self.term is not None and since_boot_s() - self._alive_s < self.hung_s:
+                await self.renew()
+            await asyncio.sleep(self.lease_s / 8)
 
     async def campaign(self) -> bool:
         """Become the leader if there is none; raises what the store raises."""
@@ -95,11 +135,16 @@ class Election:
 
     async def renew(self) -> None:
         """Renew the lease; sets ``term`` to ``None`` if it has expired or may have."""
-        asked = since_boot_s()
+        asked, lease = since_boot_s(), self._lease
         try:
-            is_kept = await self.store.keep(self._lease)
+            is_kept = await self.store.keep(lease)
         except (StoreUnavailable, WriteUnknown):
             is_kept = None
+        except StoreRefused as error:
+            self.refused = error
+            is_kept = None
+        if lease != self._lease:
+            return  # We resigned meanwhile.
         if is_kept:
             self._extend(asked)
         elif is_kept is False or not self.is_valid:

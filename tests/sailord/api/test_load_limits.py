@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from agents.rpc.signing import REQUEST_HEADER
-from sailord.api.load_limits import IN_PROGRESS_MAX, UNSIGNED_MAX
+from agents.rpc.unsigned_bodies import UNSIGNED_MAX
+from sailord.api.load_limits import IN_PROGRESS_MAX
 from sailord.notify.webhook_signature import SIGNATURE_HEADER
 from tests.sailord.daemon.running import JOB, TOKEN, wait_until
 
