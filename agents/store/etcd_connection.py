@@ -9,7 +9,13 @@ import grpc
 import grpc.aio
 
 from agents.store.etcd_messages import Method, message, method
-from agents.store.interface import LeaseGone, StoreRefused, StoreUnavailable, WriteUnknown
+from agents.store.interface import (
+    LeaseGone,
+    StoreRefused,
+    StoreUnavailable,
+    WriteRejected,
+    WriteUnknown,
+)
 from agents.store.locations import Etcd
 from simulator.documents.problems import Problems
 
@@ -40,6 +46,8 @@ REFUSALS = (
 )
 NOT_TAKEN = ("etcdserver: no leader", "etcdserver: too many requests", "database space exceeded")
 """Errors of a write that the member has not proposed to the cluster."""
+REJECTED = ("request is too large", "message larger than max", "too many operations")
+"""Errors of a write that the next attempt would meet again; the second is gRPC's own."""
 STALE_TOKEN = (
     "invalid auth token",
     "revision of auth store is old",
@@ -94,7 +102,7 @@ class EtcdMembers:
                 if self.drop_token(token, error.details() or ""):
                     continue
                 self.leave(member, str(error.details()))
-                raise_refusal(error)
+                raise_refusal(error, is_write=is_write)
                 is_lost = is_write and not any(each in str(error.details()) for each in NOT_TAKEN)
             except asyncio.CancelledError:
                 raise_own_cancellation()
@@ -180,11 +188,14 @@ class EtcdMembers:
                 raise
 
 
-def raise_refusal(error: grpc.aio.AioRpcError) -> None:
-    """Raise ``LeaseGone`` or ``StoreRefused`` if etcd's answer is final."""
+def raise_refusal(error: grpc.aio.AioRpcError, *, is_write: bool = False) -> None:
+    """Raise ``LeaseGone``, ``WriteRejected`` or ``StoreRefused`` if etcd's answer is final."""
     text = error.details() or ""
     if "requested lease not found" in text:
         raise LeaseGone(text)
+    is_denied = error.code() is grpc.StatusCode.PERMISSION_DENIED
+    if is_write and (is_denied or any(each in text for each in REJECTED)):
+        raise WriteRejected(f"etcd refused: {text}")
     if error.code() in REFUSALS:
         raise StoreRefused(f"etcd refused: {text}")
 

@@ -32,6 +32,10 @@ class StoreRefused(StoreError):  # noqa: N818 - names the state of the store
     """The store refuses the request for good: a wrong password, a missing permission."""
 
 
+class WriteRejected(StoreRefused):
+    """The store will never take this write: it is too long, or its keys are not permitted."""
+
+
 class LeaseGone(StoreError):  # noqa: N818 - names the state of the store
     """The lease of a write has expired; nothing was changed."""
 
@@ -173,7 +177,8 @@ class Store(Protocol):
     async def transact(self, compares: Sequence[Compare], orders: Sequence[Operation]) -> Outcome:
         """Apply all operations if all compares hold, and none otherwise, in one revision.
 
-        Raises ``WriteUnknown`` if the result is unknown, ``LeaseGone`` if a lease has expired.
+        Raises ``WriteUnknown`` if the result is unknown, ``LeaseGone`` if a lease has expired, and
+        ``WriteRejected`` if a repetition would fail too.
         """
 
     async def grant(self, ttl_s: float) -> Lease:
@@ -201,11 +206,11 @@ def check_transaction(orders: Sequence[Operation]) -> None:
     keys = [order.key for order in orders]
     assert len(keys) == len(set(keys)), f"a transaction changes a key twice: {keys}"
     if len(orders) > CHANGES_MAX:
-        raise StoreRefused(f"a transaction of {len(orders)} changes; the limit is {CHANGES_MAX}")
+        raise WriteRejected(f"a transaction of {len(orders)} changes; the limit is {CHANGES_MAX}")
     size = sum(len(order.key.encode()) for order in orders)
     size += sum(len(order.value) for order in orders if isinstance(order, Put))
     if size > TRANSACTION_BYTES_MAX:
-        raise StoreRefused(f"a transaction of {size} bytes; the limit is {TRANSACTION_BYTES_MAX}")
+        raise WriteRejected(f"a transaction of {size} bytes; the limit is {TRANSACTION_BYTES_MAX}")
 
 
 def prefix_end(prefix: bytes) -> bytes | None:

@@ -20,6 +20,7 @@ from agents.store.interface import (
     StoreError,
     StoreRefused,
     StoreUnavailable,
+    WriteRejected,
     WriteUnknown,
 )
 
@@ -27,7 +28,10 @@ FRAME_BYTES_MAX = 256 << 20
 """Longer frames are refused; a snapshot of ten thousand nodes has some megabytes."""
 
 Frame = dict[str, Any]
-ERRORS = {kind.__name__: kind for kind in (LeaseGone, StoreRefused, StoreUnavailable, WriteUnknown)}
+ERRORS = {
+    kind.__name__: kind
+    for kind in (LeaseGone, StoreRefused, StoreUnavailable, WriteRejected, WriteUnknown)
+}
 COMPARES: dict[str, type[Compare]] = {kind.__name__: kind for kind in get_args(Compare)}
 OPERATIONS: dict[str, type[Operation]] = {kind.__name__: kind for kind in get_args(Operation)}
 

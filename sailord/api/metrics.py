@@ -63,6 +63,8 @@ def controller_metrics(api: ApiContext) -> list[Metric]:
         _metric("sailor_leads", "1 on the leader.", float(api.state.term is not None)),
         _metric("sailor_store_up", "1 while the store is available.",
                 float(controller.cluster.store.is_available)),
+        _metric("sailor_writes_rejected_total", "Writes that the store will never take.",
+                controller.cluster.store.rejected_writes, "counter"),
         _metric("sailor_step", "Step of the active job.",
                 0 if active is None else active.progress.step),
         _metric("sailor_generation", "Generation of the active job.",

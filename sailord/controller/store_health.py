@@ -14,6 +14,8 @@ class StoreHealth:
     """The last error while it is unavailable."""
     refused_write: str = ""
     """Why the store refuses the write at hand; the controller retries it."""
+    rejected_writes: int = 0
+    """Writes that the store will never take, and that were dropped."""
 
     @property
     def is_available(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -11,7 +12,8 @@ import structlog
 from agents.daemon.clock import Clock
 from agents.daemon.failpoints import failpoint
 from agents.protocol.codec import WireError
-from agents.store.interface import StoreError, StoreRefused
+from agents.protocol.records import JobId
+from agents.store.interface import StoreError, StoreRefused, WriteRejected
 from sailord.cluster_records import Gateway
 from sailord.controller.cluster_state import ClusterState
 from sailord.controller.inbox import Inbox
@@ -30,6 +32,7 @@ from sailord.core.model.events import (
     GenerationWritten,
     WriteRefused,
 )
+from sailord.core.model.events import WriteRejected as JobWriteRejected
 from sailord.core.model.state import State
 from sailord.notify.outbox import Outbox, generation_opened, job_stopped
 from sailord.planning.messages import FoundPlan
@@ -42,7 +45,11 @@ RETRY_S = 0.3
 
 @dataclass(eq=False)
 class StoreWriter:
-    """Writes in order; a write that fails is retried until it succeeds or our term ends."""
+    """Writes in order; a write that fails is retried until it succeeds or our term ends.
+
+    One that the store will never take is dropped, with what follows for the same job; the core is
+    told, and holds the job.
+    """
 
     gateway: Gateway
     outbox: Outbox
@@ -69,6 +76,9 @@ class StoreWriter:
         """Try a write once; whether it is settled, by success or by refusal."""
         try:
             is_written = await self._write(term, write)
+        except WriteRejected as error:
+            self._reject(write, str(error))
+            return True
         except StoreError as error:
             cause, said = type(error).__name__, str(error)
             self.cluster.store.refused_write = said if isinstance(error, StoreRefused) else ""
@@ -85,6 +95,27 @@ class StoreWriter:
             self.outbox.ring()
             self.inbox.put(GenerationWritten(self.clock.now(), write.record))
         return True
+
+    def _reject(self, write: Write, why: str) -> None:
+        """Drop a write, and the later ones of its job: they follow from it."""
+        job, kind = _job_of(write), type(write).__name__
+        log.error("the store will never take a write", write=kind, job=job, error=why)
+        self.cluster.store.rejected_writes += 1
+        if isinstance(write, CommitCheckpoint):
+            self._fail_commit(write, why)  # Training goes on without it.
+            return
+        if job is None:
+            return
+        for term, later in [self._writes.get_nowait() for _ in range(self._writes.qsize())]:
+            if _job_of(later) != job:
+                self.put(term, later)
+            elif isinstance(later, CommitCheckpoint):
+                self._fail_commit(later, why)
+        self.inbox.put(JobWriteRejected(self.clock.now(), job, why))
+
+    def _fail_commit(self, write: CommitCheckpoint, why: str) -> None:
+        point = write.durable.point
+        self.inbox.put(CommitFailed(self.clock.now(), write.record.job, point, why))
 
     async def _write(self, term: int, write: Write) -> bool:
         """``False``: refused, because another leader or another record was first."""
@@ -126,7 +157,8 @@ class StoreWriter:
             kept = {write.record.plan, write.replaces.plan}
             for sha in self.plans.keys() - kept:
                 del self.plans[sha]
-            await self.gateway.forget_plans(write.record.job, but=kept, term=write.record.term)
+            with contextlib.suppress(WriteRejected):  # They only take room.
+                await self.gateway.forget_plans(write.record.job, but=kept, term=write.record.term)
         return is_written
 
     async def _commit(self, term: int, write: CommitCheckpoint) -> bool:
@@ -139,6 +171,16 @@ class StoreWriter:
             why = "the generation is over, or a later step is durable"
             self.inbox.put(CommitFailed(now, job, durable.point, why))
         return became != "deposed"
+
+
+def _job_of(write: Write) -> JobId | None:
+    match write:
+        case WriteGeneration() | CommitCheckpoint():
+            return write.record.job
+        case WriteJob():
+            return write.job.id
+        case _:
+            return None
 
 
 def failpoint_of(command: Command, state: State) -> tuple[str, int | None]:

@@ -11,6 +11,7 @@ been elected, reads the store and goes on from there.
     Starting, Running -> Waiting                   a loss or a failure
     Stopping -> Waiting                            a node of the next plan is gone
     Stopping -> Closing                            paused, with no step lost
+    Opening, Stopping -> Closing                   the store will never take what is to be written
     Waiting, Starting, Running, Held -> Closing    cancelled, done, or too many failures
     Closing -> Held -> Waiting                     held until an operator resumes it, or until the
                                                    next job can have the cluster: then it is paused
@@ -30,7 +31,7 @@ from sailord.core.model.events import Elected, Event, WriteRefused
 from sailord.core.model.rule import PASS, RuleAnswer, Step, state_note
 from sailord.core.model.state import Active, State
 from sailord.core.rules.checkpoint_rules import await_commit, commit_next, obey_checkpoint, sweep
-from sailord.core.rules.job_rules import keep_budget, take_next_job
+from sailord.core.rules.job_rules import hold_rejected, keep_budget, take_next_job
 from sailord.core.rules.operator_orders import obey
 from sailord.core.rules.phase_rules import advance
 from sailord.core.rules.planner_answer import answer_question
@@ -46,6 +47,8 @@ RULES: tuple[Rule, ...] = (
     # The next generation may begin from the checkpoint that is on its way into the store, so no
     # rule below may open one, close one, or go back to an older checkpoint until its fate is known.
     await_commit,
+    # Before any rule that would write again what the store never takes.
+    hold_rejected,
     # Before the other orders: it only chooses the snapshot to make durable, and has to do so before
     # a pause or a cancel ends the generation.
     obey_checkpoint,

@@ -10,7 +10,7 @@ import structlog
 
 from agents.daemon.backoff import Backoff
 from agents.protocol.records import PREPARING, JobId
-from agents.store.interface import StoreError
+from agents.store.interface import StoreError, WriteRejected
 from sailord.cluster_records import Gateway, Transition
 from sailord.core.model.commands import Note
 from sailord.core.model.phases import Running
@@ -185,6 +185,8 @@ class Announcer:
     async def _is_written(self, job: JobId, line: Transition) -> bool:
         try:
             await self.gateway.write_transition(job, line)
+        except WriteRejected as error:
+            log.error("the store will never take a line of the history", job=job, error=str(error))
         except StoreError:
             return False
         return True

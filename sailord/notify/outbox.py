@@ -12,11 +12,15 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 
+import structlog
+
 from agents.protocol.codec import encode, plain
 from agents.protocol.records import Durable, GenerationRecord, JobId, JobRecord
-from agents.store.interface import Delete, Operation, Put, Snapshot, StoreError
+from agents.store.interface import Delete, Operation, Put, Snapshot, StoreError, WriteRejected
 from sailord.cluster_records import Gateway
 from sailord.notify.feed import FeedEvent
+
+log = structlog.get_logger("sailord")
 
 KEPT = 1_000
 """Messages kept in the store, delivered or not: their ids say what was reported."""
@@ -127,6 +131,8 @@ class Outbox:
         operations += [Delete(self.gateway.keys.outbox + old) for old in stale]
         try:
             await self.gateway.write_as_leader(event.term, operations)
+        except WriteRejected as error:
+            log.error("the store will never take a message", message=id_, error=str(error))
         except StoreError:
             return False
         for old in stale:

@@ -128,6 +128,15 @@ class WriteRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteRejected:
+    """The store will never take a write of this job: it is too long, or not permitted."""
+
+    at: float
+    job: JobId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class ManifestWritten:
     """The manifest of a checkpoint is in the durable store; it is not yet the newest one."""
 
@@ -196,6 +205,7 @@ Event = (
     | PlanRefused
     | GenerationWritten
     | WriteRefused
+    | WriteRejected
     | ManifestWritten
     | CheckpointCommitted
     | CommitFailed

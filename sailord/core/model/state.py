@@ -157,6 +157,8 @@ class Active:
     slowness: Slowness = field(default_factory=Slowness)
     evaluation: Evaluation | None = None
     """The last one that a member reported."""
+    rejected: str = ""
+    """Why the store will never take what is to be written for the job: it is to be held."""
 
 
 @dataclass(frozen=True, slots=True)

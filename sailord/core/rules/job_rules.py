@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sailord.core.model.phases import Held, Waiting
+from sailord.core.model.commands import AbortGeneration
+from sailord.core.model.phases import Closing, Held, Waiting
 from sailord.core.model.rule import PASS, RuleAnswer, Step, write_job
 from sailord.core.model.state import Active, Progress, State
 from sailord.core.queries.active_job import is_writing
@@ -48,6 +49,25 @@ def _has_workers(state: State, active: Active) -> bool:
     return generation is not None and any(
         not state.nodes[id_].is_lost for id_, _ in state.reports_of(generation)
     )
+
+
+def hold_rejected(state: State, active: Active) -> RuleAnswer:
+    """Hold a job of which the store will never take a write; what it took before stands."""
+    why = active.rejected
+    if not why:
+        return PASS
+    active = replace(active, rejected="")
+    state = replace(state, active=active)
+    if isinstance(active.phase, Held):
+        return Step(state)  # The store does not know it; the log says so.
+    reason = f"the store will never take what is to be stored for it: {why}"
+    if not isinstance(active.phase, Closing):
+        return close(state, active, "held", reason)
+    # Not even the end of its generation: the agents must hear of it from us.
+    held, commands = finish(state, active, "held", reason)
+    if (last := active.generation) is None or last.state == "closed":
+        return Step(held, commands)
+    return Step(held, (*commands, AbortGeneration(active.job, last.number, last.members)))
 
 
 def keep_budget(state: State, active: Active) -> RuleAnswer:

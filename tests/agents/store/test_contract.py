@@ -19,8 +19,8 @@ from agents.store.interface import (
     LeaseIs,
     ModifiedAt,
     Put,
-    StoreRefused,
     ValueIs,
+    WriteRejected,
 )
 from tests.agents.store.places import PATIENCE_S
 
@@ -131,9 +131,9 @@ async def test_a_key_that_is_created_again_has_a_new_creation_revision(store, pr
 
 
 async def test_a_transaction_that_is_too_large_is_refused(store, prefix):
-    with pytest.raises(StoreRefused, match="a transaction of"):
+    with pytest.raises(WriteRejected, match="a transaction of"):
         await store.put(prefix + "a", b"x" * (1 << 20))
-    with pytest.raises(StoreRefused, match="a transaction of 121 changes; the limit is 120"):
+    with pytest.raises(WriteRejected, match="a transaction of 121 changes; the limit is 120"):
         await store.transact([], [Put(f"{prefix}{i}", b"") for i in range(121)])
     await store.put(prefix + "a", b"x" * ((1 << 20) - 100))
     assert (await store.transact([], [Put(f"{prefix}{i}", b"") for i in range(120)])).is_applied

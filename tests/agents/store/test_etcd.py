@@ -13,10 +13,16 @@ from pathlib import Path
 import pytest
 
 from agents.store.factory import open_store
-from agents.store.interface import Store, StoreRefused, StoreUnavailable, WriteUnknown
+from agents.store.interface import (
+    Store,
+    StoreRefused,
+    StoreUnavailable,
+    WriteRejected,
+    WriteUnknown,
+)
 from simulator.documents.problems import InputError
 from tests.agents.store.places import ETCD, PATIENCE_S, Cluster, wait_answer
-from tests.agents.store.rights import require_passwords
+from tests.agents.store.rights import let_guest, require_passwords
 
 pytestmark = [
     pytest.mark.asyncio,
@@ -256,3 +262,37 @@ async def test_client_certificates_are_required(tmp_path):
         "the store's ca",
         "the store's cert",
     ]
+
+
+@pytest.mark.parametrize("size", [100_000, 900_000])
+async def test_write_that_is_too_long_for_its_etcd_is_rejected_at_once(size):
+    """The longer one is not even read by etcd: gRPC refuses it, as if the member were busy."""
+    with closing(Cluster(1, arguments=["--max-request-bytes=50000"])) as small:
+        store = await small.open()
+        await wait_answer(store)
+        with pytest.raises(WriteRejected, match=r"too large|larger than max"):
+            await store.put("/a", b"x" * size)
+        assert await store.get("/a") is None
+        await store.put("/a", b"x")
+        await store.close()
+
+
+async def test_write_without_permission_is_rejected_and_a_wrong_password_is_not(tmp_path):
+    """Another password may come; the keys of this write stay forbidden."""
+    (tmp_path / "right").write_text("guest")
+    (tmp_path / "wrong").write_text("nothing")
+    with closing(Cluster(1)) as cluster:
+        store = await cluster.open()
+        await wait_answer(store)
+        await store.close()
+        await require_passwords(cluster)
+        await let_guest(cluster, "/ours/")
+        kinds = {}
+        for name in ("right", "wrong"):
+            place = f"{cluster.url}&user=guest&password_file={tmp_path}/{name}"
+            guest = await open_store(place)
+            with pytest.raises(StoreRefused) as refused:
+                await guest.put("/theirs", b"")
+            kinds[name] = type(refused.value)
+            await guest.close()
+        assert kinds == {"right": WriteRejected, "wrong": StoreRefused}

@@ -48,6 +48,7 @@ from sailord.core.model.events import (
     Reported,
     StoreReturned,
     Ticked,
+    WriteRejected,
 )
 from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Closing, Held, Opening, Running, Starting, Stopping
@@ -175,6 +176,8 @@ class Cluster:
                 return [GenerationWritten(self.now, write.record)] if is_new else []
             case ("commit", bool() as is_fine):
                 return self._commit_outcome(is_fine=is_fine)
+            case ("rejected",):
+                return [WriteRejected(self.now, JOB, "a transaction of 2000000 bytes")]
             case ("store returned",):
                 return [StoreReturned(self.now)]
             case _:
@@ -245,9 +248,11 @@ class Cluster:
 
 
 histories = st.lists(progress | faults, min_size=10, max_size=60)
+rejections = st.tuples(st.just("rejected"))
+with_rejections = st.lists(progress | faults | rejections, min_size=10, max_size=60)
 
 
-@given(histories)
+@given(with_rejections)
 def test_any_events_keep_the_invariants_and_decide_the_same(
     history: History,
 ) -> None:
@@ -258,7 +263,7 @@ def test_any_events_keep_the_invariants_and_decide_the_same(
     assert one.commands == other.commands
 
 
-@given(histories, st.sampled_from((None, 0.3, 5.0)))
+@given(with_rejections, st.sampled_from((None, 0.3, 5.0)))
 def test_job_goes_on_once_faults_end(history: History, usd_max: float | None) -> None:
     """Or it is held and says why, or was paused or cancelled."""
     cluster = Cluster(usd_max)

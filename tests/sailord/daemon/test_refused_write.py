@@ -1,9 +1,10 @@
-"""A write that the store always refuses is reported, and no later write overtakes it."""
+"""A write that the store will never take holds its job, and nothing else waits for it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -11,16 +12,20 @@ import pytest
 from agents.daemon.clock import Clock
 from agents.protocol.records import JobId, JobRecord
 from agents.protocol.store_keys import Keys
-from agents.store.interface import TRANSACTION_BYTES_MAX, Put
+from agents.store.interface import TRANSACTION_BYTES_MAX, Put, StoreRefused
 from agents.store.sqlite_store import EmbeddedStore
 from sailord.cluster_records import Gateway
 from sailord.config import load_config
 from sailord.controller.loop import build_controller
 from sailord.core.model.commands import WriteJob
-from sailord.text.cluster_text import status_text
-from tests.sailord.daemon.running import Place
+from sailord.core.model.events import WriteRejected
+from tests.agents.store.places import ETCD
+from tests.agents.store.places import Cluster as Etcd
+from tests.sailord.daemon.running import JOB as SPEC
+from tests.sailord.daemon.running import Place, wait_until
 
 JOB = JobRecord(JobId("j"), "queued", 0, 1.0, "its turn")
+OTHER = replace(JOB, id=JobId("k"))
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -30,38 +35,91 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_refused_write_is_reported_until_it_is_settled(tmp_path):
-    async def play() -> None:
+def with_a_writer(tmp_path, play) -> None:
+    """Play with a store writer that leads, and its store."""
+
+    async def run() -> None:
         store = await EmbeddedStore.open(tmp_path / "store")
         keys, config = Keys("test"), load_config(Place(tmp_path).config)
         await store.transact([], [Put(keys.leader, b"{}")])
         leader = await store.get(keys.leader)
         assert leader is not None
-        gateway = Gateway(store, keys)
-        controller = build_controller(config, gateway, Clock(), b"k" * 64)
-        writer, cluster = controller.writer, controller.cluster
-        cluster.state = replace(cluster.state, term=leader.created)
-        writing = asyncio.create_task(writer.run())
+        controller = build_controller(config, Gateway(store, keys), Clock(), b"k" * 64)
+        controller.cluster.state = replace(controller.cluster.state, term=leader.created)
+        writing = asyncio.create_task(controller.writer.run())
+        try:
+            await play(controller, store, keys, leader.created)
+        finally:
+            writing.cancel()
+            await store.close()
+
+    asyncio.run(run())
+
+
+def test_rejected_write_is_dropped_with_what_follows_for_its_job(tmp_path):
+    async def play(controller, store, keys, term):
         too_long = replace(JOB, reason="r" * TRANSACTION_BYTES_MAX)
-        for job in (too_long, JOB):
-            writer.put(leader.created, WriteJob(job))
-        await until(lambda: "a transaction of" in cluster.store.refused_write)
-        assert await store.get(keys.state(JOB.id)) is None, "no later write overtakes it"
-        # After its term the write is dropped and no longer reported.
-        cluster.state = replace(cluster.state, term=None)
-        await until(lambda: not cluster.store.refused_write)
-        writing.cancel()
-        await store.close()
+        for job in (too_long, JOB, OTHER):
+            controller.writer.put(term, WriteJob(job))
+        _, event = await controller.inbox.next_event()
+        assert isinstance(event, WriteRejected)
+        assert (event.job, "a transaction of" in event.why) == (JOB.id, True)
+        await until(controller.writer._writes.empty)
+        while await store.get(keys.state(OTHER.id)) is None:
+            await asyncio.sleep(0.01)
+        assert await store.get(keys.state(JOB.id)) is None
+        assert controller.cluster.store.rejected_writes == 1
+        assert controller.cluster.store.refused_write == ""
 
-    asyncio.run(play())
+    with_a_writer(tmp_path, play)
 
 
-@pytest.mark.parametrize("trouble", ["", "a transaction of 1139012 bytes; the limit is 1048576"])
-def test_status_shows_a_refused_write(trouble):
-    status = {
-        "cluster": "c", "at": 9.0, "leader": None, "job": None, "queued": 0, "nodes": {},
-        "store": {"answers": True, "away_since": None, "trouble": trouble}, "leaving": [],
-        "capacity": None, "unheard": [], "unsound": {},
-    }  # fmt: skip
-    assert ("rejects writes" in status_text(status)) == bool(trouble)
-    assert trouble in status_text(status)
+def test_refusal_that_may_end_blocks_until_it_does(tmp_path, monkeypatch):
+    """A wrong password says nothing about the write: no later one overtakes it."""
+
+    async def play(controller, store, keys, term):
+        async def refuse(*_):
+            raise StoreRefused("etcd refused: invalid user ID or password")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "transact", refuse)
+            controller.writer.put(term, WriteJob(JOB))
+            await until(lambda: "password" in controller.cluster.store.refused_write)
+        await until(lambda: not controller.cluster.store.refused_write)
+        assert await store.get(keys.state(JOB.id)) is not None
+
+    with_a_writer(tmp_path, play)
+
+
+# ---- a real sailord ------------------------------------------------------------------------------
+
+
+def begin(place: Place) -> None:
+    place.start()
+    wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
+    place.start_agent("a")
+
+
+def submit(place: Place, id_: str, spec: str = SPEC) -> int:
+    return place.ask("POST", "/v1/jobs", {"job": spec, "id": id_})[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(ETCD is None, reason="no `etcd` here; apt-get install etcd-server")
+def test_job_whose_plan_is_too_long_for_etcd_is_held_and_the_next_one_runs(tmp_path):
+    """etcd takes 2 kB: job files of two lines, and no plan."""
+    with closing(Etcd(1, arguments=["--max-request-bytes=2000"])) as etcd:
+        place = Place(tmp_path, store=etcd.url)
+        try:
+            begin(place)
+            assert submit(place, "j", SPEC + f"# {'long ' * 100}\n") == 201
+            wait_until(lambda: (place.status()["job"] or {}).get("state") == "held")
+            reason = place.status()["job"]["phase"]["reason"]
+            assert "the store will never take what is to be stored for it" in reason
+            assert "request is too large" in reason
+            assert submit(place, "k") == 201
+            wait_until(lambda: place.ask("GET", "/v1/jobs/k")[1]["state"] == "held")
+            assert "writes_rejected_total 2.0" in place.ask("GET", "/metrics")[1]
+            assert place.status()["leads"]
+        finally:
+            place.stop_all()
