@@ -63,7 +63,7 @@ check: $(FOR_ALL) ## lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict $(PACKAGES)
-	$(BIN)/mypy --strict --explicit-package-bases --exclude 'test_.*' tests/chaos tests/sim
+	$(BIN)/mypy --strict --explicit-package-bases --exclude 'test_.*' tests/booted tests/chaos tests/sim
 
 # The estimator against its oracle on many random plans, and a whole cluster on a virtual clock.
 .PHONY: sim
@@ -82,6 +82,12 @@ JOB ?= exact
 chaos: $(FOR_ALL) ## damaged input, killed daemons (EXAMPLES=500), a storm of faults (MINUTES=10 SEED=1 JOB=exact)
 	@SAILOR_EXAMPLES=$(EXAMPLES) SAILOR_CHAOS_MINUTES=$(MINUTES) SAILOR_CHAOS_SEED=$(SEED) \
 		SAILOR_CHAOS_JOB=$(JOB) $(BIN)/python -m pytest tests -m chaos -q -o faulthandler_timeout=0
+
+# A systemd of its own, in a container on a tree of its own (tests/booted): needs root. Trees are
+# cached in SAILOR_UNITS_CACHE or ~/.cache/sailor/units. OPTIONS: --keep-going, --skip NAME, --mirror.
+.PHONY: units
+units: $(FOR_PLAN) ## boot the units under a real systemd, in a container, and drill them; needs root
+	@$(BIN)/python -m tests.booted $(OPTIONS)
 
 # MEASURED=DIR names a folder with profiles, network.json and validation.json, for the programs
 # that compare with measurements; without it they say what they lack.
@@ -115,11 +121,16 @@ gpu-check: $(FOR_ALL) ## on a machine with a GPU: measure layers of OPT-350M on 
 	$(BIN)/sailorctl profile model examples/opt-350m.toml --device cuda --tp 1 --out build/profiles
 	$(BIN)/sailorctl plan examples/opt-350m.toml examples/three-zones.toml --profiles build/profiles
 
-# DESTDIR=/ puts commands, units, example files and /opt/sailor into this system, and any other
-# folder into a tree for it; GROUPS=worker adds what real workers need.
+# DESTDIR=/ puts a version into this system beside those that are there, and switches to it; any
+# other folder becomes a tree for one. GROUPS=worker adds what real workers need. PYTHON must be one
+# that the units' user can run.
 .PHONY: install
-install: $(FOR_ALL) ## make .venv with all groups; with DESTDIR=DIR, lay out a system too (GROUPS=worker)
-	@test -z "$(DESTDIR)" || $(BIN)/python scripts/system.py "$(DESTDIR)" $(GROUPS:%=--group %)
+install: $(if $(DESTDIR),,$(FOR_ALL)) ## make .venv with all groups; with DESTDIR=DIR, lay out a system instead (GROUPS=worker)
+	@test -z "$(DESTDIR)" || $(PYTHON) scripts/system.py "$(DESTDIR)" $(GROUPS:%=--group %)
+
+.PHONY: uninstall
+uninstall: ## remove what `make install DESTDIR=/` installed, but no configuration or state (PURGE=1: these, too)
+	@$(PYTHON) scripts/installed.py --root "$(or $(DESTDIR),/)" uninstall $(if $(PURGE),--purge)
 
 $(FOR_PLAN) $(FOR_UP) $(FOR_ALL):
 	@$(PYTHON) scripts/install.py $@

@@ -35,11 +35,15 @@ class Config:
     """From the cloud's notice to the end of the instance."""
     shutdown_s: float
     """From the start of a system shutdown to the end of the instance."""
+    drain_s: float
+    """After a stop of the service: workers that still train then are left alone."""
     lease_s: float
     orphan_s: float
     """Workers exit after that long without an agent."""
     worker: str
     """The worker's module; its ``main`` runs one worker."""
+    emulate: str | None
+    """Devices to emulate, such as ``2xA100-40``; ``None``: the driver is asked for real ones."""
     catalogue: Path | None
     """A file of GPUs and machine types that extends the built-in catalogue."""
     memory: Path | None
@@ -75,8 +79,10 @@ def load_config(path: Path) -> Config:
         "zone": top.text("zone"),
         "machine": top.text("machine"),
         "spot": top.flag("spot", default=False),
+        "drain_s": top.number("drain_s", default=150.0, above=0.0, most=1e6),
         "lease_s": top.number("lease_s", default=10.0, least=1.0, most=600.0),
         "orphan_s": top.number("orphan_s", default=1800.0, above=0.0, most=1e6),
+        "emulate": top.text("emulate"),
         "worker": top.text("worker", default="worker.control.worker_process"),
         "copy_mb_s": top.number("copy_mb_s", default=1000.0, above=0.0, most=1e6),
         "threads": top.integer("threads", least=1, most=4096),

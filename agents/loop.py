@@ -52,6 +52,22 @@ START_S = 20
 """The start timeout of systemd, which each tick extends until the node is registered."""
 
 
+def describe(state: State) -> str:
+    """Say in one line what the node does, or waits for."""
+    gang = state.gang
+    work = "no worker" if gang is None else f"generation {gang.generation} of {state.job}"
+    trouble = "; the store does not answer" if state.store_silent_since is not None else ""
+    if state.is_leaving:
+        return f"draining, ends when no worker is needed: {work} is here{trouble}"
+    if not state.is_healthy:
+        return f"not ready: {state.why_not or state.fault or 'its devices are tested'}{trouble}"
+    if not state.is_registered:
+        return f"not ready: it is not registered yet{trouble}"
+    standing = state.node.state if state.node.state != "ready" else ""
+    doing = "ready for work" if gang is None else f"{gang.taking}: {work}"
+    return f"{standing}{standing and ', '}{doing}{trouble}"
+
+
 @dataclass(eq=False)
 class Current:
     """The agent's present state: the loop replaces it, all other parts read it."""
@@ -77,6 +93,8 @@ class AgentLoop:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """The agent may end: no worker needs it."""
     _is_ready: bool = False
+    _status: str = ""
+    """The line that `systemctl status` shows."""
     _tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
 
     def __post_init__(self) -> None:
@@ -113,6 +131,10 @@ class AgentLoop:
         if not self._is_ready and self.state.is_registered:
             self._is_ready = True
             notify("READY=1")
+        status = describe(self.state)
+        if status != self._status:
+            self._status = status
+            notify(f"STATUS={status}")
         if isinstance(event, Ticked):
             notify("WATCHDOG=1" if self._is_ready else f"EXTEND_TIMEOUT_USEC={START_S * 1e6:.0f}")
 

@@ -1,8 +1,9 @@
 """The command ``sailor-agent``: runs the agent of one node in the foreground, under systemd.
 
-SIGTERM drains the node and ends the agent once no worker needs it. SIGINT ends the agent alone:
-its workers go on, and the next agent takes them over. Exit codes: 0 it was told to end; 1 it
-failed and may be restarted; 2 an input is invalid.
+SIGTERM drains the node and ends the agent once no worker needs it. If that takes too long the agent
+ends alone, with 1. SIGPWR says that the machine shuts down: the same, but sooner, and then the
+workers end too. SIGINT ends the agent alone: its workers go on, and the next agent takes them over.
+Exit codes: 0 it was told to end; 1 it failed and may be restarted; 2 an input is invalid.
 """
 
 from __future__ import annotations
@@ -13,21 +14,22 @@ import os
 import signal
 import sys
 from collections.abc import Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import click
+import structlog
 
 from agents.cloud.notices import SHUTDOWN, Notices
 from agents.config import Config, load_config
-from agents.core.model import DeviceFailed, Event, SelfTested, StopRequested
+from agents.core.model import DeviceFailed, Event, NoticeWithdrawn, SelfTested, StopRequested
 from agents.daemon.clock import Clock
 from agents.daemon.logs import Form, begin_log, log_crash
 from agents.daemon.state_folder import lock_folder
-from agents.daemon.systemd import is_shutting_down, notify
+from agents.daemon.systemd import notify
 from agents.devices.monitor import listen_for_xids, wait_broken
 from agents.devices.probe import Devices, probe, read_emulated, self_test
 from agents.links.http import LinkRoutes
@@ -40,7 +42,7 @@ from agents.registration import Registration
 from agents.report_sender import ReportSender
 from agents.rpc.client import SignedClient
 from agents.rpc.signing import Verifier, read_key
-from agents.saved_state import initial_state, load_or_begin
+from agents.saved_state import initial_state, load_or_begin, stop_notices
 from agents.server import AgentServer
 from agents.snapshots.http import SnapshotRoutes
 from agents.snapshots.lifecycle import SnapshotLifecycle
@@ -54,11 +56,23 @@ from agents.workers.gang import WorkerGang
 from agents.workers.join import GenerationJoiner
 from agents.workers.rendezvous import Rendezvous
 from agents.workers.specs import WorkerSettings
-from simulator.documents.problems import InputError, Problem
+from simulator.documents.problems import InputError, Problem, Problems
 from simulator.hardware.catalogue import Catalogue, load_catalogue
 
-INVALID_INPUT = 2
+FAILED, INVALID_INPUT = 1, 2
+SHUTDOWN_LEFT_S = 5.0
+"""Of the time until the machine is off: what the end of workers and agent may take."""
 RETEST_S = 5.0
+
+CONFIG = click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    default=Path("/etc/sailor/agent.toml"),
+    show_default=True,
+    help="The configuration file (docs/agent.md).",
+)
+
+log = structlog.get_logger("sailor-agent")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -68,13 +82,7 @@ def main() -> None:
 
 
 @main.command()
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path),
-    default=Path("/etc/sailor/agent.toml"),
-    show_default=True,
-    help="The configuration file (docs/agent.md).",
-)
+@CONFIG
 @click.option("--emulate", metavar="2xA100-40", help="Emulate these devices.")
 def run(config: Path, emulate: str | None) -> None:
     """Run the agent until SIGTERM, which drains, or SIGINT, which leaves the workers running."""
@@ -83,13 +91,49 @@ def run(config: Path, emulate: str | None) -> None:
     try:
         loaded = load_config(config)
         catalogue = load_catalogue(loaded.catalogue)
-        devices = probe(catalogue) if emulate is None else read_emulated(emulate, catalogue)
+        devices = _find_devices(loaded, catalogue, emulate)
         with log_crash():
             asyncio.run(run_agent(loaded, devices, catalogue, form))
     except InputError as error:
         for problem in error.problems:
             click.echo(f"error: {problem}", err=True)
         sys.exit(INVALID_INPUT)
+
+
+@main.command()
+@CONFIG
+def check(config: Path) -> None:
+    """Check the configuration, the key and the devices; report all problems."""
+    problems = Problems()
+    loaded = None
+    try:
+        loaded = load_config(config)
+    except InputError as error:
+        problems.take(error)
+    if loaded is not None:
+        try:
+            read_key(loaded.key)
+        except InputError as error:
+            problems.take(error)
+        try:
+            devices = _find_devices(loaded, load_catalogue(loaded.catalogue), None)
+            found = f"{devices.count} x {devices.gpu}{', emulated' * devices.is_emulated}"
+            click.echo(f"{found}; the store is {loaded.store}")
+        except InputError as error:
+            problems.take(error)
+    for problem in problems.found:
+        click.echo(f"error: {problem}", err=True)
+    if problems.found:
+        sys.exit(INVALID_INPUT)
+    click.echo(f"{config} is valid")
+
+
+def _find_devices(config: Config, catalogue: Catalogue, emulate: str | None) -> Devices:
+    if emulate is not None:
+        return read_emulated(emulate, catalogue, place="--emulate")
+    if config.emulate is not None:
+        return read_emulated(config.emulate, catalogue, place="emulate")
+    return probe(catalogue)
 
 
 async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form: Form) -> None:
@@ -174,13 +218,18 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
         begin_log(form, loop.log_context)
         notices = Notices(node.id, config.notice_s, config.shutdown_s, clock, feed)
         notices.restore(saved.notices)
+        for id_ in stop_notices(saved):
+            feed(NoticeWithdrawn(clock.now(), id_))
+        stop = Stop(loop, notices, config)
         monitor = _monitor_devices(loop, devices, config.state)
-        is_over = await _run_until_stopped(loop, notices, notices.watch(session), monitor)
-        await gang.close(is_over=is_over)
+        is_over = await _run_until_stopped(loop, stop, notices.watch(session), monitor)
+        await gang.close(is_over=is_over or stop.is_shutdown)
         if is_over:
             # The node leaves the store at once, and the next start registers another node.
             await registration.leave()
             path.unlink(missing_ok=True)
+    if stop.was_given_up:
+        raise SystemExit(FAILED)
 
 
 def _default_memory(config: Config, devices: Devices) -> Path:
@@ -238,11 +287,12 @@ async def _listen(
 
 
 async def _run_until_stopped(
-    loop: AgentLoop, notices: Notices, *others: Coroutine[Any, Any, None]
+    loop: AgentLoop, stop: Stop, *others: Coroutine[Any, Any, None]
 ) -> bool:
     """Run until SIGINT, or until the loop exits after SIGTERM; return whether the node is over."""
-    running, interrupted, terminated = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-    running.add_signal_handler(signal.SIGTERM, terminated.set)
+    running, interrupted = asyncio.get_running_loop(), asyncio.Event()
+    running.add_signal_handler(signal.SIGTERM, stop.terminated.set)
+    running.add_signal_handler(signal.SIGPWR, stop.begin_shutdown)
     running.add_signal_handler(signal.SIGINT, interrupted.set)
     node, registration = loop.state.node.id, loop.registration
     async with asyncio.TaskGroup() as group:
@@ -257,7 +307,7 @@ async def _run_until_stopped(
                 loop.sender.run(),
                 loop.snapshots.replicator.run(),
                 loop.snapshots.uploader.run(),
-                _drain_when(terminated, loop, notices),
+                stop.drain(interrupted),
                 *others,
             )
         ]
@@ -275,7 +325,6 @@ async def _monitor_devices(loop: AgentLoop, devices: Devices, state: Path) -> No
         while True:
             await _test_until_passed(loop, devices, state)
             fault = await wait_broken(devices, state, listener)
-            notify(f"STATUS=not ready: {fault}")
             loop.events.put_nowait(DeviceFailed(loop.clock.now(), fault))
             if listener is not None and listener.broken:
                 return  # Nothing reports its recovery; the next agent process tests again.
@@ -288,19 +337,45 @@ async def _test_until_passed(loop: AgentLoop, devices: Devices, state: Path) -> 
         is_working = loop.state.gang is not None or bool(loop.gang.members)
         why_not = await self_test(devices, state, is_working=is_working)
         if why_not != reported:
-            notify(f"STATUS=not ready: {why_not}" if why_not else "STATUS=ready for work")
             loop.events.put_nowait(SelfTested(loop.clock.now(), why_not))
         reported = why_not
         await asyncio.sleep(RETEST_S if why_not else 0)
 
 
-async def _drain_when(terminated: asyncio.Event, loop: AgentLoop, notices: Notices) -> None:
-    """Drain after SIGTERM; a system shutdown is a notice too."""
-    await terminated.wait()
-    notify("STOPPING=1\nSTATUS=draining: ends when no worker needs it")
-    if await is_shutting_down():
-        notices.hear(SHUTDOWN, is_leaving=True)
-    loop.events.put_nowait(StopRequested(loop.clock.now()))
+@dataclass(eq=False)
+class Stop:
+    """The stop of the service, or of the whole machine: a drain, and its end after a time."""
+
+    loop: AgentLoop
+    notices: Notices
+    config: Config
+    terminated: asyncio.Event = field(default_factory=asyncio.Event)
+    is_shutdown: bool = False
+    """The machine shuts down, and the workers with it."""
+    was_given_up: bool = False
+    """The drain did not end in time."""
+
+    def begin_shutdown(self) -> None:
+        """Handle SIGPWR."""
+        self.is_shutdown = True
+        self.terminated.set()
+
+    async def drain(self, interrupted: asyncio.Event) -> None:
+        """Drain once it is time, and interrupt the agent if that does not end."""
+        await self.terminated.wait()
+        notify("STOPPING=1")
+        limit_s = self.config.drain_s
+        if self.is_shutdown:
+            self.notices.hear(SHUTDOWN, is_leaving=True)
+            limit_s = max(1.0, min(limit_s, self.config.shutdown_s - SHUTDOWN_LEFT_S))
+        self.loop.events.put_nowait(StopRequested(self.loop.clock.now()))
+        await asyncio.sleep(limit_s)
+        self.was_given_up = not self.is_shutdown
+        then = "its workers end with the machine"
+        if self.was_given_up:
+            then = "its workers train on without an agent; start it again, or cancel the job"
+        log.error(f"the drain did not end in {limit_s:g} s: {then}")
+        interrupted.set()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import structlog
 
+from agents.core.decide import STOPPED
 from agents.core.model import UNHEARD, Gang, Options, State
 from agents.daemon.atomic_file import replace_file
 from agents.daemon.clock import boot_id, since_boot_s
@@ -32,6 +33,7 @@ class SavedState:
     leaves_at: float | None = None
     notices: tuple[str, ...] = ()
     is_leaving: bool = False
+    """The agent was asked to exit, when the file was written."""
     heard: Fence = UNHEARD
     job: JobId | None = None
     left: int = 0
@@ -81,6 +83,11 @@ def updated(saved: SavedState, state: State) -> SavedState:
     )
 
 
+def stop_notices(saved: SavedState) -> tuple[str, ...]:
+    """Return the notices of a stop that did not end the node: this start withdraws them."""
+    return tuple(each for each in saved.notices if each.startswith(STOPPED))
+
+
 def initial_state(saved: SavedState, node: NodeRecord, options: Options, now: float) -> State:
     """Return the state in which the agent starts; running workers will report the rest."""
     gang = None
@@ -95,7 +102,6 @@ def initial_state(saved: SavedState, node: NodeRecord, options: Options, now: fl
         gang=gang,
         left=saved.left,
         uploaded=saved.uploaded,
-        is_leaving=saved.is_leaving,
         notices=frozenset(saved.notices),
         # Report numbers grow over all processes of a node, also if the system clock is set back.
         reports=int(since_boot_s() * 1e3),

@@ -93,7 +93,7 @@ WINGS: dict[str, dict[str, str]] = {
         "core.rules": "core.queries",
         "core": "core.rules simulator.documents",
         "cluster_records": "core.queries agents.store",
-        "planning": "core.model planner",
+        "planning": "core.model planner agents.daemon",
         "checkpoints": "core.model planning agents.object_store worker.checkpoint.snapshot_file "
         "worker.checkpoint.compatibility worker.layout worker.types",
         "providers.interface": "simulator",

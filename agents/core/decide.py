@@ -57,6 +57,8 @@ from agents.protocol.records import Fence, GenerationRecord, Measured, NodeState
 
 Decision = tuple[State, tuple[Command, ...]]
 RULES_MAX = 16
+STOPPED = "end-"
+"""How notices begin that came from a stop of the service."""
 PARK_STEPS = 3
 """Workers are parked only after the time of this many steps."""
 
@@ -136,7 +138,8 @@ def _learn(state: State, event: Event) -> Decision:
             leaving = replace(state, is_leaving=True)
             if state.notices:
                 return leaving, ()  # One departure is one notice.
-            return _learn_notice(leaving, NoticeGiven(event.at, f"end-{state.node.id}"))
+            id_ = f"{STOPPED}{state.node.id}-{event.at * 1e3:.0f}"
+            return _learn_notice(leaving, NoticeGiven(event.at, id_))
         case Ticked():
             return state, ()
         case _:
@@ -145,11 +148,13 @@ def _learn(state: State, event: Event) -> Decision:
 
 def _learn_self_test(state: State, event: SelfTested) -> Decision:
     if event.why_not:
-        return replace(state, is_healthy=False), (Note(f"not ready: {event.why_not}"),)
+        failed = replace(state, is_healthy=False, why_not=event.why_not)
+        return failed, (Note(f"not ready: {event.why_not}"),)
     node = state.node
     if node.state == "joining":
         node = replace(node, state="ready")
-    return replace(state, node=node, is_healthy=True, fault=""), (Register(node),)
+    passed = replace(state, node=node, is_healthy=True, why_not="", fault="")
+    return passed, (Register(node),)
 
 
 def _learn_device_failure(state: State, fault: str) -> Decision:

@@ -108,6 +108,8 @@ class State:
     is_registered: bool = False
     is_healthy: bool = False
     """The last self-test passed, and no device has failed since."""
+    why_not: str = ""
+    """Why the last self-test failed."""
     fault: str = ""
     """The fault of a device that failed in use."""
     is_leaving: bool = False

@@ -1,13 +1,9 @@
-"""Notifications to systemd, and a query of the system's state; without systemd they do nothing."""
+"""Notifications to systemd; without systemd they do nothing."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import socket
-
-ANSWER_S = 1.0
 
 
 def notify(text: str) -> None:
@@ -23,23 +19,3 @@ def notify(text: str) -> None:
             out.sendto(text.encode(), address)
         except OSError:
             return  # Lost; the next notification follows soon.
-
-
-async def is_shutting_down() -> bool:
-    """Return whether the whole system shuts down, and not this service alone."""
-    try:
-        asked = await asyncio.create_subprocess_exec(
-            *("systemctl", "is-system-running"),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-    except OSError:
-        return False
-    try:
-        said, _ = await asyncio.wait_for(asked.communicate(), ANSWER_S)
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            asked.kill()
-        return False
-    return said.strip() == b"stopping"

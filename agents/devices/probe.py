@@ -13,7 +13,7 @@ from simulator.documents.problems import InputError, Problem, Problems
 from simulator.hardware.catalogue import Catalogue
 
 EMULATED = re.compile(r"([1-9][0-9]?)x([A-Za-z0-9][A-Za-z0-9._-]*)\Z")
-NO_DEVICE = "install an NVIDIA GPU and its driver, or use --emulate 2xA100-40"
+NO_DEVICE = 'install an NVIDIA GPU and its driver, or emulate some: emulate = "2xA100-40"'
 MEMORY_SHARE = 0.08
 """How far the driver's figure of the memory may differ from the catalogue's: ECC takes a part."""
 FREE_SHARE_LEAST = 0.9
@@ -34,17 +34,20 @@ class Devices:
     is_emulated: bool
 
 
-def read_emulated(text: str, catalogue: Catalogue) -> Devices:
-    """Read ``2xA100-40``: emulated devices, with the rates of real ones."""
+def read_emulated(text: str, catalogue: Catalogue, *, place: str = "--emulate") -> Devices:
+    """Read ``2xA100-40``: emulated devices, with the rates of real ones.
+
+    ``place`` is the option or key that it comes from.
+    """
     match = EMULATED.match(text)
     if match is None:
         what = f"is {text[:40]!r}"
-        raise InputError(Problem("--emulate", what, "write COUNTxKIND, such as 2xA100-40"))
+        raise InputError(Problem(place, what, "write COUNTxKIND, such as 2xA100-40"))
     try:
         known = catalogue.gpu_name(match[2])
     except InputError as error:
         problems = Problems()
-        problems.take(error, place="--emulate")
+        problems.take(error, place=place)
         raise InputError(problems.found) from None
     return _devices(known, int(match[1]), catalogue, is_emulated=True)
 

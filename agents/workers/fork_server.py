@@ -4,7 +4,8 @@
 one connection to its end before it accepts the next, so that a new agent's first request is
 answered only when all requests of the previous agent are done. It outlives agents, and workers
 outlive it. It ends when its socket is gone, or when no agent has called for ``ORPHAN_S`` and no
-worker is left.
+worker is left. SIGTERM while no agent runs, as systemd sends it to whatever is left at a shutdown,
+ends it and its workers; while one runs, the agent decides.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from types import ModuleType
 from typing import Any
 
 from agents.daemon.atomic_file import replace_file
+from agents.daemon.oom_score import end_before_the_daemon
+from agents.daemon.state_folder import lock_file
 from agents.workers.pidfd import process_start
 
 LINE_BYTES_MAX = 1 << 16
@@ -43,6 +46,7 @@ class ForkServer:
         self.woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
         # The socket gets its name when it can be connected to.
         temporary = path.with_name(f".{path.name}.new")
         temporary.unlink(missing_ok=True)
@@ -61,6 +65,17 @@ class ForkServer:
                 connection, _ = self.listener.accept()
                 with connection, contextlib.suppress(ConnectionError):
                     self._serve(connection)
+
+    def _on_sigterm(self, *_: object) -> None:
+        """End the workers too, unless an agent holds the lock of the state folder."""
+        lock = lock_file(self.path.parent / "lock")
+        if lock is None:
+            return
+        for pid in self.children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+        self.is_over = True
+        os.close(lock)
 
     def _serve(self, connection: socket.socket) -> None:
         rest = b""
@@ -125,6 +140,7 @@ class ForkServer:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             os.setsid()
             output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(output, 1)
@@ -153,8 +169,9 @@ class ForkServer:
 
 def main(path: str, module: str, orphan_s: str = str(ORPHAN_S)) -> None:
     """Import the workers' module, then serve."""
+    end_before_the_daemon()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, signal.SIG_IGN)  # Until there are workers to end.
     ForkServer(Path(path), importlib.import_module(module), float(orphan_s)).run()
 
 

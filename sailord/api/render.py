@@ -17,13 +17,15 @@ from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Running, Starting, Stopping, Waiting
 from sailord.core.model.standing import Unreachable
 from sailord.core.model.state import Active, State
-from sailord.core.queries.drain_status import drained
+from sailord.core.queries.drain_status import drained, stuck
 from sailord.core.queries.job_cost import billed, costs
 from sailord.core.queries.job_queue import in_queue
 from sailord.core.queries.replan_triggers import usable, why_no_node
 from sailord.core.queries.restore_choice import why_queue_stands
 from sailord.core.queries.straggler_queries import drifts, straggler_texts
 from sailord.notify.outbox import committed_id
+
+NO_OTHER_NODE = "no other node can take over its part: add nodes, start its agent again, or cancel"
 
 
 def node_view(node: Node, *, safe_to_stop: bool, slow: str) -> types.NodeView:
@@ -132,9 +134,14 @@ def unsound_view(state: State) -> dict[str, str]:
 
 def leaving_view(state: State) -> tuple[types.Leaving, ...]:
     """The draining nodes, by announced end; those without one last."""
-    free = drained(state)
+    free, kept = drained(state), stuck(state)
     leaving = [
-        types.Leaving(node.record.name, node.record.leaves_at, safe_to_stop=id_ in free)
+        types.Leaving(
+            node.record.name,
+            node.record.leaves_at,
+            safe_to_stop=id_ in free,
+            stuck=NO_OTHER_NODE if id_ in kept else "",
+        )
         for id_, node in state.nodes.items()
         if node.draining_since is not None and not node.is_lost
     ]
@@ -327,6 +334,9 @@ def why_view(
         blocked=why_queue_stands(state) if job.state == "queued" else "",
         store_away_since=unavailable_since,
         drift=() if active is None or active.job != job.id else _drift(active, about),
+        stuck=tuple(f"{each.name}: {each.stuck}" for each in leaving_view(state) if each.stuck)
+        if active is not None and active.job == job.id
+        else (),
     )
 
 

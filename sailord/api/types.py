@@ -224,6 +224,8 @@ class Leaving:
     leaves_at: float | None
     safe_to_stop: bool
     """No job needs its data any more."""
+    stuck: str = ""
+    """Why its drain cannot end, and what ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +318,8 @@ class Why:
     """If it is queued: why the job that has the cluster keeps it without training."""
     drift: tuple[str, ...] = ()
     """GPU kinds that compute slower or faster than their profile says, beyond its error bar."""
+    stuck: tuple[str, ...] = ()
+    """Nodes whose drain cannot end, why, and what ends it."""
 
 
 @dataclass(frozen=True, slots=True)

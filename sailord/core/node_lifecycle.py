@@ -38,8 +38,8 @@ def observe_nodes(
         draining = node.draining_since
         if record.state == "draining" and draining is None:
             draining = state.now
-        elif record.state == "ready" and node.record.state == "draining":
-            draining = None  # A false alarm: the agent itself withdrew it.
+        elif record.state != "draining" and node.record.state == "draining":
+            draining = None  # A false alarm, or a new start: the agent itself withdrew it.
             node = replace(node, returned_at=state.now)
         # A notice may have named the moment, which the node itself does not know.
         is_told = draining is not None and record.leaves_at is None

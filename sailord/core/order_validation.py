@@ -94,6 +94,13 @@ def _of_node(state: State, order: Order) -> Problem | None:
     lives = [
         node for node in state.nodes.values() if order.target in (node.record.id, node.record.name)
     ]
+    if order.kind == "withdraw":
+        # Such a node would be marked again by its own record.
+        own = [node for node in lives if node.record.state == "draining" and not node.is_lost]
+        if own:
+            why = "its own agent drains it: its service was stopped, or the cloud takes it away"
+            cure = "start sailor-agent there again; a notice of the cloud ends by itself"
+            return _nothing(own[0].record.name, order.kind, why, cure)
     after = learn(state, OrderGiven(state.now, order)).state.nodes
     if not lives or any(after.get(node.record.id) != node for node in lives):
         return None

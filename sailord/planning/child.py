@@ -13,10 +13,13 @@ import threading
 from importlib import import_module
 from typing import Any
 
+from agents.daemon.oom_score import end_before_the_daemon
+
 
 def start(niceness: int) -> None:
     """Lower the priority, ignore Ctrl-C, and exit when sailord is gone."""
     os.nice(niceness)
+    end_before_the_daemon()
     # Ctrl-C reaches the whole process group; sailord ends its planner processes itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()

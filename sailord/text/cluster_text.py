@@ -45,7 +45,8 @@ def status_text(status: dict[str, Any]) -> str:
             "" if node["leaves_at"] is None else f" in {duration(node['leaves_at'] - status['at'])}"
         )
         drained = f"; {SAFE_TO_STOP}" if node["safe_to_stop"] else ""
-        lines.append(f"            {node['name']} leaves{left}{drained}")
+        stuck = f", but cannot: {node['stuck']}" if node["stuck"] else ""
+        lines.append(f"            {node['name']} leaves{left}{drained}{stuck}")
     if status["capacity"] is not None:
         lines.append(f"instances   {glance_text(status['capacity'])}")
     plan = status["job"]["plan"] if status["job"] else None
@@ -255,6 +256,7 @@ def why_text(why: dict[str, Any]) -> str:
     if why["generation_reason"]:
         lines.append(f"this generation: {why['generation_reason']}")
     lines += [f"this plan: {sentence}" for sentence in why["plan"]]
+    lines += [f"draining, but cannot: {stuck}" for stuck in why["stuck"]]
     lines += [f"steps: {drift}; sailorctl profile model measures it" for drift in why["drift"]]
     lines += ["before:", *(f"  {event_text(line)}" for line in why["last"])]
     return "\n".join([*lines, *_from_memory_lines(why)])

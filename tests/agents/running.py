@@ -71,6 +71,7 @@ class Place:
     http: aiohttp.ClientSession
     environment: dict[str, str] = field(default_factory=dict)
     worker: str = "tests.fakes.worker"
+    drain_s: float = 150.0
     agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(
@@ -81,7 +82,7 @@ class Place:
         config.write_text(
             f'cluster_name = "test"\nname = "{name}"\nstate = "{self.state(name).name}"\n'
             f'key = "key"\nlease_s = 2.0\nmemory = "memory-{name}"\n'
-            f'worker = "{self.worker}"\nthreads = 1\nstore = "unix://{self.folder}/store.sock"\n'
+            f'worker = "{self.worker}"\nthreads = 1\ndrain_s = {self.drain_s}\nstore = "unix://{self.folder}/store.sock"\n'
             f'zone = "{zone}"\n[listen]\nport = 0\n',
             encoding="utf-8",
         )
@@ -259,10 +260,19 @@ async def place(folder: Path) -> AsyncIterator[Place]:
 
 def kill_fork_servers(folder: Path) -> None:
     """Kill the fork servers below a folder, also while they start."""
+    for pid in fork_servers(folder):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def fork_servers(folder: Path) -> set[int]:
+    """Return the fork servers below a folder, and the workers that they forked."""
+    found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().split(b"\0")
             if b"agents.workers.fork_server" in words and any(
                 w.startswith(bytes(folder)) for w in words
             ):
-                os.kill(int(path.parent.name), signal.SIGKILL)
+                found.add(int(path.parent.name))
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
@@ -11,8 +12,8 @@ import sys
 import pytest
 
 from agents.protocol.codec import decode, encode
-from agents.protocol.records import Abort, Fence, Output
-from tests.agents.running import JOB, ROOT, place, until
+from agents.protocol.records import Abort, Fence, Order, Output
+from tests.agents.running import JOB, PREFIX, ROOT, fork_servers, place, until
 
 TIMES = int(os.environ.get("EXAMPLES") or os.environ.get("SAILOR_EXAMPLES") or 3)
 pytestmark = pytest.mark.asyncio
@@ -138,3 +139,70 @@ async def test_all_mistakes_of_the_configuration_are_reported_together(tmp_path)
     for key in ("cluster_name: ", "store: ", "key: ", "lease_s: ", '"what"'):
         assert key in done.stderr
     assert "Traceback" not in done.stderr
+
+
+async def test_a_drain_that_does_not_end_leaves_the_workers_and_a_start_withdraws_it(tmp_path):
+    async with place(tmp_path) as here:
+        here.drain_s = 0.5
+        agent, node = await here.train()
+        workers = here.workers(1)
+        agent.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(agent.wait, 60) == 1
+        assert "the drain did not end in 0.5 s" in (tmp_path / "agent.log").read_text()
+        assert here.workers(1) == workers
+        (left,) = await here.nodes()
+        assert (left.id, left.state) == (node.id, "draining")
+        here.start()
+        assert (await here.ready()).id == node.id
+        orders = [
+            decode(Order, entry.value)
+            for entry in (await here.store.snapshot(f"{PREFIX}intent/")).entries
+        ]
+        assert sorted(order.kind for order in orders) == ["preempt", "withdraw"]
+        assert here.workers(1) == workers
+
+
+async def test_at_a_shutdown_workers_end_with_the_agent(tmp_path):
+    async with place(tmp_path) as here:
+        here.drain_s = 0.5
+        agent, _ = await here.train()
+        agent.send_signal(signal.SIGPWR)
+        agent.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(agent.wait, 60) == 0
+        await until(lambda: here.workers(1) == {})
+
+
+async def test_sigterm_ends_workers_only_without_an_agent(tmp_path):
+    """As systemd sends it to whatever is left at a shutdown."""
+    async with place(tmp_path) as here:
+        agent, _ = await here.train()
+        workers = here.workers(1)
+        (server,) = fork_servers(tmp_path) - set(workers.values())
+        os.kill(server, signal.SIGTERM)
+        before = here.step(1)
+        await until(lambda: here.step(1) > before + 3)
+        assert here.workers(1) == workers
+        agent.kill()
+        agent.wait()
+        os.kill(server, signal.SIGTERM)
+        await until(lambda: here.workers(1) == {} and not fork_servers(tmp_path))
+
+
+async def test_check_reports_all_problems_and_needs_no_agent(tmp_path):
+    config = tmp_path / "agent.toml"
+    config.write_text(
+        'cluster_name = "c"\nname = "a"\nstate = "s"\nstore = "unix:///s"\nkey = "key"\n'
+        'emulate = "2xA1000"\n'
+    )
+    command = [sys.executable, "-m", "agents.main", "check", "--config", str(config)]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "the cluster's key cannot be read" in done.stderr
+    assert "error: emulate: " in done.stderr
+    (tmp_path / "key").write_text("k" * 64)
+    (tmp_path / "key").chmod(0o600)
+    config.write_text(config.read_text().replace("A1000", "A100-40"))
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2 x A100-40, emulated; the store is unix:///s" in done.stdout
+    assert not (tmp_path / "s").exists()

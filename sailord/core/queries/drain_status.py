@@ -1,10 +1,11 @@
-"""When a draining node is safe to stop: no job needs anything on it."""
+"""When a draining node is safe to stop: no job needs anything on it; and when that never comes."""
 
 from __future__ import annotations
 
 from agents.protocol.records import NodeId, Point, Report
 from sailord.core.model.nodes import Node
 from sailord.core.model.state import State
+from sailord.core.queries.replan_triggers import usable
 from sailord.core.queries.restore_choice import release_now
 
 
@@ -19,6 +20,23 @@ def drained(state: State) -> frozenset[NodeId]:
         return frozenset()
     release = release_now(state)
     return frozenset(id_ for id_, node in leaving if _is_free(state, id_, node, release))
+
+
+def stuck(state: State) -> frozenset[NodeId]:
+    """Return the draining members that no other node can replace: their drain cannot end."""
+    active = state.active
+    generation = None if active is None else active.generation
+    if active is None or generation is None or generation.state == "closed":
+        return frozenset()
+    asked = active.asked
+    if not asked.is_refused or asked.nodes != frozenset(usable(state, active)):
+        return frozenset()
+    members = state.nodes.notable.intersection(generation.members)
+    return frozenset(
+        id_
+        for id_ in members
+        if state.nodes[id_].draining_since is not None and not state.nodes[id_].is_lost
+    )
 
 
 def _is_free(state: State, id_: NodeId, node: Node, release: Point | None) -> bool:

@@ -367,6 +367,18 @@ def test_agent_withdraws_its_own_notice() -> None:
     assert calm.nodes[B].draining_since is None
 
 
+def test_a_started_agent_withdraws_its_stop() -> None:
+    """It is `joining` until its devices are tested; the order may come before its record."""
+    stopped = record(B, state="draining")
+    warned, _ = act(state(), NodesObserved(NOW, (record(A), stopped)))
+    early, _ = act(warned, OrderGiven(NOW + 0.1, order("withdraw", B)))
+    early, _ = act(early, NodesObserved(NOW + 0.2, (record(A), stopped)))
+    tests, _ = act(early, NodesObserved(NOW + 0.3, (record(A), record(B, state="joining"))))
+    assert tests.nodes[B].draining_since is None
+    calm, _ = act(tests, NodesObserved(NOW + 0.4, (record(A), record(B))))
+    assert calm.nodes[B].is_usable(is_member=True)
+
+
 # ---- leading --------------------------------------------------------------------------------
 
 

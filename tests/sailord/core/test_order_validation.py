@@ -148,3 +148,14 @@ def test_follower_rejects_no_order() -> None:
 def test_earlier_departure_time_has_an_effect() -> None:
     before = nodes(draining_since=NOW)
     assert objection(before, order("preempt", A, leaves_at=NOW + 30)) is None
+
+
+def test_a_drain_of_the_agents_own_is_not_withdrawn_by_an_order() -> None:
+    """Its record says `draining`, and would mark it again."""
+    stopped = node(A, draining_since=NOW - 1)
+    stopped = replace(stopped, record=replace(stopped.record, state="draining"))
+    before = replace(state(), nodes=Nodes({A: stopped, B: node(B)}))
+    said = objection(before, order("withdraw", A))
+    assert said is not None
+    assert "start sailor-agent there again" in said.cure
+    assert objection(nodes(draining_since=NOW), order("withdraw", A)) is None

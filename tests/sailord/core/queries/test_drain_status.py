@@ -7,15 +7,17 @@ from dataclasses import replace
 import pytest
 
 from agents.protocol.records import JobId, JobState
+from sailord.core.model.events import Ticked
 from sailord.core.model.nodes import Node, Nodes
 from sailord.core.model.state import State
-from sailord.core.queries.drain_status import drained
+from sailord.core.queries.drain_status import drained, stuck
 from tests.sailord.core.states import (
     NOW,
     A,
     B,
     C,
     D,
+    act,
     durable,
     generation,
     job,
@@ -107,3 +109,23 @@ def test_snapshots_of_an_unknown_job_are_not_needed() -> None:
 
 def test_no_draining_node_means_none_is_safe() -> None:
     assert drained(replace(state(), nodes=Nodes({D: node(D)}))) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("others", "of", "is_stuck"),
+    [
+        ((), {}, True),
+        ((node(B),), {}, False),
+        ((), {"state": "closed"}, False),
+        ((node(B, draining_since=NOW - 1),), {"number": 3}, True),
+    ],
+    ids=["the last node", "another may serve", "nothing runs", "the other drains, too"],
+)
+def test_a_drain_that_no_other_node_can_end_is_stuck(
+    others: tuple[Node, ...], of: dict[str, object], is_stuck: bool
+) -> None:
+    member = node(A, draining_since=NOW - 3)
+    before = state(None, member, *others, generation=generation(A, **of))  # type: ignore[arg-type] # fields of the record
+    now, _ = act(before, Ticked(NOW))
+    assert (A in stuck(now)) == is_stuck
+    assert B not in stuck(now)
