@@ -11,6 +11,7 @@ from agents.protocol.names import NAME
 from agents.rpc.signing import read_key
 from agents.store.locations import check_address
 from sailord.capacity.core.model import Policy
+from sailord.checkpoints.allowed import DEFAULT, check_prefix
 from sailord.core.model.options import Options
 from sailord.network.core.model import Policy as NetworkPolicy
 from sailord.providers.config import ProviderConfig, read_provider
@@ -78,6 +79,8 @@ class Config:
     provider: ProviderConfig | None = None
     """Where machines are rented; ``None``: nowhere, nodes are started by hand."""
     network: NetworkPolicy = field(default_factory=NetworkPolicy)
+    checkpoints: tuple[str, ...] = DEFAULT
+    """Prefixes of URIs where jobs may have checkpoints."""
 
     @property
     def network_file(self) -> Path:
@@ -117,6 +120,7 @@ def load_config(path: Path) -> Config:
     webhooks = _webhooks(top, path.parent)
     capacity = _limits(top.section("capacity"), Policy(), least=0)
     network = _limits(top.section("network"), NetworkPolicy(), least=0)
+    checkpoints = _checkpoints(top.section("checkpoints"))
     cluster = None
     if cluster_file is not None:
         try:
@@ -159,6 +163,7 @@ def load_config(path: Path) -> Config:
         capacity=capacity,
         provider=provider,
         network=network,
+        checkpoints=checkpoints,
     )
 
 
@@ -210,6 +215,23 @@ def _limits(table: Table, limits: T, *, least: float | None = None) -> T:
             )
     table.finish()
     return replace(limits, **read)
+
+
+def _checkpoints(table: Table) -> tuple[str, ...]:
+    """Read which URIs jobs may name."""
+
+    def accept(value: object) -> tuple[str, ...]:
+        cure = 'give prefixes such as ["gs://bucket/", "file:///srv/checkpoints"]'
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise InvalidValue(f"is {quote(value)}", cure)
+        for each in value:
+            if wrong := check_prefix(each):
+                raise InvalidValue(f"{quote(each)} {wrong}", cure)
+        return tuple(value)
+
+    allowed = table.value("allowed", accept)
+    table.finish()
+    return DEFAULT if allowed is None else allowed
 
 
 def _webhooks(top: Table, folder: Path) -> Webhooks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from sailord.api.context import CONTEXT, ApiContext
 from sailord.api.jobs import job_of
 from sailord.api.orders import REASON_MAX, store_order
 from sailord.api.responses import Refusal, answer, refusal
-from sailord.checkpoints.catalog import Unreadable, folders_at, look_at, reach
+from sailord.checkpoints.catalog import Checkpoints, Unreadable, folders_at, look_at
 from sailord.checkpoints.manifest import Manifest, folder_of
 from sailord.checkpoints.object_storage import Missing
 from sailord.checkpoints.retention import Folder
@@ -97,7 +96,10 @@ async def list_checkpoints(request: web.Request) -> web.Response:
     trouble = active.checkpointing.trouble if active is not None and active.job == job.id else ""
     if job.saving.uri is None:
         return answer(CheckpointsView(job.id, None, (), 0, trouble, ()))
-    folders, complete, broken = await asyncio.to_thread(_look, job.saving.uri, JobId(job.id))
+    storage = api.controller.effects.checkpoints
+    folders, complete, broken = await storage.threads.run(
+        _look, storage, job.saving.uri, JobId(job.id)
+    )
     durable = api.last_led.durables.get(JobId(job.id))
     complete.sort(key=lambda pair: (pair[0].point, pair[0].term))
     shown = tuple(_view(m, d, folders.get(m.point), is_durable=d == durable) for m, d in complete)
@@ -110,9 +112,9 @@ async def list_checkpoints(request: web.Request) -> web.Response:
 
 
 def _look(
-    uri: str, job: JobId
+    checkpoints: Checkpoints, uri: str, job: JobId
 ) -> tuple[dict[Point, Folder], list[tuple[Manifest, Durable]], list[Unreadable]]:
-    storage = reach(uri)
+    storage = checkpoints.reach(uri)
     folders = {folder.point: folder for folder in folders_at(storage, job)}
     return folders, *look_at(storage, job)
 
@@ -178,9 +180,10 @@ async def _found(api: ApiContext, job: types.JobView, step: str) -> tuple[Manife
         raise InputError(Problem("step", "invalid step", "give an integer"))
     id_ = JobId(job.id)
     try:
-        found = await api.controller.effects.checkpoints.find(id_, uri, int(step))
-        faults = await asyncio.to_thread(
-            lambda: faults_of(reach(uri), found[0], job=id_, is_thorough=False)
+        checkpoints = api.controller.effects.checkpoints
+        found = await checkpoints.find(id_, uri, int(step))
+        faults = await checkpoints.threads.run(
+            lambda: faults_of(checkpoints.reach(uri), found[0], job=id_, is_thorough=False)
         )
     except Missing as error:
         cure = f"sailorctl checkpoint ls {id_} lists all"

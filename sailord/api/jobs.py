@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from agents.protocol.names import JOB_ID
-from agents.protocol.records import Bill, JobId, JobRecord
+from agents.protocol.records import Bill, Durable, JobId, JobRecord
 from agents.store.interface import StoreError
 from sailord.api import render, types
 from sailord.api.bodies import check_id, read_object
@@ -18,6 +18,7 @@ from sailord.api.context import CONTEXT, ApiContext
 from sailord.api.orders import handle_order, wait_until
 from sailord.api.packages import check_package, delete_unused, package_storage
 from sailord.api.responses import Refusal, answer, refusal
+from sailord.checkpoints.allowed import check_uri
 from sailord.checkpoints.object_storage import StorageError
 from sailord.checkpoints.resume import begins_from
 from sailord.cluster_records import Transition
@@ -50,7 +51,14 @@ async def submit_job(request: web.Request) -> web.Response:
         await asyncio.to_thread(check_package, package_storage(api), job.work.package)
     layers, atoms = job_shape(job)
     now, saving = api.clock.now(), saving_of(job)
-    durable = await asyncio.to_thread(begins_from, job, id_, saving.uri, body.get("resume"))
+    checkpoints = api.controller.effects.checkpoints
+
+    def begin() -> Durable | None:
+        if saving.uri is not None:
+            check_uri(saving.uri, checkpoints.allowed)
+        return begins_from(job, id_, saving.uri, body.get("resume"))
+
+    durable = await checkpoints.threads.run(begin)
     bill = Bill(usd_max=job.objective.max_usd_total)
     record = JobRecord(
         id_, "queued", priority, now, job.steps, layers, atoms, "submitted", saving, bill
@@ -64,12 +72,11 @@ async def submit_job(request: web.Request) -> web.Response:
     if job.work is not None:
         with contextlib.suppress(StorageError):  # The next submission tries again.
             await delete_unused(api, package_storage(api))
-    warnings = await asyncio.to_thread(warnings_of, job)
     led = api.last_led
     before = render.waits_for(led, id_)
     submitted = types.Submitted(
         **render.fields_of(record),
-        warnings=warnings,
+        warnings=warnings_of(job),
         waits_for=before,
         blocked=why_queue_stands(led) if before else "",
     )

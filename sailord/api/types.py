@@ -118,7 +118,7 @@ class Submitted(JobRecord):
     """A submitted job's record, with warnings."""
 
     warnings: tuple[str, ...] = ()
-    """Files that are not visible on sailord's host; every node needs them."""
+    """Files that each node looks up in its own data folder."""
     waits_for: tuple[str, ...] = ()
     """The jobs before it: the one that has the cluster, then the queue."""
     blocked: str = ""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from agents.protocol.records import Durable, JobId, Point
+from sailord.checkpoints.allowed import DEFAULT, check_uri
 from sailord.checkpoints.manifest import (
     Manifest,
     ManifestError,
@@ -23,6 +24,7 @@ from sailord.checkpoints.manifest import (
 )
 from sailord.checkpoints.object_storage import Away, Missing, Storage, StorageError, open_storage
 from sailord.checkpoints.retention import PIN, Folder, folders_of, garbage
+from sailord.checkpoints.storage_threads import StorageThreads
 from sailord.checkpoints.verify import compose, faults_of
 from sailord.core.model.commands import CheckDurable, CollectGarbage, WriteManifest
 from sailord.core.model.events import DurableChecked
@@ -36,33 +38,59 @@ FAULTS_SHOWN = 3
 class Checkpoints:
     """Access to the checkpoints of all jobs."""
 
+    allowed: tuple[str, ...] = DEFAULT
+    """The prefixes that the operator allows."""
+    threads: StorageThreads = field(default_factory=StorageThreads)
+    """For what people ask; if all of these hang, jobs go on."""
+    _own_threads: StorageThreads = field(
+        default_factory=lambda: StorageThreads(patience_s=None, waiting_max=10_000)
+    )
     _locks: defaultdict[JobId, asyncio.Lock] = field(
         default_factory=lambda: defaultdict(asyncio.Lock)
     )
 
     async def write_manifest(self, order: WriteManifest, *, term: int, spec: str) -> Durable:
         """Write the manifest of a checkpoint; raises ``StorageError``."""
-        return await self._alone(order.job.id, lambda: _write_manifest(order, term, spec))
+        return await self._alone(
+            order.job.id, order.job.saving.uri, lambda: _write_manifest(order, term, spec)
+        )
 
     async def check(self, order: CheckDurable) -> DurableChecked:
         """Find the newest readable checkpoint."""
-        return await self._alone(order.job.id, lambda: _check(order))
+        return await self._alone(order.job.id, order.job.saving.uri, lambda: _check(order))
 
     async def collect_garbage(self, order: CollectGarbage) -> int:
         """Delete what retention allows; return the number of objects."""
-        return await self._alone(order.job.id, lambda: _collect_garbage(order))
+        uri = order.job.saving.uri
+        return await self._alone(order.job.id, uri, lambda: _collect_garbage(order))
 
     async def pin(self, job: JobId, uri: str, point: Point, *, is_pinned: bool) -> None:
         """Pin a checkpoint, which excludes it from retention, or unpin it."""
-        await self._alone(job, lambda: _pin(reach(uri), job, point, is_pinned))
+        await self._alone(job, uri, lambda: _pin(reach(uri), job, point, is_pinned))
 
     async def find(self, job: JobId, uri: str, step: int) -> tuple[Manifest, Durable]:
         """The checkpoint of a step; of several, the latest generation's."""
-        return await asyncio.to_thread(lambda: find(reach(uri), job, step))
+        return await self.threads.run(lambda: find(self.reach(uri), job, step))
 
-    async def _alone(self, job: JobId, act: Callable[[], T]) -> T:
+    def reach(self, uri: str) -> Storage:
+        """Open a storage where jobs may have checkpoints; raises ``StorageError``."""
+        self._check(uri)
+        return reach(uri)
+
+    def _check(self, uri: str) -> None:
+        try:
+            check_uri(uri, self.allowed)
+        except InputError as error:
+            raise StorageError(str(error)) from None
+
+    async def _alone(self, job: JobId, uri: str | None, act: Callable[[], T]) -> T:
+        def checked() -> T:
+            if uri is not None:
+                self._check(uri)
+            return act()
+
         async with self._locks[job]:
-            return await asyncio.to_thread(act)
+            return await self._own_threads.run(checked)
 
 
 def reach(uri: str) -> Storage:

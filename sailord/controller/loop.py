@@ -125,7 +125,7 @@ def build_controller(config: Config, gateway: Gateway, clock: Clock, key: bytes)
         gateway,
         AgentClient(key),
         PlannerPool(),
-        Checkpoints(),
+        Checkpoints(config.checkpoints),
         cluster,
         inbox,
         clock,

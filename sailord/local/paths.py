@@ -103,7 +103,8 @@ class Place:
         (self.folder / "sailord.toml").write_text(
             f'cluster_name = "local"\nstate = "head"\nkey = "key"\ncluster = "cluster.toml"\n'
             f"{PROFILES if has_profiles else ''}"
-            f'log = "json"\n[listen]\nhost = "{host}"\nport = {self.port}\n'
+            f'log = "json"\n[checkpoints]\nallowed = ["*"]\n'
+            f'[listen]\nhost = "{host}"\nport = {self.port}\n'
             f"[options]\nlease_s = {LEASE_S}\ngrace_s = 0.5\nstart_gather_s = 0.5\n"
             "additions_gather_s = 2.0\nfailure_pause_s = 0.2\nbroken_s = 0.3\nprobe_s = 0.1\n"
             # Nodes that share cores differ in speed at random.

@@ -1,4 +1,4 @@
-"""Warns about files of a submitted job that are not visible on sailord's host."""
+"""Warns about files of a submitted job that each node looks up in its own data folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from simulator.spec.job import Job
 
 
 def warnings_of(job: Job) -> tuple[str, ...]:
-    """One sentence for each file that the job names and that may be missing on its nodes.
+    """One sentence for each file that the job names by a relative path.
 
     These are warnings, not errors: only the nodes must have the files. A relative name is resolved
     by each agent, while ``python -m worker run`` resolves it beside the job's file.
@@ -26,12 +26,7 @@ def warnings_of(job: Job) -> tuple[str, ...]:
 
 
 def _warning(name: str) -> str:
-    path = Path(name)
-    if not path.is_absolute():
+    # Whether an absolute path exists on sailord's host concerns nobody who may submit jobs.
+    if not Path(name).is_absolute():
         return "is relative: each agent resolves it in the data folder of its configuration"
-    try:
-        path.stat()
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "invalid path"
-        return f"is not visible on sailord's host ({why}); every node needs it there"
     return ""

@@ -58,11 +58,11 @@ def test_errors_are_one_sentence_on_stderr(place):
     file.write_text(JOB + "\nno = toml =\n")
     line = JOB.count("\n") + 2
     assert f"error: {file}: line {line}, column 6: " in call(place, "submit", str(file)).output
-    file.write_text(JOB + '\n[data]\ntokens = "/no/such/file"\n')
+    file.write_text(JOB + '\n[data]\ntokens = "no/such/file"\n')
     queued = call(place, "submit", str(file), "--id", "doubtful")
     assert queued.exit_code == 0
     assert queued.stdout == "doubtful is queued\n"
-    assert "warning: [data] tokens: /no/such/file is not visible" in queued.stderr
+    assert "warning: [data] tokens: no/such/file is relative" in queued.stderr
     unknown = call(place, "cancel", "../../x")
     assert unknown.exit_code == 1
     assert "no such job" in unknown.output

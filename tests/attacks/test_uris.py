@@ -1,0 +1,125 @@
+"""Jobs name hosts and folders that are none of their business; sailord touches none of them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import pytest
+
+from sailord.checkpoints.allowed import DEFAULT, check_prefix, check_uri
+from simulator.documents.problems import InputError
+from tests.sailord.daemon.running import JOB, wait_until
+
+BAD = (
+    "http://127.0.0.1:{port}/x",
+    "https://127.0.0.1:{port}/x",
+    "ftp://127.0.0.1:{port}/x",
+    "simplecache::http://127.0.0.1:{port}/x",
+    "memory://x::http://127.0.0.1:{port}/x",
+    "file://{folder}/../outside",
+    "file://{folder}/%2e%2e/outside",
+    "file://{folder}-beside",
+    "file:///{folder}/link/x",
+    "{folder}/link",
+    "/etc/sailor",
+    "file:///proc/self/environ",
+    "file://localhost/etc",
+    "sftp://127.0.0.1:{port}/x",
+    "github://a:b@main/",
+    "gs://bucket\\n",
+    "reference://x",
+    "zip://x::file:///etc",
+)
+
+
+def submit(head, uri: str) -> tuple[int, str]:
+    job = f'{JOB}\n[checkpoint]\nuri = "{uri}"\n'
+    code, said = head.ask("POST", "/v1/jobs", {"job": job})
+    return code, str(said)
+
+
+def test_jobs_reach_no_host_and_no_folder_but_the_allowed(head, cost):
+    outside = head.folder.parent / "outside"
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        called: list[object] = []
+        listening.settimeout(60)
+
+        def listen() -> None:
+            while True:
+                try:
+                    called.append(listening.accept())
+                except OSError:
+                    return
+
+        threading.Thread(target=listen, daemon=True).start()
+        (head.folder / "link").symlink_to("/etc")
+        port = listening.getsockname()[1]
+        answers = {uri: submit(head, uri.format(port=port, folder=head.folder)) for uri in BAD}
+        listening.shutdown(socket.SHUT_RDWR)
+    assert {code for code, _ in answers.values()} == {422}, answers
+    assert not called
+    assert not outside.exists()
+    assert not os.path.exists(f"{head.folder}-beside")
+    # What exists and what does not get the same words.
+    words = [submit(head, path)[1].replace(path, "") for path in ("/etc/passwd", "/no/such/thing")]
+    assert words[0] == words[1]
+    assert submit(head, f"{head.folder}/kept")[0] == 201
+    cost("6, 10 uri of a job: 18 kinds of hosts and folders", "connected; mkdir; told what exists",
+         "422 each; no connection, no folder, one text for all")  # fmt: skip
+
+
+@pytest.mark.slow
+def test_storage_that_hangs_blocks_no_other_request(head, cost):
+    """7: a pipe stands for a file system that never answers."""
+    hanging = head.folder / "kept" / "hang" / "1-1"
+    hanging.mkdir(parents=True)
+    os.mkfifo(hanging / "manifest-1.json")
+    codes: list[int] = []
+
+    def ask() -> None:
+        job = f'{JOB}\n[checkpoint]\nuri = "{head.folder}/kept"\n'
+        codes.append(
+            head.ask("POST", "/v1/jobs", {"job": job, "id": "hang", "resume": "newest"})[0]
+        )
+
+    askers = [threading.Thread(target=ask) for _ in range(48)]
+    for each in askers:
+        each.start()
+    wait_until(lambda: len(codes) >= 16, within_s=60)
+    # More than 32 may not wait; all others are answered, and so is what needs no storage.
+    assert set(codes) <= {422, 502}
+    assert head.ask("POST", "/v1/jobs", {"job": JOB, "id": "other"})[0] in (201, 502)
+    assert head.status()["leads"]
+    with open(hanging / "manifest-1.json", "wb", buffering=0):
+        for each in askers:
+            each.join(30)
+    cost("7 48 submits to storage that hangs", "every submit and manifest hangs",
+         "32 wait, others get 502 at once; status as ever")  # fmt: skip
+
+
+@pytest.mark.parametrize("prefix", ["http://x", "gs", "file://etc", "", "FILE:///x", "https://"])
+def test_an_operator_cannot_allow_hosts(prefix):
+    assert check_prefix(prefix)
+
+
+@pytest.mark.parametrize(
+    ("uri", "allowed", "passes"),
+    [
+        ("gs://b/x", DEFAULT, True),
+        ("s3://b", DEFAULT, True),
+        ("file:///tmp/x", DEFAULT, False),
+        ("gs://b/x", ("gs://b/",), True),
+        ("gs://bb/x", ("gs://b",), False),
+        ("gs://b/../c", ("gs://b",), False),
+        ("gs://b", ("gs://b/",), True),
+        ("http://h/x", ("*",), True),
+    ],
+)
+def test_prefixes_end_at_slashes(uri, allowed, passes):
+    if passes:
+        check_uri(uri, allowed)
+    else:
+        with pytest.raises(InputError, match="not where jobs may have checkpoints"):
+            check_uri(uri, allowed)
