@@ -9,6 +9,7 @@ from typing import Any
 
 from agents.core.model import Options
 from agents.protocol.names import NAME
+from agents.rpc.tls_settings import TlsSettings, read_tls
 from agents.store.locations import check_address
 from simulator.documents.fields import InvalidValue, open_table, quote
 from simulator.documents.files import load_document
@@ -58,6 +59,8 @@ class Config:
     threads: int | None
     """CPU threads of each worker; ``None``: its share of the cores."""
     options: Options
+    tls: TlsSettings | None
+    """``None``: plain HTTP."""
 
 
 def load_config(path: Path) -> Config:
@@ -92,12 +95,17 @@ def load_config(path: Path) -> Config:
     rest["port"] = listen.integer("port", default=7078, least=0, most=65535)
     rest["address"] = listen.text("address")
     listen.finish()
+    rest["tls"] = read_tls(
+        top, path.parent, None if state is None else path.parent / state, by="enrol", store=store,
+        named={"listen.host": rest["host"], "listen.address": rest["address"]},
+    )  # fmt: skip
     waits = top.section("options")
     options = {f.name: waits.number(f.name, above=0.0, most=1e6) for f in fields(Options)}
     waits.finish()
     top.finish()
     if store is not None:
-        check_address(store, problems, top.place_of("store"))
+        later = None if rest["tls"] is None else rest["tls"].made_in
+        check_address(store, problems, top.place_of("store"), made_later=later)
     problems.raise_if_any()
     assert cluster_name is not None
     assert state is not None

@@ -13,6 +13,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -30,6 +31,7 @@ from agents.daemon.clock import Clock
 from agents.daemon.logs import Form, begin_log, log_crash
 from agents.daemon.state_folder import lock_folder
 from agents.daemon.systemd import notify
+from agents.daemon.tasks import Tasks
 from agents.devices.monitor import listen_for_xids, wait_broken
 from agents.devices.probe import Devices, probe, read_emulated, self_test
 from agents.links.http import LinkRoutes
@@ -41,7 +43,10 @@ from agents.protocol.store_keys import Keys
 from agents.registration import Registration
 from agents.report_sender import ReportSender
 from agents.rpc.client import SignedClient
-from agents.rpc.signing import Verifier, read_key
+from agents.rpc.enrolment import Enrolment, worker_tls
+from agents.rpc.identity import Identity
+from agents.rpc.signing import ClusterKey, Verifier, read_keys
+from agents.rpc.tls import Tls
 from agents.saved_state import initial_state, load_or_begin, stop_notices
 from agents.server import AgentServer
 from agents.snapshots.http import SnapshotRoutes
@@ -112,7 +117,7 @@ def check(config: Path) -> None:
         problems.take(error)
     if loaded is not None:
         try:
-            read_key(loaded.key)
+            read_keys(loaded.key)
         except InputError as error:
             problems.take(error)
         try:
@@ -138,13 +143,14 @@ def _find_devices(config: Config, catalogue: Catalogue, emulate: str | None) -> 
 
 async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form: Form) -> None:
     """Run the agent until a signal ends it."""
-    key, clock = read_key(config.key), Clock()
+    key, clock = ClusterKey.read(config.key, config.cluster_name), Clock()
     lock = lock_folder(config.state, service="agent")
     events: asyncio.Queue[Event] = asyncio.Queue()
     feed, path = events.put_nowait, config.state / "life.json"
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(os.close, lock)
         session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
+        tls = await _open_tls(config, key, session, stack)
         saved = load_or_begin(path)
         node = await identify_node(config, devices, catalogue, saved, session)
         try:
@@ -157,7 +163,7 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
         registration = Registration(
             store, Keys(config.cluster_name), config.lease_s, clock, feed, memory.jobs
         )
-        client = SignedClient(session, key)
+        client = SignedClient(session, key, tls=tls)
         gang = WorkerGang(
             config.state,
             ForkClient(config.state, config.worker, config.orphan_s),
@@ -232,6 +238,23 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
         raise SystemExit(FAILED)
 
 
+async def _open_tls(
+    config: Config,
+    key: ClusterKey,
+    session: aiohttp.ClientSession,
+    stack: contextlib.AsyncExitStack,
+) -> Tls | None:
+    """Open this node's certificate, and have it renewed; ``None``: plain HTTP."""
+    if config.tls is None:
+        return None
+    owner = Identity(config.cluster_name, "agent", config.name)
+    enrolment, tasks = Enrolment(config.tls, owner, key, session), Tasks()
+    tls = await enrolment.first()
+    stack.callback(tasks.cancel)
+    tasks.start(enrolment.keep(tls))
+    return tls
+
+
 def _default_memory(config: Config, devices: Devices) -> Path:
     """Return the folder for snapshots; many emulated nodes may share a machine."""
     if devices.is_emulated:
@@ -240,7 +263,7 @@ def _default_memory(config: Config, devices: Devices) -> Path:
 
 
 def _worker_settings(
-    config: Config, devices: Devices, catalogue: Catalogue, memory: Path, key: bytes
+    config: Config, devices: Devices, catalogue: Catalogue, memory: Path, key: ClusterKey
 ) -> WorkerSettings:
     declared = round(catalogue.gpu(devices.gpu).usable_memory_bytes)
     return WorkerSettings(
@@ -251,18 +274,19 @@ def _worker_settings(
         orphan_s=config.orphan_s,
         threads=config.threads or max(1, (os.cpu_count() or 1) // devices.count),
         device_bytes=declared if devices.is_emulated else None,
+        tls=None if config.tls is None else worker_tls(config.tls.files, config.cluster_name),
     )
 
 
 async def _listen(
     config: Config,
-    key: bytes,
+    key: ClusterKey,
     loop: AgentLoop,
     preparation: Preparation,
     stack: contextlib.AsyncExitStack,
 ) -> None:
     """Start the HTTP server, and put its address into the node's record."""
-    verifier = Verifier(key)
+    verifier = Verifier(key, lambda: loop.state.node.address, time.time())
     server = AgentServer(
         verifier=verifier,
         clock=loop.clock,
@@ -274,6 +298,7 @@ async def _listen(
         links=LinkRoutes(Receiver(config.host), Sender(loop.snapshots.client)),
         feed=loop.events.put_nowait,
         wake=loop.registration.woken.set,
+        tls=loop.snapshots.client.tls,
     )
     try:
         runner, listener = await server.open(config.host, config.port)

@@ -69,7 +69,9 @@ class ReportSender:
         if leader is None:
             return False
         try:
-            status, body = await self.client.call(leader, "POST", PATH, encode(report))
+            status, body = await self.client.call(
+                leader, "POST", PATH, encode(report), to="sailord"
+            )
         except CallFailed:
             return False
         if status == 422:

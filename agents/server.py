@@ -14,10 +14,12 @@ from agents.links.http import LinkRoutes
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.names import JOB_ID_PATTERN
 from agents.protocol.records import Abort, JobId
+from agents.rpc.identity import Role
 from agents.rpc.listener import Listener
-from agents.rpc.server import Handler, answer_signed
+from agents.rpc.server import Handler, answer_signed, refuse_stranger
 from agents.rpc.signing import Verifier
 from agents.rpc.strangers import AUTHENTICATED, Strangers, charge
+from agents.rpc.tls import Tls
 from agents.rpc.unsigned_bodies import UNSIGNED
 from agents.snapshots.http import SnapshotRoutes
 from agents.work.package import Package, read_part
@@ -26,6 +28,8 @@ from agents.workers.logs import MARK, read_output
 from agents.workers.rendezvous import Rendezvous
 
 BODY_BYTES_MAX = 1 << 16
+FOR_AGENTS = ("/v1/meeting/", "/v1/packages/", "/v1/links/listen")
+"""What other agents may ask, too; the rest is for sailord alone."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -44,6 +48,7 @@ class AgentServer:
     feed: Callable[[Event], None]
     wake: Callable[[], None]
     """Makes the agent read the store now."""
+    tls: Tls | None = None
     strangers: Strangers = field(default_factory=Strangers)
 
     async def open(self, host: str, port: int) -> tuple[web.AppRunner, Listener]:
@@ -63,7 +68,7 @@ class AgentServer:
         app.router.add_get(meeting, self._meeting)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
-        listener = Listener(runner, self.strangers)
+        listener = Listener(runner, self.strangers, self.tls)
         try:
             await listener.start(host, port)
         except OSError:
@@ -76,6 +81,8 @@ class AgentServer:
         try:
             if self.snapshots.checks(request):
                 answer = await handler(request)
+            elif why := refuse_stranger(request, *_callers(request)):
+                answer = web.Response(status=403, text=f"{why}\n")
             else:
                 answer = await answer_signed(request, self.verifier, handler)
         except web.HTTPException as error:
@@ -128,6 +135,10 @@ class AgentServer:
         if address is None:
             return web.Response(status=404, text="the rendezvous is not known here\n")
         return web.Response(text=address)
+
+
+def _callers(request: web.Request) -> tuple[Role, ...]:
+    return ("sailord", "agent") if request.path.startswith(FOR_AGENTS) else ("sailord",)
 
 
 def _written(request: web.Request, outputs: Mapping[int, Path], rank: int | None) -> web.Response:

@@ -52,6 +52,7 @@ from agents.protocol.store_keys import Keys
 from agents.registration import Registration
 from agents.report_sender import ReportSender
 from agents.rpc.client import SignedClient
+from agents.rpc.signing import ClusterKey
 from agents.store.factory import open_store
 from benchmarks.machine import report_stolen_time
 
@@ -103,7 +104,8 @@ class Agent:
         self.reader = self if first is None else first
         self.reader.others.append(self)
         self.sender = ReportSender(
-            SignedClient(session, KEY), lambda: self.reader.registration.leader
+            SignedClient(session, ClusterKey(CLUSTER, (KEY,))),
+            lambda: self.reader.registration.leader,
         )
         self.record: GenerationRecord | None = None
         self.begun = self.number = 0.0
@@ -223,6 +225,7 @@ class Head:
 
     def __init__(self, folder: Path, store: str) -> None:
         (folder / "key").write_bytes(KEY)
+        (folder / "key").chmod(0o600)
         own = "" if store.startswith("unix") else f'store = "{store}"\n'
         (folder / "sailord.toml").write_text(
             f'cluster_name = "{CLUSTER}"\nstate = "state"\nkey = "key"\n{own}'

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import socket
+import ssl
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from agents.daemon.backoff import Backoff
+from agents.rpc.tls import Tls, TlsFiles, explain, is_this_machine
 from simulator.documents.problems import InputError, Problem
 
 T = TypeVar("T")
@@ -71,6 +73,19 @@ class _Local(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
+class _Encrypted(http.client.HTTPConnection):
+    """HTTP over TLS with certificates of the cluster's authority."""
+
+    def __init__(self, host: str, port: int | None, tls: Tls, timeout_s: float) -> None:
+        super().__init__(host, port or 443, timeout=timeout_s)
+        self._tls = tls
+
+    def connect(self) -> None:
+        super().connect()
+        name = self._tls.server_name("sailord")
+        self.sock = self._tls.client.wrap_socket(self.sock, server_hostname=name)
+
+
 @dataclass(eq=False)
 class Patience:
     """Reconnects a follower with backoff, since sailord may be restarted meanwhile.
@@ -117,6 +132,8 @@ class Client:
 
     server: str
     token: str | None = None
+    tls: Tls | None = None
+    """The certificate to show, and the authority that sailord's must be of."""
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
         """Send a request, with bytes or JSON; return the decoded JSON, or the text."""
@@ -184,9 +201,11 @@ class Client:
             return _Local(parts.path, timeout_s)
         if parts.scheme in ("http", "https") and parts.hostname:
             is_safe = parts.scheme == "https"
+            if is_safe and self.tls is not None:
+                return _Encrypted(parts.hostname, parts.port, self.tls, timeout_s)
             kind = http.client.HTTPSConnection if is_safe else http.client.HTTPConnection
             return kind(parts.hostname, parts.port, timeout=timeout_s)
-        cure = "use unix:///run/sailor/sailord.sock or http://HOST:PORT"
+        cure = "use unix:///run/sailor/sailord.sock or https://HOST:PORT"
         raise InputError(Problem("--server", f'"{self.server}" is not an address', cure))
 
     def _send(
@@ -200,8 +219,17 @@ class Client:
         return connection.getresponse()
 
 
-def client_from(server: str | None, token_file: Path | None) -> Client:
-    """Make a client from command-line options and environment."""
+def client_from(
+    server: str | None,
+    token_file: Path | None,
+    tls: Path | None = None,
+    *,
+    insecure: bool = False,
+) -> Client:
+    """Make a client from command-line options and environment.
+
+    ``tls`` is a folder that ``sailorctl ca issue`` wrote.
+    """
     token = None
     if token_file is not None:
         try:
@@ -209,7 +237,19 @@ def client_from(server: str | None, token_file: Path | None) -> Client:
         except (OSError, UnicodeError) as error:
             what, cure = f"cannot be read: {_why(error)}", "name a file that contains the token"
             raise InputError(Problem(str(token_file), what, cure)) from None
-    return Client(server or os.environ.get("SAILOR_SERVER") or _default_server(), token)
+    address = server or os.environ.get("SAILOR_SERVER") or _default_server()
+    parts = urlsplit(address)
+    if parts.scheme == "http" and not insecure and not is_this_machine(parts.hostname or ""):
+        cure = "use https:// with --tls FOLDER (docs/security.md), or add --insecure"
+        raise InputError(Problem("--server", f"{address} would get the token in clear", cure))
+    return Client(address, token, None if tls is None else _tls_of(tls))
+
+
+def _tls_of(folder: Path) -> Tls:
+    ca, certificate, key = (folder / name for name in ("ca.pem", "certificate.pem", "key.pem"))
+    revoked = folder / "revoked.pem"
+    files = TlsFiles(ca, certificate, key, revoked if revoked.exists() else None)
+    return Tls(files, None, "user")
 
 
 def _default_server() -> str:
@@ -249,6 +289,10 @@ def _refused(status: int, value: Any) -> ServerProblem:
 
 
 def _why(error: BaseException) -> str:
+    if isinstance(error, ssl.SSLError):
+        return explain(error)
+    if isinstance(error, http.client.RemoteDisconnected | ConnectionResetError):
+        return f"{error}; it may require TLS (docs/security.md)"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from agents.protocol.names import NAME
-from agents.rpc.signing import read_key
+from agents.rpc.signing import read_keys
+from agents.rpc.tls_settings import TlsSettings, read_tls
 from agents.store.locations import check_address
 from sailord.capacity.core.model import Policy
 from sailord.checkpoints.allowed import DEFAULT, check_prefix
 from sailord.core.model.options import Options
 from sailord.network.core.model import Policy as NetworkPolicy
 from sailord.providers.config import ProviderConfig, read_provider
+from sailord.providers.gce.config import GceConfig
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.cluster_file import load_cluster
 from simulator.documents.fields import InvalidValue, Table, open_table, quote
@@ -81,6 +83,8 @@ class Config:
     network: NetworkPolicy = field(default_factory=NetworkPolicy)
     checkpoints: tuple[str, ...] = DEFAULT
     """Prefixes of URIs where jobs may have checkpoints."""
+    tls: TlsSettings | None = None
+    """``None``: plain HTTP."""
 
     @property
     def network_file(self) -> Path:
@@ -111,6 +115,10 @@ def load_config(path: Path) -> Config:
     socket = _path(listen, "socket", path.parent)
     token = _secret(listen, "token_file", path.parent)
     listen.finish()
+    tls = read_tls(
+        top, path.parent, state, by="authority", store=store,
+        named={"listen.host": host, "listen.address": address},
+    )  # fmt: skip
     key = _path(top, "key", path.parent, required=True)
     cluster_file = _path(top, "cluster", path.parent, required=True)
     profiles = _path(top, "profiles", path.parent)
@@ -128,12 +136,15 @@ def load_config(path: Path) -> Config:
         except InputError as error:
             problems.take(error)
     provider = read_provider(top, folder=path.parent, cluster_name=name or "", cluster=cluster)
+    if isinstance(provider, GceConfig):
+        provider = _with_tls(provider, tls, address, top)
     top.finish()
     if store is not None:
-        check_address(store, problems, top.place_of("store"))
+        later = None if tls is None else tls.made_in
+        check_address(store, problems, top.place_of("store"), made_later=later)
     if key is not None:
         try:
-            read_key(key)
+            read_keys(key)
         except InputError as error:
             problems.take(error, place=f"{top.place_of('key')}:")
     problems.raise_if_any()
@@ -164,7 +175,28 @@ def load_config(path: Path) -> Config:
         provider=provider,
         network=network,
         checkpoints=checkpoints,
+        tls=tls,
     )
+
+
+def _with_tls(provider: GceConfig, tls: TlsSettings | None, address: str, top: Table) -> GceConfig:
+    """Tell the rented machines how they speak TLS: they enrol at this sailord."""
+    if tls is None:
+        return provider
+    place = top.place_of("provider")
+    if tls.by is None:
+        cure = "set authority under [tls] (docs/security.md)"
+        top.problems.add(place, "rents machines, whose certificates nobody signs", cure)
+        return provider
+    if "ca=" not in provider.store:
+        cure = "append ?ca=FILE&cert=FILE&key=FILE as they lie on those machines (docs/gce.md)"
+        top.problems.add(place, f"the machines' store {provider.store} has no TLS", cure)
+    try:
+        ca = tls.files.ca.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        ca = ""  # The authority itself is checked when sailord starts.
+    section = f'[tls]\nca = "ca.pem"\nenrol = "{address}"\n'
+    return replace(provider, tls=section, ca=ca.strip())
 
 
 def _name(value: object) -> str:

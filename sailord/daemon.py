@@ -16,7 +16,8 @@ from agents.daemon.systemd import notify
 from agents.protocol.records import JobId
 from agents.protocol.store_keys import Keys
 from agents.rpc.listener import Listener
-from agents.rpc.signing import read_key
+from agents.rpc.signing import ClusterKey
+from agents.rpc.tls import Tls
 from agents.store.interface import Compacted, StoreError, StoreRefused, StoreUnavailable
 from agents.store.store_thread import StoreThread
 from sailord.api.app import build_app, build_public_app
@@ -24,6 +25,7 @@ from sailord.api.context import ApiContext
 from sailord.capacity.loop import CapacityLoop
 from sailord.cluster_records import Gateway, World
 from sailord.config import Config
+from sailord.controller.agent_client import AgentClient
 from sailord.controller.election import Election, StateFolder, lock_state_folder
 from sailord.controller.lifetime_store import SAVE_S, load_lifetimes, save_lifetimes
 from sailord.controller.loop import Controller, build_controller
@@ -38,6 +40,7 @@ from sailord.core.model.events import (
 )
 from sailord.network.profiler import NetworkProfiler
 from sailord.notify.webhook_sender import WebhookSender
+from sailord.own_certificate import keep_certificate, open_tls
 from sailord.providers.config import open_provider
 from simulator.documents.problems import InputError, Problem
 
@@ -86,6 +89,8 @@ class Daemon:
             self.webhooks.run(),
             self.api.network.run(),
         ]
+        if self.config.tls is not None and self.config.tls.by is not None:
+            works.append(keep_certificate(self.config))
         if self.capacity is not None:
             works.append(self.capacity.run())
         async with asyncio.TaskGroup() as group:
@@ -272,7 +277,7 @@ async def run_daemon(config: Config) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     state = lock_state_folder(config.state)
-    key = read_key(config.key)
+    key, tls = ClusterKey.read(config.key, config.cluster_name), open_tls(config)
     async with contextlib.AsyncExitStack() as stack:
         try:
             store = await StoreThread.open(config.store, socket=config.store_socket)
@@ -280,7 +285,7 @@ async def run_daemon(config: Config) -> None:
             cure = "stop the process that uses it"
             raise InputError(Problem("store", str(error), cure)) from None
         stack.push_async_callback(store.close)
-        daemon = _assemble(config, store, state, key)
+        daemon = _assemble(config, store, state, key, tls)
         stack.push_async_callback(daemon.controller.effects.agents.close)
         stack.callback(daemon.controller.effects.planner.close)
         if daemon.capacity is not None:
@@ -290,14 +295,16 @@ async def run_daemon(config: Config) -> None:
         await daemon.run(stop)
 
 
-def _assemble(config: Config, store: StoreThread, state: StateFolder, key: bytes) -> Daemon:
+def _assemble(
+    config: Config, store: StoreThread, state: StateFolder, key: ClusterKey, tls: Tls | None
+) -> Daemon:
     clock, keys = Clock(), Keys(config.cluster_name)
     gateway = Gateway(store, keys)
-    controller = build_controller(config, gateway, clock, key)
+    controller = build_controller(config, gateway, clock, AgentClient(key, tls))
     election = Election(store.inner, keys.leader, state, config.address, config.options.lease_s)
     network = NetworkProfiler(config, controller.cluster, controller.effects.agents)
     own = Gateway(store, keys, gateway.unreadable)
-    api = ApiContext(config, controller, own, clock, key, network, asyncio.Event())
+    api = ApiContext(config, controller, own, clock, key, network, asyncio.Event(), tls=tls)
     outbox, cluster = controller.announcer.outbox, controller.cluster
     webhooks = WebhookSender(config.webhooks.receivers, outbox, cluster)
     if config.provider is not None:
@@ -328,7 +335,7 @@ async def _listen(daemon: Daemon, stack: contextlib.AsyncExitStack) -> None:
         what = f"cannot create the socket: {error.strerror or error}"
         raise InputError(Problem(str(config.socket), what, "name another file")) from None
     try:
-        listener = Listener(public, daemon.api.strangers)
+        listener = Listener(public, daemon.api.strangers, daemon.api.tls)
         await listener.start(config.host, config.port)
         stack.push_async_callback(listener.close)
     except OSError as error:

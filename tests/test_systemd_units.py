@@ -131,6 +131,7 @@ def test_agent_ends_by_itself_before_systemd_kills_it(tree):
 def test_example_files_are_valid_and_never_overwritten(tree):
     key = tree / "etc/sailor/cluster.key"
     key.write_text("k" * 64)
+    key.chmod(0o600)
     sailord = load_config(tree / "etc/sailor/sailord.toml")
     agent = load_agent(tree / "etc/sailor/agent.toml")
     assert sailord.cluster_name == agent.cluster_name

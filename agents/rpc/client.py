@@ -5,16 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 
 from agents.rpc.signing import (
     REPLY_HEADER,
     REQUEST_HEADER,
+    ClusterKey,
     SignatureError,
     check_reply,
     sign_request,
 )
+from agents.rpc.tls import Tls, explain
 
 TIMEOUT_S = 2.0
 JSON = {"Content-Type": "application/json"}
@@ -38,8 +41,10 @@ class SignedClient:
     """Calls peers with signed requests."""
 
     session: aiohttp.ClientSession
-    key: bytes
+    key: ClusterKey
     answer_bytes_max: int = 1 << 20
+    tls: Tls | None = None
+    """``None``: plain HTTP."""
 
     async def call(
         self,
@@ -48,31 +53,52 @@ class SignedClient:
         path: str,
         body: bytes = b"",
         *,
+        to: str = "agent",
         timeout_s: float = TIMEOUT_S,
         stream: Stream | None = None,
     ) -> tuple[int, bytes]:
         """Send a request; return the status and body of the answer, whose signature is valid.
 
-        A stream is sent as the body without being signed, and has its own timeout.
+        ``to`` is what the receiver's certificate must say: a role, or ``NAME.ROLE``. A stream is
+        sent as the body without being signed, and has its own timeout.
         """
-        header, nonce = sign_request(self.key, method, path, body, at=time.time())
+        header, nonce = sign_request(self.key, address, method, path, body, at=time.time())
         try:
             async with self.session.request(
                 method,
-                f"http://{address}{path}",
+                f"{scheme_of(self.tls)}://{address}{path}",
                 data=body if stream is None else stream.chunks,
                 headers={REQUEST_HEADER: header, **(JSON if stream is None else stream.headers)},
                 timeout=(
                     aiohttp.ClientTimeout(total=timeout_s) if stream is None else stream.timeout
                 ),
                 allow_redirects=False,
+                **tls_of(self.tls, to),
             ) as reply:
                 answer = await read_answer(reply, self.answer_bytes_max)
                 signature = reply.headers.get(REPLY_HEADER)
                 check_reply(self.key, nonce, reply.status, answer, signature)
                 return reply.status, answer
         except (aiohttp.ClientError, OSError, TimeoutError, SignatureError, ValueError) as error:
-            raise CallFailed(f"{address}{path}: {str(error) or 'no answer in time'}") from None
+            raise CallFailed(f"{address}{path}: {_why(error)}") from None
+
+
+def scheme_of(tls: Tls | None) -> str:
+    """Return the scheme of addresses in the cluster."""
+    return "http" if tls is None else "https"
+
+
+def tls_of(tls: Tls | None, to: str) -> dict[str, Any]:
+    """Return how aiohttp connects to a member of the cluster."""
+    if tls is None:
+        return {}
+    return {"ssl": tls.client, "server_hostname": tls.server_name(to)}
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "it closed the connection without an answer; it may require TLS (docs/security.md)"
+    return explain(error) if str(error) else "no answer in time"
 
 
 async def read_answer(reply: aiohttp.ClientResponse, bytes_max: int) -> bytes:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import ssl
 import struct
+import time
 from dataclasses import dataclass, field
 
+import structlog
 from aiohttp import web
 
 from agents.daemon.tasks import Tasks
 from agents.rpc.strangers import Connection, Strangers, place_of
+from agents.rpc.tls import HANDSHAKE, Tls, explain
+
+log = structlog.get_logger("tls")
 
 ACCEPTED_AT_ONCE = 64
 """Connections accepted per turn of the event loop; the others wait in the kernel."""
@@ -21,10 +25,34 @@ SILENT_S = 30.0
 """A connection without a complete request for so long is closed. aiohttp's clients keep an unused
 one for 15 s."""
 HANDSHAKE_S = 5.0
+HANDSHAKES_MAX = 1_024
+"""At once; a further connection is closed."""
+QUIET_S = 10.0
+"""How long the same failure of the same host is not logged again."""
+HOSTS_MAX = 1_024
 PAUSE_S = 0.2
 """After the process ran out of descriptors."""
 EVICTED = 64
 _ABORT = struct.pack("ii", 1, 0)
+
+
+@dataclass(eq=False)
+class _Refusals:
+    """Logs failed handshakes, the same one of a host once in ``QUIET_S``."""
+
+    _said: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def note(self, host: str, why: str) -> None:
+        now = time.monotonic()
+        if now < self._said.get((host, why), 0.0):
+            return
+        if len(self._said) >= HOSTS_MAX:
+            if now < self._said.get(("", ""), 0.0):
+                return
+            self._said.clear()
+            self._said["", ""] = now + QUIET_S
+        self._said[host, why] = now + QUIET_S
+        log.warning("TLS handshake failed", peer=host, error=why)
 
 
 @dataclass(eq=False)
@@ -33,11 +61,13 @@ class Listener:
 
     runner: web.AppRunner
     strangers: Strangers
-    tls: ssl.SSLContext | None = None
+    tls: Tls | None = None
     port: int = 0
     silent_s: float = SILENT_S
     _listening: socket.socket = field(init=False)
     _tasks: Tasks = field(default_factory=Tasks)
+    _handshakes: int = 0
+    _refusals: _Refusals = field(default_factory=_Refusals)
 
     async def start(self, host: str, port: int) -> None:
         """Listen; raises ``OSError``."""
@@ -83,12 +113,27 @@ class Listener:
     async def _connect(self, wire: socket.socket) -> None:
         server = self.runner.server
         assert server is not None, "the runner is set up"
+        if self.tls is None:
+            context = None
+        elif self._handshakes < HANDSHAKES_MAX:
+            context = self.tls.server
+        else:
+            wire.close()
+            return
+        self._handshakes += 1
+        HANDSHAKE.set(wire)
+        peer = "?"
         try:
+            peer = str(wire.getpeername()[0])
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: Connection(server, self.strangers, self.silent_s),
                 wire,
-                ssl=self.tls,
-                ssl_handshake_timeout=None if self.tls is None else HANDSHAKE_S,
+                ssl=context,
+                ssl_handshake_timeout=None if context is None else HANDSHAKE_S,
             )
-        except (OSError, TimeoutError):  # It has gone, or failed the handshake.
+        except (OSError, TimeoutError) as error:  # It has gone, or failed the handshake.
+            if context is not None:
+                self._refusals.note(peer, explain(error))
             wire.close()
+        finally:
+            self._handshakes -= 1

@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from agents.rpc.identity import Role
 from agents.rpc.signing import REPLY_HEADER, REQUEST_HEADER, SignatureError, Verifier, sign_reply
 from agents.rpc.strangers import note_authenticated
+from agents.rpc.tls import peer_of, why_refused
 from agents.rpc.unsigned_bodies import read_unsigned
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -17,6 +19,21 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def unauthorized(error: SignatureError) -> web.Response:
     """Return a 401 answer in plain text."""
     return web.Response(status=401, text=f"{error}\n")
+
+
+def refuse_stranger(request: web.Request, *roles: Role) -> str:
+    """Return why the caller's certificate does not suffice; over plain HTTP none is asked for."""
+    transport = request.transport
+    if transport is None or transport.get_extra_info("sslcontext") is None:
+        return ""
+    peer = peer_of(transport)
+    if peer is None:
+        return "show a certificate of this cluster's authority"
+    if why := why_refused(transport):
+        return why
+    if peer.role not in roles:
+        return f"the certificate is of {peer}, which may not do this"
+    return ""
 
 
 async def answer_signed(

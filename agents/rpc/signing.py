@@ -1,8 +1,10 @@
 """Authentication between agents and sailord: every request and every answer is signed.
 
-All processes of a cluster share one key. A request's signature covers the method, the path, the
-time, a nonce and the body; the answer's covers that nonce, the status and its body. So neither can
-be forged, changed or replayed.
+All processes of a cluster share a key. A request's signature covers the cluster, the receiver's
+address, the method, the path, the time, a nonce and the body; the answer's covers that nonce, the
+status and its body. So neither can be forged, changed, replayed, or sent on to another receiver.
+
+While the key is replaced its file has two lines: the first key signs, and all verify.
 """
 
 from __future__ import annotations
@@ -11,79 +13,157 @@ import hashlib
 import hmac
 import re
 import secrets
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import structlog
+
+from agents.rpc.tls import check_mode
 from simulator.documents.problems import InputError, Problem
+
+log = structlog.get_logger("signing")
 
 REQUEST_HEADER = "Sailor-Signature"
 REPLY_HEADER = "Sailor-Reply"
 TICKET_HEADER = "Sailor-Ticket"
 AGE_S_MAX = 60.0
 """The largest difference between two clocks, with the time in transit."""
+TICKET_S = 3600.0
+"""How long a ticket is valid: the state of a generation is fetched within it."""
 NONCES_MAX = 200_000
 KEY_BYTES_MIN = 16
+KEYS_MAX = 4
+LOOK_S = 1.0
+"""How often the key's file is looked at."""
+MAKE = "make one with: openssl rand -hex 32"
 _FORM = re.compile(r"time=(\d{1,12}(?:\.\d{1,6})?), nonce=([0-9a-f]{32}), mac=([0-9a-f]{64})\Z")
+_TICKET = re.compile(
+    r"until=(\d{1,12}), generation=(\d{1,12}), reader=([^,\s]{1,200}), mac=([0-9a-f]{64})\Z"
+)
 
 
 class SignatureError(ValueError):
     """A message is not signed with the key, too old, or received before; the text says which."""
 
 
-def read_key(path: Path) -> bytes:
-    """Read the cluster's key from a file: any text of 16 bytes or more, without the end of line."""
+def read_keys(path: Path) -> tuple[bytes, ...]:
+    """Read the cluster's keys from a file: a line of 16 bytes or more for each."""
     try:
-        key = path.read_bytes().strip()
+        lines = path.read_bytes().split(b"\n")
     except OSError as error:
         what = f"the cluster's key cannot be read: {error.strerror}"
-        raise InputError(Problem(str(path), what, "make one with: openssl rand -hex 32")) from None
-    if len(key) < KEY_BYTES_MIN:
-        what = f"the cluster's key has {len(key)} bytes; it needs {KEY_BYTES_MIN}"
-        raise InputError(Problem(str(path), what, "make one with: openssl rand -hex 32"))
-    return key
+        raise InputError(Problem(str(path), what, MAKE)) from None
+    check_mode(path)
+    keys = tuple(key for line in lines if (key := line.strip())) or (b"",)
+    for number, key in enumerate(keys, start=1):
+        if len(key) < KEY_BYTES_MIN:
+            which = "the cluster's key" if len(keys) == 1 else f"line {number}"
+            what = f"{which} has {len(key)} bytes; it needs {KEY_BYTES_MIN}"
+            raise InputError(Problem(str(path), what, MAKE))
+    if len(keys) > KEYS_MAX:
+        what = f"has {len(keys)} keys"
+        raise InputError(Problem(str(path), what, "keep the present one and its successor"))
+    return keys
 
 
-def sign_request(key: bytes, method: str, path: str, body: bytes, *, at: float) -> tuple[str, str]:
+@dataclass(eq=False)
+class ClusterKey:
+    """A cluster's name and its keys, read anew when their file changes."""
+
+    cluster: str
+    keys: tuple[bytes, ...]
+    """The first signs; all verify."""
+    path: Path | None = None
+    _looked_s: float = 0.0
+    _stamp: tuple[int, ...] = ()
+
+    @classmethod
+    def read(cls, path: Path, cluster: str) -> ClusterKey:
+        """Read the keys; ``InputError`` if they cannot be used."""
+        return cls(cluster, read_keys(path), path, time.monotonic(), _stamp(path))
+
+    def present(self) -> tuple[bytes, ...]:
+        """Return the keys as the file has them now; one that cannot be used changes nothing."""
+        now = time.monotonic()
+        if self.path is not None and now >= self._looked_s + LOOK_S:
+            self._looked_s, stamp = now, _stamp(self.path)
+            if stamp != self._stamp:
+                self._stamp = stamp
+                try:
+                    self.keys = read_keys(self.path)
+                    log.info("the cluster's key was read again", keys=len(self.keys))
+                except InputError as error:
+                    log.warning("the cluster's key stays as it was", error=str(error))
+        return self.keys
+
+    def mac(self, *parts: str | bytes) -> str:
+        """Sign with the first key."""
+        return _mac(self.present()[0], self.cluster, *parts)
+
+    def is_mac(self, shown: str, *parts: str | bytes) -> bool:
+        """Return whether any key made this signature."""
+        found = shown.encode("utf-8", "replace")
+        return any(
+            hmac.compare_digest(_mac(key, self.cluster, *parts).encode(), found)
+            for key in self.present()
+        )
+
+
+def sign_request(
+    key: ClusterKey, receiver: str, method: str, path: str, body: bytes, *, at: float
+) -> tuple[str, str]:
     """Return the header's value, and the nonce with which the answer is checked.
 
-    ``path`` is the path with the query.
+    ``receiver`` is the address that is called; ``path`` is the path with the query.
     """
     moment, nonce = f"{at:.3f}", secrets.token_hex(16)
-    mac = _mac(key, "request", method.upper(), path, moment, nonce, body)
+    mac = key.mac("request", receiver, method.upper(), path, moment, nonce, body)
     return f"time={moment}, nonce={nonce}, mac={mac}", nonce
 
 
-def sign_reply(key: bytes, nonce: str, status: int, body: bytes) -> str:
+def sign_reply(key: ClusterKey, nonce: str, status: int, body: bytes) -> str:
     """Return the header's value for the answer to the request with this nonce."""
-    return _mac(key, "reply", nonce, str(status), body)
+    return key.mac("reply", nonce, str(status), body)
 
 
-def ticket(key: bytes, job: str) -> str:
-    """Return the ticket with which a job's workers read its snapshots from other agents."""
-    return _mac(key, "ticket", job)
+def ticket(key: ClusterKey, job: str, generation: int, reader: str, *, at: float) -> str:
+    """Return the ticket with which the workers of a node read a job's snapshots from others."""
+    about = str(int(at + TICKET_S)), str(generation), reader
+    mac = key.mac("ticket", job, *about)
+    return "until={}, generation={}, reader={}, mac={}".format(*about, mac)
 
 
-def is_ticket(key: bytes, job: str, shown: str | None) -> bool:
-    """Return whether ``shown`` is the job's ticket."""
-    return shown is not None and hmac.compare_digest(
-        ticket(key, job).encode(), shown.encode("utf-8", "replace")
-    )
+def check_ticket(key: ClusterKey, job: str, shown: str | None, *, at: float) -> str:
+    """Return who reads; raise ``SignatureError`` unless the ticket is the job's, and valid now."""
+    form = _TICKET.match(shown or "")
+    if form is None:
+        raise SignatureError("the ticket is missing or malformed")
+    until, generation, reader, mac = form.groups()
+    if not key.is_mac(mac, "ticket", job, until, generation, reader):
+        raise SignatureError("the ticket is not for this job")
+    if at > int(until) + AGE_S_MAX:
+        raise SignatureError("the ticket has expired")
+    return reader
 
 
-def check_reply(key: bytes, nonce: str, status: int, body: bytes, header: str | None) -> None:
+def check_reply(key: ClusterKey, nonce: str, status: int, body: bytes, header: str | None) -> None:
     """Raise ``SignatureError`` unless this is a signed answer to our request."""
-    if header is None or not hmac.compare_digest(
-        sign_reply(key, nonce, status, body).encode(), header.encode("utf-8", "replace")
-    ):
+    if header is None or not key.is_mac(header, "reply", nonce, str(status), body):
         raise SignatureError("the answer is not signed with the cluster's key")
 
 
 @dataclass(slots=True)
 class Verifier:
-    """Checks requests, and remembers their nonces."""
+    """Checks requests to one receiver, and remembers their nonces."""
 
-    key: bytes
+    key: ClusterKey
+    receiver: Callable[[], str]
+    """The address that others know it by."""
+    since: float = 0.0
+    """When this process started, by the clock of messages: it knows no nonce from before."""
     _seen: OrderedDict[str, float] = field(default_factory=OrderedDict)
 
     def check_header(self, header: str | None, *, at: float) -> tuple[str, str, str]:
@@ -97,6 +177,8 @@ class Verifier:
         moment, nonce, mac = form.groups()
         if abs(at - float(moment)) > AGE_S_MAX:
             raise SignatureError("the request is too old, or a clock is wrong")
+        if float(moment) + 0.001 < self.since:
+            raise SignatureError("the request is older than this process, or a clock is wrong")
         if nonce in self._seen:
             raise SignatureError("the request was received before")
         return moment, nonce, mac
@@ -109,9 +191,10 @@ class Verifier:
         while self._seen and next(iter(self._seen.values())) < at - 2 * AGE_S_MAX:
             self._seen.popitem(last=False)
         moment, nonce, mac = self.check_header(header, at=at)
-        expected = _mac(self.key, "request", method.upper(), path, moment, nonce, body)
-        if not hmac.compare_digest(expected, mac):
-            raise SignatureError("the request is not signed with the cluster's key")
+        about = (self.receiver(), method.upper(), path, moment, nonce, body)
+        if not self.key.is_mac(mac, "request", *about):
+            what = "the request is not signed with the cluster's key, or not for"
+            raise SignatureError(f"{what} {self.receiver()}")
         if len(self._seen) >= NONCES_MAX:
             raise SignatureError("too many requests in a short time")
         self._seen[nonce] = at
@@ -124,3 +207,11 @@ def _mac(key: bytes, *parts: str | bytes) -> str:
         data = part.encode() if isinstance(part, str) else part
         mac.update(len(data).to_bytes(8, "big") + data)
     return mac.hexdigest()
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    try:
+        about = path.stat()
+    except OSError:
+        return ()
+    return about.st_mtime_ns, about.st_size, about.st_ino, about.st_mode

@@ -178,7 +178,7 @@ def place_of(peer: object) -> str:
         return text
 
 
-AUTHENTICATED = "sailor-authenticated"
+AUTHENTICATED = web.RequestKey("authenticated", bool)
 
 
 def note_authenticated(request: web.Request) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +19,8 @@ from aiohttp import web
 from agents.daemon.failpoints import failpoint
 from agents.protocol.names import JOB_ID
 from agents.protocol.records import JobId, Point
-from agents.rpc.server import answer_signed
-from agents.rpc.signing import TICKET_HEADER, Verifier, is_ticket
+from agents.rpc.server import answer_signed, refuse_stranger
+from agents.rpc.signing import TICKET_HEADER, SignatureError, Verifier, check_ticket
 from agents.rpc.strangers import note_authenticated
 from agents.snapshots.memory import FILE_NAME, SnapshotMemory, delete, head_checksum
 from worker.checkpoint import snapshot_file
@@ -64,8 +65,11 @@ class SnapshotRoutes:
 
     def _admit(self, request: web.Request) -> tuple[JobId, Point]:
         job, point = _named(request)
-        if not is_ticket(self.verifier.key, job, request.headers.get(TICKET_HEADER)):
-            raise web.HTTPUnauthorized(text="the ticket is missing, or not for this job\n")
+        try:
+            shown = request.headers.get(TICKET_HEADER)
+            check_ticket(self.verifier.key, job, shown, at=time.time())
+        except SignatureError as error:
+            raise web.HTTPUnauthorized(text=f"{error}\n") from None
         note_authenticated(request)
         return job, point
 
@@ -73,6 +77,8 @@ class SnapshotRoutes:
 
     async def _write(self, request: web.Request) -> web.StreamResponse:
         """Receive a replica; the body is not signed, but the path names its checksum."""
+        if why := refuse_stranger(request, "agent"):
+            raise web.HTTPForbidden(text=f"{why}\n")
         return await answer_signed(request, self.verifier, self._take, read_body=_no_body)
 
     async def _take(self, request: web.Request) -> web.StreamResponse:

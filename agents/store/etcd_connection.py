@@ -17,7 +17,7 @@ from agents.store.interface import (
     WriteUnknown,
 )
 from agents.store.locations import Etcd
-from simulator.documents.problems import Problems
+from simulator.documents.problems import InputError, Problems
 
 OPTIONS = (
     # etcd closes connections with pings more often than every 5 s, or without open calls.
@@ -61,14 +61,11 @@ class EtcdMembers:
 
     def __init__(self, place: Etcd) -> None:
         """Prepare the channels, which connect on first use."""
-        credentials = _credentials(place)
         self._place = place
-        self._channels = [
-            grpc.aio.insecure_channel(each, OPTIONS)
-            if credentials is None
-            else grpc.aio.secure_channel(each, credentials, OPTIONS)
-            for each in place.endpoints
-        ]
+        self._stamp = _stamp(place)
+        self._channels = _open(place)
+        self._old: list[Any] = []
+        """Channels with earlier certificates; they stay open for their streams."""
         self._at = 0
         self.token = ""
         """The authentication token, if there is a user."""
@@ -79,7 +76,7 @@ class EtcdMembers:
     async def close(self) -> None:
         """Close the channels; pending calls fail."""
         self.is_closed = True
-        for channel in self._channels:
+        for channel in (*self._channels, *self._old):
             await channel.close()
 
     async def ask(self, method: Method, request: Any, *, is_write: bool = False) -> Any:
@@ -119,6 +116,7 @@ class EtcdMembers:
         loop = asyncio.get_running_loop()
         share_s = self._place.timeout_s / max(2, len(self._channels))
         while not self.is_closed and (left_s := end_s - loop.time()) > 0:
+            await self._renew()
             member = self._at
             channel = self._channels[member]
             try:
@@ -140,6 +138,20 @@ class EtcdMembers:
             f"no member of etcd answered within {self._place.timeout_s:g} s; "
             f"the last problem: {self._last_problem or 'silence'}"
         )
+
+    async def _renew(self) -> None:
+        """Use renewed certificates: a channel keeps those with which it was made."""
+        stamp = _stamp(self._place)
+        if stamp == self._stamp:
+            return
+        try:
+            channels = _open(self._place)
+        except InputError:
+            return  # The files are being replaced.
+        self._stamp = stamp
+        for channel in self._old:
+            await channel.close()
+        self._old, self._channels = self._channels, channels
 
     async def check(self, member: int, *, limit_s: float) -> None:
         """Raise if a member does not answer or knows no leader."""
@@ -210,6 +222,28 @@ def raise_own_cancellation() -> None:
     assert task is not None
     if task.cancelling():
         raise asyncio.CancelledError
+
+
+def _open(place: Etcd) -> list[Any]:
+    credentials = _credentials(place)
+    return [
+        grpc.aio.insecure_channel(each, OPTIONS)
+        if credentials is None
+        else grpc.aio.secure_channel(each, credentials, OPTIONS)
+        for each in place.endpoints
+    ]
+
+
+def _stamp(place: Etcd) -> tuple[tuple[int, int] | None, ...]:
+    """Return a value that changes when a file of certificates does."""
+    found: list[tuple[int, int] | None] = []
+    for path in (place.ca, place.cert, place.key):
+        try:
+            about = None if path is None else path.stat()
+            found.append(None if about is None else (about.st_mtime_ns, about.st_ino))
+        except OSError:
+            found.append(None)
+    return tuple(found)
 
 
 def _credentials(place: Etcd) -> grpc.ChannelCredentials | None:

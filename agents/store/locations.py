@@ -46,8 +46,13 @@ class Etcd:
         return self.ca is not None or self.cert is not None
 
 
-def check_address(url: str, problems: Problems, place: str) -> None:
-    """Add what is wrong with the address, and with the files that it names."""
+def check_address(
+    url: str, problems: Problems, place: str, *, made_later: Path | None = None
+) -> None:
+    """Add what is wrong with the address, and with the files that it names.
+
+    Files in the folder ``made_later`` need not exist yet.
+    """
     try:
         address = read_address(url)
     except InputError as error:
@@ -57,7 +62,7 @@ def check_address(url: str, problems: Problems, place: str) -> None:
     for name in PATHS if isinstance(address, Etcd) else ():
         file = getattr(address, name)
         try:
-            if file is not None:
+            if file is not None and file.parent != made_later:
                 file.read_bytes()
         except OSError as error:
             problems.add(place, f"its {name}, {file}, cannot be read: {error.strerror}", FILE_CURE)

@@ -10,6 +10,7 @@ from pathlib import Path
 from agents.daemon.atomic_file import replacing
 from agents.daemon.failpoints import failpoint
 from agents.rpc.client import CallFailed, SignedClient
+from agents.rpc.identity import MEMBER
 from agents.work.package import Package, package_of
 
 PART_S = 30.0
@@ -56,7 +57,7 @@ class PackageFetcher:
         while sources:
             try:
                 status, body = await self.client.call(
-                    sources[0], "GET", f"/v1/packages/{package}/{part}", timeout_s=PART_S
+                    sources[0], "GET", f"/v1/packages/{package}/{part}", to=MEMBER, timeout_s=PART_S
                 )
             except CallFailed as error:
                 why = str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from agents.daemon.failpoints import FAIL_AT
 from agents.protocol.records import Durable, GenerationRecord, NodeId, NodeRecord
-from agents.rpc.signing import ticket
+from agents.rpc.signing import ClusterKey, ticket
 from simulator.documents.files import parse_document
 from simulator.inputs.plan_file import plan_from_document
 from worker.layout.rank_layout import rank_places
@@ -61,13 +62,15 @@ class WorkerSettings:
 
     state: Path
     memory: Path
-    key: bytes
+    key: ClusterKey
     data: Path | None
     """The folder that relative paths of the job refer to."""
     orphan_s: float
     threads: int
     device_bytes: int | None = None
     """The memory of an emulated device; ``None``: the driver knows."""
+    tls: Mapping[str, Any] | None = None
+    """What workers verify peers' agents with; ``None``: they speak plain HTTP."""
 
     @property
     def socket(self) -> Path:
@@ -131,7 +134,8 @@ def specs(
             "memory_every": record.memory_every,
             "persist_every": record.persist_every,
             "peers": peers,
-            "ticket": ticket(settings.key, record.job),
+            "ticket": ticket(settings.key, record.job, record.number, node.name, at=time.time()),
+            "tls": settings.tls,
             "manifest": manifest,
             "socket": str(settings.socket),
             "orphan_s": settings.orphan_s,

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 import structlog
 from aiohttp import web
 
+from agents.rpc.identity import Role
+from agents.rpc.server import refuse_stranger
 from agents.rpc.strangers import AUTHENTICATED, charge, note_authenticated
 from agents.rpc.unsigned_bodies import BODY_S, UNSIGNED, LateBody
 from agents.store.interface import StoreError
@@ -16,6 +18,7 @@ from sailord.api.context import CONTEXT, ApiContext, Handler
 from sailord.api.leader_proxy import keep_session, pass_on
 from sailord.api.load_limits import LOAD, Load
 from sailord.api.responses import BODY_BYTES_MAX, Refusal, refusal, too_many
+from sailord.api.route import Route
 from sailord.api.routes import ROUTES, route_of
 from sailord.checkpoints.object_storage import StorageError
 from simulator.documents.problems import InputError, Problem
@@ -24,6 +27,8 @@ log = structlog.get_logger("sailord.api")
 
 PATH_MAX = 200
 """Characters of an unknown path that the answer repeats."""
+FOR_AGENTS: dict[str, tuple[Role, ...]] = {"report": ("agent",), "read_part": ("agent",)}
+"""Routes that agents sign, and that need an agent's certificate, too."""
 SEE = "GET /openapi.json lists all addresses"
 SHOW_TOKEN = "send Bearer <token>; sailorctl reads it from --token-file"
 
@@ -70,18 +75,23 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 @web.middleware
 async def check_sender(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Over TCP, require the token, and let strangers cost little.
+    """Over TCP, require a certificate and the token, and let strangers cost little.
 
     An answer to an unauthenticated request ends its connection, with all that was sent ahead.
     """
     route = route_of(request)
+    answer: web.StreamResponse
+    if why := _wrong_certificate(request, route):
+        charge(request, "certificate")
+        answer = refusal(403, why)
+        answer.force_close()
+        return answer
     if route is None or route.auth == "token":
         if _shows_token(request):
             note_authenticated(request)
             return await handler(request)
         charge(request, "token")
         problem = Problem("Authorization", "the token is missing or wrong", SHOW_TOKEN)
-        answer: web.StreamResponse
         answer = refusal(401, problem, headers={"WWW-Authenticate": "Bearer"})
     elif route.auth == "none" and not charge(request, ""):
         answer = too_many("requests").response
@@ -93,6 +103,16 @@ async def check_sender(request: web.Request, handler: Handler) -> web.StreamResp
             charge(request, "signature")
     answer.force_close()
     return answer
+
+
+def _wrong_certificate(request: web.Request, route: Route | None) -> Problem | None:
+    """Over TLS, require a certificate of the caller's role, but where a webhook may call."""
+    roles: tuple[Role, ...] = ("user", "sailord")
+    if route is not None and route.auth != "token":
+        roles = FOR_AGENTS.get(route.name, ())
+    why = refuse_stranger(request, *roles) if roles else ""
+    cure = f"use one of role {' or '.join(roles)} (sailorctl ca issue; --tls FOLDER)"
+    return Problem("certificate", why, cure) if why else None
 
 
 def _shows_token(request: web.Request) -> bool:
@@ -121,7 +141,7 @@ def build_app(api: ApiContext) -> web.Application:
 
 
 def build_public_app(api: ApiContext) -> web.Application:
-    """The application for TCP; protected by the token."""
+    """The application for TCP; protected by certificates and the token."""
     return _build(api, [check_sender, answer_errors, limit_load])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,8 +12,9 @@ from aiohttp import web
 
 from agents.daemon.clock import Clock
 from agents.protocol.records import Leader
-from agents.rpc.signing import Verifier
+from agents.rpc.signing import ClusterKey, Verifier
 from agents.rpc.strangers import Budgets, Strangers
+from agents.rpc.tls import Tls
 from agents.store.interface import StoreUnavailable
 from sailord.capacity.loop import CapacityLoop
 from sailord.cluster_records import Gateway
@@ -36,12 +38,14 @@ class ApiContext:
     controller: Controller
     own_gateway: Gateway
     clock: Clock
-    key: bytes
+    key: ClusterKey
     network: NetworkProfiler
     store_changed: asyncio.Event
     """Set to have the store read at once."""
     capacity: CapacityLoop | None = None
     """Only if a provider is configured."""
+    tls: Tls | None = None
+    """``None``: plain HTTP."""
     leader: Leader | None = None
     """The present leader, as last read; ``None``: none is elected."""
     plans_seen: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = field(
@@ -54,7 +58,7 @@ class ApiContext:
     """For each form of webhooks."""
 
     def __post_init__(self) -> None:
-        self.verifier = Verifier(self.key)
+        self.verifier = Verifier(self.key, lambda: self.config.address, time.time())
 
     @property
     def state(self) -> State:

@@ -8,6 +8,8 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
+from agents.rpc.client import scheme_of, tls_of
+from agents.rpc.tls import explain
 from agents.rpc.unsigned_bodies import read_in_time, read_unsigned
 from sailord.api.context import CONTEXT, Handler
 from sailord.api.load_limits import LOAD
@@ -52,7 +54,7 @@ async def pass_on(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await _ask_leader(request, route, leader.address)
     except (aiohttp.ClientError, TimeoutError) as error:
-        what = f"at {leader.address}, does not answer: {error or type(error).__name__}"
+        what = f"at {leader.address}, does not answer: {explain(error)}"
         cure = "retry in some seconds: if it is dead, another leader will be elected"
         if is_down:
             cure = "the store is not reachable from this host either: ask another sailord"
@@ -67,10 +69,15 @@ async def _ask_leader(request: web.Request, route: Route, address: str) -> web.S
     if api.config.token is not None:
         # A request over the Unix socket has no token, but the leader's TCP port requires it.
         headers.setdefault("Authorization", f"Bearer {api.config.token.decode('ascii')}")
-    url = URL(f"http://{address}{request.rel_url.raw_path_qs}", encoded=True)
+    url = URL(f"{scheme_of(api.tls)}://{address}{request.rel_url.raw_path_qs}", encoded=True)
     body = await (read_in_time if route.auth == "token" else read_unsigned)(request)
     async with request.app[SESSION].request(
-        request.method, url, data=body, headers=headers, allow_redirects=False
+        request.method,
+        url,
+        data=body,
+        headers=headers,
+        allow_redirects=False,
+        **tls_of(api.tls, "sailord"),
     ) as said:
         kept = {name: said.headers[name] for name in REPLY_HEADERS if name in said.headers}
         if said.content_length is not None:

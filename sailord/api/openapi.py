@@ -53,6 +53,7 @@ BODIES: dict[str, Any] = {
     "Order": _object(id=_NAME, reason=_TEXT, leaves_at=_MOMENT),
     "Rollback": _object(id=_NAME, reason=_TEXT),
     "Report": _object(is_open=True),
+    "CertificateRequest": {"type": "string", "description": "A request in PEM."},
     "Preemption": _object(is_open=True),
     "Capacity": _object(is_open=True),
     "Part": {"type": "string", "format": "binary"},

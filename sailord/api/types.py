@@ -42,6 +42,16 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class CertificateView:
+    """An agent's certificate, and the list of those that are valid no longer."""
+
+    certificate: str
+    """PEM; empty where none was asked for."""
+    revoked: str
+    """A list of revoked certificates, PEM."""
+
+
+@dataclass(frozen=True, slots=True)
 class PackageView:
     """A package: the work folder of a script, packed."""
 

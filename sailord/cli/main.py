@@ -61,6 +61,9 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "cordon": ("nodes", "Exclude a node from new plans; what runs on it continues."),
         "uncordon": ("nodes", "Allow a node in new plans again."),
     },
+    "Certificates": {
+        "ca": ("ca", "Make, renew and revoke certificates of the cluster's authority."),
+    },
     "This command": {
         "completion": ("completion", "Print the completion script of SHELL."),
     },

@@ -15,12 +15,15 @@ from sailord.client import Client, ServerProblem, client_from, part
 
 
 def server_command(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``--server``, ``--token-file`` and ``--json``; pass a client; print server errors."""
+    """Add ``--server``, ``--token-file``, ``--tls``, ``--insecure``, ``--json``; pass a client.
+
+    Errors of the server are printed.
+    """
 
     @click.option(
         "--server",
         metavar="URL",
-        help="Address of sailord, unix:///PATH or http://HOST:PORT; default: SAILOR_SERVER, "
+        help="Address of sailord, unix:///PATH or https://HOST:PORT; default: SAILOR_SERVER, "
         "or the socket on this machine.",
     )
     @click.option(
@@ -29,11 +32,30 @@ def server_command(command: Callable[..., None]) -> Callable[..., None]:
         envvar="SAILOR_TOKEN_FILE",
         help="File with the token for sailord over TCP; default: SAILOR_TOKEN_FILE.",
     )
+    @click.option(
+        "--tls",
+        type=click.Path(path_type=Path),
+        envvar="SAILOR_TLS",
+        metavar="FOLDER",
+        help="Your certificate, as `sailorctl ca issue` wrote it; default: SAILOR_TLS.",
+    )
+    @click.option(
+        "--insecure",
+        is_flag=True,
+        envvar="SAILOR_INSECURE",
+        help="Send the token in clear to another machine; default: SAILOR_INSECURE.",
+    )
     @JSON
     @wraps(command)
-    def wrapped(server: str | None, token_file: Path | None, **kwargs: Any) -> None:
+    def wrapped(
+        server: str | None,
+        token_file: Path | None,
+        tls: Path | None,
+        insecure: bool,
+        **kwargs: Any,
+    ) -> None:
         try:
-            command(client_from(server, token_file), **kwargs)
+            command(client_from(server, token_file, tls, insecure=insecure), **kwargs)
         except ServerProblem as problem:
             for line in str(problem).splitlines():
                 click.echo(f"error: {line}", err=True)

@@ -9,6 +9,8 @@ import aiohttp
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.records import Abort, Report
 from agents.rpc.client import TIMEOUT_S, CallFailed, SignedClient
+from agents.rpc.signing import ClusterKey
+from agents.rpc.tls import Tls
 
 PROBE_S = 0.2
 ANSWER_BYTES_MAX = 16 << 20
@@ -18,7 +20,8 @@ ANSWER_BYTES_MAX = 16 << 20
 class AgentClient:
     """One HTTP session for all agents."""
 
-    key: bytes
+    key: ClusterKey
+    tls: Tls | None = None
     _session: aiohttp.ClientSession | None = field(default=None)
 
     async def abort(self, address: str, word: Abort) -> None:
@@ -51,7 +54,7 @@ class AgentClient:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=256), auto_decompress=False
             )
-        peers = SignedClient(self._session, self.key, ANSWER_BYTES_MAX)
+        peers = SignedClient(self._session, self.key, ANSWER_BYTES_MAX, self.tls)
         status, answer = await peers.call(address, method, path, body, timeout_s=timeout_s)
         if status >= 400:
             raise CallFailed(f"{address}{path} answered {status}")

@@ -115,7 +115,9 @@ class Controller:
         return answer_to(self.cluster.state, report, point)
 
 
-def build_controller(config: Config, gateway: Gateway, clock: Clock, key: bytes) -> Controller:
+def build_controller(
+    config: Config, gateway: Gateway, clock: Clock, agents: AgentClient
+) -> Controller:
     """Build a controller that is not the leader yet."""
     cluster = ClusterState(State(options=config.options, now=clock.now()))
     inbox, outbox = Inbox(clock), Outbox(gateway)
@@ -123,7 +125,7 @@ def build_controller(config: Config, gateway: Gateway, clock: Clock, key: bytes)
     effects = Effects(
         config,
         gateway,
-        AgentClient(key),
+        agents,
         PlannerPool(),
         Checkpoints(config.checkpoints),
         cluster,

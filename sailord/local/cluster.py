@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,8 @@ class LocalCluster:
     def __post_init__(self) -> None:
         if self.zones is not None:
             self.machines = self.zones.machines
+            # Their addresses are not this machine's.
+            self.place = replace(self.place, tls=True)
 
     def __enter__(self) -> LocalCluster:
         return self
@@ -200,7 +202,10 @@ class LocalCluster:
             site = self.network.add_node(name, zone, settings.nic_mbit_per_s)
             self.place.slow_down(name, settings.times_slower)
         host = LOOPBACK if site is None else site.address
-        config = self.place.write_agent(name, KINDS[kind], zone, spot=kind == "small", host=host)
+        head = LOOPBACK if self._head_site is None else self._head_site.address
+        config = self.place.write_agent(
+            name, KINDS[kind], zone, spot=kind == "small", host=host, head=head
+        )
         warm = self.place.node(name) / "fork_server.sock"
         fork_server = self._fork_node_server(warm, site)
         self.wait(f"the fork server of {name}", warm.exists)  # Otherwise the agent starts its own.

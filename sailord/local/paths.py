@@ -54,6 +54,8 @@ class Place:
     port: int = field(default_factory=_free_port)
     memory_gib: float = 1.455
     """Memory of an emulated GPU; it decides how many stages a pipeline needs."""
+    tls: bool = False
+    """All speak TLS, with certificates of the cluster's own authority in the folder ``ca``."""
 
     @property
     def socket(self) -> Path:
@@ -94,6 +96,10 @@ class Place:
         catalogue = (DATA / "catalogue.toml").read_text(encoding="utf-8")
         catalogue = catalogue.replace("= 1.455", f"= {self.memory_gib}")
         (self.folder / "catalogue.toml").write_text(catalogue, encoding="utf-8")
+        if self.tls:
+            from sailord.authority import Authority  # noqa: PLC0415 - slow to import
+
+            Authority.create(self.folder / "ca", "local")
         self._write_text()
         self.write_head(LOOPBACK)
 
@@ -108,9 +114,15 @@ class Place:
             f"[options]\nlease_s = {LEASE_S}\ngrace_s = 0.5\nstart_gather_s = 0.5\n"
             "additions_gather_s = 2.0\nfailure_pause_s = 0.2\nbroken_s = 0.3\nprobe_s = 0.1\n"
             # Nodes that share cores differ in speed at random.
-            "slow_times = 3.0\n",
+            "slow_times = 3.0\n"
+            f"{self._tls(authority='ca')}",
             encoding="utf-8",
         )
+
+    def _tls(self, **keys: str) -> str:
+        """Return the section of a configuration that switches TLS on."""
+        lines = (f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
+        return "[tls]\n" + "".join(lines) if self.tls else ""
 
     def write_zones(self, zones: Zones) -> None:
         """Write the pools and the catalogue of a shaped cluster."""
@@ -148,7 +160,14 @@ class Place:
         return text.replace('"text.npy"', json.dumps(str(self.folder / "text.npy")))
 
     def write_agent(
-        self, name: str, gpu: str, zone: str, *, spot: bool, host: str = LOOPBACK
+        self,
+        name: str,
+        gpu: str,
+        zone: str,
+        *,
+        spot: bool,
+        host: str = LOOPBACK,
+        head: str = LOOPBACK,
     ) -> Path:
         """Write the configuration of a node's agent."""
         folder, memory = self.node(name), self.memory / name
@@ -160,7 +179,8 @@ class Place:
             f'store = "unix://{self.folder}/head/store.sock"\ncatalogue = "../catalogue.toml"\n'
             f'zone = "{zone}"\nmachine = "{gpu}"\nspot = {"true" if spot else "false"}\n'
             f'worker = "{self.worker}"\nmemory = "{memory}"\nthreads = 1\n'
-            f'lease_s = {LEASE_S}\norphan_s = 10.0\n[listen]\nhost = "{host}"\nport = 0\n',
+            f'lease_s = {LEASE_S}\norphan_s = 10.0\n[listen]\nhost = "{host}"\nport = 0\n'
+            f"{self._tls(ca='../ca/ca.pem', enrol=f'{head}:{self.port}')}",
             encoding="utf-8",
         )
         return config

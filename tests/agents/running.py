@@ -30,7 +30,7 @@ from agents.protocol.records import (
     Taking,
 )
 from agents.protocol.store_keys import Keys
-from agents.rpc.signing import REPLY_HEADER, REQUEST_HEADER, check_reply, sign_request
+from agents.rpc.signing import REPLY_HEADER, REQUEST_HEADER, ClusterKey, check_reply, sign_request
 from agents.store.factory import open_store
 from agents.store.interface import Put
 from agents.store.socket_server import serve
@@ -42,7 +42,8 @@ from simulator.spec.plan import Pipeline, Plan, Stage
 from tests.fakes.worker import MEETING
 
 ROOT = Path(__file__).resolve().parents[2]
-KEY = b"a-key-that-is-long-enough"
+KEY = ClusterKey("test", (b"a-key-that-is-long-enough",))
+OTHER_KEY = ClusterKey("test", (b"another-key-as-long",))
 PREFIX = "/sailor/v1/test/"
 JOB = JobId("job")
 JOB_FILE = """
@@ -167,10 +168,10 @@ class Place:
         return int(path.read_text(encoding="ascii")) if path.exists() else -1
 
     async def ask(
-        self, method: str, path: str, body: bytes = b"", *, key: bytes = KEY, name: str = "a"
+        self, method: str, path: str, body: bytes = b"", *, key: ClusterKey = KEY, name: str = "a"
     ) -> tuple[int, bytes]:
         node = {node.name: node for node in await self.nodes()}[name]
-        header, nonce = sign_request(key, method, path, body, at=time.time())
+        header, nonce = sign_request(key, node.address, method, path, body, at=time.time())
         async with self.http.request(
             method, f"http://{node.address}{path}", data=body, headers={REQUEST_HEADER: header}
         ) as reply:
@@ -237,7 +238,8 @@ async def until(holds: Callable[[], Any], *, within_s: float = 60.0) -> Any:
 @contextlib.asynccontextmanager
 async def place(folder: Path) -> AsyncIterator[Place]:
     """Yield a cluster, and kill all that it started."""
-    (folder / "key").write_bytes(KEY)
+    (folder / "key").write_bytes(KEY.keys[0])
+    (folder / "key").chmod(0o600)
     store = await open_store(f"embedded://{folder}/store.db")
     assert isinstance(store, EmbeddedStore)
     server = await serve(store, folder / "store.sock")

@@ -101,6 +101,7 @@ async def test_every_log_line_has_the_context_fields(tmp_path):
 async def test_the_log_on_a_terminal_is_text(tmp_path):
     """No JSON is written to a terminal."""
     (tmp_path / "key").write_text("k" * 64)
+    (tmp_path / "key").chmod(0o600)
     (tmp_path / "agent.toml").write_text(
         'cluster_name = "c"\nstate = "s"\nkey = "key"\nstore = "unix:///nowhere"\nzone = "z"\n'
         "orphan_s = 1.0\n"

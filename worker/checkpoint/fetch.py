@@ -12,6 +12,7 @@ import http.client
 import itertools
 import json
 import mmap
+import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -263,6 +264,28 @@ class LocalSource:
         return
 
 
+@dataclass(frozen=True, slots=True)
+class PeerTls:
+    """How peers' agents are verified; a worker itself has no certificate, but a ticket."""
+
+    context: ssl.SSLContext
+    server: str
+    """What follows the node's name in the name of an agent's certificate."""
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any] | None) -> PeerTls | None:
+        """Read what the agent says of it; ``None``: plain HTTP."""
+        if said is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_verify_locations(said["ca"])
+        if said["revoked"] is not None:
+            context.load_verify_locations(said["revoked"])
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+        return cls(context, said["server"])
+
+
 @dataclass(eq=False)
 class PeerSource:
     """The files in another node's snapshot memory, served by its agent."""
@@ -271,16 +294,25 @@ class PeerSource:
     address: str
     path: str
     ticket: str
+    tls: PeerTls | None = None
     _local: threading.local = field(default_factory=threading.local)
     _connections: list[http.client.HTTPConnection] = field(default_factory=list)
     _is_closed: bool = False
 
     @classmethod
     def at(
-        cls, name: str, address: str, ticket: str, job: str, *, generation: int, step: int
+        cls,
+        name: str,
+        address: str,
+        ticket: str,
+        job: str,
+        tls: PeerTls | None = None,
+        *,
+        generation: int,
+        step: int,
     ) -> PeerSource:
         """Return the source of one snapshot."""
-        return cls(name, address, f"/v1/memory/{job}/{generation}-{step}", ticket)
+        return cls(name, address, f"/v1/memory/{job}/{generation}-{step}", ticket, tls)
 
     def files(self) -> Mapping[str, snapshot_file.Header]:
         status, body = self._get(self.path, {})
@@ -315,7 +347,7 @@ class PeerSource:
             self._connections.append(connection)
         try:
             if connection.sock is None:
-                _connect(connection)
+                _connect(connection, self.tls, self.name)
             connection.request("GET", path, headers={TICKET_HEADER: self.ticket, **headers})
             answer = connection.getresponse()
             return answer.status, _read_all(answer)
@@ -327,8 +359,11 @@ class PeerSource:
                 connection.close()
 
 
-def _connect(connection: http.client.HTTPConnection) -> None:
+def _connect(connection: http.client.HTTPConnection, tls: PeerTls | None, node: str) -> None:
     connection.connect()
+    if tls is not None:
+        server = f"{node}.{tls.server}"
+        connection.sock = tls.context.wrap_socket(connection.sock, server_hostname=server)
     connection.sock.settimeout(TIMEOUT_S)
 
 

@@ -16,7 +16,7 @@ from simulator.inputs.plan_file import load_plan
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 from worker.checkpoint.capacity_check import DevicePeak
-from worker.checkpoint.fetch import DurableSource, LocalSource, PeerSource, Source
+from worker.checkpoint.fetch import DurableSource, LocalSource, PeerSource, PeerTls, Source
 from worker.checkpoint.snapshot_manager import SnapshotTarget
 from worker.control import work_folder
 from worker.data.batch import DataSource
@@ -102,10 +102,13 @@ class Assignment:
         peers = spec["peers"]
         zone = peers.get(spec["node"], {}).get("zone")
         groups: list[list[Source]] = [[LocalSource.at(Path(spec["memory"]), self.job, **point)]]
+        tls = PeerTls.of(spec.get("tls"))
         for is_near in (True, False):
             groups.append(
                 [
-                    PeerSource.at(peer["name"], peer["address"], spec["ticket"], self.job, **point)
+                    PeerSource.at(
+                        peer["name"], peer["address"], spec["ticket"], self.job, tls, **point
+                    )
                     for node, peer in peers.items()
                     if node != spec["node"] and (peer["zone"] == zone) == is_near
                 ]

@@ -61,6 +61,10 @@ class GceConfig:
     """Address of the store, as seen from the instances."""
     key_secret: str = ""
     """The cluster's key in the Secret Manager."""
+    tls: str = "[tls]\ninsecure = true\n"
+    """A section of the agents' configuration."""
+    ca: str = ""
+    """The certificate of the cluster's authority, PEM."""
     package: str = ""
     """Pinned requirement that pip installs; empty: the image contains the agent."""
     groups: Mapping[Pool, str] = field(default_factory=dict)

@@ -130,6 +130,8 @@ def startup_script(pool: Pool, config: GceConfig) -> str:
         "KEY_SECRET": config.key_secret,
         "CLUSTER": config.cluster_name,
         "STORE": config.store,
+        "TLS": config.tls,
+        "CA": config.ca,
         "MACHINE": pool.machine,
         "SPOT": "true" if pool.spot else "false",
         "NOTICE_S": str(NOTICE_S),

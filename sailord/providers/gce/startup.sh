@@ -79,6 +79,11 @@ shutdown_s = @SHUTDOWN_S@
 host = "0.0.0.0"
 port = 7078
 address = "$(metadata network-interfaces/0/ip):7078"
+
+@TLS@
+END
+cat >/etc/sailor/ca.pem <<'END'
+@CA@
 END
 
 cat >/etc/systemd/system/sailor-agent.service <<'END'

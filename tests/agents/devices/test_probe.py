@@ -158,6 +158,7 @@ def has_driver() -> bool:
 @pytest.mark.skipif(has_driver(), reason="there is a driver")
 def test_without_a_driver_the_error_names_the_cure(tmp_path):
     (tmp_path / "key").write_text("k" * 64)
+    (tmp_path / "key").chmod(0o600)
     config = tmp_path / "agent.toml"
     config.write_text('cluster_name = "c"\nstate = "s"\nkey = "key"\nstore = "unix:///x"\n')
     done = subprocess.run(

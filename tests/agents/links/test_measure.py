@@ -20,10 +20,11 @@ from agents.protocol.codec import decode, encode
 from agents.protocol.link_records import LinkOrder, LinkTimes, Listening, ListenOrder
 from agents.rpc.client import SignedClient
 from agents.rpc.server import answer_signed
-from agents.rpc.signing import Verifier
+from agents.rpc.signing import ClusterKey, Verifier
+from agents.rpc.unsigned_bodies import UNSIGNED
 
 HOST = "127.0.0.1"
-KEY = b"k" * 32
+KEY = ClusterKey("test", (b"k" * 32,))
 ALL = 1e15
 LISTEN = ListenOrder(1, 1 << 30, 20.0, ALL, look_s=0.01)
 
@@ -125,13 +126,14 @@ def test_counters_of_all_devices_are_added():
 
 async def served(stack: list[web.AppRunner], session: aiohttp.ClientSession) -> tuple[str, Sender]:
     """An agent's routes, as `agents.server` serves them."""
-    verifier = Verifier(KEY)
+    verifier = Verifier(KEY, lambda: f"{HOST}:{runner.addresses[0][1]}")
 
     @web.middleware
     async def check(request, handler):
         return await answer_signed(request, verifier, handler)
 
     app, sender = web.Application(middlewares=[check]), Sender(SignedClient(session, KEY))
+    app[UNSIGNED] = {}
     LinkRoutes(Receiver(HOST), sender).add_to(app.router)
     runner = web.AppRunner(app)
     await runner.setup()

@@ -6,21 +6,26 @@ import pytest
 
 from agents.rpc.signing import (
     AGE_S_MAX,
+    TICKET_S,
+    ClusterKey,
     SignatureError,
     Verifier,
     check_reply,
-    read_key,
+    check_ticket,
+    read_keys,
     sign_reply,
     sign_request,
+    ticket,
 )
 from simulator.documents.problems import InputError
 
-KEY, OTHER = b"k" * 32, b"o" * 32
+KEY, OTHER = (ClusterKey("test", (each * 32,)) for each in (b"k", b"o"))
+HERE = "10.0.0.1:7078"
 
 
 def test_a_signed_request_is_accepted_once():
-    verifier = Verifier(KEY)
-    header, nonce = sign_request(KEY, "POST", "/v1/report?a=1", b"{}", at=1000.0)
+    verifier = Verifier(KEY, lambda: HERE)
+    header, nonce = sign_request(KEY, HERE, "POST", "/v1/report?a=1", b"{}", at=1000.0)
     assert verifier.check_request("post", "/v1/report?a=1", b"{}", header, at=1001.0) == nonce
     with pytest.raises(SignatureError, match="received before"):
         verifier.check_request("POST", "/v1/report?a=1", b"{}", header, at=1002.0)
@@ -37,22 +42,22 @@ def test_a_signed_request_is_accepted_once():
     ],
 )
 def test_a_changed_or_late_request_is_refused(method, path, body, at, why):
-    header, _ = sign_request(KEY, "POST", "/v1/report", b"{}", at=1000.0)
+    header, _ = sign_request(KEY, HERE, "POST", "/v1/report", b"{}", at=1000.0)
     with pytest.raises(SignatureError, match=why):
-        Verifier(KEY).check_request(method, path, body, header, at=at)
+        Verifier(KEY, lambda: HERE).check_request(method, path, body, header, at=at)
 
 
 @pytest.mark.parametrize("header", [None, "", "mac=1", "time=1, nonce=zz, mac=00"])
 def test_a_malformed_signature_is_refused(header):
     with pytest.raises(SignatureError, match="malformed"):
-        Verifier(KEY).check_request("GET", "/", b"", header, at=0.0)
+        Verifier(KEY, lambda: HERE).check_request("GET", "/", b"", header, at=0.0)
 
 
 def test_a_nonce_is_kept_until_its_request_is_too_old():
-    verifier = Verifier(KEY)
-    header, _ = sign_request(KEY, "GET", "/", b"", at=1000.0)
+    verifier = Verifier(KEY, lambda: HERE)
+    header, _ = sign_request(KEY, HERE, "GET", "/", b"", at=1000.0)
     verifier.check_request("GET", "/", b"", header, at=1000.0 - AGE_S_MAX)
-    other, _ = sign_request(KEY, "GET", "/", b"", at=1000.0)
+    other, _ = sign_request(KEY, HERE, "GET", "/", b"", at=1000.0)
     verifier.check_request("GET", "/", b"", other, at=1000.0)
     with pytest.raises(SignatureError, match="received before"):
         verifier.check_request("GET", "/", b"", header, at=1000.0 + AGE_S_MAX)
@@ -71,9 +76,89 @@ def test_an_answer_is_valid_for_its_own_request_only():
 
 def test_an_unusable_key_file_is_refused(tmp_path):
     with pytest.raises(InputError, match="cannot be read"):
-        read_key(tmp_path / "none")
+        read_keys(tmp_path / "none")
     (tmp_path / "short").write_text("abc\n")
+    (tmp_path / "short").chmod(0o600)
     with pytest.raises(InputError, match="it needs 16"):
-        read_key(tmp_path / "short")
-    (tmp_path / "key").write_bytes(KEY + b"\n")
-    assert read_key(tmp_path / "key") == KEY
+        read_keys(tmp_path / "short")
+    key = tmp_path / "key"
+    key.write_bytes(b"k" * 32 + b"\n")
+    key.chmod(0o640)
+    with pytest.raises(InputError, match="mode 0640 lets others use it"):
+        read_keys(key)
+    key.chmod(0o600)
+    assert read_keys(key) == (b"k" * 32,)
+
+
+def test_a_request_to_one_agent_is_refused_by_another_and_in_another_cluster():
+    header, _ = sign_request(KEY, HERE, "POST", "/v1/abort", b"{}", at=1000.0)
+    about = "POST", "/v1/abort", b"{}", header
+    with pytest.raises(SignatureError, match=r"not for 10\.0\.0\.2:7078"):
+        Verifier(KEY, lambda: "10.0.0.2:7078").check_request(*about, at=1000.0)
+    other = ClusterKey("other", KEY.keys)
+    with pytest.raises(SignatureError, match="not signed"):
+        Verifier(other, lambda: HERE).check_request(*about, at=1000.0)
+
+
+def test_a_request_from_before_a_restart_is_refused():
+    header, _ = sign_request(KEY, HERE, "POST", "/v1/abort", b"{}", at=1000.0)
+    about = "POST", "/v1/abort", b"{}", header
+    Verifier(KEY, lambda: HERE, since=1000.0).check_request(*about, at=1001.0)
+    with pytest.raises(SignatureError, match="older than this process"):
+        Verifier(KEY, lambda: HERE, since=1000.5).check_request(*about, at=1001.0)
+
+
+def write_keys(path, *keys):
+    """Replace the file, as an operator does; the next look reads it."""
+    path.write_text("".join(f"{key * 32}\n" for key in keys))
+    path.chmod(0o600)
+
+
+def test_a_key_is_replaced_machine_by_machine_without_a_refused_message(tmp_path, monkeypatch):
+    monkeypatch.setattr("agents.rpc.signing.LOOK_S", 0.0)
+    paths = [tmp_path / name for name in "ab"]
+    for path in paths:
+        write_keys(path, "o")
+    ends = [ClusterKey.read(path, "test") for path in paths]
+
+    def exchange():
+        for one, other in (ends, ends[::-1]):
+            header, nonce = sign_request(one, HERE, "GET", "/", b"", at=1000.0)
+            verifier = Verifier(other, lambda: HERE)
+            assert verifier.check_request("GET", "/", b"", header, at=1000.0) == nonce
+            check_reply(one, nonce, 200, b"ok", sign_reply(other, nonce, 200, b"ok"))
+
+    for keys in (("o", "n"), ("n", "o"), ("n",)):
+        for path in paths:
+            write_keys(path, *keys)
+            exchange()
+    header, _ = sign_request(ClusterKey("test", (b"o" * 32,)), HERE, "GET", "/", b"", at=1000.0)
+    with pytest.raises(SignatureError, match="not signed"):
+        Verifier(ends[0], lambda: HERE).check_request("GET", "/", b"", header, at=1000.0)
+
+
+def test_a_key_file_that_cannot_be_used_leaves_the_key_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr("agents.rpc.signing.LOOK_S", 0.0)
+    path = tmp_path / "key"
+    write_keys(path, "o")
+    key = ClusterKey.read(path, "test")
+    path.write_text("short")
+    assert key.present() == (b"o" * 32,)
+    path.unlink()
+    assert key.present() == (b"o" * 32,)
+
+
+def test_a_ticket_is_for_one_job_and_expires():
+    shown = ticket(KEY, "job", 3, "a", at=1000.0)
+    assert check_ticket(KEY, "job", shown, at=1000.0 + TICKET_S) == "a"
+    later = 1000.0 + TICKET_S + AGE_S_MAX + 1
+    for key, job, given, at, why in [
+        (KEY, "job", shown, later, "has expired"),
+        (KEY, "other", shown, 1000.0, "not for this job"),
+        (OTHER, "job", shown, 1000.0, "not for this job"),
+        (KEY, "job", shown.replace("reader=a", "reader=b"), 1000.0, "not for this job"),
+        (KEY, "job", shown.replace("until=4", "until=9"), 1000.0, "not for this job"),
+        (KEY, "job", None, 1000.0, "missing or malformed"),
+    ]:
+        with pytest.raises(SignatureError, match=why):
+            check_ticket(key, job, given, at=at)

@@ -13,7 +13,15 @@ import pytest_asyncio
 from aiohttp import web
 
 from agents.protocol.records import Holding, JobId, Point, Sealed
-from agents.rpc.signing import REQUEST_HEADER, TICKET_HEADER, Verifier, sign_request, ticket
+from agents.rpc.signing import (
+    REQUEST_HEADER,
+    TICKET_HEADER,
+    TICKET_S,
+    ClusterKey,
+    Verifier,
+    sign_request,
+    ticket,
+)
 from agents.snapshots.http import SnapshotRoutes
 from agents.snapshots.memory import SnapshotMemory, delete, head_checksum
 from agents.snapshots.partial_file import read_pieces
@@ -21,7 +29,9 @@ from tests.agents.sealing import write_snapshot
 from worker.checkpoint import snapshot_file
 
 JOB = JobId("job")
-KEY = b"a-key-that-is-long-enough"
+KEY = ClusterKey("test", (b"a-key-that-is-long-enough",))
+OTHER = ClusterKey("test", (b"another-key-as-long",))
+RECEIVER = "here:1"
 
 
 def points(memory: SnapshotMemory, job: JobId = JOB) -> list[tuple[int, int]]:
@@ -162,14 +172,16 @@ class Served:
         self.base = f"http://127.0.0.1:{port}"
 
     async def get(self, path: str, *, shown: str | None = None, span: str | None = None):
-        headers = {TICKET_HEADER: ticket(KEY, "job") if shown is None else shown}
+        headers = {
+            TICKET_HEADER: ticket(KEY, "job", 1, "b", at=time.time()) if shown is None else shown
+        }
         if span is not None:
             headers["Range"] = span
         async with self.session.get(f"{self.base}{path}", headers=headers) as reply:
             return reply.status, await reply.read()
 
-    async def put(self, path: str, data: bytes, *, key: bytes = KEY, size: int | None = None):
-        header, _ = sign_request(key, "PUT", path, b"", at=time.time())
+    async def put(self, path: str, data: bytes, *, key: ClusterKey = KEY, size: int | None = None):
+        header, _ = sign_request(key, RECEIVER, "PUT", path, b"", at=time.time())
         headers = {REQUEST_HEADER: header}
         if size is not None:
             headers["Content-Length"] = str(size)
@@ -182,7 +194,7 @@ async def served(tmp_path):
     memory = SnapshotMemory(tmp_path / "memory")
     memory.open()
     app = web.Application()
-    SnapshotRoutes(memory, Verifier(KEY)).add_to(app.router)
+    SnapshotRoutes(memory, Verifier(KEY, lambda: RECEIVER)).add_to(app.router)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -213,7 +225,9 @@ async def test_reads_need_the_jobs_ticket_and_reach_only_its_snapshots(served):
     write_snapshot(served.memory.folder, step=3, job="other")
     served.memory.open()
     path = "/v1/memory/job/1-3/0.snap"
-    for shown in ("", "0" * 64, ticket(KEY, "other"), ticket(b"another-key-as-long", "job")):
+    now = time.time()
+    foreign = ticket(KEY, "other", 1, "b", at=now), ticket(OTHER, "job", 1, "b", at=now)
+    for shown in ("", "0" * 64, *foreign, ticket(KEY, "job", 1, "b", at=now - 2 * TICKET_S)):
         assert (await served.get(path, shown=shown))[0] == 401
         assert (await served.get("/v1/memory/job/1-3", shown=shown))[0] == 401
     (served.memory.folder / "job" / "1-3" / "secret").write_bytes(b"x")
@@ -228,7 +242,7 @@ async def test_a_replica_is_stored_if_it_is_complete_and_signed(served, tmp_path
     copy = snapshot_file.partial_header(snapshot_file.read_header(path), [(1, 1)])
     data, name = b"".join(read_pieces(path, copy)), f"header={head_checksum(copy)}"
     target = "/v1/memory/job/1-3/7.snap"
-    assert (await served.put(f"{target}?{name}", data, key=b"another-key-as-long"))[0] == 401
+    assert (await served.put(f"{target}?{name}", data, key=OTHER))[0] == 401
     assert (await served.put(f"{target}?header=0", data))[0] == 422
     flipped = data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
     status, said = await served.put(f"{target}?{name}", flipped)
@@ -253,7 +267,7 @@ async def test_a_replica_is_stored_if_it_is_complete_and_signed(served, tmp_path
 @pytest.mark.asyncio
 async def test_a_replica_without_room_is_refused_with_the_sizes(served):
     path = "/v1/memory/job/1-3/7.snap?header=0"
-    header, _ = sign_request(KEY, "PUT", path, b"", at=time.time())
+    header, _ = sign_request(KEY, RECEIVER, "PUT", path, b"", at=time.time())
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     writer.write(
         f"PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {1 << 60}\r\n"

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from agents.protocol.records import Holding, JobId, NodeId, NodeRecord, Point, Restore, Sealed
 from agents.rpc.client import SignedClient
-from agents.rpc.signing import Verifier
+from agents.rpc.signing import ClusterKey, Verifier
 from agents.snapshots.http import SnapshotRoutes
 from agents.snapshots.memory import SnapshotFile, SnapshotMemory
 from agents.snapshots.replication import Replicator
@@ -26,7 +26,7 @@ from tests.agents.sealing import write_snapshot
 from worker.checkpoint import snapshot_file
 from worker.checkpoint.snapshot_file import ANY_NODE
 
-KEY = b"a-key-that-is-long-enough"
+KEY = ClusterKey("test", (b"a-key-that-is-long-enough",))
 JOB = JobId("job")
 OWN = NodeRecord(NodeId("a"), "a", "z1", "box", "A100-40", 2, "127.0.0.1:1", "ready")
 
@@ -47,7 +47,8 @@ class World:
         memory = self.memories[name] = SnapshotMemory(self.folder / name)
         memory.open()
         app = web.Application()
-        SnapshotRoutes(memory, Verifier(KEY)).add_to(app.router)
+        verifier = Verifier(KEY, lambda: f"127.0.0.1:{runner.addresses[0][1]}")
+        SnapshotRoutes(memory, verifier).add_to(app.router)
         runner = web.AppRunner(app)
         await runner.setup()
         self.runners.append(runner)

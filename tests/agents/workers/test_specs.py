@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.protocol.records import FIRST, GenerationRecord, JobId, NodeId, NodeRecord, Peak
+from agents.rpc.signing import ClusterKey
 from agents.workers.specs import GenerationDetails, RankMap, WorkerSettings, specs
 
 NODE = NodeRecord(NodeId("a"), "a", "z", "box", "A100-40", 2, "h:1", "ready")
@@ -15,7 +16,9 @@ RECORD = GenerationRecord(
 
 
 def told(tmp_path, record: GenerationRecord, device_bytes: int | None) -> list[dict]:
-    site = WorkerSettings(tmp_path, tmp_path, b"key", None, 1.0, 1, device_bytes)
+    site = WorkerSettings(
+        tmp_path, tmp_path, ClusterKey("test", (b"key",)), None, 1.0, 1, device_bytes
+    )
     briefing = GenerationDetails(record, "", "", (NODE,), None)
     site.home(1).mkdir(parents=True)
     return list(specs(site, briefing, RankMap(2, {0: 0, 1: 1}, None), NODE, {}))

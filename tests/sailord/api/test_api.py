@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from agents.rpc.signing import REQUEST_HEADER, sign_request
+from agents.rpc.signing import REQUEST_HEADER, ClusterKey, sign_request
 from sailord.notify.webhook_signature import sign
 from tests.sailord.api.conftest import ALERT_TOKEN, SECRET
 from tests.sailord.daemon.running import JOB, TOKEN, Over, wait_until
@@ -107,8 +107,8 @@ def test_body_that_is_not_json_is_refused(head, raw):
 
 
 def test_reports_need_a_signature_with_the_clusters_key(head):
-    path, key = "/v1/agents/report", head.key.read_bytes()
-    header, _ = sign_request(key, "POST", path, b"{}", at=time.time())
+    path, key = "/v1/agents/report", ClusterKey.read(head.key, "test")
+    header, _ = sign_request(key, f"127.0.0.1:{head.port}", "POST", path, b"{}", at=time.time())
     assert_refused(over_tcp(head, "POST", path, b"{}"), 401)
     assert_refused(over_tcp(head, "POST", path, b"{ }", {REQUEST_HEADER: header}), 401)
     assert_refused(over_tcp(head, "POST", path, b"{}", {REQUEST_HEADER: header}), 422)

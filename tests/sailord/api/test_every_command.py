@@ -55,6 +55,11 @@ ELSEWHERE = {
     "local kill": "tests/sailord/local/test_up.py",
     "local link": "tests/sailord/local/test_zones.py",
     "checkpoint export": "tests/sailord/checkpoints/test_export.py",
+    "ca init": "tests/sailord/test_authority.py",
+    "ca issue": "tests/sailord/test_authority.py",
+    "ca renew": "tests/sailord/test_authority.py",
+    "ca revoke": "tests/sailord/test_authority.py",
+    "ca list": "tests/sailord/test_authority.py",
     "completion": "tests/sailord/daemon/test_cluster_commands.py",
 }
 """Commands that need no sailord, or bring their own, and where they are run."""

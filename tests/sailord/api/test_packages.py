@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from agents.rpc.client import CallFailed, SignedClient
+from agents.rpc.signing import ClusterKey
 from agents.work.package import BYTES_MAX, PART_BYTES, Package
 from sailord.client import Client, ServerProblem
 from simulator.models.families import build_model
@@ -35,7 +36,8 @@ def submit(client: Client, package: Package) -> None:
 
 async def fetched(head, key: bytes, path: str) -> tuple[int, bytes]:
     async with aiohttp.ClientSession() as session:
-        return await SignedClient(session, key).call(f"127.0.0.1:{head.port}", "GET", path)
+        signed = SignedClient(session, ClusterKey("test", (key,)))
+        return await signed.call(f"127.0.0.1:{head.port}", "GET", path)
 
 
 @pytest.mark.asyncio

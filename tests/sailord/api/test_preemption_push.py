@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from agents.rpc.signing import REQUEST_HEADER, sign_request
+from agents.rpc.signing import REQUEST_HEADER, ClusterKey, sign_request
 from sailord.notify.webhook_signature import sign
 from tests.sailord.api.conftest import SECRET
 from tests.sailord.daemon.running import TOKEN, wait_until
@@ -118,9 +118,8 @@ def test_sender_above_the_rate_limit_gets_429(head):
     assert post(head, "/v1/nodes/a/drain", LARGE, bearer)[0] == 413
     signed = {"Sailor-Webhook": sign(SECRET.encode(), LARGE, time.time())}
     assert post(head, PUSH, LARGE, signed)[0] == 413
-    header, _ = sign_request(
-        head.key.read_bytes(), "POST", "/v1/agents/report", LARGE, at=time.time()
-    )
+    key, receiver = ClusterKey.read(head.key, "test"), f"127.0.0.1:{head.port}"
+    header, _ = sign_request(key, receiver, "POST", "/v1/agents/report", LARGE, at=time.time())
     assert post(head, "/v1/agents/report", LARGE, {REQUEST_HEADER: header})[0] == 413
 
 

@@ -12,13 +12,13 @@ from agents.protocol.records import Abort, Fence
 from agents.rpc.client import CallFailed
 from agents.rpc.signing import REPLY_HEADER, REQUEST_HEADER, Verifier, sign_reply
 from sailord.controller.agent_client import AgentClient
-from tests.agents.running import JOB, KEY, place
+from tests.agents.running import JOB, KEY, OTHER_KEY, place
 
 pytestmark = pytest.mark.asyncio
 
 
 async def test_agent_answers_only_requests_signed_with_the_clusters_key(tmp_path):
-    client, stranger = AgentClient(KEY), AgentClient(b"another-key-as-long")
+    client, stranger = AgentClient(KEY), AgentClient(OTHER_KEY)
     async with place(tmp_path) as here:
         here.start()
         node = await here.ready()
@@ -38,7 +38,7 @@ async def test_agent_answers_only_requests_signed_with_the_clusters_key(tmp_path
 @asynccontextmanager
 async def one_that_answers(text: bytes):
     """The address of a server that gives this signed answer to every request."""
-    verifier = Verifier(KEY)
+    verifier = Verifier(KEY, lambda: f"127.0.0.1:{runner.addresses[0][1]}")
 
     async def say(request: web.Request) -> web.Response:
         header = request.headers[REQUEST_HEADER]

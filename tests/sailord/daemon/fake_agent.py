@@ -35,9 +35,9 @@ from agents.protocol.store_keys import Keys
 from agents.rpc.signing import (
     REPLY_HEADER,
     REQUEST_HEADER,
+    ClusterKey,
     Verifier,
     check_reply,
-    read_key,
     sign_reply,
     sign_request,
 )
@@ -56,7 +56,7 @@ class FakeAgent:
 
     store: Store
     keys: Keys
-    key: bytes
+    key: ClusterKey
     name: str
     count_file: Path
     lease_s: float = 3.0
@@ -156,7 +156,7 @@ class FakeAgent:
 
     async def _post(self, session: aiohttp.ClientSession, address: str) -> None:
         path, body = "/v1/agents/report", encode(self._report())
-        header, nonce = sign_request(self.key, "POST", path, body, at=time.time())
+        header, nonce = sign_request(self.key, address, "POST", path, body, at=time.time())
         async with session.post(
             f"http://{address}{path}", data=body, headers={REQUEST_HEADER: header},
             timeout=aiohttp.ClientTimeout(total=1.0),
@@ -167,7 +167,7 @@ class FakeAgent:
 
     async def _serve(self, request: web.Request) -> web.Response:
         body = await request.read()
-        nonce = Verifier(self.key).check_request(
+        nonce = Verifier(self.key, lambda: self.record.address).check_request(
             request.method, request.raw_path, body, request.headers[REQUEST_HEADER], at=time.time()
         )
         text = b"{}"
@@ -186,7 +186,11 @@ class FakeAgent:
 
 async def main(store: str, key: str, name: str, count_file: str) -> None:
     agent = FakeAgent(
-        await open_store(store), Keys("test"), read_key(Path(key)), name, Path(count_file)
+        await open_store(store),
+        Keys("test"),
+        ClusterKey.read(Path(key), "test"),
+        name,
+        Path(count_file),
     )
     await agent.run()
 

@@ -68,6 +68,7 @@ class Place:
     def __post_init__(self) -> None:
         self.key = self.folder / "key"
         self.key.write_text("k" * 64)
+        self.key.chmod(0o600)
         (self.folder / "token").write_text(TOKEN)
         state = self.folder / self.name
         self.socket = state / "sailord.sock"

@@ -12,10 +12,12 @@ import pytest
 from agents.daemon.clock import Clock
 from agents.protocol.records import JobId, JobRecord
 from agents.protocol.store_keys import Keys
+from agents.rpc.signing import ClusterKey
 from agents.store.interface import TRANSACTION_BYTES_MAX, Put, StoreRefused
 from agents.store.sqlite_store import EmbeddedStore
 from sailord.cluster_records import Gateway
 from sailord.config import load_config
+from sailord.controller.agent_client import AgentClient
 from sailord.controller.loop import build_controller
 from sailord.core.model.commands import WriteJob
 from sailord.core.model.events import WriteRejected
@@ -44,7 +46,9 @@ def with_a_writer(tmp_path, play) -> None:
         await store.transact([], [Put(keys.leader, b"{}")])
         leader = await store.get(keys.leader)
         assert leader is not None
-        controller = build_controller(config, Gateway(store, keys), Clock(), b"k" * 64)
+        controller = build_controller(
+            config, Gateway(store, keys), Clock(), AgentClient(ClusterKey("test", (b"k" * 64,)))
+        )
         controller.cluster.state = replace(controller.cluster.state, term=leader.created)
         writing = asyncio.create_task(controller.writer.run())
         try:

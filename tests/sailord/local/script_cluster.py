@@ -1,7 +1,7 @@
 """A local cluster that trains a script's job and loses a node; what came of it is printed as JSON.
 
-``python -m tests.sailord.local.script_cluster FOLDER SCRIPT``, a process of its own: a launcher
-adopts orphans.
+``python -m tests.sailord.local.script_cluster FOLDER SCRIPT [tls]``, a process of its own: a
+launcher adopts orphans.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sailord.authority import Authority
 from sailord.local.cluster import LocalCluster
 from sailord.local.paths import Place
 from sailord.local.tour.step_log import StepLog
@@ -23,9 +24,9 @@ MACHINES = (*(("large", "zone-a"),) * 2, ("large", "zone-b"))
 WITHIN_S = 150.0
 
 
-def train(folder: Path, script: Path) -> dict[str, Any]:
+def train(folder: Path, script: Path, *, tls: bool) -> dict[str, Any]:
     """Train the script's job, kill a node on the way, and return its losses."""
-    place = Place(folder)
+    place = Place(folder, tls=tls)
     with LocalCluster(place, MACHINES) as cluster:
         cluster.start()
         submit = [sys.executable, "-m", "sailord.cli.main", "submit", str(script), "--id", "own"]
@@ -57,9 +58,15 @@ def train(folder: Path, script: Path) -> dict[str, Any]:
             "losses": {str(step): found.loss for (_, step), found in sorted(log.steps.items())},
             "generations": sorted({generation for generation, _ in log.steps}),
             "history": [line["text"] for line in told],
+            "certified": certified(folder) if tls else [],
             "moves": cluster.client.ask("GET", "/v1/jobs/own/moves")["moves"],
         }
 
 
+def certified(folder: Path) -> list[str]:
+    """Who got a certificate."""
+    return [str(each.owner) for each in Authority.open(folder / "ca").issued()]
+
+
 if __name__ == "__main__":
-    print(json.dumps(train(Path(sys.argv[1]), Path(sys.argv[2]))))
+    print(json.dumps(train(Path(sys.argv[1]), Path(sys.argv[2]), tls="tls" in sys.argv[3:])))

@@ -88,7 +88,8 @@ def run(*words, cwd=ROOT):
     return done.stdout
 
 
-def test_a_script_survives_the_loss_of_a_node_with_the_losses_of_one_process(folder):
+@pytest.mark.parametrize("words_of_tls", [(), ("tls",)], ids=["plain", "tls"])
+def test_a_script_survives_the_loss_of_a_node_with_the_losses_of_one_process(folder, words_of_tls):
     script = folder.parent / "mine" / "train.py"
     script.parent.mkdir()
     script.write_text(SCRIPT)
@@ -105,8 +106,12 @@ def test_a_script_survives_the_loss_of_a_node_with_the_losses_of_one_process(fol
             steps.append(line)
     alone = {str(line["step"] + 1): line["loss"] for line in steps}
     told = json.loads(
-        run("-m", "tests.sailord.local.script_cluster", folder, script).splitlines()[-1]
+        run("-m", "tests.sailord.local.script_cluster", folder, script, *words_of_tls).splitlines()[
+            -1
+        ]
     )
+    certified = {name.partition("/")[0] for name in told["certified"]}
+    assert certified == ({"sailord", "agent"} if words_of_tls else set())
     assert told["state"] == "done"
     assert len(told["generations"]) > 1
     assert told["losses"] == pytest.approx(alone, rel=1e-5)

@@ -24,6 +24,7 @@ A100S = Pool("us-central1-a", "a2-highgpu-4g", "A100-40", 4, False)
 
 def read(folder: Path, provider: str):
     (folder / "key").write_text("k" * 64)
+    (folder / "key").chmod(0o600)
     (folder / "agent.toml").write_text("threads = 1\n")
     (folder / "trace.toml").write_text(
         'end_s = 100\n[[event]]\ntime_s = 10\nzone = "us-central1-a"\nmachines = 1\n'

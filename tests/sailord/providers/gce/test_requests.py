@@ -166,15 +166,18 @@ def test_the_gke_manifest_configures_an_agent(tmp_path: Path):
     text = (
         settings["data"]["agent.toml"].replace("NODE", "gke-prod-1").replace("ADDRESS", "10.0.0.7")
     )
+    assert "/etc/sailor/key/" in text
+    (tmp_path / "ca.pem").touch()
     path = tmp_path / "agent.toml"
-    path.write_text(text)
+    path.write_text(text.replace("/etc/sailor/key/", f"{tmp_path}/"))
     agent = load_config(path)
     assert (agent.name, agent.spot) == ("gke-prod-1", True)
     assert (agent.notice_s, agent.shutdown_s) == (15.0, 15.0), "a pod has no more in any case"
     pod = agents["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
-    assert str(agent.key.parent) in mounts
+    assert "/etc/sailor/key" in mounts
+    assert agent.tls is not None
     assert str(agent.state) in mounts
     assert {mount["name"] for mount in container["volumeMounts"]} == {
         volume["name"] for volume in pod["volumes"]

@@ -1,0 +1,65 @@
+"""Keys of certificates, requests for certificates, and files with secrets."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from agents.rpc.identity import Identity
+
+
+def request_of(owner: Identity) -> tuple[bytes, bytes]:
+    """Make a key and a request for its certificate."""
+    key = new_key()
+    made = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, str(owner)[:64])]))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.UniformResourceIdentifier(owner.uri)]),
+            critical=False,
+        )
+        .sign(key, hashes.SHA256())
+    )
+    return key_pem(key), made.public_bytes(serialization.Encoding.PEM)
+
+
+def life_left(path: Path) -> float:
+    """Return how much of a certificate's life is left, from 1 to 0; 0 if there is none."""
+    try:
+        found = x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError):
+        return 0.0
+    begin, end = found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp()
+    return max(0.0, (end - time.time()) / (end - begin))
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    """Make a private key."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Return a private key as the content of its file."""
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """Replace a file that only its owner may read, at no moment with another mode."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)

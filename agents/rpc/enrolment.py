@@ -1,0 +1,118 @@
+"""An agent's certificate: it makes the key itself, and a sailord signs it, again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import structlog
+
+from agents.daemon.atomic_file import replace_file
+from agents.daemon.backoff import Backoff
+from agents.daemon.systemd import notify
+from agents.rpc.certificates import life_left, request_of, write_secret
+from agents.rpc.client import CallFailed, SignedClient
+from agents.rpc.identity import Identity
+from agents.rpc.signing import ClusterKey
+from agents.rpc.tls import Tls, TlsFiles
+from agents.rpc.tls_settings import TlsSettings
+
+log = structlog.get_logger("tls")
+
+PATH = "/v1/certificates"
+RENEW_AT = 1 / 3
+"""The share of a certificate's life at which it is renewed."""
+LOOK_S = 60.0
+"""How often the list of revoked certificates is fetched, and the certificate's age looked at."""
+RETRY_S = 1.0
+RETRY_S_MAX = 30.0
+CALL_S = 10.0
+
+
+@dataclass(eq=False)
+class Enrolment:
+    """Fetches, and renews, one agent's certificate."""
+
+    settings: TlsSettings
+    owner: Identity
+    key: ClusterKey
+    session: aiohttp.ClientSession
+
+    async def first(self) -> Tls:
+        """Return the TLS of this process, once it has a certificate; wait for a sailord if not."""
+        files, backoff = self.settings.files, Backoff(RETRY_S, RETRY_S_MAX)
+        assert files.certificate is not None
+        while self.settings.by is not None and life_left(files.certificate) <= 0:
+            stranger = Tls(TlsFiles(files.ca), self.owner.cluster, self.owner.role)
+            if not await self._tried(self._enrol(stranger)):
+                # systemd would end a start that takes longer than TimeoutStartSec.
+                notify("STATUS=waiting for a certificate\nEXTEND_TIMEOUT_USEC=60000000")
+                await asyncio.sleep(backoff.next_s())
+        return Tls(files, self.owner.cluster, self.owner.role, self.owner.name)
+
+    async def keep(self, tls: Tls) -> None:
+        """Renew the certificate in time, and fetch the revoked ones, for ever."""
+        files = self.settings.files
+        assert files.certificate is not None
+        while self.settings.by is not None:
+            await self._tried(self._fetch_revoked(tls))
+            if life_left(files.certificate) < RENEW_AT:
+                await self._tried(self._enrol(tls))
+            await asyncio.sleep(LOOK_S)
+
+    async def _tried(self, work: Awaitable[None]) -> bool:
+        try:
+            await work
+        except CallFailed as error:
+            log.warning("the certificate cannot be renewed now", error=str(error))
+            return False
+        return True
+
+    async def _enrol(self, tls: Tls) -> None:
+        private, request = request_of(self.owner)
+        answer = await self._ask(tls, "POST", request)
+        files = self.settings.files
+        assert files.key is not None
+        assert files.certificate is not None
+        files.key.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._write_revoked(answer)
+        write_secret(files.key, private)
+        replace_file(files.certificate, answer["certificate"])
+        log.info("got a certificate", certificate=str(self.owner))
+
+    async def _fetch_revoked(self, tls: Tls) -> None:
+        self._write_revoked(await self._ask(tls, "GET", b""))
+
+    def _write_revoked(self, answer: dict[str, str]) -> None:
+        path = self.settings.files.revoked
+        if path is not None and (not path.exists() or path.read_text("ascii") != answer["revoked"]):
+            replace_file(path, answer["revoked"])
+
+    async def _ask(self, tls: Tls, method: str, body: bytes) -> dict[str, str]:
+        assert self.settings.by is not None
+        client = SignedClient(self.session, self.key, tls=tls)
+        status, answer = await client.call(
+            self.settings.by, method, PATH, body, to="sailord", timeout_s=CALL_S
+        )
+        try:
+            said = json.loads(answer)
+            if status == 200:
+                return {name: str(said[name]) for name in ("certificate", "revoked")}
+            why = "; ".join(f"{p['place']}: {p['what']}; {p['cure']}" for p in said["problems"])
+        except (ValueError, KeyError, TypeError):
+            why = f"it answered {status}"
+        raise CallFailed(f"{self.settings.by}: {why}")
+
+
+def worker_tls(files: TlsFiles, cluster: str) -> dict[str, str | None]:
+    """Return what a worker verifies peers' agents with."""
+    revoked: Path | None = files.revoked
+    return {
+        "ca": str(files.ca),
+        "revoked": None if revoked is None else str(revoked),
+        "server": f"agent.{cluster}.sailor",
+    }

@@ -1,0 +1,322 @@
+"""TLS between the processes of a cluster: both ends show a certificate of the cluster's authority.
+
+The files are looked at once a second, when a connection is made. New connections use the new ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+import ssl
+import stat
+import time
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from agents.rpc.identity import Identity, Role, identity_of, read_identity, server_name
+from simulator.documents.problems import InputError, Problem
+
+log = structlog.get_logger("tls")
+
+HANDSHAKE: ContextVar[socket.socket | None] = ContextVar("handshake", default=None)
+"""The socket of a server's handshake, in the task that begins it."""
+LOOK_S = 1.0
+"""How often the files are looked at."""
+RENEW = "renew it: sailorctl ca renew"
+OURS = "both ends need a certificate of the same authority (sailorctl ca issue)"
+SENTENCES = (
+    ("certificate revoked", "the certificate is revoked", "issue another: sailorctl ca issue"),
+    ("certificate has expired", "the certificate has expired", RENEW),
+    ("certificate expired", "the certificate has expired", RENEW),
+    ("not yet valid", "the certificate is not valid yet", "check the clocks of both machines"),
+    ("hostname mismatch", "the certificate is of another member", ""),
+    ("unable to get certificate crl", "the list of revoked certificates is of another authority",
+     "copy ca.pem and revoked.pem from the same authority"),
+    ("crl has expired", "the list of revoked certificates has expired", "copy a new revoked.pem"),
+    ("certificate verify failed", "the certificate is not of this cluster's authority", OURS),
+    ("unknown ca", "our certificate is not of its authority", OURS),
+    ("bad certificate", "our certificate is not accepted", OURS),
+    ("http request", "plain HTTP was spoken to a TLS port",
+     "give the caller [tls], or https:// and --tls"),
+    ("wrong version number", "it speaks plain HTTP, and we speak TLS",
+     "give it [tls], or say insecure = true in ours"),
+    ("eof occurred", "the connection ended in the handshake",
+     "the other end's log says why; it may not accept our certificate"),
+)  # fmt: skip
+"""What OpenSSL says (a part of it), what that means, and the cure."""
+
+
+def explain(error: BaseException) -> str:
+    """Say what an error of a connection means, in one sentence, with a cure where there is one."""
+    text = str(error) or type(error).__name__
+    for part, what, cure in SENTENCES:
+        if part in text.lower().replace("_", " "):
+            return f"{what}; {cure}" if cure else f"{what}: {text}"
+    return text
+
+
+def is_this_machine(host: str) -> bool:
+    """Return whether a host name or address is that of the loopback device."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_mode(path: Path, cure: str = "") -> None:
+    """Refuse a secret file that others than its owner may use.
+
+    Credentials of systemd are read-only copies for this service alone.
+    """
+    given = os.environ.get("CREDENTIALS_DIRECTORY")
+    if given is not None and path.is_relative_to(given):
+        return
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        problem = Problem(str(path), f"cannot be read: {error.strerror}", cure)
+        raise InputError(problem) from None
+    if mode & 0o077:
+        what = f"is a secret, and its mode {mode:04o} lets others use it"
+        raise InputError(Problem(str(path), what, f"chmod 600 {path}"))
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """The files of one process."""
+
+    ca: Path
+    """Certificates of the authority; more than one while it is replaced."""
+    certificate: Path | None = None
+    key: Path | None = None
+    """``None``: this process shows no certificate."""
+    revoked: Path | None = None
+    """The authority's list of revoked certificates."""
+
+    def stamp(self) -> tuple[Any, ...]:
+        """Return a value that changes when a file does."""
+        found = []
+        for path in (self.ca, self.certificate, self.key, self.revoked):
+            try:
+                about = None if path is None else path.stat()
+                found.append(about and (about.st_mtime_ns, about.st_size, about.st_ino))
+            except OSError:
+                found.append(None)
+        return tuple(found)
+
+
+@dataclass(eq=False)
+class Tls:
+    """The TLS of one process; ``InputError`` if its files cannot be used at the start."""
+
+    files: TlsFiles
+    cluster: str | None
+    """``None``: that of the certificate."""
+    role: Role
+    name: str | None = None
+    """The name that the certificate must have; ``None``: any."""
+    own: Identity | None = None
+    """Whose certificate it is."""
+    until: float = float("inf")
+    """When it expires, in seconds since the epoch."""
+    _stamp: tuple[Any, ...] = ()
+    _failed: tuple[Any, ...] = ()
+    """The files that could not be used a look ago: they may have been written at that moment."""
+    _looked_s: float = float("-inf")
+    _client: ssl.SSLContext = field(init=False)
+    _server: ssl.SSLContext | None = None
+    _revoked: frozenset[int] = frozenset()
+    """Serial numbers."""
+
+    def __post_init__(self) -> None:
+        self._stamp, self._looked_s = self.files.stamp(), time.monotonic()
+        self._load()
+
+    @property
+    def client(self) -> ssl.SSLContext:
+        """The context of new connections to others."""
+        self._look()
+        return self._client
+
+    @property
+    def server(self) -> ssl.SSLContext:
+        """The context of new connections from others, who may show a certificate."""
+        self._look()
+        assert self._server is not None, "a server has a certificate"
+        return self._server
+
+    def server_name(self, wanted: str) -> str:
+        """Return the name that a server's certificate must have."""
+        assert self.cluster is not None
+        return server_name(wanted, self.cluster)
+
+    def why_not(self, certificate: Mapping[str, Any]) -> str:
+        """Return why a certificate that was valid at the handshake is valid no longer."""
+        self._look()
+        if int(certificate["serialNumber"], 16) in self._revoked:
+            return "the certificate is revoked"
+        if ssl.cert_time_to_seconds(certificate["notAfter"]) < time.time():
+            return "the certificate has expired"
+        return ""
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now < self._looked_s + LOOK_S:
+            return
+        self._looked_s, stamp = now, self.files.stamp()
+        if stamp == self._stamp:
+            return
+        try:
+            self._load()
+        except InputError as error:
+            if stamp != self._failed:
+                self._failed = stamp
+                return
+            self._stamp = stamp
+            log.warning("new certificates cannot be used; the old ones stay", error=str(error))
+        else:
+            self._stamp = stamp
+            log.info("certificates reloaded", certificate=str(self.own), until=self.until)
+
+    def _load(self) -> None:
+        own, until = self._read_own()
+        client = self._context(ssl.PROTOCOL_TLS_CLIENT)
+        server = None if own is None else self._context(ssl.PROTOCOL_TLS_SERVER)
+        if server is not None:
+            # A client without a certificate gets an answer that says so. Resumed sessions would
+            # not be checked against the list of revoked certificates.
+            server.verify_mode, server.num_tickets = ssl.CERT_OPTIONAL, 0
+            server.owner = self
+        self._client, self._server, self.own, self.until = client, server, own, until
+        self._revoked = _read_revoked(self.files.revoked)
+        if self.cluster is None and own is not None:
+            self.cluster = own.cluster
+
+    def _read_own(self) -> tuple[Identity | None, float]:
+        files = self.files
+        if files.certificate is None:
+            return None, float("inf")
+        assert files.key is not None
+        own, until = read_certificate(files.certificate)
+        check_mode(files.key)
+        place = str(files.certificate)
+        name = self.name or own.name
+        wanted = Identity(self.cluster or own.cluster, self.role, name)
+        if own != wanted:
+            cure = f"issue one of {wanted.role}/{wanted.name} in {wanted.cluster}"
+            raise InputError(Problem(place, f"is of {own.uri}, not {wanted.uri}", cure))
+        if until < time.time():
+            raise InputError(Problem(place, "has expired", RENEW))
+        return own, until
+
+    def _context(self, kind: Any) -> _Context:
+        context, files = _Context(kind), self.files
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        _take(files.ca, "certificates", context.load_verify_locations)
+        if files.revoked is not None:
+            _take(files.revoked, "certificates", context.load_verify_locations)
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+        if files.certificate is not None:
+            key = files.key
+            _take(files.certificate, "a certificate of that key",
+                  lambda path: context.load_cert_chain(path, key))  # fmt: skip
+        return context
+
+
+def _take(path: Path, what: str, load: Any) -> None:
+    try:
+        load(path)
+    except ssl.SSLError as error:
+        problem = Problem(str(path), f"does not hold {what}: {error.reason or error}")
+        raise InputError(problem) from None
+    except OSError as error:
+        raise InputError(Problem(str(path), f"cannot be read: {error.strerror}")) from None
+
+
+def read_certificate(path: Path) -> tuple[Identity, float]:
+    """Read whose a certificate is, and when it expires."""
+    from cryptography import x509  # noqa: PLC0415 - slow to import, and only TLS needs it
+
+    try:
+        found = x509.load_pem_x509_certificate(path.read_bytes())
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    except OSError as error:
+        cure = "make one: sailorctl ca issue"
+        raise InputError(Problem(str(path), f"cannot be read: {error.strerror}", cure)) from None
+    except (ValueError, x509.ExtensionNotFound):
+        uris, until = [], 0.0
+    else:
+        until = found.not_valid_after_utc.timestamp()
+    owner = read_identity(uris[0]) if len(uris) == 1 else None
+    if owner is None:
+        what = "is no certificate of a cluster's authority"
+        raise InputError(Problem(str(path), what, "make one: sailorctl ca issue"))
+    return owner, until
+
+
+def _read_revoked(path: Path | None) -> frozenset[int]:
+    from cryptography import x509  # noqa: PLC0415 - slow to import, and only TLS needs it
+
+    if path is None:
+        return frozenset()
+    try:
+        return frozenset(each.serial_number for each in x509.load_pem_x509_crl(path.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            Problem(str(path), f"is no list of revoked certificates: {error}")
+        ) from None
+
+
+def why_refused(transport: Any) -> str:
+    """Return why the certificate at the other end is valid no longer."""
+    context = transport.get_extra_info("sslcontext")
+    certificate = transport.get_extra_info("peercert")
+    if not certificate or not isinstance(context, _Context) or context.owner is None:
+        return ""
+    return context.owner.why_not(certificate)
+
+
+def peer_of(transport: Any) -> Identity | None:
+    """Return who is at the other end of a server's connection; ``None``: no certificate."""
+    certificate = None if transport is None else transport.get_extra_info("peercert")
+    return identity_of(certificate) if certificate else None
+
+
+class _SslObject(ssl.SSLObject):
+    """Sends the alert that says why a handshake failed, which asyncio does not do."""
+
+    outgoing: ssl.MemoryBIO
+    wire: socket.socket | None = None
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError:
+            alert = self.outgoing.read()
+            if alert and self.wire is not None:
+                with contextlib.suppress(OSError):
+                    self.wire.send(alert)
+            raise
+
+
+class _Context(ssl.SSLContext):
+    """A context whose handshakes know their connection."""
+
+    sslobject_class = _SslObject
+    owner: Tls | None = None
+
+    def wrap_bio(self, incoming: Any, outgoing: Any, *args: Any, **kwargs: Any) -> ssl.SSLObject:
+        made = super().wrap_bio(incoming, outgoing, *args, **kwargs)
+        assert isinstance(made, _SslObject)
+        made.outgoing, made.wire = outgoing, HANDSHAKE.get()
+        return made

@@ -1,0 +1,352 @@
+"""The cluster's certificate authority: a folder with its key and the list of what it issued.
+
+ca.pem          its certificate, which every machine has
+ca.key          its key
+revoked.pem     the certificates that are valid no longer, signed by it
+issued.jsonl    one line per certificate
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import fcntl
+import ipaddress
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from agents.daemon.atomic_file import replace_file
+from agents.protocol.names import NAME
+from agents.rpc.certificates import key_pem, new_key, write_secret
+from agents.rpc.identity import ROLES, Identity, read_identity
+from agents.rpc.tls import check_mode
+from simulator.documents.problems import InputError, Problem
+
+DAYS = 7.0
+CA_DAYS = 3650
+_HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,200}[a-z0-9])?\Z", re.IGNORECASE)
+AHEAD = dt.timedelta(minutes=10)
+"""Certificates are valid from a little before their making, as clocks differ."""
+CERTIFICATE, KEY, CA, REVOKED = "certificate.pem", "key.pem", "ca.pem", "revoked.pem"
+"""The files of one member's folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """One certificate that was issued."""
+
+    serial: str
+    uri: str
+    until: float
+    """When it expires, in seconds since the epoch."""
+    revoked: float | None = None
+    """When it was revoked."""
+    may_return: bool = False
+    """Its name may be enrolled again."""
+
+    @property
+    def owner(self) -> Identity:
+        """Whose it is."""
+        owner = read_identity(self.uri)
+        assert owner is not None
+        return owner
+
+    def state(self, now: float) -> str:
+        """Return ``valid``, ``expired`` or ``revoked``."""
+        if self.revoked is not None:
+            return "revoked"
+        return "valid" if now < self.until else "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """One authority; its methods lock the folder."""
+
+    folder: Path
+    cluster: str
+
+    # ---- the folder -----------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, folder: Path, cluster: str) -> Authority:
+        """Make a new authority; ``InputError`` if the folder has one, or the name is not valid."""
+        if not NAME.match(cluster):
+            cure = "give lower-case letters, digits and hyphens, as cluster_name"
+            raise InputError(Problem("--cluster", f'is "{cluster}"', cure))
+        if (folder / "ca.key").exists():
+            cure = "name another folder"
+            raise InputError(Problem(str(folder), "has an authority already", cure))
+        with _problem_of(folder):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.chmod(0o700)
+        made, key, now = cls(folder, cluster), new_key(), dt.datetime.now(dt.UTC)
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"sailor {cluster}")])
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - AHEAD)
+            .not_valid_after(now + dt.timedelta(days=CA_DAYS))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs=True), critical=True)
+            .add_extension(
+                x509.SubjectAlternativeName(
+                    [x509.UniformResourceIdentifier(f"sailor://{cluster}")]
+                ),
+                critical=False,
+            )
+            .add_extension(
+                x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+            )
+        )
+        with _problem_of(folder):
+            write_secret(folder / "ca.key", key_pem(key))
+            replace_file(folder / CA, _pem(builder.sign(key, hashes.SHA256())))
+            made._write([])
+        return made
+
+    @classmethod
+    def open(cls, folder: Path) -> Authority:
+        """Open an authority; ``InputError`` says what is wrong with its folder."""
+        check_mode(folder / "ca.key", "make an authority: sailorctl ca init")
+        cluster = (
+            cls(folder, "")._ca().extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        )
+        (uri,) = cluster.value.get_values_for_type(x509.UniformResourceIdentifier)
+        return cls(folder, uri.removeprefix("sailor://"))
+
+    def issued(self) -> list[Issued]:
+        """Return all certificates that were issued, the oldest first."""
+        place = self.folder / "issued.jsonl"
+        with _problem_of(place):
+            lines = place.read_text(encoding="utf-8").splitlines()
+        try:
+            return [Issued(**json.loads(line)) for line in lines]
+        except (ValueError, TypeError) as error:
+            raise InputError(Problem(str(place), f"has an unreadable line: {error}")) from None
+
+    # ---- what it does ---------------------------------------------------------------------------
+
+    def issue(
+        self, role: str, name: str, folder: Path, *, days: float = DAYS, hosts: Sequence[str] = ()
+    ) -> Identity:
+        """Make a key and its certificate, and write both and the authority's into a folder.
+
+        ``hosts`` are the addresses and names of a store.
+        """
+        owner = self._identity(role, name)
+        if bool(hosts) != (role == "store"):
+            what = "has no --host" if role == "store" else "has a --host"
+            cure = "give the addresses of members of etcd, and of nobody else"
+            raise InputError(Problem(str(owner), what, cure))
+        key = new_key()
+        with self._locked():
+            certificate = self._sign(owner, key.public_key(), days, hosts)
+        with _problem_of(folder):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_secret(folder / KEY, key_pem(key))
+            replace_file(folder / CERTIFICATE, certificate)
+            self.copy_public(folder)
+        return owner
+
+    def copy_public(self, folder: Path) -> None:
+        """Copy what every machine has: the authority's certificate, and the revoked ones."""
+        for name in (CA, REVOKED):
+            replace_file(folder / name, (self.folder / name).read_bytes())
+
+    def enrol(self, request: bytes, owner: Identity | None, *, days: float = DAYS) -> bytes:
+        """Sign an agent's request for a certificate.
+
+        ``owner`` is whose valid certificate it shows, if it has one. ``InputError`` says why not.
+        """
+        try:
+            asked = x509.load_pem_x509_csr(request)
+            names = asked.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            (uri,) = names.get_values_for_type(x509.UniformResourceIdentifier)
+            public = asked.public_key()
+            wanted = read_identity(uri) if asked.is_signature_valid else None
+        except (ValueError, x509.ExtensionNotFound, InvalidSignature, TypeError):
+            public, wanted = None, None
+        if wanted is None or not isinstance(public, ec.EllipticCurvePublicKey):
+            raise InputError(Problem("body", "is no request for a certificate"))
+        if wanted.role != "agent" or wanted.cluster != self.cluster:
+            what = f"asks for {wanted.uri}"
+            raise InputError(Problem("body", what, f"ask for an agent of {self.cluster}"))
+        if owner is not None and owner != wanted:
+            raise InputError(Problem("body", f"asks for {wanted}, and is of {owner}"))
+        with self._locked():
+            if owner is None:
+                self._check_new(wanted)
+            return self._sign(wanted, public, days)
+
+    def _check_new(self, wanted: Identity) -> None:
+        """Refuse a name that somebody has, or that was revoked."""
+        last = next((each for each in reversed(self.issued()) if each.uri == wanted.uri), None)
+        if last is None or last.may_return or last.state(time.time()) == "expired":
+            return
+        why = "was revoked" if last.revoked is not None else "has a valid certificate"
+        cure = f"to let it return: sailorctl ca revoke {wanted} --may-return"
+        raise InputError(Problem(str(wanted), why, cure))
+
+    def revoke(self, which: str, *, may_return: bool = False) -> list[Issued]:
+        """Revoke all certificates of a ``ROLE/NAME``, or one serial number."""
+        role, _, name = which.partition("/")
+        uri = self._identity(role, name).uri if name else None
+        with self._locked():
+            before = self.issued()
+            now = time.time()
+            hit = [each for each in before if which == each.serial or uri == each.uri]
+            if not hit:
+                cure = "sailorctl ca list shows what was issued"
+                raise InputError(Problem(which, "was never issued", cure))
+            ended = [
+                replace(each, revoked=each.revoked or now, may_return=may_return) for each in hit
+            ]
+            new = {each.serial: each for each in ended}
+            self._write([new.get(each.serial, each) for each in before])
+        return ended
+
+    # ---- within ---------------------------------------------------------------------------------
+
+    def _identity(self, role: str, name: str) -> Identity:
+        if role not in ROLES or not NAME.match(name):
+            cure = f"give {', '.join(f'{each}/NAME' for each in ROLES)}, in lower case"
+            raise InputError(Problem(f"{role}/{name}", "is not a member's name", cure))
+        return Identity(self.cluster, next(each for each in ROLES if each == role), name)
+
+    def _sign(
+        self,
+        owner: Identity,
+        public: ec.EllipticCurvePublicKey,
+        days: float,
+        hosts: Sequence[str] = (),
+    ) -> bytes:
+        ca, key, now = self._ca(), self._key(), dt.datetime.now(dt.UTC)
+        until = min(now + dt.timedelta(days=days), ca.not_valid_after_utc)
+        names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(owner.uri)]
+        names += [x509.DNSName(each) for each in owner.server_names]
+        names += [_host_name(each) for each in hosts]
+        uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
+        if owner.role != "user":
+            uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        made = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, str(owner)[:64])]))
+            .issuer_name(ca.subject)
+            .public_key(public)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - AHEAD)
+            .not_valid_after(until)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()),
+                critical=False,
+            )
+            .sign(key, hashes.SHA256())
+        )
+        row = Issued(f"{made.serial_number:x}", owner.uri, until.timestamp())
+        self._write([*self.issued(), row])
+        return _pem(made)
+
+    def _write(self, rows: list[Issued]) -> None:
+        """Write the list of certificates, and that of the revoked ones."""
+        ca, key, now = self._ca(), self._key(), dt.datetime.now(dt.UTC)
+        revoked = x509.CertificateRevocationListBuilder().issuer_name(ca.subject)
+        revoked = revoked.last_update(now - AHEAD).next_update(ca.not_valid_after_utc)
+        for each in rows:
+            if each.revoked is not None:
+                at = dt.datetime.fromtimestamp(each.revoked, dt.UTC)
+                entry = x509.RevokedCertificateBuilder().serial_number(int(each.serial, 16))
+                revoked = revoked.add_revoked_certificate(entry.revocation_date(at).build())
+        identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
+        revoked = revoked.add_extension(identifier, critical=False)
+        with _problem_of(self.folder):
+            lines = "".join(f"{json.dumps(asdict(each))}\n" for each in rows)
+            replace_file(self.folder / "issued.jsonl", lines)
+            signed = revoked.sign(key, hashes.SHA256())
+            replace_file(self.folder / REVOKED, signed.public_bytes(serialization.Encoding.PEM))
+
+    def _ca(self) -> x509.Certificate:
+        path = self.folder / CA
+        with _problem_of(path):
+            try:
+                return x509.load_pem_x509_certificate(path.read_bytes())
+            except ValueError:
+                raise InputError(Problem(str(path), "is no certificate")) from None
+
+    def _key(self) -> ec.EllipticCurvePrivateKey:
+        path = self.folder / "ca.key"
+        check_mode(path)
+        try:
+            key = serialization.load_pem_private_key(path.read_bytes(), None)
+        except (ValueError, TypeError):
+            raise InputError(Problem(str(path), "is no private key")) from None
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        return key
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Wait for other processes that issue; sailord and an operator may at the same time."""
+        with _problem_of(self.folder):
+            lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+
+def _host_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    if host.endswith(".sailor") or not _HOST.match(host):
+        raise InputError(Problem("--host", f'"{host}" is no address or host name'))
+    return x509.DNSName(host)
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+@contextlib.contextmanager
+def _problem_of(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        place = str(error.filename or path)
+        cure = (
+            "make an authority: sailorctl ca init" if isinstance(error, FileNotFoundError) else ""
+        )
+        raise InputError(Problem(place, error.strerror or str(error), cure)) from None

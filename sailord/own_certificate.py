@@ -1,0 +1,54 @@
+"""sailord's own certificate, which it makes and renews if it has the authority."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import structlog
+
+from agents.protocol.names import NAME
+from agents.rpc.certificates import life_left
+from agents.rpc.enrolment import LOOK_S, RENEW_AT
+from agents.rpc.tls import Tls
+from sailord.authority import Authority
+from sailord.config import Config
+from simulator.documents.problems import InputError, Problem
+
+log = structlog.get_logger("tls")
+
+
+def open_tls(config: Config) -> Tls | None:
+    """Open the certificate, and make it first if it must be; ``None``: plain HTTP."""
+    settings = config.tls
+    if settings is None:
+        return None
+    _renew(config)
+    return Tls(settings.files, config.cluster_name, "sailord")
+
+
+async def keep_certificate(config: Config) -> None:
+    """Renew the certificate in time, for ever."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        try:
+            await asyncio.to_thread(_renew, config)
+        except (InputError, OSError) as error:
+            log.warning("the certificate cannot be renewed now", error=str(error))
+
+
+def _renew(config: Config) -> None:
+    settings = config.tls
+    if settings is None or settings.by is None:
+        return
+    certificate = settings.files.certificate
+    assert certificate is not None
+    if life_left(certificate) >= RENEW_AT:
+        return
+    authority = Authority.open(Path(settings.by))
+    if authority.cluster != config.cluster_name:
+        what = f"is the authority of {authority.cluster}, not of {config.cluster_name}"
+        raise InputError(Problem(settings.by, what, "make another: sailorctl ca init"))
+    host = socket.gethostname().partition(".")[0].lower()
+    authority.issue("sailord", host if NAME.match(host) else "head", certificate.parent)

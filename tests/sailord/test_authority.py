@@ -1,0 +1,114 @@
+"""The authority issues, renews, revokes and enrols; its folder is checked."""
+
+from __future__ import annotations
+
+import json
+import stat
+
+import pytest
+from click.testing import CliRunner, Result
+
+from agents.rpc.certificates import request_of
+from agents.rpc.identity import Identity, identity_of, read_identity
+from agents.rpc.tls import read_certificate
+from sailord.authority import Authority
+from sailord.cli.main import main
+from simulator.documents.problems import InputError
+
+NODE = Identity("test", "agent", "n1")
+
+
+def sailorctl(*words: str) -> Result:
+    return CliRunner().invoke(main, words)
+
+
+@pytest.fixture
+def authority(tmp_path):
+    return Authority.create(tmp_path / "ca", "test")
+
+
+def test_a_certificate_names_cluster_role_and_name(authority, tmp_path):
+    owner = authority.issue("agent", "n1", tmp_path / "n1")
+    assert owner == read_certificate(tmp_path / "n1" / "certificate.pem")[0] == NODE
+    assert owner.uri == "sailor://test/agent/n1"
+
+
+def test_names_that_are_not_ours_are_nobodys():
+    for uri in ("sailor://a/b/c", "sailor://a/user/../x", "https://a/agent/b", "sailor://a/agent/"):
+        assert read_identity(uri) is None
+    two = {"subjectAltName": (("URI", NODE.uri), ("URI", "sailor://test/sailord/head"))}
+    assert identity_of(two) is None, "which of the two?"
+
+
+def test_secrets_are_for_their_owner_alone(authority, tmp_path):
+    authority.issue("agent", "n1", tmp_path / "n1")
+    for path in (tmp_path / "ca" / "ca.key", tmp_path / "n1" / "key.pem"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    (tmp_path / "ca" / "ca.key").chmod(0o640)
+    with pytest.raises(InputError, match="mode 0640 lets others use it; chmod 600"):
+        Authority.open(tmp_path / "ca")
+
+
+@pytest.mark.usefixtures("authority")
+def test_a_second_authority_in_a_folder_is_refused(tmp_path):
+    with pytest.raises(InputError, match="has an authority already"):
+        Authority.create(tmp_path / "ca", "test")
+    with pytest.raises(InputError, match="--cluster"):
+        Authority.create(tmp_path / "other", "No Name")
+    with pytest.raises(InputError, match="sailorctl ca init"):
+        Authority.open(tmp_path / "none").issued()
+
+
+def test_an_enrolled_name_is_not_given_to_another(authority):
+    _, request = request_of(NODE)
+    authority.enrol(request, None)
+    with pytest.raises(InputError, match="has a valid certificate"):
+        authority.enrol(request, None)
+    assert authority.enrol(request, NODE), "it renews its own"
+    with pytest.raises(InputError, match=r"agent/n1, and is of agent/n2"):
+        authority.enrol(request, Identity("test", "agent", "n2"))
+
+
+def test_a_revoked_name_returns_with_an_operators_word_only(authority):
+    _, request = request_of(NODE)
+    authority.enrol(request, None)
+    authority.revoke("agent/n1")
+    with pytest.raises(InputError, match="was revoked; to let it return"):
+        authority.enrol(request, None)
+    authority.revoke("agent/n1", may_return=True)
+    assert authority.enrol(request, None)
+
+
+def test_only_agents_of_this_cluster_are_enrolled(authority):
+    for wrong in (
+        Identity("test", "sailord", "head"),
+        Identity("test", "user", "eve"),
+        Identity("other", "agent", "n1"),
+    ):
+        with pytest.raises(InputError, match="asks for"):
+            authority.enrol(request_of(wrong)[1], None)
+    with pytest.raises(InputError, match="is no request"):
+        authority.enrol(b"-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n", None)
+
+
+def test_the_command_line_makes_lists_renews_and_revokes(tmp_path):
+    ca = ("--folder", str(tmp_path / "ca"))
+    out = str(tmp_path / "alice")
+    assert sailorctl("ca", "init", "--cluster", "prod", *ca).exit_code == 0
+    assert "of user/alice" in sailorctl("ca", "issue", "user/alice", "--out", out, *ca).output
+    assert "is not due" in sailorctl("ca", "renew", out, *ca).output
+    assert "renewed user/alice" in sailorctl("ca", "renew", out, "--now", *ca).output
+    assert "revoked 2 certificates" in sailorctl("ca", "revoke", "user/alice", *ca).output
+    rows = json.loads(sailorctl("ca", "list", "--json", *ca).output)
+    assert [row["state"] for row in rows] == ["revoked", "revoked"]
+    for words, why in [
+        (("renew", out), "user/alice is revoked"),
+        (("revoke", "user/bob"), "was never issued"),
+        (("issue", "root/bob", "--out", out), "is not a member's name"),
+        (("issue", "store/one", "--out", out), "has no --host"),
+        (("issue", "agent/n1", "--out", out, "--host", "10.0.0.1"), "has a --host"),
+        (("issue", "store/one", "--out", out, "--host", "head.sailord.prod.sailor"), "no address"),
+    ]:
+        refused = sailorctl("ca", *words, *ca)
+        assert refused.exit_code == 2
+        assert why in refused.output
