@@ -49,7 +49,7 @@ CONFIGURATION = {
     "examples/three-zones.toml": "etc/sailor/cluster.toml",
 }
 SCRIPTS = {
-    "systemd/tell-shutdown": "usr/lib/sailor/tell-shutdown",
+    "systemd/tell-shutdown.sh": "usr/lib/sailor/tell-shutdown",
     "systemd/etc/on-failure": "etc/sailor/on-failure",
     "scripts/installed.py": "usr/lib/sailor/installed.py",
 }
@@ -104,7 +104,8 @@ def build(folder: Path, groups: list[str], *, files_only: bool) -> None:
     partial.mkdir(parents=True)
     python = sys.executable
     if not files_only:
-        build_environment(partial, HOME / "versions" / folder.name, groups)
+        alike = [path.parent for path in folder.parent.glob("*/needs") if _is_alike(path, groups)]
+        build_environment(partial, HOME / "versions" / folder.name, groups, alike)
         python = str(partial / "bin" / "python")
     write_files(partial / "system", python)
     partial.rename(folder)
@@ -135,9 +136,19 @@ def _completion(shell: str, python: str) -> str:
     return said.stdout
 
 
-def build_environment(folder: Path, final: Path, groups: list[str]) -> None:
-    """Build the environment as it will be at its final path."""
-    _run(sys.executable, "-m", "venv", "--without-pip", folder)
+def build_environment(folder: Path, final: Path, groups: list[str], alike: list[Path]) -> None:
+    """Build the environment as it will be at its final path.
+
+    From a version that needs the same packages these are taken over, as links to the same files;
+    nothing here writes into a file that it did not make.
+    """
+    if alike:
+        made_here = shutil.ignore_patterns("system", "needs")
+        folder.rmdir()
+        shutil.copytree(alike[0], folder, symlinks=True, copy_function=os.link, ignore=made_here)
+    else:
+        _run(sys.executable, "-m", "venv", "--without-pip", folder)
+    (folder / "needs").write_text(_needs(groups), encoding="utf-8")
     with tempfile.TemporaryDirectory() as temporary:
         # pip comes from an environment of its own, so that it is none of what is installed.
         tools, source = Path(temporary, "tools"), Path(temporary, "source")
@@ -148,14 +159,30 @@ def build_environment(folder: Path, final: Path, groups: list[str]) -> None:
         shutil.copytree(ROOT, source, ignore=left_out)
         pip = [tools / "bin/python", "-m", "pip", "--python", folder / "bin/python", "install"]
         pip += ["-qq", "--no-compile", "--disable-pip-version-check"]
-        if {"torch", "worker"} & set(groups):
+        if alike:
+            pip += ["--no-deps", "--force-reinstall"]
+        elif {"torch", "worker"} & set(groups):
             # Its version alone decides which build it is, before others pull in what they need.
             _run(*pip, _pin("torch"))
         _run(*pip, f"{source}[{','.join(groups)}]" if groups else source)
     compiled = ["-m", "compileall", "-qq", "-j", "0", "-s", folder, "-p", final, folder / "lib"]
     _run(folder / "bin/python", *compiled, check=False)  # Some packages hold newer syntax.
     for path in [*(folder / "bin").iterdir(), folder / "pyvenv.cfg"]:
-        _say_last_place(path, folder, final)
+        for earlier in (folder.absolute(), *(HOME / "versions" / each.name for each in alike)):
+            _say_last_place(path, earlier, final)
+
+
+def _needs(groups: list[str]) -> str:
+    """Return what the packages of an environment follow from."""
+    made = hashlib.sha256(f"{sys.version} {sorted(groups)}".encode())
+    for name in ("pyproject.toml", "constraints.txt"):
+        made.update((ROOT / name).read_bytes())
+    return made.hexdigest()
+
+
+def _is_alike(needs: Path, groups: list[str]) -> bool:
+    is_complete = not needs.parent.name.startswith(".")
+    return is_complete and needs.read_text(encoding="utf-8") == _needs(groups)
 
 
 def _run(*command: str | Path, check: bool = True) -> None:
@@ -192,14 +219,18 @@ def _checksum(groups: list[str], *, is_whole: bool) -> str:
     return made.hexdigest()[:8]
 
 
-def _say_last_place(path: Path, folder: Path, final: Path) -> None:
+def _say_last_place(path: Path, earlier: Path, final: Path) -> None:
     if path.is_symlink():
         return
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         return
-    path.write_text(text.replace(str(folder.absolute()), str(final)), encoding="utf-8")
+    if str(earlier) in text:
+        fresh = path.with_name(f".{path.name}.new")
+        fresh.write_text(text.replace(str(earlier), str(final)), encoding="utf-8")
+        fresh.chmod(path.stat().st_mode)
+        fresh.replace(path)
 
 
 def _copy(source: Path, target: Path, *, mode: int = 0o644) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import structlog
 
+from agents.daemon.journal import Journal, is_journal
 from simulator.documents.problems import InputError
 
 FAILED = 1
@@ -37,11 +38,17 @@ def begin_log(form: Form, standing: Standing = dict) -> None:
         known = {field: value for field, value in standing().items() if value is not None}
         return {**dict.fromkeys(FIELDS), **known, **line} if is_json else {**known, **line}
 
+    factory: Any
     ends: list[Any] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if is_json
         else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
     )
+    if is_journal(sys.stderr.fileno()):
+        render, factory = ends.pop(), Journal
+        ends.append(lambda logger, name, line: _for_journal(render(logger, name, {**line}), line))
+    else:
+        factory = structlog.PrintLoggerFactory(sys.stderr)
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -50,10 +57,16 @@ def begin_log(form: Form, standing: Standing = dict) -> None:
             *ends,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=factory,
     )
     logging.basicConfig(handlers=[_Others()], level=logging.WARNING, force=True)
     logging.captureWarnings(True)
+
+
+def _for_journal(text: str, line: Mapping[str, Any]) -> tuple[tuple[str], dict[str, Any]]:
+    """Return what ``Journal.msg`` is called with."""
+    fields = {field: line[field] for field in FIELDS if line.get(field) is not None}
+    return (text,), {"level": line["level"], "fields": fields}
 
 
 class _Others(logging.Handler):

@@ -30,7 +30,7 @@ from tests.booted.tree import (
     tool,
 )
 
-CANNOT, NOT_CACHED = 2, 3
+FAILED, CANNOT, NOT_CACHED = 1, 2, 3
 Row = tuple[str, str, Callable[[Drills], None]]
 DRILLS: tuple[Row, ...] = (
     ("set-up", "key, user, `sailord check`", Drills.set_up),
@@ -81,6 +81,9 @@ def main() -> int:
             tree = arguments.tree or installed_tree(cache, base)
             nspawn = tool(cache, "systemd-nspawn")
             return run(Container(nspawn, tree.resolve(), cache / "run"), base, arguments)
+    except DrillError as error:
+        print(f"units: {error}", file=sys.stderr)
+        return FAILED
     except MachineError as error:
         print(f"units: this machine cannot boot a container: {error}", file=sys.stderr)
         return CANNOT

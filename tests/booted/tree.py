@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.booted.container import MARK, refuse_own_system
+from tests.booted.container import MARK, DrillError, refuse_own_system
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SUITE = "bookworm"
@@ -123,7 +123,10 @@ def installed_tree(cache: Path, base: Path) -> Path:
     refuse_own_system(tree)
     _say("this checkout is installed in the tree: about a minute, if it changed")
     make = ("make", "--no-print-directory", "install", f"PYTHON={PYTHON}", f"DESTDIR={tree}")
-    _run(*make, "GROUPS=worker", cwd=ROOT, why="`make install` failed")
+    try:
+        _run(*make, "GROUPS=worker", cwd=ROOT, why="`make install` failed")
+    except MachineError as error:
+        raise DrillError(str(error)) from None  # Ours to mend.
     # An edit that was installed yesterday need not stay.
     current = (tree / "opt/sailor/current").resolve()
     for version in (tree / "opt/sailor/versions").iterdir():

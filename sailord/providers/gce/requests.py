@@ -122,6 +122,17 @@ def _scheduling(pool: Pool) -> dict[str, Any]:
     }
 
 
+def agent_unit() -> str:
+    """Return the agent's unit for a rented instance: nobody is there whom ``OnFailure=`` tells."""
+    lines = _own_file("sailor-agent.service").splitlines()
+    kept = [line for line in lines if not line.startswith(("OnFailure=", "Documentation="))]
+    return "\n".join(kept).replace("=/usr/bin/sailor-agent ", "=/opt/sailor/bin/sailor-agent ")
+
+
+def _own_file(name: str) -> str:
+    return (files("sailord.providers.gce") / name).read_text(encoding="utf-8").rstrip("\n")
+
+
 def startup_script(pool: Pool, config: GceConfig) -> str:
     """Return the startup script that installs and starts the agent."""
     told: Mapping[str, str] = {
@@ -136,8 +147,10 @@ def startup_script(pool: Pool, config: GceConfig) -> str:
         "SPOT": "true" if pool.spot else "false",
         "NOTICE_S": str(NOTICE_S),
         "SHUTDOWN_S": str(SHUTDOWN_S),
+        "UNIT": agent_unit(),
+        "TELL_SHUTDOWN": _own_file("tell-shutdown.sh"),
     }
-    script = (files("sailord.providers.gce") / "startup.sh").read_text(encoding="utf-8")
+    script = _own_file("startup.sh")
     for key, value in told.items():
         script = script.replace(f"@{key}@", value)
     return script

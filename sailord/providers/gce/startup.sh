@@ -86,40 +86,12 @@ cat >/etc/sailor/ca.pem <<'END'
 @CA@
 END
 
+# The same unit as on machines of one's own.
 cat >/etc/systemd/system/sailor-agent.service <<'END'
-[Unit]
-Description=Sailor agent: looks after this machine's devices and training workers
-Wants=network-online.target
-After=network-online.target
-StartLimitIntervalSec=0
-
-[Service]
-Type=notify
-NotifyAccess=main
-ExecStart=/opt/sailor/bin/sailor-agent run --config /etc/sailor/agent.toml
-User=sailor
-Group=sailor
-KillMode=process
-KillSignal=SIGTERM
-RestartKillSignal=SIGINT
-TimeoutStopSec=180
-TimeoutStartSec=60
-TimeoutStartFailureMode=kill
-Restart=on-failure
-RestartPreventExitStatus=2
-RestartSec=1
-WatchdogSec=20
-StateDirectory=sailor-agent
-StateDirectoryMode=0700
-UMask=0077
-OOMPolicy=continue
-TasksMax=infinity
-LimitNOFILE=65536
-LimitMEMLOCK=infinity
-NoNewPrivileges=yes
-
-[Install]
-WantedBy=multi-user.target
+@UNIT@
+END
+install -D -m 0755 /dev/stdin /usr/lib/sailor/tell-shutdown <<'END'
+@TELL_SHUTDOWN@
 END
 systemctl daemon-reload
 systemctl enable --now --no-block sailor-agent

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import hashlib
 import os
 import re
@@ -144,16 +143,19 @@ def test_the_startup_script_writes_a_valid_agent_file(tmp_path: Path, spot):
 
 
 def test_the_startup_script_runs_the_agent_like_its_systemd_unit():
-    def service(text: str) -> dict[str, str]:
-        unit = configparser.ConfigParser(strict=False)
-        unit.optionxform = str
-        unit.read_string(text)
-        return dict(unit["Service"])
+    def service(text: str) -> list[str]:
+        return [line for line in text.splitlines() if not line.startswith("#")]
 
     ours = service(heredoc("sailor-agent.service"))
     theirs = service((ROOT / "systemd" / "sailor-agent.service").read_text())
-    differing = {key for key, value in ours.items() if theirs.get(key) != value}
-    assert differing == {"ExecStart"}
+    assert set(ours) - set(theirs) == {
+        "ExecStart=/opt/sailor/bin/sailor-agent run --config /etc/sailor/agent.toml"
+    }
+    lacks = {line.partition("=")[0] for line in theirs if line not in ours}
+    assert lacks == {"ExecStart", "Documentation", "OnFailure"}
+    told = heredoc("/usr/lib/sailor/tell-shutdown")
+    assert told == (ROOT / "systemd" / "tell-shutdown.sh").read_text().rstrip("\n")
+    assert "ExecStop=+-/usr/lib/sailor/tell-shutdown $MAINPID" in ours
 
 
 # ---- GKE ----------------------------------------------------------------------------------------
