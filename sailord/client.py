@@ -299,4 +299,6 @@ def _why(error: BaseException) -> str:
 def _cure(error: BaseException) -> str:
     """What to do if there is no server at the address."""
     cure = "; start sailord, or name another with --server (sailorctl up starts a local cluster)"
+    if isinstance(error, PermissionError):
+        return "; only root and the user sailor may use it: others name --server and --token-file"
     return cure if isinstance(error, FileNotFoundError | ConnectionRefusedError) else ""

@@ -48,6 +48,7 @@ DRILLS: tuple[Row, ...] = (
     ("rollback", "rollback while it trains", Drills.rollback),
     ("stop", "stop of the last node's agent", Drills.stop_last_agent),
     ("start-again", "start after that: ready", Drills.start_again),
+    ("journal", "journal: priorities and fields", Drills.journal),
     ("reboot-down", "reboot while it trains: down", Drills.reboot_down),
     ("reboot-up", "booted, and it trains", Drills.reboot_up),
     ("verify", "systemd-analyze verify", Drills.verify),

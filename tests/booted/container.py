@@ -88,7 +88,10 @@ class Container:
             )
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
         for child in children.read_text().split():
-            status = Path(f"/proc/{child}/status").read_text()
+            try:
+                status = Path(f"/proc/{child}/status").read_text()
+            except OSError:
+                continue  # One of the commands before nspawn; it has ended.
             is_first = any(
                 line.startswith("NSpid:") and line.split()[-1] == "1" and len(line.split()) == 3
                 for line in status.splitlines()

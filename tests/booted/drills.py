@@ -208,6 +208,15 @@ class Drills:
         self._lap(begin)
         self.wait_training(30)
 
+    def journal(self) -> None:
+        """Lines have their priority and the job's name as a field."""
+        of_job = ("journalctl", "-q", "--no-pager", f"SAILOR_JOB={JOB}", "-u", AGENT)
+        if not self.box.do(*of_job):
+            raise DrillError("no line has the field SAILOR_JOB")
+        errors = self.box.do(*of_job, "-p", "err")
+        if "the drain did not end" not in errors or '"level": "info"' in errors:
+            raise DrillError(f"lines of priority `err`: {errors[-500:]}")
+
     # ---- versions ------------------------------------------------------------------------------
 
     def upgrade(self) -> None:

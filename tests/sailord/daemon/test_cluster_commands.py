@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import socket
 import subprocess
 import sys
 
@@ -105,3 +107,14 @@ def test_help_lists_every_command_once():
     assert sorted(listed) == sorted(COMMANDS)
     said = CliRunner().invoke(main, ["--help"]).output
     assert all(f"\n  {name} " in said for name in listed)
+
+
+def test_a_socket_of_another_user_says_what_to_use_instead(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)  # root may use every socket.
+    refused = CliRunner().invoke(main, ["status", "--server", f"unix://{tmp_path}/s.sock"])
+    assert refused.exit_code == 1
+    assert "Permission denied; only root and the user sailor" in refused.output
+    assert "--server and --token-file" in refused.output
