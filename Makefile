@@ -96,7 +96,7 @@ bench: $(FOR_ALL) ## print every benchmark's table (MEASURED=DIR)
 	@set -e; for file in benchmarks/*.py; do \
 		echo "== $$file"; \
 		case "$(MEASURED):$$file" in \
-			*restarting.py|*machine.py) echo "others use it" ;; \
+			*restarting.py|*machine.py|*shaped_ranks.py|*fidelity_*.py) echo "others use it" ;; \
 			*simulate.py|*runtime.py|*overhead.py|*store.py|*reconfigure.py) $(BIN)/python "$$file" ;; \
 			*checkpoint.py|*control.py|*notices.py) $(BIN)/python -m "benchmarks.$$(basename "$$file" .py)" \
 				|| echo "$$file: a target was missed, or it could not be measured" ;; \

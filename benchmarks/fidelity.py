@@ -1,75 +1,208 @@
-"""Predicted against measured iteration times on a cluster with real delays between its zones.
+"""Predicted against measured: plans of one's choice on a cluster with real delays between zones.
 
-    python benchmarks/fidelity.py [--steps N] [--json FILE]
+    python benchmarks/fidelity.py [--out DIR] [--resume] [--only NAME ...] [--phases ...]
 
-Needs root. Profiles the example job's layers on this machine, starts four nodes in three zones as
-network namespaces, has the agents measure the links, and then trains on several sets of nodes, each
-with the plan that sailord finds for it. All nodes compute several times slower than this machine,
-so that they share its cores without waiting for each other; the profile is scaled alike.
+Needs root, and a machine that does nothing else. It measures the example job's layers, the links
+between the zones as agents see them, and what this host takes per message; predicts the plans of
+``fidelity_plans``; trains each for real, its ranks in the network namespaces of their nodes; and
+lets sailord reconfigure a running job. All nodes compute several times slower than this machine, so
+that they share its cores: a node sleeps for the rest of the time that its work would take.
+
+DIR keeps what was measured, plan by plan (``runs.json``), so that ``--resume`` goes on.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from machine import report_stolen_time
+import numpy as np
+from fidelity_moves import moves_of
+from fidelity_plans import NODES, SLOWER, TEXT_OF_JOB, ZONES, Case, cases
+from fidelity_report import write_report
+from machine import put_ahead
+from shaped_ranks import Measured, Seat, measure_host, run_plan, shaped_network
 
+from agents.daemon.process_cleanup import children_of
+from planner.api import plan_job
+from planner.problem.question import Question, read_ahead
+from planner.replan.nodes import Node
+from planner.replan.replanner import Replanner
 from sailord.client import ServerProblem
 from sailord.local.cluster import LocalCluster
-from sailord.local.paths import Place
+from sailord.local.paths import DATA, Place
 from sailord.local.zone_file import Zones, load_zones
+from sailord.plots.timeline import lanes_of
+from simulator.api import Measurements, estimator, load_measurements
+from simulator.cluster.cluster import Cluster
+from simulator.cluster.cluster_file import load_cluster
+from simulator.estimate.event_estimator import EventEstimator
+from simulator.inputs.job_file import load_job
+from simulator.inputs.plan_file import plan_to_json
+from simulator.spec.job import Job
+from simulator.spec.plan import Plan
+from worker.data.open_data import open_data
 
-SLOWER = {"large": 2.0, "small": 4.0}
-ZONES = f"""
-[[zone]]
-name = "zone-a"
-nodes = 2
-delay_ms = 0.2
-nic_mbit_per_s = 400
-times_slower = {SLOWER["large"]}
-
-[[zone]]
-name = "zone-b"
-nic_mbit_per_s = 400
-times_slower = {SLOWER["large"]}
-
-[[zone]]
-name = "zone-c"
-gpu = "small"
-nic_mbit_per_s = 400
-times_slower = {SLOWER["small"]}
-
-[[link]]
-from = "zone-a"
-to = "zone-b"
-delay_ms = 2
-mbit_per_s = 200
-
-[[link]]
-from = "zone-a"
-to = "zone-c"
-delay_ms = 15
-mbit_per_s = 50
-
-[[link]]
-from = "zone-b"
-to = "zone-c"
-delay_ms = 15
-mbit_per_s = 50
-"""
-SETS = ("a1", "c1", "a1 a2", "a1 b1", "a1 c1", "b1 c1", "a1 a2 b1", "a1 a2 c1", "a1 a2 b1 c1")
 WITHIN_S = 180.0
-STEPS_FIRST = 5
-"""Steps that do not count: connections open, and a snapshot is taken at each."""
+WAITED_MOST = 0.05
+STOLEN_MOST = 0.02
+"""A run counts if none of its ranks waited longer for a core, as a share of the step, and the host
+stole no more of the cores' time."""
+PROFILES = 4
+MEASURED_S = 8.0
+"""Steps of a plan take about so long together."""
+AHEAD = ("chrt", "--rr", "1") if os.geteuid() == 0 else ()
+PHASES = ("profile", "links", "host", "plans", "moves")
+PORT = 29500
+
+
+@dataclass(eq=False)
+class Experiment:
+    """The folder of an experiment, and what is in it."""
+
+    folder: Path
+    resumes: bool
+    zones: Zones = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "zones.toml").write_text(ZONES)
+        self.zones = load_zones(self.folder / "zones.toml")
+        catalogue = (DATA / "catalogue.toml").read_text(encoding="utf-8")
+        (self.folder / "catalogue.toml").write_text(catalogue + _LARGER)
+        (self.folder / "job.toml").write_text(TEXT_OF_JOB)
+        for name, more in (("cluster", ""), ("machines", _POOLS_OF_LARGER)):
+            (self.folder / f"{name}.toml").write_text(_POOLS + more)
+        text = Place(self.folder)  # Only its text is used.
+        text._write_text()
+
+    @property
+    def job(self) -> Job:
+        return load_job(self.folder / "job.toml")
+
+    @property
+    def cluster(self) -> Cluster:
+        """The nodes with one GPU each, among which the planner chooses."""
+        return load_cluster(self.folder / "cluster.toml")
+
+    @property
+    def machines(self) -> Cluster:
+        """Also nodes with two GPUs."""
+        return load_cluster(self.folder / "machines.toml")
+
+    def measurements(self, cluster: Cluster) -> Measurements:
+        network, host = self.read("network.json"), self.read("host.json")
+        # Half of an all-reduce of two is a step, of half of the bytes.
+        steps_s = np.interp(
+            network["sizes_bytes"],
+            [size / 2 for size in host["all_reduce_bytes"]],
+            [seconds / 2 for seconds in host["all_reduce_s"]],
+        )
+        rates = [size / s / 1e9 for size, s in zip(network["sizes_bytes"], steps_s, strict=True)]
+        network["curves"].append({"id": "within", "bandwidth_GBps": rates})
+        network["intra_node"] = [{"gpu_type": "emulated-large", "gpus": 2, "curve": "within"}]
+        self.write("profiles/network.json", network)
+        return load_measurements(self.folder / "profiles", catalogue=cluster.catalogue)
+
+    def judge(self) -> EventEstimator:
+        cluster = self.machines
+        found = estimator(
+            "event", job=self.job, cluster=cluster, measurements=self.measurements(cluster)
+        )
+        assert isinstance(found, EventEstimator)
+        return found
+
+    def has(self, name: str) -> bool:
+        return self.resumes and (self.folder / name).exists()
+
+    def read(self, name: str) -> Any:
+        path = self.folder / name
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def write(self, name: str, content: Any) -> None:
+        path = self.folder / name
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(content, indent=1) + "\n")
+        unfinished.replace(path)
+
+
+_LARGER = """
+[machine.emulated-large-2]
+gpu = "emulated-large"
+gpus = 2
+link = "host-memory"
+nic = "loopback"
+nic_gbit_per_s = 10
+vcpus = 2
+host_memory_gib = 4
+source = "assumption: processes of one computer"
+date = "2026"
+"""
+_POOLS = 'catalogue = "catalogue.toml"\n' + "".join(
+    f'[[pool]]\nzone = "{zone}"\nmachine = "emulated-{kind}"\nmachines = {count}\n'
+    for zone, kind, count in (
+        ("zone-a", "large", 2),
+        ("zone-b", "large", 1),
+        ("zone-c", "small", 1),
+    )
+)
+_POOLS_OF_LARGER = "".join(
+    f'[[pool]]\nzone = "{zone}"\nmachine = "emulated-large-2"\nmachines = {count}\n'
+    for zone, count in (("zone-a", 2), ("zone-b", 1))
+)
+
+
+# -- profiles ------------------------------------------------------------------------------------
+
+
+def profile(about: Experiment) -> None:
+    """Measure the layers, and write them for both kinds, as slow as their nodes are.
+
+    Programs beside us slow a core down through its caches, so the least of some profiles
+    counts, layer by layer.
+    """
+    first, *others = (_profile_once(about) for _ in range(PROFILES))
+    found = first
+    for at, entry in enumerate(found["timings"]):
+        same = [entry, *(other["timings"][at] for other in others)]
+        for key in ("forward_s", "backward_s"):
+            entry[key] = [min(each) for each in zip(*(one[key] for one in same), strict=True)]
+        entry["optimizer_s"] = min(one["optimizer_s"] for one in same)
+    measured, found["timings"] = found["timings"], []
+    for kind, times in SLOWER.items():
+        for entry in measured:
+            slower = {
+                key: [seconds * times for seconds in entry[key]]
+                for key in ("forward_s", "backward_s")
+            }
+            slower["optimizer_s"] = entry["optimizer_s"] * times
+            found["timings"].append({**entry, "gpu": f"emulated-{kind}", **slower})
+    about.write("profiles/profiles_llama.json", found)
+
+
+def _profile_once(about: Experiment) -> dict[str, Any]:
+    folder = about.folder / "profiles"
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run(
+        [*AHEAD, sys.executable, "-m", "worker", "profile", str(about.folder / "job.toml"),
+         "--out", str(folder), "--force", "--kind", "emulated-large", "--device", "cpu",
+         "--threads", "1", "--tp", "1,2", "--micro-batches", "1,2,4", "--budget", "20",
+         "--catalogue", str(about.folder / "catalogue.toml")],
+        check=True, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    (file,) = folder.glob("profiles_*.json")
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
 
 
 def wait_for(cluster: LocalCluster, holds: Callable[[], Any]) -> Any:
@@ -86,127 +219,158 @@ def wait_for(cluster: LocalCluster, holds: Callable[[], Any]) -> Any:
     raise TimeoutError
 
 
-def profile(place: Place, job: Path) -> None:
-    """Measure the layers once, and write them for both kinds, as slow as their nodes are."""
-    folder = place.folder / "profiles"
-    subprocess.run(
-        [sys.executable, "-m", "worker", "profile", str(job), "--out", str(folder), "--force",
-         "--kind", "emulated-large", "--device", "cpu", "--threads", "1", "--tp", "1",
-         "--catalogue", str(place.folder / "catalogue.toml"), "--budget", "40"],
-        check=True,
-    )  # fmt: skip
-    (file,) = folder.glob("profiles_*.json")
-    found = json.loads(file.read_text())
-    measured, found["timings"] = found["timings"], []
-    for kind, times in SLOWER.items():
-        for entry in measured:
-            scaled = {
-                "gpu": f"emulated-{kind}",
-                "tp": entry["tp"],
-                "micro_batch": entry["micro_batch"],
-                "forward_s": [seconds * times for seconds in entry["forward_s"]],
-                "backward_s": [seconds * times for seconds in entry["backward_s"]],
-                "optimizer_s": entry["optimizer_s"] * times,
-            }
-            found["timings"].append(scaled)
-    file.write_text(json.dumps(found))
+def links(about: Experiment) -> None:
+    """Have agents measure the links, as ``sailorctl profile network`` does."""
+    with tempfile.TemporaryDirectory(prefix="fidelity-") as name:
+        place = Place(Path(name) / "c")
+        with LocalCluster(place, zones=about.zones) as cluster:
+            cluster.claim()
+            cluster.start()
+            for pid in children_of(os.getpid()):
+                put_ahead(pid)
+            assert cluster.network is not None
+            put_ahead(cluster.network.process.pid, priority=2)
+            cluster.client.ask("POST", "/v1/network")
+            ask = cluster.client.ask
+            wait_for(cluster, lambda: not ask("GET", "/v1/network")["is_measuring"])
+            shutil.copyfile(place.folder / "head" / "network.json", about.folder / "network.json")
 
 
-def shape_of(plan: dict[str, Any]) -> str:
-    """A plan in a few words: layers by zone, for each pipeline."""
-    return " | ".join(
-        " ".join(
-            f"{stage['layers'][0]}-{stage['layers'][1] - 1}@{stage['zone'][-1]}"
-            for stage in pipeline["stages"]
-        )
-        for pipeline in plan["pipelines"]
-    )
+# -- plans ---------------------------------------------------------------------------------------
 
 
-def run_on(cluster: LocalCluster, nodes: Sequence[str], text: str, name: str) -> dict[str, Any]:
-    """Train on these nodes; return what was predicted and measured."""
-    ask = cluster.client.ask
-    for node in cluster.nodes:
-        order = "uncordon" if node in nodes else "cordon"
-        try:
-            ask("POST", f"/v1/nodes/{node}/{order}", {})
-        except ServerProblem:
-            continue  # It is so already.
-    ask("POST", "/v1/jobs", {"job": text, "id": name})
+def chosen_by_planner(about: Experiment) -> Plan:
+    """The planner's plan for all nodes of one GPU each."""
+    cluster = about.cluster
+    measurements = read_ahead(about.measurements(cluster), about.job, cluster.catalogue)
+    found = plan_job(Question(about.job, cluster, measurements))
+    assert found.plan is not None, found.problems
+    nodes = [
+        Node(name, node.gpu, node.machine, node.zone, 1) for name, node in sorted(NODES.items())
+    ]
+    placed = Replanner(about.job, cluster, measurements).place(found.plan, nodes)
+    assert placed is not None
+    return placed
 
-    def job() -> Any:
-        found = ask("GET", "/v1/status")["job"]
-        return found if found is not None and found["id"] == name else None
 
-    try:
-        wait_for(cluster, lambda: (found := job()) and found["step"] >= STEPS_FIRST)
-        steps, begun = job()["step"], time.monotonic()
-        last = wait_for(cluster, lambda: (f := job()) and f["step"] >= steps + STEPS and f)
-        measured = (time.monotonic() - begun) / (last["step"] - steps)
-    finally:
-        ask("POST", f"/v1/jobs/{name}/cancel", {})
-        wait_for(cluster, lambda: not job())
-    predicted = last["predicted"]["iteration_s"]
+def predict(about: Experiment, plan: Plan) -> dict[str, Any]:
+    """What the simulator says of a plan."""
+    judge = about.judge()
+    found = judge.estimate(plan)
+    lanes = lanes_of(plan, judge)
+    rows = [
+        {"pipeline": number, "stage": row.stage,
+         "bars": [[bar.kind, bar.start_s, bar.end_s, bar.micro_batch]
+                  for bar in (*row.work, *row.sync)]}
+        for lane in lanes for number in lane.pipelines for row in lane.rows
+    ]  # fmt: skip
     return {
-        "nodes": " ".join(nodes),
-        "plan": shape_of(last["plan"]),
-        "predicted_s": predicted,
-        "measured_s": measured,
-        "error": predicted / measured - 1,
+        "iteration_s": found.iteration_s,
+        "error_bar": found.provenance.relative_error,
+        "memory": found.to_json()["memory"],
+        "bytes": {f"{a} {b}": size for (a, b), size in judge.bytes_between_zones(plan).items()},
+        "timeline": rows,
     }
 
 
-def ranks(values: Sequence[float]) -> list[int]:
-    """Return the rank of each value."""
-    order = sorted(range(len(values)), key=lambda index: values[index])
-    return [order.index(index) for index in range(len(values))]
+def seats_of(plan: Plan, sites: Mapping[str, Any]) -> list[Seat]:
+    """Where each rank of a plan runs."""
+    return [
+        Seat(stage.place.node or "", sites[stage.place.node or ""],
+             SLOWER[stage.place.gpu.removeprefix("emulated-")])
+        for pipeline in plan.pipelines for stage in pipeline.stages for _ in range(stage.tp)
+    ]  # fmt: skip
+
+
+def run_plans(about: Experiment, only: list[str], tries: int) -> None:
+    """Predict and run every plan that has no undisturbed run yet."""
+    chosen = chosen_by_planner(about)
+    todo = [*cases(), Case("chosen", chosen)]
+    runs: dict[str, Any] = about.read("runs.json") if about.resumes or only else {}
+    job, port = about.job, PORT
+    data = open_data(job, about.folder)
+    with shaped_network(about.zones, about.folder) as (network, sites):
+        print(f"{'plan':<28}{'predicted':>10}{'measured':>10}{'error':>8}{'waited':>8}", flush=True)
+        for case in todo:
+            if only and case.name not in only:
+                continue
+            predicted = predict(about, case.plan)
+            before = runs.get(case.name)
+            if before is not None and not only and before["is_quiet"]:
+                before["predicted"] = predicted  # The model may have changed since.
+                about.write("runs.json", runs)
+                continue
+            steps = min(max(round(MEASURED_S / predicted["iteration_s"]), 6), 20)
+            for _ in range(tries):
+                port += 1
+                found = run_plan(
+                    job, case.plan, data, seats_of(case.plan, sites), network,
+                    steps=steps, port=port,
+                )  # fmt: skip
+                is_quiet = found.waited <= WAITED_MOST and found.stolen <= STOLEN_MOST
+                if is_quiet:
+                    break
+            runs[case.name] = {
+                "plan": plan_to_json(case.plan),
+                "is_quiet": is_quiet,
+                "predicted": predicted,
+                "measured": _measured_json(found),
+            }
+            about.write("runs.json", runs)
+            error = predicted["iteration_s"] / found.iteration_s - 1
+            print(
+                f"{case.name:<28}{predicted['iteration_s']:>8.3f} s{found.iteration_s:>8.3f} s"
+                f"{error:>8.1%}{found.waited:>8.1%}",
+                flush=True,
+            )
+
+
+def _measured_json(found: Measured) -> dict[str, Any]:
+    return {
+        "iteration_s": found.iteration_s,
+        "spread": found.spread,
+        "step_s": found.step_s,
+        "waited": found.waited,
+        "others": found.others,
+        "stolen": found.stolen,
+        "bytes": {f"{a} {b}": size for (a, b), size in found.bytes_per_step.items()},
+        "ranks": found.ranks,
+    }
+
+
+def host(about: Experiment) -> None:
+    """Measure this host's own part: messages, all-reduces within a node, the rest of a step."""
+    with shaped_network(about.zones, about.folder) as (_, sites):
+        found = measure_host(sites["a1"], PORT)
+    about.write("host.json", found)
 
 
 def main() -> None:
-    """Run all sets of nodes, and print a table."""
-    with tempfile.TemporaryDirectory(prefix="fidelity-") as name:
-        folder = Path(name)
-        (folder / "zones.toml").write_text(ZONES)
-        zones: Zones = load_zones(folder / "zones.toml")
-        place = Place(folder / "c", memory_gib=1.9)
-        with LocalCluster(place, zones=zones) as cluster:
-            cluster.claim()
-            text = place.job("job.toml")
-            job = folder / "job.toml"
-            job.write_text(text)
-            profile(place, job)
-            cluster.start()
-            cluster.client.ask("POST", "/v1/network")
-            is_done = "is_measuring"
-            wait_for(cluster, lambda: not cluster.client.ask("GET", "/v1/network")[is_done])
-            print(f"{'nodes':<14}{'predicted':>10}{'measured':>10}{'error':>8}  plan", flush=True)
-            rows = []
-            for number, nodes in enumerate(SETS):
-                row = run_on(cluster, nodes.split(), text, f"r{number}")
-                rows.append(row)
-                print(
-                    f"{row['nodes']:<14}{row['predicted_s']:>8.3f} s{row['measured_s']:>8.3f} s"
-                    f"{row['error']:>8.1%}  {row['plan']}",
-                    flush=True,
-                )
-    errors = [abs(row["error"]) for row in rows]
-    pairs = zip(
-        *(ranks([row[key] for row in rows]) for key in ("predicted_s", "measured_s")), strict=True
-    )
-    n = len(rows)
-    rho = 1 - 6 * sum((a - b) ** 2 for a, b in pairs) / (n * (n * n - 1))
-    print(
-        f"mean {statistics.mean(errors):.1%}, worst {max(errors):.1%}, rank correlation {rho:.2f}"
-    )
-    if ARGUMENTS.json:
-        ARGUMENTS.json.write_text(json.dumps(rows, indent=1) + "\n")
+    """Run the phases that are not done, and write the report."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, default=Path("fidelity"), help="Folder of results.")
+    parser.add_argument("--resume", action="store_true", help="Keep what DIR has.")
+    parser.add_argument("--only", nargs="*", default=[], help="Names of plans to run again.")
+    parser.add_argument("--tries", type=int, default=3, help="Of a plan, until one is quiet.")
+    parser.add_argument("--phases", nargs="*", choices=[*PHASES, "report"], default=[*PHASES])
+    options = parser.parse_args()
+    about = Experiment(options.out, options.resume or bool(options.only))
+    begun = time.monotonic()
+    for phase in options.phases:
+        match phase:
+            case "profile" if not about.has("profiles"):
+                profile(about)
+            case "links" if not about.has("network.json"):
+                links(about)
+            case "host" if not about.has("host.json"):
+                host(about)
+            case "plans":
+                run_plans(about, options.only, options.tries)
+            case "moves" if not about.has("moves.json"):
+                about.write("moves.json", moves_of(about.zones, about.folder))
+        print(f"{time.monotonic() - begun:6.1f} s  {phase}", flush=True)
+    write_report(about.folder)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=12, help="Steps that are measured.")
-    parser.add_argument("--json", type=Path)
-    ARGUMENTS = parser.parse_args()
-    STEPS = ARGUMENTS.steps
-    with report_stolen_time():
-        main()
+    main()

@@ -34,9 +34,14 @@ class MoveTimes:
     restore_bytes_per_s: float = 0.5e9
     """What one node reads from a replica or a checkpoint."""
     groups_s: float = 0.3
-    """Time to create all process groups."""
+    """Time to create all process groups, beside the round trips."""
     group_s_per_node: float = 0.005
     """Additional rendezvous time per node."""
+    meeting_round_trips: int = 5
+    """Between the farthest node and the first rank's: its store, and the connections that notice a
+    death."""
+    group_round_trips: int = 6
+    """For each process group: all are there, their addresses, a connection of each pair."""
     check_bytes_per_s: float = 5e9
     """Rate of checksums over the loaded state."""
     collectives_s: float = 0.3
@@ -52,7 +57,7 @@ DEFAULT_TIMES = MoveTimes()
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Seconds of downtime by phase, in order."""
+    """Seconds by phase, in order, as a reconfiguration's are measured; the job trains in some."""
 
     detect_s: float
     plan_s: float
@@ -77,6 +82,9 @@ class MoveCost:
     """Iterations of the old plan that are repeated, on average."""
     step_s: float
     """Seconds of an iteration of the old plan."""
+    trained_s: float
+    """Seconds of the phases in which steps are done: the last of the old plan, if the move is
+    planned, and the first of the new one."""
     egress_usd: float
     rent_usd: float | None
     """Rent of the new plan's machines during the downtime; ``None`` where a price is unknown."""
@@ -84,14 +92,20 @@ class MoveCost:
     @property
     def seconds(self) -> float:
         """Training time lost to the move."""
-        return self.phases.total_s + self.steps_lost * self.step_s
+        return self.downtime_s + self.steps_lost * self.step_s
+
+    @property
+    def downtime_s(self) -> float:
+        """All phases, without the steps that are done in them."""
+        return self.phases.total_s - self.trained_s
 
     def to_json(self) -> dict[str, Any]:
         phases = {f.name: getattr(self.phases, f.name) for f in fields(self.phases)}
         return {
             "seconds": self.seconds,
-            "downtime_s": self.phases.total_s,
+            "downtime_s": self.downtime_s,
             "phases": phases,
+            "trained_s": self.trained_s,
             "steps_lost": self.steps_lost,
             "egress_usd": self.egress_usd,
             "rent_usd": self.rent_usd,
@@ -117,26 +131,46 @@ def cost_of_move(
     # Devices that keep their state need not load it again.
     is_moved = transfers.between_nodes or transfers.restored or transfers.same_node_bytes > 0
     load_s = seal_s if is_moved else 0.0
-    node_count = len({place.node for _, place in placed_stages(plan)})
+    # Groups are made while the state is fetched.
+    fetch_s = max(
+        fetch_seconds(transfers, nodes, network, times), _meet_seconds(plan, network, times)
+    )
     phases = Phases(
         detect_s=0.0 if is_planned else times.probe_s + times.coalesce_s,
         # Before a planned move the search runs while training goes on.
         plan_s=0.0 if is_planned else times.replan_s,
-        # A planned move seals a snapshot on each device; after a loss, collectives are aborted.
-        quiesce_s=seal_s if is_planned else times.abort_s,
-        fetch_s=fetch_seconds(transfers, nodes, network, times) + load_s,
-        rebuild_s=times.groups_s + times.group_s_per_node * node_count,
+        # A planned move stops after the present step or the next, and seals a snapshot on each
+        # device; after a loss, collectives are aborted.
+        quiesce_s=old_iteration_s + seal_s if is_planned else times.abort_s,
+        fetch_s=fetch_s,
+        rebuild_s=load_s,
         verify_s=most / times.check_bytes_per_s + times.collectives_s,
-        first_step_s=times.first_step_slower * new_iteration_s,
+        first_step_s=(1 + times.first_step_slower) * new_iteration_s,
     )
+    trained_s = new_iteration_s + (old_iteration_s if is_planned else 0.0)
     # A loss hits the job mid-step on average, and halfway between two snapshots.
     steps_lost = 0.0 if is_planned else 0.5 + (times.snapshot_every_steps - 1) / 2
     egress = sum(
         size * network.egress_usd_per_byte(*zones)
         for zones, size in bytes_between_zones(transfers, nodes).items()
     )
-    rent = None if usd_per_hour is None else usd_per_hour * phases.total_s / 3600
-    return MoveCost(phases, steps_lost, old_iteration_s, egress, rent)
+    rent = None if usd_per_hour is None else usd_per_hour * (phases.total_s - trained_s) / 3600
+    return MoveCost(phases, steps_lost, old_iteration_s, trained_s, egress, rent)
+
+
+def _meet_seconds(plan: Plan, network: Network, times: MoveTimes) -> float:
+    """How long the ranks take to find each other and to open their groups."""
+    places = list(dict.fromkeys(place for _, place in placed_stages(plan)))
+    nodes = {place.node for place in places}
+    here = places[0]
+    round_trip_s = max(
+        (network.latency(here, place) + network.latency(place, here)
+         for place in {each.site for each in places if each.node != here.node}),
+        default=0.0,
+    )  # fmt: skip
+    groups = 1 + max(len(pipeline.stages) for pipeline in plan.pipelines)
+    trips = times.meeting_round_trips + times.group_round_trips * groups
+    return times.groups_s + times.group_s_per_node * len(nodes) + trips * round_trip_s
 
 
 def fetch_seconds(

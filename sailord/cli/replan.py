@@ -195,8 +195,8 @@ def _text(result: _Result) -> str:
     if plan != running.plan:
         rent = "" if move.rent_usd is None else f", ${move.rent_usd:.2f} for rent"
         lines.append(
-            f"downtime    {move.seconds:.1f} s ({phases} s; {move.steps_lost:g} steps repeated),"
-            f" ${move.egress_usd:.2f} for egress{rent}"
+            f"downtime    {move.seconds:.1f} s ({phases} s, less {move.trained_s:.2g} s of steps"
+            f" done; {move.steps_lost:g} steps repeated), ${move.egress_usd:.2f} for egress{rent}"
         )
     lines += [
         f"verdict     {result.verdict.sentence}",

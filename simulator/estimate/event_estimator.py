@@ -34,7 +34,7 @@ from simulator.estimate.stage_times import (
     plan_times,
     with_slow_nodes,
 )
-from simulator.hardware.runtime_constants import is_fitted, platform_of
+from simulator.hardware.runtime_constants import is_fitted, platform_of, uses_gloo
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.network.network import Network
 from simulator.spec.plan import Place, Plan, Recompute, Stage
@@ -88,6 +88,7 @@ class EventEstimator:
         finish = self._finish(layout, ends, jobs)
         last = float(finish.step_end[groups.owning].max())
         iteration_s = last + max(platform_of(site.gpu).iteration_s for site in groups.sites)
+        iteration_s += self._vote_seconds(layout)
         stages = self._stage_times(work, finish, iteration_s)
         memory = MemoryModel(plan, self.costs, self.sites.capacity_bytes, groups=groups)
         money = iteration_money(
@@ -143,6 +144,11 @@ class EventEstimator:
             {layout.groups.ids[row]: float(finish.optimizer[row]) for row in owning},
             {layout.groups.ids[row]: float(finish.step_end[row]) for row in owning},
         )
+
+    def bytes_between_zones(self, plan: Plan) -> dict[tuple[str, str], float]:
+        """Return the bytes that an iteration sends from zone to zone."""
+        layout = lay_out(plan, self.sites.gpus_per_machine)
+        return self._egress(layout.groups, self._sync(layout))
 
     @property
     def overlaps(self) -> bool:
@@ -218,6 +224,9 @@ class EventEstimator:
         overlaps = self.overlaps
         ahead = self._backward_sums(groups) if overlaps else np.empty((0, 0))
         channel, busy = np.zeros(len(groups)), np.zeros(len(groups))
+        # A group runs one sum at a time; gloo has a thread for each set of ranks.
+        by_ranks: dict[bytes, float] = {}
+        is_gloo = all(uses_gloo(site.gpu) for site in groups.sites)
         sync = []
         for job in jobs:
             rows = job.rows
@@ -227,9 +236,12 @@ class EventEstimator:
                 kind = groups.timing[rows], groups.recompute[rows]
                 at = at - (ahead[*kind, job.layers[0]] - ahead[*kind, groups.first[rows]])
             holders = owner[rows]
-            start = max(0.0, float(at.max()), float(channel[holders].max()))
+            ranks = holders.tobytes()
+            free = by_ranks.get(ranks, 0.0) if is_gloo else float(channel[holders].max())
+            start = max(0.0, float(at.max()), free)
             sync.append((start, job))
-            channel[holders] = start + job.seconds
+            by_ranks[ranks] = start + job.seconds
+            channel[holders] = np.maximum(channel[holders], start + job.seconds)
             # A group with a tied tensor in two chunks takes part in its all-reduce once.
             busy[np.unique(holders)] += job.seconds
         optimizer = self._optimizer_seconds(groups)
@@ -267,6 +279,25 @@ class EventEstimator:
         ]
         seconds: Floats = count * np.array(per_parameter)[groups.timing]
         return seconds
+
+    def _vote_seconds(self, layout: MachineLayout) -> float:
+        """Return the seconds of the small all-reduce of all ranks that ends a step.
+
+        Gloo's ring makes each rank wait for the slowest hop at every step of it; what other
+        transports take is part of their ``iteration_s``.
+        """
+        groups, nodes = layout.groups, layout.node
+        if not all(uses_gloo(site.gpu) for site in groups.sites):
+            return 0.0
+        rows = groups.owning
+        hops = {
+            (groups.sites[groups.site[a]], groups.sites[groups.site[b]])
+            for a, b in zip(rows, np.roll(rows, -1), strict=True)
+            if nodes[a] != nodes[b]
+        }
+        latency = self.network.latency
+        slowest = max((latency(a, b) + latency(b, a) for a, b in hops), default=0.0)
+        return float(2 * (int(groups.tp[rows].sum()) - 1) * slowest)
 
     # -- results --------------------------------------------------------------------------------
 

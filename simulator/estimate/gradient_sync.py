@@ -180,6 +180,8 @@ class GradientSync:
         inside each zone.
         """
         staged = np.full(len(ring), np.inf)
+        if rings.has_gloo:
+            return staged  # It knows plain rings only.
         far = np.flatnonzero(rings.zone_count[ring] > 1)
         if not len(far):
             return staged

@@ -17,6 +17,7 @@ import numpy as np
 from simulator.arrays import Ints
 from simulator.estimate.device_groups import DeviceGroups, distinct_rows
 from simulator.estimate.machine_layout import MachineLayout
+from simulator.hardware.runtime_constants import uses_gloo
 
 HopName = tuple[tuple[str, str, str], tuple[str, str, str], int, int, int, int, int]
 """Sender, receiver, and the other columns of ``HopColumn``."""
@@ -98,6 +99,11 @@ class SyncRings:
     def members(self, ring: int) -> Ints:
         rows: Ints = self.row[self.start[ring] : self.start[ring + 1]]
         return rows
+
+    @cached_property
+    def has_gloo(self) -> bool:
+        """Whether gloo carries the rings, in the order of the ranks."""
+        return _has_gloo(self.groups)
 
     @cached_property
     def size(self) -> Ints:
@@ -260,9 +266,16 @@ def ring_counts(layout: MachineLayout) -> tuple[Ints, Ints]:
     return on, np.maximum(between, 1)
 
 
+def _has_gloo(groups: DeviceGroups) -> bool:
+    return any(uses_gloo(site.gpu) for site in groups.sites)
+
+
 def _ring_order(layout: MachineLayout, ring: Ints, rows: Ints) -> Ints:
     """Sort members by ring and machine; machines by their load, and only then by name."""
     groups, nodes = layout.groups, layout.nodes
+    if _has_gloo(groups):
+        backwards: Ints = np.lexsort((-rows, ring))  # Each rank sends to the one before it.
+        return backwards
     on, _ = ring_counts(layout)
     keys = [(*node[:3], count) for node, count in zip(nodes, on.tolist(), strict=True)]
     ranks = {key: rank for rank, key in enumerate(sorted(set(keys)))}

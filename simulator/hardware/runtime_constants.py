@@ -49,6 +49,11 @@ RUNTIMES: Mapping[str, Runtime] = {
 }
 
 
+Transport = Literal["nccl", "gloo"]
+"""Who carries messages between ranks. Gloo's rings follow the order of the ranks; it sends nothing
+before it has heard that the receiver is ready, so that each step of a ring takes a round trip."""
+
+
 @dataclass(frozen=True, slots=True)
 class Platform:
     """The overheads of one kind of machine under any runtime, as in ``data/platforms.toml``."""
@@ -72,6 +77,7 @@ class Platform:
     runs, or on the fitted runs where there were too few; a cautious guess without a fit."""
     fitted_on: str
     """Empty without a fit."""
+    transport: Transport = "nccl"
 
 
 PLATFORMS: Mapping[str, Platform] = {
@@ -84,6 +90,11 @@ PLATFORMS: Mapping[str, Platform] = {
 def platform_of(gpu: str) -> Platform:
     """Return the constants of the machines that a GPU kind usually comes in."""
     return PLATFORMS.get(gpu, PLATFORMS["default"])
+
+
+def uses_gloo(gpu: str) -> bool:
+    """Whether the ranks on this GPU kind talk by gloo, as those on CPUs do."""
+    return platform_of(gpu).transport == "gloo"
 
 
 def is_fitted(gpu: str) -> bool:

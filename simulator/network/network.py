@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from simulator.hardware.catalogue import Catalogue
-from simulator.hardware.runtime_constants import platform_of
+from simulator.hardware.runtime_constants import platform_of, uses_gloo
 from simulator.hardware.types import MachineType
 from simulator.network.curves import Curve, seconds_at_flows
 from simulator.spec.plan import Place
@@ -101,7 +101,15 @@ class Network:
             sender, receiver, flows=flows, bytes_each=bytes_each, zone_bytes=zone_bytes
         )
         ends = platform_of(sender.gpu), platform_of(receiver.gpu)
-        return seconds / min(end.ring_efficiency for end in ends)
+        ready_s = self.latency(receiver, sender) if uses_gloo(sender.gpu) else 0.0
+        return ready_s + seconds / min(end.ring_efficiency for end in ends)
+
+    def latency(self, sender: Place, receiver: Place) -> float:
+        """Return the seconds of the shortest message between two machines, one way."""
+        curves = self._curves_between(sender, receiver)
+        if curves is None:
+            return self.between_nodes(sender, receiver, flows=1, bytes_each=1.0)
+        return min(curve.seconds[0] for curve in curves.values())
 
     def between_nodes_source(self, sender: Place, receiver: Place) -> Provenance:
         """Return the provenance of ``between_nodes``."""

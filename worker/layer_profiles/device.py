@@ -19,6 +19,7 @@ import torch
 from simulator.documents.problems import InputError, Problem
 from simulator.hardware.catalogue import Catalogue
 from worker.layer_profiles.ladder import DoesNotFitError
+from worker.profiling.compute_time import core_seconds
 
 T = TypeVar("T")
 
@@ -82,24 +83,14 @@ class CpuDevice:
         self.bytes_over(lambda: None)  # The first time takes seconds.
 
     def mark(self) -> float:
-        return time.perf_counter()
+        # What this thread waited for a core belongs to other programs.
+        return time.perf_counter() - core_seconds()[1]
 
     def seconds(self, marks: Sequence[float]) -> list[float]:
         return [end - begin for begin, end in pairwise(marks)]
 
     def bytes_over(self, run: Callable[[], T]) -> tuple[T, int]:
-        # The allocator tells the profiler of each tensor that it makes or frees.
-        cpu = torch.profiler.ProfilerActivity.CPU
-        with torch.profiler.profile(activities=[cpu], profile_memory=True) as recorded:
-            result = run()
-        results = recorded.profiler.kineto_results if recorded.profiler is not None else None
-        assert results is not None, "the profiler was on"
-        events = [event for event in results.events() if event.name() == "[memory]"]
-        held = peak = 0
-        for event in sorted(events, key=lambda event: event.start_ns()):
-            held += event.nbytes()
-            peak = max(peak, held)
-        return result, peak
+        return peak_of(run)
 
     def check_fits(self, needed_bytes: float) -> None:
         free = (1 - _MEMORY_KEPT_FREE) * self._free_bytes()
@@ -109,6 +100,22 @@ class CpuDevice:
 
 def _lack(needed: float, free: float) -> str:
     return f"it takes about {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
+
+
+def peak_of(run: Callable[[], T]) -> tuple[T, int]:
+    """Run something on the CPU; return its result and the most bytes of tensors that it held."""
+    # The allocator tells the profiler of each tensor that it makes or frees.
+    cpu = torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[cpu], profile_memory=True) as recorded:
+        result = run()
+    results = recorded.profiler.kineto_results if recorded.profiler is not None else None
+    assert results is not None, "the profiler was on"
+    events = [event for event in results.events() if event.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return result, peak
 
 
 class CudaDevice:

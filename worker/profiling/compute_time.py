@@ -38,11 +38,17 @@ class ComputeTimer:
         self.times_slower = times_slower
         self._slowdown = 1.0
         self._begun: Mark = 0.0
+        self._least_s: dict[int, float] = {}
+        """The least time on a core of each piece of a step, by its number."""
+        self._used = (0.0, 0.0)
+        """This thread's seconds on a core, and those that it waited for one, when work began."""
         self._marks: list[tuple[Mark, Mark]] = []
         self._previous: list[tuple[Mark, Mark]] = []
         self._steps: deque[float] = deque(maxlen=STEPS_KEPT)
 
     def __enter__(self) -> None:
+        if self._slowdown > 1 and not self._is_cuda:
+            self._used = core_seconds()
         self._begun = self._now()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -80,14 +86,24 @@ class ComputeTimer:
         return event
 
     def _slow_down(self) -> None:
-        """Sleep until the work has taken as long as the test wants."""
+        """Sleep until the work has taken as long as the test wants.
+
+        On a CPU this is a multiple of the least time on a core that this piece of a step has taken
+        so far. What the thread waited for a core, and what others in the same caches cost it, a
+        node of its own would not feel: both are taken off the sleep. Waits for peers stay.
+        """
         if isinstance(self._begun, torch.cuda.Event):
             torch.cuda.synchronize()
             end = self._now()
             torch.cuda.synchronize()
-        else:
-            end = self._now()
-        time.sleep((self._slowdown - 1) * _seconds(self._begun, end))
+            time.sleep((self._slowdown - 1) * _seconds(self._begun, end))
+            return
+        used, waited = (
+            after - before for after, before in zip(core_seconds(), self._used, strict=True)
+        )
+        piece = len(self._marks)
+        self._least_s[piece] = least_s = min(used, self._least_s.get(piece, used))
+        time.sleep(max(self._slowdown * least_s - used - waited, 0.0))
 
 
 def _is_done(end: Mark) -> bool:
@@ -100,6 +116,17 @@ def _seconds(begin: Mark, end: Mark) -> float:
         return float(begin.elapsed_time(end)) / 1e3
     assert isinstance(end, float)
     return end - begin
+
+
+def core_seconds() -> tuple[float, float]:
+    """Return this thread's seconds on a core, and those that it was ready to run and waited."""
+    try:
+        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
+            # The first figure there lags behind by up to a tick.
+            _, waiting, _ = file.read().split()
+    except (OSError, ValueError):  # A kernel without these figures.
+        return time.thread_time(), 0.0
+    return time.thread_time(), int(waiting) / 1e9
 
 
 def slowed_by_file(node: str) -> Callable[[], float] | None:

@@ -1,14 +1,17 @@
 """One rank's passes of a step, in the order of its pipeline schedule (1F1B or GPipe).
 
-The order is the one that the simulator times (``simulator.estimate.pass_order``). The input of the
-next operation is requested before the current one is computed, so that the transfer overlaps; the
-output is sent without waiting.
+The order is the one that the simulator times (``simulator.estimate.pass_order``). Inputs are
+requested before they are needed, so that transfers overlap; outputs are sent without waiting. Gloo
+sends nothing before it has heard of the receiver's request, so on CPUs the next activation and the
+next gradient are requested as soon as the one before is taken. On GPUs, where a waiting receive
+holds a part of the device, only the next operation's input is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -71,6 +74,8 @@ class PipelineRank:
         count = plan.pipelines[place.pipeline].micro_batches
         orders = device_orders(plan.schedule, stages=place.stages, micro_batches=count)
         self._order: list[Op] = orders[place.stage]
+        is_early = device.type == "cpu" and not of_module
+        self._expected_first, self._expected_after = requests_of(self._order, is_early=is_early)
         places = rank_places(plan)
         before, after = (neighbouring_stage(places, place, step=step) for step in (-1, 1))
 
@@ -98,11 +103,13 @@ class PipelineRank:
         consumed = self._nothing()
         self._gradient_shapes.clear()
         last = max(index for index, op in enumerate(self._order) if op.kind == "B")
-        self._expect(self._order[0])
+        for op in self._expected_first:
+            self._expect(op)
         for index, op in enumerate(self._order):
             arrived = self._take(op)
-            if index + 1 < len(self._order):
-                self._expect(self._order[index + 1])
+            following = self._expected_after[index]
+            if following is not None:
+                self._expect(following)
             if op.kind == "F":
                 self._forward(op, *self._work(op, arrived, step, consumed), consumed)
             else:
@@ -230,6 +237,20 @@ class PipelineRank:
 
     def _nothing(self) -> ConsumedSamples:
         return ConsumedSamples(torch.zeros((), dtype=torch.float64, device=self._device))
+
+
+def requests_of(
+    order: Sequence[Op], *, is_early: bool
+) -> tuple[tuple[Op, ...], tuple[Op | None, ...]]:
+    """Return whose inputs are requested before a step, and after each operation's input arrived.
+
+    If early, an input is requested when the one before of its kind has arrived.
+    """
+    if not is_early:
+        return (order[0],), (*order[1:], None)
+    kinds = {kind: [op for op in order if op.kind == kind] for kind in ("F", "B")}
+    after = {op: following for ops in kinds.values() for op, following in pairwise(ops)}
+    return tuple(ops[0] for ops in kinds.values() if ops), tuple(map(after.get, order))
 
 
 def ignore_layer(_: int) -> None:

@@ -98,21 +98,24 @@ def test_restored_state_arrives_at_the_restore_rate() -> None:
     assert seconds(moved(restored=100 * pace)) == pytest.approx(100.0)
 
 
-def test_the_phases_sum_to_the_downtime() -> None:
+def test_the_phases_sum_to_the_downtime_and_the_first_step() -> None:
     found = cost(moved(("n0", "n1", GB)), is_planned=False)
     parts = [getattr(found.phases, field.name) for field in fields(found.phases)]
     assert all(part > 0 for part in parts)
     assert found.phases.total_s == pytest.approx(sum(parts))
-    assert found.seconds == pytest.approx(found.phases.total_s + 0.5 * 10.0)
-    assert found.rent_usd == pytest.approx(found.phases.total_s / 100)
+    assert found.downtime_s == pytest.approx(sum(parts) - 8.0)
+    assert found.seconds == pytest.approx(found.downtime_s + 0.5 * 10.0)
+    assert found.rent_usd == pytest.approx(found.downtime_s / 100)
 
 
 def test_a_planned_move_repeats_no_step_and_needs_no_detection() -> None:
     found = cost(moved(("n0", "n1", GB)), is_planned=True)
     assert found.steps_lost == 0
     assert found.phases.detect_s == found.phases.plan_s == 0
-    # Four devices share 16 GB, which each seals at the pace of a copy.
-    assert found.phases.quiesce_s == pytest.approx(4 * GB / DEFAULT_TIMES.copy_bytes_per_s)
+    # Four devices share 16 GB, which each seals at the pace of a copy, after a step that counts.
+    seal_s = 4 * GB / DEFAULT_TIMES.copy_bytes_per_s
+    assert found.phases.quiesce_s == pytest.approx(10.0 + seal_s)
+    assert found.trained_s == 10.0 + 8.0
 
 
 def test_rarer_snapshots_repeat_more_steps() -> None:
@@ -128,8 +131,39 @@ def test_egress_is_paid_between_zones_only() -> None:
 
 def test_devices_that_keep_their_state_load_nothing() -> None:
     still = cost(moved(), is_planned=True)
-    assert still.phases.fetch_s == 0
-    assert cost(moved(("n0", "n1", GB)), is_planned=True).phases.fetch_s > 0
+    assert still.phases.rebuild_s == 0
+    assert cost(moved(("n0", "n1", GB)), is_planned=True).phases.rebuild_s > 0
+
+
+def test_groups_are_made_while_state_is_fetched() -> None:
+    meeting = cost(moved(), is_planned=True).phases.fetch_s
+    assert meeting == DEFAULT_TIMES.groups_s + DEFAULT_TIMES.group_s_per_node
+    long = moved(("n0", "n1", 1000 * GB))
+    assert cost(long, is_planned=True).phases.fetch_s == pytest.approx(seconds(long))
+
+
+def test_far_nodes_meet_by_round_trips() -> None:
+    near, far = (
+        cost_of_move(
+            _two_stages(other), moved(), [*NODES, FAR], state=STATE, network=NETWORK,
+            old_iteration_s=1.0, new_iteration_s=1.0, is_planned=True, usd_per_hour=None,
+        ).phases.fetch_s
+        for other in (NODES[1], FAR)
+    )  # fmt: skip
+    here, there = NODES[0].place, FAR.place
+    trip_s = NETWORK.latency(here, there) + NETWORK.latency(there, here)
+    close_s = 2 * NETWORK.latency(here, NODES[1].place)
+    trips = DEFAULT_TIMES.meeting_round_trips + 3 * DEFAULT_TIMES.group_round_trips
+    assert far - near == pytest.approx(trips * (trip_s - close_s))
+
+
+def _two_stages(other: Node) -> Plan:
+    places = [
+        Place(node.gpu, node.machine, node.zone, node.id, (0, 1, 2, 3))
+        for node in (NODES[0], other)
+    ]
+    stages = (Stage((0, 1), 4, (places[0],)), Stage((1, 2), 4, (places[1],)))
+    return Plan(1, (Pipeline(4, stages),))
 
 
 def test_rent_is_unknown_if_a_price_is_unknown() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from simulator.estimate.gradient_sync import GradientSync, SyncJob
 from simulator.estimate.machine_layout import lay_out
-from simulator.hardware.runtime_constants import RUNTIMES, platform_of
-from simulator.network.curves import curve_from_bandwidths
+from simulator.hardware.runtime_constants import PLATFORMS, RUNTIMES, platform_of
+from simulator.network.curves import Curve, curve_from_bandwidths
 from simulator.network.network import MeasuredNetwork
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan
@@ -377,3 +377,85 @@ def test_estimate_charges_exactly_the_egress_bytes() -> None:
     assert dict(money.by_egress_usd) == pytest.approx(
         {f"{EAST} -> {WEST}": 5 * boundary * price, f"{WEST} -> {EAST}": 5 * boundary * price}
     )
+
+
+# Gloo ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        PLATFORMS, "V100-16", replace(platform_of("V100-16"), transport="gloo", ring_efficiency=1.0)
+    )
+
+
+LATENCY_S = 0.01
+
+
+def far_apart() -> MeasuredNetwork:
+    """Links whose least message takes 10 ms between zones, and none within."""
+    ends = [(zone, gpu) for zone in ZONES for gpu in GPUS]
+
+    def link(seconds: float) -> dict[int, Curve]:
+        return {1: Curve(1, (1.0, 1e12), (seconds, seconds + 1e12 / RATE))}
+
+    return MeasuredNetwork(
+        between={
+            (one, other): link(0.0 if one[0] == other[0] else LATENCY_S)
+            for one in ends
+            for other in ends
+        }
+    )
+
+
+@pytest.mark.usefixtures("on_gloo")
+def test_each_step_of_gloos_ring_waits_until_the_receiver_is_ready():
+    here = world(far_apart())
+    (found,) = sums(here, whole(*nodes(1), *nodes(1, WEST)))
+    sent_s = held_bytes(here) / 2 / RATE
+    assert found.seconds == pytest.approx(2 * (2 * LATENCY_S + sent_s))
+
+
+@pytest.mark.usefixtures("on_gloo")
+def test_gloos_ring_follows_the_ranks_and_crosses_zones_as_often_as_they_do():
+    one, other = nodes(2)
+    west = nodes(2, WEST)
+    here = world(far_apart())
+    alternating, sorted_ = (
+        sums(here, whole(*places))[0]
+        for places in ((one, west[0], other, west[1]), (one, other, *west))
+    )
+    assert alternating.algorithm == sorted_.algorithm == "ring"
+    assert alternating.seconds == sorted_.seconds  # The slowest hop counts at every step.
+    assert sum(size for _, size in alternating.egress_bytes) == pytest.approx(
+        2 * sum(size for _, size in sorted_.egress_bytes)
+    )
+
+
+@pytest.mark.parametrize(("gloo", "at_once"), [(True, True), (False, False)])
+def test_sums_of_different_ranks_run_at_once_on_gloo(request, gloo, at_once):
+    if gloo:
+        request.getfixturevalue("on_gloo")
+    layers = len(small_model().layers)
+    here, (there,) = nodes(3), nodes(1, WEST)
+    plan = Plan(
+        1,
+        (
+            Pipeline(2, (stage(0, 1, here[0]), stage(1, layers, here[1]))),
+            Pipeline(2, (stage(0, 2, here[2]), stage(2, layers, there))),
+        ),
+    )
+    found = world(far_apart()).estimator.details(plan).sync
+    # The last layers of the first pipeline's second stage are far away, layer 1 is near.
+    far = max(start + each.seconds for start, each in found if each.layers[0] >= 2)
+    near = next(start for start, each in found if each.layers[0] == 1)
+    assert (near < far) is at_once
+
+
+@pytest.mark.usefixtures("on_gloo")
+def test_a_step_on_gloo_ends_with_a_vote_of_all_ranks():
+    near, far = (world(far_apart()).estimator.estimate(whole(*nodes(1), other))
+                 for other in (nodes(2)[1], *nodes(1, WEST)))  # fmt: skip
+    layers_s = len(small_model().layers) * 2 * 2 * LATENCY_S
+    vote_s = 2 * 2 * LATENCY_S
+    assert far.iteration_s - near.iteration_s == pytest.approx(layers_s + vote_s, rel=0.05)

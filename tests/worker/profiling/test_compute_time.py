@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from worker.profiling import compute_time
-from worker.profiling.compute_time import SLOW, STEPS_KEPT, ComputeTimer, slowed_by_file
+from worker.profiling.compute_time import (
+    SLOW,
+    STEPS_KEPT,
+    ComputeTimer,
+    core_seconds,
+    slowed_by_file,
+)
 
 
 class Clock:
@@ -15,9 +22,17 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.on_core = 0.0
+        self.waited = 0.0
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
+
+    def work(self, seconds: float, *, waits_s: float = 0.0) -> None:
+        """Work, after a wait for a core."""
+        self.now += seconds + waits_s
+        self.on_core += seconds
+        self.waited += waits_s
 
 
 @pytest.fixture
@@ -25,6 +40,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     module = SimpleNamespace(perf_counter=lambda: made.now, sleep=made.advance)
     monkeypatch.setattr(compute_time, "time", module)
+    monkeypatch.setattr(compute_time, "core_seconds", lambda: (made.on_core, made.waited))
     return made
 
 
@@ -33,7 +49,7 @@ def step(account: ComputeTimer, clock: Clock, *work_s: float) -> None:
     account.begin_step()
     for seconds in work_s:
         with account:
-            clock.advance(seconds)
+            clock.work(seconds)
         clock.advance(10.0)
     account.end_step()
 
@@ -85,3 +101,43 @@ def test_slowdown_file_slows_one_node_while_it_exists(clock, tmp_path, monkeypat
 def test_no_node_is_slowed_without_the_variable(monkeypatch):
     monkeypatch.delenv(SLOW, raising=False)
     assert slowed_by_file("a.1d0c.17") is None
+
+
+def slowed(clock: Clock, *, waits_s: float = 0.0, for_peers_s: float = 0.0) -> float:
+    """Return how long a second of work takes on a node three times slower."""
+    account = ComputeTimer(times_slower=lambda: 3.0)
+    account.begin_step()
+    begin = clock.now
+    with account:
+        clock.work(1.0, waits_s=waits_s)
+        clock.advance(for_peers_s)
+    return clock.now - begin
+
+
+def test_a_slower_node_does_not_feel_that_it_shares_its_cores(clock):
+    assert slowed(clock) == slowed(clock, waits_s=1.5) == 3.0
+    assert slowed(clock, waits_s=5.0) == 6.0  # More than can be made up for.
+
+
+def test_a_slower_node_does_not_feel_that_it_shares_its_caches(clock):
+    account, taken = ComputeTimer(times_slower=lambda: 3.0), []
+    for seconds in (1.0, 1.5, 4.0):
+        account.begin_step()
+        begin = clock.now
+        with account:
+            clock.work(seconds)
+        taken.append(clock.now - begin)
+        account.end_step()
+    assert taken == [3.0, 3.0, 4.0]
+
+
+def test_a_slower_node_does_not_wait_longer_for_its_peers(clock):
+    assert slowed(clock, for_peers_s=2.0) == 5.0
+
+
+def test_seconds_on_a_core_are_those_of_this_thread():
+    before, _ = core_seconds()
+    deadline = time.thread_time() + 0.02
+    while time.thread_time() < deadline:
+        pass
+    assert core_seconds()[0] - before == pytest.approx(0.02, rel=0.5)

@@ -1,0 +1,95 @@
+"""Has sailord move a running job over the zones, and reads what each phase took."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from machine import put_ahead
+
+from agents.daemon.process_cleanup import children_of
+from sailord.client import ServerProblem
+from sailord.local.cluster import LocalCluster
+from sailord.local.paths import Place
+from sailord.local.zone_file import Zones
+
+WITHIN_S = 60.0
+STEPS_BETWEEN = 4
+"""Steps before the next change."""
+CHANGES = (
+    ("addition of a2", "uncordon", "a2"),
+    ("addition of b1", "uncordon", "b1"),
+    ("addition of c1", "uncordon", "c1"),
+    ("drain of a2", "drain", "a2"),
+    ("loss of b1", "kill", "b1"),
+    ("drain of c1", "drain", "c1"),
+)
+
+
+def wait_for(cluster: LocalCluster, holds: Callable[[], Any]) -> Any:
+    """The first true answer."""
+    end = time.monotonic() + WITHIN_S
+    while time.monotonic() < end:
+        cluster.look_after()
+        try:
+            if value := holds():
+                return value
+        except ServerProblem:
+            pass
+        time.sleep(0.1)
+    raise TimeoutError
+
+
+def moves_of(zones: Zones, folder: Path) -> list[dict[str, Any]]:
+    """Return each change with its reconfiguration, as ``sailorctl moves --json`` shows it."""
+    found: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="moves-") as name:
+        place = Place(Path(name) / "c", memory_gib=1.9)
+        with LocalCluster(place, zones=zones) as cluster:
+            cluster.claim()
+            shutil.copytree(folder / "profiles", place.folder / "profiles")
+            cluster.start()
+            for pid in children_of(os.getpid()):
+                put_ahead(pid)
+            ask = cluster.client.ask
+            for node in ("a2", "b1", "c1"):
+                ask("POST", f"/v1/nodes/{node}/cordon", {})
+            text = (folder / "job.toml").read_text(encoding="utf-8")
+            text = text.replace('"text.npy"', f'"{folder.resolve() / "text.npy"}"')
+            ask("POST", "/v1/jobs", {"job": text, "id": "m"})
+
+            def moves() -> list[dict[str, Any]]:
+                listed: list[dict[str, Any]] = ask("GET", "/v1/jobs/m/moves")["moves"]
+                return listed
+
+            def step() -> int:
+                job = ask("GET", "/v1/status")["job"]
+                return 0 if job is None else int(job["step"])
+
+            wait_for(cluster, moves)
+            for what, order, node in CHANGES:
+                before, at = len(moves()), step()
+                wait_for(cluster, lambda at=at: step() >= at + STEPS_BETWEEN)
+                if order == "kill":
+                    cluster.kill_node(node)
+                else:
+                    ask("POST", f"/v1/nodes/{node}/{order}", {})
+                try:
+                    wait_for(cluster, lambda before=before: len(moves()) > before)
+                except TimeoutError:
+                    print(f"{what}: sailord did not move the job", flush=True)
+                    continue
+                for move in moves()[before:]:
+                    found.append({"change": what, **move})
+                    print(what, _phases(move["phases"]), flush=True)
+    return found
+
+
+def _phases(phases: Any) -> str:
+    pairs = phases.items() if isinstance(phases, dict) else phases
+    return " ".join(f"{name} {seconds:.2f}" for name, seconds in pairs)

@@ -1,0 +1,266 @@
+"""The tables, pictures and the file of runs of ``fidelity.py``."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simulator.documents.files import load_document
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+from sailord.plots.figure import write_figure
+from sailord.plots.panels import KIND_COLOURS, KIND_NAMES
+from sailord.plots.timeline import Kind
+
+SHOWN = "2 x PP 2, uneven"
+"""The plan whose timelines are drawn."""
+KINDS: Mapping[str, Kind] = {
+    "forward": "forward", "backward": "backward", "sync": "sync", "step": "optimizer"
+}  # fmt: skip
+MOVE_PHASES = ("quiesce", "fetch", "rebuild", "verify", "first_step")
+
+
+def write_report(folder: Path) -> None:
+    """Print the tables, and write them, the pictures and the runs into the folder."""
+    runs: dict[str, Any] = json.loads((folder / "runs.json").read_text())
+    rows = [row_of(name, run) for name, run in runs.items()]
+    text = [*_table(rows), "", *_summary(rows)]
+    moves_file = folder / "moves.json"
+    moves = json.loads(moves_file.read_text()) if moves_file.exists() else []
+    if moves:
+        text += ["", *_moves(moves)]
+    print("\n".join(text))
+    (folder / "report.txt").write_text("\n".join(text) + "\n", encoding="utf-8")
+    (folder / "report.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    write_figure(folder / "scatter.svg", lambda figure: _scatter(figure, rows))
+    if SHOWN in runs:
+        write_figure(folder / "timeline.svg", lambda figure: _timelines(figure, runs[SHOWN]))
+    _write_runs(folder, runs)
+
+
+def row_of(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is told of one plan."""
+    predicted, measured = run["predicted"], run["measured"]
+    return {
+        "plan": name,
+        "is_quiet": run["is_quiet"],
+        "predicted_s": predicted["iteration_s"],
+        "measured_s": measured["iteration_s"],
+        "spread": measured["spread"],
+        "waited": measured["waited"],
+        "error": predicted["iteration_s"] / measured["iteration_s"] - 1,
+        "memory_errors": [tensors / seen - 1 for tensors, seen in _memory(run)],
+        "bytes_errors": {
+            zones: sent / seen - 1 for zones, sent, seen in _bytes(run) if seen > 0 and sent > 0
+        },
+    }
+
+
+def _memory(run: Mapping[str, Any]) -> Iterator[tuple[float, float]]:
+    """Yield each rank's predicted and measured bytes of tensors at the peak."""
+    for rank in run["measured"]["ranks"]:
+        place = rank["place"]
+        parts = run["predicted"]["memory"][place["pipeline"]][place["stage"]]
+        yield tensor_bytes(parts), rank["tensor_bytes"]
+
+
+def tensor_bytes(parts: Mapping[str, float]) -> float:
+    """Return the predicted bytes of live tensors, without what an allocator or a driver adds."""
+    live = ("parameters", "gradients", "optimizer", "activations", "communication")
+    # The model counts transients twice, for what a caching allocator keeps; a CPU has none.
+    return sum(parts[name] for name in live) + parts["workspace"] / 2
+
+
+def _bytes(run: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
+    """Yield predicted and measured bytes of a step from each zone to each other one."""
+    seen: defaultdict[str, float] = defaultdict(float)
+    for ends, size in run["measured"]["bytes"].items():
+        begin, end = (f"zone-{node[0]}" for node in ends.split())
+        if begin != end and "head" not in ends:
+            seen[f"{begin} {end}"] += size
+    for zones, size in seen.items():
+        yield zones, run["predicted"]["bytes"].get(zones, 0.0), size
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    text = [
+        f"{'plan':<22}{'predicted':>10}{'measured':>10}{'error':>8}{'spread':>8}"
+        f"{'memory':>16}{'bytes':>16}  quiet"
+    ]
+    for row in rows:
+        memory, sent = row["memory_errors"], list(row["bytes_errors"].values())
+        text.append(
+            f"{row['plan']:<22}{row['predicted_s']:>8.3f} s{row['measured_s']:>8.3f} s"
+            f"{row['error']:>+8.1%}{row['spread']:>8.1%}{_range(memory):>16}{_range(sent):>16}"
+            f"  {'yes' if row['is_quiet'] else 'no'}"
+        )
+    return text
+
+
+def _range(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    return f"{min(values):+.1%} {max(values):+.1%}"
+
+
+def _summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    errors = [abs(row["error"]) for row in rows]
+    memory = [abs(error) for row in rows for error in row["memory_errors"]]
+    sent = [abs(error) for row in rows for error in row["bytes_errors"].values()]
+    text = [
+        f"iteration time: mean error {statistics.mean(errors):.1%}, worst {max(errors):.1%}, "
+        f"rank correlation {rank_correlation(rows):.3f}",
+        f"memory: mean {statistics.mean(memory):.1%}, worst {max(memory):.1%} of a rank's tensors",
+    ]
+    if sent:
+        mean, worst = statistics.mean(sent), max(sent)
+        text.append(f"bytes: mean {mean:.1%}, worst {worst:.1%} of a direction")
+    chosen = next((row for row in rows if row["plan"] == "chosen"), None)
+    if chosen is not None:
+        best = min((row for row in rows if "TP" not in row["plan"]), key=_measured_s)
+        text.append(
+            f"chosen by the planner: {chosen['measured_s']:.3f} s; best measured: "
+            f"{best['plan']}, {best['measured_s']:.3f} s"
+        )
+    return text
+
+
+def _measured_s(row: Mapping[str, Any]) -> float:
+    return float(row["measured_s"])
+
+
+def rank_correlation(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Return Spearman's coefficient."""
+    ranks = []
+    for key in ("predicted_s", "measured_s"):
+        order = sorted(row[key] for row in rows)
+        ranks.append([order.index(row[key]) for row in rows])
+    return statistics.correlation(*ranks)
+
+
+def _moves(moves: Sequence[Mapping[str, Any]]) -> list[str]:
+    text = [f"{'move':<16}{'downtime':>16}" + "".join(f"{name:>16}" for name in MOVE_PHASES)]
+    ratios: defaultdict[str, list[float]] = defaultdict(list)
+    for move in moves:
+        seen, told = (dict(_pairs(move[key])) for key in ("phases", "predicted"))
+        seen["downtime"], told["downtime"] = move["downtime_s"], sum(told.values())
+        cells = []
+        for name in ("downtime", *MOVE_PHASES):
+            if name in seen and name in told:
+                ratios[name].append(told[name] / max(seen[name], 1e-9))
+                cells.append(f"{seen[name]:.2f} ({told[name]:.2f})")
+            else:
+                cells.append("-")
+        text.append(f"{move['change']:<16}" + "".join(f"{cell:>16}" for cell in cells))
+    text.append("seconds measured (predicted); predicted over measured, geometric mean and range:")
+    for name, found in ratios.items():
+        mean = statistics.geometric_mean(found)
+        text.append(f"  {name:<12}{mean:>6.2f}  {min(found):.2f} to {max(found):.2f}")
+    return text
+
+
+def _pairs(phases: Any) -> Iterator[tuple[str, float]]:
+    yield from phases.items() if isinstance(phases, dict) else phases
+
+
+# -- pictures ------------------------------------------------------------------------------------
+
+
+def _scatter(figure: Figure, rows: Sequence[Mapping[str, Any]]) -> None:
+    figure.set_size_inches(5.2, 4.6)
+    axes = figure.subplots()
+    times = [row[key] for row in rows for key in ("predicted_s", "measured_s")]
+    low, high = 0.9 * min(times), 1.1 * max(times)
+    axes.fill_between([low, high], [0.8 * low, 0.8 * high], [1.2 * low, 1.2 * high],
+                      color="#EEEEEE", label="within 20 %")  # fmt: skip
+    axes.plot([low, high], [low, high], color="#555555", linewidth=0.8)
+    axes.scatter([row["measured_s"] for row in rows], [row["predicted_s"] for row in rows],
+                 s=14, color="#0072B2")  # fmt: skip
+    for row in rows:
+        axes.annotate(row["plan"], (row["measured_s"], row["predicted_s"]), fontsize=5,
+                      xytext=(3, -3), textcoords="offset points")  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(low, high)
+    axes.set_ylim(low, high)
+    axes.set_xlabel("measured, s")
+    axes.set_ylabel("predicted, s")
+    axes.set_title("Seconds of an iteration")
+    axes.legend(loc="upper left", frameon=False)
+    figure.tight_layout()
+
+
+def _timelines(figure: Figure, run: Mapping[str, Any]) -> None:
+    """Draw one iteration: each rank measured, and below it as predicted."""
+    ranks = run["measured"]["ranks"]
+    begin = min(span["start_ns"] for rank in ranks for span in rank["spans"])
+    figure.set_size_inches(9, 0.9 + 0.62 * len(ranks))
+    axes = figure.subplots()
+    for top, rank in enumerate(ranks):
+        place = rank["place"]
+        seen = [
+            (
+                KINDS[span["activity"]],
+                (span["start_ns"] - begin) / 1e9,
+                (span["end_ns"] - begin) / 1e9,
+            )
+            for span in rank["spans"]
+            if span["activity"] in KINDS and span["end_ns"]
+        ]
+        told = [
+            (kind, start, end)
+            for row in run["predicted"]["timeline"]
+            if (row["pipeline"], row["stage"]) == (place["pipeline"], place["stage"])
+            for kind, start, end, _ in row["bars"]
+        ]
+        _bars(axes, seen, top, 0.42)
+        _bars(axes, told, top + 0.46, 0.34, alpha=0.55)
+    axes.set_ylim(len(ranks), -0.2)
+    axes.set_yticks([top + 0.4 for top in range(len(ranks))])
+    axes.set_yticklabels(
+        [f"{rank['node']}, layers {rank['place']['layers'][0]}-{rank['place']['layers'][1] - 1}"
+         for rank in ranks]
+    )  # fmt: skip
+    axes.set_xlabel("seconds; upper bars measured, lower ones predicted")
+    for kind in KIND_NAMES:
+        axes.barh(0, 0, color=KIND_COLOURS[kind], label=KIND_NAMES[kind])
+    axes.legend(loc="upper right", frameon=False, ncols=4, bbox_to_anchor=(1, 1.12))
+    figure.tight_layout()
+
+
+def _bars(
+    axes: Axes, bars: Sequence[tuple[Kind, float, float]], top: float, height: float, *,
+    alpha: float = 1.0,
+) -> None:  # fmt: skip
+    for kind, start, end in sorted(bars, key=lambda bar: bar[0] != "sync"):
+        share = 1.0 if kind == "sync" else 0.72
+        axes.broken_barh([(start, end - start)], (top, height * share), color=KIND_COLOURS[kind],
+                         alpha=alpha, linewidth=0)  # fmt: skip
+
+
+# -- the file of runs ----------------------------------------------------------------------------
+
+
+def _write_runs(folder: Path, runs: Mapping[str, Any]) -> None:
+    """Write what ``sailorctl validate`` reads; profiles and links are the folder's."""
+    job = load_document(folder / "job.toml").data
+    cluster = load_document(folder / "machines.toml").data
+    listed = [
+        {
+            "id": name,
+            "source": "shaped cluster",
+            "job": {**job, "data": {}},
+            "cluster": {"pool": cluster["pool"]},
+            "plan": run["plan"],
+            "measured": {"iteration_s": run["measured"]["iteration_s"]},
+        }
+        for name, run in runs.items()
+    ]
+    (folder / "validate.json").write_text(json.dumps({"runs": listed}, indent=1) + "\n")
