@@ -150,7 +150,7 @@ def _moves(moves: Sequence[Mapping[str, Any]]) -> list[str]:
     ratios: defaultdict[str, list[float]] = defaultdict(list)
     for move in moves:
         seen, told = (dict(_pairs(move[key])) for key in ("phases", "predicted"))
-        seen["downtime"], told["downtime"] = move["downtime_s"], sum(told.values())
+        seen["downtime"], told["downtime"] = move["downtime_s"], move["predicted_s"]
         cells = []
         for name in ("downtime", *MOVE_PHASES):
             if name in seen and name in told:
@@ -174,6 +174,8 @@ def _pairs(phases: Any) -> Iterator[tuple[str, float]]:
 
 
 def _scatter(figure: Figure, rows: Sequence[Mapping[str, Any]]) -> None:
+    from matplotlib.ticker import FixedLocator, NullLocator  # noqa: PLC0415 - an optional package
+
     figure.set_size_inches(5.2, 4.6)
     axes = figure.subplots()
     times = [row[key] for row in rows for key in ("predicted_s", "measured_s")]
@@ -188,6 +190,11 @@ def _scatter(figure: Figure, rows: Sequence[Mapping[str, Any]]) -> None:
                       xytext=(3, -3), textcoords="offset points")  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
+    ticks = [tick for tick in (0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0) if low < tick < high]
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(FixedLocator(ticks))
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.set_minor_locator(NullLocator())
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
     axes.set_xlabel("measured, s")
