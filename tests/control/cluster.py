@@ -48,6 +48,8 @@ class Agent:
     metadata: str = "127.0.0.1:9"
     """Address of its metadata server; by default nothing listens there."""
     process: subprocess.Popen[bytes] | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    """Of the agent, beside this process's."""
 
     def start(self) -> None:
         """Start the agent, or restart it with the same node id."""
@@ -64,7 +66,7 @@ class Agent:
                  "--config", config],
                 cwd=ROOT, stdout=out, stderr=out,
                 env={**os.environ, "GCE_METADATA_HOST": self.metadata,
-                     MEETING: str(self.folder / "meeting")},
+                     MEETING: str(self.folder / "meeting"), **self.environment},
             )  # fmt: skip
 
     def kill(self) -> None:

@@ -18,6 +18,7 @@ from agents.core.model import (
     GangExited,
     GangReported,
     GenerationRead,
+    GenerationUnreadable,
     JoinGeneration,
     KillGang,
     LeaseEnded,
@@ -138,6 +139,14 @@ ENDS: list[Row] = [
         GenerationRead(NOW, CLOSED),
         aborted(),
         (AbortGang(3),),
+    ),
+    ("an unreadable record changes nothing", state(), GenerationUnreadable(NOW), RUNS, ()),
+    (
+        "an unreadable record after the store was silent shows that the store answers",
+        state(replace(RUNS, advanced_at=NOW - 500), store_silent_since=NOW - 500),
+        GenerationUnreadable(NOW),
+        replace(RUNS, advanced_at=NOW - 500),
+        (),
     ),
     ("a missing job aborts them", state(), GenerationRead(NOW, None), aborted(), (AbortGang(3),)),
     (

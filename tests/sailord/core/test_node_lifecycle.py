@@ -8,12 +8,21 @@ from typing import Any
 import pytest
 
 from agents.protocol.records import JobId, NodeId
+from agents.protocol.versions import Protocol
 from sailord.core.decide import decide
 from sailord.core.model.commands import Note, ProbeAgent
-from sailord.core.model.events import NodesObserved, OrderGiven, PlanFound, Reported, Ticked
+from sailord.core.model.events import (
+    Elected,
+    NodesObserved,
+    OrderGiven,
+    PlanFound,
+    Reported,
+    Ticked,
+)
 from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Opening, Phase, Running, Waiting
 from sailord.core.model.standing import Lost
+from sailord.core.model.state import State
 from sailord.core.model.stragglers import Speeds, Straggler
 from sailord.core.queries.replan_triggers import replan_trigger, usable
 from sailord.core.queries.restore_choice import in_memory
@@ -27,9 +36,11 @@ from tests.sailord.core.states import (
     B,
     C,
     D,
+    G,
     act,
     active_of,
     changed,
+    job,
     node,
     order,
     phase,
@@ -263,3 +274,29 @@ def test_node_at_another_address_is_probed_anew() -> None:
 )
 def test_usable_nodes(facts: dict[str, Any], is_usable: bool) -> None:
     assert node(A, **facts).is_usable(is_member=False) is is_usable
+
+
+def test_node_whose_record_turns_unreadable_goes_on_but_is_in_no_new_plan():
+    odd, _ = act(state(), NodesObserved(NOW, (node(A).record,), frozenset({B})))
+    assert (odd.nodes[B].absent_since, odd.nodes[B].record) == (None, node(B).record)
+    assert odd.nodes[B].is_usable(is_member=True)
+    assert not odd.nodes[B].is_usable(is_member=False)
+    assert odd.nodes[B].why_unusable.endswith("upgrade sailord first, or read its log")
+    again, _ = act(odd, NodesObserved(NOW + 1, (node(A).record, node(B).record)))
+    assert again.nodes[B].is_usable(is_member=False)
+
+
+def test_node_of_another_protocol_is_in_no_new_plan():
+    later = replace(node(B).record, protocol=Protocol(9, 8))
+    seen, _ = act(state(), NodesObserved(NOW, (node(A).record, later)))
+    assert seen.nodes.free == (A,)
+    assert seen.nodes[B].why_unusable == (
+        "its agent understands protocol 8 and later, and sailord speaks 1: upgrade sailord first"
+    )
+
+
+def test_member_without_a_readable_record_is_not_given_up_by_a_new_leader():
+    taken, _ = act(State(), Elected(NOW, 9, (node(A).record,), (job(),), (G,)))
+    assert taken.nodes[B].absent_since is not None
+    seen, _ = act(taken, NodesObserved(NOW + 1, (node(A).record,), frozenset({B})))
+    assert seen.nodes[B].absent_since is None

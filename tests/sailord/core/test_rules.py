@@ -9,13 +9,11 @@ import pytest
 from agents.protocol.records import JobId, JobState, Past, Point, Restore
 from sailord.core.decide import decide
 from sailord.core.model.commands import (
-    AbortGeneration,
     CheckDurable,
     Note,
     RequestPlan,
     SettleOrder,
     WriteGeneration,
-    WriteJob,
 )
 from sailord.core.model.events import (
     CommitFailed,
@@ -26,7 +24,6 @@ from sailord.core.model.events import (
     PlanFound,
     Reported,
     Ticked,
-    WriteRejected,
 )
 from sailord.core.model.phases import Closing, Held, Opening, Phase, Running, Stopping, Waiting
 from sailord.core.model.proposal import Proposal
@@ -472,29 +469,3 @@ def test_absent_unused_node_is_no_failure_domain() -> None:
     assert release_now(state(None, a, away, generation=alone)) == Point(40, 3)
     there = replace(away, standing=Present())
     assert release_now(state(None, a, there, generation=alone)) is None
-
-
-TOO_LONG = WriteRejected(NOW, JOB, "a transaction of 2000000 bytes")
-
-
-@pytest.mark.parametrize("of", [OPENING, STOPPING, STARTING, Running(BEGAN), FROM_NOTHING])
-def test_job_is_held_when_the_store_will_never_take_its_write(of: Phase | Planning):
-    after, commands = act(state(of), TOO_LONG)
-    (closing,) = [each for each in commands if isinstance(each, WriteGeneration)]
-    assert (closing.record.state, closing.replaces) == ("closed", G)
-    held, commands = act(after, GenerationWritten(NOW, closing.record))
-    (written,) = [each for each in commands if isinstance(each, WriteJob)]
-    assert written.job.state == "held"
-    assert written.job.reason.endswith(TOO_LONG.why)
-    assert act(held, TOO_LONG) == (held, ())
-
-
-def test_agents_are_told_if_the_store_does_not_even_take_the_end_of_the_generation():
-    held, commands = act(state(Closing("cancelled", "no more")), TOO_LONG)
-    assert isinstance(active_of(held).phase, Held)
-    assert AbortGeneration(JOB, G.number, G.members) in commands
-
-
-def test_rejected_write_of_a_job_without_the_cluster_changes_nothing():
-    before = state()
-    assert act(before, replace(TOO_LONG, job=JobId("other"))) == (before, ())

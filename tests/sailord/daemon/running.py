@@ -64,6 +64,8 @@ class Place:
     options: str = ""
     webhooks: str = ""
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    """Of sailord, beside this process's."""
 
     def __post_init__(self) -> None:
         self.key = self.folder / "key"
@@ -89,6 +91,7 @@ class Place:
             process = subprocess.Popen(
                 [sys.executable, "-m", "sailord.main", "run", "--config", self.config],
                 cwd=ROOT, stdout=out, stderr=out, start_new_session=True,
+                env={**os.environ, **self.environment},
             )  # fmt: skip
         self.processes.append(process)
         return process
