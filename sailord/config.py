@@ -17,6 +17,7 @@ from sailord.core.model.options import Options
 from sailord.network.core.model import Policy as NetworkPolicy
 from sailord.providers.config import ProviderConfig, read_provider
 from sailord.providers.gce.config import GceConfig
+from sailord.tokens import read_tokens
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.cluster_file import load_cluster
 from simulator.documents.fields import InvalidValue, Table, open_table, quote
@@ -81,6 +82,11 @@ class Config:
     provider: ProviderConfig | None = None
     """Where machines are rented; ``None``: nowhere, nodes are started by hand."""
     network: NetworkPolicy = field(default_factory=NetworkPolicy)
+    tokens: Path | None = None
+    """A file of named tokens."""
+    operators: str | None = None
+    viewers: str | None = None
+    """Groups of this host whose members have that role on the Unix socket."""
     checkpoints: tuple[str, ...] = DEFAULT
     """Prefixes of URIs where jobs may have checkpoints."""
     tls: TlsSettings | None = None
@@ -114,6 +120,13 @@ def load_config(path: Path) -> Config:
     address = listen.text("address", default=f"{host}:{port}")
     socket = _path(listen, "socket", path.parent)
     token = _secret(listen, "token_file", path.parent)
+    tokens = _path(listen, "tokens", path.parent)
+    operators, viewers = listen.text("operators"), listen.text("viewers")
+    if tokens is not None and tokens.exists():
+        try:
+            read_tokens(tokens)
+        except InputError as error:
+            problems.take(error)
     listen.finish()
     tls = read_tls(
         top, path.parent, state, by="authority", store=store,
@@ -174,6 +187,9 @@ def load_config(path: Path) -> Config:
         capacity=capacity,
         provider=provider,
         network=network,
+        tokens=tokens,
+        operators=operators,
+        viewers=viewers,
         checkpoints=checkpoints,
         tls=tls,
     )

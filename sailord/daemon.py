@@ -329,7 +329,8 @@ async def _listen(daemon: Daemon, stack: contextlib.AsyncExitStack) -> None:
     early.unlink(missing_ok=True)
     try:
         await web.UnixSite(local, early, backlog=1024).start()
-        early.chmod(0o600)
+        # With groups everybody may connect: the kernel says who does.
+        early.chmod(0o666 if config.operators or config.viewers else 0o600)
         early.rename(config.socket)
     except OSError as error:
         what = f"cannot create the socket: {error.strerror or error}"

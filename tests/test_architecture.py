@@ -94,6 +94,7 @@ WINGS: dict[str, dict[str, str]] = {
         "core": "core.rules simulator.documents",
         "cluster_records": "core.queries agents.store",
         "planning": "core.model planner agents.daemon",
+        "tokens": "agents.daemon agents.protocol simulator.documents",
         "checkpoints.allowed": "simulator.documents",
         "checkpoints": "checkpoints.allowed core.model planning agents.object_store "
         "worker.checkpoint.snapshot_file "
@@ -104,8 +105,8 @@ WINGS: dict[str, dict[str, str]] = {
         "capacity.core.model": "providers.interface",
         "capacity.core": "capacity.core.model planning",
         "network.core": "agents.protocol",
-        "config": "checkpoints.allowed network.core core.model capacity.core.model providers "
-        "agents.daemon agents.rpc agents.store",
+        "config": "tokens checkpoints.allowed network.core core.model capacity.core.model "
+        "providers agents.daemon agents.rpc agents.store",
         "notify": "cluster_records config agents.rpc",
         "capacity": "capacity.core cluster_records config",
         "controller": "core checkpoints notify cluster_records config planning agents.rpc",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -14,6 +13,7 @@ from agents.rpc.server import refuse_stranger
 from agents.rpc.strangers import AUTHENTICATED, charge, note_authenticated
 from agents.rpc.unsigned_bodies import BODY_S, UNSIGNED, LateBody
 from agents.store.interface import StoreError
+from sailord.api.callers import CALLER, Caller, caller_at, caller_with
 from sailord.api.context import CONTEXT, ApiContext, Handler
 from sailord.api.leader_proxy import keep_session, pass_on
 from sailord.api.load_limits import LOAD, Load
@@ -21,6 +21,7 @@ from sailord.api.responses import BODY_BYTES_MAX, Refusal, refusal, too_many
 from sailord.api.route import Route
 from sailord.api.routes import ROUTES, route_of
 from sailord.checkpoints.object_storage import StorageError
+from sailord.tokens import may
 from simulator.documents.problems import InputError, Problem
 
 log = structlog.get_logger("sailord.api")
@@ -87,11 +88,15 @@ async def check_sender(request: web.Request, handler: Handler) -> web.StreamResp
         answer.force_close()
         return answer
     if route is None or route.auth == "token":
-        if _shows_token(request):
+        tokens = request.app[CONTEXT].tokens
+        caller = caller_with(tokens, request.headers.get("Authorization", ""))
+        if caller is not None:
             note_authenticated(request)
-            return await handler(request)
+            return _lacks_role(request, route, caller) or await handler(request)
         charge(request, "token")
-        problem = Problem("Authorization", "the token is missing or wrong", SHOW_TOKEN)
+        problem = Problem(
+            "Authorization", "the token is missing or wrong, or has expired", SHOW_TOKEN
+        )
         answer = refusal(401, problem, headers={"WWW-Authenticate": "Bearer"})
     elif route.auth == "none" and not charge(request, ""):
         answer = too_many("requests").response
@@ -115,11 +120,27 @@ def _wrong_certificate(request: web.Request, route: Route | None) -> Problem | N
     return Problem("certificate", why, cure) if why else None
 
 
-def _shows_token(request: web.Request) -> bool:
-    token = request.app[CONTEXT].config.token
-    shown = request.headers.get("Authorization", "")
-    expected = b"Bearer " + (token or b"")
-    return token is not None and hmac.compare_digest(shown.encode("utf-8", "replace"), expected)
+def _lacks_role(request: web.Request, route: Route | None, caller: Caller) -> web.Response | None:
+    """Refuse what the caller's role does not include."""
+    request[CALLER] = caller
+    if route is None or may(caller.role, route.role):
+        return None
+    what = f"{caller.name} is a {caller.role}; this needs a {route.role}"
+    return refusal(403, Problem("role", what, "ask an admin for a token of that role"))
+
+
+@web.middleware
+async def check_local(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """On the Unix socket, ask the kernel who calls."""
+    route, api = route_of(request), request.app[CONTEXT]
+    if route is not None and route.auth != "token":
+        return await handler(request)
+    caller = caller_at(request, api.config)
+    if caller is None:
+        api.strangers.refuse("the Unix socket", "user")
+        cure = "use a token over TCP, or join a group that sailord.toml names under [listen]"
+        return refusal(403, Problem("user", "is not known to sailord", cure))
+    return _lacks_role(request, route, caller) or await handler(request)
 
 
 @web.middleware
@@ -136,12 +157,12 @@ async def limit_load(request: web.Request, handler: Handler) -> web.StreamRespon
 
 
 def build_app(api: ApiContext) -> web.Application:
-    """The application for the Unix socket; the socket's file permissions protect it."""
-    return _build(api, [answer_errors, limit_load])
+    """The application for the Unix socket, where the kernel names the caller."""
+    return _build(api, [check_local, answer_errors, limit_load])
 
 
 def build_public_app(api: ApiContext) -> web.Application:
-    """The application for TCP; protected by certificates and the token."""
+    """The application for TCP; protected by certificates and tokens."""
     return _build(api, [check_sender, answer_errors, limit_load])
 
 

@@ -12,7 +12,7 @@ from sailord.api import types
 from sailord.api.bodies import check_id, read_object
 from sailord.api.context import CONTEXT, ApiContext
 from sailord.api.jobs import job_of
-from sailord.api.orders import REASON_MAX, store_order
+from sailord.api.orders import REASON_MAX, named, store_order
 from sailord.api.responses import Refusal, answer, refusal
 from sailord.checkpoints.catalog import Checkpoints, Unreadable, folders_at, look_at
 from sailord.checkpoints.manifest import Manifest, folder_of
@@ -167,7 +167,7 @@ async def roll_back(request: web.Request) -> web.Response:
         or f"rolled back to step {durable.point.step} by an operator"
     )
     order = Order(id_, "rollback", job.id, None, reason, durable)
-    return await store_order(api, order)
+    return await store_order(api, named(request, order))
 
 
 async def _found(api: ApiContext, job: types.JobView, step: str) -> tuple[Manifest, Durable]:

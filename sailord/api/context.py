@@ -22,6 +22,7 @@ from sailord.config import Config
 from sailord.controller.loop import Controller
 from sailord.core.model.state import State
 from sailord.network.profiler import NetworkProfiler
+from sailord.tokens import TokenFile
 
 BURST = 200.0
 PER_S = 50.0
@@ -53,12 +54,14 @@ class ApiContext:
     )
     """The plan shown last, and what the planner said of it."""
     verifier: Verifier = field(init=False)
+    tokens: TokenFile = field(init=False)
     strangers: Strangers = field(default_factory=Strangers)
     webhook_budgets: Budgets = field(default_factory=lambda: Budgets(PER_S, BURST))
     """For each form of webhooks."""
 
     def __post_init__(self) -> None:
         self.verifier = Verifier(self.key, lambda: self.config.address, time.time())
+        self.tokens = TokenFile(self.config.tokens, self.config.token)
 
     @property
     def state(self) -> State:

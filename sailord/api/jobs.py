@@ -14,6 +14,7 @@ from agents.protocol.records import Bill, Durable, JobId, JobRecord
 from agents.store.interface import StoreError
 from sailord.api import render, types
 from sailord.api.bodies import check_id, read_object
+from sailord.api.callers import caller_of
 from sailord.api.context import CONTEXT, ApiContext
 from sailord.api.orders import handle_order, wait_until
 from sailord.api.packages import check_package, delete_unused, package_storage
@@ -60,9 +61,10 @@ async def submit_job(request: web.Request) -> web.Response:
 
     durable = await checkpoints.threads.run(begin)
     bill = Bill(usd_max=job.objective.max_usd_total)
-    record = JobRecord(
-        id_, "queued", priority, now, job.steps, layers, atoms, "submitted", saving, bill
-    )
+    caller = caller_of(request)
+    by = "" if caller is None or caller.is_host else f" by {caller.name}"
+    reason = f"submitted{by}"
+    record = JobRecord(id_, "queued", priority, now, job.steps, layers, atoms, reason, saving, bill)
     if not await api.gateway.submit(record, body["job"], durable):
         return refusal(409, Problem("id", f"job {id_} exists already", "use another id"))
     api.store_changed.set()

@@ -62,6 +62,7 @@ BODIES: dict[str, Any] = {
 
 REFUSALS = {
     401: "The sender is not authenticated.",
+    403: "The caller's role does not include this.",
     404: "It does not exist.",
     408: "The body did not arrive in time.",
     409: "It exists already, or the order would have no effect.",
@@ -165,7 +166,7 @@ def refusals_of(route: Route) -> set[int]:
     """Return the statuses with which a route may refuse a request."""
     found = {429, 500, *route.refuses, *route.others}
     if route.auth == "token":
-        found.add(401)
+        found |= {401, 403}
     if route.served_by != "any":
         found.add(503)
     if "{" in route.path:

@@ -6,17 +6,22 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import structlog
 from aiohttp import web
 
 from agents.protocol.records import Order, OrderKind
 from sailord.api.bodies import check_id, check_moment, read_object
+from sailord.api.callers import caller_of
 from sailord.api.context import CONTEXT, ApiContext
 from sailord.api.responses import answer, refusal
 from sailord.api.types import Taken
 from sailord.core.order_validation import objection
 from simulator.documents.problems import Problem
+
+log = structlog.get_logger("sailord.api")
 
 APPLIED_WITHIN_S = 2.0
 """How long an answer waits until the controller has read what was just stored."""
@@ -30,7 +35,7 @@ async def handle_order(request: web.Request, target: str) -> web.Response:
     """Handle ``POST .../{order}`` for a job or a node."""
     kinds: dict[str, type] = {"id": str, "reason": str, "leaves_at": float}
     body = await read_object(request, kinds, ())
-    order = read_order(request.match_info["order"], target, body)
+    order = named(request, read_order(request.match_info["order"], target, body))
     return await store_order(request.app[CONTEXT], order)
 
 
@@ -42,6 +47,19 @@ def read_order(kind: str, target: str, body: dict[str, Any]) -> Order:
     checked: OrderKind = kind  # type: ignore[assignment] # the route's pattern allows no other
     reason = body.get("reason", "")[:REASON_MAX]
     return Order(id_, checked, target, body.get("leaves_at"), reason)
+
+
+def named(request: web.Request, order: Order) -> Order:
+    """Add to the reason who gave the order; without a name it is root's or the service's own."""
+    caller = caller_of(request)
+    if caller is None:
+        return order
+    about = {"order": order.kind, "target": order.target, "id": order.id}
+    log.info("order", by=caller.name, role=caller.role, reason=order.reason, **about)
+    if caller.is_host:
+        return order
+    reason = order.reason or f"{order.kind} was ordered"
+    return replace(order, reason=f"{reason} (by {caller.name})")
 
 
 async def store_order(api: ApiContext, order: Order) -> web.Response:

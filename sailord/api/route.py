@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sailord.api.context import Handler
+from sailord.tokens import Role
 
 Auth = Literal["token", "signature", "none"]
 """``token``: over TCP clients send the bearer token, over the Unix socket none is needed.
@@ -27,6 +28,8 @@ class Route:
     answers: tuple[type | str, ...]
     """Types of the answer, as JSON; or a media type of text."""
     auth: Auth = "token"
+    role: Role = "viewer"
+    """What a caller must be at least."""
     served_by: ServedBy = "leader"
     body: str | None = None
     """Name of the body's schema."""

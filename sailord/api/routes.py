@@ -45,6 +45,7 @@ def _get(path: str, name: str, handler: Any, *answers: type | str, **columns: An
 
 
 def _post(path: str, name: str, handler: Any, *answers: type, **columns: Any) -> Route:
+    columns.setdefault("role", "operator")
     return Route(method="POST", path=path, name=name, handler=handler, answers=answers, **columns)
 
 
@@ -83,6 +84,7 @@ ROUTES: tuple[Route, ...] = (
           refuses=(409, 503)),
     _get(_PACKAGE, "package", packages.show_package, types.PackageView, refuses=(502,)),
     Route(method="PUT", path=f"{_PACKAGE}/{{part}}", name="put_part", handler=packages.put_part,
+          role="operator",
           answers=(types.PackageView,), body="Part", success=201, refuses=(409, 502)),
     _get(f"{_PACKAGE}/{{part}}", "read_part", packages.read_part, BYTES, auth="signature",
          served_by="any", refuses=(401, 408, 502)),

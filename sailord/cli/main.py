@@ -39,6 +39,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
             "cluster",
             "Show rented instances per pool, refused requests, quotas and cost.",
         ),
+        "token": ("token", "Make, list and revoke tokens for people, on the head node."),
         "doctor": ("doctor", "List the cluster's problems with their cures."),
     },
     "Jobs": {

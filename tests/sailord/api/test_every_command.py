@@ -60,6 +60,9 @@ ELSEWHERE = {
     "ca renew": "tests/sailord/test_authority.py",
     "ca revoke": "tests/sailord/test_authority.py",
     "ca list": "tests/sailord/test_authority.py",
+    "token create": "tests/sailord/api/test_callers.py",
+    "token list": "tests/sailord/api/test_callers.py",
+    "token revoke": "tests/sailord/api/test_callers.py",
     "completion": "tests/sailord/daemon/test_cluster_commands.py",
 }
 """Commands that need no sailord, or bring their own, and where they are run."""

@@ -1,0 +1,69 @@
+"""Who calls: the name and the role behind a token, or behind a process on this host."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import socket
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+
+from aiohttp import web
+
+from sailord.config import Config
+from sailord.tokens import Role, TokenFile
+
+CALLER = "sailor-caller"
+_CREDENTIALS = struct.Struct("3i")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request."""
+
+    name: str
+    role: Role
+    is_host: bool = False
+    """Root or the service's own user, on this host."""
+
+
+def caller_with(tokens: TokenFile, header: str) -> Caller | None:
+    """The caller that an ``Authorization`` header proves."""
+    kind, _, shown = header.partition(" ")
+    found = tokens.find(shown.encode("utf-8", "replace")) if kind == "Bearer" else None
+    return None if found is None else Caller(found.name, found.role)
+
+
+def caller_at(request: web.Request, config: Config) -> Caller | None:
+    """The caller on the Unix socket, whom the kernel names."""
+    wire = None if request.transport is None else request.transport.get_extra_info("socket")
+    if wire is None:
+        return None
+    raw = wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, gid = _CREDENTIALS.unpack(raw)
+    name, groups = _about(uid, gid)
+    if uid in (0, os.getuid()):
+        return Caller(name, "admin", is_host=True)
+    if config.operators is not None and config.operators in groups:
+        return Caller(name, "operator")
+    if config.viewers is not None and config.viewers in groups:
+        return Caller(name, "viewer")
+    return None
+
+
+@lru_cache(maxsize=256)
+def _about(uid: int, gid: int) -> tuple[str, frozenset[str]]:
+    try:
+        name = pwd.getpwuid(uid).pw_name
+        ids = os.getgrouplist(name, gid)
+    except KeyError:
+        return f"uid {uid}", frozenset()
+    return name, frozenset(each.gr_name for each in grp.getgrall() if each.gr_gid in ids)
+
+
+def caller_of(request: web.Request) -> Caller | None:
+    """Who sent the request; ``None`` where nobody has to say."""
+    found = request.get(CALLER)
+    return found if isinstance(found, Caller) else None
