@@ -13,7 +13,7 @@ import pytest
 
 from agents.protocol.codec import decode, encode
 from agents.protocol.records import Abort, Fence, Order, Output
-from tests.agents.running import JOB, PREFIX, ROOT, fork_servers, place, until
+from tests.agents.running import JOB, OTHER_KEY, PREFIX, ROOT, fork_servers, place, until
 
 TIMES = int(os.environ.get("EXAMPLES") or os.environ.get("SAILOR_EXAMPLES") or 3)
 pytestmark = pytest.mark.asyncio
@@ -73,7 +73,7 @@ async def test_an_abort_needs_the_key_and_the_present_term(tmp_path):
         await here.train(term=7)
         workers = here.workers(1)
         old, now = (encode(Abort(JOB, Fence(term, 1))) for term in (6, 7))
-        assert (await here.ask("POST", "/v1/abort", now, key=b"another-key-as-long"))[0] == 401
+        assert (await here.ask("POST", "/v1/abort", now, key=OTHER_KEY))[0] == 401
         assert (await here.ask("POST", "/v1/abort", old))[0] == 409
         assert (await here.ask("POST", "/v1/abort", b"{}"))[0] == 422
         assert (await here.ask("GET", "/v1/logs/life.json"))[0] == 404

@@ -223,7 +223,10 @@ class GenerationRun:
                 self._set_state("fetching")
             elif rendezvous.ranks > 1:
                 self._store = self._join_rendezvous()
-            self._transport = open_transport(rendezvous, self._store, self._check_cancelled)
+            meeting = self._extra_status.get("meeting") or self._address
+            self._transport = open_transport(
+                rendezvous, self._store, meeting, self._check_cancelled
+            )
         except TransportError:
             raise
         except (OSError, RuntimeError) as error:

@@ -9,12 +9,15 @@ connections, so that all ranks name the same cause.
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
+import secrets
 import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch._C._distributed_c10d import Store
@@ -22,8 +25,13 @@ from torch._C._distributed_c10d import Store
 from worker.distributed.interface import AbortedError, PeerLostError, TransportError, VoteRecord
 
 _PREFIX = "watch"
+GREETING_S = 30.0
+"""The longest time in which a peer proves itself."""
+STRANGERS_MAX = 64
+"""Connections that have not proved themselves."""
+_NONCE_BYTES = 16
 _POLL_S = 0.002
-"""Seconds between two checks whether the other ranks have connected."""
+"""Seconds between two checks whether the other ranks have connected, or the meeting is over."""
 
 
 class PeerMonitor:
@@ -36,6 +44,7 @@ class PeerMonitor:
         size: int,
         *,
         host: str,
+        secret: bytes,
         deadline_s: float,
         on_failure: Callable[[], None],
         check_cancelled: Callable[[], None] = lambda: None,
@@ -52,7 +61,13 @@ class PeerMonitor:
         self._on_failure = on_failure
         self._lock = threading.Lock()
         self._peers = _connect(
-            store, rank, size, host=host, deadline_s=deadline_s, check_cancelled=check_cancelled
+            store,
+            rank,
+            size,
+            host=host,
+            secret=secret,
+            deadline_s=deadline_s,
+            check_cancelled=check_cancelled,
         )
         self._waking, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._run, daemon=True, name="peer monitor")
@@ -149,41 +164,120 @@ def _connect(
     size: int,
     *,
     host: str,
+    secret: bytes,
     deadline_s: float,
     check_cancelled: Callable[[], None],
 ) -> dict[int, socket.socket]:
-    """Connect every pair of ranks: the higher rank connects, the lower one listens."""
+    """Connect every pair of ranks: the higher rank connects, the lower one listens.
+
+    Both prove that they know the secret; others are sent away.
+    """
     deadline = time.monotonic() + deadline_s
-    peers: dict[int, socket.socket] = {}
-    try:
-        with socket.create_server((host, 0), backlog=size) as server:
+    with socket.create_server((host, 0), backlog=size + STRANGERS_MAX) as server:
+        meeting = _Meeting(server, secret, rank, size)
+        acceptor = threading.Thread(target=meeting.accept, daemon=True, name="peer acceptor")
+        acceptor.start()
+        try:
             store.set(f"{_PREFIX}/{rank}", json.dumps(server.getsockname()[:2]))
             for lower in range(rank):
                 address = _wait_for_key(store, f"{_PREFIX}/{lower}", deadline, check_cancelled)
                 peer = socket.create_connection(tuple(address), timeout=_remaining(deadline))
-                peers[lower] = peer
-                peer.sendall(rank.to_bytes(4, "little"))
-            server.settimeout(_POLL_S)
-            while len(peers) < size - 1:
+                meeting.peers[lower] = peer
+                peer.settimeout(min(GREETING_S, _remaining(deadline)))
+                _prove(peer, secret, lower, rank)
+            while len(meeting.peers) < size - 1:
                 check_cancelled()
-                try:
-                    peer, _ = server.accept()
-                except TimeoutError:
-                    _remaining(deadline)
-                    continue
-                try:
-                    peer.settimeout(_remaining(deadline))
-                    peers[int.from_bytes(_receive_exactly(peer, 4), "little")] = peer
-                except BaseException:
-                    peer.close()
-                    raise
-    except BaseException:
-        for peer in peers.values():
-            peer.close()
-        raise
-    for peer in peers.values():
+                _remaining(deadline)
+                time.sleep(_POLL_S)
+        except BaseException:
+            meeting.end()
+            for peer in meeting.peers.values():
+                peer.close()
+            raise
+        finally:
+            meeting.end()
+            acceptor.join()
+    for peer in meeting.peers.values():
         peer.settimeout(1.0)  # Messages are short: a peer that does not read them is stuck.
-    return peers
+    return meeting.peers
+
+
+@dataclass(eq=False)
+class _Meeting:
+    """Accepts the higher ranks' connections, each in a thread: a silent stranger delays nobody."""
+
+    server: socket.socket
+    secret: bytes
+    rank: int
+    size: int
+    peers: dict[int, socket.socket] = field(default_factory=dict)
+    _greeting: int = 0
+    _is_over: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def end(self) -> None:
+        """Accept nobody else."""
+        with self._lock:
+            self._is_over = True
+
+    def accept(self) -> None:
+        """Greet everybody who connects, until the end."""
+        self.server.settimeout(_POLL_S)
+        while not self._is_over:
+            try:
+                peer, _ = self.server.accept()
+            except OSError:
+                continue
+            with self._lock:
+                is_crowded = self._greeting >= self.size + STRANGERS_MAX
+                self._greeting += not is_crowded
+            if is_crowded:
+                peer.close()
+            else:
+                threading.Thread(target=self._greet, args=(peer,), daemon=True).start()
+
+    def _greet(self, peer: socket.socket) -> None:
+        """Challenge who connects, and take it in if it is the rank that it says."""
+        try:
+            peer.settimeout(GREETING_S)
+            ours = secrets.token_bytes(_NONCE_BYTES)
+            peer.sendall(ours)
+            caller = int.from_bytes(_receive_exactly(peer, 4), "little")
+            theirs, about = _receive_exactly(peer, _NONCE_BYTES), _about(self.rank, caller)
+            expected = _mac(self.secret, b"caller", about, ours, theirs)
+            if not hmac.compare_digest(_receive_exactly(peer, len(expected)), expected):
+                raise ConnectionError("it does not know the generation's secret")
+            peer.sendall(_mac(self.secret, b"listener", about, ours, theirs))
+            with self._lock:
+                if self._is_over or caller in self.peers or not self.rank < caller < self.size:
+                    raise ConnectionError(f"it says that it is rank {caller}")
+                self.peers[caller] = peer
+        except OSError as error:
+            print(f"peer monitor: a connection was refused: {error}", flush=True)
+            peer.close()
+        finally:
+            with self._lock:
+                self._greeting -= 1
+
+
+def _prove(peer: socket.socket, secret: bytes, listener: int, caller: int) -> None:
+    """Answer a listener's challenge, and check its answer to ours."""
+    theirs = _receive_exactly(peer, _NONCE_BYTES)
+    ours, about = secrets.token_bytes(_NONCE_BYTES), _about(listener, caller)
+    said = _mac(secret, b"caller", about, theirs, ours)
+    peer.sendall(caller.to_bytes(4, "little") + ours + said)
+    answer = _receive_exactly(peer, len(said))
+    if not hmac.compare_digest(answer, _mac(secret, b"listener", about, theirs, ours)):
+        raise ConnectionError(f"rank {listener} does not know the generation's secret")
+
+
+def _about(listener: int, caller: int) -> bytes:
+    return listener.to_bytes(4, "little") + caller.to_bytes(4, "little")
+
+
+def _mac(secret: bytes, *parts: bytes) -> bytes:
+    """All parts but the first have a fixed length."""
+    return hmac.digest(secret, b"".join(parts), "sha256")
 
 
 def _wait_for_key(

@@ -61,9 +61,13 @@ class ProcessTransport:
         device: torch.device | str = "cpu",
         deadline_s: float = 60.0,
         host: str = "127.0.0.1",
+        secret: bytes = b"",
         check_cancelled: Callable[[], None] = lambda: None,
     ) -> None:
-        """Connect to the other ranks; ``check_cancelled`` raises once the generation is over."""
+        """Connect to the other ranks; ``check_cancelled`` raises once the generation is over.
+
+        Without a ``secret`` the ranks trust everybody who can reach ``host``.
+        """
         self._check_cancelled = check_cancelled
         self.rank, self.size = rank, size
         self.deadline_s = deadline_s
@@ -79,6 +83,7 @@ class ProcessTransport:
             rank,
             size,
             host=host,
+            secret=secret,
             deadline_s=deadline_s,
             on_failure=self._abort_all,
             check_cancelled=check_cancelled,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from worker.distributed.single_rank import SingleRankTransport
 RENDEZVOUS_S = 60.0
 """Seconds for all ranks to arrive."""
 _POLL_S = 0.02
+_SECRET = "#"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +44,23 @@ def serve_store(listening: socket.socket, timeout_s: float) -> Store:
 
 
 def open_store(info: RendezvousInfo) -> tuple[Store, str]:
-    """Open the store, as rank 0, and return it with its address."""
+    """Open the store, as rank 0, and return it with the meeting: its address and a new secret.
+
+    The agents pass the meeting on, and all ranks prove to each other that they know the secret.
+    """
     listening = socket.create_server((info.host, 0), backlog=info.ranks)
-    address = f"{info.host}:{listening.getsockname()[1]}"
+    address = f"{info.host}:{listening.getsockname()[1]}{_SECRET}{secrets.token_hex(16)}"
     return serve_store(listening, RENDEZVOUS_S), address
 
 
-def join_store(address: str, check_cancelled: Callable[[], None]) -> Store:
+def secret_of(meeting: str) -> bytes:
+    """Return the secret of a generation."""
+    return meeting.partition(_SECRET)[2].encode()
+
+
+def join_store(meeting: str, check_cancelled: Callable[[], None]) -> Store:
     """Connect to the store that rank 0 has opened."""
-    host, _, port = address.rpartition(":")
+    host, _, port = meeting.partition(_SECRET)[0].rpartition(":")
     deadline = time.monotonic() + RENDEZVOUS_S
     while True:
         check_cancelled()
@@ -65,7 +75,7 @@ def join_store(address: str, check_cancelled: Callable[[], None]) -> Store:
 
 
 def open_transport(
-    info: RendezvousInfo, store: Store | None, check_cancelled: Callable[[], None]
+    info: RendezvousInfo, store: Store | None, meeting: str, check_cancelled: Callable[[], None]
 ) -> Transport:
     """Connect to the other ranks; a single rank needs no store."""
     if info.ranks == 1:
@@ -79,5 +89,6 @@ def open_transport(
         device=info.device,
         deadline_s=info.wait_s,
         host=info.host,
+        secret=secret_of(meeting),
         check_cancelled=check_cancelled,
     )

@@ -9,7 +9,7 @@ from agents.protocol.records import JobRecord, Output
 from agents.store.interface import Put
 from agents.work.archive import pack
 from agents.work.package import package_of
-from tests.agents.running import JOB, PREFIX, place, until
+from tests.agents.running import JOB, OTHER_KEY, PREFIX, place, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -43,5 +43,5 @@ async def test_a_package_survives_sailord_on_the_nodes_that_have_it(tmp_path):
         assert (status, part.text) == (200, "$ echo it is set up\nit is set up\n")
         status, _ = await here.ask("GET", f"/v1/packages/{package}/1")
         assert status == 404
-        status, _ = await here.ask("GET", f"/v1/packages/{package}/0", key=b"another-key-of-16")
+        status, _ = await here.ask("GET", f"/v1/packages/{package}/0", key=OTHER_KEY)
         assert status == 401

@@ -1,0 +1,68 @@
+"""Ranks admit only those that know the generation's secret."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+
+import pytest
+
+pytest.importorskip("torch", reason="the runtime needs PyTorch")
+from torch._C._distributed_c10d import HashStore
+
+from worker.distributed.peer_monitor import PeerMonitor
+from worker.distributed.rendezvous import secret_of
+
+pytestmark = pytest.mark.torch
+SECRET = b"of this generation"
+
+
+def start(store, rank, size, found, secret=SECRET):
+    """One rank, in a thread."""
+
+    def connect():
+        try:
+            found[rank] = PeerMonitor(
+                store, rank, size, host="127.0.0.1", secret=secret, deadline_s=3.0,
+                on_failure=lambda: None,
+            )  # fmt: skip
+        except OSError as error:
+            found[rank] = error
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    return thread
+
+
+def test_ranks_that_know_the_secret_meet_though_strangers_knock():
+    store, found = HashStore(), {}
+    threads = [start(store, 0, 3, found)]
+    address = tuple(json.loads(store.get("watch/0")))
+    silent = socket.create_connection(address)
+    liar = socket.create_connection(address)
+    liar.recv(16)
+    liar.sendall((1).to_bytes(4, "little") + bytes(16) + bytes(32))
+    assert liar.recv(1) == b"", "it is sent away"
+    threads += [start(store, rank, 3, found) for rank in (1, 2)]
+    for thread in threads:
+        thread.join()
+    assert [sorted(found[rank]._peers) for rank in range(3)] == [[1, 2], [0, 2], [0, 1]]
+    for rank in range(3):
+        found[rank].close()
+    silent.close()
+    liar.close()
+
+
+def test_a_rank_with_another_secret_is_not_admitted():
+    store, found = HashStore(), {}
+    threads = [start(store, 0, 2, found), start(store, 1, 2, found, b"of another generation")]
+    for thread in threads:
+        thread.join()
+    assert isinstance(found[1], ConnectionError)
+    assert isinstance(found[0], TimeoutError), "nobody else came"
+
+
+def test_the_meeting_holds_the_secret():
+    assert secret_of("10.0.0.1:4000#00ff") == b"00ff"
+    assert secret_of("") == b""
