@@ -121,6 +121,8 @@ class Cluster:
         self.endpoints = [f"127.0.0.1:{port}" for port in ports[:size]]
         self._peers = [f"http://127.0.0.1:{port}" for port in ports[size:]]
         self._arguments, self._scheme = arguments, scheme
+        self.credentials: grpc.ChannelCredentials | None = None
+        """Of a client, where the members ask for certificates."""
         self.processes: list[subprocess.Popen[bytes] | None] = [None] * size
         self.start()
 
@@ -130,6 +132,12 @@ class Cluster:
 
     async def open(self) -> Store:
         return await open_store(self.url)
+
+    def channel(self) -> grpc.aio.Channel:
+        """A connection to the first member."""
+        if self.credentials is None:
+            return grpc.aio.insecure_channel(self.endpoints[0])
+        return grpc.aio.secure_channel(self.endpoints[0], self.credentials)
 
     async def compact(self, store: Store) -> None:
         revision = (await store.snapshot("/none")).revision

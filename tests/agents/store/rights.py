@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import grpc.aio
-
 from agents.store.etcd_messages import message, method
 from tests.agents.store.places import Cluster
 
@@ -45,6 +43,6 @@ async def let_guest(cluster: Cluster, prefix: str) -> None:
 
 async def _ask(cluster: Cluster, name: str, /, *, token: str = "", **what: Any) -> Any:
     way, request = AUTH[name]
-    async with grpc.aio.insecure_channel(cluster.endpoints[0]) as channel:
+    async with cluster.channel() as channel:
         ask = channel.unary_unary(way.path, way.serialize, way.read)
         return await ask(request(**what), metadata=(("token", token),) if token else ())

@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, closing
 from pathlib import Path
 
+import grpc
 import pytest
 
+from agents.rpc.tls import read_certificate
 from agents.store.factory import open_store
 from agents.store.interface import (
     Store,
@@ -20,6 +23,7 @@ from agents.store.interface import (
     WriteRejected,
     WriteUnknown,
 )
+from sailord.authority import Authority
 from simulator.documents.problems import InputError
 from tests.agents.store.places import ETCD, PATIENCE_S, Cluster, wait_answer
 from tests.agents.store.rights import let_guest, require_passwords
@@ -296,3 +300,47 @@ async def test_write_without_permission_is_rejected_and_a_wrong_password_is_not(
             kinds[name] = type(refused.value)
             await guest.close()
         assert kinds == {"right": WriteRejected, "wrong": StoreRefused}
+
+
+async def test_sailors_authority_certifies_members_and_clients_of_an_etcd_with_users(tmp_path):
+    authority = Authority.create(tmp_path / "ca", "prod")
+    authority.issue("store", "one", tmp_path / "one", hosts=["127.0.0.1", "localhost"])
+    authority.issue("user", "admin", tmp_path / "admin")
+    own = authority.issue("agent", "n1", tmp_path / "n1", days=4 / 86400)
+    (tmp_path / "password").write_text("secret")
+    (tmp_path / "guest").write_text("guest")
+    files = tmp_path / "one"
+    arguments: Sequence[str] = (
+        *("--cert-file", str(files / "certificate.pem"), "--key-file", str(files / "key.pem")),
+        *("--trusted-ca-file", str(files / "ca.pem"), "--client-cert-auth"),
+    )
+    names = ("ca.pem", "key.pem", "certificate.pem")
+    ca, key, certificate = ((tmp_path / "admin" / name).read_bytes() for name in names)
+    with closing(Cluster(arguments=arguments, scheme="https")) as cluster:
+        cluster.credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+        url = f"{cluster.url}&ca={tmp_path}/ca/ca.pem"
+        certified = f"{url}&cert={tmp_path}/n1/certificate.pem&key={tmp_path}/n1/key.pem"
+        plain = await open_store(certified)
+        await wait_answer(plain)
+        await require_passwords(cluster)
+        store, guest = [
+            await open_store(f"{certified}&user={user}&password_file={tmp_path}/{file}")
+            for user, file in (("root", "password"), ("guest", "guest"))
+        ]
+        await store.put("/a", b"1")
+        with pytest.raises(StoreRefused, match="permission denied"):
+            await guest.put("/a", b"2")
+        with pytest.raises(StoreRefused, match=r"user name is empty|permission denied"):
+            await plain.put("/a", b"2")
+        # The certificate expires; what renews it replaces the files of the open store.
+        while read_certificate(tmp_path / "n1" / "certificate.pem")[1] > time.time():
+            await asyncio.sleep(0.1)
+        cluster.kill()
+        cluster.start()
+        with pytest.raises(StoreUnavailable, match="no member of etcd answered"):
+            await store.get("/a")
+        authority.issue(own.role, own.name, tmp_path / "n1")
+        await wait_answer(store)
+        assert (await store.get("/a")).value == b"1"
+        for each in (plain, store, guest):
+            await each.close()
