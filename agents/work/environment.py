@@ -137,15 +137,7 @@ async def _run(command: str, cwd: Path, variables: dict[str, str], log: _Log) ->
     reads, writes = os.pipe()
     with open(reads, "rb", buffering=0) as output:
         try:
-            process = await asyncio.create_subprocess_shell(
-                command,
-                cwd=cwd,
-                env=variables,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=writes,
-                stderr=writes,
-                start_new_session=True,
-            )
+            process = await _start(command, cwd, variables, writes)
         finally:
             os.close(writes)
         reading = asyncio.create_task(_read(output, log))
@@ -158,9 +150,7 @@ async def _run(command: str, cwd: Path, variables: dict[str, str], log: _Log) ->
         except TimeoutError:
             raise SetupError(f"setup `{command}` did not end within {COMMAND_S:.0f} s") from None
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            await _kill(process)
             reading.cancel()
             await asyncio.wait([reading])
             log.write(b"", is_last=True)
@@ -169,6 +159,37 @@ async def _run(command: str, cwd: Path, variables: dict[str, str], log: _Log) ->
         how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
         last = " | ".join(log.last) or "it printed nothing"
         raise SetupError(f"setup `{command}` {how}: {last[-TEXT_MAX:]}")
+
+
+async def _start(
+    command: str, cwd: Path, variables: dict[str, str], writes: int
+) -> asyncio.subprocess.Process:
+    """Start a command in a process group of its own; ends the group if cancelled meanwhile."""
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_shell(
+            command,
+            cwd=cwd,
+            env=variables,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=writes,
+            stderr=writes,
+            start_new_session=True,
+        )
+    )
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # Asyncio itself would end the shell alone, and not what the shell has started by now.
+        await asyncio.wait([starting])
+        if starting.exception() is None:
+            await _kill(starting.result())
+        raise
+
+
+async def _kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
 
 
 async def _read(output: IO[bytes], log: _Log) -> None:

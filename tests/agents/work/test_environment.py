@@ -70,6 +70,29 @@ async def test_what_a_cancelled_setup_has_started_ends(folder):
     # The group is gone: nothing in it holds the end of a pipe open.
 
 
+async def test_a_setup_that_is_cancelled_while_its_shell_starts_leaves_nothing(folder, monkeypatch):
+    begun, start = asyncio.Event(), asyncio.create_subprocess_shell
+    fifo = folder.files / "fifo"
+    os.mkfifo(fifo)
+
+    async def start_slowly(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        process = await start(*command, **options)
+        begun.set()
+        await asyncio.sleep(0.01)
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_shell", start_slowly)
+    command = "sleep 1000 & echo $! > fifo; wait"
+    running = asyncio.create_task(set_up(folder, (command,), {}))
+    process = os.pidfd_open(int(await asyncio.to_thread(fifo.read_text)))
+    await begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert select.select([process], [], [], 30)[0], "it was killed"
+    os.close(process)
+
+
 async def test_secrets_are_variables_and_are_blotted_out_in_log_and_error(folder):
     with pytest.raises(SetupError) as failed:
         await set_up(folder, ('echo "with $TOKEN"; exit 1',), {"TOKEN": "s3cret"})
