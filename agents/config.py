@@ -39,6 +39,9 @@ class Config:
     drain_s: float
     """After a stop of the service: workers that still train then are left alone."""
     lease_s: float
+    alone_s: float | None
+    """The agent ends its workers and exits after that long without a leader, so that a rented
+    machine can power off; ``None``: never."""
     orphan_s: float
     """Workers exit after that long without an agent."""
     worker: str
@@ -84,6 +87,7 @@ def load_config(path: Path) -> Config:
         "spot": top.flag("spot", default=False),
         "drain_s": top.number("drain_s", default=150.0, above=0.0, most=1e6),
         "lease_s": top.number("lease_s", default=10.0, least=1.0, most=600.0),
+        "alone_s": top.number("alone_s", above=0.0, most=1e7),
         "orphan_s": top.number("orphan_s", default=1800.0, above=0.0, most=1e6),
         "emulate": top.text("emulate"),
         "worker": top.text("worker", default="worker.control.worker_process"),

@@ -3,7 +3,8 @@
 SIGTERM drains the node and ends the agent once no worker needs it. If that takes too long the agent
 ends alone, with 1. SIGPWR says that the machine shuts down: the same, but sooner, and then the
 workers end too. SIGINT ends the agent alone: its workers go on, and the next agent takes them over.
-Exit codes: 0 it was told to end; 1 it failed and may be restarted; 2 an input is invalid.
+Exit codes: 0 it was told to end; 1 it failed and may be restarted; 2 an input is invalid; 76 no
+leader has answered for ``alone_s``.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ from agents.workers.specs import WorkerSettings
 from simulator.documents.problems import InputError, Problem, Problems
 from simulator.hardware.catalogue import Catalogue, load_catalogue
 
-FAILED, INVALID_INPUT = 1, 2
+FAILED, INVALID_INPUT, ALONE = 1, 2, 76
+LEAVE_S = 10.0
+"""The store may be gone with the leader."""
 SHUTDOWN_LEFT_S = 5.0
 """Of the time until the machine is off: what the end of workers and agent may take."""
 RETEST_S = 5.0
@@ -232,8 +235,11 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
         await gang.close(is_over=is_over or stop.is_shutdown)
         if is_over:
             # The node leaves the store at once, and the next start registers another node.
-            await registration.leave()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(registration.leave(), LEAVE_S)
             path.unlink(missing_ok=True)
+    if stop.is_alone.is_set():
+        raise SystemExit(ALONE)
     if stop.was_given_up:
         raise SystemExit(FAILED)
 
@@ -314,7 +320,10 @@ async def _listen(
 async def _run_until_stopped(
     loop: AgentLoop, stop: Stop, *others: Coroutine[Any, Any, None]
 ) -> bool:
-    """Run until SIGINT, or until the loop exits after SIGTERM; return whether the node is over."""
+    """Run until SIGINT, until the loop exits after SIGTERM, or until no leader was there for long.
+
+    Return whether the node is over.
+    """
     running, interrupted = asyncio.get_running_loop(), asyncio.Event()
     running.add_signal_handler(signal.SIGTERM, stop.terminated.set)
     running.add_signal_handler(signal.SIGPWR, stop.begin_shutdown)
@@ -333,15 +342,16 @@ async def _run_until_stopped(
                 loop.snapshots.replicator.run(),
                 loop.snapshots.uploader.run(),
                 stop.drain(interrupted),
+                stop.wait_alone(),
                 *others,
             )
         ]
-        ends = [group.create_task(end.wait()) for end in (loop.ended, interrupted)]
+        ends = [group.create_task(end.wait()) for end in (loop.ended, interrupted, stop.is_alone)]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         notify("STOPPING=1")
         for task in (*tasks, *ends):
             task.cancel()
-    return loop.ended.is_set()
+    return loop.ended.is_set() or stop.is_alone.is_set()
 
 
 async def _monitor_devices(loop: AgentLoop, devices: Devices, state: Path) -> None:
@@ -379,6 +389,8 @@ class Stop:
     """The machine shuts down, and the workers with it."""
     was_given_up: bool = False
     """The drain did not end in time."""
+    is_alone: asyncio.Event = field(default_factory=asyncio.Event)
+    """No leader has received a report for ``alone_s``."""
 
     def begin_shutdown(self) -> None:
         """Handle SIGPWR."""
@@ -401,6 +413,17 @@ class Stop:
             then = "its workers train on without an agent; start it again, or cancel the job"
         log.error(f"the drain did not end in {limit_s:g} s: {then}")
         interrupted.set()
+
+    async def wait_alone(self) -> None:
+        """End the agent once no leader was there for ``alone_s``."""
+        alone_s = self.config.alone_s
+        while alone_s is not None:
+            left_s = self.loop.sender.delivered_s + alone_s - time.monotonic()
+            if left_s <= 0:
+                log.error(f"no leader has answered for {alone_s:,.0f} s (alone_s)")
+                self.is_alone.set()
+                return
+            await asyncio.sleep(left_s)
 
 
 if __name__ == "__main__":

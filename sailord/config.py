@@ -149,6 +149,10 @@ def load_config(path: Path) -> Config:
         except InputError as error:
             problems.take(error)
     provider = read_provider(top, folder=path.parent, cluster_name=name or "", cluster=cluster)
+    is_unbounded = capacity.usd_max is None and capacity.usd_per_hour_max is None
+    if isinstance(provider, GceConfig) and is_unbounded:
+        cure = "set usd_max (dollars in all), usd_per_hour_max, or both, in [capacity]"
+        problems.add(top.place_of("capacity"), "has no budget, and instances are rented", cure)
     if isinstance(provider, GceConfig):
         provider = _with_tls(provider, tls, address, top)
     top.finish()

@@ -13,6 +13,7 @@ from planner.move_policy.node_lifetimes import History
 from sailord.api.context import CONTEXT, ApiContext
 from sailord.api.responses import answer
 from sailord.api.types import CapacityGlance
+from sailord.capacity.core.boots import why_stopped
 from sailord.capacity.core.budget import spent_usd, unpriced, usd_left, usd_per_hour
 from sailord.capacity.core.decide import obtainable
 from sailord.capacity.core.model import CapacityState, Cooldown, RentedInstance, Stop
@@ -57,6 +58,8 @@ class PoolView:
     obtainable: int
     """How many more could be requested now."""
     rest: Cooldown | None
+    stopped: str
+    """Why no more are requested until an operator orders it; empty: it is not stopped."""
     quotas: tuple[QuotaView, ...]
     life_s: float
     """Expected lifetime of one machine, by recent observations."""
@@ -126,6 +129,14 @@ async def show_capacity(request: web.Request) -> web.Response:
     return answer(capacity_of(request.app[CONTEXT]))
 
 
+async def retry_capacity(request: web.Request) -> web.Response:
+    """Request instances again of pools that were stopped since none brought up an agent."""
+    api = request.app[CONTEXT]
+    if api.capacity is not None:
+        api.capacity.retry_boots()
+    return answer(capacity_of(api), status=202)
+
+
 def capacity_of(api: ApiContext) -> CapacityView:
     """The view of this sailord."""
     loop, lifetimes = api.capacity, api.controller.cluster.lifetimes
@@ -171,6 +182,9 @@ def glance_of(api: ApiContext) -> CapacityGlance | None:
     return CapacityGlance(
         **{name: sum(getattr(pool, name) for pool in view.pools) for name in counts},
         resting=sum(pool.rest is not None for pool in view.pools),
+        stopped=tuple(
+            f"{pool.machine} in {pool.zone}: {pool.stopped}" for pool in view.pools if pool.stopped
+        ),
         usd_per_hour=view.money.usd_per_hour,
         spent_usd=view.money.spent_usd,
         stop=view.money.stop,
@@ -192,6 +206,7 @@ def _pool_view(capacity: CapacityState, pool: Pool, asked: int, history: History
         asked=asked,
         obtainable=obtainable(capacity, pool),
         rest=None if rest is None or capacity.now >= rest.until else rest,
+        stopped=why_stopped(capacity, pool),
         quotas=tuple(QuotaView(q.name, q.limit_gpus, q.used_gpus) for q in quotas),
         life_s=life.node_life_s,
     )

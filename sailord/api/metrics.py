@@ -111,6 +111,8 @@ def capacity_metrics(view: CapacityView) -> list[Metric]:
                 [(labels, pool.obtainable) for labels, pool in pools]),
         _metric("sailor_pool_resting", "1 while a pool is in backoff after a refusal.",
                 [(labels, float(pool.rest is not None)) for labels, pool in pools]),
+        _metric("sailor_pool_stopped", "1 while a pool is stopped after failed boots.",
+                [(labels, float(bool(pool.stopped))) for labels, pool in pools]),
         _metric("sailor_machine_usd_per_hour", "Price of one machine, by pool.",
                 [(labels, pool.usd_per_hour) for labels, pool in pools
                  if pool.usd_per_hour is not None]),

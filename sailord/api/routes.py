@@ -89,6 +89,8 @@ ROUTES: tuple[Route, ...] = (
     _get(f"{_PACKAGE}/{{part}}", "read_part", packages.read_part, BYTES, auth="signature",
          served_by="any", refuses=(401, 408, 502)),
     _get("/v1/capacity", "capacity", capacity.show_capacity, capacity.CapacityView),
+    _post("/v1/capacity/retry", "retry_capacity", capacity.retry_capacity, capacity.CapacityView,
+          success=202),
     _get("/v1/network", "network", network.show_network, network.NetworkView),
     _post("/v1/network", "measure_network", network.measure_network, network.NetworkView,
           success=202),

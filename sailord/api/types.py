@@ -250,6 +250,8 @@ class CapacityGlance:
     """Requested; the provider has not answered yet."""
     resting: int
     """Pools in backoff after a refusal."""
+    stopped: tuple[str, ...]
+    """Pools of which nothing is requested since no instance brings up an agent, and why."""
     usd_per_hour: float
     spent_usd: float
     stop: str

@@ -58,6 +58,7 @@ WANT_S = 2.0
 WANT_AGAIN_S = 300.0
 """... and if nothing changed."""
 WANT_TIMEOUT_S = 120.0
+HELD_TOO_LONG = "it was held for too long, so its instances are given back"
 MOVE_S = 60.0
 """Assumed duration of a reconfiguration to instances that do not exist yet; the real one is judged
 by its own cost."""
@@ -160,7 +161,7 @@ class CapacityLoop:
             case model.Drain():
                 self._tasks.start(self._drain(command))
             case model.PauseJob():
-                self._tasks.start(self._pause(command.why))
+                self._tasks.start(self._pause("budget", command.why))
             case model.Log():
                 log.info("capacity", text=command.text)
             case _:
@@ -170,6 +171,11 @@ class CapacityLoop:
         """End the cooldown of pools with such GPUs that were out of stock."""
         if self._term is not None:
             self._feed(model.StockReported(self.clock.now(), zone, gpu))
+
+    def retry_boots(self) -> None:
+        """Request instances of pools that were stopped since none brought up an agent."""
+        if self._term is not None:
+            self._feed(model.BootsRetried(self.clock.now()))
 
     # ---- leadership and storage ---------------------------------------------------------------
 
@@ -325,10 +331,10 @@ class CapacityLoop:
             else:
                 return
 
-    async def _pause(self, why: str) -> None:
+    async def _pause(self, cause: str, why: str) -> None:
         active = self.cluster.state.active
         if active is not None:
-            id_ = f"capacity-budget-{self._term}-{active.job}"
+            id_ = f"capacity-{cause}-{self._term}-{active.job}"
             await self._give(Order(id_, "pause", active.job, reason=why))
 
     # ---- the planner --------------------------------------------------------------------------
@@ -336,7 +342,11 @@ class CapacityLoop:
     async def _want(self) -> None:
         active, now = self.cluster.state.active, self.clock.now()
         if active is not None and isinstance(active.phase, Held):
-            return  # Keep the instances: they hold the job's state while an operator decides.
+            # The instances hold the job's state while an operator decides, but not for ever.
+            if self.state.machines and now >= active.phase.since + self.policy.idle_s:
+                why = f"{HELD_TOO_LONG} ([capacity] idle_s): {active.phase.reason}"
+                await self._pause(f"held-{active.phase.since:.0f}", why)
+            return
         if active is None or self.state.stop:
             self._asked = ()
             self._feed(model.TargetSet(now, {}))

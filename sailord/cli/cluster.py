@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from sailord.cli.options import json_line, show
-from sailord.cli.server import question, report_outage, server_command
+from sailord.cli.server import report_outage, server_command
 from sailord.client import Client, Patience, ServerProblem
 from sailord.text import cluster_text as text
 from sailord.text.capacity_text import capacity_text
@@ -44,11 +44,13 @@ def status(client: Client, watch: bool, as_json: bool) -> None:
         time.sleep(WATCH_S)
 
 
-capacity = question(
-    "capacity",
-    capacity_text,
-    "Show rented instances per pool, refused requests, quotas and cost.",
-)
+@click.command()
+@click.option("--retry", is_flag=True, help="Rent again from pools that were stopped.")
+@server_command
+def capacity(client: Client, retry: bool, as_json: bool) -> None:
+    """Show rented instances per pool, refused requests, quotas and cost."""
+    method, path = ("POST", "/v1/capacity/retry") if retry else ("GET", "/v1/capacity")
+    show(client.ask(method, path), as_json, capacity_text)
 
 
 @click.command()

@@ -59,6 +59,8 @@ class Instance:
     """The name that its agent registers under; empty while unknown."""
     boot: str = ""
     """The boot that is running, where the provider knows it."""
+    ends_at: float | None = None
+    """When the provider deletes it by itself; ``None``: never, or unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,9 @@ def capacity_text(capacity: dict[str, Any]) -> str:
         return "no leader elected yet; retry in about 10 s"
     lines = [_pool_table(capacity["pools"]) if capacity["pools"] else "no pool yet"]
     for pool in capacity["pools"]:
-        if pool["rest"] is not None:
+        if pool["stopped"]:
+            lines.append(f"{_name(pool)}: stopped: {pool['stopped']}")
+        elif pool["rest"] is not None:
             lines.append(_cooldown(pool, pool["rest"]))
     lines += sorted({_quota(quota) for pool in capacity["pools"] for quota in pool["quotas"]})
     for machine in capacity["machines"]:
@@ -54,11 +56,14 @@ def _contract(pool: dict[str, Any]) -> str:
     return "spot" if pool["spot"] else "on demand"
 
 
+def _name(pool: dict[str, Any]) -> str:
+    return f"{pool['machine']} in {pool['zone']} ({_contract(pool)})"
+
+
 def _cooldown(pool: dict[str, Any], rest: dict[str, Any]) -> str:
-    name = f"{pool['machine']} in {pool['zone']} ({_contract(pool)})"
     times = "" if rest["refusals"] == 1 else f", {rest['refusals']} refusals in a row"
     until = timestamp(rest["until"])
-    return f"{name}: cooldown until {until} ({rest['kind']}{times}): {rest['text']}"
+    return f"{_name(pool)}: cooldown until {until} ({rest['kind']}{times}): {rest['text']}"
 
 
 def _quota(quota: dict[str, Any]) -> str:
@@ -87,6 +92,7 @@ def capacity_problems(glance: dict[str, Any] | None) -> list[str]:
     ]
     if glance["stop"]:
         found.append("the capacity budget is spent; raise [capacity] usd_max and restart sailord")
+    found += [f"nothing is rented of {pool}" for pool in glance["stopped"]]
     if glance["resting"] and glance["up"] < glance["wanted"]:
         found.append("instances are missing, requests were refused; see sailorctl capacity")
     return found

@@ -72,7 +72,8 @@ class Place:
     http: aiohttp.ClientSession
     environment: dict[str, str] = field(default_factory=dict)
     worker: str = "tests.fakes.worker"
-    drain_s: float = 150.0
+    more: str = ""
+    """Further keys of each agent's file."""
     agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(
@@ -83,8 +84,8 @@ class Place:
         config.write_text(
             f'cluster_name = "test"\nname = "{name}"\nstate = "{self.state(name).name}"\n'
             f'key = "key"\nlease_s = 2.0\nmemory = "memory-{name}"\n'
-            f'worker = "{self.worker}"\nthreads = 1\ndrain_s = {self.drain_s}\nstore = "unix://{self.folder}/store.sock"\n'
-            f'zone = "{zone}"\n[listen]\nport = 0\n',
+            f'worker = "{self.worker}"\nthreads = 1\nstore = "unix://{self.folder}/store.sock"\n'
+            f'zone = "{zone}"\n{self.more}[listen]\nport = 0\n',
             encoding="utf-8",
         )
         with (self.folder / "agent.log").open("ab") as log:

@@ -8,9 +8,11 @@ import random
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from agents.main import ALONE
 from agents.protocol.codec import decode, encode
 from agents.protocol.records import Abort, Fence, Order, Output
 from tests.agents.running import JOB, OTHER_KEY, PREFIX, ROOT, fork_servers, place, until
@@ -47,6 +49,20 @@ async def test_workers_survive_a_killed_agent_and_are_taken_over(tmp_path):
             more = steps + chance.randrange(9)
             await until(lambda least=more: here.step(1) > least)
         assert here.workers(1) == workers
+
+
+async def test_an_agent_that_is_long_without_a_leader_ends_its_workers_and_says_so(tmp_path):
+    async with place(tmp_path) as here:
+        here.more = "alone_s = 4.0\n"
+        agent = here.start()
+        await here.open(await here.ready(), 1)
+        await until(lambda: here.step(1) > 2)
+        workers = here.workers(1).values()
+        await until(lambda: agent.poll() is not None)
+        assert agent.returncode == ALONE
+        assert "no leader has answered for 4 s" in (tmp_path / "agent.log").read_text()
+        await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+        assert await here.nodes() == []
 
 
 async def test_the_next_generation_reuses_the_processes(tmp_path):
@@ -143,7 +159,7 @@ async def test_all_mistakes_of_the_configuration_are_reported_together(tmp_path)
 
 async def test_a_drain_that_does_not_end_leaves_the_workers_and_a_start_withdraws_it(tmp_path):
     async with place(tmp_path) as here:
-        here.drain_s = 0.5
+        here.more = "drain_s = 0.5\n"
         agent, node = await here.train()
         workers = here.workers(1)
         agent.send_signal(signal.SIGTERM)
@@ -164,7 +180,7 @@ async def test_a_drain_that_does_not_end_leaves_the_workers_and_a_start_withdraw
 
 async def test_at_a_shutdown_workers_end_with_the_agent(tmp_path):
     async with place(tmp_path) as here:
-        here.drain_s = 0.5
+        here.more = "drain_s = 0.5\n"
         agent, _ = await here.train()
         agent.send_signal(signal.SIGPWR)
         agent.send_signal(signal.SIGTERM)

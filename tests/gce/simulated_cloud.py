@@ -35,6 +35,8 @@ POOLS = tuple(
 PRICES = {p: (1.0 if p.gpus == 1 else 9.0) * (0.4 if p.spot else 1.0) for p in POOLS}
 STORM_S = 30.0
 """Longest time without an answer of the cloud; budgets keep a longer reserve."""
+RUN_S, ALONE_S = 2700.0, 900.0
+"""After RUN_S the cloud deletes a machine; after ALONE_S without a leader its agent ends it."""
 KINDS = ("stockout", "stockout", "stockout", "quota", "rate", "permission", "bad_request")
 
 
@@ -68,6 +70,10 @@ class Run:
     """Longest continuous time above the hourly budget."""
     _dear_since: float | None = None
     works: bool = True
+    known: set[str] = field(default_factory=set)
+    """Numbers of all machines that sailord has ever seen."""
+    drained: set[str] = field(default_factory=set)
+    """Nodes that the job was ordered off."""
     said: list[str] = field(default_factory=list)
     leads: bool = False
     _terms: int = 0
@@ -76,6 +82,10 @@ class Run:
     _queue: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _count: itertools.count[int] = field(default_factory=itertools.count)
     _storm_until: float = 0.0
+    _rotten_until: dict[Pool, float] = field(default_factory=dict)
+    """Pools whose machines boot without an agent."""
+    away_usd: float = 0.0
+    """What was spent while no sailord was there."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -127,18 +137,36 @@ class Run:
         )
         self.read()
 
-    def end_leadership(self) -> None:
+    def end_leadership(self, away_s: float) -> None:
+        """Be without a sailord for some time; in a long one agents end their machines."""
         self.feed(model.SteppedDown(self.now))
         self.leads = False
-        self.at(self.random.uniform(0, 15), self.lead)
+        before, ends = self.bill(), self.now + ALONE_S
+
+        def end_alone() -> None:
+            for machine in tuple(self.machines.values()):
+                if machine.joins_at <= ends - ALONE_S and machine.dies_at > ends:
+                    self.forget(machine)
+
+        def come_back() -> None:
+            self.away_usd += self.bill() - before
+            self.lead()
+
+        if away_s > ALONE_S:
+            self.at(ALONE_S, end_alone)
+        self.at(away_s, come_back)
 
     def feed(self, event: model.Event) -> None:
         if not self.leads:
             return
+        there = self.state.machines.keys(), self.state.asks.keys()
         self.state, commands = decide(self.state, event)
+        self.known |= self.state.machines.keys()
+        # As the capacity loop: at once if instances came or went, before each request, and often.
         is_due = self.now > self._saved_at + 10.0 or any(
             isinstance(c, model.Create) for c in commands
         )
+        is_due = is_due or there != (self.state.machines.keys(), self.state.asks.keys())
         if self.state.prefix and is_due:
             self._books, self._saved_at = record_of(self.state), self.now
         for command in commands:
@@ -152,8 +180,7 @@ class Run:
             case model.Delete():
                 self.delete(command.ids)
             case model.Drain():
-                self.want[next(m.instance.pool for m in self.machines.values()
-                               if m.instance.node == command.node)] = 0  # fmt: skip
+                self.drained.add(command.node)
             case model.PauseJob():
                 self.at(self.random.uniform(1, 60), self.stop_work)
             case model.Log():
@@ -189,7 +216,7 @@ class Run:
         in_use = frozenset(name for name in agents if self.works and hash_of(name) % 3)
         wanted = {p for p, count in self.want.items() if count}
         pools = {m.instance.node: m.instance.pool for m in self.machines.values()}
-        kept = frozenset(name for name in in_use if pools[name] in wanted)
+        kept = frozenset(name for name in in_use if pools[name] in wanted) - self.drained
         self.feed(model.AgentsCounted(self.now, agents, kept))
 
     # ---- the cloud's side ---------------------------------------------------------------------
@@ -204,7 +231,9 @@ class Run:
         """Cause a random event in the cloud."""
         if self.calm:
             return
-        kind = self.random.choice(("stock", "storm", "preempt", "preempt", "quota", "leader", "x"))
+        kind = self.random.choice(
+            ("stock", "storm", "preempt", "preempt", "quota", "leader", "rot", "x")
+        )
         if kind == "stock":
             self.stock[self.random.choice(POOLS)] = self.random.choice((0, 1, 3, 50))
         elif kind == "storm":
@@ -212,7 +241,11 @@ class Run:
         elif kind == "quota":
             self.limits[self.random.choice(list(self.limits))] = self.random.choice((0, 8, 60))
         elif kind == "leader" and self.leads:
-            self.end_leadership()
+            away_s = 86_400.0 if self.random.random() < 0.05 else self.random.uniform(0, 15)
+            self.end_leadership(away_s)
+        elif kind == "rot":
+            pool = self.random.choice(POOLS)
+            self._rotten_until[pool] = self.now + self.random.uniform(60, 3600)
         elif kind == "preempt":
             spot = [m for m in self.machines.values() if m.instance.pool.spot and not m.ends_at]
             if spot:
@@ -273,9 +306,13 @@ class Run:
                 self.now,
                 ask.request_id,
                 f"n{number}",
+                ends_at=None if self.calm else self.now + RUN_S,
             )
             machine = Machine(instance, gpus=ask.pool.gpus)
-            if not self.chance(0.05):
+            if instance.ends_at is not None:
+                self.at(RUN_S, lambda m=machine: self.forget(m))
+            is_rotten = not self.calm and self.now < self._rotten_until.get(ask.pool, 0.0)
+            if not is_rotten and not self.chance(0.05):
                 machine.joins_at = self.now + self.random.uniform(20, 90)
             if self.chance(0.05):
                 machine.gpus -= 1
@@ -334,22 +371,23 @@ class Run:
 
     # ---- money --------------------------------------------------------------------------------
 
-    def bill(self) -> float:
+    def bill(self, *, of_known: bool = False) -> float:
         """Return what the cloud has charged so far."""
         return sum(
             PRICES[m.instance.pool] * ((m.ends_at or self.now) - m.instance.created_at) / 3600
             for m in (*self.past, *self.machines.values())
+            if not of_known or m.instance.id in self.known
         )
 
     def check_money(self) -> None:
         up = [m for m in self.machines.values() if m.ends_at is None]
         rate, most = sum(PRICES[m.instance.pool] for m in up), self.policy.usd_per_hour_max
-        is_dear = most is not None and rate > most
+        is_dear = most is not None and rate > most + 1e-9
         self._dear_since = (self._dear_since or self.now) if is_dear else None
         self.too_dear_s = max(self.too_dear_s, self.now - (self._dear_since or self.now))
         if self.policy.usd_max is not None:
             interval = rate * self.policy.look_s / 3600
-            over = self.bill() - self.policy.usd_max - interval
+            over = self.bill() - self.away_usd - self.policy.usd_max - interval
             self.overspent = max(self.overspent, over)
 
 

@@ -1,13 +1,15 @@
 """Decides which instances to request and to delete: events in, commands out, no clock.
 
 The planner sets the target: how many instances of each pool there should be. This reconciles
-towards it, one request at a time per pool. Four invariants hold:
+towards it, one request at a time per pool. Five invariants hold:
 
 1. a request is sent once; one with an unknown outcome counts as granted until an observation
    settles it;
 2. only instances that carry a request id are ever deleted, by their unique number;
 3. no request without a known price, against a quota or a budget, or during a pool's cooldown;
-4. surplus instances are deleted, unused ones first; those that the job uses only once the whole
+4. only an agent that registers proves a pool: until then few of its instances are up at once, and
+   after a few in a row without an agent the pool is stopped;
+5. surplus instances are deleted, unused ones first; those that the job uses only once the whole
    target is up, or as far as their cost blocks it.
 """
 
@@ -18,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import assert_never
 
-from sailord.capacity.core import model
+from sailord.capacity.core import boots, model
 from sailord.capacity.core.budget import (
     is_affordable,
     spent_usd,
@@ -34,11 +36,14 @@ from sailord.providers.interface import (
     InstanceRequest,
     Outcome,
     Pool,
-    RefusalKind,
     Refused,
 )
 
 MACHINES_PER_REQUEST_MAX = 16
+RETIRE_S = 1200.0
+"""An instance that the provider will delete is replaced from this long before, ..."""
+LAST_DRAIN_S = 300.0
+"""... and the job moves off it this long before, replaced or not."""
 Decision = tuple[CapacityState, tuple[model.Command, ...]]
 
 
@@ -49,18 +54,27 @@ def decide(state: CapacityState, event: model.Event) -> Decision:
         return state, ()
     state, stopped = _check_budget(state)
     state, doubted = _expire_doubts(state)
-    state = _mark_unusable(state)
+    state, faulty = _mark_unusable(state)
+    state, retired = _retire(state)
     state, drained = _shrink(state)
     state, deleted = _delete(state)
     state, created = _grow(state)
-    return state, (*logged, *stopped, *doubted, *drained, *deleted, *created)
+    return state, (*logged, *stopped, *doubted, *faulty, *retired, *drained, *deleted, *created)
 
 
 def record_of(state: CapacityState) -> model.CapacityRecord:
     """Return what the next leader must know, to be stored."""
     stopped = state.policy.usd_max if state.stop else None
     asks, machines = tuple(state.asks.values()), tuple(state.machines.values())
-    return model.CapacityRecord(state.spent_usd, asks, machines, state.stop, stopped)
+    return model.CapacityRecord(
+        state.spent_usd,
+        asks,
+        machines,
+        state.stop,
+        stopped,
+        tuple(state.boots.values()),
+        state.boots_failed,
+    )
 
 
 def supply(state: CapacityState) -> Counter[Pool]:
@@ -78,6 +92,8 @@ def obtainable(state: CapacityState, pool: Pool, there: Mapping[Pool, int] | Non
     """
     rest = state.cooldowns.get(pool)
     if state.quotas is None or pool not in state.prices or state.stop:
+        return 0
+    if boots.why_stopped(state, pool):
         return 0
     if rest is not None and state.now < rest.until:
         return 0
@@ -113,6 +129,8 @@ def _apply(state: CapacityState, event: model.Event) -> Decision:
             return replace(state, target=dict(event.target)), ()
         case model.StockReported():
             return _end_stockouts(state, event), ()
+        case model.BootsRetried():
+            return boots.retry(state), (model.Log("failed boots are forgotten by an order"),)
         case model.Tick():
             return state, ()
         case _:
@@ -135,6 +153,8 @@ def _take_over(state: CapacityState, event: model.TookOver) -> Decision:
         machines={m.instance.id: m for m in books.machines},
         spent_usd=books.spent_usd,
         stop=books.stop if is_spent else "",
+        boots={record.pool: record for record in books.boots},
+        boots_failed=books.boots_failed,
     )
     return state, tuple(_drain(m) for m in books.machines if m.is_drained and not m.why)
 
@@ -152,7 +172,9 @@ def _take_answer(state: CapacityState, outcome: Outcome) -> Decision:
             del asks[outcome.request_id]
             for instance in outcome.instances:
                 state = adopt(state, instance, asked.usd_per_hour, was_seen=False)
-            cooldowns = {p: rest for p, rest in state.cooldowns.items() if p != pool}
+            cooldowns = {
+                p: rest for p, rest in state.cooldowns.items() if p != pool or rest.kind == "boot"
+            }
             text = f"{len(outcome.instances)} of {asked.ask.count} granted: {pool}"
             return replace(state, asks=asks, cooldowns=cooldowns), (model.Log(text),)
         case Refused():
@@ -174,7 +196,7 @@ def _take_answer(state: CapacityState, outcome: Outcome) -> Decision:
 def _cool_down(
     state: CapacityState,
     pool: Pool,
-    kind: RefusalKind,
+    kind: model.CooldownKind,
     text: str,
     retry_after_s: float | None = None,
 ) -> CapacityState:
@@ -227,6 +249,8 @@ def _count_agents(state: CapacityState, event: model.AgentsCounted) -> CapacityS
             if machine.joined_at is not None:
                 machines[id_] = replace(machine, absent_since=machine.absent_since or state.now)
             continue
+        if machine.joined_at is None and agent.gpus >= machine.instance.pool.gpus:
+            state = boots.note_joined(state, machine.instance.pool)
         machines[id_] = replace(
             machine,
             joined_at=machine.joined_at or state.now,
@@ -268,8 +292,9 @@ def _expire_doubts(state: CapacityState) -> Decision:
     return state, tuple(told)
 
 
-def _mark_unusable(state: CapacityState) -> CapacityState:
+def _mark_unusable(state: CapacityState) -> Decision:
     """Mark instances for deletion that are faulty, lost, drained or beyond the budget."""
+    told: list[model.Command] = []
     for id_, machine in tuple(state.machines.items()):
         if machine.why or machine.is_missed or not machine.instance.request_id:
             continue
@@ -279,8 +304,12 @@ def _mark_unusable(state: CapacityState) -> CapacityState:
             marked = replace(machine, why=why)
             state = replace(state, machines={**state.machines, id_: marked})
         if fault:
-            state = _cool_down(state, machine.instance.pool, "unknown", fault)
-    return state
+            pool = machine.instance.pool
+            state = boots.note_failed(state, pool, fault)
+            state = _cool_down(state, pool, "boot", fault)
+            if boots.why_stopped(state, pool):
+                told.append(model.Log(f"stopped: {pool}: {boots.why_stopped(state, pool)}"))
+    return state, tuple(told)
 
 
 def _fault_of(state: CapacityState, machine: RentedInstance) -> str:
@@ -302,7 +331,24 @@ def _why_unneeded(state: CapacityState, machine: RentedInstance) -> str:
         return "the budget is spent"
     if since is not None and state.looked_at >= since + lost_s:
         return f"its agent has been gone for {lost_s:.0f} s"
+    if machine.is_retiring and not is_in_use:
+        return "the provider would soon delete it"
     return "it was drained" if machine.is_drained and not is_in_use else ""
+
+
+def _retire(state: CapacityState) -> Decision:
+    """Replace instances that the provider will soon delete by itself."""
+    machines, drained = dict(state.machines), []
+    for id_, machine in state.machines.items():
+        ends_at = machine.instance.ends_at
+        if ends_at is None or machine.is_drained or not machine.instance.request_id:
+            continue
+        is_last = state.now >= ends_at - LAST_DRAIN_S
+        if state.now >= ends_at - RETIRE_S:
+            machines[id_] = replace(machine, is_retiring=True, is_drained=is_last)
+        if is_last:
+            drained.append(model.Drain(machine.instance.node, "the provider will soon delete it"))
+    return replace(state, machines=machines), tuple(drained)
 
 
 def _shrink(state: CapacityState) -> Decision:
@@ -399,7 +445,12 @@ def _grow(state: CapacityState) -> Decision:
         missing = wanted - there[pool]
         if missing <= 0 or pool in busy:
             continue
-        count = min(missing, obtainable(state, pool, there), MACHINES_PER_REQUEST_MAX)
+        count = min(
+            missing,
+            obtainable(state, pool, there),
+            boots.room(state, pool),
+            MACHINES_PER_REQUEST_MAX,
+        )
         if count <= 0:
             continue
         price = state.prices[pool]

@@ -23,13 +23,16 @@ from sailord.providers.interface import (
 
 Stop = Literal["", "parting", "ended"]
 """What a spent total budget demands. ``parting``: save and give back; ``ended``: delete all."""
-COOLDOWN_S: Mapping[RefusalKind, float] = {
+CooldownKind = Literal[RefusalKind, "boot"]
+"""``boot``: its last instance brought up no agent; only an agent that registers ends this."""
+COOLDOWN_S: Mapping[CooldownKind, float] = {
     "stockout": 60.0,
     "quota": 300.0,
     "rate": 10.0,
     "permission": 600.0,
     "bad_request": 1800.0,
     "unknown": 60.0,
+    "boot": 60.0,
 }
 """A pool's first cooldown after a refusal of this kind; each further refusal doubles it."""
 _REQUESTS = UUID("0b6b6d0e-6a55-4e0b-9f1e-8f0d3c1f7a52")
@@ -61,6 +64,11 @@ class Policy:
     """Assumed to be available where no quota says less."""
     on_demand_min: int = 0
     """At least this many instances are on demand, where available."""
+    boot_failures_max: int = 3
+    """So many instances in a row without an agent stop their pool, three times as many all pools;
+    and so many of a pool are up at once until its first agent registers."""
+    idle_s: float = 1800.0
+    """Pause a job that was held for this long, so that its instances are given back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +92,8 @@ class RentedInstance:
     is_leaving: bool = False
     is_drained: bool = False
     """The job was ordered to move off it."""
+    is_retiring: bool = False
+    """The provider will soon delete it by itself: another one is requested."""
     gpus: int | None = None
     """As reported by its agent."""
     ended_at: float | None = None
@@ -108,7 +118,8 @@ class RentedInstance:
     def is_live(self) -> bool:
         """Whether it is usable: up, its agent present, not draining, not marked for deletion."""
         is_up = self.instance.state in ("pending", "running") and self.ended_at is None
-        is_well = not (self.is_leaving or self.is_drained) and self.absent_since is None
+        is_going = self.is_leaving or self.is_drained or self.is_retiring
+        is_well = not is_going and self.absent_since is None
         return is_up and is_well and not self.why
 
 
@@ -140,12 +151,25 @@ class Cooldown:
     """A pool gets no request before ``until``."""
 
     until: float
-    kind: RefusalKind
+    kind: CooldownKind
     refusals: int
-    """Since its last grant."""
+    """Since its last grant; of failed boots, since its last agent."""
     text: str
     since: float
     """When the first of these refusals came."""
+
+
+@dataclass(frozen=True, slots=True)
+class BootRecord:
+    """Whether a pool's instances bring up agents, as far as it was seen."""
+
+    pool: Pool
+    has_joined: bool = False
+    """An agent of this pool has registered once, with all its GPUs."""
+    failures: int = 0
+    """Instances without an agent since the last one that registered."""
+    text: str = ""
+    """What was wrong with the last of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +182,9 @@ class CapacityRecord:
     stop: Stop = ""
     stopped_at_usd: float | None = None
     """The total budget that was spent; a larger one lifts the stop."""
+    boots: tuple[BootRecord, ...] = ()
+    boots_failed: int = 0
+    """Instances of all pools without an agent since the last one that registered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +205,9 @@ class CapacityState:
     deleted: frozenset[str] = frozenset()
     """Instances known to be deleted; an older observation may still list them."""
     cooldowns: Mapping[Pool, Cooldown] = field(default_factory=dict)
+    boots: Mapping[Pool, BootRecord] = field(default_factory=dict)
+    boots_failed: int = 0
+    """As in ``CapacityRecord``."""
     surplus_since: Mapping[Pool, float] = field(default_factory=dict)
     in_use: frozenset[str] = frozenset()
     """Names of the nodes that the job uses."""
@@ -283,6 +313,13 @@ class StockReported:
 
 
 @dataclass(frozen=True, slots=True)
+class BootsRetried:
+    """An operator has mended what kept instances from bringing up agents."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed."""
 
@@ -300,6 +337,7 @@ Event = (
     | AgentsCounted
     | TargetSet
     | StockReported
+    | BootsRetried
     | Tick
 )
 

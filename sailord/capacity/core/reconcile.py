@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from sailord.capacity.core import boots
 from sailord.capacity.core.model import CapacityState, Command, Log, PendingRequest, RentedInstance
 from sailord.providers.interface import Instance, Observation
 
@@ -53,8 +54,13 @@ def observe(state: CapacityState, seen: Observation) -> tuple[CapacityState, tup
             closed_usd += replace(machine, ended_at=end).usd(max(state.now, seen.at))
             told.append(Log(f"{name} is gone: {machine.why or 'deleted by the provider'}"))
         elif is_taken and machine.ended_at is None:
-            told.append(Log(f"{name} was preempted"))
-            machines[id_] = replace(machine, ended_at=end or seen.at, why="preempted")
+            why = "preempted"
+            is_ours = machine.instance.request_id and not machine.why
+            if is_ours and id_ not in taken and machine.joined_at is None:
+                why = "it went off before its agent registered"
+                state = boots.note_failed(state, machine.instance.pool, why)
+            told.append(Log(f"{name}: {why}"))
+            machines[id_] = replace(machine, ended_at=end or seen.at, why=why)
         else:
             machines[id_] = replace(machine, ended_at=end)
     asks = _still_open(state, seen, there)

@@ -52,6 +52,10 @@ class GceConfig:
     network: str = "default"
     subnetwork: str | None = None
     external_ip: bool = True
+    max_run_s: int = 7 * 86_400
+    """Google deletes an instance after this time, whatever became of sailord."""
+    alone_s: int = 4 * 3_600
+    """An instance powers off after this time without a leader."""
     service_account: str | None = None
     """Of the instances; ``None``: the project's default one."""
     tags: tuple[str, ...] = ()
@@ -139,6 +143,8 @@ def read_gce(
         network=table.text("network", default="default"),
         subnetwork=table.text("subnetwork"),
         external_ip=table.flag("external_ip", default=True),
+        max_run_s=table.integer("max_run_s", default=7 * 86_400, least=3_600, most=120 * 86_400),
+        alone_s=table.integer("alone_s", default=4 * 3_600, least=60, most=120 * 86_400),
         service_account=table.text("service_account"),
         tags=_words(table, "tags"),
         placement=_texts(table, "placement"),

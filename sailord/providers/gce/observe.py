@@ -41,14 +41,17 @@ def read_instance(resource: Any, requests: Mapping[str, str], catalogue: Catalog
     items = {item.key: item.value for item in resource.metadata.items}
     request = items.get(REQUEST_LABEL) or labels.get(REQUEST_LABEL, "")
     zone = _last(resource.zone)
+    created_at = parse_time(resource.creation_timestamp)
+    run_s = resource.scheduling.max_run_duration.seconds
     return Instance(
         id=str(resource.id),
         name=resource.name,
         pool=_pool_of(resource, zone, labels, catalogue),
         state=STATES.get(resource.status, "pending"),
-        created_at=parse_time(resource.creation_timestamp),
+        created_at=created_at,
         request_id=requests.get(request, request),
         node=resource.name,
+        ends_at=created_at + run_s if run_s else None,
     )
 
 

@@ -73,7 +73,7 @@ def _properties(ask: InstanceRequest, config: GceConfig) -> dict[str, Any]:
     properties: dict[str, Any] = {
         "machine_type": machine,
         "labels": labels,
-        "scheduling": _scheduling(pool),
+        "scheduling": _scheduling(pool, config),
         "disks": [
             {
                 "boot": True,
@@ -106,20 +106,21 @@ def _properties(ask: InstanceRequest, config: GceConfig) -> dict[str, Any]:
     return properties
 
 
-def _scheduling(pool: Pool) -> dict[str, Any]:
+def _scheduling(pool: Pool, config: GceConfig) -> dict[str, Any]:
     common = {
         "provisioning_model": "SPOT" if pool.spot else "STANDARD",
         # Instances with GPUs cannot migrate live.
         "on_host_maintenance": "TERMINATE",
-        "automatic_restart": not pool.spot,
+        # sailord replaces an instance that went off.
+        "automatic_restart": False,
+        # A stopped instance would keep its name and its disk.
+        "instance_termination_action": "DELETE",
+        # If sailord is gone for good, this ends the bill.
+        "max_run_duration": {"seconds": config.max_run_s},
     }
     if not pool.spot:
         return common
-    return common | {
-        # A stopped instance would keep its name and its disk.
-        "instance_termination_action": "DELETE",
-        "preemption_notice_duration": {"seconds": NOTICE_S},
-    }
+    return common | {"preemption_notice_duration": {"seconds": NOTICE_S}}
 
 
 def agent_unit() -> str:
@@ -145,6 +146,7 @@ def startup_script(pool: Pool, config: GceConfig) -> str:
         "CA": config.ca,
         "MACHINE": pool.machine,
         "SPOT": "true" if pool.spot else "false",
+        "ALONE_S": str(config.alone_s),
         "NOTICE_S": str(NOTICE_S),
         "SHUTDOWN_S": str(SHUTDOWN_S),
         "UNIT": agent_unit(),

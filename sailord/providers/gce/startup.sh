@@ -74,6 +74,7 @@ machine = "@MACHINE@"
 spot = @SPOT@
 notice_s = @NOTICE_S@
 shutdown_s = @SHUTDOWN_S@
+alone_s = @ALONE_S@
 
 [listen]
 host = "0.0.0.0"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from agents.protocol.codec import decode, encode, plain
@@ -57,6 +59,17 @@ def test_the_view_shows_supply_target_and_cooldowns(story):
     assert view_of(story.hear(model.Tick(64.0))).pools[1].rest is None
 
 
+def test_a_stopped_pool_says_why_and_what_ends_it(story):
+    story.hear(model.Tick(621.0)).hear(model.AgentsCounted(700.0, {"n1": model.Agent(4)}))
+    assert "stopped" not in capacity_text(plain(view_of(story)))
+    boots = {A: model.BootRecord(A, True, 3, "as told")}
+    story.state = replace(story.state, boots=boots)
+    view = view_of(story)
+    assert view.pools[0].stopped.startswith("3 instances in a row brought up no agent: as told; ")
+    assert "large in zone-a (spot): stopped: 3 instances" in capacity_text(plain(view))
+    assert 'sailor_pool_stopped{machine="large"' in exposition(capacity_metrics(view))
+
+
 def test_an_orphan_is_an_instance_that_could_not_be_deleted(story):
     story.hear(model.TargetSet(30.0, {}))
     story.hear(model.Tick(331.0))
@@ -106,7 +119,8 @@ def test_each_pool_has_metrics(story):
 
 
 def test_status_and_doctor_summarise_capacity():
-    glance = {"wanted": 3, "up": 1, "awaited": 1, "asked": 0, "resting": 1, "usd_per_hour": 7.2,
+    glance = {"wanted": 3, "up": 1, "awaited": 1, "asked": 0, "resting": 1, "stopped": [],
+              "usd_per_hour": 7.2,
               "spent_usd": 1.0, "stop": "", "orphans": ["m2"]}  # fmt: skip
     assert glance_text(glance) == (
         "1 of 3 wanted are up, 1 starting, 1 pool in cooldown after a refusal; $7.20/h"

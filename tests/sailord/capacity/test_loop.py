@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
+import pytest
+
 from sailord.capacity.core.model import Policy
 from sailord.capacity.loop import CapacityLoop
+from sailord.core.model.phases import Held
 from sailord.core.model.state import State
 from sailord.providers.interface import Notice, Observation
 from tests.gce.virtual_client import Gateway, VirtualLoop
@@ -35,6 +38,32 @@ class Warner:
 
     async def close(self):
         """Nothing is open."""
+
+
+@pytest.mark.parametrize(("held_s", "orders"), [(1799.0, 0), (1801.0, 1)])
+def test_a_job_that_is_held_for_long_gives_its_instances_back(held_s, orders):
+    given, now = [], 10_000.0
+
+    async def play() -> None:
+        gateway = Gateway(lambda: False, given.append)
+        gateway.term = 1
+        active = SimpleNamespace(job="job", phase=Held("no plan", now - held_s))
+        state = SimpleNamespace(term=1, active=active)
+        loop = CapacityLoop(
+            None, Warner(), Policy(), SimpleNamespace(state=state), None, gateway,
+            SimpleNamespace(now=lambda: now),
+        )  # fmt: skip
+        loop._term = 1
+        loop.state = SimpleNamespace(machines={})
+        await loop._want()
+        assert given == [], "it has no instances"
+        loop.state = SimpleNamespace(machines={"7": None})
+        await loop._want()
+        await loop._want()
+
+    asyncio.run(play())
+    assert len({each.id for each in given}) == orders
+    assert all((e.kind, e.target) == ("pause", "job") and "no plan" in e.reason for e in given)
 
 
 def test_a_provider_notice_drains_the_node_under_one_id():

@@ -96,6 +96,20 @@ def test_a_mistake_in_the_provider_is_reported_with_its_cure(tmp_path, text, old
     assert words in str(raised.value)
 
 
+@pytest.mark.parametrize("budget", ["", "usd_max = 9\n", "usd_per_hour_max = 1\n"])
+def test_renting_needs_a_budget(tmp_path, budget):
+    gce = (
+        '[provider]\nkind = "gce"\nproject = "test-project"\nzones = ["us-central1-a"]\n'
+        'machines = ["a2-highgpu-4g"]\nstore = "etcd://10.0.0.1:2379"\n'
+        'key_secret = "projects/test-project/secrets/key/versions/1"\n'
+    )
+    if budget:
+        assert read(tmp_path, f"{gce}[capacity]\n{budget}").provider is not None
+        return
+    with pytest.raises(InputError, match="capacity: has no budget, and instances are rented"):
+        read(tmp_path, gce)
+
+
 def test_the_limits_of_capacity_are_read(tmp_path):
     policy = read(tmp_path, "[capacity]\non_demand_min = 2\nusd_max = 9\n").capacity
     assert (policy.on_demand_min, policy.usd_max, policy.usd_per_hour_max) == (2, 9.0, None)

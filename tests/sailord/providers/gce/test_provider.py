@@ -59,12 +59,14 @@ def test_a_request_matches_the_configuration():
     assert spot.body["scheduling"] == {
         "provisioningModel": "SPOT",
         "instanceTerminationAction": "DELETE",
+        "maxRunDuration": {"seconds": "604800"},
         "preemptionNoticeDuration": {"seconds": "120"},
         "onHostMaintenance": "TERMINATE",
         "automaticRestart": False,
     }
     assert usual.body["scheduling"]["provisioningModel"] == "STANDARD"
-    assert "instanceTerminationAction" not in usual.body["scheduling"]
+    assert usual.body["scheduling"]["maxRunDuration"] == {"seconds": "604800"}
+    assert usual.body["scheduling"]["instanceTerminationAction"] == "DELETE"
     (disk,) = spot.body["disks"]
     assert disk["autoDelete"] is True
     assert disk["initializeParams"]["labels"]["sailor-cluster"] == "prod"

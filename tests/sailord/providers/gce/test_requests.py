@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from agents.config import load_config
+from agents.main import ALONE
 from sailord.providers.gce.config import PACKAGE, machine_shape
 from sailord.providers.gce.requests import TORCH, bulk_insert_body, instance_names, startup_script
 from sailord.providers.interface import Pool
@@ -140,6 +141,7 @@ def test_the_startup_script_writes_a_valid_agent_file(tmp_path: Path, spot):
     assert (agent.name, agent.zone, agent.machine) == ("sailor-prod-1", HERE, "a2-highgpu-1g")
     assert (agent.spot, agent.notice_s, agent.shutdown_s) == (spot, 120.0, 30.0)
     assert agent.address == "10.0.0.7:7078"
+    assert agent.alone_s == 4 * 3600.0
 
 
 def test_the_startup_script_runs_the_agent_like_its_systemd_unit():
@@ -156,6 +158,8 @@ def test_the_startup_script_runs_the_agent_like_its_systemd_unit():
     told = heredoc("/usr/lib/sailor/tell-shutdown")
     assert told == (ROOT / "systemd" / "tell-shutdown.sh").read_text().rstrip("\n")
     assert "ExecStop=+-/usr/lib/sailor/tell-shutdown $MAINPID" in ours
+    assert f"RestartPreventExitStatus=2 {ALONE}" in ours, "an agent without a leader"
+    assert any(line.startswith("ExecStopPost=+") and str(ALONE) in line for line in ours)
 
 
 # ---- GKE ----------------------------------------------------------------------------------------

@@ -1,0 +1,93 @@
+"""Whether rented instances bring up agents, and how many more may be requested for that reason.
+
+A cloud's grant proves nothing: an instance that never boots is billed like any other. Only an agent
+that registers with all its GPUs proves its pool. Until then few instances of a pool are up at once;
+after a few failures in a row nothing more is requested until an operator has looked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from sailord.capacity.core.model import BootRecord, CapacityState
+from sailord.providers.interface import Pool
+
+POOLS_STOPPED_MAX = 3
+"""Failures that would stop so many pools stop all of them: the fault is not a pool's."""
+RETRY = "mend it, then order `sailorctl capacity --retry`"
+NO_LIMIT = 10**6
+
+
+def note_joined(state: CapacityState, pool: Pool) -> CapacityState:
+    """An agent of this pool has registered: whatever failed before is mended."""
+    boots = {**state.boots, pool: BootRecord(pool, has_joined=True)}
+    cooldowns = {p: c for p, c in state.cooldowns.items() if p != pool or c.kind != "boot"}
+    return replace(state, boots=boots, boots_failed=0, cooldowns=cooldowns)
+
+
+def note_failed(state: CapacityState, pool: Pool, text: str) -> CapacityState:
+    """An instance of this pool has brought up no agent, or one without all its GPUs."""
+    known = _record(state, pool)
+    boots = {**state.boots, pool: replace(known, failures=known.failures + 1, text=text)}
+    return replace(state, boots=boots, boots_failed=state.boots_failed + 1)
+
+
+def retry(state: CapacityState) -> CapacityState:
+    """Forget all failures; which pools are proven stays known."""
+    boots = {p: replace(record, failures=0, text="") for p, record in state.boots.items()}
+    cooldowns = {p: c for p, c in state.cooldowns.items() if c.kind != "boot"}
+    return replace(state, boots=boots, boots_failed=0, cooldowns=cooldowns)
+
+
+def why_stopped(state: CapacityState, pool: Pool) -> str:
+    """Return why nothing more is requested of this pool, and the cure; empty: it is not stopped."""
+    record = _record(state, pool)
+    if record.failures >= state.policy.boot_failures_max:
+        return f"{record.failures} instances in a row brought up no agent: {record.text}; {RETRY}"
+    if state.boots_failed >= _failures_max(state):
+        texts = sorted({r.text for r in state.boots.values() if r.text})
+        return (
+            f"{state.boots_failed} instances of all pools in a row brought up no agent: "
+            f"{', '.join(texts)}; {RETRY}"
+        )
+    return ""
+
+
+def room(state: CapacityState, pool: Pool) -> int:
+    """Return how many instances of a pool may be requested, as far as trust in it goes."""
+    record = _record(state, pool)
+    if _is_trusted(record):
+        return NO_LIMIT if not state.boots_failed else max(_left(state), 0)
+    here = state.policy.boot_failures_max - record.failures - _waiting(state)[pool]
+    return max(min(here, _left(state)), 0)
+
+
+def _left(state: CapacityState) -> int:
+    """Return how many more instances may fail before all pools are stopped."""
+    return _failures_max(state) - state.boots_failed - _waiting(state).total()
+
+
+def _failures_max(state: CapacityState) -> int:
+    most = state.policy.boot_failures_max
+    is_any_proven = any(record.has_joined for record in state.boots.values())
+    return most * POOLS_STOPPED_MAX if is_any_proven else most
+
+
+def _waiting(state: CapacityState) -> Counter[Pool]:
+    """Return instances without an agent yet, and requested ones, by pool that is not trusted."""
+    found = Counter(asked.ask.pool for asked in state.asks.values() for _ in range(asked.ask.count))
+    found.update(
+        machine.instance.pool
+        for machine in state.machines.values()
+        if machine.joined_at is None and machine.ended_at is None
+    )
+    return Counter({p: n for p, n in found.items() if not _is_trusted(_record(state, p))})
+
+
+def _record(state: CapacityState, pool: Pool) -> BootRecord:
+    return state.boots.get(pool) or BootRecord(pool)
+
+
+def _is_trusted(record: BootRecord) -> bool:
+    return record.has_joined and not record.failures

@@ -1,0 +1,120 @@
+"""Only an agent that registers proves a pool."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agents.protocol.codec import decode, encode
+from sailord.capacity.core.boots import why_stopped
+from sailord.capacity.core.decide import LAST_DRAIN_S, RETIRE_S, obtainable, record_of
+from sailord.capacity.core.model import (
+    Agent,
+    AgentsCounted,
+    BootsRetried,
+    CapacityRecord,
+    Create,
+    Delete,
+    Drain,
+    Log,
+    Policy,
+    RequestAnswered,
+    TargetSet,
+    Tick,
+)
+from sailord.providers.interface import Granted, Preemption
+from tests.sailord.capacity.story import A, B, Story, machine
+
+BOOT_S = Policy().boot_s
+
+
+def rent(story: Story, at: float, *numbers: int, wanted: int = 8) -> Story:
+    """Want machines of a pool, and get as many as are asked for."""
+    story.see(at, *seen(story)).hear(TargetSet(at, {A: wanted}))
+    (order,) = story.of(Create)
+    assert order.ask.count == len(numbers)
+    made = tuple(machine(n, request=order.ask.request_id, at=at) for n in numbers)
+    return story.hear(RequestAnswered(at + 1, Granted(order.ask.request_id, made)))
+
+
+def seen(story: Story):
+    return [each.instance for each in story.state.machines.values()]
+
+
+def fail(story: Story, at: float) -> Story:
+    """No agent registers until ``at``, and everything is deleted."""
+    story.hear(AgentsCounted(at, {}))
+    (order,) = story.of(Delete)
+    return story.see(at + 1, ended_at=dict.fromkeys(order.ids, at))
+
+
+def test_until_an_agent_registers_three_instances_are_rented():
+    story = rent(Story(), 1.0, 1, 2, 3)
+    assert story.see(60.0, *seen(story)).asks() == []
+    story.hear(AgentsCounted(70.0, {"n1": Agent(4)}))
+    assert story.asks() == [(A, 5)], "now all others are"
+
+
+def test_an_agent_without_all_its_gpus_proves_nothing():
+    story = rent(Story(), 1.0, 1, 2, 3)
+    story.hear(AgentsCounted(70.0, {"n1": Agent(3)}))
+    assert story.asks() == []
+    assert story.state.boots[A].failures == 1
+
+
+def test_a_pool_is_stopped_after_three_failures_until_an_operator_orders_it():
+    story = fail(rent(Story(), 1.0, 1, 2, 3), BOOT_S + 3)
+    later = BOOT_S + 86_400.0
+    assert story.hear(Tick(later)).asks() == []
+    assert obtainable(story.state, A) == 0
+    assert "3 instances in a row brought up no agent: no agent registered within 600 s" in (
+        why_stopped(story.state, A)
+    )
+    again = Story(books=decode(CapacityRecord, encode(record_of(story.state))))
+    again.see(later).hear(TargetSet(later, {A: 8}))
+    assert again.asks() == [], "a new leader knows of it"
+    assert again.hear(BootsRetried(later + 1)).asks() == [(A, 3)]
+
+
+def test_while_nothing_ever_came_up_a_failing_pool_stops_all():
+    story = fail(rent(Story(), 1.0, 1, 2, 3), BOOT_S + 3)
+    story.hear(TargetSet(BOOT_S + 5, {B: 1}))
+    assert story.asks() == []
+    assert "3 instances of all pools in a row" in why_stopped(story.state, B)
+
+
+def test_a_proven_pool_goes_on_while_another_fails():
+    story = rent(Story(), 1.0, 1, 2, 3, wanted=3)
+    story.hear(AgentsCounted(70.0, {f"n{n}": Agent(4) for n in (1, 2, 3)}))
+    state = story.state
+    failing = replace(state.boots[A], pool=B, has_joined=False, failures=3, text="as told")
+    story.state = replace(state, boots={**state.boots, B: failing}, boots_failed=3)
+    story.hear(TargetSet(80.0, {A: 5, B: 1}))
+    assert story.asks() == [(A, 2)]
+    story.state = replace(story.state, asks={}, boots_failed=9)
+    assert story.hear(Tick(90.0)).asks() == [], "nine in a row are no pool's own fault"
+
+
+def test_an_instance_that_switches_itself_off_has_failed_and_a_preempted_one_has_not():
+    story = rent(Story(), 1.0, 1, 2, 3)
+    off = [machine(n, request=seen(story)[0].request_id, state="preempted") for n in (1, 2)]
+    story.see(30.0, *off, seen(story)[2], preemptions=(Preemption("2", 29.0),))
+    assert story.state.boots[A].failures == 1
+    assert [o.text for o in story.of(Log)][:2] == [
+        "m1: it went off before its agent registered", "m2: preempted",
+    ]  # fmt: skip
+
+
+def test_an_instance_that_the_provider_will_delete_is_replaced_before():
+    story = rent(Story(), 1.0, 1, wanted=1)
+    end = 100_000.0
+    old = replace(seen(story)[0], ends_at=end)
+    agents, used = {"n1": Agent(4)}, frozenset({"n1"})
+    story.hear(AgentsCounted(50.0, agents, used)).see(50.0, old)
+    assert story.hear(AgentsCounted(end - RETIRE_S - 1, agents, used)).orders == ()
+    story.see(end - RETIRE_S, old)
+    assert story.asks() == [(A, 1)]
+    story.hear(Tick(end - LAST_DRAIN_S))
+    assert [order.node for order in story.of(Drain)] == ["n1"]
+    assert story.hear(Tick(end - LAST_DRAIN_S + 1)).of(Drain) == [], "ordered once"
+    story.hear(AgentsCounted(end - LAST_DRAIN_S + 9, agents))
+    assert story.of(Delete) == [Delete(("1",))]
