@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from fidelity_moves import moves_of
 from fidelity_plans import NODES, SLOWER, TEXT_OF_JOB, ZONES, Case, cases
-from fidelity_report import write_report
+from fidelity_report import write_document, write_report
 from machine import put_ahead
 from shaped_ranks import Measured, Seat, measure_host, run_plan, shaped_network
 
@@ -353,6 +353,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="Names of plans to run again.")
     parser.add_argument("--tries", type=int, default=3, help="Of a plan, until one is quiet.")
     parser.add_argument("--phases", nargs="*", choices=[*PHASES, "report"], default=[*PHASES])
+    parser.add_argument("--docs", action="store_true", help="Put the tables into docs/.")
     options = parser.parse_args()
     about = Experiment(options.out, options.resume or bool(options.only))
     begun = time.monotonic()
@@ -370,6 +371,8 @@ def main() -> None:
                 about.write("moves.json", moves_of(about.zones, about.folder))
         print(f"{time.monotonic() - begun:6.1f} s  {phase}", flush=True)
     write_report(about.folder)
+    if options.docs:
+        write_document(about.folder)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -168,6 +169,80 @@ def _moves(moves: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _pairs(phases: Any) -> Iterator[tuple[str, float]]:
     yield from phases.items() if isinstance(phases, dict) else phases
+
+
+# -- docs/accuracy.md -----------------------------------------------------------------------------
+
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "accuracy.md"
+_PLANS = ("| plan | micro batch;", "- **Time**: the median")
+_MOVES = ("Moves of a running job by sailord", "Fetching and the first step")
+
+
+def write_document(folder: Path) -> None:
+    """Replace the tables and pictures of docs/accuracy.md by those of a folder."""
+    runs: dict[str, Any] = json.loads((folder / "runs.json").read_text())
+    rows = [row_of(name, run) for name, run in runs.items()]
+    lines = [
+        "| plan | micro batch; micro batches: node, layers | predicted | measured | error |"
+        " spread | memory | bytes |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cells = (
+            row["plan"] if row["is_quiet"] else f"{row['plan']} (disturbed)",
+            _shape(runs[row["plan"]]["plan"]),
+            f"{row['predicted_s']:.3f} s",
+            f"{row['measured_s']:.3f} s",
+            _percent(row["error"]),
+            f"{row['spread']:.1%}".replace("%", " %"),
+            _percents(row["memory_errors"]),
+            _percents(list(row["bytes_errors"].values())),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    plans = "\n".join([*lines, "", "```text", *_summary(rows), "```"])
+    text = _replaced(DOCUMENT.read_text(encoding="utf-8"), _PLANS, plans)
+    moves = json.loads((folder / "moves.json").read_text())
+    told = "\n".join(
+        [f"{_MOVES[0]}, seconds measured (predicted):", "", "```text", *_moves(moves), "```"]
+    )
+    DOCUMENT.write_text(_replaced(text, _MOVES, told), encoding="utf-8")
+    for name in ("scatter", "timeline"):
+        shutil.copyfile(
+            folder / f"{name}.svg", DOCUMENT.parent / "pictures" / f"fidelity-{name}.svg"
+        )
+
+
+def _replaced(text: str, ends: tuple[str, str], new: str) -> str:
+    begin, end = (text.index(mark) for mark in ends)
+    return f"{text[:begin]}{new}\n\n{text[end:]}"
+
+
+def _shape(plan: Mapping[str, Any]) -> str:
+    """Return a plan in a few words."""
+    pipelines = []
+    for pipeline in plan["pipelines"]:
+        stages = [
+            stage["node"]
+            + (f"\u00d7{stage['tp']}" if stage["tp"] > 1 else "")
+            + (
+                f" {stage['layers'][0]}-{stage['layers'][1] - 1}"
+                if len(pipeline["stages"]) > 1
+                else ""
+            )
+            for stage in pipeline["stages"]
+        ]
+        pipelines.append(f"{pipeline['micro_batches']}: {' '.join(stages)}")
+    return f"{plan['micro_batch_size']}; {' / '.join(pipelines)}"
+
+
+def _percent(value: float) -> str:
+    return f"{value:+.1%}".replace("-", "\u2212").replace("%", " %")
+
+
+def _percents(values: Sequence[float]) -> str:
+    if not values:
+        return "\u2013"
+    return " to ".join(dict.fromkeys((_percent(min(values)), _percent(max(values)))))
 
 
 # -- pictures ------------------------------------------------------------------------------------
