@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +30,24 @@ def environment(version: int) -> dict[str, str]:
     return {VARIABLE: str(version), "PYTHONPATH": os.pathsep.join((str(SITE), str(ROOT)))}
 
 
+def written(value: object, version: int, plain: Callable[[object], Any] = codec.plain) -> Any:
+    """Return the JSON of a record as that version writes it."""
+    if isinstance(value, list | tuple):
+        return [written(each, version, plain) for each in value]
+    if not dataclasses.is_dataclass(value):
+        return plain(value)
+    names = [(each.name, each.default) for each in dataclasses.fields(value)]
+    found = [(name, getattr(value, name), default) for name, default in names]
+    kept = [pair for *pair, default in found if version >= 0 or pair[1] != default]
+    raw = {name: written(each, version, plain) for name, each in kept}
+    return raw | {FIELD: {"list": [1, {"more": None}]}} if version > 0 else raw
+
+
 def install(version: int) -> None:
     """Change how this process encodes."""
     versions.SPEAKS += version
     versions.UNDERSTANDS_FROM = max(versions.SPEAKS - 1, 0)
     plain, dumps = codec.plain, json.dumps
-
-    def other_plain(value: object) -> Any:
-        raw = plain(value)  # It calls itself by this name, and so adds to the records within.
-        if not dataclasses.is_dataclass(value):
-            return raw
-        if version > 0:
-            return raw | {FIELD: {"list": [1, {"more": None}]}}
-        fields = dataclasses.fields(value)
-        kept = {each.name for each in fields if each.default != getattr(value, each.name)}
-        return {name: each for name, each in raw.items() if name in kept}
 
     def other_dumps(value: Any, **options: Any) -> str:
         if version > 0 and isinstance(value, dict) and MARKS & value.keys():
@@ -52,5 +56,5 @@ def install(version: int) -> None:
                 value["spec"] = {**value["spec"], FIELD: True}
         return dumps(value, **options)
 
-    codec.plain = other_plain
+    codec.plain = lambda value: written(value, version, plain)
     json.dumps = other_dumps  # type: ignore[assignment] # the same, but for what it adds

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 from sailord.core.model.phases import Held, Running
 from sailord.core.queries.job_queue import next_in_queue
@@ -11,6 +13,7 @@ from tests.sim.faults import FaultInjector
 from tests.sim.planners import MEMBERS_MIN, Planner, QuickPlanner, RealPlanner
 from tests.sim.world import CONTROL_PLANE_FAULTS, JOB, MACHINE_FAULTS, STRAGGLERS, Faults, World
 
+Wire = Callable[[Any], Any]
 TROUBLE_S = 110.0
 CALM_S = 150.0
 LOOK_S = 5.0
@@ -32,10 +35,15 @@ def _trouble(world: World) -> None:
     FaultInjector(world, until=TROUBLE_S)
 
 
-def run_life(seed: int) -> World:
-    """Run a world through faults and then calm, until it is at rest."""
+def run_life(seed: int, wire: Wire | None = None) -> World:
+    """Run a world through faults and then calm, until it is at rest.
+
+    ``wire``: what a reader makes of the records that another process wrote.
+    """
     faults = faults_of(seed)
     world = World(seed, faults, planner_of(seed))
+    if wire is not None:
+        world.wire = world.store.wire = wire
     try:
         world.clock.after(10.0, lambda: _trouble(world))
         world.clock.run_until(TROUBLE_S)

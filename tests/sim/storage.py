@@ -45,6 +45,8 @@ class Store:
         self.watches: list[Watch] = []
         self.changed: Callable[[str, object], None] = lambda _key, _value: None
         self.is_up = True
+        self.wire: Callable[[object], object] = lambda value: value
+        """What a reader makes of a value that was written."""
         clock.after(0.5, self._end_leases)
 
     def take(self, prefix: str) -> dict[str, object]:
@@ -60,6 +62,7 @@ class Store:
 
     def put(self, key: str, value: object, lease: int | None = None) -> int:
         self.revision += 1
+        value = self.wire(value)
         entry = self.entries.get(key)
         created = self.revision if entry is None else entry.created
         self.entries[key] = Entry(value, created, lease)

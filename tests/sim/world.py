@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from agents.protocol.records import (
     Fence,
@@ -97,6 +98,7 @@ class World:
             unprepared_s=20.0,
         )  # fmt: skip
         self.store = Store(self.clock, self.random)
+        self.wire: Callable[[Any], Any] = lambda value: value
         self.objects = Objects()
         self.checker = Checker(self)
         self.planner = QuickPlanner() if planner is None else planner
@@ -172,6 +174,7 @@ class World:
             self.clock.after(self.random.uniform(0.1, 5.0), what)
 
     def report_to_heads(self, report: Report) -> None:
+        report = self.wire(report)
         for head in list(self.heads.values()):
             if head.state.term is not None:
                 self._hand(head, report)
@@ -187,7 +190,7 @@ class World:
 
     def answer(self, report: Report, answer: ReportReply) -> None:
         """Deliver a head's reply to a report."""
-        machine, job = self.machines[report.node], report.job
+        machine, job, answer = self.machines[report.node], report.job, self.wire(answer)
         assert job is not None, "an answer about no job"
         self.send(report.node, lambda: machine.tell(lambda agent: agent.hear_answer(job, answer)))
 
