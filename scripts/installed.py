@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ CONFIGURATION = Path("etc/sailor")
 """What lies here is the operator's: never overwritten, and removed by --purge only."""
 UNITS = ("sailor-agent.service", "sailord.service")
 USER = "sailor"
+ENDING_S = 5.0
 STATE = ("etc/sailor", "var/lib/sailor", "var/lib/sailor-agent", "run/sailor", "run/sailor-agent")
 
 
@@ -121,7 +123,10 @@ class Installed:
         """Stop the units, then remove every file of every version."""
         if self._is_running_system():
             subprocess.run(["systemctl", "disable", "--now", "-q", *UNITS], check=False)
-            if pids := _users(self.versions):
+            end_s = time.monotonic() + ENDING_S
+            while (pids := _users(self.versions)) and time.monotonic() < end_s:
+                time.sleep(0.2)  # Planners, or what forks workers, may still be ending.
+            if pids:
                 sys.exit(
                     f"error: workers run on (process {', '.join(pids)}): cancel or move their job,"
                     " or kill them; then once more"

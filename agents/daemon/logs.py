@@ -45,7 +45,7 @@ def begin_log(form: Form, standing: Standing = dict) -> None:
         else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
     )
     if is_journal(sys.stderr.fileno()):
-        render, factory = ends.pop(), Journal
+        render, factory = ends.pop(), lambda *_: Journal()
         ends.append(lambda logger, name, line: _for_journal(render(logger, name, {**line}), line))
     else:
         factory = structlog.PrintLoggerFactory(sys.stderr)

@@ -28,7 +28,10 @@ MOUNT_AND_BOOT = """
 set -eu
 mkdir -p /run/systemd
 mount -t tmpfs tmpfs /run/systemd
-mount -t overlay overlay -o "lowerdir=$LOWER,upperdir=$RUN/upper,workdir=$RUN/work" "$RUN/tree"
+layers="lowerdir=$LOWER,upperdir=$RUN/upper,workdir=$RUN/work"
+# Where the kernel can, a new link to a file of the lower tree copies no content.
+mount -t overlay overlay -o "$layers,redirect_dir=on,metacopy=on" "$RUN/tree" 2>/dev/null ||
+    mount -t overlay overlay -o "$layers" "$RUN/tree"
 test -e "$RUN/tree/$MARK"
 test "$(stat -c %d:%i "$RUN/tree")" != "$(stat -c %d:%i /)"
 # A unit that protects the kernel's settings sees the boot of the machine, and not the container's.

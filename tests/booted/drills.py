@@ -363,7 +363,7 @@ class Drills:
         box.do("systemctl", "start", SAILORD, AGENT)
         self.wait_ready(30)
         box.do("sailorctl", "cancel", JOB)
-        wait("end of the workers", lambda: not self.workers(), 60)
+        wait("end of the job", lambda: self.job() is None, 30)
         box.do("sailor-system", "uninstall")
         for left in ("/opt/sailor", "/usr/bin/sailord", "/usr/lib/systemd/system/sailord.service"):
             if box.path(left).exists():

@@ -42,7 +42,7 @@ def test_a_line_has_its_priority_and_fields(tmp_path, received, monkeypatch, cap
         monkeypatch.setenv("JOURNAL_STREAM", f"{of_stderr.st_dev}:{of_stderr.st_ino}")
         try:
             begin_log("json", lambda: {"job": "tale", "generation": 3, "step": None})
-            structlog.get_logger().warning("lease expired", node="n1")
+            structlog.get_logger("sailor-agent").warning("lease expired", node="n1")
         finally:
             monkeypatch.delenv("JOURNAL_STREAM")
             begin_log("terminal")
