@@ -107,6 +107,8 @@ class Drills:
         self.box.do("systemd-sysusers")
         key = "openssl rand -hex 32 | install -o sailor -m 0600 /dev/stdin /etc/sailor/cluster.key"
         self.box.do("sh", "-c", key)
+        with self.box.path("/etc/sailor/sailord.toml").open("a") as config:
+            config.write(f'\n[checkpoints]\nallowed = ["file://{CHECKPOINTS}"]\n')
         self.box.do("runuser", "-u", "sailor", "--", "sailord", "check")
 
     def sailord_starts(self) -> None:
