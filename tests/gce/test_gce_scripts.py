@@ -20,6 +20,8 @@ from tests.gce.simulated_cloud import POOLS, RUN_S, Run
 SCRIPTS = int(os.environ.get("SAILOR_SCRIPTS", "200"))
 """Fewer than ``test_gce_random`` plays, whose scripts have all of this in them and a cloud."""
 GROUPS = 10
+UNSEEN_USD = 0.2
+"""The dearest machine costs that in the time for which a request may be in doubt."""
 
 
 def play(seed: int) -> Run:
@@ -63,7 +65,7 @@ def judge(seed: int) -> None:
     assert run.too_dear_s <= run.policy.look_s, seed
     # Only what came and went while no sailord was there is in no book.
     assert spent_usd(run.state) == pytest.approx(run.bill(of_known=True), abs=1e-6), seed
-    assert run.bill() - run.bill(of_known=True) <= run.away_usd + 1e-6, seed
+    assert run.bill() - run.bill(of_known=True) <= run.away_usd + UNSEEN_USD, seed
 
 
 def test_machines_that_never_boot_are_not_rented_for_ever():
