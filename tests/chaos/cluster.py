@@ -67,9 +67,16 @@ class ChaosPlace(Place):
         return self.folder / "site"
 
     def write_agent(
-        self, name: str, gpu: str, zone: str, *, spot: bool, host: str = LOOPBACK
+        self,
+        name: str,
+        gpu: str,
+        zone: str,
+        *,
+        spot: bool,
+        host: str = LOOPBACK,
+        head: str = LOOPBACK,
     ) -> Path:
-        config = Place.write_agent(self, name, gpu, zone, spot=spot, host=host)
+        config = Place.write_agent(self, name, gpu, zone, spot=spot, host=host, head=head)
         text = config.read_text(encoding="utf-8")
         text = self.proxies.of_agent(text, name)
         config.write_text(text.replace("orphan_s = 10.0", f"orphan_s = {ORPHAN_S}"))
