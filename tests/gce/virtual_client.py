@@ -14,6 +14,7 @@ import requests
 from google.auth.credentials import AnonymousCredentials
 from requests.adapters import HTTPAdapter
 
+from agents.daemon.unreadable import UnreadableRecords
 from agents.protocol.records import Order
 from agents.protocol.store_keys import Keys
 from agents.store.interface import Entry, StoreUnavailable
@@ -118,6 +119,7 @@ class Gateway:
     def __init__(self, is_away: Callable[[], bool], obey: Callable[[Order], None]) -> None:
         self.keys = Keys("test")
         self.store = self
+        self.unreadable = UnreadableRecords()
         self.term = 0
         self._follow_order = obey
         self._is_away = is_away
