@@ -151,7 +151,10 @@ class Installed:
             if purge:
                 subprocess.run(["userdel", USER], check=False)
         left = [f"/{each}" for each in STATE if (self.root / each).exists()]
-        print("removed" + (f"; what stays: {', '.join(left)} (--purge)" if left else ""))
+        print(
+            "removed"
+            + (f"; what stays: {', '.join(left)} (make uninstall PURGE=1)" if left else "")
+        )
 
     def _check(self, name: str) -> None:
         if name not in self.names():

@@ -225,7 +225,7 @@ def test_uninstalling_leaves_what_is_the_operators_and_purging_nothing(two_versi
     (tree / "etc/sailor/cluster.key").write_text("k" * 64)
     (tree / "etc/sailor/agent.toml").write_text("# mine\n")
     said = sailor_system(tree, "uninstall")
-    assert "what stays: /etc/sailor, /var/lib/sailor (--purge)" in said.stdout
+    assert "what stays: /etc/sailor, /var/lib/sailor (make uninstall PURGE=1)" in said.stdout
     files = {each for each in listing(tree) if not (tree / each).is_dir()}
     assert files == {"usr/bin/other", "etc/sailor/cluster.key", "etc/sailor/agent.toml"}
     assert sailor_system(tree, "uninstall", "--purge").returncode == 0

@@ -14,6 +14,7 @@ from typing import Any
 
 from sailord.providers.gce.requests import agent_unit
 from tests.booted.container import Container, DrillError, wait
+from tests.booted.tree import ROOT
 
 SAILORD, AGENT = "sailord.service", "sailor-agent.service"
 JOB = "drill"
@@ -376,7 +377,9 @@ class Drills:
 
     def purge(self) -> None:
         """Nothing is left: a diff of the tree, and of the memory file system."""
-        self.box.do("sailor-system", "uninstall", "--purge")
+        # As `make uninstall PURGE=1` does: the command itself is gone by now.
+        script = (ROOT / "scripts/installed.py").read_text()
+        self.box.do("python3", "-", "uninstall", "--purge", given=script)
         left = files(self.box.path("/")) - self.files_before
         ours = sorted(each for each in left if re.search(r"sail|sem\.mp", each))
         if ours:
