@@ -381,6 +381,8 @@ class Drills:
         script = (ROOT / "scripts/installed.py").read_text()
         self.box.do("python3", "-", "uninstall", "--purge", given=script)
         left = files(self.box.path("/")) - self.files_before
+        # The container itself needs one file beside the agent's unit.
+        left -= {each for each in left if "/sailor-agent.service.d" in each}
         ours = sorted(each for each in left if re.search(r"sail|sem\.mp", each))
         if ours:
             raise DrillError("left: " + ", ".join(ours[:20]))
