@@ -71,7 +71,7 @@ async def test_stopping_is_sent_at_once_and_workers_finish_first(tmp_path):
             workers = here.workers(1)
             agent.send_signal(signal.SIGTERM)
             await asyncio.to_thread(systemd.wait_for, "STOPPING=1")
-            assert any(line.startswith("STATUS=draining") for line in systemd.lines)
+            await until(lambda: any(x.startswith("STATUS=draining") for x in systemd.lines))
             # While it drains, it feeds the watchdog and its workers go on.
             await asyncio.to_thread(systemd.wait_for, "WATCHDOG=1")
             before = here.step(1)

@@ -256,4 +256,6 @@ def configure(place: Place, address: str, capacity: str, groups: Sequence[Group]
                 f'[[provider.group]]\nzone = "{group.zone}"\nmachine = "{LARGE}"\n'
                 f'name = "{group.name}"\n'
             )
+        if "usd_" not in capacity:
+            capacity += "usd_per_hour_max = 1000.0\n"
         config.write(f"[capacity]\nlook_s = 0.5\nmachines_per_pool_max = 4\n{capacity}")

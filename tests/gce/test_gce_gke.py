@@ -44,7 +44,8 @@ def agent_of(folder: Path) -> Config:
     settings = list(yaml.safe_load_all(MANIFEST.read_text()))[2]
     path = folder / "agent.toml"
     text = settings["data"]["agent.toml"].replace("NODE", "gke-1").replace("ADDRESS", "10.0.0.7")
-    path.write_text(text)
+    (folder / "ca.pem").touch()
+    path.write_text(text.replace("/etc/sailor/key/", f"{folder}/"))
     return load_config(path)
 
 

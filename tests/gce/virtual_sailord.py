@@ -175,6 +175,8 @@ class World(Hooks):
         self.cloud.is_expired = False
         self.cloud.hung = self.cloud.dead = self.cloud.blind = 0
         self._store_back_at = 0.0
+        if self.head is not None:
+            self.head.capacity.retry_boots()
 
     async def end(self) -> None:
         """Stop sailord."""

@@ -187,7 +187,12 @@ def _send_step(send: SendMessage, rank: int, report: StepReport) -> None:
 
 
 def _save_shard(pieces: RankTensors, rank: int, folder: Path) -> None:
-    masters = {key: parts for key, parts in pieces.items() if key[2] == "master"}
+    masters = {
+        # Numbers, since a range is an object that only pickle could read.
+        key: [(None if held is None else (held.start, held.stop), part) for held, part in parts]
+        for key, parts in pieces.items()
+        if key[2] == "master"
+    }
     try:
         torch.save(masters, folder / f"{rank}.pt")
     except (OSError, RuntimeError) as error:

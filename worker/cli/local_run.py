@@ -45,7 +45,7 @@ from worker.profiling.timeline import RankTimeline, Span, trace
 from worker.reporting.progress_display import ProgressDisplay
 from worker.script.open_job import names_module, open_job, open_module
 from worker.script.recipe import one_rank_plan
-from worker.training.full_tensors import merge_ranks
+from worker.training.full_tensors import RankTensors, merge_ranks
 from worker.types import ACTIVITIES
 
 T = TypeVar("T")
@@ -334,10 +334,17 @@ def _with_path(path: Path) -> Iterator[None]:
         raise OSError(getattr(error, "errno", None) or errno.EIO, strerror, str(path)) from None
 
 
+def _read_shard(path: Path) -> RankTensors:
+    return {
+        key: [(None if held is None else range(*held), part) for held, part in parts]
+        for key, parts in torch.load(path, weights_only=True).items()
+    }
+
+
 def _save(spec: RunSpec, ranks: int, pieces: Path, folder: Path) -> None:
     """Merge the ranks' shards into one file, under the module's names or Hugging Face's."""
     job = spec.job
-    shares = [torch.load(pieces / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
+    shares = [_read_shard(pieces / f"{rank}.pt") for rank in range(ranks)]
     merged = merge_ranks(shares, tensors_of(job))
     whole = {(0 if layer == TIED else layer, name): t for (layer, name, _), t in merged.items()}
     if spec.module is not None:

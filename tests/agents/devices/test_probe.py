@@ -167,5 +167,5 @@ def test_without_a_driver_the_error_names_the_cure(tmp_path):
     )  # fmt: skip
     assert done.returncode == 2
     assert "no NVIDIA driver is installed" in done.stderr
-    assert "--emulate 2xA100-40" in done.stderr
+    assert 'emulate = "2xA100-40"' in done.stderr
     assert "Traceback" not in done.stderr
