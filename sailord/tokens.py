@@ -5,12 +5,15 @@ A token has 256 random bits, so its plain hash tells nothing about it.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import hmac
 import json
 import os
 import secrets
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -73,26 +76,47 @@ def read_tokens(file: Path) -> tuple[Token, ...]:
 
 def create_token(file: Path, name: str, role: Role, days: float | None) -> str:
     """Add a token to the file and return it: it is not kept anywhere."""
-    known = read_tokens(file) if file.exists() else ()
     if not NAME.match(name):
         cure = "use lower-case letters, digits and hyphens"
         raise InputError(Problem("NAME", f"{name!r} is not a name", cure))
-    if any(each.name == name for each in known):
-        cure = f"revoke it first: sailorctl token revoke {name}"
-        raise InputError(Problem("NAME", f"there is a token {name} already", cure))
-    token = PREFIX + secrets.token_urlsafe(32)
-    expires = None if days is None else time.time() + days * 86_400
-    _write(file, (*known, Token(name, role, hash_of(token), expires)))
+    with _alone(file):
+        known = read_tokens(file) if file.exists() else ()
+        if any(each.name == name for each in known):
+            cure = f"revoke it first: sailorctl token revoke {name}"
+            raise InputError(Problem("NAME", f"there is a token {name} already", cure))
+        token = PREFIX + secrets.token_urlsafe(32)
+        expires = None if days is None else time.time() + days * 86_400
+        _write(file, (*known, Token(name, role, hash_of(token), expires)))
     return token
 
 
 def revoke_token(file: Path, name: str) -> None:
     """Remove a token from the file."""
-    known = read_tokens(file)
-    left = tuple(each for each in known if each.name != name)
-    if len(left) == len(known):
-        raise InputError(Problem("NAME", f"there is no token {name}", "sailorctl token list"))
-    _write(file, left)
+    with _alone(file):
+        known = read_tokens(file)
+        left = tuple(each for each in known if each.name != name)
+        if len(left) == len(known):
+            raise InputError(Problem("NAME", f"there is no token {name}", "sailorctl token list"))
+        _write(file, left)
+
+
+@contextlib.contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Keep others from changing the file between its reading and its writing."""
+    lock = file.with_name(f".{file.name}.lock")
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise InputError(Problem(str(lock), f"cannot be opened: {error.strerror}")) from None
+    try:
+        if os.geteuid() == 0 and os.fstat(descriptor).st_uid == 0:
+            # The service's own user has to be able to open it later.
+            owner = (file if file.exists() else file.parent).stat()
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _write(file: Path, tokens: tuple[Token, ...]) -> None:

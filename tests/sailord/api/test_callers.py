@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +18,12 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
+from sailord import tokens
 from sailord.api.callers import caller_at
 from sailord.cli.main import main
 from sailord.config import Config
-from sailord.tokens import create_token, hash_of, read_tokens
+from sailord.tokens import create_token, hash_of, read_tokens, revoke_token
+from simulator.documents.problems import InputError
 from tests.sailord.daemon.running import JOB, TOKEN, Place, wait_until
 
 
@@ -98,6 +101,38 @@ def test_mistakes_are_told(tmp_path):
     assert "there is no token b" in typed("token", "revoke", "b", "--file", str(file)).output
     file.write_text('{"tokens": [{"name": 1}]}')
     assert "is not a file of tokens" in typed("token", "list", "--file", str(file)).output
+
+
+def test_a_token_revoked_while_another_is_made_stays_revoked(tmp_path, monkeypatch):
+    file = tmp_path / "tokens.json"
+    create_token(file, "gone", "admin", None)
+    has_read, may_write, write = threading.Event(), threading.Event(), tokens._write
+
+    def write_late(*given: Any) -> None:
+        if threading.current_thread().name == "create":
+            has_read.set()
+            may_write.wait(30)
+        write(*given)
+
+    monkeypatch.setattr(tokens, "_write", write_late)
+    words = (file, "new", "viewer", None)
+    create = threading.Thread(target=create_token, args=words, name="create")
+    revoke = threading.Thread(target=revoke_token, args=(file, "gone"))
+    create.start()
+    assert has_read.wait(30)
+    revoke.start()
+    revoke.join(0.3)
+    may_write.set()
+    create.join(30)
+    revoke.join(30)
+    assert [each.name for each in read_tokens(file)] == ["new"]
+
+
+def test_the_lock_of_tokens_follows_no_link(tmp_path):
+    (tmp_path / ".tokens.json.lock").symlink_to(tmp_path / "made")
+    with pytest.raises(InputError, match="cannot be opened"):
+        create_token(tmp_path / "tokens.json", "a", "viewer", None)
+    assert not (tmp_path / "made").exists()
 
 
 CLIENT = """
