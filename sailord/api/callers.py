@@ -7,6 +7,7 @@ import os
 import pwd
 import socket
 import struct
+import time
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,6 +17,8 @@ from sailord.config import Config
 from sailord.tokens import Role, TokenFile
 
 CALLER = "sailor-caller"
+GROUPS_S = 10.0
+"""How long a user's groups are believed: those of one who left a group end without a restart."""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -43,7 +46,7 @@ def caller_at(request: web.Request, config: Config) -> Caller | None:
         return None
     raw = wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, gid = _CREDENTIALS.unpack(raw)
-    name, groups = _about(uid, gid)
+    name, groups = _about(uid, gid, int(time.monotonic() / GROUPS_S))
     if uid in (0, os.getuid()):
         return Caller(name, "admin", is_host=True)
     if config.operators is not None and config.operators in groups:
@@ -54,7 +57,9 @@ def caller_at(request: web.Request, config: Config) -> Caller | None:
 
 
 @lru_cache(maxsize=256)
-def _about(uid: int, gid: int) -> tuple[str, frozenset[str]]:
+def _about(uid: int, gid: int, period: int) -> tuple[str, frozenset[str]]:
+    """Return the user's name and groups; they are asked for anew in each period."""
+    del period
     try:
         name = pwd.getpwuid(uid).pw_name
         ids = os.getgrouplist(name, gid)

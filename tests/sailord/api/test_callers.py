@@ -19,7 +19,8 @@ from aiohttp import web
 from click.testing import CliRunner
 
 from sailord import tokens
-from sailord.api.callers import caller_at
+from sailord.api import callers
+from sailord.api.callers import GROUPS_S, caller_at
 from sailord.cli.main import main
 from sailord.config import Config
 from sailord.tokens import create_token, hash_of, read_tokens, revoke_token
@@ -133,6 +134,26 @@ def test_the_lock_of_tokens_follows_no_link(tmp_path):
     with pytest.raises(InputError, match="cannot be opened"):
         create_token(tmp_path / "tokens.json", "a", "viewer", None)
     assert not (tmp_path / "made").exists()
+
+
+def test_who_leaves_a_group_loses_its_rights(monkeypatch):
+    uid, now, groups = os.getuid() + 1, [1e6], ["ops"]
+    raw = callers._CREDENTIALS.pack(1, uid, uid)
+    wire = SimpleNamespace(getsockopt=lambda *_: raw)
+    transport = SimpleNamespace(get_extra_info=lambda _: wire)
+    request = cast("web.Request", SimpleNamespace(transport=transport))
+    config = cast("Config", SimpleNamespace(operators="ops", viewers=None))
+    monkeypatch.setattr(callers, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(callers.pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="otto"))
+    monkeypatch.setattr(callers.os, "getgrouplist", lambda *_: [7] if groups else [])
+    all_groups = [SimpleNamespace(gr_name="ops", gr_gid=7)]
+    monkeypatch.setattr(callers.grp, "getgrall", lambda: all_groups)
+    callers._about.cache_clear()
+    assert caller_at(request, config) == callers.Caller("otto", "operator")
+    groups.clear()
+    now[0] += GROUPS_S
+    assert caller_at(request, config) is None
+    callers._about.cache_clear()
 
 
 CLIENT = """
