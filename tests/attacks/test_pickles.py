@@ -5,19 +5,24 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import sys
 from dataclasses import dataclass
-from pathlib import Path
+from io import BytesIO
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+
 from sailord.planning.job_spec import read_job
 from simulator.documents.problems import InputError
 from tests.sailord.checkpoints.made import SPEC
 from worker.checkpoint.convert import import_deepspeed
 from worker.checkpoint.megatron import import_megatron
+from worker.checkpoint.plain_pickle import DcpReader
 from worker.checkpoint.torch_dcp import (
     DcpFolder,
     Entry,
@@ -94,6 +99,50 @@ def test_dcp_metadata_names_no_file_outside_its_folder(tmp_path):
     (tmp_path / ".metadata").write_bytes(held.replace(b"__0_0.distcp", b"../../passwd"))
     with pytest.raises(InputError, match="names a file outside the folder"):
         DcpFolder(tmp_path)
+
+
+CHANGES = {
+    "pathlib PosixPath parts": b"cpathlib\nPosixPath\nN}X\x05\x00\x00\x00parts)s\x86b0",
+    "torch.distributed.checkpoint.metadata MetadataIndex fqn": (
+        b"ctorch.distributed.checkpoint.metadata\nMetadataIndex\n"
+        b"N}X\x03\x00\x00\x00fqnX\x01\x00\x00\x00as\x86b0"
+    ),
+    "torch.serialization _get_layout cache": (
+        b"ctorch.serialization\n_get_layout\nN}X\x05\x00\x00\x00cache)s\x86b0"
+    ),
+}
+
+
+@pytest.mark.parametrize("named", CHANGES)
+def test_dcp_metadata_changes_no_class_or_function(tmp_path, named):
+    module, name, attribute = named.split()
+    real = PurePosixPath if module == "pathlib" else getattr(sys.modules[module], name)
+    missing = object()
+    before = vars(real).get(attribute, missing)
+    write_dcp([Entry(("a",), (3,), lambda: torch.ones(3))], tmp_path)
+    held = (tmp_path / ".metadata").read_bytes()
+    # Behind the two bytes of the protocol; what it leaves on the stack is taken off again.
+    (tmp_path / ".metadata").write_bytes(held[:2] + CHANGES[named] + held[2:])
+    try:
+        with pytest.raises(InputError):
+            DcpFolder(tmp_path)
+        assert vars(real).get(attribute, missing) is before
+    finally:  # Other tests need them as they were.
+        if before is not missing:
+            setattr(real, attribute, before)
+        elif attribute in vars(real):
+            delattr(real, attribute)
+
+
+def test_dcp_metadata_is_read_as_torch_wrote_it(tmp_path):
+    whole = Entry(("a", "b"), (3,), lambda: torch.ones(3, dtype=torch.bfloat16), torch.bfloat16)
+    write_dcp([whole, Entry(("c",), (), lambda: BytesIO(b"x"), is_bytes=True)], tmp_path)
+    own, torchs = DcpReader(tmp_path).read_metadata(), FileSystemReader(tmp_path).read_metadata()
+    assert own.storage_meta is not None
+    assert torchs.storage_meta is not None
+    own.storage_meta.load_id = torchs.storage_meta.load_id
+    torchs.storage_meta.checkpoint_id = str(torchs.storage_meta.checkpoint_id)
+    assert own == torchs
 
 
 def test_only_named_places_read_pickles():
