@@ -36,3 +36,21 @@ def test_writers_with_different_suffixes_do_not_disturb_each_other(tmp_path):
         one.write(b"one")
         other.write(b"other")
     assert path.read_bytes() == b"one", "the last rename wins"
+
+
+def test_a_link_in_the_place_of_the_temporary_file_is_not_followed(tmp_path):
+    path, victim = tmp_path / "state.json", tmp_path / "victim"
+    victim.write_text("held")
+    (tmp_path / ".state.json.new").symlink_to(victim)
+    replace_file(path, "new")
+    assert victim.read_text() == "held"
+    assert path.read_text() == "new"
+    assert not path.is_symlink()
+
+
+def test_a_temporary_file_of_a_crash_is_replaced(tmp_path):
+    path = tmp_path / "state.json"
+    (tmp_path / ".state.json.new").write_text("a longer half of a state")
+    replace_file(path, "new")
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
