@@ -188,14 +188,15 @@ class Authority:
         if owner is not None and owner != wanted:
             raise InputError(Problem("body", f"asks for {wanted}, and is of {owner}"))
         with self._locked():
-            if owner is None:
-                self._check_new(wanted)
+            self._check_name(wanted, is_renewal=owner is not None)
             return self._sign(wanted, public, days)
 
-    def _check_new(self, wanted: Identity) -> None:
-        """Refuse a name that somebody has, or that was revoked."""
+    def _check_name(self, wanted: Identity, *, is_renewal: bool) -> None:
+        """Refuse a name that was revoked, or that somebody else has."""
         last = next((each for each in reversed(self.issued()) if each.uri == wanted.uri), None)
         if last is None or last.may_return or last.state(time.time()) == "expired":
+            return
+        if is_renewal and last.revoked is None:
             return
         why = "was revoked" if last.revoked is not None else "has a valid certificate"
         cure = f"to let it return: sailorctl ca revoke {wanted} --may-return"

@@ -318,5 +318,7 @@ class _Context(ssl.SSLContext):
     def wrap_bio(self, incoming: Any, outgoing: Any, *args: Any, **kwargs: Any) -> ssl.SSLObject:
         made = super().wrap_bio(incoming, outgoing, *args, **kwargs)
         assert isinstance(made, _SslObject)
-        made.outgoing, made.wire = outgoing, HANDSHAKE.get()
+        made.outgoing = outgoing
+        # What a handler of this connection asks of others is theirs, and not to be told here.
+        made.wire = HANDSHAKE.get() if made.server_side else None
         return made

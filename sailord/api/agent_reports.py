@@ -8,6 +8,7 @@ from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.records import Report
 from agents.rpc.server import answer_signed
 from agents.rpc.signing import REQUEST_HEADER, SignatureError
+from agents.rpc.tls import peer_of
 from sailord.api.context import CONTEXT
 from sailord.api.responses import refusal
 from simulator.documents.problems import Problem
@@ -33,6 +34,10 @@ async def _take_report(request: web.Request) -> web.StreamResponse:
         api.own_gateway.unreadable.note(f"report from {request.remote}", str(error))
         return refusal(422, Problem("body", str(error), "upgrade this sailord first"))
     api.own_gateway.unreadable.clear(f"report from {request.remote}")
+    caller = peer_of(request.transport)
+    if caller is not None and caller.name != said.node.partition(".")[0]:
+        what = f"{said.node} is not a node of {caller}"
+        return refusal(403, Problem("node", what, "report with this node's own certificate"))
     term = api.state.term
     if term is not None:
         api.controller.inbox.put_report(said)

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from agents.rpc.identity import Identity
 from agents.rpc.server import answer_signed
-from agents.rpc.tls import peer_of
+from agents.rpc.tls import peer_of, why_refused
 from sailord.api.agent_reports import refuse_signature
 from sailord.api.context import CONTEXT
 from sailord.api.responses import Refusal, answer
@@ -35,6 +35,9 @@ async def _answer(request: web.Request) -> web.Response:
         return Refusal(404, Problem("tls", "this sailord signs no certificates", cure)).response
     body = await request.read() if request.method == "POST" else None
     owner, folder = peer_of(request.transport), Path(settings.by)
+    # The connection may have been made before the certificate was revoked.
+    if owner is not None and (why := why_refused(request.transport)):
+        return Refusal(401, Problem(str(owner), why, "enrol on a new connection")).response
     return answer(await asyncio.to_thread(_view, folder, body, owner))
 
 

@@ -79,6 +79,14 @@ def test_a_revoked_name_returns_with_an_operators_word_only(authority):
     assert authority.enrol(request, None)
 
 
+def test_a_revoked_certificate_is_not_renewed_over_a_connection_that_stands(authority):
+    authority.enrol(request_of(NODE)[1], None)
+    assert authority.enrol(request_of(NODE)[1], NODE)
+    authority.revoke("agent/n1")
+    with pytest.raises(InputError, match="was revoked"):
+        authority.enrol(request_of(NODE)[1], NODE)
+
+
 def test_only_agents_of_this_cluster_are_enrolled(authority):
     for wrong in (
         Identity("test", "sailord", "head"),
