@@ -153,7 +153,12 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(os.close, lock)
         session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
-        tls = await _open_tls(config, key, session, stack)
+        try:
+            async with asyncio.timeout(config.alone_s):
+                tls = await _open_tls(config, key, session, stack)
+        except TimeoutError:
+            log.error(f"no sailord gave a certificate for {config.alone_s:,.0f} s (alone_s)")
+            raise SystemExit(ALONE) from None
         saved = load_or_begin(path)
         node = await identify_node(config, devices, catalogue, saved, session)
         try:
@@ -418,7 +423,7 @@ class Stop:
         """End the agent once no leader was there for ``alone_s``."""
         alone_s = self.config.alone_s
         while alone_s is not None:
-            left_s = self.loop.sender.delivered_s + alone_s - time.monotonic()
+            left_s = self.loop.sender.answered_s + alone_s - time.monotonic()
             if left_s <= 0:
                 log.error(f"no leader has answered for {alone_s:,.0f} s (alone_s)")
                 self.is_alone.set()

@@ -41,14 +41,15 @@ class ReportSender:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _delivered: Report | None = None
     """The last report that a leader received."""
-    delivered_s: float = field(default_factory=time.monotonic)
-    """When it was received, or when this process began."""
+    _delivered_s: float = 0.0
+    answered_s: float = field(default_factory=time.monotonic)
+    """When a sailord last answered, whatever it said, or when this process began."""
     _every_s: float = 0.0
 
     def send(self, report: Report) -> None:
         """Make this the report to send; a routine one waits until the interval has passed."""
         self._newest = report
-        is_due = time.monotonic() >= self.delivered_s + self._every_s
+        is_due = time.monotonic() >= self._delivered_s + self._every_s
         if is_due or is_news(report, self._delivered, with_seals=self._every_s <= OFTEN_S):
             self._changed.set()
 
@@ -75,11 +76,12 @@ class ReportSender:
             )
         except CallFailed:
             return False
+        self.answered_s = time.monotonic()
         if status == 422:
             self.unreadable.note(f"{leader}{PATH}", body.decode(errors="replace").strip())
         if status != 200:
             return False
-        self._delivered, self.delivered_s = report, time.monotonic()
+        self._delivered, self._delivered_s = report, time.monotonic()
         try:
             reply = decode(ReportReply, body)
         except WireError as error:

@@ -10,7 +10,6 @@ library only.
 from __future__ import annotations
 
 import argparse
-import filecmp
 import os
 import shutil
 import subprocess
@@ -131,13 +130,8 @@ class Installed:
                     f"error: workers run on (process {', '.join(pids)}): cancel or move their job,"
                     " or kill them; then once more"
                 )
-        files = {
-            relative: source for name in self.names() for relative, source in self._files(name)
-        }
-        for relative, source in files.items():
-            target = self.root / relative
-            is_own = CONFIGURATION in relative.parents
-            if not is_own or (target.exists() and filecmp.cmp(source, target, shallow=False)):
+        for relative in {each for name in self.names() for each, _ in self._files(name)}:
+            if CONFIGURATION not in relative.parents:
                 self._delete(relative)
         shutil.rmtree(self.home, ignore_errors=True)
         if purge:

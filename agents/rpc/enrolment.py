@@ -47,12 +47,16 @@ class Enrolment:
         files, backoff = self.settings.files, Backoff(RETRY_S, RETRY_S_MAX)
         assert files.certificate is not None
         while self.settings.by is not None and life_left(files.certificate) <= 0:
-            stranger = Tls(TlsFiles(files.ca), self.owner.cluster, self.owner.role)
-            if not await self._tried(self._enrol(stranger)):
+            if not await self._tried(self._enrol(self._stranger)):
                 # systemd would end a start that takes longer than TimeoutStartSec.
                 notify("STATUS=waiting for a certificate\nEXTEND_TIMEOUT_USEC=60000000")
                 await asyncio.sleep(backoff.next_s())
         return Tls(files, self.owner.cluster, self.owner.role, self.owner.name)
+
+    @property
+    def _stranger(self) -> Tls:
+        """The TLS of somebody without a certificate."""
+        return Tls(TlsFiles(self.settings.files.ca), self.owner.cluster, self.owner.role)
 
     async def keep(self, tls: Tls) -> None:
         """Renew the certificate in time, and fetch the revoked ones, for ever."""
@@ -60,8 +64,10 @@ class Enrolment:
         assert files.certificate is not None
         while self.settings.by is not None:
             await self._tried(self._fetch_revoked(tls))
-            if life_left(files.certificate) < RENEW_AT:
-                await self._tried(self._enrol(tls))
+            left = life_left(files.certificate)
+            if left < RENEW_AT:
+                # A certificate that has expired opens no connection.
+                await self._tried(self._enrol(tls if left > 0 else self._stranger))
             await asyncio.sleep(LOOK_S)
 
     async def _tried(self, work: Awaitable[None]) -> bool:

@@ -18,7 +18,7 @@ import structlog
 from agents.daemon.clock import Clock
 from agents.daemon.tasks import Tasks
 from agents.protocol.codec import WireError, decode, encode
-from agents.protocol.records import JobId, Order
+from agents.protocol.records import JobId, Order, OrderKind
 from agents.store.interface import Put, StoreError
 from sailord.capacity.cluster_view import ClusterView
 from sailord.capacity.core import model
@@ -320,7 +320,8 @@ class CapacityLoop:
     async def _drain(self, order: model.Drain) -> None:
         if await self._save():
             id_ = f"capacity-drain-{order.node}"
-            await self._give(Order(id_, "drain", order.node, reason=order.why))
+            kind: OrderKind = "drain" if order.leaves_at is None else "preempt"
+            await self._give(Order(id_, kind, order.node, order.leaves_at, order.why))
 
     async def _give(self, order: Order) -> None:
         while self._term is not None:
@@ -341,9 +342,12 @@ class CapacityLoop:
 
     async def _want(self) -> None:
         active, now = self.cluster.state.active, self.clock.now()
+        if self.cluster.state.unreadable:
+            return  # A job whose record cannot be read may have the cluster.
         if active is not None and isinstance(active.phase, Held):
             # The instances hold the job's state while an operator decides, but not for ever.
-            if self.state.machines and now >= active.phase.since + self.policy.idle_s:
+            rents = any(m.instance.request_id for m in self.state.machines.values())
+            if rents and now >= active.phase.since + self.policy.idle_s:
                 why = f"{HELD_TOO_LONG} ([capacity] idle_s): {active.phase.reason}"
                 await self._pause(f"held-{active.phase.since:.0f}", why)
             return

@@ -81,6 +81,7 @@ def _waiting(state: CapacityState) -> Counter[Pool]:
         machine.instance.pool
         for machine in state.machines.values()
         if machine.joined_at is None and machine.ended_at is None
+        if machine.instance.request_id and not machine.why
     )
     return Counter({p: n for p, n in found.items() if not _is_trusted(_record(state, p))})
 

@@ -40,8 +40,12 @@ from sailord.providers.interface import (
 )
 
 MACHINES_PER_REQUEST_MAX = 16
+COUNTS_S = 30.0
+"""A longer gap between two counts of agents means that sailord or the store was away."""
 RETIRE_S = 1200.0
-"""An instance that the provider will delete is replaced from this long before, ..."""
+"""Instances that the provider will delete are replaced one by one, each in this time, ..."""
+RETIRE_ALL_S = 8 * 3600.0
+"""... or in its share of this time, where many would end at once; ..."""
 LAST_DRAIN_S = 300.0
 """... and the job moves off it this long before, replaced or not."""
 Decision = tuple[CapacityState, tuple[model.Command, ...]]
@@ -126,7 +130,7 @@ def _apply(state: CapacityState, event: model.Event) -> Decision:
         case model.AgentsCounted():
             return _count_agents(state, event), ()
         case model.TargetSet():
-            return replace(state, target=dict(event.target)), ()
+            return replace(state, target=dict(event.target), is_target_set=True), ()
         case model.StockReported():
             return _end_stockouts(state, event), ()
         case model.BootsRetried():
@@ -258,7 +262,14 @@ def _count_agents(state: CapacityState, event: model.AgentsCounted) -> CapacityS
             is_leaving=agent.is_leaving,
             gpus=agent.gpus,
         )
-    return replace(state, machines=machines, in_use=event.in_use, looked_at=state.now)
+    has_gap = state.now > state.looked_at + COUNTS_S
+    return replace(
+        state,
+        machines=machines,
+        in_use=event.in_use,
+        looked_at=state.now,
+        counting_since=state.now if has_gap else state.counting_since,
+    )
 
 
 # ---- rules, in the order of decide --------------------------------------------------------------
@@ -305,9 +316,10 @@ def _mark_unusable(state: CapacityState) -> Decision:
             state = replace(state, machines={**state.machines, id_: marked})
         if fault:
             pool = machine.instance.pool
+            was_stopped = boots.why_stopped(state, pool)
             state = boots.note_failed(state, pool, fault)
             state = _cool_down(state, pool, "boot", fault)
-            if boots.why_stopped(state, pool):
+            if boots.why_stopped(state, pool) and not was_stopped:
                 told.append(model.Log(f"stopped: {pool}: {boots.why_stopped(state, pool)}"))
     return state, tuple(told)
 
@@ -316,7 +328,8 @@ def _fault_of(state: CapacityState, machine: RentedInstance) -> str:
     """Return what is wrong with an instance; its pool gets a cooldown for it."""
     policy, gpus = state.policy, machine.instance.pool.gpus
     if machine.joined_at is None:
-        is_late = state.looked_at >= (machine.running_since or machine.known_since) + policy.boot_s
+        begun = max(machine.running_since or machine.known_since, state.counting_since)
+        is_late = state.looked_at >= begun + policy.boot_s
         return f"no agent registered within {policy.boot_s:.0f} s" if is_late else ""
     if machine.gpus is not None and machine.gpus < gpus:
         return f"it has {machine.gpus} of its {gpus} GPUs"
@@ -329,30 +342,46 @@ def _why_unneeded(state: CapacityState, machine: RentedInstance) -> str:
     since, lost_s = machine.absent_since, state.policy.lost_s
     if state.stop == "ended" or (state.stop and not is_in_use):
         return "the budget is spent"
-    if since is not None and state.looked_at >= since + lost_s:
+    if since is not None and state.looked_at >= max(since, state.counting_since) + lost_s:
         return f"its agent has been gone for {lost_s:.0f} s"
-    if machine.is_retiring and not is_in_use:
+    if machine.is_retiring and not is_in_use and _is_replaced(state, machine.instance.pool):
         return "the provider would soon delete it"
     return "it was drained" if machine.is_drained and not is_in_use else ""
 
 
 def _retire(state: CapacityState) -> Decision:
-    """Replace instances that the provider will soon delete by itself."""
+    """Replace instances that the provider will soon delete by itself, one after the other."""
+    ending = sorted(
+        (machine.instance.ends_at, id_)
+        for id_, machine in state.machines.items()
+        if machine.instance.ends_at is not None
+        and machine.instance.request_id
+        and not (machine.is_drained or machine.why)
+    )
     machines, drained = dict(state.machines), []
-    for id_, machine in state.machines.items():
-        ends_at = machine.instance.ends_at
-        if ends_at is None or machine.is_drained or not machine.instance.request_id:
-            continue
-        is_last = state.now >= ends_at - LAST_DRAIN_S
-        if state.now >= ends_at - RETIRE_S:
+    slot_s, begin = min(RETIRE_S, RETIRE_ALL_S / max(len(ending), 1)), float("inf")
+    for ends_at, id_ in reversed(ending):
+        begin, is_last = min(begin, ends_at) - slot_s, state.now >= ends_at - LAST_DRAIN_S
+        if state.now >= begin or is_last:
+            machine = state.machines[id_]
             machines[id_] = replace(machine, is_retiring=True, is_drained=is_last)
-        if is_last:
-            drained.append(model.Drain(machine.instance.node, "the provider will soon delete it"))
+            if is_last:
+                why = "the provider will soon delete it"
+                drained.append(model.Drain(machine.instance.node, why, ends_at))
     return replace(state, machines=machines), tuple(drained)
+
+
+def _is_replaced(state: CapacityState, pool: Pool) -> bool:
+    """Return whether as many agents as wanted are there without those that retire."""
+    live = [m for m in state.machines.values() if m.is_live and m.joined_at is not None]
+    present = sum(machine.instance.pool == pool for machine in live)
+    return state.is_target_set and present >= state.target.get(pool, 0)
 
 
 def _shrink(state: CapacityState) -> Decision:
     """Give up what was surplus for ``surplus_s``: unused instances first, the youngest first."""
+    if not state.is_target_set:
+        return state, ()
     live: dict[Pool, list[RentedInstance]] = {}
     for machine in state.machines.values():
         if machine.is_live and machine.instance.request_id:

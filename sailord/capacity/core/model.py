@@ -200,6 +200,8 @@ class CapacityState:
     quotas: tuple[Quota, ...] | None = None
     """``None``: not read yet. A provider without quotas reports none."""
     target: Mapping[Pool, int] = field(default_factory=dict)
+    is_target_set: bool = False
+    """The planner has set a target in this term: until then nothing is surplus."""
     asks: Mapping[str, PendingRequest] = field(default_factory=dict)
     machines: Mapping[str, RentedInstance] = field(default_factory=dict)
     deleted: frozenset[str] = frozenset()
@@ -212,7 +214,9 @@ class CapacityState:
     in_use: frozenset[str] = frozenset()
     """Names of the nodes that the job uses."""
     looked_at: float = 0.0
-    """When agents were last counted."""
+    """When agents were last counted, ..."""
+    counting_since: float = 0.0
+    """... and since when without a gap: an agent that could not be counted is not late."""
     observed_at: float | None = None
     spent_usd: float = 0.0
     """Cost of instances that are gone."""
@@ -365,6 +369,8 @@ class Drain:
 
     node: str
     why: str
+    leaves_at: float | None = None
+    """When the provider ends it, whatever runs on it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ def agents_of(state: State) -> tuple[Mapping[str, Agent], frozenset[str]]:
         if not node.is_lost and node.absent_since is None
     }
     active = state.active
+    if state.unreadable:
+        return agents, frozenset(agents)  # A job that cannot be read may use any of them.
     if active is None:
         return agents, frozenset()
     members: set[NodeId] = set()

@@ -27,6 +27,16 @@ class Story:
         self.state, self.orders = decide(self.state, event)
         return self
 
+    def count(self, until: float, agents, in_use=frozenset()) -> Story:
+        """Count agents every 20 s, as a sailord that is never away does; keep all orders."""
+        at, given = max(self.state.looked_at, self.state.now), ()
+        while at < until:
+            at = min(at + 20.0, until)
+            self.hear(model.AgentsCounted(at, agents, in_use))
+            given += self.orders
+        self.orders = given
+        return self
+
     def of(self, kind):
         return [order for order in self.orders if isinstance(order, kind)]
 

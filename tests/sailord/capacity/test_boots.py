@@ -42,7 +42,7 @@ def seen(story: Story):
 
 def fail(story: Story, at: float) -> Story:
     """No agent registers until ``at``, and everything is deleted."""
-    story.hear(AgentsCounted(at, {}))
+    story.count(at, {})
     (order,) = story.of(Delete)
     return story.see(at + 1, ended_at=dict.fromkeys(order.ids, at))
 
@@ -52,6 +52,15 @@ def test_until_an_agent_registers_three_instances_are_rented():
     assert story.see(60.0, *seen(story)).asks() == []
     story.hear(AgentsCounted(70.0, {"n1": Agent(4)}))
     assert story.asks() == [(A, 5)], "now all others are"
+
+
+def test_nobody_is_late_while_agents_cannot_be_counted():
+    story = rent(Story(), 1.0, 1, 2, 3).count(300.0, {})
+    assert story.hear(AgentsCounted(1200.0, {})).orders == (), "the store was away"
+    assert story.count(1205.0, {f"n{n}": Agent(4) for n in (1, 2, 3)}).of(Delete) == []
+    story.hear(AgentsCounted(1210.0, {}))
+    assert story.hear(AgentsCounted(2000.0, {})).of(Delete) == [], "away again"
+    assert story.count(2061.0, {}).of(Delete) == [Delete(("1", "2", "3"))]
 
 
 def test_an_agent_without_all_its_gpus_proves_nothing():
@@ -114,7 +123,22 @@ def test_an_instance_that_the_provider_will_delete_is_replaced_before():
     story.see(end - RETIRE_S, old)
     assert story.asks() == [(A, 1)]
     story.hear(Tick(end - LAST_DRAIN_S))
+    assert [order.leaves_at for order in story.of(Drain)] == [end]
     assert [order.node for order in story.of(Drain)] == ["n1"]
     assert story.hear(Tick(end - LAST_DRAIN_S + 1)).of(Drain) == [], "ordered once"
     story.hear(AgentsCounted(end - LAST_DRAIN_S + 9, agents))
     assert story.of(Delete) == [Delete(("1",))]
+
+
+def test_instances_of_one_age_are_replaced_one_by_one_and_kept_until_they_are():
+    story = rent(Story(), 1.0, 1, 2, 3, wanted=3)
+    end, agents = 100_000.0, {f"n{n}": Agent(4) for n in (1, 2, 3)}
+    old = [replace(each, ends_at=end) for each in seen(story)]
+    story.hear(AgentsCounted(50.0, agents)).see(50.0, *old)
+    assert story.see(end - 3 * RETIRE_S - 1, *old).asks() == []
+    assert story.see(end - 3 * RETIRE_S, *old).asks() == [(A, 1)]
+    story.hear(AgentsCounted(end - 2 * RETIRE_S, agents))
+    assert story.of(Delete) == [], "unused for a moment, but not replaced yet"
+    assert sum(m.is_retiring for m in story.state.machines.values()) == 2
+    story.hear(Tick(end - LAST_DRAIN_S))
+    assert {order.leaves_at for order in story.of(Drain)} == {end}

@@ -288,12 +288,12 @@ def test_a_preempted_instance_is_deleted_and_costs_nothing_more():
 
 @pytest.mark.parametrize(
     ("agents", "at"),
-    [({}, 620.0), ({"n1": Agent(3)}, 20.0)],
+    [({}, 640.0), ({"n1": Agent(3)}, 20.0)],
     ids=["never boots", "boots without a GPU"],
 )
 def test_a_faulty_instance_is_deleted_and_its_pool_cools_down(agents, at):
     story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
-    story.hear(AgentsCounted(at, agents))
+    story.count(at, agents)
     assert story.of(Delete) == [Delete(("1",))]
     assert story.asks() == []
     assert obtainable(story.state, A) == 0
@@ -304,8 +304,18 @@ def test_an_instance_whose_agent_is_gone_is_deleted_and_replaced():
     story.hear(AgentsCounted(20.0, {"n1": Agent(4)}))
     story.hear(AgentsCounted(30.0, {}))
     assert story.asks() == [(A, 1)]
-    assert story.hear(AgentsCounted(89.0, {})).of(Delete) == []
+    assert story.count(89.0, {}).of(Delete) == []
     assert story.hear(AgentsCounted(90.0, {})).of(Delete) == [Delete(("1",))]
+
+
+def test_nothing_is_surplus_before_the_planner_has_spoken():
+    first = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
+    first.hear(AgentsCounted(20.0, {"n1": Agent(4)}, frozenset({"n1"})))
+    story = Story(books=record_of(first.state)).see(100.0, machine())
+    story.count(1000.0, {"n1": Agent(4)}, frozenset({"n1"}))
+    assert (story.of(Drain), story.of(Delete)) == ([], [])
+    story.hear(TargetSet(1001.0, {})).count(1400.0, {"n1": Agent(4)}, frozenset({"n1"}))
+    assert story.state.machines["1"].is_drained
 
 
 def test_an_unseen_zone_leaves_its_instances_unchanged():

@@ -48,7 +48,7 @@ def test_a_job_that_is_held_for_long_gives_its_instances_back(held_s, orders):
         gateway = Gateway(lambda: False, given.append)
         gateway.term = 1
         active = SimpleNamespace(job="job", phase=Held("no plan", now - held_s))
-        state = SimpleNamespace(term=1, active=active)
+        state = SimpleNamespace(term=1, active=active, unreadable=frozenset())
         loop = CapacityLoop(
             None, Warner(), Policy(), SimpleNamespace(state=state), None, gateway,
             SimpleNamespace(now=lambda: now),
@@ -57,7 +57,13 @@ def test_a_job_that_is_held_for_long_gives_its_instances_back(held_s, orders):
         loop.state = SimpleNamespace(machines={})
         await loop._want()
         assert given == [], "it has no instances"
-        loop.state = SimpleNamespace(machines={"7": None})
+        by_hand, rented = (
+            SimpleNamespace(instance=SimpleNamespace(request_id=id_)) for id_ in ("", "r")
+        )
+        loop.state = SimpleNamespace(machines={"6": by_hand})
+        await loop._want()
+        assert given == [], "none of them is rented"
+        loop.state = SimpleNamespace(machines={"7": rented})
         await loop._want()
         await loop._want()
 
