@@ -11,7 +11,7 @@ from simulator.arrays import Floats, Ints
 from simulator.estimate.device_groups import DeviceGroups, distinct_rows, range_maxima, range_sums
 from simulator.estimate.pass_order import held_at_most
 from simulator.estimate.result import DeviceMemory
-from simulator.hardware.runtime_constants import platform_of, uses_gloo
+from simulator.hardware.runtime_constants import platform_of
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.spec.job import OPTIMIZER_MOMENTS, Job
 from simulator.spec.plan import Place, Plan, Recompute
@@ -164,9 +164,6 @@ class MemoryModel:
         if runtime.flattens_gradients:
             flat: Floats = buffers + np.minimum(runtime.sync_bucket_bytes, 4 * count)
             return flat  # The flat buffer exists even with one replica.
-        if any(uses_gloo(site.gpu) for site in groups.sites):
-            # Both neighbours' tensors are under way at once, and gloo sums gradients in place.
-            return groups.sum_by_owner(arriving + leaving)
         shared = range_maxima(self.holders, groups.first, groups.end) > 1
         anywhere = np.zeros(len(groups), dtype=bool)
         np.logical_or.at(anywhere, groups.owner, shared)
