@@ -319,7 +319,8 @@ class World(Hooks):
         assert self.head is not None
         state = self.head.capacity.state
         is_trying = any(group.wanted for group in self.cloud.groups.values())
-        return not (self.cloud.there() or is_trying or state.machines or state.asks)
+        has_read = bool(state.prefix)  # A new leader knows nothing before it has read the books.
+        return has_read and not (self.cloud.there() or is_trying or state.machines or state.asks)
 
     def stop_work(self) -> None:
         """Finish the job."""
