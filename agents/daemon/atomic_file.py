@@ -18,11 +18,8 @@ def replacing(path: Path, *, is_durable: bool = True, suffix: str = "new") -> It
     same time need different values of ``suffix``.
     """
     temporary = path.with_name(f".{path.name}.{suffix}")
-    # A new file in any case: what lies there is left from a crash, or a link that somebody placed.
-    temporary.unlink(missing_ok=True)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
     try:
-        with open(descriptor, "wb") as file:
+        with temporary.open("wb") as file:
             yield file
             if is_durable:
                 file.flush()
