@@ -18,8 +18,10 @@ def replacing(path: Path, *, is_durable: bool = True, suffix: str = "new") -> It
     same time need different values of ``suffix``.
     """
     temporary = path.with_name(f".{path.name}.{suffix}")
+    # A new file in any case: what lies there is left from a crash, or a link that somebody placed.
+    temporary.unlink(missing_ok=True)
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             yield file
             if is_durable:
                 file.flush()
