@@ -21,13 +21,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fidelity_moves import moves_of
+from fidelity_moves import moves_of, wait_for
 from fidelity_plans import NODES, SLOWER, TEXT_OF_JOB, ZONES, Case, cases
 from fidelity_report import write_document, write_report
 from machine import put_ahead
@@ -38,7 +38,6 @@ from planner.api import plan_job
 from planner.problem.question import Question, read_ahead
 from planner.replan.nodes import Node
 from planner.replan.replanner import Replanner
-from sailord.client import ServerProblem
 from sailord.local.cluster import LocalCluster
 from sailord.local.paths import DATA, Place
 from sailord.local.zone_file import Zones, load_zones
@@ -205,20 +204,6 @@ def _profile_once(about: Experiment) -> dict[str, Any]:
     return found
 
 
-def wait_for(cluster: LocalCluster, holds: Callable[[], Any]) -> Any:
-    """The first true answer."""
-    end = time.monotonic() + WITHIN_S
-    while time.monotonic() < end:
-        cluster.look_after()
-        try:
-            if value := holds():
-                return value
-        except ServerProblem:
-            pass
-        time.sleep(0.2)
-    raise TimeoutError
-
-
 def links(about: Experiment) -> None:
     """Have agents measure the links, as ``sailorctl profile network`` does."""
     with tempfile.TemporaryDirectory(prefix="fidelity-") as name:
@@ -232,7 +217,9 @@ def links(about: Experiment) -> None:
             put_ahead(cluster.network.process.pid, priority=2)
             cluster.client.ask("POST", "/v1/network")
             ask = cluster.client.ask
-            wait_for(cluster, lambda: not ask("GET", "/v1/network")["is_measuring"])
+            wait_for(
+                cluster, lambda: not ask("GET", "/v1/network")["is_measuring"], within_s=WITHIN_S
+            )
             shutil.copyfile(place.folder / "head" / "network.json", about.folder / "network.json")
 
 

@@ -30,9 +30,9 @@ CHANGES = (
 )
 
 
-def wait_for(cluster: LocalCluster, holds: Callable[[], Any]) -> Any:
-    """The first true answer."""
-    end = time.monotonic() + WITHIN_S
+def wait_for(cluster: LocalCluster, holds: Callable[[], Any], *, within_s: float = WITHIN_S) -> Any:
+    """Return the first true answer."""
+    end = time.monotonic() + within_s
     while time.monotonic() < end:
         cluster.look_after()
         try:

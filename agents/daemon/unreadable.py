@@ -13,7 +13,7 @@ import structlog
 log = structlog.get_logger("sailor")
 
 NAMES_MAX = 1000
-"""Most that are kept: whoever holds the cluster's key could name any number."""
+"""The most entries that are kept: a holder of the cluster's key could send any number of names."""
 
 
 @dataclass(eq=False)

@@ -55,7 +55,7 @@ class Enrolment:
 
     @property
     def _stranger(self) -> Tls:
-        """The TLS of somebody without a certificate."""
+        """TLS settings without a certificate of our own, as before the first enrolment."""
         return Tls(TlsFiles(self.settings.files.ca), self.owner.cluster, self.owner.role)
 
     async def keep(self, tls: Tls) -> None:

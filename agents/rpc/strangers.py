@@ -64,7 +64,7 @@ class Budgets:
     by_sender: dict[str, Budget] = field(default_factory=dict)
 
     def of(self, sender: str) -> Budget:
-        """The sender's budget; one who is new, or forgotten, has a full one."""
+        """Return the sender's budget; a sender that is not in the table has a full one."""
         found = self.by_sender.get(sender)
         if found is None:
             while len(self.by_sender) >= ADDRESSES_MAX:
@@ -111,7 +111,7 @@ class Connection(web.RequestHandler):
 
 @dataclass(eq=False)
 class Strangers:
-    """Everybody who has not authenticated himself yet."""
+    """Limits for connections and requests that are not authenticated."""
 
     budgets: Budgets = field(default_factory=lambda: Budgets(PER_S, BURST))
     refused: Counter[str] = field(default_factory=Counter)

@@ -285,7 +285,7 @@ def why_refused(transport: Any) -> str:
 
 
 def peer_of(transport: Any) -> Identity | None:
-    """Return who is at the other end of a server's connection; ``None``: no certificate."""
+    """Return the identity in the client's certificate; ``None``: it showed none."""
     certificate = None if transport is None else transport.get_extra_info("peercert")
     return identity_of(certificate) if certificate else None
 

@@ -30,6 +30,7 @@ from sailord.capacity.core.budget import (
 )
 from sailord.capacity.core.model import CapacityState, RentedInstance
 from sailord.capacity.core.reconcile import adopt, observe
+from sailord.capacity.core.retirement import is_replaced, retire
 from sailord.providers.interface import (
     Granted,
     InDoubt,
@@ -42,12 +43,6 @@ from sailord.providers.interface import (
 MACHINES_PER_REQUEST_MAX = 16
 COUNTS_S = 30.0
 """A longer gap between two counts of agents means that sailord or the store was away."""
-RETIRE_S = 1200.0
-"""Instances that the provider will delete are replaced one by one, each in this time, ..."""
-RETIRE_ALL_S = 8 * 3600.0
-"""... or in its share of this time, where many would end at once; ..."""
-LAST_DRAIN_S = 300.0
-"""... and the job moves off it this long before, replaced or not."""
 Decision = tuple[CapacityState, tuple[model.Command, ...]]
 
 
@@ -59,7 +54,7 @@ def decide(state: CapacityState, event: model.Event) -> Decision:
     state, stopped = _check_budget(state)
     state, doubted = _expire_doubts(state)
     state, faulty = _mark_unusable(state)
-    state, retired = _retire(state)
+    state, retired = retire(state)
     state, drained = _shrink(state)
     state, deleted = _delete(state)
     state, created = _grow(state)
@@ -344,38 +339,9 @@ def _why_unneeded(state: CapacityState, machine: RentedInstance) -> str:
         return "the budget is spent"
     if since is not None and state.looked_at >= max(since, state.counting_since) + lost_s:
         return f"its agent has been gone for {lost_s:.0f} s"
-    if machine.is_retiring and not is_in_use and _is_replaced(state, machine.instance.pool):
+    if machine.is_retiring and not is_in_use and is_replaced(state, machine.instance.pool):
         return "the provider would soon delete it"
     return "it was drained" if machine.is_drained and not is_in_use else ""
-
-
-def _retire(state: CapacityState) -> Decision:
-    """Replace instances that the provider will soon delete by itself, one after the other."""
-    ending = sorted(
-        (machine.instance.ends_at, id_)
-        for id_, machine in state.machines.items()
-        if machine.instance.ends_at is not None
-        and machine.instance.request_id
-        and not (machine.is_drained or machine.why)
-    )
-    machines, drained = dict(state.machines), []
-    slot_s, begin = min(RETIRE_S, RETIRE_ALL_S / max(len(ending), 1)), float("inf")
-    for ends_at, id_ in reversed(ending):
-        begin, is_last = min(begin, ends_at) - slot_s, state.now >= ends_at - LAST_DRAIN_S
-        if state.now >= begin or is_last:
-            machine = state.machines[id_]
-            machines[id_] = replace(machine, is_retiring=True, is_drained=is_last)
-            if is_last:
-                why = "the provider will soon delete it"
-                drained.append(model.Drain(machine.instance.node, why, ends_at))
-    return replace(state, machines=machines), tuple(drained)
-
-
-def _is_replaced(state: CapacityState, pool: Pool) -> bool:
-    """Return whether as many agents as wanted are there without those that retire."""
-    live = [m for m in state.machines.values() if m.is_live and m.joined_at is not None]
-    present = sum(machine.instance.pool == pool for machine in live)
-    return state.is_target_set and present >= state.target.get(pool, 0)
 
 
 def _shrink(state: CapacityState) -> Decision:

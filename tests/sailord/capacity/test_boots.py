@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from agents.protocol.codec import decode, encode
 from sailord.capacity.core.boots import why_stopped
-from sailord.capacity.core.decide import LAST_DRAIN_S, RETIRE_S, obtainable, record_of
+from sailord.capacity.core.decide import obtainable, record_of
 from sailord.capacity.core.model import (
     Agent,
     AgentsCounted,
@@ -21,6 +21,7 @@ from sailord.capacity.core.model import (
     TargetSet,
     Tick,
 )
+from sailord.capacity.core.retirement import LAST_DRAIN_S, RETIRE_S
 from sailord.providers.interface import Granted, Preemption
 from tests.sailord.capacity.story import A, B, Story, machine
 

@@ -1,0 +1,44 @@
+"""Replaces instances that the provider will delete by itself, before it does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sailord.capacity.core.model import CapacityState, Drain
+from sailord.providers.interface import Pool
+
+RETIRE_S = 1200.0
+"""Instances that the provider will delete are replaced one by one, each in this time, ..."""
+RETIRE_ALL_S = 8 * 3600.0
+"""... or in its share of this time, where many would end at once; ..."""
+LAST_DRAIN_S = 300.0
+"""... and the job moves off it this long before, replaced or not."""
+
+
+def retire(state: CapacityState) -> tuple[CapacityState, tuple[Drain, ...]]:
+    """Replace instances that the provider will soon delete by itself, one after the other."""
+    ending = sorted(
+        (machine.instance.ends_at, id_)
+        for id_, machine in state.machines.items()
+        if machine.instance.ends_at is not None
+        and machine.instance.request_id
+        and not (machine.is_drained or machine.why)
+    )
+    machines, drained = dict(state.machines), []
+    slot_s, begin = min(RETIRE_S, RETIRE_ALL_S / max(len(ending), 1)), float("inf")
+    for ends_at, id_ in reversed(ending):
+        begin, is_last = min(begin, ends_at) - slot_s, state.now >= ends_at - LAST_DRAIN_S
+        if state.now >= begin or is_last:
+            machine = state.machines[id_]
+            machines[id_] = replace(machine, is_retiring=True, is_drained=is_last)
+            if is_last:
+                why = "the provider will soon delete it"
+                drained.append(Drain(machine.instance.node, why, ends_at))
+    return replace(state, machines=machines), tuple(drained)
+
+
+def is_replaced(state: CapacityState, pool: Pool) -> bool:
+    """Return whether as many agents as wanted are there without those that retire."""
+    live = [m for m in state.machines.values() if m.is_live and m.joined_at is not None]
+    present = sum(machine.instance.pool == pool for machine in live)
+    return state.is_target_set and present >= state.target.get(pool, 0)
