@@ -73,7 +73,7 @@ class _PathText(metaclass=_Sealed):
 
     __slots__ = ()
 
-    def __new__(cls, *parts: str) -> str:  # type: ignore[misc]
+    def __new__(cls, *parts: str) -> str:  # type: ignore[misc] # makes a text
         return posixpath.join("", *parts)
 
 
@@ -183,9 +183,11 @@ def _properties_of(given: Any) -> dcp.TensorProperties:
     if type(dtype) is not torch.dtype:
         raise TypeError(f"{dtype!r} is no type of numbers")
     found = dcp.TensorProperties(dtype)
-    layout = _get_layout(layout) if type(layout) is str else layout  # type: ignore[no-untyped-call]
+    if type(layout) is str:
+        layout = _get_layout(layout)  # type: ignore[no-untyped-call] # of torch
     kind = dcp._MEM_FORMAT_ENCODING(memory_format)
-    found.__setstate__((dtype, layout, bool(requires_grad), kind, bool(pin_memory)))  # type: ignore[no-untyped-call]
+    state = (dtype, layout, bool(requires_grad), kind, bool(pin_memory))
+    found.__setstate__(state)  # type: ignore[no-untyped-call] # of torch
     return found
 
 
