@@ -24,7 +24,9 @@ def unauthorized(error: SignatureError) -> web.Response:
 def refuse_stranger(request: web.Request, *roles: Role) -> str:
     """Return why the caller's certificate does not suffice; over plain HTTP none is asked for."""
     transport = request.transport
-    if transport is None or transport.get_extra_info("sslcontext") is None:
+    if transport is None:
+        return "the connection has ended"
+    if transport.get_extra_info("sslcontext") is None:
         return ""
     peer = peer_of(transport)
     if peer is None:

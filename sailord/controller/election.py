@@ -128,9 +128,9 @@ class Election:
             with contextlib.suppress(StoreError):
                 await self.store.revoke(lease.id)
             return False
-        self.seen, self.term = me, entry.created
-        self._lease, self._granted_s = lease.id, lease.ttl_s
+        self.seen, self._lease, self._granted_s = me, lease.id, lease.ttl_s
         self._extend(asked)
+        self.term = entry.created  # Last: another thread drops a term whose lease has expired.
         return True
 
     async def renew(self) -> None:
