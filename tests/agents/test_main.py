@@ -41,15 +41,28 @@ async def test_ready_is_sent_once_the_node_is_registered(tmp_path):
             assert agent.returncode == 0
 
 
+HANGING_DISK = """
+import os
+sync = os.fsync
+def fsync(file):
+    if os.path.exists({stuck!r}):
+        open({stuck!r}).read()
+    sync(file)
+os.fsync = fsync
+"""
+"""Writes to the disk hang while this FIFO is there."""
+
+
 async def test_a_stuck_loop_does_not_feed_the_watchdog(tmp_path):
     async with place(tmp_path) as here:
         with notify_socket(tmp_path) as systemd:
-            here.environment["NOTIFY_SOCKET"] = str(systemd.path)
+            stuck = tmp_path / "stuck"
+            (tmp_path / "sitecustomize.py").write_text(HANGING_DISK.format(stuck=str(stuck)))
+            here.environment |= {"NOTIFY_SOCKET": str(systemd.path), "PYTHONPATH": str(tmp_path)}
             agent = here.start()
             node = await here.ready()
             await asyncio.to_thread(systemd.wait_for, "WATCHDOG=1")
             # The disk hangs, and with it the loop, which writes its state before it acts.
-            stuck = tmp_path / "state" / ".life.json.new"
             os.mkfifo(stuck)
             await here.open(node, 1)
             await asyncio.to_thread(systemd.wait_for_silence)
