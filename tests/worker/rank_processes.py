@@ -163,15 +163,17 @@ def wait_for_one_who_never_joins(rank: int, size: int, store: FileStore) -> Any:
 
 def abort_while_others_wait(rank: int, size: int, store: FileStore) -> Any:
     """Rank 1 aborts while the others wait."""
-    transport = ProcessTransport(store, rank, size)
     try:
-        if rank == 1:
-            transport.abort("bad sample")
-        transport.group(tuple(range(size))).all_reduce(torch.zeros(1))
+        # Others may still open the group of all when rank 1 aborts.
+        transport = ProcessTransport(store, rank, size)
+        try:
+            if rank == 1:
+                transport.abort("bad sample")
+            transport.group(tuple(range(size))).all_reduce(torch.zeros(1))
+        finally:
+            transport.close()
     except AbortedError as failure:
         return str(failure)
-    finally:
-        transport.close()
     return "nothing"
 
 
