@@ -71,7 +71,6 @@ class Machines(Hooks):
 
     place: Place
     notice_s: float = NOTICE_S
-    """Return the agents' configuration file."""
     servers: MetadataServers = field(default_factory=MetadataServers)
     metadata: dict[str, Metadata] = field(default_factory=dict)
     agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
