@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from sailord.providers.gce.client import LOGIN, GceClient
@@ -13,7 +14,8 @@ from sailord.providers.gce.requests import CLUSTER_LABEL
 from sailord.providers.interface import Pool, ProviderError
 from simulator.documents.problems import Problem, Problems, nearest
 
-ROLE = "roles/compute.instanceAdmin.v1"
+ROLE = "sailor"
+"""The custom role of docs/gce.md, which ``role.yaml`` beside this file makes."""
 MACHINE_ROLE = "roles/iam.serviceAccountUser"
 """To make instances with a service account of their own."""
 LISTED = {"MachineTypes": "machine_types", "AcceleratorTypes": "accelerator_types"}
@@ -124,29 +126,42 @@ async def limits_by_region(api: GceClient, regions: Iterable[str]) -> dict[str, 
     }
 
 
-def cure_of(failure: GceError, project: str) -> str:
+def cure_of(failure: GceError, config: GceConfig) -> str:
     """Return what the user can do about a refusal; empty: nothing, or the text says it."""
+    project = config.project
     match failure.kind:
         case "permission" if failure.status == 401:
             return LOGIN
         case "permission" if failure.code in NOT_ENABLED:
             return f"gcloud services enable compute.googleapis.com --project={project}"
         case "permission":
-            is_machines = "service account" in failure.text.lower()
-            role = MACHINE_ROLE if is_machines else ROLE
-            cure = f"give sailord's account {role}: gcloud projects add-iam-policy-binding"
-            return f"{cure} {project} --member=serviceAccount:NAME --role={role}"
+            return _permission_cure(failure.text, config)
         case "quota":
             return "ask for more of it under IAM & Admin > Quotas"
         case _:
             return ""
 
 
+def _permission_cure(text: str, config: GceConfig) -> str:
+    if "service account" in text.lower():
+        cure = "let sailord's account use that of the instances: gcloud iam service-accounts"
+        account = config.service_account or "ACCOUNT"
+        binding = f"add-iam-policy-binding {account} --member=serviceAccount:NAME"
+        return f"{cure} {binding} --role={MACHINE_ROLE}"
+    member = f"--member=serviceAccount:NAME --role=projects/{config.project}/roles/{ROLE}"
+    give = f"gcloud projects add-iam-policy-binding {config.project} {member}"
+    lacks = re.search(r"'([a-z]+(?:\.[A-Za-z]+)+)'", text)
+    if lacks is None:
+        return f"give sailord's account the role of docs/gce.md: {give}"
+    add = f"gcloud iam roles update {ROLE} --project={config.project} --add-permissions={lacks[1]}"
+    return f"if sailord's account has the role of docs/gce.md: {add}; else: {give}"
+
+
 def _problem_of(failure: GceError, config: GceConfig) -> Problem:
     """Return a failure as a problem of the configuration, else raise ``ProviderError``."""
     match failure.kind:
         case "permission":
-            return Problem("provider.credentials", failure.text, cure_of(failure, config.project))
+            return Problem("provider.credentials", failure.text, cure_of(failure, config))
         case "bad_request" if failure.status == 404:
             what = f'this account sees no project "{config.project}" ({failure.text})'
             cure = "give the project's ID, not its name; `gcloud projects list` shows it"

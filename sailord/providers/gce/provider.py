@@ -147,7 +147,9 @@ class GceProvider(Provider):
             refusal = await self._settle(ask.pool.zone, operation)
             if grouped and refusal is None:
                 refusal = await instance_groups.wait_created(self._api, config, ask)
-        except (GceError, _OperationTimeoutError) as error:
+        except GceError as failure:
+            return InDoubt(ask.request_id, self._told(failure))
+        except _OperationTimeoutError as error:
             return InDoubt(ask.request_id, str(error))
         return await self._outcome(ask, refusal)
 
@@ -171,6 +173,8 @@ class GceProvider(Provider):
             try:
                 operation = await self._api.call("ZoneOperations", "get", zone=zone, operation=name)
             except GceError as failure:
+                if failure.kind == "permission":
+                    raise
                 # The operation continues even if polling fails.
                 trouble = failure.text
         errors = [(error.code, error.message) for error in operation.error.errors]
@@ -187,7 +191,7 @@ class GceProvider(Provider):
                 filter=f'labels.{CLUSTER_LABEL}="{self._config.cluster_name}"',
             )
         except GceError as failure:
-            return InDoubt(ask.request_id, failure.text)
+            return InDoubt(ask.request_id, self._told(failure))
         found = [one for page in pages for one in page.items if one.name in names]
         made = tuple(self._instance(one) for one in found)
         self._seen |= {instance.id: instance for instance in made}
@@ -196,9 +200,11 @@ class GceProvider(Provider):
         return Granted(ask.request_id, made)
 
     def _refused(self, ask: InstanceRequest, failure: GceError) -> Refused:
-        cure = preflight.cure_of(failure, self._config.project)
-        text = f"{failure.text}; {cure}" if cure else failure.text
-        return Refused(ask.request_id, failure.kind, text, failure.retry_after_s)
+        return Refused(ask.request_id, failure.kind, self._told(failure), failure.retry_after_s)
+
+    def _told(self, failure: GceError) -> str:
+        cure = preflight.cure_of(failure, self._config)
+        return f"{failure.text}; {cure}" if cure else failure.text
 
     # ---- deleting -------------------------------------------------------------------------------
 
@@ -230,7 +236,7 @@ class GceProvider(Provider):
                     return None
             await self._api.call("Instances", "delete_unary", **one)
         except GceError as failure:
-            return None if failure.status == NOT_FOUND else failure.text
+            return None if failure.status == NOT_FOUND else self._told(failure)
         return None
 
     async def _is_removed(self, pool: Pool, name: str) -> bool:

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tests.fakes.gce.resources import ApiError, Group, Hooks, InjectedFailure, Offer, Operation, Vm
@@ -33,8 +34,14 @@ OFFERS = {
     "g2-standard-4": Offer("nvidia-l4", 1, "NVIDIA_L4_GPUS", 0.71, 0.28),
     "n1-standard-8": Offer("", 0, "", 0.38, 0.08),
 }
+ROLE = Path(__file__).parents[3] / "sailord/providers/gce/role.yaml"
 ATTACHABLE = ("nvidia-tesla-t4", "nvidia-tesla-v100")
 """GPUs that machine types without any may get."""
+
+
+def role_permissions() -> frozenset[str]:
+    """Return the permissions of the role that docs/gce.md has an operator create."""
+    return frozenset(re.findall(r"^- ([\w.]+)", ROLE.read_text(), re.MULTILINE))
 
 
 @dataclass(eq=False)
@@ -55,6 +62,10 @@ class Cloud:
     failures: list[InjectedFailure] = field(default_factory=list)
     denied: set[str] = field(default_factory=set)
     """Permissions that the caller lacks."""
+    granted: frozenset[str] = field(default_factory=role_permissions)
+    """Permissions that the caller has: those of the documented role."""
+    needed: set[str] = field(default_factory=set)
+    """Permissions that the calls so far needed."""
     is_expired: bool = False
     """Credentials are not accepted any more."""
     unreachable: set[str] = field(default_factory=set)
@@ -148,7 +159,7 @@ class Cloud:
 
     def insert(self, zone: str, body: Mapping[str, Any], client_id: str = "") -> Operation:
         """Make one machine."""
-        self.need("compute.instances.create")
+        self._need_to_create(body)
         known = self._known(client_id)
         if known is not None:
             return known
@@ -164,7 +175,7 @@ class Cloud:
 
     def bulk_insert(self, zone: str, body: Mapping[str, Any], client_id: str = "") -> Operation:
         """Make some machines, or none if fewer than the minimum are available."""
-        self.need("compute.instances.create")
+        self._need_to_create(body["instanceProperties"])
         known = self._known(client_id)
         if known is not None:
             return known
@@ -325,9 +336,31 @@ class Cloud:
 
     def need(self, permission: str) -> None:
         """Refuse a caller without the permission."""
-        if permission in self.denied:
+        self.needed.add(permission)
+        if permission in self.denied or permission not in self.granted:
             what = f"Required '{permission}' permission for 'projects/{self.project}'"
             raise ApiError(403, "forbidden", what)
+
+    def _need_to_create(self, body: Mapping[str, Any]) -> None:
+        """Refuse a caller who lacks a permission for a part of a machine."""
+        self.need("compute.instances.create")
+        interfaces = body.get("networkInterfaces", [])
+        made = [disk.get("initializeParams", {}) for disk in body.get("disks", [])]
+        parts = {
+            "compute.instances.setLabels": "labels" in body,
+            "compute.instances.setMetadata": "metadata" in body,
+            "compute.instances.setServiceAccount": "serviceAccounts" in body,
+            "compute.instances.setTags": "tags" in body,
+            "compute.disks.create": any(made),
+            "compute.disks.setLabels": any("labels" in one for one in made),
+            "compute.images.useReadOnly": any("sourceImage" in one for one in made),
+            "compute.subnetworks.use": bool(interfaces),
+            "compute.subnetworks.useExternalIp": any("accessConfigs" in i for i in interfaces),
+            "compute.resourcePolicies.use": "resourcePolicies" in body,
+        }
+        for permission, is_needed in parts.items():
+            if is_needed:
+                self.need(permission)
 
     def operation(
         self,

@@ -165,7 +165,8 @@ class Rest:
         return self._by_scope(request, "acceleratorTypes", found)
 
     def billing(self, request: Request) -> Answer:
-        self.cloud.need("billing")
+        if "billing" in self.cloud.denied:  # An API to enable, no permission of a role.
+            raise ApiError(403, "forbidden", "Cloud Billing API has not been used")
         start = int(request.query.get("pageToken") or 0)
         more = str(start + 2) if start + 2 < len(self.skus) else ""
         return {"skus": self.skus[start : start + 2], "nextPageToken": more}
@@ -223,6 +224,7 @@ class Rest:
     # ---- operations -----------------------------------------------------------------------------
 
     def all_operations(self, request: Request) -> Answer:
+        self.cloud.need("compute.globalOperations.list")
         self.cloud.need("compute.zoneOperations.list")
         found = [(f"zones/{one.zone}", self.op(one)) for one in self.cloud.operations.values()]
         if request.query.get("orderBy") == "creationTimestamp desc":
@@ -268,6 +270,7 @@ class Rest:
         return self.cloud.groups[name]
 
     def group(self, request: Request) -> Answer:
+        self.cloud.need("compute.instanceGroupManagers.get")
         group = self._group(request)
         return {"name": group.name, "targetSize": len(group.wanted)}
 
@@ -276,6 +279,7 @@ class Rest:
         return self.op(self.cloud.create_in_group(group, request.body["instances"], client_id))
 
     def group_delete(self, request: Request) -> Answer:
+        self.cloud.need("compute.instanceGroupManagers.update")
         group = self._group(request)
         for link in request.body["instances"]:
             name = link.rpartition("/")[2]
@@ -289,6 +293,7 @@ class Rest:
         return self.op(self.cloud.resize(self._group(request), int(request.query["size"])))
 
     def group_list(self, request: Request) -> Answer:
+        self.cloud.need("compute.instanceGroupManagers.get")
         group = self._group(request)
         there = {vm.name: vm for vm in self.cloud.there(group.zone)}
         found = []

@@ -22,7 +22,11 @@ OUR_POOLS = (pool(), pool("us-east1-b", spot=False))
     ("behave", "place", "words"),
     [
         ({"project": "another"}, "provider.project", "gcloud projects list"),
-        ({"denied": {"compute.projects.get"}}, "provider.credentials", "instanceAdmin"),
+        (
+            {"denied": {"compute.projects.get"}},
+            "provider.credentials",
+            "--add-permissions=compute.projects.get",
+        ),
         ({"denied": {"compute.zones.list"}}, "provider.credentials", "compute.zones.list"),
         ({"denied": {"compute.instances.list"}}, "provider.credentials", "instances.list"),
         (
@@ -67,7 +71,7 @@ def test_bad_input_says_what_to_do(behave, place, words):
 @pytest.mark.parametrize(
     ("behave", "words"),
     [
-        ({"denied": {"compute.instances.create"}}, "--role=roles/compute.instanceAdmin.v1"),
+        ({"denied": {"compute.instances.create"}}, "--add-permissions=compute.instances.create"),
         (
             {
                 "failures": [
