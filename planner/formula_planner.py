@@ -20,6 +20,10 @@ def plan_by_formula(question: Question, lots: tuple[Lot, ...], limits: Limits) -
     """Find the best plan under the paper's closed formula."""
     job, cluster = question.job, question.cluster
     judge = estimator("paper", job=job, cluster=cluster, measurements=question.measurements)
+    if job.recompute == "full":
+        what = 'is "full", and the paper estimator knows no recomputation'
+        cure = 'use --estimator event, or set it to "none" or "auto"'
+        raise InputError(Problem("training.recompute", what, cure))
     assert job.profile is not None, "the paper estimator refuses jobs without a profile"
     profile = question.measurements.profile(job.profile, catalogue=cluster.catalogue)
     if len(profile.layer_names) != len(job.model.layers):

@@ -18,6 +18,8 @@ _NO_LIMITS = Objective()
 _MORE_GPUS = (2, 4, 8, 16, 64)
 FIT_BUDGET = 40
 """Plans judged to find out whether any plan fits."""
+PERCENT_MAX = 10
+"""A limit that is smaller than needed by a larger factor is not told in percent."""
 _TOGETHER = "relax one of them, or raise --budget"
 
 
@@ -91,8 +93,7 @@ def _limits_in_the_way(
                         f"is {allowed:g}, and the cheapest plan {others}"
                         f" needs {least:.4g} ({cheap.iteration_s:.3g} s an iteration)"
                     )
-                    cure = f"raise it by {least / allowed - 1:.0%}" if allowed else "raise it"
-                    found.append(Problem(f"objective.{name}", what, cure))
+                    found.append(Problem(f"objective.{name}", what, _raised(allowed, least)))
     if limits.seconds_max is not None:
         fast = ask(quickest).estimate
         if fast is not None and fast.iteration_s > limits.seconds_max:
@@ -108,6 +109,13 @@ def _limits_in_the_way(
                 )
             )
     return found
+
+
+def _raised(allowed: float, least: float) -> str:
+    """By how much to raise a limit; by no share where it is far from enough."""
+    if least > PERCENT_MAX * allowed:
+        return f"raise it to {least:.4g}"
+    return f"raise it by {least / allowed - 1:.0%}"
 
 
 def _too_slow(objective: Objective, limits: Limits, fastest_s: float, others: str) -> Problem:

@@ -161,7 +161,8 @@ class ObjectiveArrays:
         worth = usd if self.limits.goal_is_cost else finite
         for value, most in self.limits.capped(finite, usd, _hourly(finite, usd)):
             possible = possible & (value <= most * ROUGH_TOLERANCE)
-            worth = worth * np.maximum(1.0, value / max(most, 1e-12)) ** 2
+            excess = np.minimum(value, most * ROUGH_TOLERANCE) / max(most, 1e-12)
+            worth = worth * np.maximum(1.0, excess) ** 2
         found: Floats = np.where(possible, worth, np.inf)
         return found
 
