@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields, replace
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -154,6 +155,7 @@ def load_config(path: Path) -> Config:
         cure = "set usd_max (dollars in all), usd_per_hour_max, or both, in [capacity]"
         problems.add(top.place_of("capacity"), "has no budget, and instances are rented", cure)
     if isinstance(provider, GceConfig):
+        provider = replace(provider, head_ip=_network_ip(address))
         provider = _with_tls(provider, tls, address, top)
     top.finish()
     if store is not None:
@@ -217,6 +219,15 @@ def _with_tls(provider: GceConfig, tls: TlsSettings | None, address: str, top: T
         ca = ""  # The authority itself is checked when sailord starts.
     section = f'[tls]\nca = "ca.pem"\nenrol = "{address}"\n'
     return replace(provider, tls=section, ca=ca.strip())
+
+
+def _network_ip(address: str) -> str | None:
+    """Return an address without its port if it is an IPv4 address of a network."""
+    try:
+        found = IPv4Address(address.rpartition(":")[0])
+    except ValueError:
+        return None
+    return None if found.is_loopback or found.is_unspecified else str(found)
 
 
 def _name(value: object) -> str:

@@ -100,7 +100,8 @@ class CapacityLoop:
         provider that does not answer is no error.
         """
         try:
-            await self.provider.check()
+            for problem in await self.provider.check():
+                log.warning("renting may fail", problem=str(problem))
         except ProviderError as error:
             log.warning("the provider does not answer yet", error=str(error))
         except InputError as error:

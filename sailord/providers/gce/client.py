@@ -68,7 +68,13 @@ class GceClient:
 
     async def get_json(self, url: str, query: dict[str, str]) -> dict[str, Any]:
         """Read a JSON document from another API of Google's."""
+        return await self._json("GET", url, params=query)
 
+    async def post_json(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Post a JSON document to another API of Google's; return the answer."""
+        return await self._json("POST", url, json=body)
+
+    async def _json(self, method: str, url: str, **sent: Any) -> dict[str, Any]:
         def read() -> dict[str, Any]:
             from google.api_core import exceptions  # noqa: PLC0415 - slow to load
             from google.auth.transport import requests  # noqa: PLC0415 - slow to load
@@ -76,7 +82,7 @@ class GceClient:
             sessions: Any = requests
             errors: Any = exceptions
             with sessions.AuthorizedSession(self._credentials) as session:
-                answer = session.get(url, params=query, timeout=self._call_s)
+                answer = session.request(method, url, timeout=self._call_s, **sent)
             if answer.status_code != 200:
                 raise errors.from_http_response(answer)
             told = answer.json()

@@ -77,6 +77,9 @@ class GceConfig:
     """Read prices from the Cloud Billing catalogue."""
     credentials: Path | None = None
     endpoint: str | None = None
+    head_ip: str | None = None
+    """Of sailord, as far as its address is an IPv4 address of a network."""
+    iam_endpoint: str = "https://iam.googleapis.com"
     billing_endpoint: str = "https://cloudbilling.googleapis.com"
     call_s: float = 30.0
     """Timeout of a request."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 from sailord.providers.gce.client import LOGIN, GceClient
 from sailord.providers.gce.config import GceConfig, machine_shape, region_of
 from sailord.providers.gce.errors import GceError
+from sailord.providers.gce.network_preflight import Finding, check_network, or_none
 from sailord.providers.gce.observe import read_aggregated
 from sailord.providers.gce.quotas import EVERY_GPU, Limits, quota_metric, read_limits
 from sailord.providers.gce.requests import CLUSTER_LABEL
@@ -18,15 +19,23 @@ ROLE = "sailor"
 """The custom role of docs/gce.md, which ``role.yaml`` beside this file makes."""
 MACHINE_ROLE = "roles/iam.serviceAccountUser"
 """To make instances with a service account of their own."""
+ACT_AS = "iam.serviceAccounts.actAs"
+IMAGE_NAME = re.compile(
+    r"\bprojects/(?P<project>[^/]+)/global/images/(?P<family>family/)?(?P<name>[^/]+)\Z"
+)
 LISTED = {"MachineTypes": "machine_types", "AcceleratorTypes": "accelerator_types"}
 NOT_ENABLED = frozenset({"accessNotConfigured", "SERVICE_DISABLED"})
 
 
-async def check(api: GceClient, config: GceConfig) -> None:
-    """Check all that the configuration names; raise ``InputError`` with every mistake."""
-    problems = Problems()
+async def check(api: GceClient, config: GceConfig) -> Sequence[Problem]:
+    """Check all that the configuration names.
+
+    Raise ``InputError`` with every mistake; return what does not prevent renting.
+    """
+    problems, warnings = Problems(), list[Problem]()
     try:
-        project = read_limits((await api.call("Projects", "get")).quotas)
+        project = await api.call("Projects", "get")
+        limits = read_limits(project.quotas)
     except GceError as failure:
         # Nothing else can be checked without the project.
         problems.found.append(_problem_of(failure, config))
@@ -45,28 +54,43 @@ async def check(api: GceClient, config: GceConfig) -> None:
             if zone not in zones
         ]
     pools = [pool for pool in config.pools if pool.zone in zones]
-    for found in (
-        _check_listing(api, config),
-        _check_machines(api, pools),
-        _check_quotas(api, pools, project),
+    regions = sorted({region_of(pool.zone) for pool in pools})
+    for findings, is_needed in (
+        (_check_listing(api, config), True),
+        (_check_machines(api, pools), True),
+        (_check_quotas(api, pools, limits), True),
+        # The cluster may work without the right to look at these.
+        (check_network(api, config, regions), False),
+        (_check_image(api, config), False),
+        (_check_account(api, config, project.default_service_account), False),
+        (_check_named(api, config, regions), False),
     ):
         try:
-            problems.found += await found
+            async for problem, is_mistake in findings:
+                (problems.found if is_mistake else warnings).append(problem)
         except GceError as failure:
-            problems.found.append(_problem_of(failure, config))
+            known = _problem_of(failure, config)
+            if is_needed:
+                problems.found.append(known)
+            else:
+                unchecked = f"cannot be checked: {known.what}"
+                warnings.append(Problem(known.place, unchecked, known.cure))
     # One missing permission may cause several.
     problems.found = list(dict.fromkeys(problems.found))
     problems.raise_if_any()
+    return tuple(dict.fromkeys(warnings))
 
 
-async def _check_listing(api: GceClient, config: GceConfig) -> Sequence[Problem]:
+async def _check_listing(api: GceClient, config: GceConfig) -> AsyncIterator[Finding]:
     rule = f'labels.{CLUSTER_LABEL}="{config.cluster_name}"'
     await api.pages("Instances", "aggregated_list", filter=rule)
     await api.pages("GlobalOperations", "aggregated_list", max_results=1, is_enough=lambda _: True)
-    return ()
+    nothing: tuple[Finding, ...] = ()
+    for finding in nothing:
+        yield finding
 
 
-async def _check_machines(api: GceClient, pools: Sequence[Pool]) -> Sequence[Problem]:
+async def _check_machines(api: GceClient, pools: Sequence[Pool]) -> AsyncIterator[Finding]:
     zones: dict[tuple[str, str], set[str]] = {}
     for pool in pools:
         machine, card, _ = machine_shape(pool.machine)
@@ -74,48 +98,42 @@ async def _check_machines(api: GceClient, pools: Sequence[Pool]) -> Sequence[Pro
         if card:
             # Attached GPUs are offered per zone on their own.
             zones.setdefault(("AcceleratorTypes", card), set()).add(pool.zone)
-    found: list[Problem] = []
     for (client, name), wanted in sorted(zones.items()):
-        found += await _check_offered(api, client, name, wanted)
-    return found
-
-
-async def _check_offered(
-    api: GceClient, client: str, name: str, wanted: set[str]
-) -> Sequence[Problem]:
-    pages = await api.pages(client, "aggregated_list", filter=f'name="{name}"')
-    kinds, unseen = read_aggregated(pages, LISTED[client])
-    offered = sorted({kind.zone.rpartition("/")[2] for kind in kinds})
-    found = []
-    for zone in sorted(wanted.difference(offered, unseen)):
-        near = [one for one in offered if region_of(one) == region_of(zone)]
-        cure = f"it is offered in {', '.join((near or offered)[:8])}"
-        if not offered:
-            cure = "no zone of this project offers it"
-        found.append(Problem("provider.machines", f"{name} is not offered in {zone}", cure))
-    return found
+        pages = await api.pages(client, "aggregated_list", filter=f'name="{name}"')
+        kinds, unseen = read_aggregated(pages, LISTED[client])
+        offered = sorted({kind.zone.rpartition("/")[2] for kind in kinds})
+        for zone in sorted(wanted.difference(offered, unseen)):
+            near = [one for one in offered if region_of(one) == region_of(zone)]
+            cure = f"it is offered in {', '.join((near or offered)[:8])}"
+            if not offered:
+                cure = "no zone of this project offers it"
+            yield Problem("provider.machines", f"{name} is not offered in {zone}", cure), True
 
 
 async def _check_quotas(
     api: GceClient, pools: Sequence[Pool], project: Limits
-) -> Sequence[Problem]:
-    found = []
+) -> AsyncIterator[Finding]:
     by_region = await limits_by_region(api, {region_of(pool.zone) for pool in pools})
     for pool in pools:
-        region = region_of(pool.zone)
+        region, contract = region_of(pool.zone), "spot" if pool.spot else "on demand"
         limits = by_region[region]
         metric = quota_metric(pool, limits)
-        if metric is not None and metric in limits and limits[metric][0] < pool.gpus:
-            contract = "spot" if pool.spot else "on demand"
+        if metric is None or metric not in limits:
+            # What is not listed is not unlimited.
+            what = f"the quota of {pool.gpu} {contract} in {region} is unknown"
+            cure = f"Google lists no {metric or 'metric'} there: look for GPUS_PER_GPU_FAMILY under"
+            cure += " IAM & Admin > Quotas; what exceeds it is refused"
+            yield Problem("provider.machines", what, cure), False
+        elif limits[metric][0] < pool.gpus:
             what = f"{region} grants {limits[metric][0]:g} {pool.gpu} {contract} by {metric}"
             spare = f" or PREEMPTIBLE_{metric}" if pool.spot and "PREEMPT" not in metric else ""
             cure = f"{pool.machine} needs {pool.gpus}: ask for more of {metric}{spare} there"
-            found.append(Problem("provider.zones", what, f"{cure} under IAM & Admin > Quotas"))
-        elif not pool.spot and project.get(EVERY_GPU, (1e9, 0.0))[0] < pool.gpus:
+            yield Problem("provider.zones", what, f"{cure} under IAM & Admin > Quotas"), True
+            continue
+        if not pool.spot and project.get(EVERY_GPU, (1e9, 0.0))[0] < pool.gpus:
             what = f"the project grants {project[EVERY_GPU][0]:g} GPUs on demand by {EVERY_GPU}"
             cure = "ask for more of it under IAM & Admin > Quotas"
-            found.append(Problem("provider.project", what, cure))
-    return found
+            yield Problem("provider.project", what, cure), True
 
 
 async def limits_by_region(api: GceClient, regions: Iterable[str]) -> dict[str, Limits]:
@@ -124,6 +142,71 @@ async def limits_by_region(api: GceClient, regions: Iterable[str]) -> dict[str, 
         region: read_limits((await api.call("Regions", "get", region=region)).quotas)
         for region in sorted(regions)
     }
+
+
+async def _check_image(api: GceClient, config: GceConfig) -> AsyncIterator[Finding]:
+    named = IMAGE_NAME.search(config.image)
+    if named is None:
+        cure = "give projects/PROJECT/global/images/NAME, or .../images/family/FAMILY"
+        yield Problem("provider.image", f'is "{config.image}"', cure), True
+        return
+    project, family, name = named["project"], named["family"], named["name"]
+    method, key = ("get_from_family", "family") if family else ("get", "image")
+    image = await or_none(api.call("Images", method, project=project, **{key: name}))
+    list_them = f"gcloud compute images list --project={project}"
+    if image is None:
+        what = f'project {project} has no image{" family" if family else ""} "{name}"'
+        yield Problem("provider.image", what, f"name one that `{list_them}` shows"), True
+    elif image.deprecated.state in ("OBSOLETE", "DELETED"):
+        what = f'image "{name}" is {image.deprecated.state.lower()}'
+        newer = image.deprecated.replacement.rpartition("/")[2]
+        yield Problem("provider.image", what, newer or f"name one of `{list_them}`"), True
+    elif image.disk_size_gb > config.disk_gb:
+        what = f"is {config.disk_gb}, and the image needs {image.disk_size_gb} GB"
+        yield Problem("provider.disk_gb", what, f"set {image.disk_size_gb} or more"), True
+
+
+async def _check_account(api: GceClient, config: GceConfig, default: str) -> AsyncIterator[Finding]:
+    """Check that the account of the instances exists, and that sailord may use it."""
+    account = config.service_account
+    if account is None:
+        what = "is missing: instances have the project's default account, which may do much"
+        cure = "make one with the least rights and name it (docs/gce.md)"
+        if not default:
+            what = "is missing, and the project has no default account"
+        yield Problem("provider.service_account", what, cure), not default
+        return
+    url = f"{config.iam_endpoint}/v1/projects/-/serviceAccounts/{account}:testIamPermissions"
+    told = await or_none(api.post_json(url, {"permissions": [ACT_AS]}))
+    if told is None:
+        what = f'there is no service account "{account}"'
+        make = f"gcloud iam service-accounts create {account.partition('@')[0]}"
+        cure = f"`gcloud iam service-accounts list` shows them; {make} makes one (docs/gce.md)"
+        yield Problem("provider.service_account", what, cure), True
+    elif ACT_AS not in told.get("permissions", ()):
+        what = f'sailord\'s account may not use the service account "{account}"'
+        cure = _permission_cure("service account", config)
+        yield Problem("provider.service_account", what, cure), True
+
+
+async def _check_named(
+    api: GceClient, config: GceConfig, regions: Sequence[str]
+) -> AsyncIterator[Finding]:
+    """Check that placement policies and managed instance groups exist."""
+    for region, policy in sorted(config.placement.items()):
+        if region not in regions:
+            continue
+        fields = {"region": region, "resource_policy": policy}
+        if await or_none(api.call("ResourcePolicies", "get", **fields)) is None:
+            what = f'{region} has no placement policy "{policy}"'
+            cure = "gcloud compute resource-policies create group-placement"
+            yield Problem("provider.placement", what, f"{cure} {policy} --region={region}"), True
+    for pool, group in sorted(config.groups.items()):
+        fields = {"zone": pool.zone, "instance_group_manager": group}
+        if await or_none(api.call("InstanceGroupManagers", "get", **fields)) is None:
+            what = f'{pool.zone} has no managed instance group "{group}"'
+            cure = "`gcloud compute instance-groups managed list` shows them"
+            yield Problem("provider.group", what, cure), True
 
 
 def cure_of(failure: GceError, config: GceConfig) -> str:

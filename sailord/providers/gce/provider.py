@@ -82,9 +82,9 @@ class GceProvider(Provider):
 
     async def check(self) -> Sequence[Problem]:
         """Raise ``InputError`` with every mistake that prevents renting."""
-        await preflight.check(self._api, self._config)
+        warnings = await preflight.check(self._api, self._config)
         trouble = await self._billing.read()
-        return () if trouble is None else (trouble,)
+        return warnings if trouble is None else (*warnings, trouble)
 
     # ---- observing ------------------------------------------------------------------------------
 

@@ -17,7 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.fakes.gce.resources import ApiError, Group, Hooks, InjectedFailure, Offer, Operation, Vm
+from tests.fakes.gce.resources import (
+    ApiError,
+    Group,
+    Hooks,
+    InjectedFailure,
+    Network,
+    Offer,
+    Operation,
+    Vm,
+)
 
 STOCKOUT = "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
 ZONES = {
@@ -35,6 +44,8 @@ OFFERS = {
     "n1-standard-8": Offer("", 0, "", 0.38, 0.08),
 }
 ROLE = Path(__file__).parents[3] / "sailord/providers/gce/role.yaml"
+IMAGE = "deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2404-nvidia-580"
+ACCOUNT = "sailor-machine@test-project.iam.gserviceaccount.com"
 ATTACHABLE = ("nvidia-tesla-t4", "nvidia-tesla-v100")
 """GPUs that machine types without any may get."""
 
@@ -66,6 +77,12 @@ class Cloud:
     """Permissions that the caller has: those of the documented role."""
     needed: set[str] = field(default_factory=set)
     """Permissions that the calls so far needed."""
+    networks: dict[str, Network] = field(default_factory=lambda: {"default": Network()})
+    images: dict[str, dict[str, Any]] = field(default_factory=lambda: {IMAGE: {"diskSizeGb": "50"}})
+    accounts: set[str] = field(default_factory=lambda: {ACCOUNT})
+    """Service accounts that the caller may use."""
+    placements: set[str] = field(default_factory=lambda: {"near"})
+    """Placement policies of every region."""
     is_expired: bool = False
     """Credentials are not accepted any more."""
     unreachable: set[str] = field(default_factory=set)

@@ -100,6 +100,43 @@ class Operation:
         return f"operation-{self.id}"
 
 
+RANGES = {"us-central1": "10.128.0.0/20", "us-east1": "10.142.0.0/20"}
+"""Of the automatic subnets; other regions share one."""
+
+
+def internal_rule() -> dict[str, Any]:
+    """Return the rule of a default network that lets its instances reach each other."""
+    ports = ["0-65535"]
+    return {
+        "name": "default-allow-internal",
+        "direction": "INGRESS",
+        "priority": 65534,
+        "sourceRanges": ["10.128.0.0/9"],
+        "allowed": [{"IPProtocol": "tcp", "ports": ports}, {"IPProtocol": "icmp"}],
+    }
+
+
+@dataclass(eq=False)
+class Network:
+    """A network with its firewall rules; by default Google's default network."""
+
+    is_automatic: bool = True
+    subnets: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    """By region and name, those beside the automatic ones."""
+    rules: list[dict[str, Any]] = field(default_factory=lambda: [internal_rule()])
+    policies: list[dict[str, Any]] = field(default_factory=list)
+    routers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """By region, their address translations."""
+    lacks: set[str] = field(default_factory=set)
+    """Regions without an automatic subnet."""
+
+    def subnet(self, region: str, name: str, *, own: str) -> dict[str, Any] | None:
+        """Return the subnet of a name, if there is one."""
+        if self.is_automatic and name == own and region not in self.lacks:
+            return {"ipCidrRange": RANGES.get(region, "10.164.0.0/20")}
+        return self.subnets.get((region, name))
+
+
 @dataclass(eq=False)
 class Group:
     """A managed group of machines: its template and the machines that it should have."""

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.fakes.gce.cloud import ATTACHABLE, ApiError, Cloud, Group, InjectedFailure, Operation, Vm
+from tests.fakes.gce.cloud import ATTACHABLE, Cloud
+from tests.fakes.gce.resources import ApiError, Group, InjectedFailure, Network, Operation, Vm
 
 ROOT = "/compute/v1/projects/{project}"
 ZONE = ROOT + "/zones/{zone}"
 GROUP = ZONE + "/instanceGroupManagers/{group}"
+IMAGES = "/compute/v1/projects/{owner}/global/images"
 Answer = dict[str, Any]
 
 
@@ -47,6 +49,14 @@ class Rest:
             ("GET", ROOT, self.project),
             ("GET", ROOT + "/regions/{region}", self.region),
             ("GET", ROOT + "/zones", self.zones),
+            ("GET", ROOT + "/global/networks/{network}", self.network),
+            ("GET", ROOT + "/global/networks/{network}/getEffectiveFirewalls", self.firewalls),
+            ("GET", ROOT + "/regions/{region}/subnetworks/{subnet}", self.subnetwork),
+            ("GET", ROOT + "/regions/{region}/routers", self.routers),
+            ("GET", ROOT + "/regions/{region}/resourcePolicies/{policy}", self.policy),
+            ("GET", IMAGES + "/family/{name}", self.image),
+            ("GET", IMAGES + "/{name}", self.image),
+            ("POST", "/v1/projects/-/serviceAccounts/{account}", self.account),
             ("GET", ROOT + "/aggregated/machineTypes", self.machine_types),
             ("GET", ROOT + "/aggregated/acceleratorTypes", self.accelerator_types),
             ("GET", ROOT + "/aggregated/instances", self.all_instances),
@@ -119,7 +129,12 @@ class Rest:
 
     def project(self, _: Request) -> Answer:
         self.cloud.need("compute.projects.get")
-        return {"name": self.cloud.project, "id": "7", "quotas": self._quotas("global")}
+        return {
+            "name": self.cloud.project,
+            "id": "7",
+            "defaultServiceAccount": "7-compute@developer.gserviceaccount.com",
+            "quotas": self._quotas("global"),
+        }
 
     def region(self, request: Request) -> Answer:
         self.cloud.need("compute.regions.get")
@@ -127,6 +142,69 @@ class Rest:
         if name not in self.cloud.zones.values():
             raise ApiError(404, "notFound", f"The resource 'regions/{name}' was not found")
         return {"name": name, "status": "UP", "quotas": self._quotas(name)}
+
+    # ---- networks, images, accounts -------------------------------------------------------------
+
+    def _network(self, request: Request) -> Network:
+        name = request.match_info["network"]
+        if name not in self.cloud.networks:
+            raise ApiError(404, "notFound", f"The resource 'networks/{name}' was not found")
+        return self.cloud.networks[name]
+
+    def network(self, request: Request) -> Answer:
+        self.cloud.need("compute.networks.get")
+        found = self._network(request)
+        name = request.match_info["network"]
+        return {"name": name, "autoCreateSubnetworks": found.is_automatic}
+
+    def firewalls(self, request: Request) -> Answer:
+        self.cloud.need("compute.networks.getEffectiveFirewalls")
+        found = self._network(request)
+        return {"firewalls": found.rules, "firewallPolicys": found.policies}
+
+    def subnetwork(self, request: Request) -> Answer:
+        self.cloud.need("compute.subnetworks.get")
+        region, name = request.match_info["region"], request.match_info["subnet"]
+        for own, network in self.cloud.networks.items():
+            found = network.subnet(region, name, own=own)
+            if found is not None:
+                return {"name": name, "network": self._link(f"global/networks/{own}"), **found}
+        raise ApiError(404, "notFound", f"The resource 'subnetworks/{name}' was not found")
+
+    def routers(self, request: Request) -> Answer:
+        self.cloud.need("compute.routers.list")
+        region = request.match_info["region"]
+        found: list[Answer] = [
+            {"name": "r", "network": self._link(f"global/networks/{own}"), "nats": [nat]}
+            for own, network in self.cloud.networks.items()
+            for nat in network.routers.get(region, [])
+        ]
+        return self._paged(request, found)
+
+    def policy(self, request: Request) -> Answer:
+        self.cloud.need("compute.resourcePolicies.get")
+        name = request.match_info["policy"]
+        if name not in self.cloud.placements:
+            raise ApiError(404, "notFound", f"The resource 'resourcePolicies/{name}' was not found")
+        return {"name": name}
+
+    def image(self, request: Request) -> Answer:
+        own = request.match_info["owner"] == self.cloud.project
+        is_family = "/family/" in request.path
+        if own:  # Those of others are public.
+            self.cloud.need(f"compute.images.get{'FromFamily' if is_family else ''}")
+        path = request.path.partition("projects/")[2]
+        if path not in self.cloud.images:
+            raise ApiError(404, "notFound", f"The resource 'projects/{path}' was not found")
+        return {"name": request.match_info["name"], **self.cloud.images[path]}
+
+    def account(self, request: Request) -> Answer:
+        account, _, verb = request.match_info["account"].partition(":")
+        assert verb == "testIamPermissions", verb
+        if account not in self.cloud.accounts:
+            raise ApiError(404, "notFound", f"Unknown service account {account}")
+        asked = set(request.body["permissions"])
+        return {"permissions": sorted(asked - self.cloud.denied)}
 
     def _quotas(self, where: str) -> list[Answer]:
         return [

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from sailord.providers.gce.config import QUOTA_METRICS
 from sailord.providers.gce.provider import open_gce
 from sailord.providers.interface import Pool, ProviderError, Refused
 from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import load_catalogue
-from tests.fakes.gce.cloud import Cloud, InjectedFailure
+from tests.fakes.gce.cloud import ACCOUNT, Cloud, InjectedFailure
+from tests.fakes.gce.resources import Network, internal_rule
 from tests.gce.cloud import HERE, THERE, ask, config, pool, provider
 
 OUR_POOLS = (pool(), pool("us-east1-b", spot=False))
@@ -93,6 +95,143 @@ def test_a_refusal_that_needs_the_user_names_the_cure(behave, words):
         refused = asyncio.run(gce.create(ask()))
     assert isinstance(refused, Refused)
     assert words in refused.text
+
+
+INTERNAL = internal_rule()
+NAT = {"name": "nat", "sourceSubnetworkIpRangesToNat": "LIST_OF_SUBNETWORKS"}
+PRIVATE = {"external_ip": False}
+ALL_SUBNETS = {"sourceSubnetworkIpRangesToNat": "ALL_SUBNETWORKS_ALL_PRIMARY_IP_RANGES"}
+OPEN = {"sourceRanges": ["10.0.0.0/8"]}
+CUSTOM = {("us-central1", "lab"): {"ipCidrRange": "10.1.0.0/16"}}
+
+
+@pytest.mark.parametrize(
+    ("network", "changes", "place", "words"),
+    [
+        (None, {}, "provider.network", 'test-project has no network "default"; name one'),
+        ({"lacks": {"us-east1"}}, {}, "provider.subnetwork", 'us-east1 has no subnet "default"'),
+        ({"is_automatic": False}, {}, "provider.subnetwork", "has no automatic subnets; name that"),
+        (
+            {"is_automatic": False, "subnets": CUSTOM, "rules": [INTERNAL | OPEN]},
+            {"subnetwork": "lab"},
+            "provider.subnetwork",
+            'us-east1 has no subnet "lab"; make it: gcloud compute networks subnets create lab',
+        ),
+        (
+            {"rules": []},
+            {"tags": ("sailor",)},
+            "provider.network",
+            "close TCP 7078, 32768-60999 from nodes in 10.128.0.0/20 to nodes; gcloud compute"
+            " firewall-rules create sailor-nodes --network=default --allow=tcp:7078,"
+            "tcp:32768-60999 --source-ranges=10.128.0.0/20 --target-tags=sailor",
+        ),
+        (
+            {},
+            {"head_ip": "192.168.0.7"},
+            "provider.network",
+            "close TCP 7078 from sailord at 192.168.0.7 to nodes; gcloud compute firewall-rules",
+        ),
+        ({}, PRIVATE, "provider.external_ip", "no Cloud NAT: they reach no package index"),
+        (
+            {"routers": {"us-central1": [NAT | {"subnetworks": [{"name": "x/other"}]}]}},
+            PRIVATE,
+            "provider.external_ip",
+            "gcloud compute routers nats create sailor --router=sailor --region=us-central1",
+        ),
+        (
+            {},
+            PRIVATE | {"package": ""},
+            "provider.external_ip",
+            "subnets update default --region=us-central1 --enable-private-ip-google-access",
+        ),
+        ({}, {"image": "debian-12"}, "provider.image", "/global/images/NAME"),
+        (
+            {},
+            {"image": "projects/lab/global/images/family/none"},
+            "provider.image",
+            'project lab has no image family "none"; name one that `gcloud compute images list',
+        ),
+        ({}, {"image": "projects/lab/global/images/old"}, "provider.image", "obsolete; new"),
+        ({}, {"disk_gb": 40}, "provider.disk_gb", "is 40, and the image needs 50 GB; set 50"),
+        (
+            {},
+            {"service_account": "none@lab.iam.gserviceaccount.com"},
+            "provider.service_account",
+            'no service account "none@lab.iam.gserviceaccount.com"',
+        ),
+        (
+            {},
+            {"placement": {"us-central1": "far"}},
+            "provider.placement",
+            'no placement policy "far"',
+        ),
+        (
+            {},
+            {"groups": {pool(): "none"}},
+            "provider.group",
+            f"{HERE} has no managed instance group",
+        ),
+    ],
+)
+def test_what_an_instance_needs_is_checked_before_it_is_rented(network, changes, place, words):
+    cloud = Cloud(networks={} if network is None else {"default": Network(**network)})
+    cloud.images["lab/global/images/old"] = {
+        "deprecated": {"state": "OBSOLETE", "replacement": "projects/lab/global/images/new"}
+    }
+    with provider(cloud, *OUR_POOLS, **changes) as gce, pytest.raises(InputError) as raised:
+        asyncio.run(gce.check())
+    problem = raised.value.problems[0]
+    assert problem.place == place
+    assert words in str(problem)
+    assert not any(line.startswith("POST") and "testIam" not in line for line in cloud.asked)
+
+
+def test_an_account_that_sailord_may_not_use_is_named():
+    cloud = Cloud(denied={"iam.serviceAccounts.actAs"})
+    with provider(cloud, service_account=ACCOUNT) as gce, pytest.raises(InputError) as raised:
+        asyncio.run(gce.check())
+    (problem,) = raised.value.problems
+    assert f'may not use the service account "{ACCOUNT}"' in str(problem)
+    assert f"service-accounts add-iam-policy-binding {ACCOUNT}" in str(problem)
+
+
+def warnings_of(cloud: Cloud, **changes) -> list[str]:
+    with provider(cloud, *OUR_POOLS, **{"service_account": ACCOUNT, **changes}) as gce:
+        return [str(one) for one in asyncio.run(gce.check())]
+
+
+LISTED = {("us-central1", "NVIDIA_A100_GPUS"): 8.0, ("us-east1", "NVIDIA_A100_GPUS"): 8.0}
+
+
+def test_what_only_may_fail_is_a_warning():
+    assert warnings_of(Cloud(quotas=LISTED)) == []
+    (told,) = warnings_of(Cloud(quotas=LISTED), service_account=None)
+    assert "the project's default account" in told
+    admitted = Network(rules=[], policies=[{"name": "folder-policy"}])
+    first, *_ = warnings_of(Cloud(quotas=LISTED, networks={"default": admitted}))
+    assert "unless a firewall policy already admits them" in first
+    (told,) = warnings_of(Cloud(quotas=LISTED, denied={"compute.networks.get"}))
+    assert "cannot be checked: forbidden: Required 'compute.networks.get' permission" in told
+
+
+@pytest.mark.parametrize("nat", [{"subnetworks": [{"name": "x/default"}]}, ALL_SUBNETS])
+def test_instances_without_an_address_get_out_through_a_nat(nat):
+    routers = {region: [NAT | nat] for region in ("us-central1", "us-east1")}
+    networks = {"default": Network(routers=routers)}
+    assert warnings_of(Cloud(quotas=LISTED, networks=networks), external_ip=False) == []
+
+
+def test_an_unlisted_quota_is_unknown_and_not_unlimited():
+    cloud = Cloud(quotas={("us-central1", "NVIDIA_A100_GPUS"): 8.0})
+    (told,) = warnings_of(cloud)
+    assert "the quota of A100-40 on demand in us-east1 is unknown" in told
+    assert "Google lists no NVIDIA_A100_GPUS there" in told
+
+
+def test_every_gpu_that_google_offers_has_a_quota_metric():
+    machines = load_catalogue().machines.values()
+    offered = {machine.gpu for machine in machines if machine.prices} - {"cpu"}
+    assert offered <= set(QUOTA_METRICS)
 
 
 def test_all_mistakes_are_reported_at_once():

@@ -1,0 +1,147 @@
+"""Checks network, subnets, firewall rules and the way out, before anything is rented."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from ipaddress import IPv4Network
+from typing import Any
+
+from sailord.providers.gce.client import GceClient
+from sailord.providers.gce.config import GceConfig
+from sailord.providers.gce.errors import GceError
+from sailord.providers.gce.firewalls import (
+    HEAD_TO_NODE,
+    NODE_TO_NODE,
+    Rule,
+    closed_ports,
+    read_rules,
+)
+from simulator.documents.problems import Problem
+
+NOT_FOUND = 404
+Finding = tuple[Problem, bool]
+"""A problem, and whether it prevents renting."""
+
+
+async def or_none(asked: Any) -> Any:
+    """Await a call; return ``None`` where Google does not find what was asked for."""
+    try:
+        return await asked
+    except GceError as failure:
+        if failure.status != NOT_FOUND:
+            raise
+        return None
+
+
+async def check_network(
+    api: GceClient, config: GceConfig, regions: Sequence[str]
+) -> AsyncIterator[Finding]:
+    """Check that instances get an address, that nodes reach each other, and that they get out."""
+    network = await or_none(api.call("Networks", "get", network=config.network))
+    if network is None:
+        what = f'project {config.project} has no network "{config.network}"'
+        cure = "name one that `gcloud compute networks list` shows, or make one:"
+        cure += f" gcloud compute networks create {config.network} --subnet-mode=auto"
+        yield Problem("provider.network", what, f"{cure} --project={config.project}"), True
+        return
+    name = config.subnetwork or config.network
+    if config.subnetwork is None and not network.auto_create_subnetworks:
+        what = f'network "{config.network}" has no automatic subnets'
+        cure = "name that of each region as provider.subnetwork: `gcloud compute networks subnets"
+        yield Problem("provider.subnetwork", what, f"{cure} list` shows them"), True
+        return
+    subnets = []
+    for region in regions:
+        subnet = await or_none(api.call("Subnetworks", "get", region=region, subnetwork=name))
+        if subnet is None:
+            what = f'{region} has no subnet "{name}"'
+            make = f"gcloud compute networks subnets create {name} --network={config.network}"
+            cure = f"make it: {make} --region={region} --range=..., or leave its zones out"
+            yield Problem("provider.subnetwork", what, cure), True
+        elif subnet.network.rpartition("/")[2] != config.network:
+            other = subnet.network.rpartition("/")[2]
+            what = f'subnet "{name}" of {region} belongs to network "{other}"'
+            yield Problem("provider.subnetwork", what, f'set provider.network = "{other}"'), True
+        else:
+            subnets.append((region, subnet))
+    async for found in _check_way_out(api, config, subnets):
+        yield found
+    async for found in _check_firewalls(api, config, [subnet for _, subnet in subnets]):
+        yield found
+
+
+async def _check_firewalls(
+    api: GceClient, config: GceConfig, subnets: Sequence[Any]
+) -> AsyncIterator[Finding]:
+    told = await api.call("Networks", "get_effective_firewalls", network=config.network)
+    rules = read_rules(told.firewalls, frozenset(config.tags), config.service_account)
+    sources = [IPv4Network(each.ip_cidr_range) for each in subnets]
+    # Policies of a folder or of the network come before these rules, and may open what they close.
+    is_sure = not told.firewall_policys
+    for what, ports, source in _closed(rules, config, sources):
+        cure = f"gcloud compute firewall-rules create sailor-nodes --network={config.network}"
+        cure += f" --allow={','.join(f'tcp:{each}' for each in ports)} --source-ranges={source}"
+        cure += f" --target-tags={','.join(config.tags)}" if config.tags else ""
+        where = f'the rules of network "{config.network}"'
+        if not is_sure:
+            cure += ", unless a firewall policy already admits them"
+        yield (
+            Problem("provider.network", f"{where} close TCP {', '.join(ports)} {what}", cure),
+            is_sure,
+        )
+
+
+def _closed(
+    rules: Sequence[Rule], config: GceConfig, sources: Sequence[IPv4Network]
+) -> list[tuple[str, tuple[str, ...], str]]:
+    found = []
+    for source in sources:
+        ports = closed_ports(rules, source, NODE_TO_NODE, is_node=True)
+        if ports:
+            found.append((f"from nodes in {source} to nodes", ports, str(source)))
+    head = config.head_ip
+    if head is not None and not any(IPv4Network(head).subnet_of(each) for each in sources):
+        ports = closed_ports(rules, IPv4Network(head), HEAD_TO_NODE, is_node=False)
+        if ports:
+            found.append((f"from sailord at {head} to nodes", ports, f"{head}/32"))
+    return found
+
+
+async def _check_way_out(
+    api: GceClient, config: GceConfig, subnets: Sequence[tuple[str, Any]]
+) -> AsyncIterator[Finding]:
+    if config.external_ip:
+        return
+    for region, subnet in subnets:
+        pages = await api.pages("Routers", "list", region=region)
+        routers = [router for page in pages for router in page.items]
+        if any(_translates(router, config.network, subnet) for router in routers):
+            continue
+        nat = f"gcloud compute routers create sailor --network={config.network} --region={region}"
+        nat += f" && gcloud compute routers nats create sailor --router=sailor --region={region}"
+        nat += " --auto-allocate-nat-external-ips --nat-all-subnet-ip-ranges"
+        what = f"instances in {region} have no external address, and its subnet has no Cloud NAT"
+        if config.package:
+            # pip downloads torch from the Internet.
+            cure = f"set external_ip = true, use an image with the agent (no package), or: {nat}"
+            yield (
+                Problem("provider.external_ip", f"{what}: they reach no package index", cure),
+                True,
+            )
+        elif not subnet.private_ip_google_access:
+            what += " and no Private Google Access: they cannot read the cluster's key"
+            name = f"{subnet.name} --region={region}"
+            access = (
+                f"gcloud compute networks subnets update {name} --enable-private-ip-google-access"
+            )
+            yield Problem("provider.external_ip", what, f"{access}, or: {nat}"), True
+
+
+def _translates(router: Any, network: str, subnet: Any) -> bool:
+    if router.network.rpartition("/")[2] != network:
+        return False
+    return any(
+        nat.source_subnetwork_ip_ranges_to_nat.startswith("ALL_SUBNETWORKS")
+        or any(one.name.rpartition("/")[2] == subnet.name for one in nat.subnetworks)
+        for nat in router.nats
+    )
