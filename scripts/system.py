@@ -21,6 +21,7 @@ import sys
 import tempfile
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from installed import HOME, Installed
 
@@ -75,7 +76,8 @@ def main() -> None:
     if problem:
         sys.exit(f"error: {problem}")
     installed = Installed(arguments.destination)
-    name = f"{_version()}-{_checksum(arguments.group, is_whole=not arguments.files_only)}"
+    checksum = _checksum(arguments.group, is_whole=not arguments.files_only)
+    name = f"{_project()['version']}-{checksum}"
     if name not in installed.names():
         build(installed.versions / name, arguments.group, files_only=arguments.files_only)
     installed.use(name)
@@ -174,9 +176,10 @@ def build_environment(folder: Path, final: Path, groups: list[str], alike: list[
 
 def _needs(groups: list[str]) -> str:
     """Return what the packages of an environment follow from."""
-    made = hashlib.sha256(f"{sys.version} {sorted(groups)}".encode())
-    for name in ("pyproject.toml", "constraints.txt"):
-        made.update((ROOT / name).read_bytes())
+    project = _project()
+    needed = project["dependencies"], project["optional-dependencies"]
+    made = hashlib.sha256(f"{sys.version} {sorted(groups)} {needed}".encode())
+    made.update((ROOT / "constraints.txt").read_bytes())
     return made.hexdigest()
 
 
@@ -200,9 +203,9 @@ def _pin(name: str) -> str:
     return next(line for line in lines if line.startswith(f"{name}=="))
 
 
-def _version() -> str:
+def _project() -> dict[str, Any]:
     with (ROOT / "pyproject.toml").open("rb") as file:
-        return str(tomllib.load(file)["project"]["version"])
+        return dict(tomllib.load(file)["project"])
 
 
 def _checksum(groups: list[str], *, is_whole: bool) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from tests.booted.tree import (
     cache_folder,
     check_machine,
     installed_tree,
+    is_cached,
     locked,
     tool,
 )
@@ -51,6 +53,7 @@ DRILLS: tuple[Row, ...] = (
     ("journal", "journal: priorities and fields", Drills.journal),
     ("reboot-down", "reboot while it trains: down", Drills.reboot_down),
     ("reboot-up", "booted, and it trains", Drills.reboot_up),
+    ("alone", "a node without a leader: off", Drills.alone),
     ("verify", "systemd-analyze verify", Drills.verify),
     ("security", "systemd-analyze security", Drills.security),
     ("two", "two sailords on etcd, the leader stopped", Drills.two_sailords),
@@ -72,8 +75,8 @@ def main() -> int:
     arguments = parser.parse_args()
     ignore_interrupts()
     cache = cache_folder()
-    if arguments.if_cached and not list(cache.glob("base-*")):
-        print(f"units: no tree is cached in {cache}: `make units` makes one", file=sys.stderr)
+    if arguments.if_cached and not is_cached(cache):
+        print(f"units: skipped: no tree is cached in {cache} (`make units`)", file=sys.stderr)
         return NOT_CACHED
     try:
         check_machine()
@@ -86,7 +89,7 @@ def main() -> int:
         print(f"units: {error}", file=sys.stderr)
         return FAILED
     except MachineError as error:
-        print(f"units: this machine cannot boot a container: {error}", file=sys.stderr)
+        print(f"units: skipped: this machine cannot boot a container: {error}", file=sys.stderr)
         return CANNOT
 
 
@@ -120,13 +123,14 @@ def run(box: Container, base: Path, arguments: argparse.Namespace) -> int:
 
 
 def install_again(box: Container, version: str) -> None:
-    """Install the checkout in the running system, changed so that it is another version."""
+    """Install the checkout in the running system, under another number."""
     source = box.run_folder / "checkout"
     shutil.rmtree(source, ignore_errors=True)
     left_out = shutil.ignore_patterns(".*", "tests", "benchmarks", "__pycache__", "*.egg-info")
     shutil.copytree(ROOT, source, ignore=left_out)
-    with (source / "scripts/installed.py").open("a") as file:
-        file.write(f"# {version}\n")
+    project = source / "pyproject.toml"
+    text = re.sub(r'^version = ".*"', f'version = "{version}"', project.read_text(), flags=re.M)
+    project.write_text(text)
     # From outside, as the container has no network: the tree is the running system's own.
     done = subprocess.run(
         [PYTHON, source / "scripts/system.py", box.path("/"), "--group", "worker"],

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ EXAMPLE = "/usr/share/doc/sailor/examples/small.toml"
 CHECKPOINTS = "/var/lib/sailor/checkpoints"
 EXPOSURE_MOST = {SAILORD: 1.5, AGENT: 2.5}
 """Of 10, as `systemd-analyze security` counts."""
+DRAIN_S, SHUTDOWN_S, ALONE_S = 12, 8, 8
+NEXT = "99.0.0"
+"""The version to which the upgrade goes."""
 
 
 @dataclass
@@ -30,7 +34,7 @@ class Drills:
 
     box: Container
     install: Callable[[str], None]
-    """Install the checkout in the running system, once more, as the version that is named."""
+    """Install the checkout in the running system, as the version that is named."""
     files_before: frozenset[str] = frozenset()
     """The files of the tree before Sailor was installed."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -130,7 +134,8 @@ class Drills:
     def emulated_agent_starts(self) -> None:
         """With emulated devices it is ready."""
         config = self.box.path("/etc/sailor/agent.toml")
-        text = 'emulate = "2xA100-40"\nzone = "us-central1-a"\ndrain_s = 20\n'
+        text = 'emulate = "2xA100-40"\nzone = "us-central1-a"\n'
+        text += f"drain_s = {DRAIN_S}\nshutdown_s = {SHUTDOWN_S}\n"
         text += config.read_text()
         config.write_text(text)
         self.box.do("systemctl", "enable", "--now", AGENT)
@@ -226,25 +231,27 @@ class Drills:
         """While it trains: `sailord --version` answers at every moment."""
         workers, generation = self.workers(), self.generation()
         begin = time.monotonic()
-        self._while_it_answers(lambda: self.install("second"))
-        self.box.do("systemctl", "daemon-reload")
-        self.box.do("systemctl", "restart", SAILORD, AGENT)
-        self.wait_ready(10)
-        self._lap(begin)
-        self.check_kept(workers, generation)
+        self._while_it_answers(lambda: self.install(NEXT))
+        self._check_runs(NEXT, workers, generation, begin)
 
     def rollback(self) -> None:
         """Back to the version before, while it trains."""
         workers, generation = self.workers(), self.generation()
-        before = self.box.do("readlink", "/opt/sailor/current")
         begin = time.monotonic()
         self._while_it_answers(lambda: self.box.do("sailor-system", "rollback"))
+        self._check_runs(version("sailor"), workers, generation, begin)
+
+    def _check_runs(
+        self, wanted: str, workers: frozenset[tuple[int, int]], generation: int, begin: float
+    ) -> None:
+        """Restart both units; fail unless they run that version, and training went on."""
         self.box.do("systemctl", "daemon-reload")
         self.box.do("systemctl", "restart", SAILORD, AGENT)
         self.wait_ready(10)
         self._lap(begin)
-        if self.box.do("readlink", "/opt/sailor/current") == before:
-            raise DrillError("it is the same version")
+        told = [self.box.do(each, "--version") for each in ("sailord", "sailor-agent", "sailorctl")]
+        if not all(each.endswith(f" {wanted}") for each in told):
+            raise DrillError(f"not version {wanted}: {told}")
         self.check_kept(workers, generation)
 
     def _while_it_answers(self, work: Callable[[], object]) -> None:
@@ -271,14 +278,45 @@ class Drills:
 
     def reboot_down(self) -> None:
         """While it trains: everything has ended in time."""
-        self.seconds["lap"] = self.box.reboot_down(60)
+        # A journal that outlives the boot.
+        self.box.do("mkdir", "-p", "/var/log/journal")
+        self.box.do("journalctl", "--flush")
+        begin = time.monotonic()
+        self.box.do("systemctl", "reboot", "--no-block")
+        self.box.wait_down(60)
+        self._lap(begin)
 
     def reboot_up(self) -> None:
-        """Both units come back, and the job trains."""
+        """Both units come back, and the job trains; the agent was told of the shutdown."""
         begin = time.monotonic()
         self.box.boot()
         self.wait_training(60)
         self._lap(begin)
+        self._check_last_words("its workers end with the machine")
+
+    def alone(self) -> None:
+        """A node without a leader powers itself off, which ends the bill of a rented one."""
+        config = self.box.path("/etc/sailor/agent.toml")
+        config.write_text(f"alone_s = {ALONE_S}\n" + config.read_text())
+        self.box.do("systemctl", "restart", AGENT)
+        self.wait_ready(10)
+        begin = time.monotonic()
+        self.box.do("systemctl", "stop", SAILORD)
+        if code := self.box.wait_down(ALONE_S + 30):
+            raise DrillError(f"the container ended with {code}, and not because of a poweroff")
+        self._lap(begin)
+        self.box.boot()
+        self._check_last_words(f"no leader has answered for {ALONE_S} s (alone_s)")
+        config = self.box.path("/etc/sailor/agent.toml")
+        config.write_text(config.read_text().partition("\n")[2])
+        self.box.do("systemctl", "restart", AGENT)
+        self.wait_training(60)
+
+    def _check_last_words(self, said: str) -> None:
+        """Fail unless the agent's last errors before this boot say so."""
+        errors = self.box.do("journalctl", "-q", "--no-pager", "-b", "-1", "-u", AGENT, "-p", "err")
+        if said not in errors:
+            raise DrillError(f"before this boot the agent did not say: {said}\n{errors[-2000:]}")
 
     # ---- two of them ---------------------------------------------------------------------------
 
@@ -381,7 +419,7 @@ class Drills:
         script = (ROOT / "scripts/installed.py").read_text()
         self.box.do("python3", "-", "uninstall", "--purge", given=script)
         left = files(self.box.path("/")) - self.files_before
-        # The container itself needs one file beside the agent's unit.
+        # The container itself needs a file beside the agent's unit.
         left -= {each for each in left if "/sailor-agent.service.d" in each}
         ours = sorted(each for each in left if re.search(r"sail|sem\.mp", each))
         if ours:

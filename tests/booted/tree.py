@@ -23,6 +23,7 @@ PACKAGES = (
 )
 TOOLS = {"debootstrap": "debootstrap", "systemd-nspawn": "systemd-container"}
 """A command, and the package that has it."""
+INSTALLED = "installed"
 HOSTS = "127.0.0.1 localhost\n"
 
 
@@ -88,13 +89,22 @@ def mirror() -> str:
     raise MachineError(f"apt knows no mirror of Debian {SUITE}; name one with --mirror")
 
 
+def is_cached(cache: Path) -> bool:
+    """Return whether both trees are there, so that the drills take minutes."""
+    return _base(cache).exists() and (cache / INSTALLED / MARK).exists()
+
+
+def _base(cache: Path) -> Path:
+    sign = hashlib.sha256(" ".join((SUITE, *PACKAGES)).encode()).hexdigest()[:8]
+    return cache / f"base-{sign}"
+
+
 def base_tree(cache: Path, mirror_url: str | None) -> Path:
     """Return a tree with Debian and nothing of ours."""
-    sign = hashlib.sha256(" ".join((SUITE, *PACKAGES)).encode()).hexdigest()[:8]
-    base = cache / f"base-{sign}"
+    base = _base(cache)
     if base.exists():
         return base
-    partial = cache / f".base-{sign}.partial"
+    partial = cache / f".{base.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     debootstrap = tool(cache, "debootstrap")
     scripts = debootstrap.parent.parent / "share" / "debootstrap"
@@ -116,7 +126,7 @@ def base_tree(cache: Path, mirror_url: str | None) -> Path:
 
 def installed_tree(cache: Path, base: Path) -> Path:
     """Return a copy of the base with this checkout installed for GPU nodes, as documented."""
-    tree = cache / "installed"
+    tree = cache / INSTALLED
     if not (tree / MARK).exists():
         shutil.rmtree(tree, ignore_errors=True)
         _run("cp", "-a", "--reflink=auto", str(base), str(tree), why="the tree cannot be copied")
