@@ -320,7 +320,7 @@ def why_view(
     unavailable_since: float | None,
 ) -> types.Why:
     """Why the job is in its state: the last transitions and the planner's reasons."""
-    active = state.active
+    active = state.active if state.active is not None and state.active.job == job.id else None
     return types.Why(
         job=job.id,
         state=job.state,
@@ -333,10 +333,11 @@ def why_view(
         waits_for=waits_for(state, job.id),
         blocked=why_queue_stands(state) if job.state == "queued" else "",
         store_away_since=unavailable_since,
-        drift=() if active is None or active.job != job.id else _drift(active, about),
-        stuck=tuple(f"{each.name}: {each.stuck}" for each in leaving_view(state) if each.stuck)
-        if active is not None and active.job == job.id
-        else (),
+        drift=() if active is None else _drift(active, about),
+        stuck=()
+        if active is None
+        else tuple(f"{each.name}: {each.stuck}" for each in leaving_view(state) if each.stuck),
+        spent=None if active is None else _spent(state.job, active.generation, state.now),
     )
 
 

@@ -332,6 +332,8 @@ class Why:
     """GPU kinds that compute slower or faster than their profile says, beyond its error bar."""
     stuck: tuple[str, ...] = ()
     """Nodes whose drain cannot end, why, and what ends it."""
+    spent: Spent | None = None
+    """If it has the cluster: what it cost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,8 @@ def _cluster_problems(status: dict[str, Any]) -> Iterator[str]:
     if job is None:
         return
     if job["state"] == "held":
-        yield f"{job['id']} is held: {job['phase']['reason']}; then sailorctl resume {job['id']}"
+        cure = text.cure_of_hold(job["id"], job["spent"])
+        yield f"{job['id']} is held: {job['phase']['reason']}; {cure}"
     elif job["phase"]["name"] == "waiting":
         yield f"{job['id']} waits: {job['phase']['reason']}"
     if job["storage_trouble"]:

@@ -88,9 +88,7 @@ def _job_lines(job: dict[str, Any], at: float) -> list[str]:
         if ": setup `" in phase["reason"]:
             lines.append("            sailorctl logs NODE --setup shows what it printed")
     if phase["name"] == "held":
-        spent = job["spent"]
-        is_spent = spent["usd_max"] is not None and spent["usd"] >= spent["usd_max"]
-        lines.append(f"            {SPEND_MORE if is_spent else _cures(job['id'])}")
+        lines.append(f"            {cure_of_hold(job['id'], job['spent'])}")
     if generation is not None:
         members = _some(job["members"])
         lines.append(f"generation  {generation['number']} ({generation['state']}) on {members}")
@@ -107,7 +105,10 @@ def _job_lines(job: dict[str, Any], at: float) -> list[str]:
     return lines
 
 
-def _cures(job: str) -> str:
+def cure_of_hold(job: str, spent: dict[str, Any] | None) -> str:
+    """Return what ends the hold of a job; one that has spent its budget cannot be resumed."""
+    if spent and spent["usd_max"] is not None and spent["usd"] >= spent["usd_max"]:
+        return SPEND_MORE
     return f"sailorctl resume {job} tries again, sailorctl cancel {job} ends it"
 
 
@@ -252,7 +253,7 @@ def why_text(why: dict[str, Any]) -> str:
     if why["blocked"]:
         lines.append(why["blocked"])
     if phase == "held":
-        lines.append(_cures(why["job"]))
+        lines.append(cure_of_hold(why["job"], why.get("spent")))
     if why["generation_reason"]:
         lines.append(f"this generation: {why['generation_reason']}")
     lines += [f"this plan: {sentence}" for sentence in why["plan"]]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
@@ -28,6 +29,29 @@ def to_meta(value: Any) -> Any:
     return value.detach().to("meta") if isinstance(value, Tensor) else value
 
 
+class _NoCheckpoint:
+    """Takes the place of torch's reentrant checkpoint."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], _: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+def _no_checkpoint(*_: Any, **__: Any) -> Iterator[None]:
+    """Take the place of torch's other one, a generator around the call."""
+    yield
+
+
+def ignore_checkpoints() -> None:
+    """Let ``torch.utils.checkpoint`` call its function at once, from now on in this process.
+
+    What is recomputed is decided by the plan, for a block as a whole.
+    """
+    replaced: Any = torch.utils.checkpoint
+    replaced.CheckpointFunction = _NoCheckpoint
+    replaced._checkpoint_without_reentrant_generator = _no_checkpoint
+
+
 class _StopForwardError(BaseException):
     """Ends a forward pass early, through any ``except Exception`` of the module's code."""
 
@@ -44,6 +68,7 @@ class CutModule:
     """A module of which one rank computes some layers."""
 
     def __init__(self, module: nn.Module, cut: ModuleCut, call: Call) -> None:
+        ignore_checkpoints()
         self.module, self.cut, self._call = module, cut, call
         self._blocks = [module.get_submodule(path) for path in cut.blocks]
         self._computes = [block.forward for block in self._blocks]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.protocol.codec import plain
-from agents.protocol.records import JobId
+from agents.protocol.records import Bill, JobId
 from sailord.api.render import job_view, waits_for, why_view
-from sailord.core.model.phases import Running
-from sailord.text.cluster_text import why_text
+from sailord.core.model.phases import Held, Running
+from sailord.text.cluster_text import SPEND_MORE, why_text
 from tests.sailord.core.states import BEGAN, JOB, job, state
 
 
@@ -38,3 +38,16 @@ def test_active_job_waits_for_no_other() -> None:
     told = job_view(BUSY, JOB)
     assert told is not None
     assert "before it" not in why_text(plain(why_view(BUSY, told, {}, (), None)))
+
+
+def test_a_job_that_has_spent_its_budget_is_not_told_to_resume() -> None:
+    def told(usd_max: float) -> str:
+        held = state(Held("its budget is spent", BEGAN))
+        spent = held.with_job(replace(held.job, bill=Bill(usd=10.0, usd_max=usd_max)))
+        view = job_view(spent, JOB)
+        assert view is not None
+        return why_text(plain(why_view(spent, view, {}, (), None)))
+
+    assert SPEND_MORE in told(usd_max=10.0)
+    assert "resume" not in told(usd_max=10.0)
+    assert f"sailorctl resume {JOB}" in told(usd_max=11.0)

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+from torch.utils.checkpoint import checkpoint
+
 pytest.importorskip("transformers", reason="their models are the oracle")
 
 from simulator.documents.problems import InputError
@@ -102,6 +104,43 @@ def test_any_plan_trains_a_model_of_transformers_as_a_plain_loop_does(family, ex
         for seed in range(max(examples // 6, 2)):
             plan = any_plan(drawn(seed), job, ranks_max=6)
             assert_close(trained(recipe, job, plan), wanted, f"seed {seed}: {plan}")
+
+
+class Checkpointed(torch.nn.Module):
+    """A block that checkpoints a part of itself, as scripts of a single GPU do."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.reentrant = reentrant
+        self.inner = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Dropout(0.2))
+
+    def forward(self, x):
+        if self.reentrant is None:
+            return x + self.inner(x)
+        return x + checkpoint(self.inner, x, use_reentrant=self.reentrant)
+
+
+def checkpointed_model(reentrant):
+    torch.manual_seed(0)
+    blocks = [Checkpointed(reentrant) for _ in range(3)]
+    return torch.nn.Sequential(torch.nn.Linear(4, 16), *blocks, torch.nn.Linear(16, 1))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_inside_a_block_is_left_to_the_plan(reentrant):
+    rows = [(torch.randn(4), torch.randn(1)) for _ in range(16)]
+    recipes = [
+        recipe_of(
+            lambda given=given: checkpointed_model(given),
+            dataset=rows,
+            loss=lambda out, batch: torch.nn.functional.mse_loss(out, batch[1]),
+        )
+        for given in (reentrant, None)
+    ]
+    inside, plain = (recipe.job() for recipe in recipes)
+    assert inside.model == plain.model
+    plan = any_plan(drawn(1), inside, ranks_max=4)
+    assert trained(recipes[0], inside, plan)[0] == trained(recipes[1], plain, plan)[0]
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
