@@ -26,6 +26,8 @@ from simulator.documents.files import load_document
 from simulator.documents.problems import InputError, Problems
 
 SECRET_BYTES_MIN = 16
+GOOGLE_KEYS = "https://www.googleapis.com/oauth2/v3/certs"
+"""The keys with which Google signs tokens of service accounts; they change every few days."""
 T = TypeVar("T", Options, Policy, NetworkPolicy)
 LogFormat = Literal["json", "terminal"]
 
@@ -49,8 +51,8 @@ class Webhooks:
     pubsub_audience: str | None = None
     pubsub_email: str | None = None
     """The service account of the Pub/Sub subscription."""
-    pubsub_keys: Path | None = None
-    """A JSON Web Key Set that verifies its tokens."""
+    pubsub_keys: Path | str | None = None
+    """A JSON Web Key Set that verifies its tokens: a file, or an address."""
     receivers: tuple[Receiver, ...] = ()
 
 
@@ -304,7 +306,7 @@ def _webhooks(top: Table, folder: Path) -> Webhooks:
     pubsub = table.section("pubsub")
     audience = pubsub.text("audience", required="pubsub" in table)
     email = pubsub.text("email", required="pubsub" in table)
-    keys = _path(pubsub, "keys", folder, required="pubsub" in table)
+    keys = _key_set(pubsub, folder) if "pubsub" in table else None
     pubsub.finish()
     receivers = []
     for entry in table.tables("receiver"):
@@ -319,6 +321,16 @@ def _webhooks(top: Table, folder: Path) -> Webhooks:
     table.finish()
     token = None if alertmanager is None else alertmanager.decode()
     return Webhooks(secret, token, audience, email, keys, tuple(receivers))
+
+
+def _key_set(table: Table, folder: Path) -> Path | str:
+    text = table.text("keys", default=GOOGLE_KEYS)
+    if "://" not in text:
+        return folder / text
+    if not re.match(r"https://[^/\s]+|http://(127\.0\.0\.1|localhost)[:/]", text):
+        cure = "give a file or an https:// address; left out, Google's is used"
+        table.report("keys", f"is {quote(text)}: who can change the answer can push", cure)
+    return text
 
 
 def _url(value: object) -> str:

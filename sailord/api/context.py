@@ -16,6 +16,7 @@ from agents.rpc.signing import ClusterKey, Verifier
 from agents.rpc.strangers import Budgets, Strangers
 from agents.rpc.tls import Tls
 from agents.store.interface import StoreUnavailable
+from sailord.api.key_set import KeySet
 from sailord.capacity.loop import CapacityLoop
 from sailord.cluster_records import Gateway
 from sailord.config import Config
@@ -55,12 +56,16 @@ class ApiContext:
     """The plan shown last, and what the planner said of it."""
     verifier: Verifier = field(init=False)
     tokens: TokenFile = field(init=False)
+    pubsub_keys: KeySet | None = field(init=False)
+    """``None``: pushes of Pub/Sub are not accepted."""
     strangers: Strangers = field(default_factory=Strangers)
     webhook_budgets: Budgets = field(default_factory=lambda: Budgets(PER_S, BURST))
     """For each form of webhooks."""
 
     def __post_init__(self) -> None:
         self.verifier = Verifier(self.key, lambda: self.config.address, time.time())
+        keys = self.config.webhooks.pubsub_keys
+        self.pubsub_keys = None if keys is None else KeySet(keys)
         self.tokens = TokenFile(self.config.tokens, self.config.token)
 
     @property

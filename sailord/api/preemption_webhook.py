@@ -23,10 +23,11 @@ from agents.rpc.strangers import note_authenticated
 from agents.rpc.unsigned_bodies import read_unsigned
 from sailord.api.bodies import check_id, check_moment, read_object
 from sailord.api.context import CONTEXT
+from sailord.api.key_set import KeySet
 from sailord.api.orders import OTHER_ID
 from sailord.api.responses import Refusal, answer, refusal, too_many
 from sailord.api.types import Accepted
-from sailord.api.webhook_tokens import TokenError, check_token, read_keys
+from sailord.api.webhook_tokens import TokenError, check_token, key_id_of
 from sailord.config import Webhooks
 from sailord.notify.webhook_signature import SIGNATURE_HEADER, sign
 from simulator.documents.problems import InputError, Problem
@@ -65,7 +66,7 @@ async def read_message(request: web.Request) -> tuple[Form, dict[str, Any]]:
     if header is not None:
         await _check_signature(request, hooks.secret, header)
     else:
-        kind = await _bearer_form(hooks, request.headers.get("Authorization", ""))
+        kind = await _bearer_form(hooks, api.pubsub_keys, request.headers.get("Authorization", ""))
     note_authenticated(request)
     # Only who is authenticated counts, so that a stranger cannot use up anybody's share.
     if not api.webhook_budgets.of(kind).take():
@@ -90,16 +91,16 @@ def _unauthenticated(why: str) -> Refusal:
     return Refusal(401, Problem("the sender", why, SEE))
 
 
-async def _bearer_form(hooks: Webhooks, header: str) -> Form:
+async def _bearer_form(hooks: Webhooks, keys: KeySet | None, header: str) -> Form:
     kind, _, token = header.partition(" ")
     if kind != "Bearer" or not token:
         raise _unauthenticated(f"neither {SIGNATURE_HEADER} nor a bearer token was sent")
-    if token.count(".") == 2 and hooks.pubsub_keys is not None:
+    if token.count(".") == 2 and keys is not None:
         assert hooks.pubsub_audience is not None
         assert hooks.pubsub_email is not None
         try:
-            keys = await asyncio.to_thread(read_keys, hooks.pubsub_keys)
-            check_token(token, keys, audience=hooks.pubsub_audience, email=hooks.pubsub_email)
+            known = await keys.find(key_id_of(token))
+            check_token(token, known, audience=hooks.pubsub_audience, email=hooks.pubsub_email)
         except TokenError as error:
             raise _unauthenticated(str(error)) from None
         return "pubsub"

@@ -19,18 +19,35 @@ class TokenError(ValueError):
 
 
 def read_keys(path: Path) -> dict[str, jwt.PyJWK]:
+    """Read public keys, by id, from a file with a JSON Web Key Set."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise TokenError(f"unreadable key set: {type(error).__name__}") from None
+    return parse_keys(raw)
+
+
+def parse_keys(raw: bytes) -> dict[str, jwt.PyJWK]:
     """Read public keys, by id, from a JSON Web Key Set."""
     try:
-        keys = jwt.PyJWKSet.from_dict(json.loads(path.read_bytes())).keys
-    except (OSError, ValueError, TypeError, AttributeError, jwt.PyJWTError) as error:
+        keys = jwt.PyJWKSet.from_dict(json.loads(raw)).keys
+    except (ValueError, RecursionError, TypeError, AttributeError, jwt.PyJWTError) as error:
         raise TokenError(f"unreadable key set: {type(error).__name__}") from None
     return {key.key_id: key for key in keys if key.key_id is not None}
 
 
-def check_token(token: str, keys: dict[str, jwt.PyJWK], *, audience: str, email: str) -> None:
-    """Raise ``TokenError`` unless this account sent the token to this audience, and it is valid."""
+def key_id_of(token: str) -> str:
+    """Return the id of the key that a token names; nothing of it is verified yet."""
     if len(token) > TOKEN_CHARACTERS_MAX:
         raise TokenError(f"the token is longer than {TOKEN_CHARACTERS_MAX} characters")
+    try:
+        return str(jwt.get_unverified_header(token).get("kid", ""))
+    except (jwt.PyJWTError, RecursionError) as error:
+        raise TokenError(f"the token is refused: {error}") from None
+
+
+def check_token(token: str, keys: dict[str, jwt.PyJWK], *, audience: str, email: str) -> None:
+    """Raise ``TokenError`` unless this account sent the token to this audience, and it is valid."""
     claims = _verified_claims(token, keys, audience)
     if isinstance(claims["exp"], str):
         raise TokenError("the token's exp is not a number")
@@ -39,10 +56,10 @@ def check_token(token: str, keys: dict[str, jwt.PyJWK], *, audience: str, email:
 
 
 def _verified_claims(token: str, keys: dict[str, jwt.PyJWK], audience: str) -> dict[str, Any]:
+    key = keys.get(key_id_of(token))
+    if key is None:
+        raise TokenError("the token is signed with a key that is not in the key set")
     try:
-        key = keys.get(jwt.get_unverified_header(token).get("kid", ""))
-        if key is None:
-            raise TokenError("the token is signed with a key that is not in the key set")
         return jwt.decode(
             token,
             key,
