@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -34,13 +34,14 @@ from agents.core.model import (
 from agents.daemon.clock import Clock
 from agents.daemon.failpoints import failpoint
 from agents.daemon.systemd import notify
-from agents.protocol.records import JobId, Report, ReportReply
+from agents.protocol.records import JobId, KnownGeneration, Report, ReportReply
 from agents.registration import Registration
 from agents.report_sender import ReportSender
 from agents.saved_state import SavedState, save, updated
 from agents.snapshots.lifecycle import SnapshotLifecycle
 from agents.workers.gang import WorkerGang
 from agents.workers.join import GenerationJoiner
+from agents.workers.specs import read_known_generation
 from agents.workers.status import WorkerStatus
 
 log = structlog.get_logger("sailor-agent")
@@ -141,6 +142,24 @@ class AgentLoop:
     def held_job(self) -> JobId | None:
         """Return the job whose workers run on this node."""
         return self.state.job if self.state.gang is not None else None
+
+    def known_generation(self) -> KnownGeneration | None:
+        """Return what this node knows of its job's newest generation."""
+        state, settings = self.state, self.joiner.settings
+        numbers = {state.heard.generation, state.left, state.gang.generation if state.gang else 0}
+        found = (read_known_generation(settings, number) for number in sorted(numbers)[::-1])
+        known = next((each for each in found if each and each.record.job == state.job), None)
+        if known is None:
+            return None
+        record = state.record
+        if record is not None and (record.job, record.number) == (
+            known.record.job,
+            known.record.number,
+        ):
+            known = replace(known, record=record)
+        return replace(
+            known, durable=self.registration.durables.get(known.record.job, known.durable)
+        )
 
     def answered(self, report: Report, reply: ReportReply) -> None:
         """Handle a leader's reply: what to release, and what to upload now."""

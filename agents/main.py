@@ -169,7 +169,14 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
         current = Current(initial_state(saved, node, config.options, clock.now()))
         memory = SnapshotMemory(config.memory or _default_memory(config, devices))
         registration = Registration(
-            store, Keys(config.cluster_name), config.lease_s, clock, feed, memory.jobs
+            store,
+            Keys(config.cluster_name),
+            config.lease_s,
+            clock,
+            feed,
+            memory.jobs,
+            heard_term=lambda: current.state.heard.term,
+            keep_s=config.orphan_s,
         )
         client = SignedClient(session, key, tls=tls)
         gang = WorkerGang(
@@ -308,6 +315,7 @@ async def _listen(
         snapshots=SnapshotRoutes(loop.snapshots.memory, verifier),
         links=LinkRoutes(Receiver(config.host), Sender(loop.snapshots.client)),
         feed=loop.events.put_nowait,
+        known=loop.known_generation,
         wake=loop.registration.woken.set,
         tls=loop.snapshots.client.tls,
     )

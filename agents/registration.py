@@ -16,6 +16,7 @@ from agents.core.model import (
     LeaseEnded,
     Registered,
     StoreFailed,
+    StoreSetBack,
 )
 from agents.daemon.clock import Clock
 from agents.daemon.unreadable import UnreadableRecords
@@ -64,12 +65,21 @@ class Registration:
     """Called with all jobs after each poll."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to poll now."""
+    heard_term: Callable[[], int] = lambda: 0
+    """The highest term that this node has heard."""
+    keep_s: float = 0.0
+    """How long workers go on whose job is not in the store: it was lost, and may be submitted
+    again."""
+    durables: dict[JobId, Durable] = field(default_factory=dict)
+    """The newest committed checkpoint of this node's job, as it was last read."""
     known: dict[NodeId, NodeRecord] = field(default_factory=dict)
     """All nodes seen in the last ``KNOWN_S``, as they were last seen."""
     jobs: dict[JobId, JobRecord] = field(default_factory=dict)
     """All jobs, as they were last read."""
     unreadable: UnreadableRecords = field(default_factory=UnreadableRecords)
     _seen_at: dict[NodeId, float] = field(default_factory=dict)
+    _missing_since: float | None = None
+    """Since when the store lacks the job of this node's workers."""
     _wished: NodeRecord | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _lease: int = 0
@@ -169,6 +179,9 @@ class Registration:
 
     async def _poll(self, node: NodeId, held: JobId | None) -> None:
         entry = await self.store.get(self.keys.leader)
+        if entry is not None and entry.created < self.heard_term():
+            self._read.clear()  # Its revisions may have meant other records.
+            self.feed(StoreSetBack(self.clock.now(), entry.created))
         self.leader = None if entry is None else self._leader_address(entry)
         found = (await self.store.snapshot(self.keys.jobs)).entries
         unreadable: dict[str, str] = {}
@@ -183,14 +196,16 @@ class Registration:
             of_job = [e for e in found if e.key == self.keys.durable(record.job)]
             durables = self._read_all(Durable, "durable", of_job, unreadable)
             durable = next((each.point for each in durables), None)
+            self.durables = dict.fromkeys([record.job], durables[0]) if durables else {}
         self.unreadable.note_all(unreadable, prefixes=[self.keys.jobs])
         if held is None or held in self.jobs:
             self.looked(self.jobs)
         now = self.clock.now()
         ours = self.jobs_in_memory() if held is None else {held}
         is_wanted = record is not None and record.state == "open" and node in record.members
-        if any(self.keys.generation(job) in unreadable for job in ours) and not (
-            held is None and is_wanted
+        is_unreadable = any(self.keys.generation(job) in unreadable for job in ours)
+        if (is_unreadable and not (held is None and is_wanted)) or self._waits_for(
+            held, record, now
         ):
             self.feed(GenerationUnreadable(now))
         else:
@@ -198,6 +213,20 @@ class Registration:
         for id_ in sorted(self.jobs_in_memory() & self.jobs.keys()):
             if self.jobs[id_].state in ENDED:
                 self.feed(JobEnded(now, id_))
+
+    def _waits_for(self, held: JobId | None, record: GenerationRecord | None, now: float) -> bool:
+        """Return whether the store lacks the job of this node's workers, and not for too long.
+
+        Once the job is submitted again, sailord asks this node for what it knows.
+        """
+        if held is None or record is not None:
+            self._missing_since = None
+            return False
+        if self._missing_since is None:
+            self._missing_since = now
+            self.unreadable.note(self.keys.state(held), "the store does not know this job, which "
+                                 "trains here; submit it again under its id")  # fmt: skip
+        return now < self._missing_since + self.keep_s
 
     def _read_all(
         self, kind: type[T], part: str, entries: Iterable[Entry], unreadable: dict[str, str]

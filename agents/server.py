@@ -13,7 +13,7 @@ from agents.daemon.clock import Clock
 from agents.links.http import LinkRoutes
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.names import JOB_ID_PATTERN
-from agents.protocol.records import Abort, JobId
+from agents.protocol.records import Abort, JobId, KnownGeneration
 from agents.rpc.identity import Role
 from agents.rpc.listener import Listener
 from agents.rpc.server import Handler, answer_signed, refuse_stranger
@@ -46,6 +46,8 @@ class AgentServer:
     snapshots: SnapshotRoutes
     links: LinkRoutes
     feed: Callable[[Event], None]
+    known: Callable[[], KnownGeneration | None]
+    """What this node knows of its job's newest generation."""
     wake: Callable[[], None]
     """Makes the agent read the store now."""
     tls: Tls | None = None
@@ -58,6 +60,7 @@ class AgentServer:
         self.snapshots.add_to(app.router)
         self.links.add_to(app.router)
         app.router.add_get("/v1/report", self._report)
+        app.router.add_get("/v1/generation", self._generation)
         app.router.add_post("/v1/abort", self._abort)
         app.router.add_post("/v1/wake", self._wake)
         app.router.add_get("/v1/logs", self._log)
@@ -97,6 +100,12 @@ class AgentServer:
         if report is None:
             return web.Response(status=503, text="the agent has not made a report yet; retry\n")
         return web.Response(body=encode(report))
+
+    async def _generation(self, _: web.Request) -> web.Response:
+        known = self.known()
+        if known is None:
+            return web.Response(status=404, text="no generation is known here\n")
+        return web.Response(body=encode(known))
 
     async def _abort(self, request: web.Request) -> web.Response:
         try:

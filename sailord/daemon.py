@@ -29,6 +29,7 @@ from sailord.controller.agent_client import AgentClient
 from sailord.controller.election import Election, StateFolder, lock_state_folder
 from sailord.controller.lifetime_store import SAVE_S, load_lifetimes, save_lifetimes
 from sailord.controller.loop import Controller, build_controller
+from sailord.controller.recovery import Recovery
 from sailord.core.model.events import (
     Deposed,
     Elected,
@@ -67,11 +68,14 @@ class Daemon:
     controller: Controller
     api: ApiContext
     webhooks: WebhookSender
+    recovery: Recovery
     capacity: CapacityLoop | None = None
     """Only if a provider is configured."""
     _is_ready: bool = False
     _set_aside: frozenset[JobId] = frozenset()
     """Jobs whose records could not be read when this term began, or came later."""
+    _compared_at: float = 0.0
+    """When the store was last compared with what agents know."""
     _led: int | None = None
     """The term that the controller knows; a term is won before the store could be read."""
 
@@ -210,6 +214,10 @@ class Daemon:
                 await asyncio.sleep(0.3)
                 continue
             self._take_in(world)
+            try:
+                await self._recover(world)
+            except StoreError as error:
+                self._note_outage(error)
             await asyncio.sleep(READ_S_MIN)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.api.store_changed.wait(), READ_S)
@@ -219,7 +227,8 @@ class Daemon:
         now, is_back = self.clock.now(), self.controller.cluster.store.mark_available()
         if is_back:
             log.info("store available again", cause="StoreReturned")
-        self.gateway.unreadable.note_all(world.unreadable, prefixes=[self.gateway.keys.all])
+        unreadable = {**world.unreadable, **self.recovery.unknown}
+        self.gateway.unreadable.note_all(unreadable, prefixes=[self.gateway.keys.all])
         state = self.controller.cluster.state
         if state.term is None or state.term != self.election.term:
             return
@@ -242,6 +251,17 @@ class Daemon:
         orders = [order for order in world.orders if order.id not in state.known_orders]
         if orders:
             put(OrderGiven(now, orders[0], tuple(orders[1:])))
+
+    async def _recover(self, world: World) -> None:
+        """Begin the term anew if agents know of later generations than the store."""
+        state, now = self.controller.cluster.state, self.clock.now()
+        is_due = now >= self._compared_at + READ_S
+        if state.term is None or state.term != self.election.term or not is_due:
+            return
+        self._compared_at = now
+        if await self.recovery.recover(world, state):
+            self.controller.inbox.put(Deposed(now))
+            self.controller.resign_asked.set()
 
     def _note_outage(self, error: StoreError) -> None:
         if self.controller.cluster.store.mark_unavailable(str(error), at=self.clock.now()):
@@ -314,7 +334,10 @@ def _assemble(
             config, provider, config.capacity, cluster, planner,
             Gateway(store, keys, gateway.unreadable), clock,
         )  # fmt: skip
-    return Daemon(config, store, clock, gateway, election, controller, api, webhooks, api.capacity)
+    recovery = Recovery(Gateway(store, keys, gateway.unreadable), controller.effects.agents)
+    return Daemon(
+        config, store, clock, gateway, election, controller, api, webhooks, recovery, api.capacity
+    )
 
 
 async def _listen(daemon: Daemon, stack: contextlib.AsyncExitStack) -> None:

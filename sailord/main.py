@@ -93,6 +93,21 @@ def check(config: Path, *, asks_provider: bool) -> None:
     click.echo(f"{config} is valid")
 
 
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@CONFIG
+def backup(file: Path, config: Path) -> None:
+    """Write a backup of the embedded store to FILE, also while sailord runs.
+
+    To restore it, copy it to store.db in the state folder while no sailord runs.
+    """
+    from sailord.backup import back_up  # noqa: PLC0415 - see above
+    from sailord.config import load_config  # noqa: PLC0415 - see above
+
+    entries = asyncio.run(back_up(load_config(config), file))
+    click.echo(f"{file}: {entries} entries")
+
+
 async def _ask_provider(config: Config) -> None:
     from sailord.providers.config import open_provider  # noqa: PLC0415 - see above
     from sailord.providers.interface import ProviderError  # noqa: PLC0415 - see above

@@ -48,6 +48,7 @@ from agents.core.model import (
     StopRequested,
     StoreFailed,
     StoreOrder,
+    StoreSetBack,
     Ticked,
     TroubleChanged,
     UnfitChanged,
@@ -91,6 +92,10 @@ def _learn(state: State, event: Event) -> Decision:
         case GenerationRead():
             state = _learn_record(replace(state, store_silent_since=None), event.record)
             return _forget_old_uploads(state, event), ()
+        case StoreSetBack():
+            heard = Fence(event.term, state.heard.generation)
+            told = f"the store was set back: its leader's term {event.term} is below"
+            return replace(state, heard=heard), (Note(f"{told} {state.heard.term}"),)
         case GenerationUnreadable():
             return replace(state, store_silent_since=None), ()
         case AbortReceived():
@@ -167,6 +172,8 @@ def _learn_device_failure(state: State, fault: str) -> Decision:
 
 
 def _learn_record(state: State, record: GenerationRecord | None) -> State:
+    if record is not None and record.job == state.job and record.number < state.heard.generation:
+        return state  # The store was set back; sailord will ask this node for what it knows.
     state = replace(state, has_read_store=True)
     if record is None:
         return replace(state, record=None)

@@ -152,6 +152,14 @@ class GenerationRead(_Event):
 
 
 @dataclass(frozen=True, slots=True)
+class StoreSetBack(_Event):
+    """The store has a leader of a lower term than was heard: it is new, or older than this node's
+    knowledge."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationUnreadable(_Event):
     """The store was read, but not the generation that concerns this node: nothing changes."""
 
@@ -289,6 +297,7 @@ Event = (
     SelfTested
     | DeviceFailed
     | GenerationRead
+    | StoreSetBack
     | GenerationUnreadable
     | AbortReceived
     | GangReported

@@ -304,6 +304,18 @@ class Durable:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownGeneration:
+    """What a node knows of its job's newest generation, for a store that was lost or set back."""
+
+    record: GenerationRecord
+    plan: str
+    job: str
+    """The job file, as it was submitted."""
+    durable: Durable | None = None
+    """The newest committed checkpoint that it knows of."""
+
+
+@dataclass(frozen=True, slots=True)
 class Saving:
     """How a job's state is saved."""
 

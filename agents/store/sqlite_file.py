@@ -36,6 +36,8 @@ from agents.store.interface import (
 
 APPLICATION_ID = 0x5361696C  # "Sail", in the file's header.
 FORMAT = 1
+BACKUP_AHEAD = 1_000_000_000
+"""More revisions than a store writes between a backup and its loss."""
 
 SCHEMA = f"""
 BEGIN;
@@ -51,6 +53,9 @@ CREATE TABLE changes (
 );
 -- AUTOINCREMENT: the number of a lease that is gone is never given again.
 CREATE TABLE leases (id INTEGER PRIMARY KEY AUTOINCREMENT, ttl_s REAL NOT NULL);
+-- A process may still hold a lease of a file that was here before: numbers begin at a random one.
+INSERT INTO leases VALUES (abs(random() >> 14), 0);
+DELETE FROM leases;
 CREATE TABLE head (revision INTEGER NOT NULL, compacted INTEGER NOT NULL);
 INSERT INTO head VALUES (0, 0);
 PRAGMA application_id = {APPLICATION_ID};
@@ -264,6 +269,32 @@ class SqliteFile:
         self._base.execute("DELETE FROM changes WHERE revision <= ?", (compacted,))
         self._base.execute("UPDATE head SET compacted = ?", (compacted,))
         return compacted
+
+
+def write_backup(path: Path, world: Snapshot) -> None:
+    """Write a new file with all entries of a store that have no lease.
+
+    Its revision is ``BACKUP_AHEAD`` beyond the store's, and no change is kept: whoever has seen
+    what the store wrote after the backup reads everything anew.
+    """
+    path.touch(mode=0o600, exist_ok=False)
+    base = _connect(path)
+    try:
+        base.executescript(SCHEMA)
+        base.execute("BEGIN")
+        base.executemany(
+            "INSERT INTO entries VALUES (?, ?, ?, ?, 0)",
+            [
+                (entry.key.encode(), entry.value, entry.created, entry.modified)
+                for entry in world.entries
+                if not entry.lease
+            ],
+        )
+        revision = world.revision + BACKUP_AHEAD
+        base.execute("UPDATE head SET revision = ?, compacted = ?", (revision, revision))
+        base.execute("COMMIT")
+    finally:
+        base.close()
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from agents.daemon.failpoints import FAIL_AT
-from agents.protocol.records import Durable, GenerationRecord, NodeId, NodeRecord
+from agents.protocol.codec import WireError, decode, encode
+from agents.protocol.records import (
+    Durable,
+    GenerationRecord,
+    KnownGeneration,
+    NodeId,
+    NodeRecord,
+)
 from agents.rpc.signing import ClusterKey, ticket
 from simulator.documents.files import parse_document
 from simulator.inputs.plan_file import plan_from_document
@@ -88,7 +95,17 @@ def write_generation_files(settings: WorkerSettings, details: GenerationDetails)
     home.mkdir(parents=True, exist_ok=True)
     (home / "plan.json").write_text(details.plan, encoding="utf-8")
     (home / "job.toml").write_text(details.job, encoding="utf-8")
+    known = KnownGeneration(details.record, details.plan, details.job, details.durable)
+    (home / "known.json").write_bytes(encode(known))
     return home
+
+
+def read_known_generation(settings: WorkerSettings, number: int) -> KnownGeneration | None:
+    """Return what was written of a generation of this node; ``None``: nothing readable."""
+    try:
+        return decode(KnownGeneration, (settings.home(number) / "known.json").read_bytes())
+    except (OSError, WireError):
+        return None
 
 
 def specs(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from agents.protocol.codec import WireError, decode, encode
-from agents.protocol.records import Abort, Report
+from agents.protocol.records import Abort, KnownGeneration, Report
 from agents.rpc.client import TIMEOUT_S, CallFailed, SignedClient
 from agents.rpc.signing import ClusterKey
 from agents.rpc.tls import Tls
@@ -37,6 +37,13 @@ class AgentClient:
         body = await self.call(address, "GET", "/v1/report", timeout_s=PROBE_S)
         try:
             return decode(Report, body)
+        except WireError as error:
+            raise CallFailed(str(error)) from None
+
+    async def known_generation(self, address: str) -> KnownGeneration:
+        """Ask the agent for what it knows of its job's newest generation."""
+        try:
+            return decode(KnownGeneration, await self.call(address, "GET", "/v1/generation"))
         except WireError as error:
             raise CallFailed(str(error)) from None
 

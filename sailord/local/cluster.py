@@ -95,6 +95,12 @@ class LocalCluster:
         """A client of the cluster's sailord."""
         return Client(f"unix://{self.place.socket}")
 
+    @property
+    def head_pid(self) -> int:
+        """The process id of sailord, which runs."""
+        assert self._head is not None
+        return self._head.pid
+
     # ---- starting -------------------------------------------------------------------------------
 
     def claim(self) -> None:

@@ -27,6 +27,12 @@ class Recording:
     """Time, generation and step."""
     records: list[GenerationRecord] = field(default_factory=list)
 
+    def check_steps(self) -> None:
+        """Check that no step was lost or repeated."""
+        for before, after in zip(self.counts, self.counts[1:], strict=False):
+            assert before[1:] < after[1:], "a generation or a step decreased"
+            assert before[2] <= after[2], "steps were lost"
+
     def longest_pause_s(self) -> float:
         """Return the longest time between two steps of one generation."""
         pairs = zip(self.counts, self.counts[1:], strict=False)
@@ -34,9 +40,7 @@ class Recording:
 
     def check(self) -> None:
         """Check that no step was lost or repeated, and no generation number reused."""
-        for before, after in zip(self.counts, self.counts[1:], strict=False):
-            assert before[1:] < after[1:], "a generation or a step decreased"
-            assert before[2] <= after[2], "steps were lost"
+        self.check_steps()
         for one, two in zip(self.records, self.records[1:], strict=False):
             assert one.term <= two.term, "a deposed leader wrote a record"
             if one.number == two.number:

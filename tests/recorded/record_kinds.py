@@ -22,7 +22,12 @@ KINDS: dict[str, Any] = {
     for kind in (
         *(records.Leader, records.NodeRecord, records.GenerationRecord, records.JobRecord),
         *(records.Durable, records.Order, records.Report, records.ReportReply, records.Abort),
-        *(records.Output, link_records.LinkOrder, link_records.ListenOrder),
+        *(
+            records.Output,
+            records.KnownGeneration,
+            link_records.LinkOrder,
+            link_records.ListenOrder,
+        ),
         *(link_records.Listening, link_records.LinkTimes, interface.Snapshot, interface.Changed),
         *(interface.Put, interface.Outcome, SavedState, WorkerStatus, Transition),
         *(StoredLifetimes, CapacityRecord, Manifest, Measurement),

@@ -177,6 +177,19 @@ class Cluster:
             *("--heartbeat-interval", "60", "--election-timeout", "600"),
         ]
 
+    def restore(self, snapshot: str) -> None:
+        """Make all members anew from a snapshot, while none runs."""
+        cluster = ",".join(f"m{j}={peer}" for j, peer in enumerate(self._peers))
+        for i, peer in enumerate(self._peers):
+            folder = self.folder / f"m{i}"
+            shutil.rmtree(folder)
+            subprocess.run(
+                ["etcdctl", "snapshot", "restore", snapshot, "--name", f"m{i}",
+                 "--initial-cluster", cluster, "--initial-advertise-peer-urls", peer,
+                 "--data-dir", str(folder)],
+                env={**os.environ, "ETCDCTL_API": "3"}, check=True, capture_output=True,
+            )  # fmt: skip
+
     def kill(self, members: Sequence[int] | None = None) -> None:
         for i in range(len(self.endpoints)) if members is None else members:
             process = self.processes[i]

@@ -1,0 +1,46 @@
+"""Backs up the embedded store, also while sailord runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from agents.store.factory import open_store
+from agents.store.interface import Snapshot, StoreError, StoreUnavailable
+from agents.store.locations import Etcd, read_address
+from agents.store.sqlite_file import write_backup
+from sailord.config import Config
+from simulator.documents.problems import InputError, Problem
+
+
+async def back_up(config: Config, file: Path) -> int:
+    """Write all entries that have no lease to a new file; return how many there are."""
+    if isinstance(read_address(config.store), Etcd):
+        cure = "back etcd up with `etcdctl snapshot save FILE` (docs/operations.md)"
+        raise InputError(Problem("store", "is not embedded", cure))
+    try:
+        world = await _read(config)
+    except StoreError as error:
+        raise InputError(Problem("store", str(error))) from None
+    early = file.with_name(f".{file.name}.new")
+    early.unlink(missing_ok=True)
+    try:
+        await asyncio.to_thread(write_backup, early, world)
+        os.replace(early, file)
+    except OSError as error:
+        what = f"cannot be written: {error.strerror}"
+        raise InputError(Problem(str(file), what, "name a file in a folder of yours")) from None
+    return sum(not entry.lease for entry in world.entries)
+
+
+async def _read(config: Config) -> Snapshot:
+    """Read the whole store: from its owner, which runs, or else from the file."""
+    try:
+        store = await open_store(config.store)
+    except StoreUnavailable:
+        store = await open_store(f"unix://{config.store_socket}")
+    try:
+        return await store.snapshot("")
+    finally:
+        await store.close()
