@@ -97,6 +97,7 @@ bench: $(FOR_ALL) ## print every benchmark's table (MEASURED=DIR)
 		echo "== $$file"; \
 		case "$(MEASURED):$$file" in \
 			*restarting.py|*machine.py|*shaped_ranks.py|*fidelity_*.py) echo "others use it" ;; \
+			*soak.py) echo "make soak" ;; \
 			*simulate.py|*runtime.py|*overhead.py|*store.py|*reconfigure.py) $(BIN)/python "$$file" ;; \
 			*checkpoint.py|*control.py|*notices.py) $(BIN)/python -m "benchmarks.$$(basename "$$file" .py)" \
 				|| echo "$$file: a target was missed, or it could not be measured" ;; \
@@ -115,6 +116,14 @@ ATTACK_MINUTES ?= 10
 .PHONY: attack
 attack: $(FOR_ALL) ## attacks by strangers and by jobs, and what each costs (ATTACK_MINUTES=10)
 	@SAILOR_ATTACK_MINUTES=$(ATTACK_MINUTES) $(BIN)/python -m pytest tests/attacks -q -o faulthandler_timeout=0
+
+# A local cluster trains with changes of plan while memory, descriptors, threads, store and logs of every
+# process are sampled; fails if one still rises after the warm-up. All samples: build/soak.csv.
+SOAK_MINUTES ?= 60
+.PHONY: soak
+soak: $(FOR_UP) ## does a training cluster's memory level off? (SOAK_MINUTES=60)
+	@mkdir -p build
+	@$(BIN)/python -m benchmarks.soak --minutes $(SOAK_MINUTES) --out build/soak.csv
 
 .PHONY: gpu-check
 gpu-check: $(FOR_ALL) ## on a machine with a GPU: measure layers of OPT-350M on it, and plan with them

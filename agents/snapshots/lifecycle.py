@@ -70,8 +70,8 @@ class SnapshotLifecycle:
     """The highest rate of replication."""
     replicator: Replicator = field(init=False)
     uploader: Uploader = field(init=False)
-    _known: set[tuple[JobId, Point, int]] = field(default_factory=set)
-    """Files of our own workers that were taken up."""
+    _taken: dict[tuple[JobId, int], Point] = field(default_factory=dict)
+    """By job and rank: the last file of our own workers that was taken up."""
     _linked: dict[tuple[JobId, Point, int], SnapshotFile] = field(default_factory=dict)
     """Files that wait for their upload, as hard links that no worker reuses."""
     _troubles: dict[str, str] = field(default_factory=dict)
@@ -116,9 +116,9 @@ class SnapshotLifecycle:
         """Take over the replications and uploads of a previous agent process."""
         for snapshot in self.memory.linked():
             self._linked[snapshot.key] = snapshot
-        for snapshot in self.memory.all():
-            self._take_up(snapshot)
-        for name in self._linked.keys() - self._known:
+        found = sorted(self.memory.all(), key=lambda snapshot: snapshot.point)
+        taken = {snapshot.key for snapshot in found if self._take_up(snapshot)}
+        for name in self._linked.keys() - taken:
             self.uploader.add(self._linked[name])  # Only the link is left of it.
 
     def free_bytes(self) -> int:
@@ -133,21 +133,22 @@ class SnapshotLifecycle:
         """Handle a worker's status: it has sealed a snapshot, or lacks room for the next one."""
         if bytes_short:
             self._tasks.start(self._make_room(bytes_short))
-        if sealed_at is None or (job, sealed_at, rank) in self._known:
+        if sealed_at is None or self._taken.get((job, rank)) == sealed_at:
             return
         path = self.memory.path(job, sealed_at, snapshot_file.file_name(rank))
         snapshot = self.memory.look(path)
         if snapshot is not None:
             self._take_up(snapshot)
 
-    def _take_up(self, snapshot: SnapshotFile) -> None:
-        header = snapshot.header
+    def _take_up(self, snapshot: SnapshotFile) -> bool:
+        header, (job, point, rank) = snapshot.header, snapshot.key
         if header.node != self.state().node.id or not self.is_present(snapshot):
-            return  # Another node's replica, or a snapshot of a past generation.
-        self._known.add(snapshot.key)
+            return False  # Another node's replica, or a snapshot of a past generation.
+        self._taken[job, rank] = point
         if header.persist:
             self._link(snapshot)
         self.replicator.add(snapshot)
+        return True
 
     def upload_now(self, job: JobId, point: Point) -> None:
         """Upload a point at once, by the leader's order."""
