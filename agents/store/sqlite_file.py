@@ -274,8 +274,8 @@ class SqliteFile:
 def write_backup(path: Path, world: Snapshot) -> None:
     """Write a new file with all entries of a store that have no lease.
 
-    Its revision is ``BACKUP_AHEAD`` beyond the store's, and no change is kept: whoever has seen
-    what the store wrote after the backup reads everything anew.
+    Its revision is ``BACKUP_AHEAD`` beyond the store's, and it has no history of changes: a watcher
+    of the lost store finds its revision compacted, and reads everything again.
     """
     path.touch(mode=0o600, exist_ok=False)
     base = _connect(path)

@@ -47,7 +47,7 @@ class KeySet:
             self._asked_at = self._now()
             self._fetching = asyncio.create_task(self._fetch(self._source))
         if self._fetching is not None and not is_known:
-            # All tokens with new keys wait for one answer, whoever of their senders leaves.
+            # All tokens with new keys wait for one answer, also if a sender disconnects.
             await asyncio.shield(self._fetching)
         return self._keys
 

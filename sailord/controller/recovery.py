@@ -46,7 +46,8 @@ class Recovery:
     async def recover(self, world: World, state: State) -> bool:
         """Store what agents know better; return whether anything was stored."""
         jobs = {job.id: job for job in world.jobs}
-        numbers = {record.job: record.number for record in world.generations}
+        records = {record.job: record for record in world.generations}
+        running = {job for job, record in records.items() if _is_running(record, state)}
         ahead: dict[JobId, list[Node]] = {}
         unknown: dict[str, str] = {}
         for node in state.nodes.values():
@@ -55,7 +56,9 @@ class Recovery:
                 continue
             job = report.job
             if job in jobs:
-                if report.heard.generation > numbers.get(job, 0) and jobs[job].state not in ENDED:
+                number = records[job].number if job in records else 0
+                is_live = job not in running and jobs[job].state not in ENDED
+                if is_live and report.heard.generation > number:
                     ahead.setdefault(job, []).append(node)
             elif job not in world.set_aside and report.generation:
                 unknown[self.gateway.keys.state(job)] = (
@@ -84,7 +87,8 @@ class Recovery:
                 log.warning("the store was set back, and a node does not say what it knows",
                             job=job.id, node=node.record.id, error=str(error))  # fmt: skip
                 continue
-            if known.record.job == job.id and known.record.number > number:
+            is_member = node.record.id in known.record.members
+            if is_member and known.record.job == job.id and known.record.number > number:
                 modified = 0 if there is None else there.modified
                 named = (state.nodes.get(id_) for id_ in known.record.members)
                 heard = (node.report for node in named if node is not None)
@@ -123,6 +127,14 @@ class Recovery:
             log.warning("the store was set back: a generation was recovered from its nodes",
                         job=job.id, generation=record.number, cause="Recovery")  # fmt: skip
         return is_stored
+
+
+def _is_running(record: GenerationRecord, state: State) -> bool:
+    """Return whether a node runs this generation: then the store is right."""
+    reports = (node.report for node in state.nodes.values() if not node.is_lost)
+    return any(
+        each is not None and each.taking == "running" and each.speaks_of(record) for each in reports
+    )
 
 
 def _newest_first(node: Node) -> tuple[int, str]:

@@ -1,0 +1,76 @@
+"""When sailord asks nodes for what the store does not know."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from agents.protocol.records import Fence
+from agents.protocol.store_keys import Keys
+from agents.rpc.client import CallFailed
+from sailord.cluster_records import World
+from sailord.controller.recovery import Recovery
+from tests.sailord.core.states import TERM, A, B, G, generation, job, node, report, state
+
+AHEAD = Fence(TERM, 9)
+
+
+class Agents:
+    """Notes who is asked for its newest generation."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def known_generation(self, address):
+        self.asked.append(address)
+        raise CallFailed("it does not answer")
+
+
+async def nothing(_):
+    return None
+
+
+def asked(*nodes, jobs=None, records=(G,)):
+    """Return the addresses that are asked."""
+    gateway, agents = (
+        SimpleNamespace(keys=Keys("test"), store=SimpleNamespace(get=nothing)),
+        Agents(),
+    )
+    world = World(1, (), (job(),) if jobs is None else jobs, records, (), ())
+    recovery = Recovery(gateway, agents)
+    assert not asyncio.run(recovery.recover(world, state(None, *nodes)))
+    return agents.asked, recovery.unknown
+
+
+def test_nodes_that_agree_with_the_store_are_not_asked():
+    assert asked(node(A), node(B)) == ([], {})
+
+
+def test_nodes_that_run_a_later_generation_than_the_store_holds_are_asked():
+    ahead = [node(each, report(each, of=9)) for each in (A, B)]
+    assert asked(*ahead)[0] == ["a:1", "b:1"]
+    assert asked(*ahead, records=())[0] == ["a:1", "b:1"]
+
+
+def test_a_node_that_lies_is_not_asked_while_another_runs_what_the_store_holds():
+    liar = node(B, report(B, heard=AHEAD))
+    assert asked(node(A), liar)[0] == []
+    broken = node(A, report(A, "failed"))
+    liar = node(B, report(B, "idle", heard=AHEAD))
+    assert asked(broken, liar)[0] == ["b:1"]
+
+
+@pytest.mark.parametrize("of", [G.number, 9])
+def test_a_job_without_a_record_is_named(of):
+    found, unknown = asked(node(A, report(A, of=of)), node(B), jobs=(), records=())
+    assert found == []
+    assert [*unknown] == [Keys("test").state(job().id)]
+
+
+def test_an_ended_job_is_not_recovered():
+    ended = replace(job(), state="done")
+    ahead = node(A, report(A, of=9))
+    assert asked(ahead, jobs=(ended,), records=(generation(),))[0] == []
