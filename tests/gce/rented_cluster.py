@@ -141,7 +141,9 @@ class RentedCluster:
         """Return whether the job makes steps on this number of existing machines."""
         names = {vm.name for vm in self.cloud.there()}
         job = self.job()
-        return job["step"] > 3 and len(names.intersection(job["members"])) == count
+        # A head that has just started has not read its job yet.
+        is_training = bool(job) and job["step"] > 3
+        return is_training and len(names.intersection(job["members"])) == count
 
     def wait_for_steps(self, count: int = 3) -> None:
         """Return when the job has done some more steps."""
