@@ -39,7 +39,7 @@ from worker.distributed.process_groups import ProcessTransport
 from worker.distributed.single_rank import SingleRankTransport
 from worker.models.apply_plan import build_layer
 from worker.models.loss import loss_sum
-from worker.models.microbatch_context import MicroBatchContext
+from worker.models.random_numbers.microbatch_context import MicroBatchContext
 from worker.training.trainer import RankTrainer
 
 STAGES, PIPELINES, MICRO_BATCHES = 2, 2, 4

@@ -21,7 +21,7 @@ from agents.rpc.tls import Tls
 from agents.store.interface import Compacted, StoreError, StoreRefused, StoreUnavailable
 from agents.store.store_thread import StoreThread
 from sailord.api.app import build_app, build_public_app
-from sailord.api.context import ApiContext
+from sailord.api.handlers.context import ApiContext
 from sailord.capacity.loop import CapacityLoop
 from sailord.cluster_records import Gateway, World
 from sailord.config import Config

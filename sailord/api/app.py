@@ -13,11 +13,11 @@ from agents.rpc.server import refuse_stranger
 from agents.rpc.strangers import AUTHENTICATED, charge, note_authenticated
 from agents.rpc.unsigned_bodies import BODY_S, UNSIGNED, LateBody
 from agents.store.interface import StoreError
-from sailord.api.callers import CALLER, Caller, caller_at, caller_with
-from sailord.api.context import CONTEXT, ApiContext, Handler
+from sailord.api.access.callers import CALLER, Caller, caller_at, caller_with
+from sailord.api.access.load_limits import LOAD, Load
+from sailord.api.answers.responses import BODY_BYTES_MAX, Refusal, refusal, too_many
+from sailord.api.handlers.context import CONTEXT, ApiContext, Handler
 from sailord.api.leader_proxy import keep_session, pass_on
-from sailord.api.load_limits import LOAD, Load
-from sailord.api.responses import BODY_BYTES_MAX, Refusal, refusal, too_many
 from sailord.api.route import Route
 from sailord.api.routes import ROUTES, route_of
 from sailord.checkpoints.object_storage import StorageError

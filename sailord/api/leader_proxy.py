@@ -11,9 +11,9 @@ from yarl import URL
 from agents.rpc.client import scheme_of, tls_of
 from agents.rpc.tls import explain
 from agents.rpc.unsigned_bodies import read_in_time, read_unsigned
-from sailord.api.context import CONTEXT, Handler
-from sailord.api.load_limits import LOAD
-from sailord.api.responses import refusal
+from sailord.api.access.load_limits import LOAD
+from sailord.api.answers.responses import refusal
+from sailord.api.handlers.context import CONTEXT, Handler
 from sailord.api.route import Route
 from sailord.api.routes import route_of
 from simulator.documents.problems import Problem

@@ -8,10 +8,10 @@ from importlib.metadata import version
 from typing import Any
 
 from agents.protocol.names import JOB_ID_PATTERN
-from sailord.api.json_schema import schema_of
-from sailord.api.responses import BODY_BYTES_MAX
+from sailord.api.answers.json_schema import schema_of
+from sailord.api.answers.responses import BODY_BYTES_MAX
+from sailord.api.answers.types import Problems
 from sailord.api.route import Route
-from sailord.api.types import Problems
 
 JSON = "application/json"
 BYTES = "application/octet-stream"

@@ -10,7 +10,8 @@ from aiohttp import web
 
 from agents.protocol.codec import plain
 from agents.protocol.records import ReportReply
-from sailord.api import (
+from sailord.api.answers import types
+from sailord.api.handlers import (
     agent_reports,
     capacity,
     capacity_webhook,
@@ -23,7 +24,6 @@ from sailord.api import (
     packages,
     preemption_webhook,
     status,
-    types,
 )
 from sailord.api.openapi import BYTES, EVENTS, document
 from sailord.api.route import Route

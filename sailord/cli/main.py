@@ -12,13 +12,22 @@ from sailord.cli.exit_codes import TEXT
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Plan and simulate, without a cluster": {
-        "plan": ("plan", "Find the best plan for JOB on CLUSTER."),
-        "simulate": ("simulate", "Estimate the time, memory and cost of PLAN for JOB on CLUSTER."),
-        "compare": ("compare", "Run all planners on JOB and CLUSTER, judged by one simulator."),
-        "frontier": ("frontier", "Find the trade-off of throughput and cost."),
-        "replan": ("replan", "Find the plan that should follow PLAN on the new CLUSTER."),
-        "replay": ("replay", "Replay an availability TRACE under several replanning policies."),
-        "validate": ("simulate", "Compare predictions with measured runs."),
+        "plan": ("planning.plan", "Find the best plan for JOB on CLUSTER."),
+        "simulate": (
+            "planning.simulate",
+            "Estimate the time, memory and cost of PLAN for JOB on CLUSTER.",
+        ),
+        "compare": (
+            "planning.compare",
+            "Run all planners on JOB and CLUSTER, judged by one simulator.",
+        ),
+        "frontier": ("planning.frontier", "Find the trade-off of throughput and cost."),
+        "replan": ("planning.replan", "Find the plan that should follow PLAN on the new CLUSTER."),
+        "replay": (
+            "planning.replay",
+            "Replay an availability TRACE under several replanning policies.",
+        ),
+        "validate": ("planning.simulate", "Compare predictions with measured runs."),
         "profile": ("profile", "Measure a model's layers and a cluster's links."),
     },
     "Try a cluster on this machine": {

@@ -70,8 +70,8 @@ _FAMILIES: dict[str, _Family] = {
         mlp_bias=False,
         extra_positions=None,
     ),
-    # Computes with fixed-point numbers, for tests of the runtime (worker/models/exact.py); its
-    # costs are those of an OPT of its size.
+    # Computes with fixed-point numbers, for tests of the runtime
+    # (worker/models/built_in/exact.py); its costs are those of an OPT of its size.
     "exact": _Family(vocab=256, sequence=64, activation="relu"),
     "vit": _Family(vocab=1000, sequence=0, tied=False, vision=True, norm_epsilon=1e-12),
 }

@@ -16,7 +16,7 @@ from simulator.spec.job import Data, Job
 from tests.worker.threads import ThreadTransport, run_as_threads
 from worker.distributed.interface import Collective
 from worker.models.apply_plan import LocalLayer, build_layers
-from worker.models.microbatch_context import MicroBatch, MicroBatchContext
+from worker.models.random_numbers.microbatch_context import MicroBatch, MicroBatchContext
 
 SMALL: dict[str, Any] = {"layers": 2, "hidden": 16, "heads": 4, "ffn": 24}
 # A vocabulary of 37 is not a multiple of any number of ranks.

@@ -20,7 +20,7 @@ from worker.data.batch import NO_LABEL, Samples
 from worker.data.synthetic import SyntheticImages
 from worker.layout.tensor_table import tensors_of
 from worker.models.apply_plan import LocalLayer, build_layers
-from worker.models.microbatch_context import MicroBatch, MicroBatchContext
+from worker.models.random_numbers.microbatch_context import MicroBatch, MicroBatchContext
 from worker.training.full_tensors import TensorKey, merge_ranks, rank_tensors
 from worker.training.precision import Precision
 from worker.training.trainer import RankTrainer, StepReport

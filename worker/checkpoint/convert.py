@@ -31,7 +31,7 @@ from worker.checkpoint.tensor_strips import fill_from_block
 from worker.checkpoint.torch_dcp import MOMENT_NAMES, DcpFolder, state_entries, write_dcp
 from worker.checkpoint.write_snapshot import write_snapshot
 from worker.data.batch import FIRST_HASH
-from worker.models.foreign_tensors import (
+from worker.models.weight_files.foreign_tensors import (
     ForeignTensor,
     StoredTensor,
     TensorId,
@@ -40,7 +40,7 @@ from worker.models.foreign_tensors import (
     headless_prefix,
     present_name,
 )
-from worker.models.hf_weights import open_files, stored_tensors
+from worker.models.weight_files.hf_weights import open_files, stored_tensors
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """DeepSpeed's names for Adam's two moments."""

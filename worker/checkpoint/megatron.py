@@ -30,8 +30,8 @@ from worker.checkpoint.convert import (
 from worker.checkpoint.plain_pickle import load_with_stubs
 from worker.checkpoint.saved_state import SavedState
 from worker.checkpoint.torch_dcp import DcpFolder, Entry, write_dcp
-from worker.models.foreign_tensors import ForeignTensor, StoredTensor
-from worker.models.megatron_names import (
+from worker.models.weight_files.foreign_tensors import ForeignTensor, StoredTensor
+from worker.models.weight_files.megatron_names import (
     LINEARS,
     Transformer,
     megatron_tensors,

@@ -17,7 +17,7 @@ from worker.checkpoint.placement import PieceKey
 from worker.checkpoint.snapshot_file import layer_number
 from worker.layout.rank_layout import TIED, FlatLayout, Tables, piece_layout
 from worker.layout.tensor_table import tensors_of
-from worker.models.foreign_tensors import TensorId
+from worker.models.weight_files.foreign_tensors import TensorId
 from worker.types import LogicalTensor
 
 BLOCK_BYTES = 2**20

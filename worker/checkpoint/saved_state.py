@@ -28,7 +28,7 @@ from worker.checkpoint.compatibility import dtype_of
 from worker.checkpoint.piece_blocks import BLOCK_BYTES, PieceMap
 from worker.checkpoint.placement import PieceKey
 from worker.checkpoint.tensor_strips import fill_from_block
-from worker.models.foreign_tensors import ForeignTensor, TensorId, whole_tensor
+from worker.models.weight_files.foreign_tensors import ForeignTensor, TensorId, whole_tensor
 
 
 class Objects:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from worker.checkpoint.piece_blocks import Block
-from worker.models.foreign_tensors import ForeignTensor, Strip, TensorId
+from worker.models.weight_files.foreign_tensors import ForeignTensor, Strip, TensorId
 
 
 def fill_from_block(

@@ -47,7 +47,7 @@ from torch.futures import Future
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Optimizer
 from worker.checkpoint.plain_pickle import DcpReader
-from worker.models.foreign_tensors import ForeignTensor, StoredTensor, Window
+from worker.models.weight_files.foreign_tensors import ForeignTensor, StoredTensor, Window
 
 MOMENT_NAMES: Mapping[Optimizer, tuple[str, ...]] = {
     "adam": ("exp_avg", "exp_avg_sq"),

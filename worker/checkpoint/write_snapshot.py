@@ -16,7 +16,7 @@ from worker.checkpoint import snapshot_file
 from worker.checkpoint.compatibility import dtype_of, model_of
 from worker.checkpoint.piece_blocks import BLOCK_BYTES, PieceMap
 from worker.checkpoint.tensor_strips import block_of
-from worker.models.foreign_tensors import ForeignTensor
+from worker.models.weight_files.foreign_tensors import ForeignTensor
 
 ReadForeign = Callable[[ForeignTensor, int], Tensor]
 """Returns one kind of state of a foreign tensor: its weights (0) or a moment."""

@@ -28,7 +28,7 @@ from worker.distributed.single_rank import SingleRankTransport
 from worker.engines.deepspeed.config import DeepSpeedConfigError
 from worker.engines.deepspeed.engine import DeepSpeedTrainer
 from worker.models.apply_plan import ShardValues
-from worker.models.module_layers import ModuleSource
+from worker.models.user_module.module_layers import ModuleSource
 from worker.profiling.activity_board import ActivityBoard
 from worker.profiling.fault_injection import FailPoint
 from worker.profiling.timeline import Recorder

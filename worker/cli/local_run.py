@@ -36,8 +36,8 @@ from worker.engines import select
 from worker.engines.deepspeed import config as deepspeed_config
 from worker.layout.rank_layout import TIED, RankPlace, plan_problems, rank_places
 from worker.layout.tensor_table import tensors_of
-from worker.models import exact
 from worker.models.apply_plan import ShardValues
+from worker.models.built_in import exact
 from worker.models.starting_weights import open_weights
 from worker.profiling.activity_board import ActivityBoard
 from worker.profiling.fault_injection import FailPoint

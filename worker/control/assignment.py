@@ -23,10 +23,10 @@ from worker.data.batch import DataSource
 from worker.data.open_data import open_data
 from worker.distributed.rendezvous import RendezvousInfo
 from worker.layout.rank_layout import plan_problems, rank_places
-from worker.models import exact
 from worker.models.apply_plan import ShardValues
-from worker.models.module_layers import ModuleSource
+from worker.models.built_in import exact
 from worker.models.starting_weights import open_weights, zero_weights
+from worker.models.user_module.module_layers import ModuleSource
 from worker.script.open_job import recipe_of
 
 WAIT_S = 600.0

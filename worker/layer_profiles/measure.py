@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from worker.layer_profiles.device import Device, refusing_too_much
 from worker.layer_profiles.sampling import Row, median_and_spread, sample
 from worker.layer_profiles.short_model import ShortModel
-from worker.models.microbatch_context import MicroBatch
+from worker.models.random_numbers.microbatch_context import MicroBatch
 
 WARM_UP = 2
 """Rounds before the first that counts: kernels are chosen and loaded, caches and arenas filled."""

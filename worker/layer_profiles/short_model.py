@@ -23,8 +23,12 @@ from worker.layout.rank_layout import TIED, atoms_held
 from worker.layout.shards import shard_of
 from worker.layout.tensor_table import tensors_of
 from worker.models.apply_plan import HeldLayer, LocalLayer, LocalTensor, Metrics, build_layer, tie
-from worker.models.microbatch_context import MicroBatch, MicroBatchContext, batch_on_device
-from worker.models.module_layers import ModuleLayer, build_module_layers
+from worker.models.random_numbers.microbatch_context import (
+    MicroBatch,
+    MicroBatchContext,
+    batch_on_device,
+)
+from worker.models.user_module.module_layers import ModuleLayer, build_module_layers
 from worker.script.recipe import Recipe
 from worker.training.flat_buffers import LayerBuffer, layer_buffers
 from worker.training.optimizer import OptimizerStep

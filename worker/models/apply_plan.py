@@ -20,18 +20,18 @@ from worker.distributed.interface import Collective
 from worker.layout.rank_layout import atoms_held
 from worker.layout.split_spec import splits_of
 from worker.layout.tensor_table import table_of
-from worker.models.builtin import builtin_layer
-from worker.models.dropout import KeyedDropout
-from worker.models.loss import loss_sum
-from worker.models.microbatch_context import MicroBatch, MicroBatchContext
-from worker.models.tensor_parallel import (
+from worker.models.built_in.builtin import builtin_layer
+from worker.models.built_in.tensor_parallel import (
     ColumnLinear,
     RowLinear,
     SharedColumns,
     TpEntry,
     VocabularyEmbedding,
 )
-from worker.models.weight_init import initial_shard
+from worker.models.loss import loss_sum
+from worker.models.random_numbers.dropout import KeyedDropout
+from worker.models.random_numbers.microbatch_context import MicroBatch, MicroBatchContext
+from worker.models.random_numbers.weight_init import initial_shard
 from worker.types import LogicalTensor
 
 ShardValues = Callable[[LogicalTensor, range], Tensor]

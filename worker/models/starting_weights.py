@@ -12,7 +12,7 @@ from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job
 from worker.layout.shards import shard_of
 from worker.models.apply_plan import ShardValues
-from worker.models.hf_weights import open_checkpoint
+from worker.models.weight_files.hf_weights import open_checkpoint
 from worker.types import LogicalTensor
 
 

@@ -32,13 +32,13 @@ from worker.data.map_dataset import (
 from worker.data.packing import Packed
 from worker.data.sample_checks import check_sample
 from worker.models.apply_plan import Metrics
-from worker.models.cut_module import CutModule
-from worker.models.describe_module import describe_module
-from worker.models.module_cut import CutError, ModuleCut, find_cut
-from worker.models.module_skeleton import drop_values, set_parameter
-from worker.models.module_splits import ModuleSplits, find_splits
-from worker.models.separability import check_documents_apart, check_separable
-from worker.models.split_check import check_splits
+from worker.models.user_module.cut_module import CutModule
+from worker.models.user_module.describe_module import describe_module
+from worker.models.user_module.module_cut import CutError, ModuleCut, find_cut
+from worker.models.user_module.module_skeleton import drop_values, set_parameter
+from worker.models.user_module.module_splits import ModuleSplits, find_splits
+from worker.models.user_module.separability import check_documents_apart, check_separable
+from worker.models.user_module.split_check import check_splits
 from worker.reporting.loggers import Logger
 from worker.script.hf_model import copy_companions, source_folder
 from worker.script.losses import Loss, default_loss, label_count, sum_and_count

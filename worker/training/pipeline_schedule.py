@@ -30,7 +30,7 @@ from worker.layout.rank_layout import (
     sample_positions,
     sender_for,
 )
-from worker.models.microbatch_context import MicroBatch, batch_on_device
+from worker.models.random_numbers.microbatch_context import MicroBatch, batch_on_device
 from worker.profiling.compute_time import ComputeTimer
 from worker.profiling.timeline import Recorder
 from worker.training.pipeline_p2p import Inbox, Outbox, TellsShape

@@ -17,7 +17,7 @@ import torch.fx.experimental.symbolic_shapes
 from torch import Tensor
 
 from worker.models.apply_plan import HeldLayer, Metrics
-from worker.models.microbatch_context import MicroBatch, MicroBatchContext
+from worker.models.random_numbers.microbatch_context import MicroBatch, MicroBatchContext
 
 Computation = Callable[[Tensor], Tensor]
 

@@ -25,8 +25,8 @@ from worker.distributed.interface import Transport
 from worker.layout.rank_layout import TIED, TensorSlot, atoms_held, groups_of, rank_places
 from worker.layout.tensor_table import holdings_for
 from worker.models.apply_plan import HeldLayer, ShardValues, build_layers
-from worker.models.microbatch_context import MicroBatchContext
-from worker.models.module_layers import ModuleSource, build_module_layers
+from worker.models.random_numbers.microbatch_context import MicroBatchContext
+from worker.models.user_module.module_layers import ModuleSource, build_module_layers
 from worker.profiling.compute_time import ComputeTimer
 from worker.profiling.timeline import Recorder
 from worker.training.flat_buffers import LayerBuffer, layer_buffers

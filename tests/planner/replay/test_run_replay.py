@@ -12,7 +12,7 @@ from planner.problem.question import Answer, Question
 from planner.replay.plan_library import TracePlans, plans_for, spans_of
 from planner.replay.run_replay import POLICIES, Replay, replayed
 from sailord.cli.main import main
-from sailord.cli.replay import machines_taken
+from sailord.cli.planning.replay import machines_taken
 from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.estimate.result import Estimate, Money

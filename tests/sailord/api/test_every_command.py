@@ -41,10 +41,10 @@ persist_every = 20
 """
 
 ELSEWHERE = {
-    "plan": "tests/sailord/cli/test_simulate.py",
-    "simulate": "tests/sailord/cli/test_simulate.py",
-    "validate": "tests/sailord/cli/test_simulate.py",
-    "replan": "tests/sailord/cli/test_replan.py",
+    "plan": "tests/sailord/cli/planning/test_simulate.py",
+    "simulate": "tests/sailord/cli/planning/test_simulate.py",
+    "validate": "tests/sailord/cli/planning/test_simulate.py",
+    "replan": "tests/sailord/cli/planning/test_replan.py",
     "compare": "tests/planner/compare/test_compare.py",
     "frontier": "tests/planner/test_cost_frontier.py",
     "replay": "tests/planner/replay/test_run_replay.py",
@@ -60,9 +60,9 @@ ELSEWHERE = {
     "ca renew": "tests/sailord/test_authority.py",
     "ca revoke": "tests/sailord/test_authority.py",
     "ca list": "tests/sailord/test_authority.py",
-    "token create": "tests/sailord/api/test_callers.py",
-    "token list": "tests/sailord/api/test_callers.py",
-    "token revoke": "tests/sailord/api/test_callers.py",
+    "token create": "tests/sailord/api/access/test_callers.py",
+    "token list": "tests/sailord/api/access/test_callers.py",
+    "token revoke": "tests/sailord/api/access/test_callers.py",
     "completion": "tests/sailord/daemon/test_cluster_commands.py",
 }
 """Commands that need no sailord, or bring their own, and where they are run."""

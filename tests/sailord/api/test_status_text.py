@@ -13,8 +13,8 @@ import pytest
 
 from agents.protocol.codec import plain
 from agents.protocol.records import Bill, Durable, GenerationRecord, JobId, Point
-from sailord.api import render
-from sailord.api.types import LeaderView, Status, StoreView
+from sailord.api.answers import render
+from sailord.api.answers.types import LeaderView, Status, StoreView
 from sailord.controller.step_rate import StepRate
 from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Held, Opening, Phase, Running, Starting, Stopping, Waiting

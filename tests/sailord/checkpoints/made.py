@@ -36,7 +36,7 @@ from worker.checkpoint.snapshot_file import (
 from worker.checkpoint.write_snapshot import write_snapshot
 from worker.layout.rank_layout import TIED
 from worker.layout.tensor_table import tensors_of
-from worker.models.foreign_tensors import TensorId, whole_tensor
+from worker.models.weight_files.foreign_tensors import TensorId, whole_tensor
 
 JOB = JobId("j")
 SPEC = """

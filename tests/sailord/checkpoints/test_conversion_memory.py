@@ -21,7 +21,7 @@ from tests.sailord.checkpoints.made import JOB
 from worker.checkpoint.piece_blocks import PieceMap
 from worker.checkpoint.snapshot_file import SavedProgress, read_header
 from worker.checkpoint.write_snapshot import write_snapshot
-from worker.models.foreign_tensors import whole_tensor
+from worker.models.weight_files.foreign_tensors import whole_tensor
 
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

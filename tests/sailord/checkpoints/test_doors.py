@@ -23,7 +23,7 @@ from worker.checkpoint.convert import export_dcp, import_dcp, import_huggingface
 from worker.checkpoint.saved_state import open_saved_state
 from worker.checkpoint.snapshot_file import read_header, read_piece
 from worker.cli.main import main
-from worker.models.foreign_tensors import module_name
+from worker.models.weight_files.foreign_tensors import module_name
 from worker.script.hf_job import described_job
 from worker.script.job_text import described_text
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sailord.cli.main import main
-from tests.sailord.cli.test_plan import CLUSTER, JOB
+from tests.sailord.cli.planning.test_plan import CLUSTER, JOB
 
 SCRIPT = """
 import sys

@@ -243,5 +243,5 @@ def test_without_matplotlib_the_error_says_how_to_install_it(judge, tmp_path, mo
 
 
 def test_the_commands_load_no_matplotlib_before_it_is_needed():
-    code = "import sys, sailord.cli.plan; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, sailord.cli.planning.plan; sys.exit('matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

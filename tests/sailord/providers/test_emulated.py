@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from agents.daemon.process_cleanup import kill_all
 from agents.protocol.codec import decode
-from sailord.api.capacity import CapacityView
+from sailord.api.handlers.capacity import CapacityView
 from sailord.cli.main import main
 from sailord.client import Client
 from sailord.local.paths import Place

@@ -11,7 +11,7 @@ import sailor
 from simulator.documents.problems import InputError
 from tests.conftest import the_first_quick
 from tests.worker.hf_families import FAMILIES, VOCABULARY, all_in_fp64, language_model
-from tests.worker.models.test_module_layers import recipe_of, trained
+from tests.worker.models.user_module.test_module_layers import recipe_of, trained
 from tests.worker.random_plan import any_plan
 from tests.worker.training_runs import alone, drawn
 from worker.script.losses import default_loss

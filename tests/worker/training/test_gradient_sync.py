@@ -11,7 +11,7 @@ from tests.worker.training_runs import plan_of, small_job
 from worker.layout.rank_layout import TIED, atoms_held, groups_of, rank_places
 from worker.layout.tensor_table import holdings_for, tensors_of
 from worker.models.apply_plan import build_layer, tie
-from worker.models.microbatch_context import MicroBatchContext
+from worker.models.random_numbers.microbatch_context import MicroBatchContext
 from worker.profiling.timeline import Recorder
 from worker.training.flat_buffers import layer_buffers
 from worker.training.full_tensors import load_full_tensors, merge_ranks, rank_tensors

@@ -34,7 +34,7 @@ from worker.layout.rank_layout import RankPlace, rank_places, sample_positions
 from worker.layout.tensor_table import table_of
 from worker.models.apply_plan import ShardValues, build_layers
 from worker.models.loss import loss_sum
-from worker.models.microbatch_context import MicroBatch, MicroBatchContext
+from worker.models.random_numbers.microbatch_context import MicroBatch, MicroBatchContext
 from worker.training.full_tensors import RankTensors, TensorKey
 from worker.training.optimizer import learning_rate
 from worker.training.precision import LossScale, precision_of

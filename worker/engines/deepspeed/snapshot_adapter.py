@@ -28,7 +28,7 @@ from worker.engines.select import snapshot_job
 from worker.layout.rank_layout import rank_places
 from worker.layout.tensor_table import holdings_for
 from worker.models.apply_plan import ShardValues, build_layers
-from worker.models.microbatch_context import MicroBatchContext
+from worker.models.random_numbers.microbatch_context import MicroBatchContext
 from worker.models.starting_weights import zero_weights
 from worker.profiling.timeline import Recorder
 from worker.training.flat_buffers import LayerBuffer, layer_buffers

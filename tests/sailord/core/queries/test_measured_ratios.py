@@ -9,7 +9,7 @@ import pytest
 
 from agents.protocol.codec import plain
 from agents.protocol.records import Busy
-from sailord.api.render import active_view, job_view, why_view
+from sailord.api.answers.render import active_view, job_view, why_view
 from sailord.controller.step_rate import StepRate
 from sailord.core.model.commands import RequestPlan
 from sailord.core.model.events import Ticked

@@ -1,0 +1,1 @@
+"""What the API answers: the types, and how they are made from the state."""

@@ -1,0 +1,348 @@
+"""Converts the controller's state into the API's answer types."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from agents.protocol.records import GenerationRecord, JobId, JobRecord, NodeId, Report
+from sailord.api.answers import types
+from sailord.cluster_records import Transition
+from sailord.controller.step_rate import StepRate
+from sailord.core.model.nodes import Node
+from sailord.core.model.phases import Running, Starting, Stopping, Waiting
+from sailord.core.model.standing import Unreachable
+from sailord.core.model.state import Active, State
+from sailord.core.queries.drain_status import drained, stuck
+from sailord.core.queries.job_cost import billed, costs
+from sailord.core.queries.job_queue import in_queue
+from sailord.core.queries.replan_triggers import usable, why_no_node
+from sailord.core.queries.restore_choice import why_queue_stands
+from sailord.core.queries.straggler_queries import drifts, straggler_texts
+from sailord.notify.outbox import committed_id
+
+NO_OTHER_NODE = "no other node can take over its part: add nodes, start its agent again, or cancel"
+
+
+def node_view(node: Node, *, safe_to_stop: bool, slow: str) -> types.NodeView:
+    """One node."""
+    record, report = node.record, node.report
+    same = ("id", "name", "zone", "machine", "gpu", "gpus", "spot", "address")
+    return types.NodeView(
+        **{name: getattr(record, name) for name in same},
+        state=_node_state(node),
+        cordoned=node.is_cordoned,
+        leaves_at=record.leaves_at,
+        taking=None if report is None else report.taking,
+        generation=None if report is None else report.generation,
+        step=None if report is None else report.step,
+        failure="" if report is None else report.failure,
+        why_lost=node.why_lost,
+        trouble=_unheard(node) if report is None else report.trouble,
+        safe_to_stop=safe_to_stop,
+        unsound=node.why_unusable,
+        slow=slow,
+    )
+
+
+def _unheard(node: Node) -> str:
+    """Why a present node has no report."""
+    if not isinstance(node.standing, Unreachable):
+        return ""
+    return f"no report yet, and its agent does not answer at {node.record.address}"
+
+
+def _node_state(node: Node) -> types.SeenState:
+    if node.is_lost:
+        return "lost"
+    if node.absent_since is not None:
+        return "suspect"
+    if node.draining_since is not None:
+        return "draining"
+    if node.slow:
+        return "slow"
+    return "cordoned" if node.is_cordoned else node.record.state
+
+
+def nodes_view(state: State, unreadable: Mapping[str, str] = MappingProxyType({})) -> types.Nodes:
+    """All nodes, by name; ``unreadable``: those of which only the id is known, and why."""
+    free = drained(state)
+    slow = straggler_texts(state)
+    views = [
+        node_view(node, safe_to_stop=id_ in free, slow=slow.get(id_, ""))
+        for id_, node in state.nodes.items()
+    ]
+    known = {view.id for view in views}
+    views += [_unreadable_node(id_, why) for id_, why in unreadable.items() if id_ not in known]
+    return types.Nodes(tuple(sorted(views, key=lambda view: (view.name, view.id))))
+
+
+def _unreadable_node(id_: str, why: str) -> types.NodeView:
+    """A node that sailord knows nothing of but the key of its record."""
+    return types.NodeView(
+        id=id_,
+        name=id_.partition(".")[0],
+        state="unreadable",
+        zone="",
+        machine="",
+        gpu="",
+        gpus=0,
+        spot=False,
+        address="",
+        cordoned=False,
+        leaves_at=None,
+        taking=None,
+        generation=None,
+        step=None,
+        failure="",
+        why_lost="",
+        trouble="",
+        safe_to_stop=False,
+        unsound=why,
+        slow="",
+    )
+
+
+def counts_view(state: State) -> dict[str, int]:
+    """Number of nodes by state."""
+    return dict(sorted(Counter(_node_state(node) for node in state.nodes.values()).items()))
+
+
+def queue_view(state: State) -> dict[str, Any]:
+    """The queue, and why it stands."""
+    queue = tuple(job.id for job in in_queue(state))
+    return {
+        "queued": len(queue),
+        "queue": queue,
+        "blocked": why_queue_stands(state) if queue else "",
+    }
+
+
+def unsound_view(state: State) -> dict[str, str]:
+    """By name: the nodes that the job cannot run on, and why."""
+    found = {
+        node.record.name: node.why_unusable
+        for id_ in state.nodes.notable
+        if (node := state.nodes[id_]).why_unusable and not node.is_lost
+    }
+    return dict(sorted(found.items()))
+
+
+def leaving_view(state: State) -> tuple[types.Leaving, ...]:
+    """The draining nodes, by announced end; those without one last."""
+    free, kept = drained(state), stuck(state)
+    leaving = [
+        types.Leaving(
+            node.record.name,
+            node.record.leaves_at,
+            safe_to_stop=id_ in free,
+            stuck=NO_OTHER_NODE if id_ in kept else "",
+        )
+        for id_, node in state.nodes.items()
+        if node.draining_since is not None and not node.is_lost
+    ]
+    return tuple(sorted(leaving, key=lambda n: (n.leaves_at is None, n.leaves_at or 0.0, n.name)))
+
+
+def jobs_view(state: State) -> types.Jobs:
+    """All jobs: the active one first, then the queue."""
+    active = None if state.active is None else state.active.job
+    ordered = sorted(
+        state.jobs.values(), key=lambda j: (j.id != active, -j.priority, j.submitted_at, j.id)
+    )
+    return types.Jobs(tuple(ordered))
+
+
+def job_view(state: State, id_: JobId) -> types.JobView | None:
+    """One job, with its generation."""
+    active, durable = state.active, state.durables.get(id_)
+    if active is not None and active.job == id_:
+        return types.JobView(
+            **fields_of(state.job),
+            generation=active.generation,
+            phase=phase_view(state, active),
+            step=active.progress.step,
+            durable=durable,
+        )
+    job = state.jobs.get(id_)
+    if job is None:
+        return None
+    generation = state.generations.get(id_)
+    step = None if generation is None else generation.restore.point.step
+    return types.JobView(**fields_of(job), generation=generation, step=step, durable=durable)
+
+
+def fields_of(job: JobRecord) -> dict[str, Any]:
+    """A record's fields, for a type that extends it."""
+    return {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
+
+
+def phase_view(state: State, active: Active) -> types.PhaseView:
+    """The job's phase and its deadline."""
+    phase, question = active.phase, active.question
+    if question is not None:
+        return types.PhaseView("planning", None, question.deadline, question.reason)
+    deadline = phase.deadline if isinstance(phase, Starting | Stopping) else None
+    if isinstance(phase, Stopping) and active.checkpointing.securing is not None:
+        # The job is stopped, and its state is being made durable.
+        deadline = max(phase.deadline, active.checkpointing.securing.until)
+    reason = getattr(phase, "reason", None)
+    if isinstance(phase, Waiting) and state.nodes and not usable(state, active):
+        reason = why_no_node(state)
+    name: Any = type(phase).__name__.lower()
+    return types.PhaseView(
+        name=name,
+        since=getattr(phase, "since", None),
+        deadline=deadline,
+        reason=state.job.reason if reason is None else reason,
+    )
+
+
+def active_view(
+    state: State,
+    step_rate: StepRate,
+    plan: Mapping[str, Any] | None,
+    about: Mapping[str, Any],
+    reported_at: Mapping[str, float],
+    now: float,
+) -> types.ActiveView | None:
+    """The active job: progress, prediction and measurement.
+
+    ``reported_at`` has the time of each reported fact, by message id.
+    """
+    active = state.active
+    if active is None:
+        return None
+    durable = state.durables.get(active.job)
+    durable_step = 0 if durable is None else durable.point.step
+    durable_at = None if durable is None else reported_at.get(committed_id(active.job, durable))
+    members = () if active.generation is None else active.generation.members
+    return types.ActiveView(
+        id=active.job,
+        state=state.job.state,
+        priority=state.job.priority,
+        steps=state.job.steps,
+        step=active.progress.step,
+        step_age_s=max(now - active.progress.advanced_at, 0.0),
+        phase=phase_view(state, active),
+        generation=active.generation,
+        members=tuple(state.nodes[id_].record.name for id_ in members if id_ in state.nodes),
+        plan=plan,
+        predicted=_predicted(about),
+        unit=about.get("unit", "tokens"),
+        measured=_measured(state, active, step_rate, about),
+        durable_step=None if durable is None else durable_step,
+        durable_age_s=None if durable_at is None else max(now - durable_at, 0.0),
+        steps_at_risk=max(active.progress.step - durable_step, 0),
+        storage_trouble=active.checkpointing.trouble,
+        troubles=_troubles(state, members),
+        failures=active.attempts.failures,
+        spent=_spent(state.job, active.generation, now),
+        drift=_drift(active, about),
+    )
+
+
+def _drift(active: Active, about: Mapping[str, Any]) -> tuple[str, ...]:
+    """Where a profile and the steps differ; a computed prediction is not expected to hold."""
+    is_measured = (about.get("estimate") or {}).get("source") in ("measured", "interpolated")
+    return drifts(active) if is_measured else ()
+
+
+def _troubles(state: State, members: Sequence[NodeId]) -> tuple[str, ...]:
+    nodes = [state.nodes[id_] for id_ in members if id_ in state.nodes]
+    slow = straggler_texts(state)
+    said = [(n.record.name, n.report.trouble) for n in nodes if n.report is not None]
+    texts = [f"{name}: {trouble}" for name, trouble in said if trouble]
+    texts += [f"{n.record.name} is slow: {slow[n.record.id]}" for n in nodes if n.record.id in slow]
+    return tuple(texts)
+
+
+def _spent(job: JobRecord, generation: GenerationRecord | None, now: float) -> types.Spent:
+    bill = billed(job, generation, now)
+    rate = 0.0 if generation is None or not costs(generation) else generation.usd_per_hour
+    return types.Spent(bill.usd, bill.unpriced_s, rate, bill.usd_max)
+
+
+def _predicted(about: Mapping[str, Any]) -> types.Predicted:
+    estimate = about.get("estimate") or {}
+    seconds = estimate.get("iteration_s")
+    rate = _rate(about.get("tokens_per_iteration"), seconds)
+    return types.Predicted(seconds, rate, estimate.get("cost_usd_per_hour"))
+
+
+def _measured(
+    state: State, active: Active, step_rate: StepRate, about: Mapping[str, Any]
+) -> types.Measured:
+    """Measurements reported by workers; else the step rate as sailord observed it."""
+    is_running = isinstance(active.phase, Running) or active.question is not None
+    seen_s = step_rate.iteration_s if is_running else None
+    reports = _reports(state, active)
+    said = next((r.tokens_per_s for r in reports if r.tokens_per_s is not None), None)
+    rate = _rate(about.get("tokens_per_iteration"), seen_s) if said is None else said
+    loss = next((r.loss for r in reports if r.loss is not None), None)
+    stalls = [r.stall_s for r in reports if r.stall_s is not None]
+    return types.Measured(seen_s, rate, loss, max(stalls, default=None))
+
+
+def _reports(state: State, active: Active) -> list[Report]:
+    """The members' last reports on the present generation, the most advanced first."""
+    generation = active.generation
+    if generation is None:
+        return []
+    nodes = (state.nodes.get(id_) for id_ in generation.members)
+    reports = [node.report for node in nodes if node is not None and node.report is not None]
+    ours = [report for report in reports if report.speaks_of(generation)]
+    return sorted(ours, key=lambda report: -report.step)
+
+
+def _rate(tokens: Any, seconds: Any) -> float | None:
+    return tokens / seconds if tokens and seconds else None
+
+
+def waits_for(state: State, id_: JobId) -> tuple[JobId, ...]:
+    """The jobs before a queued job: the active one, then the queue."""
+    queue = [job.id for job in in_queue(state)]
+    if id_ not in queue:
+        return ()
+    active = () if state.active is None else (state.active.job,)
+    return (*active, *queue[: queue.index(id_)])
+
+
+def why_view(
+    state: State,
+    job: types.JobView,
+    about: Mapping[str, Any],
+    history: tuple[Transition, ...],
+    unavailable_since: float | None,
+) -> types.Why:
+    """Why the job is in its state: the last transitions and the planner's reasons."""
+    active = state.active if state.active is not None and state.active.job == job.id else None
+    return types.Why(
+        job=job.id,
+        state=job.state,
+        reason=job.reason,
+        phase=job.phase,
+        generation_reason=None if job.generation is None else job.generation.reason,
+        plan=tuple(about.get("why", ())),
+        move=about.get("move"),
+        last=history[-5:],
+        waits_for=waits_for(state, job.id),
+        blocked=why_queue_stands(state) if job.state == "queued" else "",
+        store_away_since=unavailable_since,
+        drift=() if active is None else _drift(active, about),
+        stuck=()
+        if active is None
+        else tuple(f"{each.name}: {each.stuck}" for each in leaving_view(state) if each.stuck),
+        spent=None if active is None else _spent(state.job, active.generation, state.now),
+    )
+
+
+def read_plan(text: bytes | None) -> dict[str, Any] | None:
+    """A stored plan as plain values."""
+    value = None if text is None else json.loads(text)
+    assert value is None or isinstance(value, dict)
+    return value

@@ -1,0 +1,263 @@
+"""Handler of ``/v1/capacity``: rented machines, wanted machines, refusals, quotas and costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from aiohttp import web
+
+from planner.move_policy.node_lifetimes import History
+from sailord.api.answers.responses import answer
+from sailord.api.answers.types import CapacityGlance
+from sailord.api.handlers.context import CONTEXT, ApiContext
+from sailord.capacity.core.boots import why_stopped
+from sailord.capacity.core.budget import spent_usd, unpriced, usd_left, usd_per_hour
+from sailord.capacity.core.decide import obtainable
+from sailord.capacity.core.model import CapacityState, Cooldown, RentedInstance, Stop
+from sailord.capacity.core.planner_view import agents_of
+from sailord.core.model.state import State
+from sailord.planning.machine_lifetimes import pool_label
+from sailord.providers.config import kind_of
+from sailord.providers.interface import Pool
+
+ORPHAN_AFTER = 3
+"""Deletions ordered before a machine counts as an orphan; a cloud may take a minute for one."""
+MachineState = Literal["awaited", "up", "leaving", "silent", "going", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaView:
+    """A quota that the pool draws on, alone or with other pools."""
+
+    name: str
+    limit_gpus: float
+    used_gpus: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """Machines of one zone, type and contract: existing and wanted."""
+
+    zone: str
+    machine: str
+    gpu: str
+    gpus: int
+    """Of one machine."""
+    spot: bool
+    usd_per_hour: float | None
+    """Of one machine; null: unknown, so none is requested."""
+    wanted: int
+    up: int
+    awaited: int
+    """Created; their agents have not registered yet."""
+    asked: int
+    """Requested; the provider has not answered yet."""
+    obtainable: int
+    """How many more could be requested now."""
+    rest: Cooldown | None
+    stopped: str
+    """Why no more are requested until an operator orders it; empty: it is not stopped."""
+    quotas: tuple[QuotaView, ...]
+    life_s: float
+    """Expected lifetime of one machine, by recent observations."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineView:
+    """One machine."""
+
+    id: str
+    """The provider's unique number."""
+    name: str
+    node: str
+    """The name under which its agent registers; empty while unknown."""
+    zone: str
+    machine: str
+    spot: bool
+    state: MachineState
+    """``ended``: it was preempted or stopped and is not deleted yet."""
+    created_at: float
+    usd: float
+    """Its cost so far."""
+    in_use: bool
+    """The job runs on it."""
+    rented: bool
+    """Rented by sailord, which may therefore delete it."""
+    why: str
+    """Why it will be deleted; empty: it will not."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoneyView:
+    """Costs and budgets."""
+
+    spent_usd: float
+    usd_per_hour: float
+    """Includes requests that are not answered yet."""
+    usd_per_hour_max: float | None
+    usd_max: float | None
+    usd_left: float | None
+    stop: Stop
+    """Of a total budget: whether unused machines, or all, are deleted."""
+    unpriced: tuple[str, ...]
+    """Machines of unknown price; the sums leave them out."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityView:
+    """All machines, as the leader knows them; empty on other sailords."""
+
+    provider: str | None
+    """Null: no provider is configured, machines are started by hand."""
+    leads: bool
+    observed_at: float | None
+    """When the provider last listed its machines."""
+    pools: tuple[PoolView, ...]
+    machines: tuple[MachineView, ...]
+    orphans: tuple[str, ...]
+    """Rented, not wanted, and still existing after three ordered deletions; they cost money."""
+    strangers: tuple[str, ...]
+    """Registered nodes that the provider does not list."""
+    money: MoneyView
+
+
+async def show_capacity(request: web.Request) -> web.Response:
+    """Show existing, wanted and requested machines, refusals and costs."""
+    return answer(capacity_of(request.app[CONTEXT]))
+
+
+async def retry_capacity(request: web.Request) -> web.Response:
+    """Request instances again of pools that were stopped since none brought up an agent."""
+    api = request.app[CONTEXT]
+    if api.capacity is not None:
+        api.capacity.retry_boots()
+    return answer(capacity_of(api), status=202)
+
+
+def capacity_of(api: ApiContext) -> CapacityView:
+    """The view of this sailord."""
+    loop, lifetimes = api.capacity, api.controller.cluster.lifetimes
+    capacity = CapacityState(api.config.capacity) if loop is None else loop.state
+    offered = () if loop is None else loop.provider.pools
+    kind = None if api.config.provider is None else kind_of(api.config.provider)
+    return capacity_view(kind, capacity, offered, api.state, lifetimes.history)
+
+
+def capacity_view(
+    kind: str | None,
+    capacity: CapacityState,
+    offered: Sequence[Pool],
+    state: State,
+    history: History,
+) -> CapacityView:
+    """Build the view."""
+    machines = sorted(capacity.machines.values(), key=lambda m: (m.instance.pool, m.instance.name))
+    asked = Counter[Pool]()
+    for each in capacity.asks.values():
+        asked[each.ask.pool] += each.ask.count
+    names = {machine.instance.pool for machine in machines}
+    # Without a provider, and until the first election, there are no pools to show.
+    pools = sorted({*offered, *names, *asked, *capacity.target}) if capacity.prefix else []
+    return CapacityView(
+        provider=kind,
+        leads=state.term is not None,
+        observed_at=capacity.observed_at,
+        pools=tuple(_pool_view(capacity, pool, asked[pool], history) for pool in pools),
+        machines=tuple(_machine_view(capacity, machine) for machine in machines),
+        orphans=tuple(m.instance.name for m in machines if m.deletions >= ORPHAN_AFTER),
+        strangers=_strangers(capacity, state),
+        money=_money_view(capacity),
+    )
+
+
+def glance_of(api: ApiContext) -> CapacityGlance | None:
+    """The summary for the status; ``None`` without a provider."""
+    if api.capacity is None:
+        return None
+    view = capacity_of(api)
+    counts = ("wanted", "up", "awaited", "asked")
+    return CapacityGlance(
+        **{name: sum(getattr(pool, name) for pool in view.pools) for name in counts},
+        resting=sum(pool.rest is not None for pool in view.pools),
+        stopped=tuple(
+            f"{pool.machine} in {pool.zone}: {pool.stopped}" for pool in view.pools if pool.stopped
+        ),
+        usd_per_hour=view.money.usd_per_hour,
+        spent_usd=view.money.spent_usd,
+        stop=view.money.stop,
+        orphans=view.orphans,
+    )
+
+
+def _pool_view(capacity: CapacityState, pool: Pool, asked: int, history: History) -> PoolView:
+    here = [_state_of(m) for m in capacity.machines.values() if m.instance.pool == pool]
+    rest = capacity.cooldowns.get(pool)
+    quotas = [quota for quota in capacity.quotas or () if pool in quota.pools]
+    life = history.record(pool_label(pool.gpu, pool.zone, is_spot=pool.spot), capacity.now)
+    return PoolView(
+        **asdict(pool),
+        usd_per_hour=capacity.prices.get(pool),
+        wanted=capacity.target.get(pool, 0),
+        up=here.count("up"),
+        awaited=here.count("awaited"),
+        asked=asked,
+        obtainable=obtainable(capacity, pool),
+        rest=None if rest is None or capacity.now >= rest.until else rest,
+        stopped=why_stopped(capacity, pool),
+        quotas=tuple(QuotaView(q.name, q.limit_gpus, q.used_gpus) for q in quotas),
+        life_s=life.node_life_s,
+    )
+
+
+def _state_of(machine: RentedInstance) -> MachineState:
+    if machine.ended_at is not None:
+        return "ended"
+    if machine.why:
+        return "going"
+    if machine.is_leaving or machine.is_drained:
+        return "leaving"
+    if machine.absent_since is not None:
+        return "silent"
+    return "up" if machine.joined_at is not None else "awaited"
+
+
+def _machine_view(capacity: CapacityState, machine: RentedInstance) -> MachineView:
+    instance, pool = machine.instance, machine.instance.pool
+    return MachineView(
+        id=instance.id,
+        name=instance.name,
+        node=instance.node,
+        zone=pool.zone,
+        machine=pool.machine,
+        spot=pool.spot,
+        state=_state_of(machine),
+        created_at=instance.created_at,
+        usd=machine.usd(capacity.now),
+        in_use=instance.node in capacity.in_use,
+        rented=bool(instance.request_id),
+        why=machine.why,
+    )
+
+
+def _strangers(capacity: CapacityState, state: State) -> tuple[str, ...]:
+    if capacity.observed_at is None:
+        return ()  # Before the provider listed its machines, every node would be one.
+    known = {machine.instance.node for machine in capacity.machines.values()}
+    agents, _ = agents_of(state)
+    return tuple(sorted(name for name in agents if name not in known))
+
+
+def _money_view(capacity: CapacityState) -> MoneyView:
+    policy = capacity.policy
+    return MoneyView(
+        spent_usd=spent_usd(capacity),
+        usd_per_hour=usd_per_hour(capacity),
+        usd_per_hour_max=policy.usd_per_hour_max,
+        usd_max=policy.usd_max,
+        usd_left=usd_left(capacity),
+        stop=capacity.stop,
+        unpriced=unpriced(capacity),
+    )

@@ -1,0 +1,194 @@
+"""Handlers of a job's checkpoints (list, pin, roll back) and of its reconfiguration timings."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from agents.protocol.records import Durable, JobId, Order, Point
+from sailord.api.answers import types
+from sailord.api.answers.responses import Refusal, answer, refusal
+from sailord.api.handlers.bodies import check_id, read_object
+from sailord.api.handlers.context import CONTEXT, ApiContext
+from sailord.api.handlers.jobs import job_of
+from sailord.api.handlers.orders import REASON_MAX, named, store_order
+from sailord.checkpoints.catalog import Checkpoints, Unreadable, folders_at, look_at
+from sailord.checkpoints.manifest import Manifest, folder_of
+from sailord.checkpoints.object_storage import Missing
+from sailord.checkpoints.retention import Folder
+from sailord.checkpoints.verify import faults_of
+from sailord.core.queries.reconfiguration_timing import ReconfigurationTiming
+from simulator.documents.problems import InputError, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointView:
+    """One checkpoint in the storage."""
+
+    step: int
+    generation: int
+    bytes: int
+    manifest: str
+    is_durable: bool
+    """The one that the job would resume from."""
+    is_pinned: bool
+    samples: int
+    label_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableView:
+    """A checkpoint whose manifest cannot be read, and why."""
+
+    step: int
+    generation: int
+    manifest: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointsView:
+    """A job's checkpoints, oldest first."""
+
+    job: str
+    uri: str | None
+    checkpoints: tuple[CheckpointView, ...]
+    unfinished_bytes: int
+    """Of uploads that are in progress or were abandoned."""
+    trouble: str
+    """Why the last upload to the storage failed."""
+    unreadable: tuple[UnreadableView, ...]
+    """Checkpoints whose manifests cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """Whether a checkpoint is excluded from retention."""
+
+    job: str
+    step: int
+    generation: int
+    is_pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Timings of a job's reconfigurations, oldest first."""
+
+    job: str
+    moves: tuple[ReconfigurationTiming, ...]
+
+
+async def list_moves(request: web.Request) -> web.Response:
+    """List the reconfigurations of a job: measured and predicted seconds by phase."""
+    job = job_of(request)
+    history = await request.app[CONTEXT].gateway.read_history(JobId(job.id))
+    moves = tuple(line.move for line in history if line.move is not None)
+    return answer(Moves(job.id, moves))
+
+
+async def list_checkpoints(request: web.Request) -> web.Response:
+    """List the checkpoints of a job in its storage."""
+    api, job = request.app[CONTEXT], job_of(request)
+    active = api.last_led.active
+    trouble = active.checkpointing.trouble if active is not None and active.job == job.id else ""
+    if job.saving.uri is None:
+        return answer(CheckpointsView(job.id, None, (), 0, trouble, ()))
+    storage = api.controller.effects.checkpoints
+    folders, complete, broken = await storage.threads.run(
+        _look, storage, job.saving.uri, JobId(job.id)
+    )
+    durable = api.last_led.durables.get(JobId(job.id))
+    complete.sort(key=lambda pair: (pair[0].point, pair[0].term))
+    shown = tuple(_view(m, d, folders.get(m.point), is_durable=d == durable) for m, d in complete)
+    unfinished = sum(f.bytes for f in folders.values() if not f.manifests)
+    unreadable = tuple(
+        UnreadableView(each.point.step, each.point.generation, each.manifest, each.why)
+        for each in broken
+    )
+    return answer(CheckpointsView(job.id, job.saving.uri, shown, unfinished, trouble, unreadable))
+
+
+def _look(
+    checkpoints: Checkpoints, uri: str, job: JobId
+) -> tuple[dict[Point, Folder], list[tuple[Manifest, Durable]], list[Unreadable]]:
+    storage = checkpoints.reach(uri)
+    folders = {folder.point: folder for folder in folders_at(storage, job)}
+    return folders, *look_at(storage, job)
+
+
+def _view(
+    manifest: Manifest, durable: Durable, folder: Folder | None, *, is_durable: bool
+) -> CheckpointView:
+    point, progress = manifest.point, manifest.progress
+    return CheckpointView(
+        step=point.step,
+        generation=point.generation,
+        bytes=manifest.bytes,
+        manifest=durable.manifest,
+        is_durable=is_durable,
+        is_pinned=folder is not None and folder.is_pinned,
+        samples=progress.samples,
+        label_tokens=progress.label_tokens,
+    )
+
+
+async def pin_checkpoint(request: web.Request) -> web.Response:
+    """Exclude a checkpoint from retention, or include it again."""
+    api, job = request.app[CONTEXT], job_of(request)
+    is_pinned = request.match_info["order"] == "pin"
+    manifest, _ = await _found(api, job, request.match_info["step"])
+    assert job.saving.uri is not None, "a checkpoint was found, so the job has a uri"
+    id_, point = JobId(job.id), manifest.point
+    checkpoints = api.controller.effects.checkpoints
+    await checkpoints.pin(id_, job.saving.uri, point, is_pinned=is_pinned)
+    return answer(Pinned(job.id, point.step, point.generation, is_pinned))
+
+
+async def roll_back(request: web.Request) -> web.Response:
+    """Order a job to roll back to an older checkpoint and to continue from there."""
+    api, job = request.app[CONTEXT], job_of(request)
+    body = await read_object(request, {"id": str, "reason": str}, ())
+    id_ = body.get("id") or uuid.uuid4().hex
+    check_id(id_, "id")
+    active = api.last_led.active
+    if active is None or active.job != job.id:
+        cure = "only the active job can be rolled back: resume it, or wait for its turn"
+        return refusal(409, Problem(job.id, f"is {job.state}, not active", cure))
+    _, durable = await _found(api, job, request.match_info["step"])
+    newest = api.last_led.durables.get(active.job)
+    if newest is not None and durable.point.step > newest.point.step:
+        what = f"step {durable.point.step} is beyond the durable step {newest.point.step}"
+        return refusal(409, Problem("step", what, "give an older step"))
+    reason = (
+        body.get("reason", "")[:REASON_MAX]
+        or f"rolled back to step {durable.point.step} by an operator"
+    )
+    order = Order(id_, "rollback", job.id, None, reason, durable)
+    return await store_order(api, named(request, order))
+
+
+async def _found(api: ApiContext, job: types.JobView, step: str) -> tuple[Manifest, Durable]:
+    """Find the readable checkpoint of a step; raises ``Refusal`` or ``StorageError``."""
+    uri = job.saving.uri
+    if uri is None:
+        cure = "submit the job with a uri under [checkpoint]"
+        raise Refusal(409, Problem("job", "has no checkpoint storage", cure))
+    if not step.isascii() or not step.isdecimal() or len(step) > 18:
+        raise InputError(Problem("step", "invalid step", "give an integer"))
+    id_ = JobId(job.id)
+    try:
+        checkpoints = api.controller.effects.checkpoints
+        found = await checkpoints.find(id_, uri, int(step))
+        faults = await checkpoints.threads.run(
+            lambda: faults_of(checkpoints.reach(uri), found[0], job=id_, is_thorough=False)
+        )
+    except Missing as error:
+        cure = f"sailorctl checkpoint ls {id_} lists all"
+        raise Refusal(404, Problem("step", str(error), cure)) from None
+    if faults:
+        folder = folder_of(id_, found[0].point)
+        raise Refusal(409, *(Problem(folder, fault, "use an older one") for fault in faults[:9]))
+    return found

@@ -1,0 +1,90 @@
+"""What the handlers share: configuration, controller, access to the store, rate limits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from agents.daemon.clock import Clock
+from agents.protocol.records import Leader
+from agents.rpc.signing import ClusterKey, Verifier
+from agents.rpc.strangers import Budgets, Strangers
+from agents.rpc.tls import Tls
+from agents.store.interface import StoreUnavailable
+from sailord.api.access.key_set import KeySet
+from sailord.capacity.loop import CapacityLoop
+from sailord.cluster_records import Gateway
+from sailord.config import Config
+from sailord.controller.loop import Controller
+from sailord.core.model.state import State
+from sailord.network.profiler import NetworkProfiler
+from sailord.tokens import TokenFile
+
+BURST = 200.0
+PER_S = 50.0
+"""Webhook messages accepted of one form."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(eq=False)
+class ApiContext:
+    """Shared by all handlers."""
+
+    config: Config
+    controller: Controller
+    own_gateway: Gateway
+    clock: Clock
+    key: ClusterKey
+    network: NetworkProfiler
+    store_changed: asyncio.Event
+    """Set to have the store read at once."""
+    capacity: CapacityLoop | None = None
+    """Only if a provider is configured."""
+    tls: Tls | None = None
+    """``None``: plain HTTP."""
+    leader: Leader | None = None
+    """The present leader, as last read; ``None``: none is elected."""
+    plans_seen: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = field(
+        default_factory=dict
+    )
+    """The plan shown last, and what the planner said of it."""
+    verifier: Verifier = field(init=False)
+    tokens: TokenFile = field(init=False)
+    pubsub_keys: KeySet | None = field(init=False)
+    """``None``: pushes of Pub/Sub are not accepted."""
+    strangers: Strangers = field(default_factory=Strangers)
+    webhook_budgets: Budgets = field(default_factory=lambda: Budgets(PER_S, BURST))
+    """For each form of webhooks."""
+
+    def __post_init__(self) -> None:
+        self.verifier = Verifier(self.key, lambda: self.config.address, time.time())
+        keys = self.config.webhooks.pubsub_keys
+        self.pubsub_keys = None if keys is None else KeySet(keys)
+        self.tokens = TokenFile(self.config.tokens, self.config.token)
+
+    @property
+    def state(self) -> State:
+        """The state now; empty unless we are the leader."""
+        return self.controller.cluster.state
+
+    @property
+    def last_led(self) -> State:
+        """The last state in which we were the leader: what requests are answered from."""
+        return self.controller.cluster.last_led
+
+    @property
+    def gateway(self) -> Gateway:
+        """Access to the store; raises ``StoreUnavailable`` at once while it is known to be down."""
+        store = self.controller.cluster.store
+        if not store.is_available:
+            raise StoreUnavailable(store.error or "it does not answer")
+        return self.own_gateway
+
+
+CONTEXT = web.AppKey("context", ApiContext)

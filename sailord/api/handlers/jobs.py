@@ -1,0 +1,165 @@
+"""Handlers of ``/v1/jobs``: submit, list, show, order; and a job's plan, history and reasons."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from typing import Any
+
+from aiohttp import web
+
+from agents.protocol.names import JOB_ID
+from agents.protocol.records import Bill, Durable, JobId, JobRecord
+from agents.store.interface import StoreError
+from sailord.api.access.callers import caller_of
+from sailord.api.answers import render, types
+from sailord.api.answers.responses import Refusal, answer, refusal
+from sailord.api.handlers.bodies import check_id, read_object
+from sailord.api.handlers.context import CONTEXT, ApiContext
+from sailord.api.handlers.orders import handle_order, wait_until
+from sailord.api.handlers.packages import check_package, delete_unused, package_storage
+from sailord.checkpoints.allowed import check_uri
+from sailord.checkpoints.object_storage import StorageError
+from sailord.checkpoints.resume import begins_from
+from sailord.cluster_records import Transition
+from sailord.core.queries.restore_choice import why_queue_stands
+from sailord.planning.job_spec import job_shape, read_job, saving_of
+from sailord.planning.job_warnings import warnings_of
+from simulator.documents.problems import InputError, Problem, nearest
+
+PRIORITY_MAX = 1_000_000
+
+
+async def list_jobs(request: web.Request) -> web.Response:
+    """List all jobs."""
+    return answer(render.jobs_view(request.app[CONTEXT].last_led))
+
+
+async def submit_job(request: web.Request) -> web.Response:
+    """Submit a job to the queue."""
+    api = request.app[CONTEXT]
+    kinds = {"job": str, "id": str, "priority": int, "resume": str}
+    body = await read_object(request, kinds, ("job",))
+    job = await asyncio.to_thread(read_job, body["job"])
+    id_ = JobId(body.get("id") or f"{job.name}-{uuid.uuid4().hex[:6]}")
+    check_id(id_, "id")
+    priority = body.get("priority", 0)
+    if abs(priority) > PRIORITY_MAX:
+        cure = f"give a number from -{PRIORITY_MAX:,} to {PRIORITY_MAX:,}"
+        raise InputError(Problem("priority", "out of range", cure))
+    if job.work is not None:
+        await asyncio.to_thread(check_package, package_storage(api), job.work.package)
+    layers, atoms = job_shape(job)
+    now, saving = api.clock.now(), saving_of(job)
+    checkpoints = api.controller.effects.checkpoints
+
+    def begin() -> Durable | None:
+        if saving.uri is not None:
+            check_uri(saving.uri, checkpoints.allowed)
+        return begins_from(job, id_, saving.uri, body.get("resume"))
+
+    durable = await checkpoints.threads.run(begin)
+    bill = Bill(usd_max=job.objective.max_usd_total)
+    caller = caller_of(request)
+    by = "" if caller is None or caller.is_host else f" by {caller.name}"
+    reason = f"submitted{by}"
+    record = JobRecord(id_, "queued", priority, now, job.steps, layers, atoms, reason, saving, bill)
+    if not await api.gateway.submit(record, body["job"], durable):
+        return refusal(409, Problem("id", f"job {id_} exists already", "use another id"))
+    api.store_changed.set()
+    if api.state.term is not None:
+        # So that the submitter's next request finds the job.
+        await wait_until(lambda: render.job_view(api.last_led, id_) is not None)
+    if job.work is not None:
+        with contextlib.suppress(StorageError):  # The next submission tries again.
+            await delete_unused(api, package_storage(api))
+    led = api.last_led
+    before = render.waits_for(led, id_)
+    submitted = types.Submitted(
+        **render.fields_of(record),
+        warnings=warnings_of(job),
+        waits_for=before,
+        blocked=why_queue_stands(led) if before else "",
+    )
+    return answer(submitted, status=201, headers={"Location": f"/v1/jobs/{id_}"})
+
+
+def job_of(request: web.Request) -> types.JobView:
+    """The job in the path; answered with 404 if there is none."""
+    id_, state = request.match_info["job"], request.app[CONTEXT].last_led
+    found = render.job_view(state, JobId(id_)) if JOB_ID.match(id_) else None
+    if found is None:
+        known = (job.id for job in render.jobs_view(state).jobs)
+        raise Refusal(404, Problem(id_[:64], "no such job", nearest(id_[:64], known)))
+    return found
+
+
+async def show_job(request: web.Request) -> web.Response:
+    """Show one job."""
+    return answer(job_of(request))
+
+
+async def show_plan(request: web.Request) -> web.Response:
+    """Show the plan of the job's last generation."""
+    api, job = request.app[CONTEXT], job_of(request)
+    if job.generation is None:
+        cure = f"sailorctl why {job.id} says what the job waits for"
+        raise Refusal(404, Problem(job.id, "has no plan yet", cure))
+    sha = job.generation.plan
+    plan, about = await read_plan(api, job.id, sha)
+    return answer(types.PlanView(sha, plan, about))
+
+
+async def show_history(request: web.Request) -> web.Response:
+    """Show the job's transitions, each with its reason."""
+    job = job_of(request)
+    return answer(types.History(job.id, *await _read_history(request.app[CONTEXT], job.id)))
+
+
+async def show_why(request: web.Request) -> web.Response:
+    """Explain the job's state and plan."""
+    api, job = request.app[CONTEXT], job_of(request)
+    about: dict[str, Any] = {}
+    history, unavailable_since = await _read_history(api, job.id)
+    if job.generation is not None:
+        with contextlib.suppress(StoreError):  # The answer then lacks the planner's reasons.
+            _, about = await read_plan(api, job.id, job.generation.plan)
+    return answer(render.why_view(api.last_led, job, about, history, unavailable_since))
+
+
+async def order_job(request: web.Request) -> web.Response:
+    """Cancel, pause, resume, replan or checkpoint a job."""
+    return await handle_order(request, job_of(request).id)
+
+
+async def read_plan(
+    api: ApiContext, job: JobId, sha: str
+) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """A plan and the planner's account of it, cached: a plan never changes.
+
+    Raises what the store raises.
+    """
+    known = api.controller.writer.plans.get(sha)
+    if known is not None:
+        return render.read_plan(known.plan), known.about
+    if sha not in api.plans_seen:
+        text = await api.gateway.read_plan(job, sha)
+        about = await api.gateway.read_about(job, sha)
+        if text is None:
+            return None, about
+        api.plans_seen = {sha: (render.read_plan(text), about)}
+    return api.plans_seen[sha]
+
+
+async def _read_history(api: ApiContext, job: JobId) -> tuple[tuple[Transition, ...], float | None]:
+    """A job's transitions; from the event feed while the store is unavailable, and since when."""
+    try:
+        return await api.gateway.read_history(job), None
+    except StoreError:
+        lines = tuple(
+            Transition(each.id, each.at, each.text, each.generation, each.step, each.term)
+            for each in api.controller.announcer.feed.kept
+            if each.job == job and each.kind == "transition"
+        )
+        return lines, api.controller.cluster.store.unavailable_since or api.clock.now()

@@ -1,0 +1,89 @@
+"""Handlers of ``/v1/nodes``: list, order, and the workers' logs."""
+
+from __future__ import annotations
+
+import re
+
+from aiohttp import web
+
+from agents.protocol.codec import WireError, decode
+from agents.protocol.records import Output
+from agents.rpc.client import CallFailed
+from sailord.api.answers import render
+from sailord.api.answers.responses import Refusal, answer, refusal
+from sailord.api.handlers.context import CONTEXT
+from sailord.api.handlers.orders import handle_order
+from sailord.core.model.nodes import Node
+from simulator.documents.problems import InputError, Problem, nearest
+
+MARK_HEADER = "Sailor-Log-Mark"
+LOG_MARK = r"[A-Za-z0-9.:,_-]{0,4000}"
+
+
+async def list_nodes(request: web.Request) -> web.Response:
+    """List all nodes."""
+    api = request.app[CONTEXT]
+    nodes, found = api.own_gateway.keys.nodes, api.own_gateway.unreadable.found
+    unreadable = {k.removeprefix(nodes): why for k, why in found.items() if k.startswith(nodes)}
+    return answer(render.nodes_view(api.last_led, unreadable))
+
+
+async def order_node(request: web.Request) -> web.Response:
+    """Drain, cordon or uncordon a node, give it a preemption notice or withdraw one."""
+    nodes_of(request)
+    return await handle_order(request, request.match_info["node"])
+
+
+def nodes_of(request: web.Request) -> list[Node]:
+    """The node in the path, by id or name; answered with 404 if there is none.
+
+    Several nodes may have one name: a node that rejoined has a new id.
+    """
+    name = request.match_info["node"]
+    nodes = request.app[CONTEXT].last_led.nodes.values()
+    found = [node for node in nodes if name in (node.record.id, node.record.name)]
+    if not found:
+        known = nearest(name[:64], (node.record.name for node in nodes))
+        raise Refusal(404, Problem(name[:64], "no such node", known))
+    return found
+
+
+async def logs(request: web.Request) -> web.Response:
+    """Show the end of the workers' logs on a node, or what was written since a mark.
+
+    With ``setup=true`` show what the setup commands of the job wrote there.
+    """
+    api, name = request.app[CONTEXT], request.match_info["node"]
+    rank, mark = request.query.get("rank", ""), request.query.get("after", "")
+    if not re.fullmatch(r"[0-9]{0,5}", rank, re.ASCII):
+        raise InputError(Problem("rank", "invalid rank", "give an integer"))
+    if not re.fullmatch(LOG_MARK, mark, re.ASCII):
+        raise InputError(Problem("after", "invalid mark", f"give a value of {MARK_HEADER}"))
+    which = "setup" if request.query.get("setup") == "true" else rank
+    for node in nodes_of(request):
+        if node.record.address:
+            path = f"/v1/logs/{which}".rstrip("/") + (mark and f"?after={mark}")
+            try:
+                said = await api.controller.effects.agents.call(node.record.address, "GET", path)
+                written = decode(Output, said)
+            except (CallFailed, WireError) as error:
+                cure = "check that sailor-agent runs there and is reachable from this host"
+                what = f"its agent did not answer: {error}"
+                return refusal(502, Problem(node.record.name, what, cure))
+            if which == "setup" and not written.parts and not mark:
+                cure = "its job has no setup commands, or the node has not begun"
+                raise Refusal(404, Problem(node.record.name, "no log of a setup", cure))
+            if which.isdecimal() and int(rank) not in written.ranks:
+                ranks = ", ".join(map(str, written.ranks))
+                cure = f"ranks on this node: {ranks}" if ranks else "no worker has started there"
+                raise Refusal(404, Problem(node.record.name, f"no log of rank {rank}", cure))
+            headers = {MARK_HEADER: written.mark}
+            text = _log_text(written, is_named=not rank and len(written.ranks) > 1)
+            return web.Response(text=text, content_type="text/plain", headers=headers)
+    raise Refusal(404, Problem(name, "the node has no address", "see sailorctl nodes"))
+
+
+def _log_text(written: Output, *, is_named: bool) -> str:
+    """The logs, each under the rank's name if there are several."""
+    parts = ((f"==> rank {part.rank} <==\n" if is_named else "", part) for part in written.parts)
+    return "".join(f"{name}{part.text}" for name, part in parts)

@@ -1,0 +1,85 @@
+"""Operator orders: read from a request, rejected if they would have no effect, then stored."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import structlog
+from aiohttp import web
+
+from agents.protocol.records import Order, OrderKind
+from sailord.api.access.callers import caller_of
+from sailord.api.answers.responses import answer, refusal
+from sailord.api.answers.types import Taken
+from sailord.api.handlers.bodies import check_id, check_moment, read_object
+from sailord.api.handlers.context import CONTEXT, ApiContext
+from sailord.core.order_validation import objection
+from simulator.documents.problems import Problem
+
+log = structlog.get_logger("sailord.api")
+
+APPLIED_WITHIN_S = 2.0
+"""How long an answer waits until the controller has read what was just stored."""
+REASON_MAX = 500
+OTHER_ID = Problem(
+    "id", "was used with another order or node", "use a new id for each order (idempotency key)"
+)
+
+
+async def handle_order(request: web.Request, target: str) -> web.Response:
+    """Handle ``POST .../{order}`` for a job or a node."""
+    kinds: dict[str, type] = {"id": str, "reason": str, "leaves_at": float}
+    body = await read_object(request, kinds, ())
+    order = named(request, read_order(request.match_info["order"], target, body))
+    return await store_order(request.app[CONTEXT], order)
+
+
+def read_order(kind: str, target: str, body: dict[str, Any]) -> Order:
+    """Build an order; raises ``InputError`` for an invalid id or time."""
+    id_ = body.get("id") or uuid.uuid4().hex
+    check_id(id_, "id")
+    check_moment(body.get("leaves_at"), "leaves_at")
+    checked: OrderKind = kind  # type: ignore[assignment] # the route's pattern allows no other
+    reason = body.get("reason", "")[:REASON_MAX]
+    return Order(id_, checked, target, body.get("leaves_at"), reason)
+
+
+def named(request: web.Request, order: Order) -> Order:
+    """Add to the reason who gave the order; without a name it is root's or the service's own."""
+    caller = caller_of(request)
+    if caller is None:
+        return order
+    about = {"order": order.kind, "target": order.target, "id": order.id}
+    log.info("order", by=caller.name, role=caller.role, reason=order.reason, **about)
+    if caller.is_host:
+        return order
+    reason = order.reason or f"{order.kind} was ordered"
+    return replace(order, reason=f"{reason} (by {caller.name})")
+
+
+async def store_order(api: ApiContext, order: Order) -> web.Response:
+    """Store an order; refuse one that would change nothing, and say what would."""
+    useless = objection(api.state, order)
+    if useless is not None:
+        return refusal(409, useless)
+    given = await api.gateway.give_order(order)
+    if given == "other":
+        return refusal(409, OTHER_ID)
+    api.store_changed.set()
+    if api.state.term is not None:
+        # The next order of the same operator is validated against this one.
+        await wait_until(lambda: order.id in api.state.known_orders)
+    return answer(Taken(order.id, given == "new"), status=202)
+
+
+async def wait_until(is_known: Callable[[], bool]) -> None:
+    """Give the controller time to read what has just been stored."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(APPLIED_WITHIN_S):
+            while not is_known():
+                await asyncio.sleep(0.01)

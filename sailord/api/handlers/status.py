@@ -1,0 +1,88 @@
+"""Handlers of liveness, readiness, metrics and the status overview."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiohttp import web
+
+from agents.store.interface import StoreError
+from sailord.api.answers import render, types
+from sailord.api.answers.responses import answer, refusal
+from sailord.api.handlers.capacity import glance_of
+from sailord.api.handlers.context import CONTEXT, ApiContext
+from sailord.api.handlers.jobs import read_plan
+from sailord.api.handlers.metrics import metrics_text
+from sailord.core.model.state import State
+from simulator.documents.problems import Problem
+
+PLAN_WITHIN_S = 1.0
+"""How long the status waits for the plan from the store."""
+
+
+async def livez(request: web.Request) -> web.Response:
+    """Answer whether the event loop runs."""
+    del request
+    return answer(types.Live(live=True))
+
+
+async def readyz(request: web.Request) -> web.Response:
+    """Answer whether a leader is elected and the store is available."""
+    api = request.app[CONTEXT]
+    if not api.controller.cluster.store.is_available:
+        return refusal(503, Problem("the store", "is unavailable", "check that it runs"))
+    if api.leader is None:
+        cure = f"retry in about {api.config.options.lease_s:g} s"
+        return refusal(503, Problem("sailord", "no leader elected yet", cure))
+    return answer(types.Ready(ready=True, leads=api.state.term is not None))
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Export metrics for Prometheus."""
+    text = metrics_text(request.app[CONTEXT])
+    return web.Response(text=text, content_type="text/plain", charset="utf-8")
+
+
+async def status(request: web.Request) -> web.Response:
+    """Summarize the cluster, the active job and the store."""
+    api = request.app[CONTEXT]
+    state, now = api.last_led, api.clock.now()
+    plan, about = await _plan_of(api, state)
+    leader, outbox = api.leader, api.controller.announcer.outbox
+    step_rate = api.controller.cluster.step_rate
+    return answer(
+        types.Status(
+            cluster=api.config.cluster_name,
+            at=now,
+            leads=api.state.term is not None,
+            term=api.state.term,
+            leader=None if leader is None else types.LeaderView(leader.host, leader.address),
+            store=_store_view(api),
+            job=render.active_view(state, step_rate, plan, about, outbox.at_of, now),
+            **render.queue_view(state),
+            unsound=render.unsound_view(state),
+            nodes=render.counts_view(state),
+            leaving=render.leaving_view(state),
+            capacity=glance_of(api),
+            unreadable=dict(sorted(api.own_gateway.unreadable.found.items())),
+            unheard=tuple(f"{url}: {why}" for url, why in outbox.failing.items()),
+        )
+    )
+
+
+def _store_view(api: ApiContext) -> types.StoreView:
+    store = api.controller.cluster.store
+    trouble = store.refused_write if store.is_available else store.error
+    return types.StoreView(store.is_available, store.unavailable_since, trouble)
+
+
+async def _plan_of(api: ApiContext, state: State) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    active = state.active
+    if active is None or active.generation is None:
+        return None, {}
+    try:
+        async with asyncio.timeout(PLAN_WITHIN_S):
+            return await read_plan(api, active.job, active.generation.plan)
+    except (TimeoutError, StoreError):
+        return None, {}  # The rest of the status does not depend on the store.

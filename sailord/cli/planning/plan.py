@@ -1,0 +1,166 @@
+"""The command ``plan``: the best plan for a job on a cluster."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from planner.api import plan_job
+from planner.compare.interface import Mode
+from planner.compare.judge_all import Entry, case_of, enter
+from planner.compare.registry import SAILOR, baseline, names
+from planner.problem.question import DEFAULT_BUDGETS, SPACES, Answer, Question, Space
+from planner.what_if import explained
+from sailord.cli.described_job import JobFile
+from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs, takes_script
+from sailord.cli.options import FILE, JSON, show
+from sailord.cli.planning.estimate_text import estimate_text
+from sailord.cli.planning.question import (
+    chosen_names,
+    exit_without_plan,
+    judge_of,
+    read_question,
+    rejected_text,
+)
+from sailord.plots.figure import check_picture
+from sailord.plots.plan import write_plot
+from simulator.documents.problems import Problem
+from simulator.estimate.result import Estimate
+from simulator.inputs.plan_file import plan_text
+from simulator.spec.plan import Plan
+
+_SPACES = {
+    ("event", "full"): "1F1B, no interleaving",
+    ("paper", "full"): "pipelines with equal boundaries",
+    ("paper", "paper"): "the published planner's space",
+}
+"""Which plans the bound covers, by estimator and space."""
+
+
+@click.command()
+@click.argument("job", type=FILE)
+@click.argument("cluster", type=FILE)
+@takes_script
+@PROFILES
+@click.option(
+    "--planner",
+    default=SAILOR,
+    show_default=True,
+    metavar="NAME",
+    help=f"Our planner, or one of the literature: {', '.join(names())}.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["fixed", "published"]),
+    default="fixed",
+    show_default=True,
+    help="A planner of the literature with its known defects fixed, or as published.",
+)
+@ESTIMATOR
+@click.option("--space", type=click.Choice(SPACES), default="full", show_default=True)
+@click.option(
+    "--budget",
+    type=click.IntRange(min=1),
+    help="Plans judged at most; default: "
+    + ", ".join(f"{budget} ({name})" for name, budget in DEFAULT_BUDGETS.items()),
+)
+@click.option("--save", type=FILE, metavar="PLAN", help="Write the plan to this file.")
+@click.option("--plot", type=FILE, metavar="FILE", help="Draw the plan as .svg or .png.")
+@click.option("--explain", is_flag=True, help="Say why this plan won, and why others did not.")
+@JSON
+def plan(
+    job: JobFile,
+    cluster: Path,
+    profiles: Path | None,
+    planner: str,
+    mode: Mode,
+    estimator_name: str,
+    space: Space,
+    budget: int | None,
+    save: Path | None,
+    plot: Path | None,
+    explain: bool,
+    as_json: bool,
+) -> None:
+    """Find the best plan for JOB on CLUSTER.
+
+    Exits with 0 if it prints a plan, with 1 if there is none.
+    """
+    check_outputs((save, plot), (job.path, cluster))
+    if plot is not None:
+        check_picture(plot)
+    (planner,) = chosen_names(planner, names(), "--planner")
+    question = read_question(
+        *(job, cluster, profiles, estimator_name), space=space, budget=budget, has_deadline=True
+    )
+    if planner == SAILOR:
+        found = _search(question, explain=explain)
+    else:
+        found = _run_baseline(question, planner, mode)
+    if isinstance(found, list):
+        exit_without_plan(found)
+    if save is not None:
+        save.write_text(plan_text(found.plan), encoding="utf-8")
+    if plot is not None:
+        write_plot(found.plan, found.estimate, judge_of(question), plot)
+    page = estimate_text(found.plan, question.job, found.estimate)
+    show(found.document, as_json, lambda _: "\n".join([page, *found.lines]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A plan, its JSON document, and the lines that follow its estimate in the text."""
+
+    plan: Plan
+    estimate: Estimate
+    document: dict[str, Any]
+    lines: tuple[str, ...]
+
+
+def _search(question: Question, *, explain: bool) -> _Found | list[Problem]:
+    started = time.perf_counter()
+    answer = plan_job(question)
+    seconds = time.perf_counter() - started
+    if answer.plan is None or answer.estimate is None:
+        return list(answer.problems)
+    plan, estimate, lines = answer.plan, answer.estimate, [_search_line(question, answer, seconds)]
+    if explain:
+        answer = explained(question, answer)
+        lines += ["", *answer.explain]
+    return _Found(plan, estimate, answer.to_json(seconds=seconds), tuple(lines))
+
+
+def _search_line(question: Question, answer: Answer, seconds: float) -> str:
+    unit = "$" if answer.goal == "cost" else "s"
+    return (
+        f"search      {seconds:.3f} s, {answer.evaluations} plans judged\n"
+        f"bound       {answer.lower_bound:.4g} {unit} over the searched space"
+        f" ({_SPACES[question.estimator, question.space]}); gap {answer.gap or 0:.1%}"
+    )
+
+
+def _run_baseline(question: Question, name: str, mode: Mode) -> _Found | list[Problem]:
+    started = time.perf_counter()
+    judge, left = judge_of(question), question.seconds_left
+    entry = enter(baseline(name), case_of(question), mode, judge, left)
+    seconds = time.perf_counter() - started
+    if entry.plan is None or entry.estimate is None:
+        return [_why_none(entry)]
+    document = entry.to_json(seconds=seconds, goal=question.job.objective.goal)
+    own = ""
+    if entry.own_seconds is not None:
+        own = f"; its own estimate {entry.own_seconds:.4g} s ({entry.own_error:+.0%})"
+    counts = rejected_text(entry)
+    taken = f"rejected {counts}" if counts else "its first plan"
+    line = f"search      {seconds:.3f} s by {name}, {taken}{own}"
+    return _Found(entry.plan, entry.estimate, document, (line,))
+
+
+def _why_none(entry: Entry) -> Problem:
+    counts = rejected_text(entry)
+    proposed = f"rejected {counts}" if counts else "it proposed no plan"
+    return Problem(entry.planner, f"{entry.why_not} ({proposed})", "try another planner")

@@ -1,0 +1,258 @@
+"""The command ``replay``: simulate a job on a trace of availability, under each policy."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from planner.api import find_plan, plan_job
+from planner.problem.question import Question
+from planner.replay.plan_library import DEFAULT_SEARCHES
+from planner.replay.run_replay import POLICIES, Replay, replayed
+from planner.search.search_cache import SearchCache
+from sailord.cli.described_job import JobFile
+from sailord.cli.exit_codes import FAILED
+from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs
+from sailord.cli.options import FILE, JSON, FiniteRange, show
+from sailord.cli.planning.question import BUDGET, chosen_names, exit_without_plan, read_question
+from sailord.plots.figure import check_picture
+from sailord.plots.replay import draw_replay
+from sailord.text.table import table
+from sailord.text.units import duration
+from simulator.cluster.cluster import Cluster
+from simulator.traces.player import PolicyResult, ReconfigurationCosts
+from simulator.traces.trace import LostSlots, Trace, cluster_at
+from simulator.traces.trace_file import TraceChoice, load_trace
+
+_COSTS = ReconfigurationCosts()
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _seconds(name: str, default: float, what: str) -> Callable[[F], F]:
+    return click.option(
+        name, type=FiniteRange(min=0), default=default, show_default=True, help=what
+    )
+
+
+@click.command()
+@click.argument("trace", type=FILE)
+@click.argument("job", type=FILE)
+@click.argument("cluster", type=FILE)
+@PROFILES
+@click.option(
+    "--policy",
+    "policies",
+    default="all",
+    show_default=True,
+    metavar="NAMES",
+    help=f"Policies, separated by commas: {', '.join(POLICIES)}.",
+)
+@click.option("--trace", "trace_name", metavar="NAME", help="The trace, in a file with several.")
+@click.option("--pool", metavar="GPU@ZONE", help="The pool of a trace that names none.")
+@click.option(
+    "--until",
+    "until_s",
+    type=FiniteRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="End of the replay.",
+)
+@click.option(
+    "--seed", default=0, show_default=True, help="Seed that draws which machines a loss takes."
+)
+@click.option(
+    "--searches",
+    type=click.IntRange(min=1),
+    default=DEFAULT_SEARCHES,
+    show_default=True,
+    help="Availabilities for which a plan is searched, the longest-lasting first.",
+)
+@BUDGET
+@ESTIMATOR
+@_seconds("--planned-s", _COSTS.planned_s, "Downtime of a planned reconfiguration.")
+@_seconds("--unplanned-s", _COSTS.unplanned_s, "Downtime of a reconfiguration after a loss.")
+@_seconds("--restart-s", _COSTS.restart_s, "Downtime of a restart from a durable checkpoint.")
+@_seconds("--checkpoint-every-s", _COSTS.checkpoint_every_s, "Interval of durable checkpoints.")
+@click.option(
+    "--snapshot-steps",
+    type=click.IntRange(min=1),
+    default=_COSTS.snapshot_steps,
+    show_default=True,
+    help="Steps between snapshots in the nodes' memory.",
+)
+@click.option(
+    "--plot", type=FILE, metavar="FILE", help="Draw the replay over time as .svg or .png."
+)
+@JSON
+def replay(
+    trace: Path,
+    job: Path,
+    cluster: Path,
+    profiles: Path | None,
+    policies: str,
+    trace_name: str | None,
+    pool: str | None,
+    until_s: float | None,
+    seed: int,
+    searches: int,
+    budget: int | None,
+    estimator_name: str,
+    planned_s: float,
+    unplanned_s: float,
+    restart_s: float,
+    checkpoint_every_s: float,
+    snapshot_steps: int,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Replay an availability TRACE under several replanning policies.
+
+    Prints what JOB on CLUSTER would train, lose and cost. Exits with 1 if the trace never has
+    enough GPUs for the job.
+    """
+    check_outputs((plot,), (trace, job, cluster))
+    if plot is not None:
+        check_picture(plot)
+    wanted = chosen_names(policies, POLICIES, "--policy")
+    question = read_question(JobFile(job), cluster, profiles, estimator_name, budget=budget)
+    the_trace = load_trace(trace, question.cluster, TraceChoice(trace_name, pool, until_s))
+    costs = ReconfigurationCosts(
+        planned_s, unplanned_s, restart_s, checkpoint_every_s, snapshot_steps
+    )
+    result = replayed(
+        question,
+        the_trace,
+        costs,
+        taken=machines_taken(the_trace, question.cluster, seed),
+        search=lambda asked: find_plan(asked, SearchCache()),
+        searches=searches,
+    )
+    shown = [outcome for outcome in result.policy_results if outcome.policy in wanted]
+    if plot is not None:
+        draw_replay(result, shown, plot)
+    show(_to_json(result, shown), as_json, lambda _: _text(result, shown, question.job.name))
+    if not result.plans.known:
+        _exit_never_ran(question, result)
+
+
+def machines_taken(trace: Trace, cluster: Cluster, seed: int) -> list[LostSlots]:
+    """Draw which GPUs of each pool a change takes: whole machines, in random order."""
+    chance = random.Random(seed)
+    intervals = trace.intervals
+    return [
+        tuple(
+            _slots(chance, was, was - up, pool.gpus_per_machine)
+            for pool, was, up in zip(cluster.pools, before.gpus, now.gpus, strict=True)
+        )
+        for before, now in zip((intervals[0], *intervals), intervals, strict=False)
+    ]
+
+
+def _slots(chance: random.Random, count: int, gone: int, size: int) -> tuple[int, ...]:
+    """Return the numbers of the GPUs that are taken, machine after machine."""
+    if gone <= 0:
+        return ()
+    machines = list(range(-(-count // size)))
+    chance.shuffle(machines)
+    slots = [
+        slot
+        for machine in machines
+        for slot in range(machine * size, min((machine + 1) * size, count))
+    ]
+    return tuple(sorted(slots[:gone]))
+
+
+def _exit_never_ran(question: Question, result: Replay) -> NoReturn:
+    """Print why the job never ran, and exit."""
+    most = max(result.plans.states, key=lambda gpus: (sum(gpus), gpus))
+    click.echo(
+        f"the job never runs: no availability of {result.trace.name} has a plan for it;"
+        f" at most {sum(most)} GPUs are up",
+        err=True,
+    )
+    if sum(most):
+        asked = replace(question, cluster=cluster_at(question.cluster, most))
+        exit_without_plan(plan_job(asked).problems)
+    raise SystemExit(FAILED)
+
+
+def _to_json(result: Replay, shown: Sequence[PolicyResult]) -> dict[str, Any]:
+    trace, plans = result.trace, result.plans
+    return {
+        "trace": trace.name,
+        "duration_s": trace.end_s,
+        "changes": len(trace.intervals) - 1,
+        "availabilities": len(trace.distinct()),
+        "searches": plans.searched,
+        "plans": len(plans.known),
+        "ideal_samples": result.ideal_samples,
+        "policies": [_outcome_json(result, outcome) for outcome in shown],
+    }
+
+
+def _outcome_json(result: Replay, outcome: PolicyResult) -> dict[str, Any]:
+    names = ["/".join(key) for key in result.plans.places]
+    return {
+        "policy": outcome.policy,
+        "goodput_samples_per_s": outcome.goodput_samples_per_s,
+        "share_of_ideal": _share(result, outcome),
+        "samples": outcome.samples,
+        "steps": outcome.steps,
+        "steps_lost": outcome.steps_lost,
+        "reconfigurations": outcome.reconfigurations,
+        "losses": outcome.losses,
+        "cost_usd": outcome.usd,
+        "useful_s": outcome.useful_s,
+        "lost_s": outcome.lost_s,
+        "downtime_s": outcome.downtime_s,
+        "standing_s": outcome.idle_s,
+        "gpu_seconds": dict(zip(names, outcome.gpu_seconds, strict=False)),
+    }
+
+
+def _share(result: Replay, outcome: PolicyResult) -> float | None:
+    return outcome.samples / result.ideal_samples if result.ideal_samples else None
+
+
+def _text(result: Replay, shown: Sequence[PolicyResult], job: str) -> str:
+    trace, plans = result.trace, result.plans
+    gpus = [sum(interval.gpus) for interval in trace.intervals]
+    lines = [
+        f"trace       {trace.name}: {duration(trace.end_s)}, {len(gpus) - 1} changes,"
+        f" {min(gpus)} to {max(gpus)} GPUs",
+        f"job         {job}: {len(plans.known)} plans for {len(trace.distinct())}"
+        f" availabilities, {plans.searched} searches",
+        f"ideal       {result.ideal_samples / trace.end_s:.4g} samples/s without any downtime",
+        "",
+        _table(result, shown),
+    ]
+    return "\n".join(lines)
+
+
+def _table(result: Replay, shown: Sequence[PolicyResult]) -> str:
+    header = ["policy", "samples/s", "of ideal", "$", "$/1000 samples", "steps", "steps lost",
+              "moves", "down", "redone", "idle"]  # fmt: skip
+    rows = []
+    for outcome in shown:
+        share, usd = _share(result, outcome), outcome.usd
+        each = None if usd is None or not outcome.samples else usd / outcome.samples * 1000
+        idle_s = (outcome.downtime_s, outcome.lost_s, outcome.idle_s)
+        rows.append(
+            [
+                outcome.policy,
+                f"{outcome.goodput_samples_per_s:.4g}",
+                "-" if share is None else f"{share:.1%}",
+                "-" if usd is None else f"{usd:.2f}",
+                "-" if each is None else f"{each:.4g}",
+                f"{outcome.steps:,.0f}",
+                f"{outcome.steps_lost:,.0f}",
+                str(outcome.reconfigurations),
+                *(f"{seconds / outcome.duration_s:.1%}" for seconds in idle_s),
+            ]
+        )
+    return table(header, rows)

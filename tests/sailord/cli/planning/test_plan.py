@@ -1,0 +1,193 @@
+"""The command ``plan``: what it prints, what it saves, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from planner.compare.registry import BASELINES
+from sailord.cli.main import main
+from sailord.cli.planning.question import seconds_left
+from simulator.documents.problems import InputError
+from simulator.models.presets import preset
+from simulator.spec.job import Job, Objective
+
+JOB = """
+[model]
+family = "llama"
+layers = 4
+hidden = 256
+heads = 4
+vocab = 512
+[training]
+global_batch = 8
+sequence = 128
+max_tp = 2
+{training}
+[objective]
+{objective}
+"""
+CLUSTER = """
+[[pool]]
+zone = "us-central1-a"
+gpu = "A100-40"
+gpus_per_machine = 2
+gpus = 4
+price_usd_per_gpu_hour = 3.0
+"""
+
+
+def run(
+    folder: Path,
+    *options: str,
+    objective: str = "",
+    training: str = "",
+    pools: str = CLUSTER,
+    job: str = JOB,
+) -> Result:
+    files = folder / "job.toml", folder / "cluster.toml"
+    files[0].write_text(job.format(objective=objective, training=training), encoding="utf-8")
+    files[1].write_text(pools, encoding="utf-8")
+    return CliRunner().invoke(main, ["plan", *map(str, files), *options])
+
+
+def test_json_output_has_plan_estimate_and_error_bars(tmp_path: Path) -> None:
+    saved = tmp_path / "plan.json"
+    result = run(tmp_path, "--json", "--save", str(saved))
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["estimate"]["estimator"] == "event"
+    assert document["estimate"]["throughput_samples_per_s"] > 0
+    assert (
+        sum(p["micro_batches"] for p in document["plan"]["pipelines"])
+        * document["plan"]["micro_batch_size"]
+        == 8
+    )
+    assert {"seconds", "evaluations", "lower_bound_s", "gap"} <= set(document["search"])
+    assert 0 <= document["search"]["gap"] < 1
+    assert sum(document["gpus_used"].values()) <= 4
+    assert json.loads(saved.read_text(encoding="utf-8")) == document["plan"]
+    again = CliRunner().invoke(
+        main,
+        [
+            "simulate",
+            str(saved),
+            str(tmp_path / "job.toml"),
+            str(tmp_path / "cluster.toml"),
+            "--json",
+        ],
+    )
+    assert again.exit_code == 0
+    assert json.loads(again.stdout)["iteration_s"] == document["estimate"]["iteration_s"]
+
+
+def test_text_output_has_a_table_and_reasons(tmp_path: Path) -> None:
+    result = run(tmp_path, "--explain")
+    assert result.exit_code == 0
+    assert "bottleneck" in result.output
+    assert "over the searched space (1F1B, no interleaving); gap" in result.output
+
+
+def test_no_plan_says_which_limit_to_relax(tmp_path: Path) -> None:
+    result = run(tmp_path, objective="max_usd_per_iteration = 1e-12")
+    assert result.exit_code == 1
+    assert "max_usd_per_iteration" in result.stderr
+    assert result.stdout == ""
+
+
+def test_unknown_names_are_mistakes(tmp_path: Path) -> None:
+    assert run(tmp_path, "--estimator", "unknown").exit_code == 2
+    assert run(tmp_path, "--planner", "unknown").exit_code == 2
+    assert run(tmp_path, "--estimator", "paper").exit_code == 2
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    result = run(tmp_path_factory.mktemp("ours"), "--json")
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_every_planner_of_the_literature_plans_in_the_same_form(
+    tmp_path: Path, ours: dict[str, Any], name: str
+) -> None:
+    saved = tmp_path / "plan.json"
+    result = run(tmp_path, "--planner", name, "--json", "--save", str(saved))
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert set(ours) <= set(document)
+    assert document["planner"] == name
+    assert set(document["search"]) == set(ours["search"])
+    assert document["search"]["lower_bound_s"] is None
+    assert document["search"]["evaluations"] == 1 + sum(document["passed_over"].values())
+    assert document["plan"] == json.loads(saved.read_text(encoding="utf-8"))
+    assert document["estimate"]["iteration_s"] >= ours["estimate"]["iteration_s"] * (1 - 1e-9)
+
+
+def test_a_planner_without_a_plan_says_what_it_passed_over(tmp_path: Path) -> None:
+    result = run(tmp_path, "--planner", "varuna", objective="max_usd_per_iteration = 1e-12")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "max_usd_per_iteration" in result.stderr
+    assert "beyond limits" in result.stderr
+
+
+def test_a_plan_is_drawn_beside_its_text_output(tmp_path: Path) -> None:
+    for planner in ("sailor", "whale"):
+        picture = tmp_path / f"{planner}.svg"
+        result = run(tmp_path, "--planner", planner, "--plot", str(picture))
+        assert result.exit_code == 0, result.output
+        assert "<svg" in picture.read_text(encoding="utf-8")
+        assert "search      " in result.output
+    job = tmp_path / "job.toml"
+    assert run(tmp_path, "--plot", str(job)).exit_code == 2, "would be overwritten"
+
+
+def test_unwritable_outputs_are_refused_by_name(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere" / "plan.json"
+    for options, what in (
+        (("--save", str(tmp_path)), f"{tmp_path}: is a directory"),
+        (("--save", str(nowhere)), f"{nowhere}: cannot be written: No such file"),
+        (("--plot", str(tmp_path / "plan.pdf")), 'cannot be a ".pdf" file'),
+    ):
+        # There is no such planner: what is refused was refused before anything was read.
+        result = run(tmp_path, *options, "--planner", "unknown")
+        assert result.exit_code == 2
+        assert what in result.stderr
+
+
+# -- the deadline ---------------------------------------------------------------------------------
+
+
+def test_the_deadline_is_read_against_the_clock(tmp_path: Path) -> None:
+    far = 'deadline = "2999-01-01T00:00:00Z"'
+    assert run(tmp_path, objective=far, training="steps = 10").exit_code == 0
+    past = 'deadline = "2001-01-01T00:00:00Z"'
+    result = run(tmp_path, objective=past, training="steps = 10")
+    assert result.exit_code == 1
+    assert "objective.deadline: has passed" in result.stderr
+    assert "move it by" in result.stderr
+    assert "days" in result.stderr
+    years = run(tmp_path, objective=far, training="steps = 100000000000000")
+    assert years.exit_code == 1
+    assert "objective.deadline: is" in years.stderr
+    endless = run(tmp_path, objective=far)
+    assert endless.exit_code == 2
+    assert "training.steps" in endless.stderr
+
+
+def test_time_left_ends_at_the_deadline() -> None:
+    at = "2030-01-01T00:01:00+00:00"
+    job = Job("timed", preset("opt-125m"), 8, 128, steps=5, objective=Objective(deadline=at))
+    now = datetime(2030, 1, 1, tzinfo=UTC)
+    assert seconds_left(job, now) == 60.0
+    assert seconds_left(replace(job, objective=Objective()), now) is None
+    with pytest.raises(InputError, match=r"training\.steps"):
+        seconds_left(replace(job, steps=None), now)

@@ -1,0 +1,126 @@
+"""Modules whose samples are not computed alone are refused, with the part that mixes them."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+from torch import nn
+
+import sailor
+from simulator.documents.problems import InputError
+from worker.models.user_module.separability import check_separable
+from worker.script.recipe import Recipe
+
+pytestmark = pytest.mark.torch
+
+
+class Mixing(nn.Module):
+    """A block that mixes the samples of its batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x) - x.mean(0)
+
+
+class Counting(nn.Module):
+    """A block that counts its calls in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.linear(x)
+
+
+def chain(part):
+    return nn.Sequential(nn.Linear(4, 4), part, nn.Linear(4, 3))
+
+
+def mean_over_labels(output, batch):
+    kept = batch[1] > 0
+    return nn.functional.cross_entropy(output[kept], batch[1][kept])
+
+
+def checked(module, **changes):
+    data = [(torch.randn(4, generator=torch.Generator().manual_seed(i)), i % 3) for i in range(6)]
+    recipe = Recipe(model=module, dataset=data, batch_size=2, **changes)
+    check_separable(recipe, recipe.examples)
+
+
+class Drawing(nn.Module):
+    """A block whose strength is drawn, but not by torch."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.linear, self.draw = nn.Linear(4, 4), draw
+
+    def forward(self, x):
+        return self.linear(x) * self.draw()
+
+
+def test_a_module_of_separate_samples_is_accepted():
+    checked(chain(nn.Sequential(nn.LayerNorm(4), nn.Dropout(0.5))))
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        (Mixing(), "model: 1: computes two samples together otherwise than each alone"),
+        (nn.BatchNorm1d(4), "1 is a BatchNorm1d, which mixes the samples of a micro batch"),
+        (Counting(), "the buffer 1.calls changes while the model computes"),
+        (nn.RReLU(), "model: 1: draws random numbers by torch's rrelu_with_noise"),
+    ],
+    ids=["mixing", "batch norm", "buffer", "random"],
+)
+def test_a_part_that_mixes_samples_is_named(part, reason):
+    with pytest.raises(InputError, match=reason):
+        checked(chain(part))
+
+
+def test_a_mean_over_labels_is_refused_as_a_loss():
+    with pytest.raises(InputError, match="model: head: computes two samples together"):
+        checked(chain(nn.ReLU()), loss=mean_over_labels)
+
+
+def by_python():
+    return random.random()
+
+
+def by_numpy():
+    return np.random.rand()
+
+
+@pytest.mark.parametrize("draw", [by_python, by_numpy])
+def test_numbers_that_are_not_drawn_by_torch_are_refused(draw):
+    with pytest.raises(InputError, match="model: draws numbers by Python's random or by numpy"):
+        checked(chain(Drawing(draw)))
+
+
+def test_a_mean_over_labels_is_refused_even_if_the_first_two_samples_have_as_many():
+    def mean(output, batch):
+        return nn.functional.cross_entropy(output.flatten(0, 1), batch[1].flatten())
+
+    torch.manual_seed(0)  # By chance, a mean of means is that of all labels.
+    data = [(torch.randn(5, 4), torch.arange(5) % 3) for _ in range(9)]
+    recipe = Recipe(model=chain(nn.Tanh()), dataset=data, batch_size=9, steps=1, loss=mean)
+    recipe.job()  # Each sample has as many.
+    data[7][1][:2] = -100
+    for given in (data, sailor.Stream(data)):
+        refused(given, mean)
+
+
+def refused(data, mean):
+    recipe = Recipe(model=chain(nn.Tanh()), dataset=data, batch_size=9, steps=1, loss=mean)
+    with pytest.raises(InputError, match="computes two samples together otherwise"):
+        recipe.job()

@@ -1,0 +1,1 @@
+"""Random numbers that are the same under every plan."""

@@ -1,0 +1,372 @@
+"""Cuts a user's module into layers at its repeated blocks, without knowing its code.
+
+A module is cut by running its own forward code with parts of it replaced. Layer 0 is everything
+before the first block, the last layer everything behind the last block. A rank that holds other
+layers runs the same code: blocks that it does not hold hand on their input, and parameters that it
+does not hold are zeros that take no memory. So masks, positions and whatever else the code passes
+to its blocks are computed on every rank by the code itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from worker.models.random_numbers.keyed_random import draws_numbers
+
+Call = Callable[[nn.Module, Any], Any]
+"""Calls the module with a batch: ``lambda module, batch: module(**batch)``."""
+
+
+class CutError(ValueError):
+    """The module cannot be cut; the message names the block and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCut:
+    """Where a module is cut, and which layer each parameter belongs to."""
+
+    blocks: tuple[str, ...]
+    """The blocks' names, in the order in which they are called."""
+    layer_of: Mapping[str, int]
+    """The layer of each parameter, by its name in the module."""
+    alias_of: Mapping[str, str]
+    """Second names of tied parameters, and the first ones."""
+    unused: frozenset[str]
+    """Parameters that no code uses; they are in ``layer_of`` as well."""
+    forms: tuple[tuple[Any, ...] | None, ...]
+    """What each block returns beside its hidden state; ``None``: it returns a tensor."""
+
+    @property
+    def layers(self) -> int:
+        return len(self.blocks) + 2
+
+    def layer_name(self, index: int) -> str:
+        if index in (0, self.layers - 1):
+            return "embedding" if index == 0 else "head"
+        return self.blocks[index - 1]
+
+    def is_shared_with_head(self, alias: str) -> bool:
+        """Return whether a tied parameter is of layer 0, and used by the head too."""
+        in_blocks = any(alias.startswith(f"{path}.") for path in self.blocks)
+        return self.layer_of[self.alias_of[alias]] == 0 and not in_blocks
+
+    def local_name(self, parameter: str) -> str:
+        """Return the name of a parameter in its layer: a block's own, or the module's."""
+        index = self.layer_of[parameter]
+        inner = 0 < index < self.layers - 1
+        return parameter.removeprefix(f"{self.blocks[index - 1]}.") if inner else parameter
+
+    def full_name(self, index: int, name: str) -> str:
+        """Return the module's name of a layer's parameter."""
+        return f"{self.blocks[index - 1]}.{name}" if 0 < index < self.layers - 1 else name
+
+
+def find_cut(module: nn.Module, call: Call, batch: Any) -> ModuleCut:
+    """Find where to cut a skeleton, with one pass over a small batch.
+
+    The pass computes one of several equal blocks; the others hand on their input. Gradients are
+    followed, so that a second path from a parameter to a block or to the result is found.
+    """
+    found = []
+    for blocks in _candidates(module):
+        try:
+            return _try_cut(module, blocks, call, batch)
+        except CutError as error:
+            found.append(f"{blocks[0]} to {blocks[-1]}: {error}")
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            found.append(f"{blocks[0]} to {blocks[-1]}: {type(error).__name__}: {reason}")
+    if not found:
+        what = "has no list of blocks (nn.ModuleList or nn.Sequential)"
+        raise CutError(f"{type(module).__name__} {what}")
+    raise CutError("; ".join(found[:3]))
+
+
+def _candidates(module: nn.Module) -> Iterator[tuple[str, ...]]:
+    """Return lists of blocks, those with the most parameters in blocks of one class first."""
+    lists = []
+    for name, part in module.named_modules():
+        if isinstance(part, (nn.ModuleList, nn.Sequential)) and len(part) > 1:
+            paths = tuple(f"{name}.{key}".lstrip(".") for key, _ in part.named_children())
+            paths = paths[1:] if isinstance(part[0], nn.Embedding) else paths
+            sizes = [sum(p.numel() for p in each.parameters()) for each in part]
+            often = Counter(map(type, part))
+            repeated = sum(n for n, each in zip(sizes, part, strict=True) if often[type(each)] > 1)
+            lists.append((repeated, sum(sizes), paths))
+    # A list inside a block of another list has fewer parameters than that one.
+    lists.sort(key=lambda each: each[:2], reverse=True)
+    return (paths for _, size, paths in lists if size > 0)
+
+
+def kinds_of(module: nn.Module, blocks: Sequence[str]) -> list[int]:
+    """Return for each block the index of the first one like it: of equal code, sizes and settings.
+
+    Blocks without parameters may change shapes, so each is like itself alone.
+    """
+    first: dict[Any, int] = {}
+    found = []
+    for index, path in enumerate(blocks):
+        block = module.get_submodule(path)
+        sizes = tuple(p.shape for p in block.parameters())
+        kind = (type(block), repr(block), sizes) if sizes else index
+        found.append(first.setdefault(kind, index))
+    return found
+
+
+def _try_cut(module: nn.Module, blocks: tuple[str, ...], call: Call, batch: Any) -> ModuleCut:
+    names = {id(p): name for name, p in reversed(list(_all_parameters(module)))}
+    uses = _Uses(names)
+    watch = _Watch(blocks, uses)
+    kinds = kinds_of(module, blocks)
+    parts = []
+    for index, path in enumerate(blocks):
+        block = module.get_submodule(path)
+        is_first = kinds[index] == index
+        parts.append(
+            (block, watch.watched(index, kinds[index], block.forward if is_first else None))
+        )
+    with _followed(module), _with_memory(parts), replaced_forwards(parts):
+        with uses:
+            out = call(module, batch)
+        if watch.called < len(blocks):
+            raise CutError(f"{blocks[watch.called]} is not called")
+        cut = _assign(module, blocks, kinds, uses, names, tuple(watch.forms))
+        _refuse_second_path(module, cut, out)
+    return cut
+
+
+@contextmanager
+def _with_memory(parts: Sequence[tuple[nn.Module, Any]]) -> Iterator[None]:
+    """Give stacks of matrices memory for a while: fused kernels refuse zeros without strides."""
+    stacks = [p for block, _ in parts for p in block.parameters() if p.dim() > 2]
+    before = [stack.data for stack in stacks]
+    try:
+        for stack in stacks:
+            stack.data = stack.data.contiguous()
+        yield
+    finally:
+        for stack, data in zip(stacks, before, strict=True):
+            stack.data = data
+
+
+@contextmanager
+def _followed(module: nn.Module) -> Iterator[None]:
+    """Let gradients be followed from all parameters of floats for a while."""
+    before = {each: each.requires_grad for _, each in _all_parameters(module)}
+    for each in before:
+        each.requires_grad_(each.is_floating_point())
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        for each, wanted in before.items():
+            each.requires_grad_(wanted)
+
+
+def _refuse_second_path(module: nn.Module, cut: ModuleCut, out: Any) -> None:
+    """Refuse a result that depends on layer 0 by another path than through the blocks."""
+    results = [e for e in tree_leaves(out) if isinstance(e, Tensor) and e.requires_grad]
+    tied = set(cut.alias_of.values())
+    first = {
+        name: module.get_parameter(name)
+        for name, layer in cut.layer_of.items()
+        if layer == 0 and name not in tied and module.get_parameter(name).requires_grad
+    }
+    if not results or not first:
+        return
+    total = torch.stack([each.double().sum() for each in results]).sum()
+    gradients = torch.autograd.grad(total, list(first.values()), allow_unused=True)
+    for name, gradient in zip(first, gradients, strict=True):
+        if gradient is not None:
+            raise CutError(f"code behind {cut.blocks[-1]} uses what was computed from {name}")
+
+
+class _Uses(TorchFunctionMode):
+    """Records in which layers each parameter is used."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__()
+        self._names = names
+        self.layer = 0
+        self.layers_of: dict[str, set[int]] = {}
+
+    def __torch_function__(
+        self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        # A parameter's type or shape is read without the parameter being used.
+        if any(isinstance(each, Tensor) for each in tree_leaves(out)):
+            for each in tree_leaves((args, kwargs)):
+                if isinstance(each, nn.Parameter) and id(each) in self._names:
+                    self.layers_of.setdefault(self._names[id(each)], set()).add(self.layer)
+        return out
+
+
+class DrawRecorder(TorchDispatchMode):
+    """Records the shapes of random numbers that are drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
+        self.shapes: list[torch.Size] = []
+
+    def __torch_dispatch__(
+        self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if draws_numbers(func, args, kwargs or {}):
+            self.shapes += [each.shape for each in tree_leaves(out) if isinstance(each, Tensor)]
+        return out
+
+
+class _Watch:
+    """Follows the hidden state from block to block."""
+
+    def __init__(self, blocks: Sequence[str], uses: _Uses) -> None:
+        self._blocks, self._uses = blocks, uses
+        self.called = 0
+        self.forms: list[tuple[Any, ...] | None] = []
+        self._before: Tensor | None = None
+
+    def watched(
+        self, index: int, like: int, compute: Callable[..., Any] | None
+    ) -> Callable[..., Any]:
+        """Return a forward method of a block; without ``compute`` it hands on its input."""
+        name = self._blocks[index]
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if index != self.called:
+                again = "again" if index < self.called else f"before {self._blocks[self.called]}"
+                raise CutError(f"{name} is called {again}")
+            hidden, _ = split_hidden(name, args, kwargs)
+            if self._before is not None and hidden is not self._before:
+                between = f"between {self._blocks[index - 1]} and {name}"
+                raise CutError(f"code {between} changes the hidden state")
+            self._uses.layer = index + 1
+            out = repack(self.forms[like], hidden) if compute is None else compute(*args, **kwargs)
+            self.forms.append(form_of(name, out))
+            is_last = index + 1 == len(self._blocks)
+            self._uses.layer = index + 2 if is_last else -1
+            self.called += 1
+            self._before = hidden_of(out)
+            if self._before.shape[:1] != hidden.shape[:1]:
+                raise CutError(f"{name} changes the number of samples")
+            # Behind the last block, only what comes through it may depend on parameters before it.
+            return repack(self.forms[index], self._before.detach()) if is_last else out
+
+        return forward
+
+
+def split_hidden(
+    name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Tensor, tuple[tuple[Any, ...], dict[str, Any], str | None]]:
+    """Separate a block's hidden state from its other arguments: the first argument."""
+    rest: tuple[tuple[Any, ...], dict[str, Any], str | None]
+    if args:
+        hidden, rest = args[0], (args[1:], dict(kwargs), None)
+    elif "hidden_states" in kwargs:
+        others = {key: value for key, value in kwargs.items() if key != "hidden_states"}
+        hidden, rest = kwargs["hidden_states"], ((), others, "hidden_states")
+    else:
+        raise CutError(f"{name} has no hidden state as its first argument")
+    if not isinstance(hidden, Tensor) or not hidden.is_floating_point():
+        raise CutError(f"the first argument of {name} is not a tensor of floats")
+    for each in tree_leaves(rest):
+        if isinstance(each, Tensor) and each.requires_grad:
+            raise CutError(f"{name} takes a second tensor that is trained")
+    return hidden, rest
+
+
+def hidden_of(out: Any) -> Tensor:
+    """Return the hidden state of what a block returns."""
+    first = out[0] if isinstance(out, tuple) else out
+    assert isinstance(first, Tensor), "form_of has checked it"
+    return first
+
+
+def form_of(name: str, out: Any) -> tuple[Any, ...] | None:
+    """Return what a block returns beside its hidden state; ``None`` if it returns a tensor."""
+    if isinstance(out, Tensor):
+        return None
+    if not isinstance(out, tuple) or not out or not isinstance(out[0], Tensor):
+        raise CutError(f"{name} returns {type(out).__name__}, not a tensor or a tuple of it")
+    if any(isinstance(each, Tensor) for each in tree_leaves(out[1:])):
+        raise CutError(f"{name} returns more than one tensor")
+    return out[1:]
+
+
+def repack(form: tuple[Any, ...] | None, hidden: Tensor) -> Any:
+    """Return a hidden state as a block would: alone, or with what it returns beside it."""
+    return hidden if form is None else (hidden, *form)
+
+
+def _assign(
+    module: nn.Module,
+    blocks: tuple[str, ...],
+    kinds: Sequence[int],
+    uses: _Uses,
+    names: Mapping[int, str],
+    forms: tuple[tuple[Any, ...] | None, ...],
+) -> ModuleCut:
+    """Assign a block's parameters to the block, and others to where they are used."""
+    last = len(blocks) + 1
+    inside, like = {}, {}
+    for index, path in enumerate(blocks):
+        for name, _ in module.get_submodule(path).named_parameters(remove_duplicate=False):
+            inside[f"{path}.{name}"] = index + 1
+            like[f"{path}.{name}"] = f"{blocks[kinds[index]]}.{name}"
+    layer_of, alias_of, unused, both_ends = {}, {}, set(), []
+    for name, parameter in _all_parameters(module):
+        first = names[id(parameter)]
+        used = uses.layers_of.get(first, set())
+        if name != first:
+            if inside.get(name) != inside.get(first):
+                raise CutError(f"{name} and {first} are one parameter of several blocks")
+            alias_of[name] = first
+        elif name in inside:
+            if used - {inside[name]}:
+                raise CutError(f"{name} is used outside of its block")
+            layer_of[name] = inside[name]
+            # A block that was not computed uses what the one like it does.
+            twin = names[id(module.get_parameter(like[name]))]
+            unused |= set() if twin in uses.layers_of else {name}
+        elif used - {0, last}:
+            where = "between blocks" if -1 in used else f"in {blocks[min(used - {0}) - 1]}"
+            raise CutError(f"{name} is used {where}")
+        else:
+            layer_of[name] = min(used, default=0)
+            unused |= set() if used else {name}
+            if used == {0, last}:
+                both_ends.append(name)
+    tied = set(alias_of.values())
+    # Used at both ends without a second name: it is tied under its own.
+    alias_of |= {name: name for name in both_ends if name not in tied}
+    return ModuleCut(blocks, layer_of, alias_of, frozenset(unused), forms)
+
+
+def _all_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return module.named_parameters(remove_duplicate=False)
+
+
+@contextmanager
+def replaced_forwards(parts: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+    """Replace the forward methods of some modules for a while."""
+    before = [dict(part.__dict__) for part, _ in parts]
+    for part, forward in parts:
+        part.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        for (part, _), attributes in zip(parts, before, strict=True):
+            del part.__dict__["forward"]
+            if "forward" in attributes:
+                part.__dict__["forward"] = attributes["forward"]

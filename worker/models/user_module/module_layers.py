@@ -1,0 +1,232 @@
+"""Builds the layers that one rank holds of a user's module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from simulator.documents.problems import InputError, Problem
+from simulator.spec.job import Job, ParameterGroup
+from worker.data.map_dataset import MapData
+from worker.distributed.interface import Collective
+from worker.layout.shards import shard_of, take_shard
+from worker.layout.tensor_table import table_of
+from worker.models.apply_plan import LocalTensor, Metrics
+from worker.models.built_in.tensor_parallel import EntryLinear, RowLinear, SharedEntry
+from worker.models.random_numbers.keyed_random import (
+    FusedAttentionDropoutError,
+    KeyedRandom,
+    RandomnessError,
+)
+from worker.models.random_numbers.microbatch_context import MicroBatch, MicroBatchContext
+from worker.models.user_module.cut_module import CutModule
+from worker.models.user_module.module_cut import ModuleCut
+from worker.models.user_module.module_skeleton import move_skeleton, set_parameter
+from worker.models.user_module.module_splits import ModuleSplits
+from worker.types import LogicalTensor
+
+T = TypeVar("T")
+
+
+class ModuleSource(Protocol):
+    """A user's module: its code, its initial weights, how it is called, and its loss."""
+
+    @property
+    def cut(self) -> ModuleCut:
+        """Where the module is cut."""
+
+    @property
+    def splits(self) -> ModuleSplits:
+        """Which parts of its blocks may be split."""
+
+    def skeleton(self) -> nn.Module:
+        """Make the module with zeros that take no memory as its parameters."""
+
+    def value(self, name: str) -> Tensor:
+        """Return the initial value of a parameter."""
+
+    def is_trained(self, name: str) -> bool:
+        """Return whether a parameter is trained."""
+
+    def group_of(self, name: str) -> ParameterGroup:
+        """Return the optimizer's settings of a parameter."""
+
+    def rate_factor(self, step: int) -> float:
+        """Return the factor on the learning rate at a step."""
+
+    def call(self, module: nn.Module, batch: Any) -> Any:
+        """Call the module with a batch."""
+
+    def losses(self, output: Any, batch: Any) -> tuple[Tensor, int | Tensor]:
+        """Return the sum of the losses of what the module returned, and over how many it is."""
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The names of the metrics of an evaluation."""
+
+    def metrics(self, output: Any, batch: Any) -> Metrics:
+        """Return the loss and other metrics of an evaluation, each as a sum and a count."""
+
+    def report(self, step: int, values: Mapping[str, float]) -> None:
+        """Hand the figures of a step or an evaluation to loggers and callbacks."""
+
+    def evaluation_after(self, step: int) -> MapData | None:
+        """Return the data of the evaluation that follows a step, if one does."""
+
+
+@dataclass(slots=True)
+class ModuleLayer:
+    """One layer of a user's module as a rank holds it."""
+
+    index: int
+    tensors: tuple[LocalTensor, ...]
+    module: CutModule
+    source: ModuleSource
+    context: MicroBatchContext
+    entry: SharedEntry | None = None
+    draws: dict[int, bool] = field(default_factory=dict)
+    """Whether code draws random numbers, by the layer of these, once it has run."""
+    plain_attention: bool = False
+    """Compute attention without fused kernels, which drop elements in their own way."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        current = self._current()
+        if self.index == 0:
+            return self._by_sample(current, lambda _: self.module.embed(current.inputs))
+        assert self.index + 1 < self.module.cut.layers, "the head is computed with its loss"
+        if current.block_arguments is None:
+            # The code before the blocks draws the same numbers wherever it runs.
+            current.block_arguments = self._by_sample(
+                current, lambda _: self.module.arguments(current.inputs), layer=0
+            )
+        arguments = current.block_arguments
+        out = self._by_sample(
+            current,
+            lambda _: self.module.block(self.index - 1, x, arguments),
+            layer=self.index,
+        )
+        if self.entry is not None:
+            self.entry.clear()
+        return out
+
+    def losses(self, x: Tensor, current: MicroBatch) -> Tensor:
+        """Compute this layer, which must be the head, and the sum of the losses."""
+
+        def compute(random: KeyedRandom | None) -> Tensor:
+            total, count = self.source.losses(self._output(x, current, random), current.inputs)
+            current.label_count = int(count)
+            return total
+
+        return self._by_sample(current, compute)
+
+    def _output(self, x: Tensor, current: MicroBatch, random: KeyedRandom | None) -> Any:
+        def own_numbers() -> None:
+            if random is not None:
+                random.begin_layer(self.index)
+
+        return self.module.head(x, current.inputs, at_last_block=own_numbers)
+
+    def _by_sample(
+        self, current: MicroBatch, compute: Callable[[KeyedRandom | None], T], *, layer: int = 0
+    ) -> T:
+        """Compute with random numbers that depend on the samples alone."""
+        if self.draws.get(layer) is False:
+            return compute(None)
+        random = KeyedRandom(current, layer=layer)
+        try:
+            if self.plain_attention:
+                with sdpa_kernel(SDPBackend.MATH), random:
+                    return compute(random)
+            with random:
+                return compute(random)
+        except FusedAttentionDropoutError:
+            self.plain_attention = True
+            return self._by_sample(current, compute, layer=layer)
+        except RandomnessError as error:
+            place = f"model: {self.module.cut.layer_name(self.index)}"
+            cure = "draw with the samples first, or leave it out"
+            raise InputError(Problem(place, str(error), cure)) from None
+        finally:
+            # Code that has drawn nothing in its first pass is not watched any more.
+            self.draws[layer] = self.draws.get(layer, False) or random.has_drawn
+
+    def metrics(self, x: Tensor, current: MicroBatch) -> Metrics:
+        """Compute this layer, which must be the head, and the metrics of an evaluation."""
+        return self.source.metrics(self._output(x, current, None), current.inputs)
+
+    def set_training(self, on: bool) -> None:
+        """Switch the module between training, with dropout, and evaluation."""
+        self.module.module.train(on)
+
+    def _current(self) -> MicroBatch:
+        assert self.context.current is not None, "no micro batch is set"
+        return self.context.current
+
+
+def build_module_layers(
+    source: ModuleSource,
+    job: Job,
+    indices: Sequence[int],
+    *,
+    tp: int,
+    tp_index: int,
+    group: Collective | None,
+    context: MicroBatchContext,
+    master: torch.dtype,
+    compute: torch.dtype,
+    device: torch.device | str,
+) -> list[ModuleLayer]:
+    """Build some layers of a user's module; parameters of the others take no memory."""
+    assert (group is None) == (tp == 1), "ranks that share a layer need a group"
+    skeleton, cut = source.skeleton(), source.cut
+    move_skeleton(skeleton, device=device, dtype=compute)
+    module = CutModule(skeleton, cut, source.call)
+    each = job.max_tp // tp
+    held = range(tp_index * each, (tp_index + 1) * each)
+    shared: dict[str, nn.Parameter] = {}
+
+    def fill(index: int, spec: LogicalTensor, dtype: torch.dtype) -> nn.Parameter:
+        name = cut.full_name(index, spec.name)
+        first = cut.alias_of.get(name, name)
+        if first not in shared:
+            whole = source.value(first)
+            shard = whole
+            if spec.split_dim is not None:
+                shard = take_shard(whole, shard_of(spec, held, of=job.max_tp))
+            shared[first] = nn.Parameter(
+                shard.to(device=device, dtype=dtype), requires_grad=source.is_trained(first)
+            )
+        for each in (name, *(a for a, owner in cut.alias_of.items() if owner == first)):
+            set_parameter(skeleton, each, shared[first])
+        return shared[first]
+
+    layers = []
+    for index in indices:
+        entry = None if group is None else SharedEntry(group)
+        if entry is not None and group is not None and 0 < index < cut.layers - 1:
+            _split(skeleton, source.splits, cut.blocks[index - 1], entry, group)
+        tensors = tuple(
+            LocalTensor(spec, fill(index, spec, master)) for spec in table_of(job, index)
+        )
+        for spec in table_of(job, index, frozen=True):
+            fill(index, spec, compute)
+        layers.append(ModuleLayer(index, tensors, module, source, context, entry))
+    return layers
+
+
+def _split(
+    skeleton: nn.Module, splits: ModuleSplits, block: str, entry: SharedEntry, group: Collective
+) -> None:
+    """Replace the linear layers of a block by one rank's parts."""
+    for path, kind in splits.kinds.items():
+        if not path.startswith(f"{block}.") or kind == "partial":
+            continue
+        whole = skeleton.get_submodule(path)
+        assert isinstance(whole, nn.Linear), "only linear layers are declared"
+        part = EntryLinear(whole, entry) if kind == "columns" else RowLinear(whole, group)
+        skeleton.set_submodule(path, part)

@@ -1,0 +1,181 @@
+"""Which parts of a user's blocks tensor parallelism may split, as their code declares it.
+
+A block's class may declare ``splits`` (``worker.layout.split_spec``). Models of transformers have a
+tensor-parallel plan, from patterns of names to styles.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from worker.layout.split_spec import splits_of
+from worker.models.user_module.cut_module import BlockArguments, CutModule
+from worker.models.user_module.module_cut import DrawRecorder, ModuleCut, kinds_of
+
+Split = Literal["columns", "rows", "partial"]
+
+_STYLES: Mapping[str, Split] = {
+    "colwise": "columns",
+    "rowwise": "rows",
+    "replicated_with_grad_allreduce": "partial",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSplits:
+    """The parts of blocks that may be split, by their name in the module."""
+
+    kinds: Mapping[str, Split]
+    max_tp: int
+    why_not_more: str
+    """Why the largest TP degree is not larger."""
+    experts: str = ""
+    """A mixture of experts, which every rank computes in full."""
+
+    def of_parameter(self, name: str) -> tuple[int | None, int]:
+        """Return the dimension that is split, and into how many pieces at most.
+
+        A parameter that every rank holds in full, but of whose gradient each computes a part, has
+        a dimension and one piece.
+        """
+        path, _, kind = name.rpartition(".")
+        match self.kinds.get(path):
+            case "columns":
+                return 0, self.max_tp
+            case "rows" if kind == "weight":
+                return 1, self.max_tp
+            case "partial":
+                return 0, 1
+            case _:
+                return None, 1
+
+    def rank_shape_in(self, module: CutModule, tp: int) -> Callable[[str], Sequence[int]]:
+        """Return a function from a parameter's name to the shape that one of ``tp`` ranks holds."""
+
+        def shape_of(name: str) -> Sequence[int]:
+            shape = list(module.module.get_parameter(name).shape)
+            dim, ways = self.of_parameter(name)
+            if dim is not None and ways > 1:
+                shape[dim] //= tp
+            return shape
+
+        return shape_of
+
+
+def find_splits(module: CutModule, batch: Any, *, most: int) -> ModuleSplits:
+    """Find what may be split, and the largest power of two as TP degree that works."""
+    kinds, why = declared_splits(module.module, module.cut)
+    if not kinds or most < 2:
+        return ModuleSplits({}, 1, why)
+    arguments = module.arguments(batch)
+    tp = 1 << (most.bit_length() - 1)
+    while tp > 1:
+        found = ModuleSplits(kinds, tp, "", _experts(module))
+        why = _why_not(module, found, arguments)
+        if not why:
+            return found
+        tp //= 2
+    return ModuleSplits({}, 1, why)
+
+
+def _experts(module: CutModule) -> str:
+    """Return the first mixture of experts; empty if there is none."""
+    styles = _styles(module.module, module.cut)
+    return next((name for name, style in styles if _keeps_experts(style)), "")
+
+
+def _keeps_experts(style: str) -> bool:
+    return style.startswith("moe_")
+
+
+def _why_not(module: CutModule, splits: ModuleSplits, arguments: BlockArguments) -> str:
+    """Return why blocks cannot be split so finely: their code fails with a rank's shapes."""
+    tp, cut = splits.max_tp, module.cut
+    kinds = kinds_of(module.module, cut.blocks)
+    for index, path in enumerate(cut.blocks):
+        if kinds[index] != index:
+            continue
+        block = module.module.get_submodule(path)
+        for name, parameter in block.named_parameters():
+            dim, ways = splits.of_parameter(f"{path}.{name}")
+            if dim is not None and ways > 1 and parameter.shape[dim] % tp:
+                size = parameter.shape[dim]
+                return f"{path}.{name} has {size} rows or columns, not divisible by {tp}"
+        device = module.device_to_trace(index, arguments, parameter.dtype)
+        hidden = torch.zeros(arguments.hidden_shape, device=device, dtype=parameter.dtype)
+        shape_of = splits.rank_shape_in(module, tp)
+        whole, share = DrawRecorder(), DrawRecorder()
+        try:
+            with whole:
+                module.traced_block(index, arguments, device=device)(hidden)
+            with share:
+                out = module.traced_block(index, arguments, shape_of, device=device)(hidden)
+        except (RuntimeError, ValueError, IndexError) as error:
+            reason = str(error).partition("\n")[0]
+            return f"{path} does not compute with a share of its columns: {reason}"
+        if whole.shapes != share.shapes:
+            return f"{path} has dropout inside a part that would be split"
+        if out.shape != hidden.shape:
+            return f"{path} returns another shape with a share of its columns"
+    return ""
+
+
+def declared_splits(module: nn.Module, cut: ModuleCut) -> tuple[Mapping[str, Split], str]:
+    """Return the splittable parts of all blocks; empty with a reason if there are none."""
+    found = dict(_of_classes(module, cut))
+    for path, kind in found.items():
+        if kind not in ("columns", "rows"):
+            return {}, f"{path} is declared as {kind!r}; columns and rows are possible"
+    if not found:
+        found, unknown = _of_plan(module, cut)
+        if unknown:
+            return {}, f"its tensor-parallel plan says {unknown}, which is not supported"
+    parts = dict(module.named_modules())
+    for path, kind in found.items():
+        part = parts.get(path)
+        if kind in ("columns", "rows") and type(part) is not nn.Linear:
+            return {}, f"{path} is a {type(part).__name__}, not a plain nn.Linear"
+    if not any(kind == "columns" for kind in found.values()):
+        return {}, f"{type(module).__name__} declares no tensor-parallel plan"
+    return found, ""
+
+
+def _of_classes(module: nn.Module, cut: ModuleCut) -> Iterator[tuple[str, Any]]:
+    for path in cut.blocks:
+        for name, kind in splits_of(module.get_submodule(path)).items():
+            yield f"{path}.{name}", kind
+
+
+def _of_plan(module: nn.Module, cut: ModuleCut) -> tuple[dict[str, Split], str]:
+    """Read the plan of transformers; experts stay whole."""
+    found: dict[str, Split] = {}
+    for name, style in _styles(module, cut):
+        if style in _STYLES:
+            found[name] = _STYLES[style]
+        elif not _keeps_experts(style):
+            return {}, f"{name}: {style}"
+    return found, ""
+
+
+def _styles(module: nn.Module, cut: ModuleCut) -> Iterator[tuple[str, str]]:
+    """Return the style of each part of a block that the plan of transformers names.
+
+    The plan is that of the outermost part that has one.
+    """
+    planned = ((name, getattr(part, "_tp_plan", None)) for name, part in module.named_modules())
+    prefix, plan = next(((name, plan) for name, plan in planned if plan), ("", {}))
+    patterns = [
+        (re.compile(re.escape(f"{prefix}.{key}".lstrip(".")).replace(r"\*", r"\d+")), style)
+        for key, style in plan.items()
+    ]
+    for path in cut.blocks:
+        for name, _ in module.get_submodule(path).named_modules(prefix=path):
+            style = next((style for pattern, style in patterns if pattern.fullmatch(name)), "")
+            if style:
+                yield name, style

@@ -1,0 +1,153 @@
+"""Checks that a module treats samples alone, so that a plan may put them into any micro batch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from simulator.documents.problems import InputError, Problem
+from worker.models.random_numbers.microbatch_context import MicroBatch, MicroBatchContext
+from worker.models.user_module.cut_module import CutModule
+from worker.models.user_module.module_cut import kinds_of
+from worker.models.user_module.module_layers import ModuleLayer, ModuleSource
+from worker.models.user_module.module_skeleton import set_parameter
+
+_TOLERANCE = 1e-3
+_TOLERANCE_OF_LOSSES = 2e-5
+"""Two samples whose losses are alike hide a mean over the labels of both: a miss in about 1,000
+draws. Rounding is a tenth of it."""
+_TOLERANCE_OF_DOCUMENTS = 1e-6
+"""What is masked counts exactly zero times, so that nothing is rounded otherwise."""
+_CURE = "a sample's result must depend on that sample alone, and collate must draw nothing"
+
+
+def check_separable(
+    source: ModuleSource, make_batch: Callable[[Sequence[int]], Any], *, other: int | None = None
+) -> None:
+    """Compare two samples computed together with each computed alone, layer by layer.
+
+    ``other`` is a sample with another number of labels than the first one, of which only the loss
+    is compared: a mean over the labels of both is not that of their means.
+    """
+    skeleton = source.skeleton()
+    _refuse_batch_norm(skeleton)
+    context = MicroBatchContext()
+    layers = _layers(skeleton, source, context)
+    versions = {name: buffer._version for name, buffer in skeleton.named_buffers()}
+    numbers = random.getstate(), _numpy_state()
+    with torch.no_grad():
+        together, one_alone, two_alone = (
+            _pass(layers, make_batch(samples), samples, context) for samples in ([0, 1], [0], [1])
+        )
+    if (random.getstate(), _numpy_state()) != numbers:
+        what = "draws numbers by Python's random or by numpy while it computes"
+        raise InputError(Problem("model", what, "draw them by torch, once for each sample"))
+    for layer, both, one, two in zip(layers, together, one_alone, two_alone, strict=True):
+        _compare(f"model: {source.cut.layer_name(layer.index)}", both, one, two)
+    if other is not None:
+        with torch.no_grad():
+            sums = [
+                _pass(layers, make_batch(samples), samples, context)[-1]
+                for samples in ([0, other], [0], [other])
+            ]
+        place = f"model: {source.cut.layer_name(layers[-1].index)}"
+        _compare(place, *(total[:1] for total in sums), tolerance=_TOLERANCE_OF_LOSSES)
+    for name, buffer in skeleton.named_buffers():
+        if buffer._version != versions[name]:
+            what = f"the buffer {name} changes while the model computes"
+            raise InputError(
+                Problem("model", what, "keep it constant: ranks would not agree on it")
+            )
+
+
+def check_documents_apart(source: ModuleSource, one: Any, other: Any, *, first: int) -> None:
+    """Compare two packed rows that differ in their first document, which has ``first`` tokens."""
+    context = MicroBatchContext()
+    layers = _layers(source.skeleton(), source, context)
+    with torch.no_grad():
+        results = [_pass(layers, row, [0], context) for row in (one, other)]
+    for mine, changed in zip(*(found[:-1] for found in results), strict=True):
+        if mine.dim() < 3:
+            continue  # It has no tokens.
+        scale = max(float(mine.abs().max()), 1e-6)
+        if float((mine - changed)[:, first:].abs().max()) > _TOLERANCE_OF_DOCUMENTS * scale:
+            what = "lets documents of a packed row attend to one another"
+            cure = "give a call= that makes a mask of segment_ids (segments=True), or sailor.pad"
+            raise InputError(Problem("model", what, cure))
+
+
+def _numpy_state() -> tuple[bytes, int]:
+    """Return the state of numpy's own generator, to compare it."""
+    state: Any = np.random.get_state(legacy=False)
+    return state["state"]["key"].tobytes(), state["state"]["pos"]
+
+
+def _layers(
+    skeleton: nn.Module, source: ModuleSource, context: MicroBatchContext
+) -> list[ModuleLayer]:
+    """Return the embedding, one of several equal blocks, and the head, with their weights."""
+    module = CutModule(skeleton, source.cut, source.call)
+    layers = [
+        ModuleLayer(index, (), module, source, context) for index in _one_of_each(skeleton, source)
+    ]
+    for layer in layers:
+        for name, index in source.cut.layer_of.items():
+            if index == layer.index:
+                value = source.value(name)
+                # Rounding of 16-bit numbers would look like a mixture of samples.
+                exact = torch.promote_types(value.dtype, torch.float32)
+                set_parameter(skeleton, name, nn.Parameter(value.to(exact), requires_grad=False))
+    for alias, first in source.cut.alias_of.items():
+        set_parameter(skeleton, alias, skeleton.get_parameter(first))
+    return layers
+
+
+def _refuse_batch_norm(module: nn.Module) -> None:
+    for name, part in module.named_modules():
+        if isinstance(part, _BatchNorm):
+            what = f"{name} is a {type(part).__name__}, which mixes the samples of a micro batch"
+            raise InputError(Problem("model", what, "use GroupNorm or LayerNorm"))
+
+
+def _one_of_each(skeleton: nn.Module, source: ModuleSource) -> list[int]:
+    """Return the embedding, one of several equal blocks, and the head."""
+    cut = source.cut
+    kinds = kinds_of(skeleton, cut.blocks)
+    return [0, *(index + 1 for index in sorted(set(kinds))), cut.layers - 1]
+
+
+def _pass(
+    layers: list[ModuleLayer], batch: Any, samples: Sequence[int], context: MicroBatchContext
+) -> list[Tensor]:
+    current = MicroBatch(0, 0, torch.tensor(samples), inputs=batch)
+    context.current = current
+    x = torch.empty(0)
+    found: list[Tensor] = []
+    for layer in layers[:-1]:
+        x = layer(x)
+        found.append(x)
+    total = layers[-1].losses(x, current)
+    return [*found, torch.stack((total.double(), torch.tensor(float(current.label_count))))]
+
+
+def _compare(
+    place: str, both: Tensor, first: Tensor, second: Tensor, *, tolerance: float = _TOLERANCE
+) -> None:
+    if both.dim() == 1 and len(both) == len(first):
+        alone = first + second  # The sum of the losses, and their number.
+    elif len(both) != 2 or not both.shape[1:] == first.shape[1:] == second.shape[1:]:
+        # Samples of different lengths are padded to another length together.
+        return
+    else:
+        alone = torch.cat((first, second))
+    scale = max(float(alone.abs().max()), 1e-6)
+    error = float((both - alone).abs().max()) / scale
+    if not error <= tolerance:
+        what = f"computes two samples together otherwise than each alone (by {100 * error:.1g} %)"
+        raise InputError(Problem(place, what, _CURE))
