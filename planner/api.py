@@ -45,6 +45,9 @@ def _search(
     question: Question, lots: tuple[Lot, ...], limits: Limits, cache: SearchCache
 ) -> Answer:
     if question.estimator == "paper":
+        if question.gap is not None:
+            cure = "use --estimator event, or leave it out"
+            raise InputError(Problem("--gap", "works under the event estimator only", cure))
         return plan_by_formula(question, lots, limits)
     return plan_by_events(question, lots, limits, cache)
 

@@ -10,12 +10,12 @@ from planner.explain.reasons import explain_event
 from planner.formula_planner import formula_search
 from planner.pipelines.pipeline_mix import PipelineMix, mix_of_shape
 from planner.pipelines.pipeline_template import TemplateMaker
-from planner.problem.bounds import Bounds
+from planner.problem.bounds import ROUNDING, Bounds
 from planner.problem.inventory import Lot, grants_of
 from planner.problem.job_options import micro_batch_sizes, tp_degrees
 from planner.problem.objective import Limits
 from planner.problem.question import DEFAULT_BUDGETS, Answer, Question
-from planner.search.bound import EventBound
+from planner.search.bound import GAP_WORK_MAX, QUICK_WORK_MAX, WORK_MAX, EventBound
 from planner.search.local_search import EventSearch, JudgedPlan
 from planner.search.search_cache import SearchCache
 from simulator.documents.problems import InputError, Problem
@@ -30,6 +30,8 @@ FORMULA_PLANS_MAX = 8
 """Starting plans taken from the search under the paper's formula."""
 BASELINE_PLANS_MAX = 3
 """Starting plans taken from each of the quick baseline planners."""
+GAP_TIMES = 10
+"""So many times the budget is searched where a gap is asked for and was not reached."""
 SMALL_BUDGET = 400
 """Plans judged by default on up to 64 GPUs."""
 
@@ -50,7 +52,9 @@ def plan_by_events(
     judge, maker = cache.event(question, lots)
     given = _baseline_plans(question, judge)
 
-    def searched(within: Limits, given: tuple[Plan, ...]) -> tuple[EventSearch, JudgedPlan | None]:
+    def searched(
+        within: Limits, given: tuple[Plan, ...], times: int = 1
+    ) -> tuple[EventSearch, JudgedPlan | None]:
         search = EventSearch(
             job,
             lots,
@@ -60,7 +64,7 @@ def plan_by_events(
             within,
             micro_batch_sizes(job),
             tp_degrees(job),
-            question.budget or _default_budget(lots),
+            times * (question.budget or _default_budget(lots)),
             _formula_plans(question, lots, within, maker),
             given,
             question.proves,
@@ -83,11 +87,23 @@ def plan_by_events(
                 evaluations += search.evaluations
     if best is None:
         return Answer(None, None, evaluations, 0.0, 0.0, job.objective.goal)
-    bounds = _bounds(search, best)
+    bounds, note = _bounds(search, best, question)
+    if question.gap is not None and note and not search.is_stopped:
+        # Perhaps there is a better plan, and the bound can be raised.
+        search, best = searched(limits, (best.plan,), GAP_TIMES)
+        assert best is not None, "the given plan is judged first"
+        evaluations += search.evaluations
+        bounds, note = _bounds(search, best, question, GAP_WORK_MAX)
     figures = (evaluations, bounds.objective, bounds.seconds)
     rejected, why = explain_event(search, best)
     return Answer(
-        best.plan, best.estimate, *figures, job.objective.goal, rejected=rejected, why=why
+        best.plan,
+        best.estimate,
+        *figures,
+        job.objective.goal,
+        rejected=rejected,
+        why=why,
+        note=note,
     )
 
 
@@ -136,8 +152,10 @@ def _baseline_plans(question: Question, judge: EventEstimator) -> tuple[Plan, ..
     return tuple(found)
 
 
-def _bounds(search: EventSearch, best: JudgedPlan) -> Bounds:
-    """Lower bounds of the searched space; exact where all plans were judged."""
+def _bounds(
+    search: EventSearch, best: JudgedPlan, question: Question, work_max: float = WORK_MAX
+) -> tuple[Bounds, str]:
+    """Lower bounds of the searched space, exact where all plans were judged; why they end there."""
     bound = EventBound(
         search.floors,
         search.lots,
@@ -145,9 +163,20 @@ def _bounds(search: EventSearch, best: JudgedPlan) -> Bounds:
         search.limits,
         search.job.global_batch,
         search.micro_batches,
+        work_max=work_max if question.proves else QUICK_WORK_MAX,
+        gap=question.gap or 0.0,
+        is_stopped=search.is_stopped,
     )
     bounds = bound.bounds(best.estimate.iteration_s, best.worth[0])
-    if not search.is_complete:
-        return bounds
-    seconds = bounds.seconds if search.limits.goal_is_cost else best.worth[0]
-    return Bounds(seconds, best.worth[0])
+    if search.is_complete:
+        seconds = bounds.seconds if search.limits.goal_is_cost else best.worth[0]
+        bounds = Bounds(seconds, best.worth[0])
+    if search.is_stopped or bound.is_stopped:
+        return bounds, "stopped before its end"
+    if question.gap is None or bounds.objective >= best.worth[0] * (1 - question.gap - ROUNDING):
+        return bounds, ""
+    if bound.work >= bound.work_max:
+        why = "the bound has no time left"
+    else:
+        why = "the bound knows no better; a better plan may exist or not"
+    return bounds, f"a gap of {question.gap:.3g} was not reached: {why}"

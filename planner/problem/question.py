@@ -59,8 +59,10 @@ class Question:
     seconds_left: float | None = None
     """Seconds until the job's deadline, if it has one."""
     proves: bool = True
-    """Whether a small case is searched exhaustively. Switch it off where latency matters more than
-    a proof."""
+    """Whether a small case is searched exhaustively, and the bound takes its time. Switch it off
+    where latency matters more than a proof."""
+    gap: float | None = None
+    """Search until no plan can be better by more than this share, or as long as it may help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,8 @@ class Answer:
     why: Why = field(default_factory=Why)
     problems: tuple[Problem, ...] = ()
     """Without a plan: which limits prevent one, and what would help."""
+    note: str = ""
+    """Why the search ended before it was done, or short of the gap that was asked for."""
 
     @property
     def objective(self) -> float | None:
@@ -189,6 +193,7 @@ class Answer:
                 "lower_bound": self.lower_bound,
                 "gap": self.gap,
                 "goal": self.goal,
+                **({"note": self.note} if self.note else {}),
             },
             "batch_exact": self.batch_exact,
             "explain": list(self.explain),

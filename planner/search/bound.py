@@ -29,8 +29,12 @@ FREE_USD_PER_HOUR = 1e-12
 """What a GPU without a price counts, so that prices can be divided by."""
 SPAN = 1.01
 """Spans of time narrower than this ratio are not halved."""
-WORK_MAX = 4e6
-"""Table entries to compute before the best bound so far is returned."""
+WORK_MAX = 2e7
+"""Table entries to compute before the best bound so far is returned, about half a second."""
+QUICK_WORK_MAX = 4e6
+"""The same where latency matters more than a proof."""
+GAP_WORK_MAX = 1e9
+"""The same where a gap is asked for: up to a minute."""
 NARROW = 1.2
 """Ranges of pipeline counts narrower than this ratio are not halved."""
 TILTS = (0.6, 1.6)
@@ -76,7 +80,11 @@ class EventBound:
     usd_per_s: dict[str, float] = field(default_factory=dict)
     work: float = 0.0
     """Table entries computed so far."""
-    work_max: float = 0.0
+    work_max: float = WORK_MAX
+    gap: float = 0.0
+    """The bound is tight enough within this share of a known plan's objective."""
+    is_stopped: bool = False
+    """Whether it was interrupted; bounds hold all the same."""
     _known_tariffs: dict[int, list[Tariff]] = field(default_factory=dict)
     _known_quickest: dict[int, float] = field(default_factory=dict)
 
@@ -95,12 +103,11 @@ class EventBound:
 
     def bounds(self, seconds: float, objective: float) -> Bounds:
         """Lower bounds, given the figures of a known plan."""
-        self.work_max = WORK_MAX
         if not self.limits.goal_is_cost:
             least = self.least(seconds, seconds, is_cost=False)
             return Bounds(least, least)
         usd = self.least(math.inf, objective, is_cost=True)
-        self.work_max += WORK_MAX / 4
+        self.work_max = self.work + self.work_max / 4
         return Bounds(self.least(seconds, seconds, is_cost=False), usd)
 
     # -- spans ----------------------------------------------------------------------------------
@@ -117,21 +124,34 @@ class EventBound:
             self._least_usd() if is_cost else start, start, longest_s, self._every_family()
         )
         queue = [root]
-        while self.work < self.work_max:
+        while self.work < self.work_max and not self.is_stopped:
             if not queue or queue[0].worth >= known:
                 return known * (1 - ROUNDING)
-            span = heapq.heappop(queue)
-            if not span.is_seen:
-                span = self._seen(span, known, is_cost=is_cost)
-                if span.worth < known:
-                    heapq.heappush(queue, span)
-            elif span.high <= span.low * SPAN:
-                heapq.heappush(queue, span)
+            if queue[0].worth >= known * (1 - self.gap):
                 break
-            else:
-                for part in span.halves(is_cost=is_cost):
-                    heapq.heappush(queue, part)
+            span = heapq.heappop(queue)
+            try:
+                if not self._refine(span, queue, known, is_cost=is_cost):
+                    break
+            except KeyboardInterrupt:
+                heapq.heappush(queue, span)
+                self.is_stopped = True
         return min([known, *(span.worth for span in queue[:1])]) * (1 - ROUNDING)
+
+    def _refine(self, span: _Span, queue: list[_Span], known: float, *, is_cost: bool) -> bool:
+        """Examine or halve a span; false, with the span back in the queue, if it is narrow."""
+        if span.is_seen and span.high <= span.low * SPAN:
+            heapq.heappush(queue, span)
+            return False
+        parts = (
+            span.halves(is_cost=is_cost)
+            if span.is_seen
+            else (self._seen(span, known, is_cost=is_cost),)
+        )
+        for part in parts:
+            if span.is_seen or part.worth < known:
+                heapq.heappush(queue, part)
+        return True
 
     def _seen(self, span: _Span, known: float, *, is_cost: bool) -> _Span:
         """The span with the ranges that are possible in it, and its bound."""

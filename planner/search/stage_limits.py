@@ -214,7 +214,7 @@ class StageFloors:
         work = forward + backward
         sync = self._sync(fewest, most)
         optimizer = times.optimizer / (most if self.costs.job.zero else 1)
-        tail = self._tail(times, sync, optimizer)
+        tail = self._tail(times, sync, optimizer, self._tied(fewest, most))
         left = seconds - times.iteration_s[:, None, None] - times.ahead[:, :, None] - tail
         layers = times.layers
         behind_max = min(BEHIND_MAX, layers - 1)
@@ -248,9 +248,31 @@ class StageFloors:
     def end_s(self, micro_batch: int, fewest: int, most: int) -> float:
         """Least seconds between the last backward of all stages and the iteration's end."""
         times = self.times(micro_batch)
-        sync = [self.sync.by_layer(c.gpu, c.tp, fewest, most)[0] for c in self.choices]
+        last = self._last_s(self._sync(fewest, most), self._tied(fewest, most))[:, :-1]
         shares = most if self.costs.job.zero else 1
-        return float(min(sync)) + float(times.optimizer[:, 0, 1].min()) / shares
+        return float(last.min()) + float(times.optimizer[:, 0, 1].min()) / shares
+
+    def _tied(self, fewest: int, most: int) -> Floats:
+        """Least seconds of the sum of a shared tensor, by [choice, 0 or 1].
+
+        Last, for pipelines of one stage; before it, for pipelines of several.
+        """
+        tied_s, gpus = self.sync.tied_s, sum(lot.gpus for lot in self.lots)
+        groups_max = max(fewest, min(2 * most, gpus))
+        numbers = (min(fewest + 1, groups_max), fewest)
+        return np.array(
+            [[tied_s(c.gpu, c.tp, low, groups_max) for low in numbers] for c in self.choices]
+        )
+
+    def _last_s(self, sync: Floats, tied: Floats) -> Floats:
+        """Least seconds from the first stage's last backward to its optimizer step, by choice and
+        as in ``_tied``.
+
+        A group sums the first layer, then the shared tensor; under gloo perhaps both at once.
+        """
+        first = sync[:, :1]
+        last: Floats = np.maximum(first, tied) if self.sync.is_gloo else first + tied
+        return last
 
     def seconds(self, micro_batch: int, count: int, pipelines: int) -> Floats:
         """Least seconds for ``count`` micro batches by [stages behind, choice, first layer, end].
@@ -316,21 +338,30 @@ class StageFloors:
             times = self.times(micro_batch)
             sync = self._sync(pipelines, pipelines)
             optimizer = times.optimizer / (pipelines if self.costs.job.zero else 1)
-            tail = self._tail(times, sync, optimizer)
+            tail = self._tail(times, sync, optimizer, self._tied(pipelines, pipelines))
             self._rests[key] = tail + times.iteration_s[:, None, None] + times.ahead[:, :, None]
         return self._rests[key], self._in_flight(micro_batch, pipelines, pipelines)
 
-    def _tail(self, times: Times, sync: Floats, optimizer: Floats) -> Floats:
+    def _tail(self, times: Times, sync: Floats, optimizer: Floats, tied: Floats) -> Floats:
         """Least seconds from a stage's last backward to the end of the iteration."""
         layers = times.layers
-        start = optimizer[:, 0, 1].min() + sync[:, 0].min()
+        last = self._last_s(sync, tied)
+        start = optimizer[:, 0, 1].min() + last[:, 0].min()
         home = np.broadcast_to((times.home + start)[:, :, None], optimizer.shape).copy()
-        home[:, 0, :] = sync[:, :1] + optimizer[:, 0, :]
-        ranges = np.stack([range_sums(row) for row in sync])
+        home[:, 0, :] = last[:, :1] + optimizer[:, 0, :]
+        home[:, 0, layers] = last[:, 1] + optimizer[:, 0, layers]
+        if self.sync.is_gloo:
+            ranges = np.stack([_range_maxima(row) for row in sync])
+        else:
+            ranges = np.stack([range_sums(row) for row in sync])
+            # The first stage sums the shared tensor after all its layers.
+            ranges[:, 0, 1:layers] += tied[:, :1]
+            ranges[:, 0, layers] += tied[:, 1]
         if not self.per_layer_sync:
             serial: Floats = np.maximum(home, ranges + optimizer)
             return serial
-        # The topmost layer is synchronised while those below still run their last backward.
+        # The topmost layer is synchronised while those below still run their last backward; under
+        # gloo, whatever takes longest may.
         sent = times.last_send[:, None, None] * (np.arange(layers + 1) > 0)[None, :, None]
         beside = np.maximum(ranges - times.below_top - sent, 0.0)
         tail: Floats = np.maximum(home, beside + optimizer)
@@ -353,3 +384,11 @@ class StageFloors:
                 ]
             )
         return self._room[key]
+
+
+def _range_maxima(row: Floats) -> Floats:
+    """The largest of each range, by [first, end]; 0 for empty ranges."""
+    found = np.zeros((len(row) + 1, len(row) + 1))
+    for first in range(len(row)):
+        found[first, first + 1 :] = np.maximum.accumulate(row[first:])
+    return found

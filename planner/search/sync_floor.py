@@ -4,6 +4,9 @@ Every layer is held by one device group of each pipeline. Their ring, or their s
 zones, is at least as slow as its hop into the machine of the group in question. That hop carries no
 more flows than the group has ranks, because members on one machine are adjacent in the ring, the
 narrowest first. Contention is ignored; it only adds time.
+
+A tensor that embedding and head share is summed last, over all groups that hold either: at least
+one of each pipeline, and two of each that has several stages.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import numpy as np
 
 from planner.problem.inventory import Lot
 from simulator.arrays import Floats, Ints
+from simulator.hardware.runtime_constants import uses_gloo
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.network.network import Network
 from simulator.spec.plan import Place
@@ -70,6 +74,23 @@ class SyncFloor:
 
     def by_layer(self, gpu: str, tp: int, fewest: int, most: int) -> Floats:
         """Least seconds per layer for a group of ``tp`` GPUs of a kind, by number of pipelines."""
+        return self._by_tensors(gpu, tp, fewest, most)[:-1]
+
+    def tied_s(self, gpu: str, tp: int, fewest: int, most: int) -> float:
+        """Least seconds to sum the tensor that embedding and head share, by number of groups."""
+        return float(self._by_tensors(gpu, tp, fewest, most)[-1])
+
+    @property
+    def is_gloo(self) -> bool:
+        """Whether a group may run several sums at a time."""
+        return any(uses_gloo(lot.gpu) for lot in self.lots)
+
+    @property
+    def _tensors(self) -> int:
+        """The layers, and the tensor that embedding and head share."""
+        return self.costs.layer_count + 1
+
+    def _by_tensors(self, gpu: str, tp: int, fewest: int, most: int) -> Floats:
         key = ("floor", gpu, tp, fewest, most)
         if key not in self._known:
             ranges = _ranges(fewest, most, self._ratio)
@@ -120,7 +141,7 @@ class SyncFloor:
     def _of_range(self, gpu: str, tp: int, low: int, high: int) -> Floats:
         """Lower bound for a range: the steps of ``low`` pipelines, as short as with ``high``."""
         if low < 2:
-            return np.zeros(self.costs.layer_count)
+            return np.zeros(self._tensors)
         some = [flows for flows in self.degrees if flows <= tp]
         mine = self._into("near", gpu)
         machine = max(lot.gpus_per_machine for lot in self.lots)
@@ -143,7 +164,7 @@ class SyncFloor:
     def _inside_zones(self, fewest: int, most: int, machine: int) -> Floats:
         """Reduce-scatter and all-gather in the zone with the most pipelines."""
         if fewest <= machine:
-            return np.zeros(self.costs.layer_count)
+            return np.zeros(self._tensors)
         near = self._into("near")
         least: Floats = np.min(
             [
@@ -173,7 +194,7 @@ class SyncFloor:
                 for hop in hops.hops
                 for width in flows
             ]
-            least = np.min(rows, axis=0) if rows else np.full(self.costs.layer_count, np.inf)
+            least = np.min(rows, axis=0) if rows else np.full(self._tensors, np.inf)
             self._known[key] = least
         return self._known[key]
 
@@ -183,13 +204,14 @@ class SyncFloor:
         return np.array(seconds)[number]
 
     def _rank_bytes(self, flows: int) -> tuple[Floats, Ints]:
-        """The distinct gradient sizes of layers on one rank, and each layer's index into them."""
+        """The distinct gradient sizes on one rank, and the index into them of each tensor."""
         if flows not in self._sizes:
             costs = self.costs
             held = costs.parameters(flows).copy()
-            # A tensor shared by embedding and head is synchronised separately and ignored here.
-            held[[0, -1]] -= costs.tied_parameters(flows)
-            held *= costs.gradient_bytes
+            # A tensor shared by embedding and head is synchronised separately.
+            tied = costs.tied_parameters(flows)
+            held[[0, -1]] -= tied
+            held = np.append(held, tied) * costs.gradient_bytes
             self._sizes[flows] = np.unique(held, return_inverse=True)
         return self._sizes[flows]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from sailord.cli.planning.question import (
 )
 from sailord.plots.figure import check_picture
 from sailord.plots.plan import write_plot
-from simulator.documents.problems import Problem
+from simulator.documents.problems import InputError, Problem
 from simulator.estimate.result import Estimate
 from simulator.inputs.plan_file import plan_text
 from simulator.spec.plan import Plan
@@ -39,6 +39,20 @@ _SPACES = {
     ("paper", "paper"): "the published planner's space",
 }
 """Which plans the bound covers, by estimator and space."""
+
+
+def _share(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
+    """Read ``5%`` or ``0.05``."""
+    if text is None:
+        return None
+    number = text.strip().removesuffix("%")
+    try:
+        share = float(number) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise InputError(Problem("--gap", f'"{text}" is no share', "write 5% or 0.05"))
+    return share
 
 
 @click.command()
@@ -68,6 +82,13 @@ _SPACES = {
     help="Plans judged at most; default: "
     + ", ".join(f"{budget} ({name})" for name, budget in DEFAULT_BUDGETS.items()),
 )
+@click.option(
+    "--gap",
+    callback=_share,
+    metavar="PERCENT",
+    help="Search until no plan in the searched space can be better by more than this, e.g. 5%, or"
+    " say why not; Ctrl-C prints the best plan so far.",
+)
 @click.option("--save", type=FILE, metavar="PLAN", help="Write the plan to this file.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the plan as .svg or .png.")
 @click.option("--explain", is_flag=True, help="Say why this plan won, and why others did not.")
@@ -81,6 +102,7 @@ def plan(
     estimator_name: str,
     space: Space,
     budget: int | None,
+    gap: float | None,
     save: Path | None,
     plot: Path | None,
     explain: bool,
@@ -98,7 +120,7 @@ def plan(
         *(job, cluster, profiles, estimator_name), space=space, budget=budget, has_deadline=True
     )
     if planner == SAILOR:
-        found = _search(question, explain=explain)
+        found = _search(replace(question, gap=gap), explain=explain)
     else:
         found = _run_baseline(question, planner, mode)
     if isinstance(found, list):
@@ -140,6 +162,7 @@ def _search_line(question: Question, answer: Answer, seconds: float) -> str:
         f"search      {seconds:.3f} s, {answer.evaluations} plans judged\n"
         f"bound       {answer.lower_bound:.4g} {unit} over the searched space"
         f" ({_SPACES[question.estimator, question.space]}); gap {answer.gap or 0:.1%}"
+        + (f"\n            {answer.note}" if answer.note else "")
     )
 
 

@@ -1,0 +1,86 @@
+"""The floors of gradient sums against the sums of random plans in random worlds."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from planner.pipelines.pipeline_template import TemplateMaker
+from planner.problem.inventory import lots_of
+from planner.search import sync_floor
+from planner.search.stage_limits import StageFloors
+from simulator.estimate import event_estimator, sync_rings
+from simulator.network import network
+from tests.planner.search.test_bound import just_enough
+from tests.simulator.worlds import random_plan, random_world
+
+
+@pytest.mark.sim
+def test_no_gradient_sum_is_below_its_floor(examples: int) -> None:
+    tied = 0
+    for seed in range(examples):
+        rng = random.Random(f"sync floor {seed}")
+        world = random_world(rng)
+        plan = random_plan(rng, world, schedules=("1f1b",), splits=False)
+        judge = world.estimator
+        lots = lots_of(just_enough(plan, world), judge.sites)
+        floors = StageFloors(
+            TemplateMaker(judge.costs, judge.network, judge.sites, lots),
+            lots,
+            degrees=(1, 2, 4),
+            recomputes=("none", "full"),
+            per_layer_sync=judge.overlaps,
+        )
+        for _, job in judge.details(plan).sync:
+            count, (first, end) = len(job.rows), job.layers
+            for row in job.rows.tolist():
+                groups = job.groups
+                gpu, tp = groups.sites[groups.site[row]].gpu, int(groups.tp[row])
+                if job.algorithm == "tied":
+                    tied += 1
+                    least = floors.sync.tied_s(gpu, tp, count, count)
+                else:
+                    least = float(floors.sync.by_layer(gpu, tp, count, count)[first:end].sum())
+                assert least <= job.seconds * (1 + 1e-9), (seed, job.algorithm, count)
+    assert tied > examples / 10
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("is_gloo", [False, True])
+def test_no_pipeline_is_quicker_than_its_stages(
+    examples: int, is_gloo: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_gloo:
+        # Gloo sums in threads side by side; the GPUs of these worlds would use NCCL.
+        for module in (event_estimator, network, sync_floor, sync_rings):
+            monkeypatch.setattr(module, "uses_gloo", lambda _: True)
+    for seed in range(examples):
+        rng = random.Random(f"stage floors {seed}")
+        world = random_world(rng)
+        plan = random_plan(rng, world, schedules=("1f1b",), splits=False)
+        judge = world.estimator
+        lots = lots_of(just_enough(plan, world), judge.sites)
+        estimate = judge.estimate(plan)
+        if not estimate.fits:
+            continue
+        floors = StageFloors(
+            TemplateMaker(judge.costs, judge.network, judge.sites, lots),
+            lots,
+            degrees=(1, 2, 4),
+            recomputes=("none", "full"),
+            per_layer_sync=judge.overlaps,
+        )
+        for pipeline in plan.pipelines:
+            for number, stage in enumerate(pipeline.stages):
+                choice = floors.index_of(stage.place.gpu, stage.tp, stage.recompute)
+                first, end = stage.layers
+                seconds = floors.stage_s(
+                    plan.micro_batch_size,
+                    pipeline.micro_batches,
+                    len(plan.pipelines),
+                    behind=len(pipeline.stages) - 1 - number,
+                    where=(choice, np.array([first]), np.array([end])),
+                )
+                assert seconds[0, -1] <= estimate.iteration_s * (1 + 1e-9), seed
