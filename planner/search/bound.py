@@ -186,7 +186,9 @@ class EventBound:
         counts = batch_counts(total - family.fewest + 1)
         most = floors.most(b, high, family.fewest, family.most)
         reach = Reach.of(most, counts)
-        stages_max = min(floors.costs.layer_count, int(sum(self.gpus.values())) // family.fewest)
+        # One pipeline may be deep while each of the others stands on a single group.
+        others = (family.fewest - 1) * min(choice.tp for choice in floors.choices)
+        stages_max = min(floors.costs.layer_count, int(sum(self.gpus.values())) - others)
         pipelines = np.arange(family.fewest, family.most + 1)
         possible = np.ones(len(pipelines), dtype=bool)
         if family.most > NARROW * family.fewest:
