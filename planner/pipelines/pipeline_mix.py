@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -27,6 +27,8 @@ class PipelineMix:
 
     templates: tuple[Template, ...]
     counts: tuple[int, ...]
+    together: int | None = None
+    """As in the plan: how many equal pipelines take machines together."""
 
     @property
     def pipelines(self) -> int:
@@ -37,6 +39,13 @@ class PipelineMix:
     def pairs(self) -> Iterator[tuple[Template, int]]:
         """Each template with its number of pipelines."""
         return zip(self.templates, self.counts, strict=True)
+
+    @property
+    def paced(self) -> Iterator[tuple[Template, int]]:
+        """The same, with the rough times of the placement."""
+        if self.together != 1:
+            return self.pairs
+        return ((replace(t, level_s=t.beside[0], fill_s=t.beside[1]), n) for t, n in self.pairs)
 
     def groups(self) -> dict[int, dict[int, int]]:
         """Device groups taken, by lot and TP degree."""
@@ -51,6 +60,7 @@ class PipelineMix:
         return PipelineMix(
             self.templates[:keep] + self.templates[index + 1 :],
             self.counts[:index] + (count,) * (count > 0) + self.counts[index + 1 :],
+            self.together,
         )
 
 
@@ -88,7 +98,35 @@ def mix_of_plan(plan: Plan, maker: TemplateMaker) -> PipelineMix | None:
         )
         for stages in rows
     )
-    return PipelineMix(templates, tuple(rows.values()))
+    return PipelineMix(templates, tuple(rows.values()), plan.together)
+
+
+def placements(mix: PipelineMix, lots: Sequence[Lot]) -> Iterator[PipelineMix]:
+    """The mix with each other placement that may make a difference, pipeline by pipeline first.
+
+    Blocks of pipelines are tried whose replicas of a stage share a machine evenly.
+    """
+    slots: set[int] = set()
+    spans: list[tuple[int, int]] = []
+    for lot, groups in mix.groups().items():
+        size = lots[lot].gpus_per_machine
+        if sum(tp * count for tp, count in groups.items()) <= size:
+            continue
+        for template in mix.templates:
+            own = [(tp, n) for (at, tp), n in template.gpus.items() if at == lot]
+            if sum(n for _, n in own) > 1:
+                slots.update(size // tp for tp, _ in own)
+                spans.append((size, sum(tp * n for tp, n in own)))
+    most = max(mix.counts) - (len(mix.counts) == 1)
+    for together in sorted({n for room in slots for n in range(1, room) if room % n == 0}):
+        if together > most:
+            break
+        # Blocks that fill machines evenly have the same machines as single pipelines.
+        is_same = all(size % (together * gpus) == 0 for size, gpus in spans)
+        if together != mix.together and (together == 1 or not is_same):
+            yield replace(mix, together=together)
+    if mix.together is not None:
+        yield replace(mix, together=None)
 
 
 def room_for(
@@ -114,11 +152,12 @@ def seconds_of(mix: PipelineMix, total: int) -> float:
     """Least time in which the mix runs ``total`` micro batches, at least one in each pipeline."""
     if mix.pipelines > total:
         return math.inf
-    low = max(t.fill_s for t, n in mix.pairs if n)
+    paced = list(mix.paced)
+    low = max(t.fill_s for t, n in paced if n)
     if capacity(mix, low) >= total:
         return low
-    high = low + total * max(t.level_s for t in mix.templates)
-    rate = sum(n / t.level_s for t, n in mix.pairs)
+    high = low + total * max(t.level_s for t, _ in paced)
+    rate = sum(n / t.level_s for t, n in paced)
     low = max(low, (total - mix.pipelines) / rate)
     for _ in range(40):
         middle = (low + high) / 2
@@ -138,8 +177,8 @@ def rough_seconds(mixes: Sequence[PipelineMix], totals: Sequence[int]) -> Floats
         return np.array([row + [rest] * (width - len(row)) for row in rows], dtype=float)
 
     count = table(lambda mix: mix.counts, 0.0)
-    level = table(lambda mix: (t.level_s for t in mix.templates), 1.0)
-    fill = table(lambda mix: (t.fill_s for t in mix.templates), 0.0)
+    level = table(lambda mix: (t.level_s for t, _ in mix.paced), 1.0)
+    fill = table(lambda mix: (t.fill_s for t, _ in mix.paced), 0.0)
     total = np.array(totals, dtype=float)
     low = fill.max(axis=1)
     high = low + total * level.max(axis=1)
@@ -161,13 +200,13 @@ def rough_seconds(mixes: Sequence[PipelineMix], totals: Sequence[int]) -> Floats
 
 def capacity(mix: PipelineMix, seconds: float) -> int:
     """Micro batches that the mix runs within a time."""
-    return sum(n * t.micro_batches_within(seconds) for t, n in mix.pairs)
+    return sum(n * t.micro_batches_within(seconds) for t, n in mix.paced)
 
 
 def micro_batches_of(mix: PipelineMix, total: int) -> tuple[int, ...]:
     """Micro batches of each pipeline, template by template, summing to ``total``."""
     seconds = seconds_of(mix, total)
-    runs = [template for template, n in mix.pairs for _ in range(n)]
+    runs = [template for template, n in mix.paced for _ in range(n)]
     counts = [max(1, template.micro_batches_within(seconds)) for template in runs]
     # Too many: take them from the pipelines that would finish last.
     for _ in range(sum(counts) - total):
@@ -185,4 +224,4 @@ def plan_of(mix: PipelineMix, total: int, lots: Sequence[Lot]) -> Plan:
     # Share one object between equal pipelines: the estimator computes it once.
     made = cache(lambda template, micro_batches: template.pipeline(micro_batches, lots))
     pipelines = tuple(made(template, next(counts)) for template, n in mix.pairs for _ in range(n))
-    return Plan(mix.templates[0].micro_batch, pipelines)
+    return Plan(mix.templates[0].micro_batch, pipelines, together=mix.together)

@@ -55,6 +55,8 @@ class Template:
     end of the pipeline's."""
     gpus: Mapping[tuple[int, int], int] = field(compare=False)
     """Device groups by (lot, TP degree)."""
+    beside: tuple[float, float] = field(compare=False)
+    """``level_s`` and ``fill_s`` where neighbouring stages of one lot share a machine."""
 
     def pipeline(self, micro_batches: int, lots: Sequence[Lot]) -> Pipeline:
         """The pipeline that runs this many micro batches."""
@@ -207,7 +209,7 @@ class TemplateMaker:
 
     def timed(self, steps: tuple[Step, ...], micro_batch: int, cuts: tuple[int, ...]) -> Template:
         """The template with given boundaries."""
-        levels, hops, synced, home = [], [], [], 0.0
+        levels, hops, beside, synced, home = [], [], [], [], 0.0
         for s, step in enumerate(steps):
             gpu = self.lots[step.lot].gpu
             row = self.seconds(gpu, step.tp, micro_batch, step.recompute)
@@ -216,19 +218,24 @@ class TemplateMaker:
             level += platform.message_s * 2 * ((s > 0) + (s + 1 < len(steps)))
             levels.append(level)
             if s + 1 < len(steps):
-                hops.append(2 * self._message_s(step, steps[s + 1], micro_batch, cuts[s + 1]))
+                pair = (step, steps[s + 1])
+                hops.append(2 * self._message_s(*pair, micro_batch, cuts[s + 1]))
+                is_near = step.lot == steps[s + 1].lot
+                beside.append(
+                    2 * self._message_s(*pair, micro_batch, cuts[s + 1], is_inside=True)
+                    if is_near
+                    else hops[-1]
+                )
             synced.append((4 * self._held(step.tp, cuts[s], cuts[s + 1]), home))
             home += BACKWARD_SHARE * level + (hops[-1] / 2 if hops else 0.0)
-        # With n stages left, micro batch k must return before micro batch k + n starts.
-        rounds = [(sum(levels[s:]) + sum(hops[s:])) / (len(steps) - s) for s in range(len(steps))]
         return Template(
             micro_batch,
             cuts,
             steps,
-            max(levels + rounds),
-            sum(levels) + sum(hops),
+            *_pace(levels, hops),
             tuple(synced),
             Counter((step.lot, step.tp) for step in steps),
+            _pace(levels, beside),
         )
 
     def _held(self, tp: int, first: int, end: int) -> float:
@@ -238,14 +245,17 @@ class TemplateMaker:
             sums = self._parameters[tp] = prefix_sums(self.costs.parameters(tp)).tolist()
         return sums[end] - sums[first]
 
-    def _message_s(self, one: Step, other: Step, micro_batch: int, cut: int) -> float:
-        flows = min(one.tp, other.tp)
-        return self.network.between_nodes(
-            self.lots[one.lot].place,
-            self.lots[other.lot].place,
-            flows=flows,
-            bytes_each=self.costs.output_bytes(cut - 1) * micro_batch / flows,
+    def _message_s(
+        self, one: Step, other: Step, micro_batch: int, cut: int, *, is_inside: bool = False
+    ) -> float:
+        flows, places = (
+            min(one.tp, other.tp),
+            (self.lots[one.lot].place, self.lots[other.lot].place),
         )
+        bytes_each = self.costs.output_bytes(cut - 1) * micro_batch / flows
+        if is_inside:
+            return self.network.within_node(places[0], gpus=2 * flows, bytes_each=bytes_each)
+        return self.network.between_nodes(*places, flows=flows, bytes_each=bytes_each)
 
     def _cuts(
         self, steps: tuple[Step, ...], micro_batch: int, most: int, level_s: float
@@ -262,6 +272,14 @@ class TemplateMaker:
                 return None
             cuts.append(end)
         return tuple(cuts) if cuts[-1] == layers else None
+
+
+def _pace(levels: Sequence[float], hops: Sequence[float]) -> tuple[float, float]:
+    """Seconds between two micro batches, and of one through the whole pipeline."""
+    # With n stages left, micro batch k must return before micro batch k + n starts.
+    count = len(levels)
+    rounds = [(sum(levels[s:]) + sum(hops[s:])) / (count - s) for s in range(count)]
+    return max(*levels, *rounds), sum(levels) + sum(hops)
 
 
 def step_options(

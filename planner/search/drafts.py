@@ -80,9 +80,8 @@ class EventDrafts:
             per_layer_sync=self.judge.overlaps,
         )
 
-    def ranked(self) -> list[PipelineMix]:
+    def ranked(self, mixes: list[PipelineMix]) -> list[PipelineMix]:
         """Mixes by their rough objective, best first."""
-        mixes = list(self.mixes())
         if not mixes:
             return []
         totals = [self.job.global_batch // mix.templates[0].micro_batch for mix in mixes]
@@ -271,7 +270,9 @@ class EventDrafts:
         if len({lot for lot, _ in used}) > 1:
             return False
         lot = self.lots[used[0][0]]
-        side_by_side = all(lot.gpus_per_machine % (mix.pipelines * tp) == 0 for _, tp in used)
+        side_by_side = mix.together is None and all(
+            lot.gpus_per_machine % (mix.pipelines * tp) == 0 for _, tp in used
+        )
         gpus = sum(tp * n for tp, n in mix.groups()[used[0][0]].items())
         return side_by_side or gpus <= lot.gpus_per_machine
 
@@ -336,7 +337,7 @@ class EventDrafts:
 
 
 def family_of(mix: PipelineMix) -> object:
-    """The family of a mix: its lots, TP degrees, stage counts and micro batch."""
+    """The family of a mix: its lots, TP degrees, stage counts, micro batch and placement."""
     steps = {(step.lot, step.tp) for template in mix.templates for step in template.steps}
     stages = {len(template.steps) for template in mix.templates}
-    return mix.templates[0].micro_batch, frozenset(steps), frozenset(stages)
+    return mix.templates[0].micro_batch, frozenset(steps), frozenset(stages), mix.together

@@ -7,17 +7,26 @@ changed in small steps while that helps and the budget allows.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from planner.pipelines.pipeline_mix import PipelineMix, mix_of_plan, plan_of, room_for
+from planner.pipelines.pipeline_mix import (
+    PipelineMix,
+    mix_of_plan,
+    placements,
+    plan_of,
+    room_for,
+)
 from planner.pipelines.pipeline_template import Template
 from planner.problem.inventory import gpus_by_lot, is_supplied, spot_share
 from planner.problem.objective import Figures, Limits
 from planner.search.drafts import EventDrafts, family_of
 from planner.search.exhaustive import all_bounded_mixes
 from planner.search.pricing import fewest_gpus
+from simulator.estimate.machine_layout import lay_out
 from simulator.estimate.result import Estimate
 from simulator.spec.plan import Plan
 
@@ -27,6 +36,10 @@ JUDGED_SHARE = 0.5
 """Share of the budget for drafted mixes; the rest is for small changes."""
 STARTS_MAX = 12
 """Plans of different families that are improved in small steps."""
+PLACED_SHARE = 0.2
+"""Plans judged with other placements, as a share of those judged before."""
+PLACED_DRAFTS_SHARE = 0.5
+"""Share of these for drafts and for the best plans as they are; the rest is for small changes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +101,8 @@ class EventSearch(EventDrafts):
         for mix in self.seeds:
             self.judge_mix(mix)
         drafted = max(1, int(self.budget * JUDGED_SHARE))
-        for mix in self.best_per_family_first(self.ranked(), drafted):
+        mixes = list(self.mixes())
+        for mix in self.best_per_family_first(self.ranked(mixes), drafted):
             if self.evaluations >= drafted:
                 break
             self.judge_mix(mix)
@@ -96,20 +110,44 @@ class EventSearch(EventDrafts):
         if longest_s is None or not self.limits.needs_prices:
             for mix in self.equal_pipelines(longest_s):
                 self.judge_mix(mix)
-        climbed: set[PipelineMix] = set()
-        while self.evaluations < self.budget:
-            start = next((j for j in self.best_of_families() if j.mix not in climbed), None)
-            if start is None:
-                break
-            self.climb(start, climbed)
+        self.climb_from(self.best_of_families, self.budget)
+        self.place(mixes)
         return self.finished(min(self.judged, key=lambda j: j.worth, default=None))
 
-    def climb(self, start: JudgedPlan, climbed: set[PipelineMix]) -> None:
+    def place(self, mixes: list[PipelineMix]) -> None:
+        """Judge other placements: of the best plans, and of drafts with these placements.
+
+        They come last, with a budget of their own, so that no plan is missed because of them.
+        """
+        more = PLACED_SHARE * self.evaluations
+        drafts_end = self.evaluations + int(PLACED_DRAFTS_SHARE * more)
+        end = self.evaluations + int(more)
+        best = [p for j in self.best_of_families() for p in placements(j.mix, self.lots)]
+        beside = [p for mix in mixes for p in placements(mix, self.lots) if p.together == 1]
+        ranked = self.best_per_family_first(self.ranked(beside), drafts_end - self.evaluations)
+        for pair in itertools.zip_longest(best, ranked):
+            for mix in pair:
+                if mix is not None and self.evaluations < drafts_end:
+                    self.judge_mix(mix)
+        self.climb_from(
+            lambda: [j for j in self.best_of_families() if j.mix.together is not None], end
+        )
+
+    def climb_from(self, starts: Callable[[], list[JudgedPlan]], end: int) -> None:
+        """Improve the best start, then the next, until so many plans are judged."""
+        climbed: set[PipelineMix] = set()
+        while self.evaluations < end:
+            start = next((j for j in starts() if j.mix not in climbed), None)
+            if start is None:
+                break
+            self.climb(start, climbed, end)
+
+    def climb(self, start: JudgedPlan, climbed: set[PipelineMix], end: int) -> None:
         """Change a plan in small steps while that improves it."""
         best: JudgedPlan | None = start
         while best is not None and best.mix not in climbed:
             climbed.add(best.mix)
-            best = self.better_neighbour(best)
+            best = self.better_neighbour(best, end)
 
     def best_of_families(self) -> list[JudgedPlan]:
         """The best judged plan of each family, best first; plans that keep all limits if there are
@@ -143,15 +181,27 @@ class EventSearch(EventDrafts):
             templates = bounded.templates(self.floors)
             mix = PipelineMix(templates, (1,) * len(templates))
             pairs = zip(templates, bounded.counts, strict=True)
-            found = self.judge_plan(
-                Plan(bounded.micro_batch, tuple(t.pipeline(n, self.lots) for t, n in pairs)), mix
-            )
-            if found is None or not found.keeps_limits:
-                continue
-            if best is None or found.worth < best.worth:
-                best = found
+            pipelines = tuple(t.pipeline(n, self.lots) for t, n in pairs)
+            for plan in self.every_placement(Plan(bounded.micro_batch, pipelines)):
+                found = self.judge_plan(plan, replace(mix, together=plan.together))
+                if found is None or not found.keeps_limits:
+                    continue
+                if best is None or found.worth < best.worth:
+                    best = found
         self.is_complete = bounded_mixes is not None
         return best
+
+    def every_placement(self, plan: Plan) -> Iterator[Plan]:
+        """The plan, and with each other way to place its pipelines that changes their machines."""
+        equal = Counter(pipeline.stages for pipeline in plan.pipelines)
+        seen = set()
+        for together in (None, *range(1, max(equal.values()) + 1)):
+            placed = replace(plan, together=together)
+            layout = lay_out(placed, self.judge.sites.gpus_per_machine)
+            machines = layout.node.tobytes()
+            if machines not in seen:
+                seen.add(machines)
+                yield placed
 
     # -- judging --------------------------------------------------------------------------------
 
@@ -197,10 +247,10 @@ class EventSearch(EventDrafts):
 
     # -- small changes --------------------------------------------------------------------------
 
-    def better_neighbour(self, best: JudgedPlan) -> JudgedPlan | None:
-        """The first small change that improves the plan."""
+    def better_neighbour(self, best: JudgedPlan, end: int) -> JudgedPlan | None:
+        """The first small change that improves the plan, while fewer than ``end`` are judged."""
         for mix in self.neighbours(best.mix):
-            if self.evaluations >= self.budget:
+            if self.evaluations >= end:
                 return None
             found = self.judge_mix(mix)
             if found is not None and found.worth < best.worth:
@@ -209,6 +259,8 @@ class EventSearch(EventDrafts):
 
     def neighbours(self, mix: PipelineMix) -> Iterator[PipelineMix]:
         """Mixes that differ in one thing."""
+        if mix.together is not None:
+            yield from placements(mix, self.lots)
         b = mix.templates[0].micro_batch
         total = self.job.global_batch // b
         for index, template in enumerate(mix.templates):
@@ -226,7 +278,8 @@ class EventSearch(EventDrafts):
                 room = room_for(template, self.lots, mix.groups())
                 count = min(room, total - mix.pipelines)
                 if count > 0:
-                    yield PipelineMix((*mix.templates, template), (*mix.counts, count))
+                    more = (*mix.templates, template), (*mix.counts, count)
+                    yield PipelineMix(*more, mix.together)
 
     def variants(self, template: Template, total: int) -> Iterator[Template]:
         """Templates with one boundary, TP degree or recomputation changed."""
@@ -264,4 +317,5 @@ class EventSearch(EventDrafts):
         return PipelineMix(
             (*mix.templates[:index], template, *mix.templates[index + 1 :]),
             (*mix.counts[:index], room, *mix.counts[index + 1 :]),
+            mix.together,
         )

@@ -1,8 +1,10 @@
 """Assign each device group of a plan to a machine.
 
 A plan that names no nodes is laid out as Megatron lays out its ranks: in each pool all replicas
-of the first stage side by side, then those of the second, machine after machine. Pipelines are
-ordered by their contents, so that their order in the plan does not matter.
+of the first stage side by side, then those of the second, machine after machine. A plan may say how
+many pipelines do so together (``Plan.together``): the stages of these take machines first, then
+those of the next ones. Pipelines are ordered by their contents, so that their order in the plan
+does not matter.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ def lay_out(plan: Plan, gpus_per_machine: Callable[[Place], int]) -> MachineLayo
     for pool, number in pools.items():
         queue = order[goes_to[groups.place[order]] == number]
         size = gpus_per_machine(Place(pool[2], pool[1], pool[0]))
-        machines = _machines(groups.tp[queue], size)
+        in_turn = plan.together is None
+        machines = _machines(groups.tp[queue], size, in_turn=in_turn)
         node[queue] = len(nodes) + machines
         for machine in range(int(machines.max()) + 1):
             nodes[*pool, machine] = len(nodes)
@@ -72,29 +75,45 @@ def lay_out(plan: Plan, gpus_per_machine: Callable[[Place], int]) -> MachineLayo
 
 def _queue(groups: DeviceGroups, rows: Ints, pool: Ints) -> Ints:
     """Sort the rows by pool, and within it in the order in which they take machines."""
-    rank = np.array(_canonical_ranks(groups))[groups.pipeline[rows]]
+    ranks, blocks = _canonical_ranks(groups)
+    pipeline = groups.pipeline[rows]
+    rank, block = np.array(ranks)[pipeline], np.array(blocks)[pipeline]
     # Larger groups first, so that the rest of a machine still fits smaller ones.
-    order = np.lexsort((groups.index[rows], rank, -groups.tp[rows], groups.stage[rows], pool))
-    queue: Ints = rows[order]
+    keys = (groups.index[rows], rank, -groups.tp[rows], groups.stage[rows], block, pool)
+    queue: Ints = rows[np.lexsort(keys)]
     return queue
 
 
-def _machines(tp: Ints, size: int) -> Ints:
-    """Return the machine number of each group, given the groups' devices in order."""
+def _machines(tp: Ints, size: int, *, in_turn: bool) -> Ints:
+    """Return the machine number of each group, given the groups' devices in order.
+
+    ``in_turn`` leaves a machine for good once a group does not fit; otherwise a group takes the
+    first machine with room, so that pipelines side by side need no more machines than there are.
+    """
     if (tp == tp[0]).all():
         numbers: Ints = np.arange(len(tp)) // max(1, size // int(tp[0]))
         return numbers
-    found, number, free = [], -1, 0
+    found: list[int] = []
+    free: list[int] = []
+    # By number of devices, the machine from which on there may be room for so many.
+    first: dict[int, int] = {}
     for devices in tp.tolist():
-        if devices > free:
-            number, free = number + 1, size
-        free -= devices
+        number = max(0, len(free) - 1) if in_turn else first.get(devices, 0)
+        while number < len(free) and free[number] < devices:
+            number += 1
+        if number == len(free):
+            free.append(size)
+        first[devices] = number
+        free[number] -= devices
         found.append(number)
     return np.array(found)
 
 
-def _canonical_ranks(groups: DeviceGroups) -> list[int]:
-    """Rank pipelines by their contents; equal ones share a rank."""
+def _canonical_ranks(groups: DeviceGroups) -> tuple[list[int], list[int]]:
+    """Rank pipelines by their contents; equal ones share a rank.
+
+    Also number the blocks of pipelines that take machines together: their stages are equal.
+    """
     plan = groups.plan
     in_order = sorted(range(len(groups.places)), key=lambda n: _place_key(groups.places[n]))
     place_rank = np.empty(len(in_order), dtype=np.int64)
@@ -114,7 +133,23 @@ def _canonical_ranks(groups: DeviceGroups) -> list[int]:
         for pipeline, (begin, end) in zip(plan.pipelines, groups.blocks, strict=True)
     ]
     order = {key: number for number, key in enumerate(sorted(set(keys)))}
-    return [order[key] for key in keys]
+    ranks = [order[key] for key in keys]
+    return ranks, _blocks(ranks, [key[1:] for key in keys], plan.together)
+
+
+def _blocks(ranks: list[int], stages: list[tuple[int, ...]], together: int | None) -> list[int]:
+    """Number the blocks of each pipeline, so many of equal stages in each, in order of rank."""
+    if together is None:
+        return [0] * len(ranks)
+    blocks, number = [0] * len(ranks), -1
+    last: tuple[int, ...] | None = None
+    taken = 0
+    for p in sorted(range(len(ranks)), key=lambda p: (stages[p], ranks[p])):
+        if stages[p] != last or taken == together:
+            number, taken, last = number + 1, 0, stages[p]
+        taken += 1
+        blocks[p] = number
+    return blocks
 
 
 def _split_rank(groups: DeviceGroups) -> Ints:

@@ -75,12 +75,13 @@ def _plan(top: Table) -> Plan | None:
             f"is {virtual_stages}, but interleaving needs several chunks per device group",
             'give at least 2, or "schedule": "1f1b"',
         )
+    together = top.integer("together", most=DEGREE_MAX) if "together" in top else None
     pipelines = [_pipeline(table) for table in top.tables("pipelines", required=True)]
     top.finish()
     whole = tuple(pipeline for pipeline in pipelines if pipeline is not None)
     if size is None or len(whole) != len(pipelines):
         return None
-    return Plan(size, whole, schedule, virtual_stages)
+    return Plan(size, whole, schedule, virtual_stages, together)
 
 
 def _pipeline(table: Table) -> Pipeline | None:
@@ -201,6 +202,8 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         written["schedule"] = plan.schedule
     if plan.virtual_stages != 1:
         written["virtual_stages"] = plan.virtual_stages
+    if plan.together is not None:
+        written["together"] = plan.together
     written["pipelines"] = [
         {
             "micro_batches": pipeline.micro_batches,

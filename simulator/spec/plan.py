@@ -105,6 +105,9 @@ class Plan:
     virtual_stages: int = 1
     """Chunks per device group. Above one only with the interleaved schedule, where the stages k,
     k + D, k + 2D, ... of a pipeline with D device groups share one device group."""
+    together: int | None = None
+    """How many equal pipelines take machines together, stage by stage, before the next do; ``None``
+    for all. With 1, the stages of each pipeline are side by side. Named nodes go before."""
 
     @property
     def samples_per_iteration(self) -> int:

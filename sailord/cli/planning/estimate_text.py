@@ -38,7 +38,7 @@ def _totals(plan: Plan, job: Job, estimate: Estimate) -> Iterable[str]:
         of, tokens = f", sequence {job.sequence}", f", {samples * job.sequence:,.0f} tokens/s"
     yield f"job         {job.name}: {job.model.name}, {job.precision}{of}"
     yield (
-        f"plan        {counted(len(plan.pipelines), 'pipeline')}, micro batch "
+        f"plan        {counted(len(plan.pipelines), 'pipeline')}{_placed(plan)}, micro batch "
         f"{plan.micro_batch_size}, {estimate.samples_per_iteration} samples an iteration"
     )
     yield f"devices     {gpus_text(plan)}"
@@ -57,6 +57,13 @@ def _totals(plan: Plan, job: Job, estimate: Estimate) -> Iterable[str]:
     else:
         full = sum(not device.fits for row in estimate.memory for device in row)
         yield f"memory      DOES NOT FIT on {counted(full, 'device group')}"
+
+
+def _placed(plan: Plan) -> str:
+    """Say how pipelines are placed, if not stage by stage over all of them."""
+    if plan.together is None:
+        return ""
+    return f" placed {plan.together} at a time" if plan.together > 1 else " placed one by one"
 
 
 def gpus_text(plan: Plan) -> str:

@@ -34,7 +34,7 @@ from simulator.inputs.plan_file import plan_text
 from simulator.spec.plan import Plan
 
 _SPACES = {
-    ("event", "full"): "1F1B, no interleaving",
+    ("event", "full"): "1F1B, no interleaving, any placement",
     ("paper", "full"): "pipelines with equal boundaries",
     ("paper", "paper"): "the published planner's space",
 }

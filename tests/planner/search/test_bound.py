@@ -16,7 +16,13 @@ from planner.search.stage_limits import StageFloors
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.spec.job import Objective
 from simulator.spec.plan import Place, Plan
-from tests.simulator.worlds import GPUS_PER_MACHINE, World, random_plan, random_world
+from tests.simulator.worlds import (
+    GPUS_PER_MACHINE,
+    World,
+    placed,
+    random_plan,
+    random_world,
+)
 
 
 def just_enough(plan: Plan, world: World) -> Cluster:
@@ -60,6 +66,13 @@ def bound_of(plan: Plan, world: World, lots: tuple[Lot, ...], goal: str) -> Even
     )
 
 
+def placed_somehow(plan: Plan, rng: random.Random) -> Plan:
+    """The plan with some placement: by rule, so many pipelines together, or on named nodes."""
+    if rng.random() < 0.3:
+        return placed(plan)
+    return replace(plan, together=rng.choice([None, 1, 1, 2]))
+
+
 @pytest.mark.slow
 @pytest.mark.sim
 @pytest.mark.parametrize("goal", ["throughput", "cost"])
@@ -71,11 +84,12 @@ def test_no_plan_is_below_the_bound(goal: str, examples: int) -> None:
         if rng.random() < 0.5:
             # Equal pipelines come closest to the bound.
             plan = replace(plan, pipelines=(plan.pipelines[0],) * len(plan.pipelines))
+        lots = lots_of(just_enough(plan, world), world.estimator.sites)
+        plan = placed_somehow(plan, rng)
         estimate = world.estimator.estimate(plan)
         usd = estimate.money.total_usd
         if not estimate.fits or usd is None:
             continue
-        lots = lots_of(just_enough(plan, world), world.estimator.sites)
         worth = usd if goal == "cost" else estimate.iteration_s
         bounds = bound_of(plan, world, lots, goal).bounds(2 * estimate.iteration_s, 2 * worth)
         assert bounds.objective <= worth, seed

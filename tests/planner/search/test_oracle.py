@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -12,11 +13,12 @@ from planner.api import plan_job
 from planner.pipelines.pipeline_template import TemplateMaker
 from planner.problem.inventory import lots_of
 from planner.problem.objective import Limits
-from planner.problem.question import Question
+from planner.problem.question import Answer, Question
 from planner.search.bound import EventBound
 from planner.search.stage_limits import StageFloors
 from simulator.api import estimator
 from simulator.estimate.event_estimator import EventEstimator
+from simulator.layer_costs.profile import LayerSizes, Timing
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from tests.planner.small_cases import SmallCase, is_possible, random_case
 
@@ -47,6 +49,13 @@ def every_pipeline(case: SmallCase) -> list[tuple[Stage, ...]]:
 
 
 def every_plan(case: SmallCase) -> Iterator[Plan]:
+    """All plans of a case, in every placement."""
+    for plan in every_unplaced_plan(case):
+        for together in (None, *range(1, len(plan.pipelines) + 1)):
+            yield replace(plan, together=together)
+
+
+def every_unplaced_plan(case: SmallCase) -> Iterator[Plan]:
     pipelines = every_pipeline(case)
     gpus = sum(pool.gpus for pool in case.cluster.pools)
     for b in (1, 2, 4):
@@ -68,6 +77,46 @@ def every_plan(case: SmallCase) -> Iterator[Plan]:
                     )
 
 
+def assert_none_is_better(case: SmallCase, seed: int) -> Answer:
+    """Compare the planner and its bound with all plans of a case; return its answer."""
+    goal = case.job.objective.goal
+    answer = plan_job(Question(case.job, case.cluster, case.measurements, "event"))
+    judge = estimator("event", job=case.job, cluster=case.cluster, measurements=case.measurements)
+    assert isinstance(judge, EventEstimator)
+    lots = lots_of(case.cluster, judge.sites)
+    floors = StageFloors(
+        TemplateMaker(judge.costs, judge.network, judge.sites, lots),
+        lots,
+        degrees=(1, 2, 4),
+        recomputes=("none",),
+        per_layer_sync=judge.overlaps,
+    )
+    sizes = [b for b in (1, 2, 4) if case.job.global_batch % b == 0]
+    bound = EventBound(floors, lots, (), Limits(case.job.objective), case.job.global_batch, sizes)
+    best = fastest = float("inf")
+    for plan in every_plan(case):
+        if not is_possible(case, plan):
+            continue
+        estimate = judge.estimate(plan)
+        if estimate.fits:
+            usd = estimate.money.total_usd
+            assert usd is not None
+            best = min(best, usd if goal == "cost" else estimate.iteration_s)
+            fastest = min(fastest, estimate.iteration_s)
+    if best == float("inf"):
+        assert answer.plan is None, seed
+        return answer
+    assert answer.plan is not None, seed
+    assert answer.objective == pytest.approx(best, rel=1e-9), seed
+    # The bound by itself, which a search to the end does not need, with worse plans known.
+    bounds = bound.bounds(2 * fastest, 2 * best)
+    assert bounds.seconds <= fastest, seed
+    assert bounds.objective <= best, seed
+    assert answer.lower_bound <= best * (1 + 1e-9), seed
+    assert answer.lower_bound_s <= fastest * (1 + 1e-9), seed
+    return answer
+
+
 @pytest.mark.sim
 @pytest.mark.parametrize("goal", ["throughput", "cost"])
 def test_no_plan_is_better_than_the_planners(goal: str, examples: int) -> None:
@@ -76,41 +125,42 @@ def test_no_plan_is_better_than_the_planners(goal: str, examples: int) -> None:
         # On one GPU there is nothing but work, so that the closed bound is tight.
         most = 3 if seed % 2 else 1
         case = random_case(rng, gpus_max=most, layers_max=4, batch=rng.choice([2, 4]), goal=goal)
-        answer = plan_job(Question(case.job, case.cluster, case.measurements, "event"))
-        judge = estimator(
-            "event", job=case.job, cluster=case.cluster, measurements=case.measurements
-        )
-        assert isinstance(judge, EventEstimator)
-        lots = lots_of(case.cluster, judge.sites)
-        floors = StageFloors(
-            TemplateMaker(judge.costs, judge.network, judge.sites, lots),
-            lots,
-            degrees=(1, 2, 4),
-            recomputes=("none",),
-            per_layer_sync=judge.overlaps,
-        )
-        sizes = [b for b in (1, 2, 4) if case.job.global_batch % b == 0]
-        bound = EventBound(
-            floors, lots, (), Limits(case.job.objective), case.job.global_batch, sizes
-        )
-        best = fastest = float("inf")
-        for plan in every_plan(case):
-            if not is_possible(case, plan):
-                continue
-            estimate = judge.estimate(plan)
-            if estimate.fits:
-                usd = estimate.money.total_usd
-                assert usd is not None
-                best = min(best, usd if goal == "cost" else estimate.iteration_s)
-                fastest = min(fastest, estimate.iteration_s)
-        if best == float("inf"):
-            assert answer.plan is None, seed
-            continue
-        assert answer.plan is not None, seed
-        assert answer.objective == pytest.approx(best, rel=1e-9), seed
-        # The bound by itself, which a search to the end does not need, with worse plans known.
-        bounds = bound.bounds(2 * fastest, 2 * best)
-        assert bounds.seconds <= fastest, seed
-        assert bounds.objective <= best, seed
-        assert answer.lower_bound <= best * (1 + 1e-9), seed
-        assert answer.lower_bound_s <= fastest * (1 + 1e-9), seed
+        assert_none_is_better(case, seed)
+
+
+def case_where_placement_matters(rng: random.Random) -> SmallCase:
+    """GPUs that hold about two thirds of the model each, on machines of two, and large messages."""
+    case = random_case(rng, gpus_max=1, layers_max=3)
+    layers = len(case.job.model.layers)
+    kept = [int(11e9 / layers * rng.uniform(0.8, 1.2)) for _ in range(layers)]
+    messages = tuple(int(10 ** rng.uniform(6, 8.5)) for _ in range(layers))
+    parameters = (int(10 ** rng.uniform(5, 8)),) * layers
+    profile = replace(
+        case.profile,
+        timings={
+            key: Timing(one.forward_s / 20, one.backward_s / 20, 0.01)
+            for key, one in case.profile.timings.items()
+        },
+        sizes={
+            tp: LayerSizes(parameters, messages, tuple(n // tp for n in kept)) for tp in (1, 2, 4)
+        },
+    )
+    pool = replace(
+        case.cluster.pools[0], gpu="A100-40", machine="A100-40x2", gpus_per_machine=2, gpus=4
+    )
+    return replace(
+        case,
+        job=replace(case.job, max_tp=1),
+        cluster=replace(case.cluster, pools=(pool,)),
+        measurements=replace(case.measurements, known=profile),
+    )
+
+
+@pytest.mark.sim
+def test_no_placement_is_better_than_the_planners(examples: int) -> None:
+    chosen = set()
+    for seed in range(max(4, examples // 5)):
+        case = case_where_placement_matters(random.Random(f"placement {seed}"))
+        answer = assert_none_is_better(case, seed)
+        chosen.add(answer.plan.together if answer.plan is not None else None)
+    assert chosen == {None, 1}, "both placements are best somewhere"

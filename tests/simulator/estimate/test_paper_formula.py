@@ -406,3 +406,8 @@ def test_estimate_has_the_same_numbers_as_the_formula() -> None:
     assert shared.iteration_s == result.iteration_s
     assert shared.throughput_samples_per_s == pytest.approx(8 / result.iteration_s)
     assert shared.to_json()["peak_memory_bytes"] == [list(row) for row in result.peak_bytes]
+
+
+def test_the_formula_knows_no_machines_and_no_placement() -> None:
+    plan = toy_plan((stage(0, 2),) * 2, (stage(2, 4),) * 2)
+    assert estimate(replace(plan, together=1)) == estimate(plan)

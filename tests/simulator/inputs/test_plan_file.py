@@ -424,7 +424,8 @@ def plans(draw: st.DrawFn) -> Plan:
         for _ in range(draw(st.integers(1, 3)))
     )
     virtual = draw(st.integers(2, 3)) if schedule == "interleaved" else 1
-    return Plan(draw(st.integers(1, 8)), pipelines, schedule, virtual)
+    together = draw(st.sampled_from([None, 1, 2]))
+    return Plan(draw(st.integers(1, 8)), pipelines, schedule, virtual, together)
 
 
 @given(plans())
