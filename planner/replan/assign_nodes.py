@@ -3,13 +3,14 @@
 Each pool is a problem of its own, because the plan already says which layers run in which zone and
 machine type. Groups with equal layers are equal, and so are nodes that hold the same state and have
 equally many free devices; the rest is a small min-cost flow. A group that runs already stays where
-it is unless moving it makes room or saves bytes.
+it is unless moving it makes room or saves bytes. Where the plan places pipelines together
+(``Plan.together``), the groups that share a machine by it are assigned as one, if there is room.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -26,6 +27,7 @@ from planner.replan.state_map import (
 )
 from planner.replan.transfers import Routes
 from simulator.arrays import Bools, Floats, prefix_sums
+from simulator.estimate.machine_layout import lay_out
 from simulator.spec.plan import Pipeline, Place, PlaceKey, Plan, Stage
 
 
@@ -41,6 +43,28 @@ class _Group:
     """Where it runs already, if its pipeline continues unchanged."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Groups that go to one node."""
+
+    groups: tuple[_Group, ...]
+    gpus: int
+    layers: tuple[tuple[int, int], ...]
+    """The layers of its groups; units with equal layers are equal."""
+    home: str
+    """The node where all of them run already, or an empty text."""
+
+    @classmethod
+    def of(cls, groups: Sequence[_Group]) -> _Unit:
+        homes = {"" if group.home is None else group.home.node or "" for group in groups}
+        return cls(
+            tuple(groups),
+            sum(group.tp for group in groups),
+            tuple(sorted({group.layers for group in groups})),
+            homes.pop() if len(homes) == 1 else "",
+        )
+
+
 @dataclass(slots=True)
 class _Room:
     """The nodes of one pool, and the groups assigned to them so far."""
@@ -51,10 +75,12 @@ class _Room:
     chosen: dict[tuple[int, int], tuple[str, bool]] = field(default_factory=dict)
     """Node of each group by (pipeline, stage), and whether it is its home."""
 
-    def put(self, group: _Group, node: str, *, at_home: bool) -> None:
-        """Assign a group to a node."""
-        self.taken[node] += group.tp
-        self.chosen[group.pipeline, group.stage] = (node, at_home)
+    def put(self, unit: _Unit, node: str) -> None:
+        """Assign the groups of a unit to a node."""
+        self.taken[node] += unit.gpus
+        for group in unit.groups:
+            at_home = group.home is not None and group.home.node == node
+            self.chosen[group.pipeline, group.stage] = (node, at_home)
 
 
 def assign(
@@ -73,8 +99,13 @@ def assign(
         at_place[node.key].append(node)
     chosen: dict[tuple[int, int], tuple[str, bool]] = {}
     for key in sorted(groups):
-        room = _Room(tuple(sorted(at_place[key], key=lambda node: node.id)))
-        if not _fill(room, groups[key], held, _FetchUsd(key, by_id, held, state, routes), state):
+        here = tuple(sorted(at_place[key], key=lambda node: node.id))
+        fetch = _FetchUsd(key, by_id, held, state, routes)
+        for units, makes_room in _ways(plan, groups[key], here):
+            room = _Room(here)
+            if _fill(room, units, held, fetch, state, makes_room=makes_room):
+                break
+        else:
             return None
         chosen |= room.chosen
     return _placed(plan, groups, chosen, nodes, running, state)
@@ -117,6 +148,42 @@ def _groups(
     return found
 
 
+def _ways(
+    plan: Plan, groups: list[_Group], nodes: Sequence[Node]
+) -> Iterator[tuple[list[_Unit], bool]]:
+    """The units of one pool, closest to the plan's placement first, and whether others make room.
+
+    Machine by machine as the estimator lays out what does not run yet; then pipeline by pipeline;
+    then group by group.
+    """
+    if plan.together is not None and nodes and any(group.home is None for group in groups):
+        size = max(node.gpus for node in nodes)
+        yield _units(groups, _machines(plan, groups, size)), False
+        yield _units(groups, {(g.pipeline, g.stage): g.pipeline for g in groups}), False
+    yield [_Unit.of([group]) for group in groups], True
+
+
+def _machines(plan: Plan, groups: Iterable[_Group], size: int) -> dict[tuple[int, int], object]:
+    """The machine of each group of the pipelines that do not run yet, by the estimator's rule."""
+    new = sorted({group.pipeline for group in groups if group.home is None})
+    stages = [tuple(map(unplaced, plan.pipelines[p].stages)) for p in new]
+    pipelines = tuple(
+        replace(plan.pipelines[p], stages=s) for p, s in zip(new, stages, strict=True)
+    )
+    layout = lay_out(replace(plan, pipelines=pipelines), lambda _: size)
+    return {(new[p], s): node for (p, s, _), node in layout.node_of.items()}
+
+
+def _units(groups: Iterable[_Group], machine: Mapping[tuple[int, int], object]) -> list[_Unit]:
+    """One unit per machine, large units first; groups that run already are units of their own."""
+    some: defaultdict[object, list[_Group]] = defaultdict(list)
+    for group in groups:
+        at = (group.pipeline, group.stage)
+        some[at if group.home is not None else machine[at]].append(group)
+    units = map(_Unit.of, some.values())
+    return sorted(units, key=lambda unit: (-unit.gpus, unit.groups[0].pipeline))
+
+
 def stage_is_alive(stage: Stage, nodes: Mapping[str, Node]) -> bool:
     """Whether all devices of a placed stage are still up."""
     place = stage.place
@@ -156,26 +223,34 @@ class _FetchUsd:
 
 
 def _fill(
-    room: _Room, groups: list[_Group], held: Mapping[str, Bools], fetch: _FetchUsd, state: State
+    room: _Room,
+    units: list[_Unit],
+    held: Mapping[str, Bools],
+    fetch: _FetchUsd,
+    state: State,
+    *,
+    makes_room: bool,
 ) -> bool:
-    """Give every group of one pool a node, large groups first; false if they do not fit."""
-    if all(group.home is not None for group in groups):
-        # No group has to move.
-        for group in groups:
-            assert group.home is not None
-            room.put(group, group.home.node or "", at_home=True)
+    """Give every unit of one pool a node, large units first; false if they do not fit.
+
+    With ``makes_room``, smaller units that run already may be moved.
+    """
+    if all(unit.home for unit in units):
+        # Nothing has to move.
+        for unit in units:
+            room.put(unit, unit.home)
         return True
     fetch_usd = fetch.by_unit()
-    for tp in sorted({group.tp for group in groups}, reverse=True):
-        some = [group for group in groups if group.tp == tp]
-        # Smaller groups that may stay keep their devices unless the room is needed.
+    for gpus in sorted({unit.gpus for unit in units}, reverse=True):
+        some = [unit for unit in units if unit.gpus == gpus]
+        # Smaller units that may stay keep their devices unless the room is needed.
         smaller: Counter[str] = Counter()
-        for group in groups:
-            if group.tp < tp and group.home is not None:
-                smaller[group.home.node or ""] += group.tp
-        for reserved in (smaller, Counter[str]()):
+        for unit in units:
+            if unit.gpus < gpus and unit.home:
+                smaller[unit.home] += unit.gpus
+        for reserved in (smaller, Counter[str]())[: 1 + makes_room]:
             slots = [
-                (node.gpus - room.taken[node.id] - reserved[node.id]) // tp for node in room.nodes
+                (node.gpus - room.taken[node.id] - reserved[node.id]) // gpus for node in room.nodes
             ]
             if sum(max(0, n) for n in slots) >= len(some):
                 break
@@ -187,14 +262,14 @@ def _fill(
 
 def _ship(
     room: _Room,
-    groups: list[_Group],
+    units: list[_Unit],
     slots: np.ndarray[tuple[int], np.dtype[np.int64]],
     held: Mapping[str, Bools],
     fetch: Floats,
     state: State,
 ) -> None:
-    """Share groups of one TP degree out over the nodes at the least cost."""
-    kinds = sorted({group.layers for group in groups})
+    """Share units of equally many GPUs out over the nodes at the least cost."""
+    kinds = sorted({unit.layers for unit in units})
     row_of = {layers: row for row, layers in enumerate(kinds)}
     number = {node.id: n for n, node in enumerate(room.nodes)}
     # Nodes with equal state and equally many free slots form one column.
@@ -203,60 +278,58 @@ def _ship(
         columns.setdefault((int(slots[n]), held[node.id].tobytes()), len(columns))
         for n, node in enumerate(room.nodes)
     ]
-    stays: list[_Group] = []
+    stays: list[_Unit] = []
     left = slots.copy()
-    for group in groups:
-        here = number.get(group.home.node or "") if group.home is not None else None
+    for unit in units:
+        here = number.get(unit.home)
         if here is not None and left[here] > 0:
             left[here] -= 1
-            stays.append(group)
-    needs = np.stack([state.needs(layers) for layers in kinds]) * fetch
+            stays.append(unit)
+    needs = np.stack([np.any([state.needs(layers) for layers in kind], axis=0) for kind in kinds])
     lacks = np.stack(
         [~np.frombuffer(units, dtype=np.bool_) for _, units in columns], axis=1
     ).astype(float)
     start = np.zeros((len(kinds), len(columns)), dtype=np.int64)
-    for group in stays:
-        assert group.home is not None
-        start[row_of[group.layers], column_of[number[group.home.node or ""]]] += 1
-    supply = np.bincount([row_of[group.layers] for group in groups], minlength=len(kinds))
+    for unit in stays:
+        start[row_of[unit.layers], column_of[number[unit.home]]] += 1
+    supply = np.bincount([row_of[unit.layers] for unit in units], minlength=len(kinds))
     space = np.bincount(column_of, weights=slots, minlength=len(columns)).astype(np.int64)
-    flow = cheapest_flow(needs @ lacks, supply, space, start=start)
-    _hand_out(room, groups, stays, flow, row_of, column_of, slots)
+    flow = cheapest_flow((needs * fetch) @ lacks, supply, space, start=start)
+    _hand_out(room, units, stays, flow, row_of, column_of, slots)
 
 
 def _hand_out(
     room: _Room,
-    groups: list[_Group],
-    stays: list[_Group],
+    units: list[_Unit],
+    stays: list[_Unit],
     flow: np.ndarray[tuple[int, int], np.dtype[np.int64]],
-    row_of: Mapping[tuple[int, int], int],
+    row_of: Mapping[tuple[tuple[int, int], ...], int],
     column_of: list[int],
     slots: np.ndarray[tuple[int], np.dtype[np.int64]],
 ) -> None:
-    """Turn a flow into a node for each group: groups at home first, then the others."""
+    """Turn a flow into a node for each unit: units at home first, then the others."""
     number = {node.id: n for n, node in enumerate(room.nodes)}
     left, settled = slots.copy(), set()
-    for group in stays:
-        assert group.home is not None
-        here = number[group.home.node or ""]
-        way = (row_of[group.layers], column_of[here])
+    for unit in stays:
+        here = number[unit.home]
+        way = (row_of[unit.layers], column_of[here])
         if flow[way] > 0:
             flow[way] -= 1
             left[here] -= 1
-            settled.add((group.pipeline, group.stage))
-            room.put(group, room.nodes[here].id, at_home=True)
+            settled.add(unit)
+            room.put(unit, room.nodes[here].id)
     members: defaultdict[int, list[int]] = defaultdict(list)
     for n, column in enumerate(column_of):
         members[column].append(n)
-    for group in groups:
-        if (group.pipeline, group.stage) in settled:
+    for unit in units:
+        if unit in settled:
             continue
-        row = row_of[group.layers]
+        row = row_of[unit.layers]
         column = int(flow[row].argmax())
         flow[row, column] -= 1
         here = next(n for n in members[column] if left[n] > 0)
         left[here] -= 1
-        room.put(group, room.nodes[here].id, at_home=False)
+        room.put(unit, room.nodes[here].id)
 
 
 def _placed(
@@ -289,7 +362,9 @@ def _placed(
         place = unplaced(plan.pipelines[group.pipeline].stages[group.stage]).place
         devices = _devices(group, node, free[node], spans, layer_bytes, atoms)
         places[group.pipeline, group.stage] = replace(place, node=node, devices=devices)
-    return replace(plan, pipelines=tuple(_at(p, n, places) for n, p in enumerate(plan.pipelines)))
+    pipelines = tuple(_at(p, n, places) for n, p in enumerate(plan.pipelines))
+    # The names of the nodes say it from here on.
+    return replace(plan, pipelines=pipelines, together=None)
 
 
 def _at(pipeline: Pipeline, number: int, places: Mapping[tuple[int, int], Place]) -> Pipeline:

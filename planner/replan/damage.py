@@ -21,6 +21,8 @@ class Running:
     estimate: Estimate
     templates: tuple[Template, ...]
     """The template of each pipeline."""
+    together: int | None
+    """How new pipelines are placed, like those that run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.problem.inventory import Lot
 from simulator.cluster.cluster import Cluster, Pool
-from simulator.spec.plan import Located, PlaceKey, Plan, Stage
+from simulator.estimate.machine_layout import lay_out
+from simulator.spec.plan import Located, Place, PlaceKey, Plan, Stage
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -92,6 +93,21 @@ def nodes_used(plan: Plan) -> frozenset[str]:
         for place in stage.places
         if place.node is not None
     )
+
+
+def placement_of(plan: Plan, gpus_per_machine: Callable[[Place], int]) -> int | None:
+    """How a placed plan places its pipelines: one by one, or by the rule of layout.
+
+    One by one if more neighbouring stages share a node than by the rule.
+    """
+
+    def shared(one: Plan) -> int:
+        layout = lay_out(one, gpus_per_machine)
+        hops = layout.groups.hops
+        return int((layout.node[hops.source] == layout.node[hops.target]).sum())
+
+    pipelines = tuple(replace(p, stages=tuple(map(unplaced, p.stages))) for p in plan.pipelines)
+    return 1 if shared(plan) > shared(replace(plan, pipelines=pipelines)) else None
 
 
 def unplaced(stage: Stage) -> Stage:

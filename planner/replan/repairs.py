@@ -73,7 +73,7 @@ class RepairDrafts:
             take(taken, template, more)
             for (lot, tp), groups in template.gpus.items():
                 spare[lot] -= tp * groups * more
-        return PipelineMix(tuple(counts), tuple(counts.values()))
+        return PipelineMix(tuple(counts), tuple(counts.values()), base.together)
 
     def _spare(self, base: PipelineMix) -> list[int]:
         """GPUs by lot that the mix does not use."""

@@ -11,7 +11,7 @@ from planner.pipelines.pipeline_mix import PipelineMix, plan_of, rough_seconds
 from planner.pipelines.pipeline_template import Template
 from planner.problem.inventory import Lot, grants_of, is_supplied
 from planner.problem.objective import Figures
-from planner.replan.assign_nodes import assign
+from planner.replan.assign_nodes import assign, with_homes
 from planner.replan.damage import Running, damage
 from planner.replan.nodes import Node, lots_on
 from planner.replan.repairs import RepairDrafts
@@ -81,6 +81,15 @@ class ReplanSearch:
         found = min(self._best_of(mix), key=by_worth, default=None)
         return found if found is not None and found.worth < best.worth else None
 
+    def placed_anew(self, plan: Plan) -> PlacedPlan | None:
+        """Judge a plan from elsewhere: with running pipelines at their places, and by its own
+        placement alone if that is another one.
+        """
+        ways = [with_homes(plan, self.running.plan, self.nodes)]
+        if plan.together != self.running.together:
+            ways.append(plan)
+        return min((p for p in map(self.placed, ways) if p is not None), key=by_worth, default=None)
+
     def placed(self, plan: Plan) -> PlacedPlan | None:
         """Judge a plan on the nodes where it moves least; ``None`` if it breaks a limit there."""
         if not is_supplied(plan, self.lots, self._grants):
@@ -137,15 +146,14 @@ class ReplanSearch:
     def _base(self) -> PipelineMix:
         """The mix of surviving pipelines, possibly empty."""
         templates = Counter(self.running.templates[p] for p in self._damage.alive)
-        return PipelineMix(tuple(templates), tuple(templates.values()))
+        return PipelineMix(tuple(templates), tuple(templates.values()), self.running.together)
 
     def _best_of(self, base: PipelineMix) -> Iterable[PlacedPlan]:
         """Judge the most promising mixes around one, including the mix itself."""
         if self.evaluations >= self.budget:
             return
         drafted = dict.fromkeys([base, *self._drafts.around(base, self._damage.broken)])
-        drafted.pop(PipelineMix((), ()), None)
-        fresh = [f for f in drafted if f not in self._seen and f.pipelines <= self._total]
+        fresh = [f for f in drafted if f not in self._seen and 0 < f.pipelines <= self._total]
         for mix in self._ranked(fresh, base):
             if self.evaluations >= self.budget:
                 return

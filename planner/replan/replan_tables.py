@@ -12,7 +12,7 @@ from planner.problem.objective import Limits
 from planner.replan.assign_nodes import assign
 from planner.replan.damage import Running, check_replannable, template_of
 from planner.replan.move_cost import DEFAULT_TIMES, MoveTimes
-from planner.replan.nodes import Node, is_placed
+from planner.replan.nodes import Node, is_placed, placement_of
 from planner.replan.repairs import template_lots
 from planner.replan.state_map import State, state_of
 from planner.replan.transfers import Routes
@@ -95,7 +95,8 @@ class ReplanTables:
             if key not in known:
                 known[key] = template_of(pipeline, plan.micro_batch_size, maker, lot_of)
             templates.append(known[key])
-        return Running(plan, self.judge.estimate(plan), tuple(templates))
+        together = placement_of(plan, self.judge.sites.gpus_per_machine)
+        return Running(plan, self.judge.estimate(plan), tuple(templates), together)
 
     def _make_templates(self, micro_batch: int) -> None:
         """Make the templates that a question may need, so that no question waits for them."""

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from planner.api import plan_job
 from planner.problem.question import Question
-from planner.replan.assign_nodes import with_homes
 from planner.replan.damage import Running
 from planner.replan.move_cost import MoveCost, cost_of_move, usd_per_hour_of
 from planner.replan.nodes import Node, cluster_with, nodes_used
@@ -79,7 +78,7 @@ class Replanner(ReplanTables):
         """The given plan, placed on these nodes; ``None`` if it does not fit."""
         search = ReplanSearch(self, running, tuple(nodes), 2)
         simple = search.survivors()
-        best = _better(search.placed(with_homes(plan, running.plan, nodes)), simple)
+        best = _better(search.placed_anew(plan), simple)
         return self._result(running, best, search) if best is not None else None
 
     def improve(
@@ -101,8 +100,7 @@ class Replanner(ReplanTables):
             )
             problems = answer.problems
             if answer.plan is not None:
-                anew = search.placed(with_homes(answer.plan, running.plan, nodes))
-                best = _better(best, anew)
+                best = _better(best, search.placed_anew(answer.plan))
         if best is None:
             problems = problems or (
                 Problem("cluster", "no node is up", "wait for a node, or add one"),

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from planner.replan.min_cost_flow import cheapest_flow
 from planner.replan.nodes import Node
 from planner.replan.state_map import State, held_by_node
 from planner.replan.transfers import Routes, transfers_of
+from simulator.estimate.machine_layout import lay_out
 from simulator.hardware.catalogue import load_catalogue
 from simulator.network.network import MeasuredNetwork, Network
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
@@ -261,3 +263,94 @@ def test_groups_that_do_not_fit_into_machines_are_refused() -> None:
     plan = Plan(1, (pipeline((0, 6, 4)),))
     assert assign(plan, [node("a", gpus=2), node("b", gpus=2)], running=None, **ask) is None
     assert assign(plan, [node("a", ZONES[1])], running=None, **ask) is None
+
+
+# Placement ---------------------------------------------------------------------------------------
+
+
+def neighbours(plan: Plan) -> set[frozenset[tuple[int, int]]]:
+    """The sets of device groups, as (pipeline, stage), that share a node."""
+    found: dict[str, set[tuple[int, int]]] = {}
+    for p, row in enumerate(plan.pipelines):
+        for s, one in enumerate(row.stages):
+            found.setdefault(one.place.node or "", set()).add((p, s))
+    return {frozenset(some) for some in found.values()}
+
+
+def laid_out(plan: Plan) -> set[frozenset[tuple[int, int]]]:
+    """The same, as the estimator lays the plan out on machines of four."""
+    found: dict[object, set[tuple[int, int]]] = {}
+    for (p, s, _), machine in lay_out(plan, lambda _: 4).node_of.items():
+        found.setdefault(machine, set()).add((p, s))
+    return {frozenset(some) for some in found.values()}
+
+
+@pytest.mark.sim
+def test_a_first_plan_gets_the_machines_that_were_estimated(examples: int) -> None:
+    for seed in range(2 * examples):
+        rng = random.Random(f"placement {seed}")
+        wanted = random_plan(rng, dict.fromkeys(ZONES, 16))
+        if wanted is None:
+            continue
+        more = rng.randint(1, 3)
+        together = rng.choice([1, 2])
+        plan = replace(wanted, pipelines=wanted.pipelines * more, together=together)
+        nodes = [node(f"{zone}{i}", zone) for zone in ZONES for i in range(12)]
+        found = assign(plan, nodes, running=None, state=state(rng), routes=routes())
+        assert found is not None
+        check_devices(found, nodes)
+        assert neighbours(found) == laid_out(plan), seed
+
+
+@pytest.mark.sim
+def test_a_placement_never_makes_a_plan_not_fit(examples: int) -> None:
+    for seed in range(20 * examples):
+        rng = random.Random(f"placement fits {seed}")
+        nodes = [node(f"n{i}", rng.choice(ZONES), rng.choice([2, 4, 4])) for i in range(4)]
+        room = Counter(dict.fromkeys(ZONES, 0))
+        for one in nodes:
+            room[one.zone] += one.gpus
+        before, after = random_plan(rng, dict(room)), random_plan(rng, dict(room))
+        ask = {"state": state(rng), "routes": routes()}
+        running = assign(before, nodes, running=None, **ask) if before is not None else None
+        if running is None or after is None:
+            continue
+        live = nodes[1:] if rng.random() < 0.5 else nodes
+        plain = assign(with_homes(after, running, live), live, running=running, **ask)
+        beside = replace(after, together=rng.choice([1, 2]))
+        found = assign(with_homes(beside, running, live), live, running=running, **ask)
+        assert (found is None) == (plain is None), seed
+        if found is not None:
+            check_devices(found, live)
+
+
+def test_new_pipelines_are_placed_beside_those_that_stay() -> None:
+    """Two of four pipelines lose their nodes, and two others join; the rest does not move."""
+    nodes = [node(f"n{i}") for i in range(6)]
+    ask = {"state": state(random.Random(5)), "routes": routes()}
+    row = pipeline((0, 2, 1), (2, 4, 1), (4, 5, 1), (5, 6, 1))
+    plan = Plan(1, (row,) * 4, together=1)
+    running = assign(plan, nodes[:4], running=None, **ask)
+    assert running is not None
+    live = nodes[2:]
+    found = assign(with_homes(plan, running, live), live, running=running, **ask)
+    assert found is not None
+    assert neighbours(found) == {frozenset((p, s) for s in range(4)) for p in range(4)}
+    kept = {p.stages for p in running.pipelines} & {p.stages for p in found.pipelines}
+    assert len(kept) == 2
+
+
+def test_a_pipeline_finds_room_beside_others_where_no_node_is_free() -> None:
+    """Two GPUs are free on each of two nodes: one pipeline of two stages on each."""
+    nodes = [node("a"), node("b")]
+    ask = {"state": state(random.Random(6)), "routes": routes()}
+    large = pipeline((0, 6, 2))
+    running = assign(Plan(1, (large,) * 2), [node("a", gpus=2), node("b", gpus=2)],
+                     running=None, **ask)  # fmt: skip
+    assert running is not None
+    small = pipeline((0, 3, 1), (3, 6, 1))
+    plan = Plan(1, (large, large, small, small), together=1)
+    found = assign(with_homes(plan, running, nodes), nodes, running=running, **ask)
+    assert found is not None
+    for one in found.pipelines[2:]:
+        assert len({stage.place.node for stage in one.stages}) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -23,11 +24,12 @@ from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import load_catalogue
+from simulator.inputs.job_file import load_job
 from simulator.inputs.plan_check import check_plan, split_in_proportion
 from simulator.inputs.plan_file import plan_text
 from simulator.models.presets import preset
 from simulator.spec.job import Job, Objective
-from simulator.spec.plan import Pipeline, Plan, Stage
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from tests.planner.small_cases import SmallCase, random_case
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -351,3 +353,42 @@ def test_a_loss_that_breaks_every_pipeline_is_answered_without_a_long_search() -
     check(found, replanner, live)
     assert found.needed == "1 of 1 pipelines lost devices"
     assert 1 <= found.evaluations <= REPLAN_BUDGET
+
+
+def four_by_four(together: int | None, *, machines: int) -> tuple[Replanner, Running]:
+    """The README's job as four pipelines of four stages, on the first four of some machines."""
+    pool = Pool("us-central1-a", "A100-40", "a2-highgpu-4g", 4, 4 * machines)
+    job = load_job(ROOT / "examples/opt-350m.toml")
+    replanner = Replanner(job, Cluster((pool,), load_catalogue()), Measurements())
+    place = Place(pool.gpu, pool.machine, pool.zone)
+    cuts = (0, 7, 14, 21, 26)
+    stages = tuple(Stage(pair, 1, (place,)) for pair in itertools.pairwise(cuts))
+    plan = Plan(8, (Pipeline(32, stages),) * 4, together=together)
+    placed = replanner.place(plan, nodes_of(replanner.cluster)[:4])
+    assert placed is not None
+    return replanner, replanner.prepare(placed)
+
+
+def nodes_by_pipeline(plan: Plan) -> list[int]:
+    return [len({stage.place.node for stage in p.stages}) for p in plan.pipelines]
+
+
+def test_pipelines_made_anew_are_placed_like_those_that_run() -> None:
+    """Two pipelines lose their nodes, and take two spare ones."""
+    replanner, running = four_by_four(1, machines=8)
+    assert nodes_by_pipeline(running.plan) == [1] * 4
+    assert running.together == 1
+    found = replanner.replan(running, nodes_of(replanner.cluster)[2:6])
+    assert found.plan is not None
+    assert nodes_by_pipeline(found.plan) == [1] * 4
+    assert found.found[1].iteration_s == pytest.approx(running.estimate.iteration_s)
+
+
+def test_a_better_placement_of_the_running_pipelines_is_found() -> None:
+    replanner, running = four_by_four(None, machines=4)
+    assert nodes_by_pipeline(running.plan) == [4] * 4
+    assert running.together is None
+    found = replanner.improve(running, nodes_of(replanner.cluster))
+    _, estimate, transfers, _ = found.found
+    assert estimate.iteration_s < 0.8 * running.estimate.iteration_s
+    assert transfers.network_bytes > 0
