@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.core.model import Options
+from agents.daemon.credentials import secret_path
 from agents.protocol.names import NAME
 from agents.rpc.tls_settings import TlsSettings, read_tls
 from agents.store.locations import check_address
@@ -123,7 +124,7 @@ def load_config(path: Path) -> Config:
         name=name or host_name,
         state=(path.parent / state).resolve(),
         store=store,
-        key=path.parent / key,
+        key=secret_path(key, path.parent),
         notice_s=notice_s,
         shutdown_s=shutdown_s,
         catalogue=catalogue,

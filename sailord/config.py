@@ -8,6 +8,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from agents.daemon.credentials import secret_path
 from agents.protocol.names import NAME
 from agents.rpc.signing import read_keys
 from agents.rpc.tls_settings import TlsSettings, read_tls
@@ -135,7 +136,8 @@ def load_config(path: Path) -> Config:
         top, path.parent, state, by="authority", store=store,
         named={"listen.host": host, "listen.address": address},
     )  # fmt: skip
-    key = _path(top, "key", path.parent, required=True)
+    named_key = top.text("key", required=True)
+    key = None if named_key is None else secret_path(named_key, path.parent)
     cluster_file = _path(top, "cluster", path.parent, required=True)
     profiles = _path(top, "profiles", path.parent)
     packages = top.text("packages")
@@ -248,9 +250,10 @@ def _packages(text: str, folder: Path) -> str:
 
 
 def _secret(table: Table, key: str, folder: Path) -> bytes | None:
-    path = _path(table, key, folder)
-    if path is None:
+    name = table.text(key)
+    if name is None:
         return None
+    path = secret_path(name, folder)
     try:
         secret = path.read_bytes().strip()
     except OSError as error:

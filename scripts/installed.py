@@ -1,4 +1,4 @@
-"""The versions of Sailor that are installed on this machine: switch, roll back, remove.
+"""The versions of Sailor that are installed on this machine: switch, roll back, delete.
 
 ``scripts/system.py`` puts each version into a folder of its own,
 ``/opt/sailor/versions/NAME``: an environment, and below ``system/`` a copy of every file that
@@ -36,8 +36,7 @@ def main() -> None:
     use = orders.add_parser("use", help="switch to an installed version")
     use.add_argument("version")
     orders.add_parser("rollback", help="switch to the version that was used before")
-    remove = orders.add_parser("remove", help="delete a version that is not in use")
-    remove.add_argument("version")
+    orders.add_parser("prune", help="delete all versions but the current and the previous")
     uninstall = orders.add_parser("uninstall", help="remove Sailor; leaves configuration and state")
     uninstall.add_argument("--purge", action="store_true", help="remove these and the user, too")
     arguments = parser.parse_args()
@@ -53,8 +52,8 @@ def main() -> None:
             if installed.previous is None:
                 sys.exit("error: no version was used before: see sailor-system versions")
             installed.use(installed.previous)
-        case "remove":
-            installed.remove(arguments.version)
+        case "prune":
+            installed.prune()
         case _:
             installed.uninstall(purge=arguments.purge)
 
@@ -109,14 +108,16 @@ class Installed:
             print("next: systemctl daemon-reload && systemctl restart sailord sailor-agent")
             print("      (those that run on this machine; training goes on)")
 
-    def remove(self, name: str) -> None:
-        """Delete a version that neither commands nor processes use."""
-        self._check(name)
-        if name in (self.current, self.previous):
-            sys.exit(f"error: {name} is the current or the previous version: use another one first")
-        if pids := _users(self.versions / name):
-            sys.exit(f"error: {name} is used by process {', '.join(pids)}: wait for its end")
-        shutil.rmtree(self.versions / name)
+    def prune(self) -> None:
+        """Delete every version but the current and the previous one, unless processes use it."""
+        for name in self.names():
+            if name in (self.current, self.previous):
+                continue
+            if pids := _users(self.versions / name):
+                print(f"{name} stays: process {', '.join(pids)} uses it")
+            else:
+                shutil.rmtree(self.versions / name)
+                print(f"{name} is deleted")
 
     def uninstall(self, *, purge: bool) -> None:
         """Stop the units, then remove every file of every version."""
@@ -139,6 +140,8 @@ class Installed:
                 shutil.rmtree(self.root / place, ignore_errors=True)
             for folder in (self.root / "dev" / "shm").glob("sailor-*"):
                 shutil.rmtree(folder, ignore_errors=True)
+            for credential in (self.root / "etc/credstore").glob("sailor.*"):
+                credential.unlink()
         if self._is_running_system():
             subprocess.run(["systemctl", "daemon-reload"], check=False)
             subprocess.run(["systemctl", "reset-failed", *UNITS], check=False, capture_output=True)

@@ -128,6 +128,28 @@ def test_agent_ends_by_itself_before_systemd_kills_it(tree):
     assert any("sailord.service" in line.split() for line in found["After"])
 
 
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_unit_takes_secrets_that_root_alone_can_read(tree, unit, tmp_path, monkeypatch):
+    """The names in its example file are those of its credentials."""
+    loaded = [each.partition(":") for each in settings(tree, unit)["LoadCredential"]]
+    assert all(source.startswith("sailor.") and "/" not in source for _, _, source in loaded)
+    for name, _, _ in loaded:
+        (tmp_path / name).write_text("credential " * 8)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    if unit == "sailord.service":
+        config = tree / "etc/sailor/sailord.toml"
+        own = config.read_text()
+        config.write_text(own + 'token_file = "token"\n')
+        try:
+            read = load_config(config)
+        finally:
+            config.write_text(own)
+        assert read.token == ("credential " * 8).strip().encode()
+        assert read.key == tmp_path / "cluster.key"
+    else:
+        assert load_agent(tree / "etc/sailor/agent.toml").key == tmp_path / "cluster.key"
+
+
 def test_example_files_are_valid_and_never_overwritten(tree):
     key = tree / "etc/sailor/cluster.key"
     key.write_text("k" * 64)
@@ -210,13 +232,25 @@ def test_versions_are_switched_and_rolled_back(two_versions):
     assert not (tree / "usr/lib/sailor/new").exists()
 
 
-def test_a_version_in_use_is_not_removed(two_versions):
-    tree, first, second = two_versions
-    for name in (first, second):
-        assert (
-            "is the current or the previous version" in sailor_system(tree, "remove", name).stderr
-        )
+def test_a_version_must_be_installed_to_be_used(two_versions):
+    tree, _, _ = two_versions
     assert "is not installed; installed are" in sailor_system(tree, "use", "0.0.0").stderr
+
+
+def test_versions_that_nothing_uses_are_pruned(two_versions):
+    tree, first, second = two_versions
+    versions = tree / "opt/sailor/versions"
+    for name in ("0.0.1-old", "0.0.2-busy"):
+        (versions / name).mkdir()
+    sleeper = versions / "0.0.2-busy/sleep"
+    sleeper.symlink_to(shutil.which("sleep"))
+    with subprocess.Popen([sleeper, "60"]) as busy:
+        try:
+            said = sailor_system(tree, "prune").stdout
+        finally:
+            busy.kill()
+    assert said == f"0.0.1-old is deleted\n0.0.2-busy stays: process {busy.pid} uses it\n"
+    assert {each.name for each in versions.iterdir()} == {first, second, "0.0.2-busy"}
 
 
 def test_uninstalling_leaves_what_is_the_operators_and_purging_nothing(two_versions):
@@ -224,14 +258,20 @@ def test_uninstalling_leaves_what_is_the_operators_and_purging_nothing(two_versi
     (tree / "var/lib/sailor").mkdir(parents=True)
     (tree / "etc/sailor/cluster.key").write_text("k" * 64)
     (tree / "etc/sailor/agent.toml").write_text("# mine\n")
+    (tree / "etc/credstore").mkdir()
+    for name in ("sailor.token", "other"):
+        (tree / "etc/credstore" / name).touch()
     said = sailor_system(tree, "uninstall")
     assert "what stays: /etc/sailor, /var/lib/sailor (make uninstall PURGE=1)" in said.stdout
     files = {each for each in listing(tree) if not (tree / each).is_dir()}
     own = {each for each in files if each.startswith("etc/sailor/")}
     assert {"etc/sailor/cluster.key", "etc/sailor/agent.toml", "etc/sailor/sailord.toml"} <= own
-    assert files - own == {"usr/bin/other"}
+    assert files - own == {"usr/bin/other", "etc/credstore/sailor.token", "etc/credstore/other"}
     assert sailor_system(tree, "uninstall", "--purge").returncode == 0
-    assert listing(tree) - {"etc", "opt", "var", "var/lib"} == {"usr", "usr/bin", "usr/bin/other"}
+    left = {each for each in listing(tree) if not (tree / each).is_dir()}
+    assert left == {"usr/bin/other", "etc/credstore/other"}
+    assert not (tree / "etc/sailor").exists()
+    assert not (tree / "opt/sailor").exists()
 
 
 def test_an_interpreter_that_the_service_cannot_read_is_refused(tmp_path, monkeypatch):

@@ -46,6 +46,7 @@ DRILLS: tuple[Row, ...] = (
     ("kill-agent", "kill -9 of the agent", lambda d: d.kill(AGENT)),
     ("freeze-sailord", "SIGSTOP of sailord", lambda d: d.freeze(SAILORD)),
     ("freeze-agent", "SIGSTOP of the agent", lambda d: d.freeze(AGENT)),
+    ("credentials", "the key from /etc/credstore", Drills.credentials),
     ("upgrade", "upgrade while it trains", Drills.upgrade),
     ("rollback", "rollback while it trains", Drills.rollback),
     ("stop", "stop of the last node's agent", Drills.stop_last_agent),

@@ -225,6 +225,21 @@ class Drills:
         if "the drain did not end" not in errors or '"level": "info"' in errors:
             raise DrillError(f"lines of priority `err`: {errors[-500:]}")
 
+    def credentials(self) -> None:
+        """The key as a credential that root alone can read; training goes on."""
+        workers, generation = self.workers(), self.generation()
+        key, credential = "/etc/sailor/cluster.key", "/etc/credstore/sailor.cluster.key"
+        self.box.do("install", "-D", "-m", "0600", key, credential)
+        self.box.do("rm", key)
+        self.box.do("systemctl", "restart", SAILORD, AGENT)
+        self.wait_ready(10)
+        self.check_kept(workers, generation)
+        self.box.do("install", "-o", "sailor", "-m", "0600", credential, key)
+        self.box.do("rm", credential)
+        self.box.do("systemctl", "restart", SAILORD, AGENT)
+        self.wait_ready(10)
+        self.check_kept(workers, generation)
+
     # ---- versions ------------------------------------------------------------------------------
 
     def upgrade(self) -> None:
