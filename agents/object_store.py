@@ -20,6 +20,8 @@ from fsspec.implementations.local import LocalFileSystem
 from agents.daemon.atomic_file import replacing, sync_folder
 
 _CHUNK_BYTES = 4 * 2**20
+_PROTOCOLS_OF_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "adl"})
+"""They have no folders, and to make one makes a bucket: of a mistyped name, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ def write_once(files: Any, target: str, content: ObjectContent) -> None:
     if isinstance(files, LocalFileSystem):
         _write_file(Path(target), content)
         return
-    files.makedirs(target.rpartition("/")[0], exist_ok=True)
+    if _PROTOCOLS_OF_BUCKETS.isdisjoint(_protocols(files)):
+        files.makedirs(target.rpartition("/")[0], exist_ok=True)
     try:
         _create(files, target, content, "xb")
     except FileExistsError:
@@ -85,21 +88,32 @@ def _create(files: Any, target: str, content: ObjectContent, mode: str) -> None:
         if not _is_complete(files, target, content):
             raise OSError("what was read back differs from what was written")
     except FileExistsError:
-        with contextlib.suppress(Exception):
-            out.discard()
+        _discard(out)
         raise
     except BaseException:
+        _discard(out)
         with contextlib.suppress(Exception):
-            out.discard()
-        with contextlib.suppress(Exception):
-            # An incomplete object is ours alone; a complete one may be in use already.
-            if not _is_complete(files, target, content):
+            # An incomplete object is ours alone; another one may be in use already.
+            if _is_incomplete(files, target, content):
                 files.rm_file(target)
         raise
     finally:
         # fsspec adds files without autocommit to a transaction that is never ended.
         with contextlib.suppress(AttributeError, ValueError):
             files.transaction.files.remove(out)
+
+
+def _discard(out: Any) -> None:
+    """Give up an upload: what it has uploaded is deleted, and nothing more is sent."""
+    with contextlib.suppress(Exception):
+        out.discard()
+    with contextlib.suppress(AttributeError):  # A file in memory.
+        out.closed = True  # Else fsspec flushes it when Python frees it.
+
+
+def _protocols(files: Any) -> Iterable[str]:
+    """Return the schemes of the URIs that a file system serves."""
+    return (files.protocol,) if isinstance(files.protocol, str) else files.protocol
 
 
 def _lacks_exclusive_creation(error: Exception) -> bool:

@@ -27,7 +27,7 @@ LEVELS = {
     "plan": ("[plot]", "sailorctl, sailord and matplotlib", "half a minute"),
     "up": ("[torch]", "sailorctl, sailord and PyTorch", "a minute"),
     "all": (
-        "[gcp,worker,plot,dev]",
+        "[gcp,s3,worker,plot,dev]",
         "Sailor, all its groups, and the tools for tests",
         "3 minutes",
     ),

@@ -82,7 +82,7 @@ def test_invalid_uri_of_a_submitted_job_is_refused(place):
     place.start()
     wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
     file = place.folder / "job.toml"
-    file.write_text(f'{SPEC}\n[checkpoint]\nuri = "s3://bucket/x"\n')
+    file.write_text(f'{SPEC}\n[checkpoint]\nuri = "az://bucket/x"\n')
     refused = call(place, "submit", str(file), "--id", JOB)
     assert refused.exit_code == 1
-    assert "needs s3fs" in refused.output
+    assert "needs adlfs" in refused.output

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
 from click.testing import CliRunner
 
+from sailord.checkpoints.object_storage import open_storage
 from sailord.cli.main import main
 from tests.control.cluster import JOB
+from tests.fakes.object_stores import object_stores
 from tests.sailord.daemon.running import wait_until
 from tests.sailord.daemon.test_cluster_commands import call
 
@@ -22,17 +25,29 @@ def durable(cluster):
     return 0 if found is None else found["point"]["step"]
 
 
-def kept(folder):
-    return sorted(int(path.parent.name.partition("-")[2]) for path in folder.glob("*/manifest*"))
+def kept(store):
+    """Return the steps that have a manifest."""
+    names = [entry.name for entry in open_storage(store).entries("j")]
+    found = (re.match(r"\d+-(\d+)/manifest", name) for name in names)
+    return sorted(int(each[1]) for each in found if each is not None)
 
 
-def test_committed_checkpoint_survives_the_loss_of_all_nodes(cluster):
-    store = cluster.folder / "kept"
+@pytest.fixture(params=["file", "s3", "gs"])
+def store(request, tmp_path):
+    """Return where checkpoints are kept; s3fs and gcsfs write to servers of this process."""
+    if request.param == "file":
+        yield f"file://{tmp_path}/kept"
+        return
+    with object_stores():
+        yield f"{request.param}://bucket/kept"
+
+
+def test_committed_checkpoint_survives_the_loss_of_all_nodes(store, cluster):
     saving = f'[checkpoint]\nuri = "{store}"\nmemory_every = 10\npersist_every = 20\nkeep = 2\n'
     cluster.begin("a", "b", job=JOB + saving)
     head = cluster.head
     wait_until(lambda: durable(cluster) >= 60, within_s=WITHIN_S)
-    wait_until(lambda: len(kept(store / "j")) <= 3, within_s=WITHIN_S)
+    wait_until(lambda: len(kept(store)) <= 3, within_s=WITHIN_S)
 
     assert call(head, "checkpoint", "pin", "j", str(durable(cluster))).exit_code == 0
     pinned = durable(cluster)
@@ -53,7 +68,7 @@ def test_committed_checkpoint_survives_the_loss_of_all_nodes(cluster):
     assert job["generation"]["restore"]["source"] == "durable"
     assert job["generation"]["restore"]["point"]["step"] >= before
     wait_until(lambda: durable(cluster) > before + 40, within_s=WITHIN_S)
-    assert pinned in kept(store / "j"), "what is pinned stays"
+    assert pinned in kept(store), "what is pinned stays"
     assert call_offline("checkpoint", "verify", f"{store}/j").exit_code == 0
 
 

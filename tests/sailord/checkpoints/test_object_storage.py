@@ -16,8 +16,7 @@ from simulator.documents.problems import InputError
     [
         ("checkpoints", "is a relative path"),
         ("nope://bucket/x", "Protocol not known"),
-        ("s3://bucket/x", "needs s3fs, which is not installed; pip install s3fs"),
-        ("gs://bucket/x", "needs gcsfs, which is not installed; pip install gcsfs"),
+        ("az://bucket/x", "needs adlfs, which is not installed; pip install adlfs"),
     ],
 )
 def test_invalid_uri_is_refused_before_anything_runs(uri, said):

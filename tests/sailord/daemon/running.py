@@ -80,7 +80,7 @@ class Place:
         self.config.write_text(
             f'cluster_name = "test"\nstate = "{self.name}"\n{store_line}key = "key"\n'
             f'cluster = "{ROOT}/examples/three-zones.toml"\nlog = "json"\n'
-            f'[checkpoints]\nallowed = ["gs://", "s3://", "memory://", "file://{self.folder}"]\n'
+            f'[checkpoints]\nallowed = ["gs://", "s3://", "az://", "memory://", "file://{self.folder}"]\n'
             f'[listen]\nport = {self.port}\ntoken_file = "token"\n'
             f"[options]\nlease_s = 2.0\ngrace_s = 0.5\nstart_gather_s = 0.2\n"
             f"additions_gather_s = 0.5\nfailure_pause_s = 0.1\n{self.options}{self.webhooks}"
