@@ -76,7 +76,7 @@ class Limits:
                 yield name, value, allowed
 
     def worth(self, figures: Figures) -> tuple[float, float] | None:
-        """The objective, then the tie-breaker; ``None`` if the plan breaks a limit."""
+        """The objective, then the tie-breaker: lower is better. ``None``: it breaks a limit."""
         if next(self.breaches(figures), None) is not None:
             return None
         if self.goal_is_cost:

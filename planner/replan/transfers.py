@@ -1,4 +1,6 @@
-"""What must be transferred before a placed plan runs: sources, targets, bytes, and lost state."""
+"""Predicts what is transferred before a placed plan runs: sources, targets, bytes, and lost state.
+
+Workers choose their sources themselves (`Assignment.sources`)."""
 
 from __future__ import annotations
 

@@ -39,12 +39,12 @@ STARTS_MAX = 12
 PLACED_SHARE = 0.2
 """Plans judged with other placements, as a share of those judged before."""
 PLACED_DRAFTS_SHARE = 0.5
-"""Share of these for drafts and for the best plans as they are; the rest is for small changes."""
+"""Of those plans, the share for drafts and the best plans; the rest is for small changes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JudgedPlan:
-    """A mix's plan with its estimate and worth; the worth is infinite if it breaks a limit."""
+    """A mix's plan with its estimate and worth: lower is better, infinite if it breaks a limit."""
 
     worth: tuple[float, ...]
     mix: PipelineMix
@@ -117,14 +117,14 @@ class EventSearch(EventDrafts):
     def place(self, mixes: list[PipelineMix]) -> None:
         """Judge other placements: of the best plans, and of drafts with these placements.
 
-        They come last, with a budget of their own, so that no plan is missed because of them.
+        They come last and have a budget of their own: they take none from other plans.
         """
         more = PLACED_SHARE * self.evaluations
         drafts_end = self.evaluations + int(PLACED_DRAFTS_SHARE * more)
         end = self.evaluations + int(more)
         best = [p for j in self.best_of_families() for p in placements(j.mix, self.lots)]
-        beside = [p for mix in mixes for p in placements(mix, self.lots) if p.together == 1]
-        ranked = self.best_per_family_first(self.ranked(beside), drafts_end - self.evaluations)
+        sharing = [p for mix in mixes for p in placements(mix, self.lots) if p.together == 1]
+        ranked = self.best_per_family_first(self.ranked(sharing), drafts_end - self.evaluations)
         for pair in itertools.zip_longest(best, ranked):
             for mix in pair:
                 if mix is not None and self.evaluations < drafts_end:
@@ -134,7 +134,7 @@ class EventSearch(EventDrafts):
         )
 
     def climb_from(self, starts: Callable[[], list[JudgedPlan]], end: int) -> None:
-        """Improve the best start, then the next, until so many plans are judged."""
+        """Improve the best start, then the next, until ``end`` plans are judged."""
         climbed: set[PipelineMix] = set()
         while self.evaluations < end:
             start = next((j for j in starts() if j.mix not in climbed), None)

@@ -7,7 +7,7 @@ been elected, reads the store and goes on from there.
 
     Waiting -> Opening -> Starting -> Running      the planner answered, and nothing runs
     Running, Starting -> Stopping -> Opening       a better plan, a notice, a drain
-    Running, Starting -> Opening                   no time to stop, or going back was ordered
+    Running, Starting -> Opening                   no time to stop, or a rollback was ordered
     Starting, Running -> Waiting                   a loss or a failure
     Stopping -> Waiting                            a node of the next plan is gone
     Stopping -> Closing                            paused, with no step lost

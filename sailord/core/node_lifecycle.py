@@ -90,7 +90,7 @@ def grant_grace(state: State, members: Iterable[NodeId]) -> State:
 
 
 def take_reports(state: State, reports: Iterable[Report]) -> State:
-    """Take in reports; thousands of one moment replace the mapping of nodes once."""
+    """Take in reports, all of one moment at once: the mapping of nodes is replaced once for all."""
     active, fresh = state.active, dict[NodeId, Node]()
     for report in reports:
         node = fresh.get(report.node) or state.nodes.get(report.node)
@@ -179,7 +179,7 @@ def mark(node: Node, order: Order, now: float) -> Node:
             return replace(node, is_cordoned=True)
         case "quarantine":
             return replace(node, slow=order.reason)
-        case _:
+        case _:  # "uncordon"
             back = now if node.is_cordoned or node.slow else node.returned_at
             return replace(node, is_cordoned=False, slow="", returned_at=back)
 
@@ -217,10 +217,10 @@ def give_up_nodes(state: State) -> State:
 def _why_lost(state: State, node: Node, *, is_broken: bool) -> str:
     """Return why a node counts as lost; empty while it may be alive.
 
-    The end of a lease alone is no proof. A step proves that every member took part in it, so a
-    member without a lease is only suspect while steps are being done. A report of its agent proves
-    as much, so the agent is probed. A node that died silently has done no step for most of its
-    lease by the time that the lease ends: waiting for ``last_step_s`` delays nothing.
+    The end of a lease alone is no proof. All members take part in every step, so a member without
+    a lease is only suspect while steps are being done, or while its agent answers a probe. To wait
+    for ``last_step_s`` after the last step costs a dead node's job nothing: by the time that the
+    node's lease ends it has done no step for longer than that.
     """
     if is_broken and node.is_unreachable:
         return "a peer lost its connection and its agent does not answer"

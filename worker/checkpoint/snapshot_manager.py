@@ -190,13 +190,17 @@ class SnapshotManager:
     # ---- at each step ---------------------------------------------------------------------------
 
     def is_kept(self, step: int) -> bool:
-        """Return whether a snapshot is taken after so many steps."""
+        """Return whether a snapshot is taken once ``step`` steps are done."""
         return step % self.target.memory_every == 0 or self._is_persisted(step)
 
     def _is_persisted(self, step: int) -> bool:
         return self.target.persist_every is not None and step % self.target.persist_every == 0
 
     def wants_to_stop(self, step: int) -> bool:
+        """Return this rank's vote before it makes a step: whether the generation ends with it.
+
+        If a snapshot follows the step, wait until the last one is written and copied.
+        """
         done = step + 1
         if self.is_kept(done):
             with self.stalls.stalled():
@@ -209,7 +213,7 @@ class SnapshotManager:
                             self._changed.wait(_POLL_S)
                             self.transport.check()
             with self.stalls.stalled(is_late=True):
-                self._compare()  # As long as the slowest rank is late.
+                self._compare()  # Waits for the slowest rank.
         return self.stop_at is not None and self.stop_at <= done
 
     def before_update(self) -> None:

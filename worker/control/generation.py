@@ -157,7 +157,7 @@ class GenerationRun:
         return is_sound
 
     def _restore(self, opened: OpenJob) -> None:
-        """Load the checkpoint and connect to the peers."""
+        """Fetch the state that this rank holds, connect to the peers, and build the trainer."""
         about = self.assignment
         torch.set_num_threads(about.threads)
         if about.device.type == "cuda":

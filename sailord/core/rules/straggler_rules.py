@@ -35,10 +35,10 @@ def _keep_too_many(state: State, active: Active) -> RuleAnswer:
     if not too_many:
         return PASS
     why = f"no more than {state.options.slow_share:.0%} of all nodes are left out"
-    return keep(state, active, dict(too_many), why)
+    return keep_stragglers(state, active, dict(too_many), why)
 
 
-def keep(
+def keep_stragglers(
     state: State,
     active: Active,
     slow: Mapping[NodeId, Straggler],
@@ -103,13 +103,17 @@ def answer_to_slow(state: State, active: Active, question: Question) -> Step | N
     if not question.slow or (answer is None and state.now < question.deadline):
         return None
     if any(id_ not in active.slowness.speeds.slow for id_ in question.slow):
-        return keep(state, active, question.slow, "it is as fast as it should be again", 0.0)
+        return keep_stragglers(
+            state, active, question.slow, "it is as fast as it should be again", 0.0
+        )
     if answer is None:
-        return keep(state, active, question.slow, "the planner did not answer in time")
+        return keep_stragglers(state, active, question.slow, "the planner did not answer in time")
     if isinstance(answer, str):
-        return keep(state, active, question.slow, f"there is no plan without it: {answer}")
+        return keep_stragglers(
+            state, active, question.slow, f"there is no plan without it: {answer}"
+        )
     if not answer.is_worth_it:
-        return keep(state, active, question.slow, answer.why, answer.ask_again_s)
+        return keep_stragglers(state, active, question.slow, answer.why, answer.ask_again_s)
     return None
 
 

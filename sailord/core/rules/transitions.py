@@ -41,7 +41,7 @@ from sailord.core.queries.snapshot_intervals import departures
 from sailord.core.queries.straggler_queries import measured_ratios
 from sailord.core.queries.timeouts import stop_s
 from sailord.core.rules.checkpoint_rules import check_first
-from sailord.core.rules.straggler_rules import keep
+from sailord.core.rules.straggler_rules import keep_stragglers
 
 
 def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
@@ -55,7 +55,7 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
         settled = (SettleOrder(order.id),)
         considered = without(considered, order)
     if not nodes and trigger.slow:
-        return keep(state, active, trigger.slow, "no other node is usable")
+        return keep_stragglers(state, active, trigger.slow, "no other node is usable")
     if not nodes:
         refused = replace(considered, asked=replace(considered.asked, is_refused=True))
         return Step(replace(state, active=refused), (*settled, note(active, why_no_node(state))))
@@ -70,7 +70,7 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
     repeats = is_urgent and _can_repeat(active, nodes)
     if repeats:
         assert active.generation is not None
-        # Whether other nodes could help is a question for later.
+        # Only the members count as asked about: other nodes cause the next question.
         considered = replace(
             considered, asked=LastQuestion(frozenset(active.generation.members), state.now)
         )
@@ -227,10 +227,10 @@ def finish(state: State, active: Active, then: JobState, reason: str) -> Step:
         return Step(replace(state, active=held), (*written, *wake))
     wake = (*wake, *(SettleOrder(order.id) for order in active.orders))
     # Orders that were given while the end was being stored.
-    word = last_steering_order(active) if then == "paused" else None
-    if word == "resume":
+    kind = last_steering_order(active) if then == "paused" else None
+    if kind == "resume":
         job = replace(job, state="queued", reason="resume was ordered")
-    elif word == "cancel":
+    elif kind == "cancel":
         job = replace(job, state="cancelled", reason="cancel was ordered")
     generations = dict(state.generations)
     if active.generation is not None:
