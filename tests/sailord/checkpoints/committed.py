@@ -30,9 +30,9 @@ from worker.checkpoint.snapshot_file import (
 )
 
 
-def commit(root: Path, after: Generation, spec: str, folder: Path) -> str:
+def commit(root: Path, after: Generation, spec: str, uri: str) -> str:
     """Upload what each rank is to bring to safety; the address of the manifest."""
-    storage, id_ = open_storage(f"file://{folder}"), JobId("job")
+    storage, id_ = open_storage(uri), JobId("job")
     point = Point(after.step, after.number)
     parts = []
     for source in folders(root, after):

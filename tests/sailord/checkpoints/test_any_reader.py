@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from sailord.planning.job_spec import read_job
 from simulator.spec.job import Job
+from tests.fakes.object_stores import object_stores
 from tests.sailord.checkpoints.committed import commit
 from tests.sailord.checkpoints.made import SPEC
 from tests.worker.checkpoint.snapshot_runs import Generation, on_nodes, state_only, train
@@ -47,11 +48,11 @@ needs_deepspeed = pytest.mark.skipif(
 )
 
 
-def written(folder: Path, name: str) -> tuple[Job, Generation, str]:
+def written(folder: Path, name: str, uri: str | None = None) -> tuple[Job, Generation, str]:
     """Two steps under four pipelines, committed: the job, what it came to, the manifest."""
     job = read_job(SPECS[name])
     before = train(job, on_nodes(FOUR, drawn(name)), folder, number=1, steps=2)
-    return job, before, commit(folder, before, SPECS[name], folder / "kept")
+    return job, before, commit(folder, before, SPECS[name], uri or f"file://{folder}/kept")
 
 
 def check(state, before: Generation) -> None:
@@ -71,6 +72,17 @@ def test_one_process_and_another_plan_have_every_bit_of_it(tmp_path, name):
         source = [DurableSource(manifest)]
         after = train(job, plan, tmp_path, number=number, steps=0, after=before, sources=source)
         assert after.step == 2
+        check(after.state, before)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_ranks_and_converters_read_every_bit_of_it_from_a_bucket(tmp_path, scheme):
+    with object_stores():
+        job, before, manifest = written(tmp_path, "gpt2", f"{scheme}://bucket/{tmp_path.name}")
+        check(open_resume_point(manifest.rpartition("/")[0], job).logical, before)
+        assert open_saved_state(manifest).progress.step == 2
+        plan, source = on_nodes(OTHER, drawn("elsewhere")), [DurableSource(manifest)]
+        after = train(job, plan, tmp_path, number=2, steps=0, after=before, sources=source)
         check(after.state, before)
 
 

@@ -1,0 +1,50 @@
+"""Data of a job is copied from folders, S3 and Google's buckets."""
+
+from __future__ import annotations
+
+import fsspec
+import pytest
+
+from agents.work.mounts import MountError, _copy
+from tests.fakes.object_stores import object_stores
+
+CONTENT = {"a.txt": b"1", "deep/b.bin": b"\0" * 3_000_000, "deep/er/c": b"3"}
+
+
+@pytest.fixture(scope="module")
+def servers():
+    with object_stores():
+        yield
+
+
+@pytest.fixture(params=["file", "s3", "gs"])
+def bucket(request, servers, tmp_path):
+    place = f"{tmp_path}/data" if request.param == "file" else f"bucket/{tmp_path.name}"
+    files = fsspec.filesystem(request.param)
+    for name, data in CONTENT.items():
+        if request.param == "file":
+            files.makedirs(f"{place}/{name}".rpartition("/")[0], exist_ok=True)
+        files.pipe_file(f"{place}/{name}", data)
+    return f"{request.param}://{place}"
+
+
+@pytest.mark.parametrize("end", ["", "/"])
+def test_a_folder_is_copied_with_all_below_it(bucket, tmp_path, end):
+    _copy("data", bucket + end, tmp_path / "copy")
+    found = {
+        str(path.relative_to(tmp_path / "copy")): path.read_bytes()
+        for path in (tmp_path / "copy").rglob("*")
+        if path.is_file()
+    }
+    assert found == CONTENT
+
+
+def test_a_single_object_is_copied(bucket, tmp_path):
+    _copy("data", f"{bucket}/deep/b.bin", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == CONTENT["deep/b.bin"]
+
+
+@pytest.mark.parametrize("missing", ["not-there", "deep/not-there/"])
+def test_what_is_missing_is_named(bucket, tmp_path, missing):
+    with pytest.raises(MountError, match=f"data x cannot be copied from .*{missing}: "):
+        _copy("x", f"{bucket}/{missing}", tmp_path / "copy")
