@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from planner.replan.nodes import Node
+from planner.replan.past_moves import PastMove, corrected, phase_factors
 from planner.replan.state_map import State, placed_stages
 from planner.replan.transfers import Transfers, bytes_between_zones, place_of
 from simulator.network.network import Network
@@ -50,6 +51,8 @@ class MoveTimes:
     """Share by which the first iteration is slower, with cold caches and allocators."""
     snapshot_every_steps: int = 1
     """Steps between snapshots; steps since the last one are repeated after a loss."""
+    past: tuple[PastMove, ...] = ()
+    """Moves that were measured on this cluster; they correct the phases."""
 
 
 DEFAULT_TIMES = MoveTimes()
@@ -70,7 +73,17 @@ class Phases:
     @property
     def total_s(self) -> float:
         """All phases together."""
-        return float(sum(getattr(self, field.name) for field in fields(self)))
+        return float(sum(self.by_name.values()))
+
+    @property
+    def by_name(self) -> dict[str, float]:
+        """Seconds under the names of the measured phases."""
+        return {f.name.removesuffix("_s"): getattr(self, f.name) for f in fields(self)}
+
+    def corrected(self, factors: Mapping[str, float]) -> Phases:
+        """Return the phases as earlier moves correct them."""
+        found = corrected(self.by_name, factors)
+        return Phases(**{f"{name}_s": seconds for name, seconds in found.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +91,8 @@ class MoveCost:
     """The predicted cost of a move."""
 
     phases: Phases
+    uncorrected: Phases
+    """The same without what earlier moves taught."""
     steps_lost: float
     """Iterations of the old plan that are repeated, on average."""
     step_s: float
@@ -105,6 +120,7 @@ class MoveCost:
             "seconds": self.seconds,
             "downtime_s": self.downtime_s,
             "phases": phases,
+            "uncorrected": {f"{k}_s": v for k, v in self.uncorrected.by_name.items()},
             "trained_s": self.trained_s,
             "steps_lost": self.steps_lost,
             "egress_usd": self.egress_usd,
@@ -135,7 +151,7 @@ def cost_of_move(
     fetch_s = max(
         fetch_seconds(transfers, nodes, network, times), _meet_seconds(plan, network, times)
     )
-    phases = Phases(
+    plain = Phases(
         detect_s=0.0 if is_planned else times.probe_s + times.coalesce_s,
         # Before a planned move the search runs while training goes on.
         plan_s=0.0 if is_planned else times.replan_s,
@@ -147,7 +163,10 @@ def cost_of_move(
         verify_s=most / times.check_bytes_per_s + times.collectives_s,
         first_step_s=(1 + times.first_step_slower) * new_iteration_s,
     )
-    trained_s = new_iteration_s + (old_iteration_s if is_planned else 0.0)
+    phases = plain.corrected(phase_factors(times.past, is_planned=is_planned))
+    trained_s = min(new_iteration_s, phases.first_step_s)
+    if is_planned:
+        trained_s += min(old_iteration_s, phases.quiesce_s)
     # A loss hits the job mid-step on average, and halfway between two snapshots.
     steps_lost = 0.0 if is_planned else 0.5 + (times.snapshot_every_steps - 1) / 2
     egress = sum(
@@ -155,7 +174,7 @@ def cost_of_move(
         for zones, size in bytes_between_zones(transfers, nodes).items()
     )
     rent = None if usd_per_hour is None else usd_per_hour * (phases.total_s - trained_s) / 3600
-    return MoveCost(phases, steps_lost, old_iteration_s, trained_s, egress, rent)
+    return MoveCost(phases, plain, steps_lost, old_iteration_s, trained_s, egress, rent)
 
 
 def _meet_seconds(plan: Plan, network: Network, times: MoveTimes) -> float:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
+from planner.replan.past_moves import RECENT, PastMove
 from sailord.controller.step_rate import StepRate
 from sailord.controller.store_health import StoreHealth
 from sailord.core.model.state import State
+from sailord.core.queries.reconfiguration_timing import ReconfigurationTiming
 from sailord.planning.machine_lifetimes import MachineLifetimes
 from sailord.planning.messages import MoveContext
 
@@ -24,6 +28,7 @@ class ClusterState:
     store: StoreHealth = field(default_factory=StoreHealth)
     step_rate: StepRate = field(default_factory=StepRate)
     lifetimes: MachineLifetimes = field(default_factory=MachineLifetimes)
+    _moves: deque[PastMove] = field(default_factory=lambda: deque(maxlen=2 * RECENT))
 
     def __post_init__(self) -> None:
         self.last_led = self.state
@@ -44,7 +49,13 @@ class ClusterState:
     @property
     def move_context(self) -> MoveContext:
         """What the planner needs to judge a reconfiguration now."""
-        return self.lifetimes.context(self.state)
+        return replace(self.lifetimes.context(self.state), moves=tuple(self._moves))
+
+    def learn_moves(self, moves: Iterable[ReconfigurationTiming]) -> None:
+        """Remember what moves took, to predict the next ones."""
+        for move in moves:
+            if move.uncorrected and "retries" not in dict(move.phases):
+                self._moves.append(PastMove(move.is_planned, move.uncorrected, move.phases))
 
     @property
     def is_store_available(self) -> bool:

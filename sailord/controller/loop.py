@@ -87,7 +87,9 @@ class Controller:
             self.times.count += 1
             self.times.decision_s.append(done - begun)
             self.times.event_to_decision_s.append(done - since)
-            self.announcer.observe(before, after)
+            move = self.announcer.observe(before, after)
+            if move is not None:
+                self.cluster.learn_moves([move])
             self.effects.precompute_losses()
             for command in commands:
                 failpoint(*failpoint_of(command, after))

@@ -69,8 +69,8 @@ class Announcer:
         if note.is_transition and note.job is not None:
             self._keep(note.job, _history_line(event))
 
-    def observe(self, before: State, after: State) -> None:
-        """Publish what changed between two states.
+    def observe(self, before: State, after: State) -> ReconfigurationTiming | None:
+        """Publish what changed between two states; return a reconfiguration that ended.
 
         A new leader sees every state for the first time. It publishes nothing to the feed then,
         and the outbox recognizes facts reported before by their ids.
@@ -79,7 +79,7 @@ class Announcer:
         if move is not None and after.active is not None:
             self._report_timing(move, after.active.job, after)
         if after.term is None:
-            return
+            return move
         known = None if before.active is None else before.active.evaluation
         if after.active is not None and after.active.evaluation not in (None, known):
             self._report_evaluation(after.active, after)
@@ -90,6 +90,7 @@ class Announcer:
                 self.feed.add(replace(event, id=self.feed.next_id(after.now)))
             if id_:
                 self.outbox.offer(id_, event)
+        return move
 
     def _report_timing(self, move: ReconfigurationTiming, job: JobId, state: State) -> None:
         """Report what a reconfiguration took and what was predicted."""

@@ -9,10 +9,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agents.protocol.records import GenerationRecord, NodeRecord
 from planner.move_policy.node_lifetimes import History
+from planner.replan.past_moves import PastMove
 from sailord.core.model.proposal import Proposal
 
 
@@ -29,6 +30,8 @@ class MoveContext:
     """When the job last reconfigured voluntarily."""
     settle_s: float = 30.0
     """Minimum uptime of new nodes in pools without a recent loss."""
+    moves: tuple[PastMove, ...] = ()
+    """The last moves of this cluster, oldest first."""
 
 
 NO_CONTEXT = MoveContext()
@@ -82,9 +85,11 @@ class NoAnswer(str):
     """
 
 
-def predicted_phases(move: Mapping[str, Any] | None) -> tuple[tuple[str, float], ...]:
+def predicted_phases(
+    move: Mapping[str, Any] | None, which: Literal["phases", "uncorrected"] = "phases"
+) -> tuple[tuple[str, float], ...]:
     """Predicted seconds of each reconfiguration phase, under the names of the measured phases."""
-    phases = {} if move is None else move.get("phases", {})
+    phases = {} if move is None else move.get(which, {})
     return tuple((name.removesuffix("_s"), seconds) for name, seconds in phases.items())
 
 
@@ -109,6 +114,7 @@ def repeat_plan(
         busy=record.busy,
         peaks=record.peaks,
         move_phases=predicted_phases(again),
+        move_uncorrected=predicted_phases(again, "uncorrected"),
     )
     return FoundPlan(proposal, plan, {**about, "why": [proposal.why], "move": again})
 

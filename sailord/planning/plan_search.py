@@ -18,7 +18,7 @@ from planner.move_policy.move_gain import offer_of
 from planner.problem.question import Question, read_ahead
 from planner.replan.answers_ahead import Precomputed
 from planner.replan.damage import Running
-from planner.replan.move_cost import cost_of_move
+from planner.replan.move_cost import DEFAULT_TIMES, cost_of_move
 from planner.replan.nodes import Node, cluster_with, is_placed, nodes_used
 from planner.replan.replanner import Replan, Replanner
 from planner.replan.state_map import placed_stages
@@ -206,6 +206,7 @@ def _tables_for(request: PlanRequest, before: Plan) -> tuple[Replanner, Running]
     nodes = [*map(planner_node, request.nodes), *_ran_on(before, request)]
     live = _live_corrections(request, before, nodes)
     replanner = _replanner_for(request, nodes, live)
+    replanner.times = replace(DEFAULT_TIMES, past=request.past.moves)
     key = request.running, live
     known = _RUNNING.get(key)
     if known is None or known[0] is not replanner:
@@ -358,6 +359,7 @@ def _found(
         busy=_busy(job, plan, estimate),
         peaks=_peaks(plan, estimate),
         move_phases=predicted_phases(move),
+        move_uncorrected=predicted_phases(move, "uncorrected"),
     )
     about = {
         "estimate": figures,

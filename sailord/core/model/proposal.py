@@ -30,3 +30,5 @@ class Proposal:
     """By rank."""
     move_phases: tuple[tuple[str, float], ...] = ()
     """The parts of ``move_s``, under the names under which they are measured."""
+    move_uncorrected: tuple[tuple[str, float], ...] = ()
+    """The same without what earlier moves taught."""

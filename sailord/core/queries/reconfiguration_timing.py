@@ -47,6 +47,8 @@ class ReconfigurationTiming:
     phases: tuple[tuple[str, float], ...]
     predicted: tuple[tuple[str, float], ...] = ()
     """The same phases, as predicted."""
+    uncorrected: tuple[tuple[str, float], ...] = ()
+    """As predicted without what earlier moves taught."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class Reconfiguring:
     steps_lost: int = 0
     predicted_s: float = 0.0
     predicted: tuple[tuple[str, float], ...] = ()
+    uncorrected: tuple[tuple[str, float], ...] = ()
     opened_at: float | None = None
     step_s: float = 0.0
 
@@ -141,6 +144,7 @@ def _left(seen: Reconfiguring, state: State, active: Active, *, is_planned: bool
         steps_lost=max(reached - active.phase.record.restore.point.step, 0),
         predicted_s=active.phase.proposal.move_s,
         predicted=active.phase.proposal.move_phases,
+        uncorrected=active.phase.proposal.move_uncorrected,
         step_s=active.progress.step_s or active.phase.proposal.iteration_s,
         reason=active.phase.record.reason,
     )
@@ -179,6 +183,7 @@ def _running(
         predicted_s=seen.predicted_s,
         phases=tuple((name, max(seconds, 0.0)) for name, seconds in phases.items()),
         predicted=seen.predicted,
+        uncorrected=seen.uncorrected,
     )
 
 

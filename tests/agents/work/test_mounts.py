@@ -11,14 +11,14 @@ from tests.fakes.object_stores import object_stores
 CONTENT = {"a.txt": b"1", "deep/b.bin": b"\0" * 3_000_000, "deep/er/c": b"3"}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def servers():
     with object_stores():
         yield
 
 
 @pytest.fixture(params=["file", "s3", "gs"])
-def bucket(request, servers, tmp_path):
+def bucket(request, tmp_path):
     place = f"{tmp_path}/data" if request.param == "file" else f"bucket/{tmp_path.name}"
     files = fsspec.filesystem(request.param)
     for name, data in CONTENT.items():

@@ -15,6 +15,7 @@ from planner.replan.move_cost import (
     usd_per_hour_of,
 )
 from planner.replan.nodes import Node
+from planner.replan.past_moves import PastMove
 from planner.replan.state_map import State
 from planner.replan.transfers import Restore, Transfer, Transfers
 from simulator.hardware.catalogue import load_catalogue
@@ -116,6 +117,21 @@ def test_a_planned_move_repeats_no_step_and_needs_no_detection() -> None:
     seal_s = 4 * GB / DEFAULT_TIMES.copy_bytes_per_s
     assert found.phases.quiesce_s == pytest.approx(10.0 + seal_s)
     assert found.trained_s == 10.0 + 8.0
+
+
+def test_earlier_moves_correct_the_phases_and_the_downtime() -> None:
+    transfers = moved(("n0", "n1", GB))
+    plain = cost(transfers, is_planned=False)
+    assert plain.uncorrected == plain.phases
+    tenth = tuple((name, seconds / 10) for name, seconds in plain.phases.by_name.items())
+    past = PastMove(False, tuple(plain.phases.by_name.items()), tenth)
+    found = cost(transfers, is_planned=False, times=replace(DEFAULT_TIMES, past=(past,)))
+    assert found.uncorrected == plain.phases
+    assert dict(tenth)["fetch"] == pytest.approx(found.phases.fetch_s)
+    assert found.phases.total_s == pytest.approx(plain.phases.total_s / 10, rel=0.01)
+    assert 0 <= found.downtime_s < plain.downtime_s / 9
+    planned = cost(transfers, is_planned=True, times=replace(DEFAULT_TIMES, past=(past,)))
+    assert planned.phases == planned.uncorrected
 
 
 def test_rarer_snapshots_repeat_more_steps() -> None:

@@ -1,0 +1,50 @@
+"""Earlier moves correct the prediction of the next, each kind and phase for itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.replan.past_moves import FACTOR_MAX, LEAST_S, PastMove, corrected, phase_factors
+
+PREDICTED = (("plan", 0.05), ("quiesce", 0.5), ("rebuild", 0.0), ("first_step", 1.0))
+
+
+def move(*, is_planned: bool = False, **measured: float) -> PastMove:
+    return PastMove(is_planned, PREDICTED, tuple(measured.items()))
+
+
+def test_without_moves_nothing_is_corrected():
+    assert corrected(dict(PREDICTED), phase_factors((), is_planned=True)) == dict(PREDICTED)
+
+
+def test_a_phase_is_predicted_as_it_was_measured_at_the_median():
+    moves = [move(quiesce=each, first_step=2.0) for each in (0.1, 0.05, 9.0)]
+    found = corrected(dict(PREDICTED), phase_factors(moves, is_planned=False))
+    assert found == pytest.approx({**dict(PREDICTED), "quiesce": 0.1, "first_step": 2.0})
+
+
+def test_a_phase_that_was_predicted_as_nothing_takes_what_it_took():
+    found = corrected(dict(PREDICTED), phase_factors([move(rebuild=0.3)], is_planned=False))
+    assert found["rebuild"] == pytest.approx(0.3)
+
+
+def test_planned_moves_and_losses_are_apart():
+    moves = [move(quiesce=1.0), move(is_planned=True, quiesce=0.25)]
+    assert phase_factors(moves, is_planned=False) == {"quiesce": 2.0}
+    assert phase_factors(moves, is_planned=True) == {"quiesce": 0.5}
+
+
+def test_a_search_while_the_job_trains_is_no_downtime():
+    assert phase_factors([move(is_planned=True, plan=7.0)], is_planned=True) == {}
+    assert phase_factors([move(plan=0.1)], is_planned=False) == {"plan": 2.0}
+
+
+def test_only_the_last_moves_count_and_none_counts_without_measure():
+    moves = [move(quiesce=50.0)] * 20 + [move(quiesce=0.5)] * 5 + [move()]
+    assert phase_factors(moves, is_planned=False)["quiesce"] == 1.0
+
+
+def test_an_absurd_measurement_is_limited():
+    found = phase_factors([move(quiesce=1e6, rebuild=0.0)], is_planned=False)
+    assert found == {"quiesce": FACTOR_MAX, "rebuild": pytest.approx(1 / FACTOR_MAX)}
+    assert LEAST_S * FACTOR_MAX == 1.0
