@@ -6,6 +6,7 @@ import pickle
 import zlib
 from dataclasses import dataclass, field, replace
 
+from planner.replan.past_moves import corrected, phase_factors
 from sailord.planning.messages import FoundPlan, PlanRequest
 
 
@@ -43,8 +44,26 @@ class PrecomputedPlans:
             if packed and nodes <= there:
                 found = pickle.loads(zlib.decompress(packed))
                 assert isinstance(found, FoundPlan)
+                found = _predicted_anew(found, request)
                 if there - {node.id for node in ours.nodes}:
                     soon = replace(found.proposal, ask_again_s=request.past.settle_s)
                     return replace(found, proposal=soon)
                 return found
         return None
+
+
+def _predicted_anew(found: FoundPlan, request: PlanRequest) -> FoundPlan:
+    """Correct the predicted move by those that ended since the answer was computed."""
+    before, move = found.proposal, found.about["move"]
+    factors = phase_factors(request.past.moves, is_planned=False)
+    phases = corrected(dict(before.move_uncorrected), factors)
+    more_s = sum(phases.values()) - sum(seconds for _, seconds in before.move_phases)
+    seconds = max(before.move_s + more_s, 0.0)
+    proposal = replace(before, move_s=seconds, move_phases=tuple(phases.items()))
+    told = {
+        **move,
+        "seconds": seconds,
+        "downtime_s": max(move["downtime_s"] + more_s, 0.0),
+        "phases": {f"{name}_s": each for name, each in phases.items()},
+    }
+    return replace(found, proposal=proposal, about={**found.about, "move": told})

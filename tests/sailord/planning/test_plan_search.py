@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from planner.move_policy.node_lifetimes import History
+from planner.replan.past_moves import PastMove
 from planner.replan.replanner import Replanner
 from sailord.planning.machine_lifetimes import pool_of
 from sailord.planning.messages import FoundPlan, MoveContext
 from sailord.planning.plan_search import answer
+from sailord.planning.precomputed import PrecomputedPlans
 from tests.sailord.planning.requests import NODES, QUESTION, ROOT, node
 
 
@@ -43,6 +45,33 @@ def test_replan_leaves_out_the_lost_node():
     move = second.about["move"]
     downtime_s = sum(seconds for _, seconds in second.proposal.move_phases) - move["trained_s"]
     assert second.proposal.move_s >= downtime_s > 0
+
+
+def test_measured_moves_correct_predictions_also_of_plans_computed_before_them():
+    first = answer(QUESTION)
+    assert isinstance(first, FoundPlan)
+    left = tuple(record for record in NODES if record.id not in first.proposal.members)
+    question = replace(QUESTION, nodes=left, running=first.plan, ran_on=NODES)
+    plain = answer(question)
+    assert isinstance(plain, FoundPlan)
+    assert plain.proposal.move_uncorrected == plain.proposal.move_phases
+    predicted = plain.proposal.move_phases
+    half = PastMove(False, predicted, tuple((name, seconds / 2) for name, seconds in predicted))
+    later = replace(question, past=MoveContext(moves=(half,)))
+    found = answer(later)
+    assert isinstance(found, FoundPlan)
+    phases = dict(found.proposal.move_phases)
+    assert phases["fetch"] == pytest.approx(dict(predicted)["fetch"] / 2)
+    assert found.proposal.move_uncorrected == predicted
+    lost = frozenset(first.proposal.members)
+    ahead = PrecomputedPlans(replace(question, nodes=NODES))
+    ahead.add(lost, frozenset(record.id for record in NODES), plain)
+    early = ahead.answer(later)
+    assert early is not None
+    assert early.proposal.move_phases == found.proposal.move_phases
+    assert early.proposal.move_s == pytest.approx(found.proposal.move_s, rel=0.1)
+    assert early.about["move"]["phases"] == found.about["move"]["phases"]
+    assert ahead.answer(question) == plain
 
 
 def test_unknown_machines_are_reconstructed_from_the_running_plan():
