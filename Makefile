@@ -89,6 +89,11 @@ chaos: $(FOR_ALL) ## damaged input, killed daemons (EXAMPLES=500), a storm of fa
 units: $(FOR_PLAN) ## boot the units under a real systemd, in a container, and drill them; needs root
 	@$(BIN)/python -m tests.booted $(OPTIONS)
 
+# OSV=FILE: https://osv-vulnerabilities.storage.googleapis.com/PyPI/all.zip
+.PHONY: audit
+audit: $(FOR_ALL) ## compare the pinned packages with known advisories (OSV=FILE, a zip of OSV documents)
+	@$(BIN)/python scripts/dependencies.py audit "$(or $(OSV),$(error OSV=FILE: name a downloaded all.zip))"
+
 # MEASURED=DIR names a folder with profiles, network.json and validation.json, for the programs
 # that compare with measurements; without it they say what they lack.
 .PHONY: bench

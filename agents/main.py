@@ -60,6 +60,7 @@ from agents.work.preparation import Preparation
 from agents.workers.fork_client import ForkClient
 from agents.workers.gang import WorkerGang
 from agents.workers.join import GenerationJoiner
+from agents.workers.logs import keep_bounded
 from agents.workers.rendezvous import Rendezvous
 from agents.workers.specs import WorkerSettings
 from simulator.documents.problems import InputError, Problem, Problems
@@ -243,7 +244,8 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
             feed(NoticeWithdrawn(clock.now(), id_))
         stop = Stop(loop, notices, config)
         monitor = _monitor_devices(loop, devices, config.state)
-        is_over = await _run_until_stopped(loop, stop, notices.watch(session), monitor)
+        bounding = keep_bounded(lambda: [*gang.outputs.values(), *filter(None, [preparation.log])])
+        is_over = await _run_until_stopped(loop, stop, notices.watch(session), monitor, bounding)
         await gang.close(is_over=is_over or stop.is_shutdown)
         if is_over:
             # The node leaves the store at once, and the next start registers another node.

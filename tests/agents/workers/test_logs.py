@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from agents.protocol.records import Output
-from agents.workers.logs import BYTES_MAX, MARK, read_output
+from agents.workers import logs
+from agents.workers.logs import BLOCK_BYTES, BYTES_MAX, MARK, bound, read_output
 
 
 def process(folder: Path, name: str, text: str | bytes = b"") -> Path:
@@ -86,3 +87,33 @@ def test_valid_marks_are_accepted(mark: str) -> None:
 )
 def test_invalid_marks_are_refused(mark: str) -> None:
     assert not MARK.match(mark)
+
+
+def test_a_log_without_end_keeps_its_end_and_its_offsets(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(logs, "DISK_BYTES_MAX", 300_000)
+    monkeypatch.setattr(logs, "KEPT_BYTES", 100_000)
+    path = process(tmp_path, "j.1.0", "first\n")
+    mark = read_output({0: path}, 0, "").mark
+    written = 0
+    with path.open("ab") as worker:  # It has the file open all the time.
+        for number in range(100_000):
+            written += worker.write(f"line {number}\n".encode())
+            if number % 10_000 == 9_999:
+                worker.flush()
+                bound(path)
+                assert path.stat().st_blocks * 512 <= 300_000 + BLOCK_BYTES
+    assert path.stat().st_size == written + len("first\n")
+    said = ""
+    while parts := texts(found := read_output({0: path}, 0, mark)):
+        said += parts[0]
+        mark = found.mark
+    assert "\0" not in said.lstrip("\0")
+    assert said.endswith("line 99998\nline 99999\n")
+    assert 100_000 <= len(said.lstrip("\0")) <= 300_000
+    assert texts(read_output({0: path}, 0, ""))[0].endswith("line 99999\n")
+
+
+def test_a_short_log_is_left_alone(tmp_path: Path) -> None:
+    path = process(tmp_path, "j.1.0", "first\n")
+    bound(path)
+    assert path.read_text() == "first\n"
