@@ -1,8 +1,8 @@
 """What Sailor is made of: a bill of materials, and a comparison with known advisories.
 
 ``python scripts/dependencies.py sbom`` writes ``sailor/sbom.cdx.json`` (CycloneDX 1.6), which lies
-in the wheel: every pinned package. ``audit FILE`` compares the pins with the advisories of FILE, a zip
-archive of OSV documents such as
+in the wheel: every pinned package. ``audit FILE`` compares the pins with the advisories of FILE, a
+zip archive of OSV documents such as
 https://osv-vulnerabilities.storage.googleapis.com/PyPI/all.zip, and exits with 1 if one applies.
 """
 
