@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_right
 from collections import Counter
@@ -22,6 +23,8 @@ from simulator.spec.plan import Pipeline, Recompute, Stage
 BACKWARD_SHARE = 2 / 3
 """Rough share of the backward pass in a micro batch's time on a stage."""
 MANY = 1 << 30
+MANY_LOTS_MAX = 200
+"""Sequences over three lots or more that are listed for one set of lots."""
 """A number of pipelines larger than that of any plan."""
 
 
@@ -88,6 +91,8 @@ class TemplateMaker:
     network: Network
     sites: PlaceFacts
     lots: tuple[Lot, ...]
+    pipelines: int = MANY
+    """So many pipelines sum their gradients, for which memory is set aside."""
     _seconds: dict[tuple[str, int, int, Recompute], list[float]] = field(default_factory=dict)
     _rooms: dict[tuple[str, int, int, Recompute, int], Floats] = field(default_factory=dict)
     _parameters: dict[int, list[float]] = field(default_factory=dict)
@@ -95,6 +100,10 @@ class TemplateMaker:
     _made: dict[object, Template | None] = field(default_factory=dict)
     _balanced: dict[object, tuple[int, ...] | None] = field(default_factory=dict)
     """Boundaries by GPU kinds, independent of zones."""
+
+    def alone(self) -> TemplateMaker:
+        """Return a maker of templates that fit as the only pipeline of a plan."""
+        return TemplateMaker(self.costs, self.network, self.sites, self.lots, pipelines=1)
 
     def seconds(self, gpu: str, tp: int, micro_batch: int, recompute: Recompute) -> list[float]:
         """Forward plus backward seconds, summed up to each layer."""
@@ -121,7 +130,7 @@ class TemplateMaker:
         key = (step, micro_batch, in_flight)
         found = self._furthest.get(key)
         if found is None:
-            fits = self.most_in_flight(step, micro_batch, MANY) >= in_flight
+            fits = self.most_in_flight(step, micro_batch, self.pipelines) >= in_flight
             firsts = np.arange(self.costs.layer_count)
             counts = np.array([int(fits[first, first + 1 :].sum()) for first in firsts])
             found = self._furthest[key] = (firsts + counts).tolist()
@@ -301,7 +310,10 @@ def step_options(
 def step_sequences(
     lots: Sequence[int], options: Sequence[Step], stages_max: int
 ) -> Iterator[tuple[Step, ...]]:
-    """Step sequences: all stages alike, or some stages on one lot, then some on another."""
+    """Step sequences: all stages alike, or some stages on one lot, then some on another.
+
+    Of three lots and more, also some stages on each, in any order.
+    """
     for option in options:
         if option.lot in lots:
             for stages in range(1, stages_max + 1):
@@ -312,6 +324,25 @@ def step_sequences(
                 for ahead in range(1, min(4, stages_max)):
                     for behind in range(1, min(4, stages_max - ahead) + 1):
                         yield (one,) * ahead + (other,) * behind
+    if len(lots) > 2:
+        yield from _over_many_lots(lots, options, stages_max)
+
+
+def _over_many_lots(
+    lots: Sequence[int], options: Sequence[Step], stages_max: int
+) -> Iterator[tuple[Step, ...]]:
+    """Some stages on each lot, in any order, all with the same TP degree and recomputation."""
+    ways: dict[tuple[int, Recompute], dict[int, Step]] = {}
+    for option in options:
+        ways.setdefault((option.tp, option.recompute), {})[option.lot] = option
+    alike = [way for way in ways.values() if all(lot in way for lot in lots)]
+    orders = len(alike) * math.factorial(len(lots))
+    runs_max = next((n for n in (3, 2, 1) if orders * n ** len(lots) <= MANY_LOTS_MAX), 0)
+    for way, order in itertools.product(alike, itertools.permutations(lots)):
+        for runs in itertools.product(range(1, runs_max + 1), repeat=len(order)):
+            if sum(runs) <= stages_max:
+                pairs = zip(order, runs, strict=True)
+                yield tuple(way[lot] for lot, count in pairs for _ in range(count))
 
 
 def range_sums(row: Floats) -> Floats:

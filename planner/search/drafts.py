@@ -1,8 +1,8 @@
 """Starting points of the search: pipeline mixes ranked by rough times.
 
-Templates on one or two lots are ranked by their time for all the work. Mixes are filled with the
-best of them, also with fewer pipelines where that may be better. A rough time costs microseconds,
-so thousands of mixes are drafted for each one that is judged.
+Templates on one or two lots, on few GPUs on more, are ranked by their time for all the work. Mixes
+are filled with the best of them, also with fewer pipelines where that may be better. A rough time
+costs microseconds, so thousands of mixes are drafted for each one that is judged.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from planner.pipelines.pipeline_mix import PipelineMix, room_for, rough_seconds, take
 from planner.pipelines.pipeline_template import (
+    Step,
     Template,
     TemplateMaker,
     step_options,
@@ -48,6 +49,14 @@ EQUAL_TABLE_MAX = 60_000
 """With larger tables, the search for equal pipelines takes too long."""
 LOTS_MAX = 5
 """Up to this many lots, every subset of them is tried."""
+SMALL_GPUS = 32
+"""On so few GPUs pipelines may pass three lots and more, and a single pipeline may be best."""
+SMALL_LOTS = 4
+"""Lots that a drafted pipeline passes at most."""
+SINGLE_MAX = 24
+"""Single pipelines that are judged."""
+SINGLE_DRAFTS = 150
+"""Single pipelines that are drafted for each size of a micro batch."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,8 +79,11 @@ class EventDrafts:
     _steps: dict[object, float] = field(init=False, default_factory=dict)
     floors: StageFloors = field(init=False)
     """Lower bounds of stage times."""
+    alone: TemplateMaker = field(init=False)
+    """Makes templates that fit only as the one pipeline of a plan, too."""
 
     def __post_init__(self) -> None:
+        self.alone = self.maker.alone()
         self.floors = StageFloors(
             self.maker,
             self.lots,
@@ -209,10 +221,46 @@ class EventDrafts:
                     yield self.filled([], list(each), total)
         if 2 <= len(chosen) <= LOTS_MAX:
             rest = [pure[lot][0] for lot in chosen if pure[lot]]
-            for pair in itertools.combinations(chosen, 2):
-                for mixed in self.templates(pair, micro_batch, total)[:PAIRS_KEPT]:
-                    yield self.filled([mixed], rest, total)
-                    yield self.filled([mixed], [], total)
+            for size in range(2, 1 + (min(len(chosen), SMALL_LOTS) if self.is_small else 2)):
+                for some_lots in itertools.combinations(chosen, size):
+                    for mixed in self.templates(some_lots, micro_batch, total)[:PAIRS_KEPT]:
+                        yield self.filled([mixed], rest, total)
+                        yield self.filled([mixed], [], total)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the cluster has few GPUs."""
+        return sum(lot.gpus for lot in self.lots) <= SMALL_GPUS
+
+    def single_pipelines(self) -> list[PipelineMix]:
+        """On few GPUs the quickest single pipelines that would not fit beside others.
+
+        A single pipeline sets no memory aside for sums of gradients.
+        """
+        if not self.is_small:
+            return []
+        found: dict[PipelineMix, None] = {}
+        stages_max = min(STAGES_MAX, self.maker.costs.layer_count)
+        for b in self.micro_batches:
+            total = self.job.global_batch // b
+            end = len(found) + SINGLE_DRAFTS
+            for steps in self._sequences(stages_max):
+                if len(found) == end:
+                    break
+                if self.maker.template(steps, b, total) is not None:
+                    continue
+                template = self.alone.template(steps, b, total)
+                if template is not None and room_for(template, self.lots, {}):
+                    found[PipelineMix((template,), (1,))] = None
+        return self.ranked(list(found))[:SINGLE_MAX]
+
+    def _sequences(self, stages_max: int) -> Iterator[tuple[Step, ...]]:
+        """Sequences of stages on each set of lots, the largest sets first."""
+        for lots in reversed(self.lot_sets()):
+            options = step_options(self.lots, lots, self.degrees, self.recomputes)
+            for steps in step_sequences(lots, options, stages_max):
+                if len({step.lot for step in steps}) == len(lots):
+                    yield steps
 
     def filled(self, first: list[Template], rest: list[Template], total: int) -> PipelineMix:
         """As many pipelines as fit of each template in turn, up to one per micro batch."""

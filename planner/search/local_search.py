@@ -20,7 +20,7 @@ from planner.pipelines.pipeline_mix import (
     plan_of,
     room_for,
 )
-from planner.pipelines.pipeline_template import Template
+from planner.pipelines.pipeline_template import Step, Template, TemplateMaker
 from planner.problem.inventory import gpus_by_lot, is_supplied, spot_share
 from planner.problem.objective import Figures, Limits
 from planner.search.drafts import EventDrafts, family_of
@@ -110,6 +110,8 @@ class EventSearch(EventDrafts):
         if longest_s is None or not self.limits.needs_prices:
             for mix in self.equal_pipelines(longest_s):
                 self.judge_mix(mix)
+        for mix in self.single_pipelines():
+            self.judge_mix(mix)
         self.climb_from(self.best_of_families, self.budget)
         self.place(mixes)
         return self.finished(min(self.judged, key=lambda j: j.worth, default=None))
@@ -264,13 +266,14 @@ class EventSearch(EventDrafts):
         b = mix.templates[0].micro_batch
         total = self.job.global_batch // b
         for index, template in enumerate(mix.templates):
-            for changed in self.variants(template, total):
+            for changed in self.variants(template, total, self.maker_for(mix)):
                 yield self._with(mix, index, changed, total)
         for index, count in enumerate(mix.counts):
             for changed_count in (count - 1, count + 1):
                 if changed_count or len(mix.counts) > 1:
                     yield mix.with_count(index, changed_count)
         yield from self._smaller(mix, total)
+        yield from self.other_micro_batches(mix)
         for lot in range(len(self.lots)):
             for template in self.templates((lot,), b, total):
                 if template in mix.templates:
@@ -281,14 +284,31 @@ class EventSearch(EventDrafts):
                     more = (*mix.templates, template), (*mix.counts, count)
                     yield PipelineMix(*more, mix.together)
 
-    def variants(self, template: Template, total: int) -> Iterator[Template]:
-        """Templates with one boundary, TP degree or recomputation changed."""
+    def other_micro_batches(self, mix: PipelineMix) -> Iterator[PipelineMix]:
+        """The same stages with the next smaller and the next larger micro batch."""
+        b = mix.templates[0].micro_batch
+        near = [size for size in self.micro_batches if size < b][-1:]
+        near += [size for size in self.micro_batches if size > b][:1]
+        for size in near:
+            total = self.job.global_batch // size
+            maker = self.maker_for(mix)
+            made = [maker.template(each.steps, size, total) for each in mix.templates]
+            templates = tuple(each for each in made if each is not None)
+            if len(templates) == len(made) and mix.pipelines <= total:
+                yield replace(mix, templates=templates)
+
+    def maker_for(self, mix: PipelineMix) -> TemplateMaker:
+        """Return the maker of the templates of mixes like this one."""
+        return self.alone if mix.pipelines == 1 else self.maker
+
+    def variants(self, template: Template, total: int, maker: TemplateMaker) -> Iterator[Template]:
+        """Templates with one boundary, TP degree, recomputation, stage or lot changed."""
         b, cuts, steps = template.micro_batch, template.cuts, template.steps
         for s in range(1, len(steps)):
             for step in (-1, 1):
                 moved = (*cuts[:s], cuts[s] + step, *cuts[s + 1 :])
                 if moved[s - 1] < moved[s] < moved[s + 1]:
-                    yield self.maker.timed(steps, b, moved)
+                    yield maker.timed(steps, b, moved)
         for s, one in enumerate(steps):
             near = [tp for tp in self.degrees if tp < one.tp][-1:]
             near += [tp for tp in self.degrees if tp > one.tp][:1]
@@ -297,16 +317,30 @@ class EventSearch(EventDrafts):
             for other in others:
                 if self.lots[other.lot].room(other.tp):
                     changed = (*steps[:s], other, *steps[s + 1 :])
-                    yield self.maker.timed(changed, b, cuts)
-                    balanced = self.maker.template(changed, b, total)
+                    yield maker.timed(changed, b, cuts)
+                    balanced = maker.template(changed, b, total)
                     if balanced is not None and balanced.cuts != cuts:
                         yield balanced
-        if len(set(steps)) == 1:
-            for count in (len(steps) - 1, len(steps) + 1):
-                if count:
-                    other_size = self.maker.template((steps[0],) * count, b, total)
-                    if other_size is not None:
-                        yield other_size
+        for other_steps in self.other_stages(steps):
+            other_size = maker.template(other_steps, b, total)
+            if other_size is not None:
+                yield other_size
+
+    def other_stages(self, steps: tuple[Step, ...]) -> Iterator[tuple[Step, ...]]:
+        """Sequences with one stage less, one more, or one on another lot; each once."""
+        seen = {steps}
+        for s, one in enumerate(steps):
+            moved = (
+                replace(one, lot=index)
+                for index, lot in enumerate(self.lots)
+                if index != one.lot and lot.room(one.tp)
+            )
+            less, more = (*steps[:s], *steps[s + 1 :]), (*steps[: s + 1], *steps[s:])
+            others = ((*steps[:s], other, *steps[s + 1 :]) for other in moved)
+            for found in (less, more, *others):
+                if found and found not in seen:
+                    seen.add(found)
+                    yield found
 
     def _with(self, mix: PipelineMix, index: int, template: Template, total: int) -> PipelineMix:
         """The mix with one template changed, and as many pipelines of it as fit."""

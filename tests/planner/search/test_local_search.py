@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from planner.api import plan_job
 from planner.problem.question import Question
 from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool
+from simulator.cluster.cluster_file import load_cluster
 from simulator.hardware.catalogue import load_catalogue
 from simulator.inputs.job_file import load_job
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+ROOT = Path(__file__).parents[3]
+EXAMPLES, DATA = ROOT / "examples", ROOT / "sailord" / "local" / "data"
 
 
 def test_pipelines_are_placed_one_by_one_where_that_is_faster() -> None:
@@ -24,3 +30,35 @@ def test_pipelines_are_placed_one_by_one_where_that_is_faster() -> None:
     assert answer.plan.together == 1
     assert answer.estimate is not None
     assert answer.estimate.iteration_s < 4.96
+
+
+def demo(memory_gib: float, *machines: int, folder: Path) -> Question:
+    """The cluster of `sailorctl up` with so many machines of each zone, one GPU each."""
+    catalogue = (DATA / "catalogue.toml").read_text(encoding="utf-8")
+    (folder / "catalogue.toml").write_text(catalogue.replace("= 1.455", f"= {memory_gib}"))
+    shutil.copy(DATA / "cluster.toml", folder)
+    cluster = load_cluster(folder / "cluster.toml")
+    pools = zip(cluster.pools, machines, strict=True)
+    some = replace(cluster, pools=tuple(replace(pool, gpus=n) for pool, n in pools))
+    return Question(load_job(DATA / "job.toml"), some, Measurements(), proves=False)
+
+
+@pytest.mark.parametrize(
+    ("machines", "part"),
+    [
+        ((2, 1, 2), (2, 1, 1)),
+        ((2, 2, 2), (2, 1, 0)),
+        ((2, 2, 3), (2, 1, 2)),
+        ((3, 2, 3), (2, 2, 3)),
+    ],
+)
+def test_more_machines_are_no_worse_where_memory_is_tight(tmp_path, machines, part) -> None:
+    """Only a single pipeline fits: it sets no memory aside for sums of gradients."""
+    few = plan_job(demo(1.42, *part, folder=tmp_path))
+    many = plan_job(demo(1.42, *machines, folder=tmp_path))
+    assert few.estimate is not None
+    assert many.estimate is not None
+    assert many.estimate.iteration_s <= few.estimate.iteration_s * 1.001
+    assert many.plan is not None
+    (pipeline,) = many.plan.pipelines
+    assert len({stage.place.zone for stage in pipeline.stages}) == 3
