@@ -16,8 +16,9 @@ RECENT = 8
 LEAST_S = 0.02
 """A phase that is predicted as less counts as this long."""
 FACTOR_MAX = 50.0
-WHILE_TRAINING = frozenset({"detect", "plan"})
-"""Phases in which a job trains if its move is planned; they are no part of its downtime."""
+WHILE_TRAINING = frozenset({"detect", "plan", "quiesce"})
+"""Phases in which a job trains if its move is planned: they may last long, until new nodes are
+prepared, and are no part of its downtime."""
 
 
 @dataclass(frozen=True, slots=True)

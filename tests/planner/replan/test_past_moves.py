@@ -29,13 +29,15 @@ def test_a_phase_that_was_predicted_as_nothing_takes_what_it_took():
 
 
 def test_planned_moves_and_losses_are_apart():
-    moves = [move(quiesce=1.0), move(is_planned=True, quiesce=0.25)]
-    assert phase_factors(moves, is_planned=False) == {"quiesce": 2.0}
-    assert phase_factors(moves, is_planned=True) == {"quiesce": 0.5}
+    moves = [move(first_step=2.0), move(is_planned=True, first_step=0.5)]
+    assert phase_factors(moves, is_planned=False) == {"first_step": 2.0}
+    assert phase_factors(moves, is_planned=True) == {"first_step": 0.5}
 
 
-def test_a_search_while_the_job_trains_is_no_downtime():
-    assert phase_factors([move(is_planned=True, plan=7.0)], is_planned=True) == {}
+def test_what_is_done_while_the_job_trains_is_no_downtime():
+    """A planned move may wait for new nodes to be prepared before the old plan stops."""
+    planned = move(is_planned=True, plan=7.0, quiesce=20.0)
+    assert phase_factors([planned], is_planned=True) == {}
     assert phase_factors([move(plan=0.1)], is_planned=False) == {"plan": 2.0}
 
 
