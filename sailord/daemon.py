@@ -154,7 +154,7 @@ class Daemon:
             history = await self.gateway.read_history(job.id)
             self.controller.announcer.restore(job.id, history)
             moves += [line.move for line in history if line.move is not None]
-        self.controller.cluster.learn_moves(sorted(moves, key=lambda move: move.at))
+        self.controller.cluster.relearn_moves(sorted(moves, key=lambda move: move.at))
         self.controller.cluster.lifetimes.history = await load_lifetimes(self.gateway)
         await self.controller.announcer.outbox.load()
         await self.webhooks.begin(term)

@@ -97,15 +97,17 @@ def applying(
             if package.get("ecosystem") != "PyPI" or name not in pinned:
                 continue
             version = pinned[name]
-            if version in affected.get("versions", ()) or _is_in_range(Version(version), affected):
+            ranges = [each for each in affected.get("ranges", ()) if each["type"] == "ECOSYSTEM"]
+            is_in = any(_is_in_range(Version(version), each) for each in ranges)
+            if is_in or version in affected.get("versions", ()):
                 told = document.get("summary") or document.get("details", "").partition("\n")[0]
-                yield Advisory(name, version, document["id"], told, tuple(_fixed(affected)))
+                yield Advisory(name, version, document["id"], told, tuple(_fixed(ranges)))
                 break
 
 
-def _is_in_range(version: Version, affected: Mapping[str, Any]) -> bool:
+def _is_in_range(version: Version, versions: Mapping[str, Any]) -> bool:
     is_in = False
-    for event, text in _events(affected):
+    for event, text in (pair for each in versions["events"] for pair in each.items()):
         try:
             limit = Version(text) if text != "0" else Version("0.dev0")
         except InvalidVersion:
@@ -122,16 +124,8 @@ def _is_in_range(version: Version, affected: Mapping[str, Any]) -> bool:
     return is_in
 
 
-def _fixed(affected: Mapping[str, Any]) -> Iterator[str]:
-    return (text for event, text in _events(affected) if event == "fixed")
-
-
-def _events(affected: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the events of all ranges of versions, in the order of the document."""
-    for each in affected.get("ranges", ()):
-        if each.get("type") == "ECOSYSTEM":
-            for event in each["events"]:
-                yield from event.items()
+def _fixed(ranges: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    return (event["fixed"] for each in ranges for event in each["events"] if "fixed" in event)
 
 
 def documents_in(file: Path) -> Iterator[Mapping[str, Any]]:

@@ -63,6 +63,18 @@ def test_ranges_of_versions(dependencies, version, events, applies):
     assert bool(found) is applies
 
 
+def test_each_range_counts_for_itself_in_any_order(dependencies):
+    late = {"type": "ECOSYSTEM", "events": [{"introduced": "2"}, {"fixed": "3"}]}
+    early = {"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "1.2"}]}
+    both = advisory()
+    both["affected"][0]["ranges"] = [late, early]
+    applies = {
+        version: bool(list(dependencies.applying({"some-package": version}, [both])))
+        for version in ("1.0", "1.5", "2.5", "3")
+    }
+    assert applies == {"1.0": True, "1.5": False, "2.5": True, "3": False}
+
+
 def test_what_is_no_advisory_for_us_is_passed_over(dependencies):
     every = {"introduced": "0"}
     others = [

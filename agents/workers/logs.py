@@ -20,7 +20,7 @@ from agents.protocol.records import Output, OutputPart
 BYTES_MAX = 1 << 18
 """Of all ranks together, in one answer."""
 DISK_BYTES_MAX = 64 * 2**20
-"""Of one file, on the disk; beyond this, its beginning is given back."""
+"""Disk space of one file; beyond this, that of its beginning is freed."""
 KEPT_BYTES = 32 * 2**20
 BOUND_S = 5.0
 """How often files are looked at."""
@@ -55,7 +55,7 @@ def _read(path: Path, begin: int | None, size: int) -> tuple[str, int]:
         with path.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
             first = max(0, end - size) if begin is None else min(begin, end)
-            with contextlib.suppress(OSError):  # It ends in a hole, or there.
+            with contextlib.suppress(OSError):  # No data follows.
                 first = file.seek(first, os.SEEK_DATA)
             file.seek(first)
             data = file.read(size)
@@ -79,7 +79,7 @@ async def keep_bounded(files: Callable[[], Iterable[Path]]) -> None:
 
 
 def bound(path: Path) -> None:
-    """Give the disk back what a long file begins with; who appends or reads by offset goes on."""
+    """Free the disk blocks at the beginning of a long file; its size and offsets stay."""
     about = path.stat()
     if about.st_blocks * 512 <= DISK_BYTES_MAX:
         return

@@ -31,7 +31,7 @@ class PastMove:
 
 
 def phase_factors(moves: Iterable[PastMove], *, is_planned: bool) -> Mapping[str, float]:
-    """Return what each phase is to be multiplied by, of those that were measured."""
+    """Return a factor for each phase that was measured: measured over predicted seconds."""
     ratios: dict[str, list[float]] = {}
     for move in [move for move in moves if move.is_planned == is_planned][-RECENT:]:
         measured = dict(move.measured)

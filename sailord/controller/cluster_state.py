@@ -51,6 +51,11 @@ class ClusterState:
         """What the planner needs to judge a reconfiguration now."""
         return replace(self.lifetimes.context(self.state), moves=tuple(self._moves))
 
+    def relearn_moves(self, moves: Iterable[ReconfigurationTiming]) -> None:
+        """Take over what earlier leaders measured, in place of what is known."""
+        self._moves.clear()
+        self.learn_moves(moves)
+
     def learn_moves(self, moves: Iterable[ReconfigurationTiming]) -> None:
         """Remember what moves took, to predict the next ones."""
         for move in moves:
