@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from agents.daemon.backoff import Backoff
-from agents.rpc.tls import Tls, TlsFiles, explain, is_this_machine
 from simulator.documents.problems import InputError, Problem
+
+if TYPE_CHECKING:
+    from agents.rpc.tls import Tls
 
 T = TypeVar("T")
 DEFAULT = "unix:///run/sailor/sailord.sock"
@@ -238,14 +240,21 @@ def client_from(
             what, cure = f"cannot be read: {_why(error)}", "name a file that contains the token"
             raise InputError(Problem(str(token_file), what, cure)) from None
     address = server or os.environ.get("SAILOR_SERVER") or _default_server()
-    parts = urlsplit(address)
-    if parts.scheme == "http" and not insecure and not is_this_machine(parts.hostname or ""):
+    if urlsplit(address).scheme == "http" and not insecure and not _is_local(address):
         cure = "use https:// with --tls FOLDER (docs/security.md), or add --insecure"
         raise InputError(Problem("--server", f"{address} would get the token in clear", cure))
     return Client(address, token, None if tls is None else _tls_of(tls))
 
 
+def _is_local(address: str) -> bool:
+    from agents.rpc.tls import is_this_machine  # noqa: PLC0415 - slow to import, see ADR 87
+
+    return is_this_machine(urlsplit(address).hostname or "")
+
+
 def _tls_of(folder: Path) -> Tls:
+    from agents.rpc.tls import Tls, TlsFiles  # noqa: PLC0415 - slow to import, see ADR 87
+
     ca, certificate, key = (folder / name for name in ("ca.pem", "certificate.pem", "key.pem"))
     revoked = folder / "revoked.pem"
     files = TlsFiles(ca, certificate, key, revoked if revoked.exists() else None)
@@ -290,6 +299,8 @@ def _refused(status: int, value: Any) -> ServerProblem:
 
 def _why(error: BaseException) -> str:
     if isinstance(error, ssl.SSLError):
+        from agents.rpc.tls import explain  # noqa: PLC0415 - slow to import, see ADR 87
+
         return explain(error)
     if isinstance(error, http.client.RemoteDisconnected | ConnectionResetError):
         return f"{error}; it may require TLS (docs/security.md)"

@@ -1,89 +1,9 @@
-"""Commands about jobs: list, submit, explain, pause, resume, cancel."""
+"""Commands about jobs: list, explain, pause, resume, cancel."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import click
-
-from sailord.cli.described_job import described_text
-from sailord.cli.options import FILE, show
-from sailord.cli.scripts import ScriptOptions, submitted_script
-from sailord.cli.server import job_question, order_command, question, server_command
-from sailord.client import Client, ServerProblem
+from sailord.cli.server import job_question, order_command, question
 from sailord.text import cluster_text as text
-from simulator.documents.problems import InputError, Problem
-
-
-@click.command()
-@click.argument("job", metavar="FILE", type=FILE)
-@click.argument("arguments", nargs=-1)
-@click.option("--id", "id_", metavar="NAME", help="The job's name; default: a generated one.")
-@click.option("--priority", type=int, default=0, show_default=True, help="Higher runs first.")
-@click.option(
-    "--resume", metavar="STEP", help='Start from the checkpoint of this step, or "newest".'
-)
-@click.option(
-    "--workdir", metavar="DIR", type=FILE, help="The folder that travels; default: the script's."
-)
-@click.option(
-    "--setup", metavar="COMMAND", multiple=True, help="Run once on each node, in the folder."
-)
-@click.option(
-    "--secret", metavar="NAME", multiple=True, help="A variable whose value the nodes have."
-)
-@click.option(
-    "--mount",
-    metavar="NAME=WHERE",
-    multiple=True,
-    help="Data: NAME in the folder leads to a path of the nodes, or to a copy of a bucket's.",
-)
-@click.option(
-    "--checkpoint",
-    metavar="URI",
-    help="Where a script's checkpoints go: a shared folder or bucket.",
-)
-@server_command
-def submit(
-    client: Client,
-    job: Path,
-    arguments: tuple[str, ...],
-    id_: str | None,
-    priority: int,
-    resume: str | None,
-    workdir: Path | None,
-    setup: tuple[str, ...],
-    secret: tuple[str, ...],
-    mount: tuple[str, ...],
-    checkpoint: str | None,
-    as_json: bool,
-) -> None:
-    """Queue the job of FILE.
-
-    FILE is a job file, self-contained except for its data and model (docs/formats.md), or a script
-    that calls sailor.Trainer(...).train(), with its ARGUMENTS after --. The script's folder is
-    packed, except for what .gitignore names, and runs on the nodes from there. Data files are
-    read on the nodes.
-    """
-    if job.suffix == ".py":
-        options = ScriptOptions(workdir, arguments, setup, secret, mount, checkpoint)
-        spec = submitted_script(client, job, options)
-    elif workdir is not None or arguments or setup or secret or mount or checkpoint is not None:
-        what = "is a job file; only a script takes ARGUMENTS, --workdir, --setup, --secret, --mount"
-        cure = "leave them out, and write what they say into the file"
-        raise InputError(Problem(str(job), f"{what} and --checkpoint", cure))
-    else:
-        spec = described_text(job)
-    given = {"id": id_, "resume": resume}
-    body = {"job": spec, "priority": priority, **{k: v for k, v in given.items() if v is not None}}
-    try:
-        queued = client.ask("POST", "/v1/jobs", body)
-    except ServerProblem as problem:
-        raise problem.about("job", str(job)) from None
-    show(queued, as_json, text.submitted_text)
-    for warning in queued["warnings"]:
-        click.echo(f"warning: {warning}", err=True)
-
 
 jobs = question("jobs", lambda v: text.jobs_text(v["jobs"]), "List all jobs.")
 history = job_question(

@@ -1,4 +1,4 @@
-"""The commands ``up``, ``tour`` and ``local``: a cluster of emulated nodes on this machine."""
+"""The commands ``up`` and ``tour``: a cluster of emulated nodes on this machine."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
 from sailord.cli.exit_codes import FAILED
-from sailord.cli.options import FILE, FiniteRange
+from sailord.cli.options import FILE
 from sailord.client import ServerProblem, default_folder
 from sailord.local.cluster import ClusterError, LocalCluster
-from sailord.local.control import Control, ask, listen
+from sailord.local.control import Control, listen
 from sailord.local.paths import Place
 from sailord.local.screen import Screen, hints_of
 from sailord.local.signals import Ended, ended_by_signals, ignore
 from sailord.local.tour.story import run_tour
 from sailord.local.zone_file import load_zones
 from sailord.text.cluster_text import event_text
-from simulator.documents.problems import InputError, Problem
 
 LOOK_S = 1.0
 WORKER = click.option("--worker", default="worker.control.worker_process", hidden=True)
@@ -132,55 +131,3 @@ def _live(cluster: LocalCluster, control: Control, screen: Screen) -> NoReturn:
         for name in cluster.play_cloud(status):
             screen.say(f"the notice of {name} ran out: the node is preempted")
         screen.draw(status, nodes)
-
-
-@click.group()
-def local() -> None:
-    """Add and kill nodes of `sailorctl up`, and change its links."""
-
-
-@local.command()
-@click.argument("machine", metavar="KIND@ZONE")
-@FOLDER
-def add(machine: str, folder: Path | None) -> None:
-    """Add a node: KIND is large or small, ZONE is zone-a, zone-b or zone-c."""
-    kind, at, zone = machine.partition("@")
-    if not at:
-        raise InputError(Problem(machine, "is not KIND@ZONE", "for example large@zone-a"))
-    _ask(folder, {"ask": "add", "kind": kind, "zone": zone})
-
-
-@local.command("kill")
-@click.argument("node")
-@FOLDER
-def kill_(node: str, folder: Path | None) -> None:
-    """Kill a node without notice, with all its processes."""
-    _ask(folder, {"ask": "kill", "node": node})
-
-
-@local.command()
-@click.argument("one", metavar="ZONE")
-@click.argument("other", metavar="ZONE")
-@click.option("--delay-ms", type=FiniteRange(0.0, 10_000.0), default=0.0, help="One way.")
-@click.option("--mbit-per-s", type=FiniteRange(0.001, 1e6), help="Rate; default: unlimited.")
-@click.option("--down", is_flag=True, help="Carry nothing.")
-@FOLDER
-def link(
-    one: str,
-    other: str,
-    delay_ms: float,
-    mbit_per_s: float | None,
-    down: bool,
-    folder: Path | None,
-) -> None:
-    """Set the link between two zones of `up --zones`, both ways."""
-    asked = {"one": one, "other": other, "delay_ms": delay_ms, "mbit_per_s": mbit_per_s}
-    _ask(folder, {"ask": "link", **asked, "is_down": down})
-
-
-def _ask(folder: Path | None, asked: dict[str, Any]) -> None:
-    try:
-        click.echo(ask(Place(folder or default_folder(), port=0).control, asked))
-    except ServerProblem as problem:
-        click.echo(f"error: {problem}", err=True)
-        raise SystemExit(FAILED) from None

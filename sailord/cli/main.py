@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.metadata import version
-
 import click
 
-from sailord.cli.errors import Group
 from sailord.cli.exit_codes import TEXT
+from sailord.cli.lazy_group import LazyGroup, Sections
 
-SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+SECTIONS: Sections = {
     "Plan and simulate, without a cluster": {
         "plan": ("planning.plan", "Find the best plan for JOB on CLUSTER."),
         "simulate": (
@@ -33,7 +30,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Try a cluster on this machine": {
         "up": ("local_cluster", "Start an emulated cluster here and train on it."),
         "tour": ("local_cluster", "Demonstrate recovery on an emulated cluster."),
-        "local": ("local_cluster", "Add and kill nodes of `sailorctl up`, and change its links."),
+        "local": ("local_control", "Add and kill nodes of `sailorctl up`, and change its links."),
     },
     "Look at a running cluster": {
         "status": ("cluster", "Show the job, its plan and the nodes."),
@@ -52,7 +49,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "doctor": ("doctor", "List the cluster's problems with their cures."),
     },
     "Jobs": {
-        "submit": ("jobs", "Queue the job of FILE."),
+        "submit": ("submit", "Queue the job of FILE."),
         "pause": (
             "jobs",
             "Pause a job at the end of its step; the next queued job gets the cluster.",
@@ -78,34 +75,16 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "completion": ("completion", "Print the completion script of SHELL."),
     },
 }
-"""All commands, in the sections and the order of ``sailorctl --help``: each one's module, which
-defines it under its own name, and the summary that the list prints."""
-COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
+"""All commands, in the sections and the order of ``sailorctl --help``."""
 
 
-class LazyGroup(Group):
-    """Imports a command when it is used; ``--help`` prints the summaries of the table above."""
-
-    def list_commands(self, _: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, _: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module = import_module(f"sailord.cli.{COMMANDS[cmd_name][0]}")
-        command = getattr(module, cmd_name)
-        assert isinstance(command, click.Command)
-        return command
-
-    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
-        for heading, entries in SECTIONS.items():
-            with formatter.section(heading):
-                rows = [(name, summary) for name, (_, summary) in entries.items()]
-                formatter.write_dl(rows, col_max=12)
-
-
-@click.group(cls=LazyGroup, epilog=TEXT, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("sailor"), prog_name="sailorctl")
+@click.group(
+    cls=LazyGroup,
+    sections=SECTIONS,
+    epilog=TEXT,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(package_name="sailor", prog_name="sailorctl")
 def main() -> None:
     """Plan, simulate and run a training job on whatever GPUs are available.
 

@@ -10,13 +10,14 @@ import click
 
 from sailord.cli.options import FiniteRange, json_line, show
 from sailord.cli.server import (
+    ask_about,
     order_command,
     order_options,
     question,
     report_outage,
     server_command,
 )
-from sailord.client import Client, Patience, part
+from sailord.client import Client, Patience
 from sailord.text import cluster_text as text
 from sailord.text.units import duration
 
@@ -82,9 +83,11 @@ def preempt(
 
     The job moves off it in time; `withdraw` cancels the notice.
     """
-    body, text_of = dict(order), f"{node} will be preempted"
+    body, text_of = dict(order), " will be preempted"
     if notice_s is not None:
         body["leaves_at"] = time.time() + notice_s
         text_of += f" in {duration(notice_s)}"
-    answer = client.ask("POST", f"/v1/nodes/{part(node)}/preempt", body)
-    show(answer, as_json, lambda _: text_of)
+    full, answer = ask_about(
+        client, "node", node, lambda name: client.ask("POST", f"/v1/nodes/{name}/preempt", body)
+    )
+    show(answer, as_json, lambda _: f"{full}{text_of}")

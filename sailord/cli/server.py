@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from sailord.cli.exit_codes import FAILED, INTERRUPTED
 from sailord.cli.options import JSON, show
 from sailord.client import Client, ServerProblem, client_from, part
+
+T = TypeVar("T")
+ENDED = ("done", "failed", "cancelled")
+NAMES_MAX = 12
 
 
 def server_command(command: Callable[..., None]) -> Callable[..., None]:
@@ -99,8 +103,9 @@ def job_question(
     @click.argument("job", required=False)
     @server_command
     def command(client: Client, job: str | None, as_json: bool) -> None:
-        path = f"/v1/jobs/{part(job or active_job(client))}/{document}"
-        show(client.ask("GET", path), as_json, text_of)
+        path = f"/v1/jobs/{{}}/{document}"
+        _, answer = ask_about(client, "job", job, lambda name: client.ask("GET", path.format(name)))
+        show(answer, as_json, text_of)
 
     return command
 
@@ -113,10 +118,47 @@ def order_command(kind: str, name: str, about: str) -> click.Command:
     @order_options
     @server_command
     def command(client: Client, target: str, order: dict[str, Any], as_json: bool) -> None:
-        answer = client.ask("POST", f"/v1/{kind}s/{part(target)}/{name}", order)
-        show(answer, as_json, lambda _: f"{name} {target}: ordered")
+        path = f"/v1/{kind}s/{{}}/{name}"
+        full, answer = ask_about(
+            client, kind, target, lambda each: client.ask("POST", path.format(each), order)
+        )
+        show(answer, as_json, lambda _: f"{name} {full}: ordered")
 
     return command
+
+
+def ask_about(
+    client: Client, kind: str, name: str | None, ask: Callable[[str], T]
+) -> tuple[str, T]:
+    """Ask about a job or a node by its name, or by the beginning of it; return the name as well.
+
+    ``ask`` gets the name as a part of a path. Without a name it is about the active job.
+    """
+    name = active_job(client) if name is None else name
+    try:
+        return name, ask(part(name))
+    except ServerProblem as problem:
+        if problem.status not in (404, 409):
+            raise
+        full = _begins_with(client.ask("GET", f"/v1/{kind}s")[f"{kind}s"], kind, name)
+        if full is None:
+            raise
+    return full, ask(part(full))
+
+
+def _begins_with(listed: list[dict[str, Any]], kind: str, name: str) -> str | None:
+    """Return the one name that begins so; of several jobs the one that has not ended."""
+    key = {"job": "id", "node": "name"}[kind]
+    state_of = {each[key]: each["state"] for each in listed if each[key].startswith(name)}
+    if name in state_of or not state_of:
+        return None
+    if len(state_of) > 1:
+        live = [each for each, state in state_of.items() if state not in ENDED]
+        if len(live) != 1:
+            found = ", ".join(sorted(state_of)[:NAMES_MAX])
+            raise ServerProblem(f"{name}: several {kind}s begin so; name one: {found}", 404)
+        return str(live[0])
+    return str(next(iter(state_of)))
 
 
 def active_job(client: Client) -> str:

@@ -1,4 +1,4 @@
-"""The control socket of ``sailorctl up``, for ``sailorctl local``: one line of JSON each way."""
+"""The launcher's end of the control socket of ``sailorctl up``: one line of JSON each way."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import json
 import select
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from sailord.client import ServerProblem
 from sailord.local.cluster import ClusterError, LocalCluster
 from sailord.local.zone_file import Link
 from simulator.documents.problems import InputError
 
-ANSWER_S = 30.0
 HEARD_S = 1.0
 LINE_BYTES_MAX = 4096
 
@@ -69,20 +66,3 @@ def listen(cluster: LocalCluster) -> Control:
     listener.bind(str(cluster.place.control))
     listener.listen(8)
     return Control(cluster, listener)
-
-
-def ask(path: Path, asked: dict[str, Any]) -> str:
-    """Send a request to the launcher; return what it did."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(ANSWER_S)
-        try:
-            connection.connect(str(path))
-            connection.sendall(json.dumps(asked).encode() + b"\n")
-            with connection.makefile("rb") as lines:
-                answer = json.loads(lines.readline())
-        except (OSError, ValueError):
-            what = f"no local cluster answers at {path}; start one with sailorctl up"
-            raise ServerProblem(what) from None
-    if "problem" in answer:
-        raise ServerProblem(answer["problem"])
-    return str(answer["done"])

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sailord.client import LOCAL_SOCKET
+from sailord.local.control_client import CONTROL_SOCKET
 from sailord.local.zone_file import Zones
 from simulator.documents.problems import InputError, Problem
 
@@ -65,7 +66,7 @@ class Place:
     @property
     def control(self) -> Path:
         """The control socket of the launcher."""
-        return self.folder / "up.sock"
+        return self.folder / CONTROL_SOCKET
 
     @property
     def memory(self) -> Path:

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from sailord.cli.main import main
 from tests.control.cluster import Cluster
+from tests.sailord.cli.imported import excess_of, modules_of
 from tests.sailord.daemon.running import ROOT, Place, wait_until
 
 # So small that one node is enough, and it is planned in no time.
@@ -92,6 +93,10 @@ def is_paused(name: str) -> Callable[[Cluster], bool]:
     return lambda cluster: cluster.head.ask("GET", f"/v1/jobs/{name}")[1]["state"] == "paused"
 
 
+def has_ended(name: str) -> Callable[[Cluster], bool]:
+    return lambda cluster: cluster.head.ask("GET", f"/v1/jobs/{name}")[1]["state"] == "cancelled"
+
+
 def is_stays(cluster: Cluster) -> bool:
     """Nothing is on its way: all nodes stay, and the job runs."""
     return not cluster.head.status()["leaving"] and runs(cluster)
@@ -123,7 +128,7 @@ LINES = (
     *both("checkpoint ls", "durable"),
     *both("checkpoint pin j {step}", "is pinned"),
     *both("checkpoint unpin j {step}", "is unpinned"),
-    *both("checkpoint verify {kept}/j", ": intact"),
+    *both("checkpoint verify j {step}", ": intact"),
     Line("cordon b", "cordon b: ordered"),
     Line("uncordon b", "uncordon b: ordered"),
     Line("cordon b --json"),
@@ -144,6 +149,12 @@ LINES = (
     Line("cancel j", "cancel j: ordered"),
     Line("cancel k --json"),
     Line("cancel k", "it is cancelled", code=1),
+    Line("submit {file} --id longest"),
+    Line("submit {file} --id longer"),
+    Line("pause long", "several jobs begin so; name one: longer, longest", code=1),
+    Line("cancel longe", "several jobs begin so", code=1),
+    Line("cancel longes", "cancel longest: ordered"),
+    Line("cancel long", "cancel longer: ordered", has_ended("longest")),
     Line("checkpoint import {kept} --job {file} --name x", "", code=2),
 )
 FOLLOWED = {
@@ -267,6 +278,15 @@ def test_each_command_answers_in_text_and_json(cluster, said, number):
         assert texts
         for text in texts:
             check(document, line.typed, json.loads(text))
+
+
+@pytest.mark.parametrize("typed", ["status", "why j", "doctor", "logs a", "checkpoint ls j"])
+@pytest.mark.usefixtures("said")
+def test_what_prints_an_answer_imports_click_and_light_parts_of_the_standard_library(
+    cluster, typed
+):
+    words = (*typed.split(), "--server", f"unix://{cluster.head.socket}")
+    assert excess_of(modules_of(*words)) == set()
 
 
 @pytest.mark.parametrize("typed", FOLLOWED)

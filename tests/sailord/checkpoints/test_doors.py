@@ -181,7 +181,8 @@ def test_script_imports_and_exports_by_its_own_names(tmp_path):
     assert done.exit_code == 0, done.output
     assert "step 0 of j is at" in done.output
     done = CliRunner().invoke(
-        sailorctl, ["checkpoint", "export", f"file://{tmp_path}/kept/j", "--to", str(out)]
+        sailorctl,
+        ["checkpoint", "export", "j", "--at", f"file://{tmp_path}/kept", "--to", str(out)],
     )
     assert done.exit_code == 0, done.output
     found = load_file(out / "model.safetensors")

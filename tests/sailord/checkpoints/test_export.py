@@ -117,10 +117,10 @@ def test_other_optimizers_and_folders_are_refused(tmp_path):
 
 def test_the_command_exports_with_torch_in_another_process(tmp_path):
     made = make(tmp_path / "kept", 10)
-    base = made.durable.manifest.rpartition("/1-10/")[0]
+    base, _, job = made.durable.manifest.rpartition("/1-10/")[0].rpartition("/")
     out = tmp_path / "hf"
-    done = CliRunner().invoke(main, ["checkpoint", "export", base, "--to", str(out)])
+    done = CliRunner().invoke(main, ["checkpoint", "export", job, "--at", base, "--to", str(out)])
     assert done.exit_code == 0, done.output
     assert [path.name for path in out.iterdir()] == ["model.safetensors"]
-    again = CliRunner().invoke(main, ["checkpoint", "export", base, "--to", str(out)])
+    again = CliRunner().invoke(main, ["checkpoint", "export", job, "--at", base, "--to", str(out)])
     assert again.exit_code == 2

@@ -78,16 +78,16 @@ def test_thorough_check_of_a_damaged_checkpoint_falls_back_to_the_older_one(tmp_
     for step in (20, 30):
         piece = next(p for p in read_header(object_of(tmp_path, step)).pieces if p.bytes)
         flip(object_of(tmp_path, step), piece.offset)
-    done = verify(f"file://{tmp_path}/j", "--json")
+    done = verify("j", "--at", f"file://{tmp_path}", "--json")
     assert done.exit_code == 1
     told = json.loads(done.output)
     assert told["manifest"].endswith("/j/1-30/manifest-3.json")
     assert len(told["faults"]) == 1
-    assert told["next_older"].endswith("/j/1-10/manifest-3.json")
-    assert verify(told["next_older"]).exit_code == 0
-    words = verify(f"{tmp_path}/j").output
+    assert (told["job"], told["step"], told["next_older"]) == ("j", 30, 10)
+    assert verify("j", "10", "--at", tmp_path).exit_code == 0
+    words = verify("j", "--at", tmp_path).output
     assert ": damaged" in words
-    assert "the next older intact one" in words
+    assert "the next older intact one: step 10" in words
 
 
 def test_checkpoint_of_another_job_is_skipped(tmp_path):
@@ -139,10 +139,10 @@ def test_no_readable_checkpoint_is_an_error_not_a_fresh_start(tmp_path):
 def test_folder_without_a_manifest_is_not_a_checkpoint(tmp_path):
     chain(tmp_path, 10)
     (tmp_path / "j" / "1-10" / "manifest-3.json").unlink()
-    done = verify(f"file://{tmp_path}/j")
+    done = verify("j", "--at", f"file://{tmp_path}")
     assert done.exit_code == 2
     assert "holds unfinished uploads of step 10, and no checkpoint" in done.output
-    assert "holds no checkpoint" in verify(f"file://{tmp_path}/other").output
+    assert "holds no checkpoint" in verify("other", "--at", f"file://{tmp_path}").output
 
 
 def test_truncated_object_is_reported_with_both_sizes(tmp_path):

@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from click.testing import CliRunner
 
 from sailord.cli.exit_codes import TEXT
-from sailord.cli.main import COMMANDS, main
+from sailord.cli.main import main
+from tests.sailord.cli.imported import excess_of, modules_of
 
-ROOT = Path(__file__).resolve().parents[3]
 HEAVY = ("torch", "deepspeed", "numpy", "aiohttp", "google", "grpc", "matplotlib", "fsspec")
 PLANNING = ("plan", "simulate", "compare", "frontier", "replan", "replay", "validate")
 FILES = ("examples/opt-350m.toml", "examples/three-zones.toml")
 
+QUESTIONS = (
+    *("status", "nodes", "jobs", "events", "history", "moves", "why", "capacity", "doctor"),
+    *("checkpoint ls", "checkpoint now j", "checkpoint pin j 1", "checkpoint rollback j 1"),
+    *("logs a", "drain a", "preempt a", "withdraw a", "cordon a", "uncordon a"),
+    *("pause j", "resume j", "cancel j"),
+)
+"""Commands that only ask sailord."""
+
 
 def loaded_by(*arguments: str) -> set[str]:
-    """Run a command in a fresh process; return which of the heavy packages it imported."""
-    code = (
-        "import sys\n"
-        "from sailord.cli.main import main\n"
-        f"main({list(arguments)!r}, standalone_mode=False)\n"
-        f"print('LOADED', *(name for name in {HEAVY!r} if name in sys.modules))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return set(done.stdout.splitlines()[-1].split()[1:])
+    """Return which of the heavy packages a command imports."""
+    return set(HEAVY) & modules_of(*arguments)
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("status", "--help"), ("doctor", "--help")])
-def test_help_and_cluster_commands_import_nothing_heavy(arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("command", QUESTIONS)
+def test_a_question_imports_click_and_light_parts_of_the_standard_library(command: str) -> None:
+    nowhere = ("--server", "unix:///nonexistent/sailord.sock")
+    assert excess_of(modules_of(*command.split(), *nowhere)) == set()
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("status", "--help"), ("up", "--help")])
+def test_help_imports_nothing_heavy(arguments: tuple[str, ...]) -> None:
     assert loaded_by(*arguments) == set()
 
 
@@ -46,11 +47,17 @@ def test_a_search_imports_numpy_at_most() -> None:
     assert loaded_by("plan", *FILES, "--budget", "1") <= {"numpy"}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", main.entries)
 def test_the_listed_summary_is_the_first_sentence_of_the_command(name: str) -> None:
     command = main.get_command(None, name)
     assert command is not None
-    assert command.get_short_help_str(200) == COMMANDS[name][1]
+    assert command.get_short_help_str(200) == main.entries[name][1]
+
+
+def test_the_summaries_of_checkpoint_are_the_first_sentences_of_its_commands() -> None:
+    group = main.get_command(None, "checkpoint")
+    for name, (_, summary) in group.entries.items():
+        assert group.get_command(None, name).get_short_help_str(200) == summary
 
 
 def test_help_lists_the_exit_codes() -> None:

@@ -125,8 +125,8 @@ def test_a_script_survives_the_loss_of_a_node_with_the_losses_of_one_process(fol
     for step, metrics in said.items():
         assert metrics == pytest.approx(wanted[step], rel=1e-4)
     assert [move["steps_lost"] for move in told["moves"]][1:] == [0] * (len(told["moves"]) - 1)
-    durable, out = folder.parent / "durable" / "own", folder.parent / "out"
-    export = ("-m", "sailord.cli.main", "checkpoint", "export", durable, "--to", out)
+    durable, out = folder.parent / "durable", folder.parent / "out"
+    export = ("-m", "sailord.cli.main", "checkpoint", "export", "own", "--at", durable, "--to", out)
     run(*export, "--job", own / "train.py", cwd=own)
     weights = load_file(saved / "model.safetensors")
     for name, value in load_file(out / "model.safetensors").items():

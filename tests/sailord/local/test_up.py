@@ -15,7 +15,7 @@ import pytest
 
 from agents.daemon.process_cleanup import MARK, cluster_pids, kill_all, mark
 from sailord.client import ServerProblem
-from sailord.local.control import ask
+from sailord.local.control_client import ask
 from sailord.local.paths import Place
 from simulator.documents.problems import InputError
 from tests.sailord.daemon.running import wait_until

@@ -1,0 +1,252 @@
+"""The commands ``checkpoint verify``, ``export`` and ``import``, which read and write the storage.
+
+They ask sailord where a job's checkpoints are, unless ``--at`` says it: then they need no cluster.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from agents.protocol.records import JobId
+from sailord.checkpoints.catalog import complete_at, folders_at
+from sailord.checkpoints.manifest import ManifestError, folder_of, load_manifest
+from sailord.checkpoints.object_storage import Storage, StorageError, open_storage
+from sailord.checkpoints.resume import take_in
+from sailord.checkpoints.retention import Folder
+from sailord.checkpoints.verify import faults_of
+from sailord.cli.described_job import JobFile, describe_script, described_text
+from sailord.cli.exit_codes import FAILED
+from sailord.cli.options import FILE, show
+from sailord.cli.scripts import section
+from sailord.cli.server import ask_about, server_command
+from sailord.client import Client, ServerProblem
+from sailord.planning.job_spec import read_job, saving_of
+from simulator.documents.problems import InputError, Problem
+
+FORMS = {
+    "huggingface": "Hugging Face's safetensors (weights only)",
+    "deepspeed": "DeepSpeed's universal checkpoint",
+    "dcp": "torch's DCP",
+    "megatron": "Megatron-Core's torch_dist",
+}
+
+
+def names_checkpoint(command: Callable[..., None]) -> Callable[..., None]:
+    """Add JOB, STEP and ``--at``; pass the storage, the job and the manifest that they name."""
+
+    @click.argument("job", required=False)
+    @click.argument("step", type=click.IntRange(0), required=False)
+    @click.option(
+        "--at",
+        "place",
+        metavar="URI",
+        help="The job's [checkpoint] uri; default: sailord is asked for it.",
+    )
+    @server_command
+    @wraps(command)
+    def wrapped(
+        client: Client, job: str | None, step: int | None, place: str | None, **kwargs: Any
+    ) -> None:
+        if job is not None and "/" in job:
+            base, _, last = job.rstrip("/").rpartition("/")
+            cure = f"give {last} --at {base}"
+            raise InputError(Problem(job, "is not the name of a job", cure))
+        if place is None:
+            job, place = _asked_place(client, job)
+        elif job is None:
+            raise InputError(Problem("JOB", "is missing", "name the job whose checkpoint is meant"))
+        command(*_located(place, JobId(job), step), **kwargs)
+
+    return wrapped
+
+
+def _asked_place(client: Client, job: str | None) -> tuple[str, str]:
+    """Return a job's name and the place of its checkpoints, as sailord knows them."""
+    job, record = ask_about(client, "job", job, lambda name: client.ask("GET", f"/v1/jobs/{name}"))
+    place = record["saving"]["uri"]
+    if place is None:
+        raise ServerProblem(f"{job} has no [checkpoint] uri, so none of its checkpoints is stored")
+    return job, str(place)
+
+
+def _located(uri: str, job: JobId, step: int | None) -> tuple[Storage, JobId, str]:
+    """Return the storage, the job and the newest manifest, or that of a step."""
+    place = f"{uri.rstrip('/')}/{job}"
+    try:
+        storage = open_storage(uri)
+        folders = folders_at(storage, job)
+    except StorageError as error:
+        raise InputError(Problem(place, str(error))) from None
+    found = [folder for folder in folders if folder.manifests]
+    if not found:
+        cure = "sailorctl jobs lists the jobs, --at URI looks elsewhere"
+        raise InputError(Problem(place, _why_none(folders), cure))
+    meant = [folder for folder in found if step in (None, folder.point.step)]
+    if not meant:
+        steps = ", ".join(str(n) for n in sorted({folder.point.step for folder in found}))
+        raise InputError(Problem(place, f"has no checkpoint of step {step}", f"there are {steps}"))
+    newest = max(meant, key=lambda folder: (folder.point.generation, folder.point.step))
+    return storage, job, f"{folder_of(job, newest.point)}/{newest.manifests[-1]}"
+
+
+@click.command()
+@names_checkpoint
+def verify(storage: Storage, job: JobId, name: str, as_json: bool) -> None:
+    """Verify every byte of a checkpoint. Exits with 1 if it is damaged.
+
+    Default JOB: the active one; default STEP: the newest.
+    """
+    faults = _all_faults(storage, job, name)
+    older = _next_older(storage, job, name) if faults else None
+    uri = storage.uri_of(name)
+    value = {"job": job, "step": _step_of(name), "manifest": uri}
+    value |= {"is_whole": not faults, "faults": faults, "next_older": older}
+    show(value, as_json, _verdict)
+    if faults:
+        raise SystemExit(FAILED)
+
+
+def _verdict(value: dict[str, Any]) -> str:
+    if value["is_whole"]:
+        return f"{value['manifest']}: intact"
+    lines = [f"{value['manifest']}: damaged", *(f"  {each}" for each in value["faults"])]
+    older = value["next_older"]
+    found = f"the next older intact one: step {older}"
+    lines.append("no older one is intact" if older is None else found)
+    return "\n".join(lines)
+
+
+def _why_none(folders: list[Folder]) -> str:
+    if not folders:
+        return "holds no checkpoint"
+    points = ", ".join(str(folder.point.step) for folder in folders[:5])
+    return f"holds unfinished uploads of step {points}, and no checkpoint"
+
+
+def _all_faults(storage: Storage, job: JobId, name: str) -> list[str]:
+    try:
+        manifest = load_manifest(storage, name)
+        return faults_of(storage, manifest, job=job, is_thorough=True)
+    except (ManifestError, StorageError) as error:
+        return [str(error)]
+
+
+def _step_of(name: str) -> int:
+    """Return the step of a manifest, by its name in the storage."""
+    return int(name.split("/")[1].partition("-")[2])
+
+
+def _next_older(storage: Storage, job: JobId, name: str) -> int | None:
+    """Return the step of the next older checkpoint that is intact."""
+    generation = name.split("/")[1].partition("-")[0]
+    found = [(m, d) for m, d in complete_at(storage, job) if m.point.step < _step_of(name)]
+    found.sort(key=lambda pair: (pair[0].point.generation, pair[0].point.step), reverse=True)
+    for manifest, _ in found:
+        is_before = manifest.point.generation <= int(generation)
+        if is_before and not faults_of(storage, manifest, job=job, is_thorough=True):
+            return manifest.point.step
+    return None
+
+
+@click.command()
+@click.option("--to", "out", required=True, type=FILE, help="A new folder.")
+@click.option(
+    "--form",
+    type=click.Choice(list(FORMS)),
+    default="huggingface",
+    show_default=True,
+    help=f"{', '.join(FORMS.values())}.",
+)
+@click.option("--job", "job_file", type=FILE, help="Script or job file of the model.")
+@names_checkpoint
+def export(
+    storage: Storage,
+    job: JobId,
+    name: str,
+    out: Path,
+    form: str,
+    job_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Convert a checkpoint for other programs.
+
+    Default JOB: the active one; default STEP: the newest. With the script or job file of a model
+    of transformers, config and tokenizer come along; Megatron's form needs it for such a model.
+    """
+    if out.exists():
+        raise InputError(Problem(str(out), "exists", "name a new folder"))
+    command = [sys.executable, "-m", "worker", "export-checkpoint", storage.uri_of(name)]
+    # A process of its own, since it imports torch.
+    command += ["--to", str(out), "--form", form]
+    command += [] if job_file is None else ["--job", str(job_file)]
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+    value = {"job": job, "step": _step_of(name), "folder": str(out)}
+    show(value, as_json, lambda _: done.stdout.rstrip())
+
+
+@click.command("import")
+@click.argument("folder", type=FILE)
+@click.option("--job", "job_file", required=True, type=FILE, help="Job file or script.")
+@click.option("--name", required=True, help="The job's name in the cluster.")
+@click.option(
+    "--form",
+    type=click.Choice(list(FORMS)),
+    default="deepspeed",
+    show_default=True,
+    help=f"{', '.join(FORMS.values())}.",
+)
+@click.option("--checkpoint", "place", metavar="URI", help="Where a script's checkpoints go.")
+@click.argument("arguments", nargs=-1)
+def import_checkpoint(
+    folder: Path,
+    job_file: Path,
+    name: str,
+    form: str,
+    place: str | None,
+    arguments: tuple[str, ...],
+) -> None:
+    """Import a checkpoint of another program into the storage of a job.
+
+    ARGUMENTS, after --, are those of a script.
+    Then: sailorctl submit JOB --id NAME --resume newest
+    """
+    given = JobFile(job_file, arguments)
+    root = given.root() if given.is_script else None
+    if root is not None:
+        spec = describe_script(job_file, root, arguments)
+        spec += "" if place is None else section("checkpoint", {"uri": place})
+    elif place is not None or arguments:
+        cure = "leave them out, and write [checkpoint] into the file"
+        what = "is a job file; only a script takes ARGUMENTS and --checkpoint"
+        raise InputError(Problem(str(job_file), what, cure))
+    else:
+        spec = described_text(job_file)
+    job = read_job(spec)
+    uri = saving_of(job).uri
+    if uri is None:
+        cure = "give --checkpoint URI" if given.is_script else "set uri under [checkpoint]"
+        raise InputError(Problem(str(job_file), "has no place for checkpoints", cure))
+    command = [sys.executable, "-m", "worker", "import-checkpoint", str(folder.absolute())]
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "whole.snap"
+        words = {"--job": job_file.absolute(), "--name": name, "--to": file, "--form": form}
+        command += [str(word) for pair in words.items() for word in pair]
+        command += ["--", *arguments]
+        done = subprocess.run(command, check=False, stdout=subprocess.PIPE, cwd=root)
+        if done.returncode:
+            raise SystemExit(done.returncode)
+        try:
+            durable = take_in(open_storage(uri), JobId(name), job, spec, file)
+        except StorageError as error:
+            raise InputError(Problem(uri, str(error))) from None
+    click.echo(f"step {durable.point.step} of {name} is at {durable.manifest}")
