@@ -11,7 +11,7 @@ from dataclasses import replace
 from agents.protocol.records import GenerationRecord, NodeId, NodeRecord, Order, Report
 from agents.protocol.versions import why_apart
 from sailord.core.model import standing
-from sailord.core.model.nodes import Node, Nodes
+from sailord.core.model.nodes import Exclusion, Node, Nodes, WorkerTrouble
 from sailord.core.model.phases import Running
 from sailord.core.model.state import Active, Progress, State
 
@@ -35,7 +35,7 @@ def observe_nodes(
             node = _new_node(state, record)
         elif record.state == "ready" and node.record.state == "joining":
             node = replace(node, since=state.now)
-        draining = node.draining_since
+        draining = node.exclusion.draining_since
         if record.state == "draining" and draining is None:
             draining = state.now
         elif record.state != "draining" and node.record.state == "draining":
@@ -46,8 +46,8 @@ def observe_nodes(
         told = replace(record, leaves_at=node.record.leaves_at) if is_told else record
         foreign = apart[record.protocol]
         if (told, None, draining, foreign) != (
-            *(node.record, node.absent_since, node.draining_since),
-            node.foreign,
+            *(node.record, node.absent_since, node.exclusion.draining_since),
+            node.exclusion.foreign,
         ):
             has_moved = told.address != node.record.address
             if has_moved or node.absent_since is not None:
@@ -57,8 +57,7 @@ def observe_nodes(
                 node,
                 record=told,
                 standing=standing.lease_seen(node.standing, has_moved=has_moved),
-                draining_since=draining,
-                foreign=foreign,
+                exclusion=replace(node.exclusion, draining_since=draining, foreign=foreign),
             )
         if node is not known:
             fresh[record.id] = node
@@ -68,8 +67,9 @@ def observe_nodes(
             continue
         if id_ in unreadable:
             present = standing.lease_seen(node.standing)
-            if not node.foreign or node.standing != present:
-                fresh[id_] = replace(node, standing=present, foreign=UNREADABLE)
+            if not node.exclusion.foreign or node.standing != present:
+                exclusion = replace(node.exclusion, foreign=UNREADABLE)
+                fresh[id_] = replace(node, standing=present, exclusion=exclusion)
             continue
         if names.get(node.record.name, id_) != id_ and not node.is_lost:
             fresh[id_] = _lost(node, state.now, "its agent was restarted")
@@ -106,12 +106,14 @@ def _take_report(
     if node.is_lost:
         # It was given up by mistake: it starts afresh.
         node = replace(_new_node(state, node.record), standing=node.standing)
-    failed_since = broken_since = None
+    workers = WorkerTrouble()
     if active is not None and _speaks_of(active.generation, report):
         if report.taking == "failed":
-            failed_since = state.now if node.failed_since is None else node.failed_since
+            since = node.workers.failed_since
+            workers = WorkerTrouble(failed_since=state.now if since is None else since)
         if report.taking == "broken":
-            broken_since = state.now if node.broken_since is None else node.broken_since
+            since = node.workers.broken_since
+            workers = WorkerTrouble(broken_since=state.now if since is None else since)
         if report.step > active.progress.step:
             step_s = _step_s(active, report.step, state.now)
             active = replace(active, progress=Progress(report.step, state.now, step_s))
@@ -123,8 +125,7 @@ def _take_report(
         report=report,
         returned_at=state.now if is_mended else node.returned_at,
         heard_at=state.now,
-        failed_since=failed_since,
-        broken_since=broken_since,
+        workers=workers,
         standing=standing.reported(node.standing),
     )
     return active, heard
@@ -157,7 +158,8 @@ def probe_failed(state: State, id_: NodeId) -> State:
 
 def _new_node(state: State, record: NodeRecord) -> Node:
     """Return a node as it is first known; what was ordered of this life of it still holds."""
-    node = Node(record, state.now, is_cordoned=record.state == "cordoned")
+    exclusion = Exclusion(is_cordoned=record.state == "cordoned")
+    node = Node(record, state.now, exclusion=exclusion)
     for order in state.marks.get(record.id, ()):
         node = mark(node, order, state.now)
     return node
@@ -165,23 +167,26 @@ def _new_node(state: State, record: NodeRecord) -> Node:
 
 def mark(node: Node, order: Order, now: float) -> Node:
     """Apply a notice or an operator's order to the node."""
+    exclusion = node.exclusion
     match order.kind:
         case "preempt" | "drain":
             leaves_at = node.record.leaves_at if order.leaves_at is None else order.leaves_at
-            since = now if node.draining_since is None else node.draining_since
+            since = exclusion.draining_since if node.is_draining else now
             record = replace(node.record, leaves_at=leaves_at)
-            return replace(node, draining_since=since, record=record)
+            return replace(node, exclusion=replace(exclusion, draining_since=since), record=record)
         case "withdraw":
-            back = node.returned_at if node.draining_since is None else now
+            back = now if node.is_draining else node.returned_at
             record = replace(node.record, leaves_at=None)
-            return replace(node, draining_since=None, returned_at=back, record=record)
+            stays = replace(exclusion, draining_since=None)
+            return replace(node, exclusion=stays, returned_at=back, record=record)
         case "cordon":
-            return replace(node, is_cordoned=True)
+            return replace(node, exclusion=replace(exclusion, is_cordoned=True))
         case "quarantine":
-            return replace(node, slow=order.reason)
+            return replace(node, exclusion=replace(exclusion, slow=order.reason))
         case _:  # "uncordon"
-            back = now if node.is_cordoned or node.slow else node.returned_at
-            return replace(node, is_cordoned=False, slow="", returned_at=back)
+            back = now if exclusion.is_cordoned or exclusion.slow else node.returned_at
+            stays = replace(exclusion, is_cordoned=False, slow="")
+            return replace(node, exclusion=stays, returned_at=back)
 
 
 def give_up_nodes(state: State) -> State:

@@ -134,7 +134,7 @@ class Announcer:
             if node is known or after.active is None or why in ("", PREPARING):
                 continue
             text = f"{node.record.name} {_UNFIT}: {why}"
-            if node.failed_since is not None or (after.active.job, text) in self._unfit:
+            if node.workers.failed_since is not None or (after.active.job, text) in self._unfit:
                 continue
             self._unfit.add((after.active.job, text))
             generation, step = _where(after.active)
@@ -224,9 +224,9 @@ def _changes(before: State, after: State) -> Iterator[tuple[FeedEvent, str]]:
         if node.is_lost and (known is None or not known.is_lost):
             text = f"{node.record.name} is lost: {node.why_lost}"
             yield _event("node_lost", text, after, node=node.record.name), ""
-        if node.draining_since is None:
+        if not node.is_draining:
             continue
-        if known is None or known.draining_since is None:
+        if known is None or not known.is_draining:
             text, when = f"{node.record.name} is draining", node.record.leaves_at
             event = _event("node_preempted", text, after, node=node.record.name)
             yield event, f"{id_}.leaves" + ("" if when is None else f".{int(when)}")

@@ -20,7 +20,7 @@ from agents.protocol.records import NodeRecord, Order
 from sailord.capacity.core.budget import spent_usd
 from sailord.capacity.core.model import PendingRequest, Policy
 from sailord.capacity.loop import CapacityLoop
-from sailord.core.model.nodes import Node, Nodes
+from sailord.core.model.nodes import Exclusion, Node, Nodes
 from sailord.core.model.state import State
 from sailord.planning.messages import CapacityAnswer, CapacityRequest, PoolSupply
 from sailord.providers.gce.config import GceConfig
@@ -284,7 +284,7 @@ class World(Hooks):
         """Return the job as capacity sees it: running on every node until stopped."""
         if not self._works:
             return None
-        members = [id_ for id_, node in self._nodes.items() if node.draining_since is None]
+        members = [id_ for id_, node in self._nodes.items() if not node.is_draining]
         generation = SimpleNamespace(state="running", members=members)
         return SimpleNamespace(job=SimpleNamespace(id="tale"), phase=None, generation=generation)
 
@@ -304,7 +304,7 @@ class World(Hooks):
 
     def are_all_machines_usable(self) -> bool:
         """Return whether every machine has an agent with all of its GPUs."""
-        gpus = {n.record.name: n.record.gpus for n in self._nodes.values() if not n.draining_since}
+        gpus = {n.record.name: n.record.gpus for n in self._nodes.values() if not n.is_draining}
         return all(gpus.get(vm.name) == vm.gpus for vm in self.cloud.there())
 
     def overfilled_requests(self) -> list[str]:
@@ -338,7 +338,9 @@ class World(Hooks):
 
     def _leave(self, id_: str) -> None:
         if id_ in self._nodes:
-            self._nodes[id_] = replace(self._nodes[id_], draining_since=self.now())
+            self._nodes[id_] = replace(
+                self._nodes[id_], exclusion=Exclusion(draining_since=self.now())
+            )
             self._tell_nodes()
 
     def _tell_nodes(self) -> None:

@@ -281,7 +281,7 @@ MUTATIONS = [
         "sailord/core/model/nodes.py",
         (
             "a draining node is planned for",
-            " or self.draining_since is not None:",
+            " or self.is_draining:",
             ":",
         ),
     ),
@@ -297,8 +297,8 @@ MUTATIONS = [
         "sailord/core/queries/replan_triggers.py",
         (
             "a broken connection alone never ends a generation",
-            "if node.broken_since is not None and state.now >= ",
-            "if node.broken_since is not None and state.now >= 9999 + ",
+            "if broken_since is not None and state.now >= ",
+            "if broken_since is not None and state.now >= 9999 + ",
         ),
     ),
     *_core(

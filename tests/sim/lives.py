@@ -121,7 +121,7 @@ def _check_slow(world: World) -> None:
     assert world.checker.failures_max == 0, "a straggler counted as a failure"
     (leader,) = (head for head in world.heads.values() if head.state.term is not None)
     state, active = leader.state, leader.state.active
-    marked = [node for node in state.nodes.values() if node.slow]
+    marked = [node for node in state.nodes.values() if node.exclusion.slow]
     living = [node for node in state.nodes.values() if not node.is_lost]
     # Nodes marked earlier may be lost by now.
     assert len(marked) <= world.options.slow_share * world.count, f"{len(marked)} are left out"

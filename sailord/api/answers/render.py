@@ -35,7 +35,7 @@ def node_view(node: Node, *, safe_to_stop: bool, slow: str) -> types.NodeView:
     return types.NodeView(
         **{name: getattr(record, name) for name in same},
         state=_node_state(node),
-        cordoned=node.is_cordoned,
+        cordoned=node.exclusion.is_cordoned,
         leaves_at=record.leaves_at,
         taking=None if report is None else report.taking,
         generation=None if report is None else report.generation,
@@ -61,11 +61,11 @@ def _node_state(node: Node) -> types.SeenState:
         return "lost"
     if node.absent_since is not None:
         return "suspect"
-    if node.draining_since is not None:
+    if node.is_draining:
         return "draining"
-    if node.slow:
+    if node.exclusion.slow:
         return "slow"
-    return "cordoned" if node.is_cordoned else node.record.state
+    return "cordoned" if node.exclusion.is_cordoned else node.record.state
 
 
 def nodes_view(state: State, unreadable: Mapping[str, str] = MappingProxyType({})) -> types.Nodes:
@@ -143,7 +143,7 @@ def leaving_view(state: State) -> tuple[types.Leaving, ...]:
             stuck=NO_OTHER_NODE if id_ in kept else "",
         )
         for id_, node in state.nodes.items()
-        if node.draining_since is not None and not node.is_lost
+        if node.is_draining and not node.is_lost
     ]
     return tuple(sorted(leaving, key=lambda n: (n.leaves_at is None, n.leaves_at or 0.0, n.name)))
 

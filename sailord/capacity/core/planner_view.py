@@ -20,7 +20,7 @@ def agents_of(state: State) -> tuple[Mapping[str, Agent], frozenset[str]]:
     agents = {
         node.record.name: Agent(
             node.record.gpus,
-            node.draining_since is not None or node.record.leaves_at is not None,
+            node.is_draining or node.record.leaves_at is not None,
         )
         for node in state.nodes.values()
         if not node.is_lost and node.absent_since is None
@@ -51,7 +51,7 @@ def pool_supplies(
     others: Counter[Pool] = Counter()
     for node in state.nodes.values():
         record = node.record
-        is_useful = not node.is_lost and node.draining_since is None and not node.is_set_apart
+        is_useful = not node.is_lost and not node.is_draining and not node.is_set_apart
         if is_useful and record.gpus and record.name not in rented:
             pool = Pool(record.zone, record.machine, record.gpu, record.gpus, record.spot)
             others[pool] += 1

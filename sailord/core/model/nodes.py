@@ -19,6 +19,28 @@ from sailord.core.model.standing import (
 
 
 @dataclass(frozen=True, slots=True)
+class Exclusion:
+    """Why new plans leave the node out, other than for its standing or its own report."""
+
+    draining_since: float | None = None
+    """When a notice, a drain order or the agent itself announced its departure."""
+    is_cordoned: bool = False
+    slow: str = ""
+    """Why it is left out as a straggler; empty if it is not."""
+    foreign: str = ""
+    """Why what its agent writes is not understood: only what runs there goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTrouble:
+    """What ended its workers of the present generation, and since when."""
+
+    failed_since: float | None = None
+    broken_since: float | None = None
+    """When its workers, sound themselves, lost the connection to a peer."""
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """One life of a node: its agent from one start to its end."""
 
@@ -29,24 +51,19 @@ class Node:
     heard_at: float = 0.0
     standing: Standing = PRESENT
     probed_at: float | None = None
-    failed_since: float | None = None
-    """When its workers of the present generation failed."""
-    broken_since: float | None = None
-    """When its workers, sound themselves, lost the connection to a peer."""
-    draining_since: float | None = None
-    """When a notice, a drain order or the agent itself announced its departure."""
     returned_at: float | None = None
     """When a drain, a cordon or a straggler mark was taken back."""
-    is_cordoned: bool = False
-    slow: str = ""
-    """Why it is left out as a straggler; empty if it is not."""
-    foreign: str = ""
-    """Why what its agent writes is not understood: only what runs there goes on."""
+    workers: WorkerTrouble = WorkerTrouble()
+    exclusion: Exclusion = Exclusion()
 
     @property
     def free_since(self) -> float:
         """Since when a plan could use it."""
         return self.since if self.returned_at is None else max(self.since, self.returned_at)
+
+    @property
+    def is_draining(self) -> bool:
+        return self.exclusion.draining_since is not None
 
     @property
     def is_lost(self) -> bool:
@@ -77,21 +94,21 @@ class Node:
 
     def is_usable(self, *, is_member: bool) -> bool:
         """Whether a new plan may use it; a member may stay though it is cordoned."""
-        if not isinstance(self.standing, Present | Unreachable) or self.draining_since is not None:
+        if not isinstance(self.standing, Present | Unreachable) or self.is_draining:
             return False
-        if self.slow or self.why_unsound:  # Its record in the store may not say so yet.
+        if self.exclusion.slow or self.why_unsound:  # Its record in the store may not say so yet.
             return False
         return self.record.state == "ready" and (is_member or not self.is_set_apart)
 
     @property
     def is_set_apart(self) -> bool:
         """New plans leave it out, unless the job runs on it already."""
-        return self.is_cordoned or bool(self.foreign)
+        return self.exclusion.is_cordoned or bool(self.exclusion.foreign)
 
     @property
     def why_unusable(self) -> str:
         """Why no new plan uses it, by its own report or by what its agent writes."""
-        return self.why_unsound or self.foreign
+        return self.why_unsound or self.exclusion.foreign
 
     @property
     def is_notable(self) -> bool:
@@ -99,9 +116,9 @@ class Node:
         return (
             self.report is None
             or not isinstance(self.standing, Present)
-            or self.failed_since is not None
-            or self.broken_since is not None
-            or self.draining_since is not None
+            or self.workers.failed_since is not None
+            or self.workers.broken_since is not None
+            or self.is_draining
             or bool(self.why_unusable)
             or bool(self.report.broken_peers)
         )

@@ -88,7 +88,7 @@ def is_too_late_to_stop(state: State, active: Active, proposal: Proposal) -> boo
     leaving = [
         node.record.leaves_at
         for id_ in active.generation.members
-        if (node := state.nodes.get(id_)) is not None and node.draining_since is not None
+        if (node := state.nodes.get(id_)) is not None and node.is_draining
     ]
     needed = state.now + 1.5 * proposal.iteration_s
     return any(leaves_at is not None and leaves_at < needed for leaves_at in leaving)

@@ -14,7 +14,7 @@ def drained(state: State) -> frozenset[NodeId]:
     leaving = [
         (id_, node)
         for id_ in state.nodes.notable
-        if (node := state.nodes[id_]).draining_since is not None and not node.is_lost
+        if (node := state.nodes[id_]).is_draining and not node.is_lost
     ]
     if not leaving:
         return frozenset()
@@ -33,9 +33,7 @@ def stuck(state: State) -> frozenset[NodeId]:
         return frozenset()
     members = state.nodes.notable.intersection(generation.members)
     return frozenset(
-        id_
-        for id_ in members
-        if state.nodes[id_].draining_since is not None and not state.nodes[id_].is_lost
+        id_ for id_ in members if state.nodes[id_].is_draining and not state.nodes[id_].is_lost
     )
 
 

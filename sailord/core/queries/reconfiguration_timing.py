@@ -207,13 +207,13 @@ def _sign(before: State, state: State, active: Active, question: Question) -> tu
     nodes = [node for id_ in members if (node := state.nodes.get(id_)) is not None]
     kinds: dict[str, list[float | None]] = {
         "loss": [s.absent_since or s.at for n in nodes if isinstance(s := n.standing, Lost)],
-        "failure": [n.failed_since or n.broken_since for n in nodes],
-        "notice": [n.draining_since for n in nodes],
+        "failure": [n.workers.failed_since or n.workers.broken_since for n in nodes],
+        "notice": [n.exclusion.draining_since for n in nodes],
     }
     for kind, moments in kinds.items():
         seen = [moment for moment in moments if moment is not None]
         if seen:
-            broken = [n.broken_since for n in nodes if n.broken_since is not None]
+            broken = [n.workers.broken_since for n in nodes if n.workers.broken_since is not None]
             return min([*seen, *(broken if kind == "loss" else ())]), kind
     if isinstance(phase, Waiting):
         return phase.since, "failure"

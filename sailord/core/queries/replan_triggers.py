@@ -116,10 +116,11 @@ def _broken_since(state: State, id_: NodeId) -> float | None:
         return state.now
     if isinstance(node.standing, Lost):
         return node.standing.at
-    if node.failed_since is not None:
-        return node.failed_since
-    if node.broken_since is not None and state.now >= node.broken_since + state.options.broken_s:
-        return node.broken_since
+    if node.workers.failed_since is not None:
+        return node.workers.failed_since
+    broken_since = node.workers.broken_since
+    if broken_since is not None and state.now >= broken_since + state.options.broken_s:
+        return broken_since
     return None
 
 
@@ -162,9 +163,10 @@ def _notices(state: State, active: Active) -> list[Trigger]:
     found = []
     for id_ in sorted(state.nodes.notable.intersection(active.generation.members)):
         node = state.nodes[id_]
-        if node.is_lost or node.draining_since is None:
+        since = node.exclusion.draining_since
+        if node.is_lost or since is None:
             continue
-        due = node.draining_since + state.options.notices_gather_s
+        due = since + state.options.notices_gather_s
         if node.record.leaves_at is not None:
             due = min(due, max(state.now, node.record.leaves_at - state.options.notices_gather_s))
         found.append(Trigger(f"{node.record.name} is draining", due, is_forced=True))

@@ -101,12 +101,12 @@ def room_for_stragglers(state: State) -> int:
     """Return how many more nodes may be left out."""
     living = [node for node in state.nodes.values() if not node.is_lost]
     most = int(state.options.slow_share * len(living))
-    return max(most - sum(bool(node.slow) for node in living), 0)
+    return max(most - sum(bool(node.exclusion.slow) for node in living), 0)
 
 
 def straggler_texts(state: State) -> dict[NodeId, str]:
     """Return what to show of each straggler, left out or still in use."""
-    told = {id_: node.slow for id_, node in state.nodes.items() if node.slow}
+    told = {id_: node.exclusion.slow for id_, node in state.nodes.items() if node.exclusion.slow}
     active = state.active
     if active is None:
         return told

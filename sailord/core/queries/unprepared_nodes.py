@@ -31,6 +31,6 @@ def _has_failed(node: Node) -> bool:
 
 def _may_be_usable(node: Node) -> bool:
     """Return whether it may become usable without an operator."""
-    if node.draining_since is not None or node.is_set_apart or node.slow:
+    if node.is_draining or node.is_set_apart or node.exclusion.slow:
         return False
     return not _has_failed(node) and not (node.report is not None and node.report.fault)

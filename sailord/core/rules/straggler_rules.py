@@ -62,7 +62,8 @@ def leave_out(state: State, question: Question) -> tuple[State, tuple[Command, .
     assert state.active is not None
     number = 0 if state.active.generation is None else state.active.generation.number
     for id_, slow in question.slow.items():
-        marked[id_] = replace(state.nodes[id_], slow=str(slow))
+        node = state.nodes[id_]
+        marked[id_] = replace(node, exclusion=replace(node.exclusion, slow=str(slow)))
         id_of_order = f"slow-{id_}-{number}"
         orders.append(Order(id_of_order, "quarantine", target=id_, reason=str(slow)))
     return _said(replace(state, nodes=state.nodes.with_(marked)), orders)
@@ -72,8 +73,10 @@ def _take_back(state: State, active: Active) -> RuleAnswer:
     """Take stragglers back if there is no plan without them."""
     if not active.asked.is_refused:
         return PASS
-    slow = {id_: node for id_, node in state.nodes.items() if node.slow}
-    back = {id_: replace(node, slow="") for id_, node in slow.items()}
+    slow = {id_: node for id_, node in state.nodes.items() if node.exclusion.slow}
+    back = {
+        id_: replace(node, exclusion=replace(node.exclusion, slow="")) for id_, node in slow.items()
+    }
     back = {id_: node for id_, node in back.items() if node.is_usable(is_member=False)}
     if not back:
         return PASS

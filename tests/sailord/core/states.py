@@ -98,7 +98,7 @@ def node(id_: NodeId, said: Report | None = None, **others: Any) -> Node:
 
 
 def changed(node: Node, **others: Any) -> Node:
-    """The node with other facts; those of its standing are given as they came about."""
+    """The node with other facts, in whatever group; those of its standing as they came about."""
     standing, at = node.standing, others.pop("absent_since", None)
     if at is not None:
         standing = lease_ended(standing, at)
@@ -107,7 +107,13 @@ def changed(node: Node, **others: Any) -> Node:
     lost_at, why = others.pop("lost_at", None), others.pop("why_lost", "")
     if lost_at is not None:
         standing = given_up(standing, lost_at, why)
-    return replace(node, standing=standing, **others)
+    groups = {
+        name: replace(
+            group, **{f.name: others.pop(f.name) for f in fields(group) if f.name in others}
+        )
+        for name, group in (("workers", node.workers), ("exclusion", node.exclusion))
+    }
+    return replace(node, standing=standing, **groups, **others)
 
 
 def job(**others: Any) -> JobRecord:

@@ -362,9 +362,9 @@ def test_stale_report_is_dropped() -> None:
 def test_agent_withdraws_its_own_notice() -> None:
     leaving = record(B, state="draining", leaves_at=NOW + 30)
     warned, _ = act(state(), NodesObserved(NOW, (record(A), leaving)))
-    assert warned.nodes[B].draining_since == NOW
+    assert warned.nodes[B].exclusion.draining_since == NOW
     calm, _ = act(warned, NodesObserved(NOW + 0.1, (record(A), record(B))))
-    assert calm.nodes[B].draining_since is None
+    assert calm.nodes[B].exclusion.draining_since is None
 
 
 def test_a_started_agent_withdraws_its_stop() -> None:
@@ -374,7 +374,7 @@ def test_a_started_agent_withdraws_its_stop() -> None:
     early, _ = act(warned, OrderGiven(NOW + 0.1, order("withdraw", B)))
     early, _ = act(early, NodesObserved(NOW + 0.2, (record(A), stopped)))
     tests, _ = act(early, NodesObserved(NOW + 0.3, (record(A), record(B, state="joining"))))
-    assert tests.nodes[B].draining_since is None
+    assert tests.nodes[B].exclusion.draining_since is None
     calm, _ = act(tests, NodesObserved(NOW + 0.4, (record(A), record(B))))
     assert calm.nodes[B].is_usable(is_member=True)
 

@@ -58,7 +58,7 @@ def test_draining_starts_when_it_is_first_seen() -> None:
     draining = replace(node(B).record, state="draining")
     first, _ = act(state(), NodesObserved(NOW, (node(A).record, draining)))
     again, _ = act(first, NodesObserved(NOW + 3, (node(A).record, draining)))
-    assert again.nodes[B].draining_since == NOW
+    assert again.nodes[B].exclusion.draining_since == NOW
 
 
 @pytest.mark.parametrize("trouble", [{"absent_since": NOW - 30.0}, {"address": ""}])
@@ -112,7 +112,10 @@ def test_withdraw_clears_the_departure_time() -> None:
     after, _ = act(
         state(None, node(A), going), NodesObserved(NOW, (node(A).record, node(B).record))
     )
-    assert (after.nodes[B].draining_since, after.nodes[B].record.leaves_at) == (None, None)
+    assert (after.nodes[B].exclusion.draining_since, after.nodes[B].record.leaves_at) == (
+        None,
+        None,
+    )
 
 
 def test_report_ends_unreachable() -> None:
@@ -127,7 +130,7 @@ def test_uncordon_clears_cordon_and_straggler_mark(kept_out: dict[str, Any]) -> 
     after, _ = act(before, OrderGiven(NOW, order("uncordon", C)))
     back = after.nodes[C]
     assert back.is_usable(is_member=False)
-    assert (back.is_cordoned, back.slow, back.returned_at) == (False, "", NOW)
+    assert (back.exclusion.is_cordoned, back.exclusion.slow, back.returned_at) == (False, "", NOW)
 
 
 def test_question_without_stragglers_names_no_factors() -> None:
@@ -166,7 +169,7 @@ def test_broken_peers_of_another_generation_are_ignored(of: int, is_lost: bool) 
 def test_broken_connection_counts_from_its_first_report() -> None:
     broken = node(B, report(B, "broken"), broken_since=NOW - 0.05)
     after, _ = act(state(None, node(A), broken), Reported(NOW, report(B, "broken", number=9)))
-    assert after.nodes[B].broken_since == NOW - 0.05
+    assert after.nodes[B].workers.broken_since == NOW - 0.05
 
 
 @pytest.mark.parametrize(
@@ -230,7 +233,7 @@ def test_cordoned_member_stays_usable_but_no_other_cordoned_node() -> None:
 def test_second_drain_keeps_the_first_start() -> None:
     warned, _ = act(state(), OrderGiven(NOW, order("preempt", B, leaves_at=NOW + 30)))
     again, _ = act(warned, OrderGiven(NOW + 5, order("drain", B, "another")))
-    assert again.nodes[B].draining_since == NOW
+    assert again.nodes[B].exclusion.draining_since == NOW
 
 
 def test_snapshots_of_another_job_are_ignored() -> None:
@@ -242,7 +245,7 @@ def test_snapshots_of_another_job_are_ignored() -> None:
 def test_failure_counts_from_its_first_report() -> None:
     failed = node(B, report(B, "failed", failure="it broke"), failed_since=NOW - 0.05)
     again = Reported(NOW, report(B, "failed", number=9, failure="it broke"))
-    assert act(state(None, node(A), failed), again)[0].nodes[B].failed_since == NOW - 0.05
+    assert act(state(None, node(A), failed), again)[0].nodes[B].workers.failed_since == NOW - 0.05
 
 
 def test_node_is_free_since_it_came_or_was_given_back() -> None:

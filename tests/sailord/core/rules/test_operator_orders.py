@@ -198,9 +198,9 @@ def test_orders_about_a_job_without_the_cluster(kind: str, was: str, becomes: st
 def test_notice_by_name_or_id_marks_one_node(kind: str) -> None:
     for target in (B, "machine-b"):
         after, _ = act(state(), OrderGiven(NOW, order(kind, target, leaves_at=NOW + 30)))
-        assert after.nodes[B].draining_since == NOW
+        assert after.nodes[B].exclusion.draining_since == NOW
         assert after.nodes[B].record.leaves_at == NOW + 30
-        assert after.nodes[A].draining_since is None
+        assert after.nodes[A].exclusion.draining_since is None
 
 
 def test_withdrawn_notice_leaves_no_mark() -> None:
@@ -220,7 +220,11 @@ def test_node_back_after_an_expired_lease_keeps_its_marks() -> None:
     assert C not in gone.nodes
     back, _ = act(gone, NodesObserved(NOW + 2, (*without, node(C).record)))
     marked = back.nodes[C]
-    assert (marked.is_cordoned, marked.draining_since, marked.slow) == (True, NOW + 2, "it limps")
+    assert (
+        marked.exclusion.is_cordoned,
+        marked.exclusion.draining_since,
+        marked.exclusion.slow,
+    ) == (True, NOW + 2, "it limps")
 
 
 def test_lost_node_that_reports_keeps_its_marks() -> None:
@@ -228,7 +232,7 @@ def test_lost_node_that_reports_keeps_its_marks() -> None:
     lost = changed(before.nodes[B], lost_at=NOW)
     before = replace(before, nodes=before.nodes.with_({B: lost}))
     after, _ = act(before, Reported(NOW, report(B, number=6)))
-    assert (after.nodes[B].is_lost, after.nodes[B].is_cordoned) == (False, True)
+    assert (after.nodes[B].is_lost, after.nodes[B].exclusion.is_cordoned) == (False, True)
 
 
 def test_order_by_name_does_not_apply_to_the_next_node_of_that_name() -> None:
@@ -238,9 +242,9 @@ def test_order_by_name_does_not_apply_to_the_next_node_of_that_name() -> None:
     again = replace(node(D).record, name="machine-b")
     there = (node(A).record, again)
     after, _ = act(before, NodesObserved(NOW + 1, there))
-    assert (after.nodes[B].is_lost, after.nodes[D].draining_since) == (True, None)
+    assert (after.nodes[B].is_lost, after.nodes[D].exclusion.draining_since) == (True, None)
     led, _ = act(state(), Elected(NOW + 2, 9, there, (job(),), (G,), (), (meant,)))
-    assert led.nodes[D].draining_since is None, "a new leader knows whom it meant"
+    assert led.nodes[D].exclusion.draining_since is None, "a new leader knows whom it meant"
 
 
 def test_oldest_orders_about_gone_nodes_are_forgotten(
@@ -265,7 +269,7 @@ def test_simultaneous_orders_apply_once_and_in_order() -> None:
     meant = GiveOrder(replace(notice, life=B))
     assert (together, commands) == (one_by_one, (meant, *last))
     assert together.nodes[B] == replace(state().nodes[B], returned_at=NOW)
-    assert together.nodes[A].draining_since == NOW
+    assert together.nodes[A].exclusion.draining_since == NOW
 
 
 @pytest.mark.parametrize("kind", ["resume", "pause", "replan", "checkpoint"])

@@ -24,6 +24,7 @@ from tests.sailord.core.states import (
     Planning,
     act,
     active_of,
+    changed,
     generation,
     grouped,
     node,
@@ -105,7 +106,7 @@ def test_better_plan_without_the_straggler_is_adopted_after_a_stop():
     found = proposal(A, C, D)
     after, orders = act(asked(), PlanFound(NOW, 1, found))
     assert isinstance(phase(after), Stopping)
-    assert after.nodes[B].slow == str(CRAWLS)
+    assert after.nodes[B].exclusion.slow == str(CRAWLS)
     give, write = (each for each in orders if isinstance(each, GiveOrder | WriteGeneration))
     assert give == GiveOrder(MARK)
     assert isinstance(write, WriteGeneration)
@@ -121,7 +122,7 @@ def test_straggler_stays_if_no_plan_is_better():
     told = "stays with machine-b though slow: no plan is better"
     assert orders == (Note(told, JOB, is_transition=True),)
     assert active_of(after).slowness.kept == {B: KeptStraggler(NOW + 600, "no plan is better")}
-    assert after.nodes[B].slow == ""
+    assert after.nodes[B].exclusion.slow == ""
     again, orders = decide(after, Ticked(NOW + 1))
     assert (phase(again), orders) == (Running(BEGAN), ())
     late = replace(after, now=NOW + 601)
@@ -149,7 +150,7 @@ def test_straggler_stays_if_it_recovered_meanwhile():
     before = replace(before, active=grouped(active_of(before), speeds=watch))
     after, orders = act(before, PlanFound(NOW, 1, proposal(A, C, D)))
     assert (phase(after), orders) == (Running(BEGAN), ())
-    assert after.nodes[B].slow == ""
+    assert after.nodes[B].exclusion.slow == ""
 
 
 def test_share_limit_leaves_out_the_slowest_first():
@@ -168,14 +169,14 @@ def test_share_limit_leaves_out_the_slowest_first():
 
 def test_marked_stragglers_count_towards_the_share():
     before = four(B)
-    nodes = before.nodes.with_({D: replace(before.nodes[D], slow="it crawls")})
+    nodes = before.nodes.with_({D: changed(before.nodes[D], slow="it crawls")})
     after, _ = act(replace(before, nodes=nodes), Ticked(NOW))
     assert phase(after) == Running(BEGAN)
 
 
 def test_loss_comes_before_stragglers():
     before = four(B)
-    nodes = before.nodes.with_({D: replace(before.nodes[D], draining_since=NOW - 1)})
+    nodes = before.nodes.with_({D: changed(before.nodes[D], draining_since=NOW - 1)})
     after, _ = act(replace(before, nodes=nodes), Ticked(NOW))
     at = phase(after)
     assert isinstance(at, Planning)
@@ -184,16 +185,16 @@ def test_loss_comes_before_stragglers():
 
 def test_straggler_mark_holds_until_uncordon():
     after, _ = act(four(), OrderGiven(NOW, MARK))
-    assert after.nodes[B].slow == str(CRAWLS)
+    assert after.nodes[B].exclusion.slow == str(CRAWLS)
     back = Order("back", "uncordon", "machine-b")
     again, _ = act(after, OrderGiven(NOW, back))
-    assert again.nodes[B].slow == ""
+    assert again.nodes[B].exclusion.slow == ""
 
 
 def test_stragglers_are_taken_back_if_nothing_runs_without_them():
     before = four()
-    slow = replace(before.nodes[B], slow="it crawls")
-    gone = replace(before.nodes[D], slow="it crawls", draining_since=NOW - 1)
+    slow = changed(before.nodes[B], slow="it crawls")
+    gone = changed(before.nodes[D], slow="it crawls", draining_since=NOW - 1)
     left = replace(before, nodes=before.nodes.with_({B: slow, D: gone}))
     waits = grouped(active_of(left), phase=Waiting("a loss", NOW - 1), is_refused=True)
     waits = grouped(waits, considered=frozenset((A, C)), considered_at=NOW)
@@ -201,9 +202,11 @@ def test_stragglers_are_taken_back_if_nothing_runs_without_them():
     at = phase(after)
     assert isinstance(at, Planning)
     assert at.nodes == (A, B, C), "one that goes away is of no use"
-    assert (after.nodes[B].slow, after.nodes[D].slow) == ("", "it crawls")
+    assert (after.nodes[B].exclusion.slow, after.nodes[D].exclusion.slow) == ("", "it crawls")
     back = Order("slow-back-b-3", "uncordon", B, None, "there is no plan without it")
     assert GiveOrder(back) in orders
     assert "takes back machine-b" in next(o.text for o in orders if isinstance(o, Note))
     still = replace(left, active=grouped(waits, is_refused=False))
-    assert act(still, Ticked(NOW))[0].nodes[B].slow == "it crawls", "first the others are asked"
+    assert act(still, Ticked(NOW))[0].nodes[B].exclusion.slow == "it crawls", (
+        "first the others are asked"
+    )
