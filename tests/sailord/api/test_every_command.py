@@ -83,10 +83,10 @@ class Line:
     code: int = 0
 
 
-def runs(cluster: Cluster) -> bool:
-    """The first job trains, and a step is durable."""
+def runs(cluster: Cluster, name: str = "j") -> bool:
+    """The job trains, and a step is durable."""
     job = cluster.job()
-    return cluster.is_running() and job["id"] == "j" and job["durable_step"]
+    return cluster.is_running() and job["id"] == name and job["durable_step"]
 
 
 def is_paused(name: str) -> Callable[[Cluster], bool]:
@@ -156,6 +156,9 @@ LINES = (
     Line("cancel longes", "cancel longest: ordered"),
     Line("cancel long", "cancel longer: ordered", has_ended("longest")),
     Line("checkpoint import {kept} --job {file} --name x", "", code=2),
+    # So that the commands that follow have something to print.
+    Line("submit {file} --id last"),
+    Line("status", "last: running", lambda cluster: runs(cluster, "last")),
 )
 FOLLOWED = {
     "status -w": "test, leader",
