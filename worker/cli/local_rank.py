@@ -115,6 +115,7 @@ def _train(
         with recorder.span("end"):
             if spec.pieces is not None:
                 _save_shard(rank_tensors(trainer.buffers.values()), rank, spec.pieces)
+            trainer.close()
             transport.close()
 
 

@@ -163,15 +163,15 @@ def sizes_of(dataset: Dataset) -> tuple[int, ...]:
     return (len(dataset),)
 
 
-_drawing = threading.Lock()
+drawing = threading.Lock()
 """Held while the generators of the process, which all threads share, are those of a sample."""
 
 
 @contextmanager
 def _own_randomness() -> Iterator[None]:
     """Keep what a data set draws apart from other random numbers."""
-    python, numbers = random.getstate(), np.random.get_state()
-    with _drawing, torch.random.fork_rng(devices=[]):
+    with drawing, torch.random.fork_rng(devices=[]):
+        python, numbers = random.getstate(), np.random.get_state()
         try:
             yield
         finally:

@@ -26,6 +26,7 @@ from worker.data.map_dataset import (
     Dataset,
     MapData,
     default_collate,
+    drawing,
     plain,
     sizes_of,
 )
@@ -306,6 +307,11 @@ class Recipe:
 
     def report(self, step: int, values: Mapping[str, float]) -> None:
         """Hand the figures of a step or an evaluation to loggers and callbacks."""
+        # They may draw, and must not do so in the middle of a sample that is being loaded.
+        with drawing:
+            self._report(step, values)
+
+    def _report(self, step: int, values: Mapping[str, float]) -> None:
         for logger in self.loggers:
             if logger in self._failed:
                 continue

@@ -21,6 +21,7 @@ from simulator.estimate.pass_order import Op, device_orders
 from simulator.spec.plan import Plan
 from worker.data.batch import NO_LABEL, DataSource
 from worker.data.map_dataset import MapData
+from worker.data.read_ahead import ReadAhead
 from worker.distributed.interface import Transport
 from worker.layout.rank_layout import (
     RankPlace,
@@ -64,16 +65,19 @@ class PipelineRank:
         recorder: Recorder,
         busy: ComputeTimer,
         of_module: bool,
+        steps: int | None = None,
     ) -> None:
         # Every stage of a user's module needs the batch, and its boundaries may vary in shape.
         self._of_module = of_module
         self._gradient_shapes: dict[int, tuple[int, ...]] = {}
-        self._plan, self._place, self._stage, self._data = plan, place, stage, data
+        self._plan, self._place, self._stage = plan, place, stage
         self._random_seed, self._dtype, self._device = random_seed, dtype, device
         self._recorder, self._busy = recorder, busy
         count = plan.pipelines[place.pipeline].micro_batches
         orders = device_orders(plan.schedule, stages=place.stages, micro_batches=count)
         self._order: list[Op] = orders[place.stage]
+        forward = [self._positions(op) for op in self._order if op.kind == "F"]
+        self._data = ReadAhead(data, forward, steps=steps)
         is_early = device.type == "cpu" and not of_module
         self._expected_first, self._expected_after = requests_of(self._order, is_early=is_early)
         places = rank_places(plan)
@@ -156,6 +160,10 @@ class PipelineRank:
                     sums[1] += float(count)
         self._results.finish()
         return found if self._place.index == 0 else {}
+
+    def close(self) -> None:
+        """Load no more samples."""
+        self._data.close()
 
     def _positions(self, op: Op) -> range:
         """Return the positions of a micro batch's samples in the global batch."""

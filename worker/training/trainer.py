@@ -262,6 +262,7 @@ class RankTrainer:
             recorder=self.recorder,
             busy=self._busy,
             of_module=module is not None,
+            steps=job.steps,
         )
 
     def step(self) -> StepReport:
@@ -399,7 +400,8 @@ class RankTrainer:
         """No-op: the buffers are the live state."""
 
     def close(self) -> None:
-        """No-op: the caller closes the transport."""
+        """Load no more samples; the caller closes the transport."""
+        self._pipeline.close()
 
     def restore(self, logical: Mapping[TensorKey, Tensor], progress: TrainingProgress) -> None:
         """Continue from full tensors, which any plan may have produced."""

@@ -1,0 +1,124 @@
+"""Loads a rank's next samples in a thread, while the rank computes."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from worker.data.batch import DataSource, Samples
+
+AHEAD = 2
+"""So many micro batches are loaded before they are asked for."""
+
+Micro = tuple[int, range]
+"""A micro batch: the step, and the positions of its samples in the step's batch."""
+
+
+class ReadAhead:
+    """The micro batches of one rank, which asks for the same positions in every step.
+
+    They are loaded one after the other, in the order in which they are asked for. What a data set
+    raises is raised where its micro batch is asked for. A rank that asks for another one than the
+    next, as after a step that is repeated, is given that, and what follows it.
+    """
+
+    def __init__(
+        self, source: DataSource, positions: Sequence[range], *, steps: int | None
+    ) -> None:
+        """Load micro batches at these positions of steps below ``steps``, if that is known."""
+        self._shelf = _Shelf(source, tuple(positions), steps)
+        # The thread holds the shelf alone, so it ends with this object. Nothing waits for it then:
+        # what drops the last reference may hold a lock that the thread waits for.
+        weakref.finalize(self, self._shelf.end).atexit = False
+
+    def batch(self, step: int, positions: range) -> Samples:
+        """Return a micro batch; waits until it is loaded."""
+        assert positions in self._shelf.positions, "a rank's micro batches are known beforehand"
+        return self._shelf.take((step, positions))
+
+    def close(self) -> None:
+        """Wait for what is being loaded, and load nothing more."""
+        self._shelf.close()
+
+
+@dataclass(eq=False)
+class _Shelf:
+    """What is loaded and not yet asked for, and the thread that loads it."""
+
+    source: DataSource
+    positions: tuple[range, ...]
+    steps: int | None
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _loaded: deque[tuple[Micro, Samples | BaseException]] = field(default_factory=deque)
+    _next: Micro | None = None
+    """What is loaded next, or being loaded; ``None``: nothing until more is asked for."""
+    _turn: int = 0
+    """Grows when another micro batch than the next is asked for."""
+    _is_closed: bool = False
+    _thread: threading.Thread | None = None
+
+    def take(self, asked: Micro) -> Samples:
+        with self._changed:
+            coming = self._loaded[0][0] if self._loaded else self._next
+            if coming != asked:
+                self._loaded.clear()
+                self._next = asked
+                self._turn += 1
+                self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._load, name="data", daemon=True)
+                self._thread.start()
+                # A thread that computes while the interpreter ends would crash the process.
+                atexit.register(self.close)
+            while not self._loaded:
+                assert not self._is_closed, "nothing is asked for after the end"
+                self._changed.wait()
+            _, found = self._loaded.popleft()
+            self._changed.notify_all()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def end(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        atexit.unregister(self.close)
+
+    def close(self) -> None:
+        self.end()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _load(self) -> None:
+        while True:
+            with self._changed:
+                while not self._is_closed and (self._next is None or len(self._loaded) >= AHEAD):
+                    self._changed.wait()
+                if self._is_closed or self._next is None:
+                    return
+                micro, turn = self._next, self._turn
+            found: Samples | BaseException
+            try:
+                found = self.source.batch(*micro)
+            except BaseException as error:
+                # It belongs to the rank, which has not asked for this micro batch yet.
+                found = error
+            with self._changed:
+                if turn == self._turn:
+                    self._loaded.append((micro, found))
+                    failed = isinstance(found, BaseException)
+                    self._next = None if failed else self._after(micro)
+                    self._changed.notify_all()
+
+    def _after(self, micro: Micro) -> Micro | None:
+        step, positions = micro
+        number = self.positions.index(positions) + 1
+        if number < len(self.positions):
+            return step, self.positions[number]
+        is_last = self.steps is not None and step + 1 >= self.steps
+        return None if is_last else (step + 1, self.positions[0])
