@@ -36,7 +36,8 @@ from agents.protocol.records import (
 )
 from agents.protocol.store_keys import Keys
 from agents.protocol.versions import why_apart
-from agents.store.interface import Compacted, Entry, LeaseGone, Put, Store, StoreError
+from agents.store.change_signal import signal_changes
+from agents.store.interface import Entry, LeaseGone, Put, Store, StoreError
 from agents.workers.specs import GenerationDetails
 
 T = TypeVar("T")
@@ -264,16 +265,7 @@ class Registration:
 
     async def watch(self) -> None:
         """Poll at once when a job's records change; for ever."""
-        while True:
-            with contextlib.suppress(StoreError):
-                after = (await self.store.snapshot(self.keys.leader)).revision
-                for_jobs = self.store.watch(self.keys.jobs, after=after)
-                async with contextlib.aclosing(for_jobs) as changes:
-                    async for change in changes:
-                        self.woken.set()
-                        if isinstance(change, Compacted):
-                            break
-            await asyncio.sleep(RETRY_S)
+        await signal_changes(self.store, self.keys.jobs, self.woken, small=self.keys.leader)
 
     async def details_of(self, record: GenerationRecord) -> GenerationDetails | None:
         """Read all that workers need of a generation; ``None``: not available now."""

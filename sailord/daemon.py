@@ -18,7 +18,8 @@ from agents.protocol.store_keys import Keys
 from agents.rpc.listener import Listener
 from agents.rpc.signing import ClusterKey
 from agents.rpc.tls import Tls
-from agents.store.interface import Compacted, StoreError, StoreRefused, StoreUnavailable
+from agents.store.change_signal import signal_changes
+from agents.store.interface import StoreError, StoreRefused, StoreUnavailable
 from agents.store.store_thread import StoreThread
 from sailord.api.app import build_app, build_public_app
 from sailord.api.handlers.context import ApiContext
@@ -81,13 +82,14 @@ class Daemon:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set."""
+        keys = self.gateway.keys
         works = [
             self.controller.effects.planner.preload(),
             self.controller.run(),
             self.store.run(self.election.keep_renewing()),
             self._lead(),
             self._read_store(),
-            self._watch_store(),
+            signal_changes(self.store, keys.all, self.api.store_changed, small=keys.leader),
             self._tick(),
             self._save_lifetimes_often(),
             self.webhooks.run(),
@@ -276,21 +278,6 @@ class Daemon:
         if not self._is_ready:
             self._is_ready = True
             notify(f"READY=1\nSTATUS={status}")
-
-    async def _watch_store(self) -> None:
-        """Have the store read on every change; the change itself is not looked at."""
-        while True:
-            try:
-                after = (await self.gateway.store.snapshot(self.gateway.keys.leader)).revision
-                watch = self.store.watch(self.gateway.keys.all, after=after)
-                async with contextlib.aclosing(watch) as changes:
-                    async for change in changes:
-                        self.api.store_changed.set()
-                        if isinstance(change, Compacted):
-                            break
-            except StoreError:
-                pass  # Polling continues, and reports the outage.
-            await asyncio.sleep(0.2)
 
 
 async def run_daemon(config: Config) -> None:

@@ -133,7 +133,7 @@ def _take_report(
 
 def _step_s(active: Active, step: int, now: float) -> float | None:
     """Moving average of a step's seconds; the first step of a generation does not count."""
-    if active.question is not None or not isinstance(active.phase, Running):
+    if not isinstance(active.phase, Running):
         return active.progress.step_s
     if active.progress.advanced_at <= active.phase.since:
         return active.progress.step_s

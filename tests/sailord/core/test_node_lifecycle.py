@@ -37,6 +37,7 @@ from tests.sailord.core.states import (
     C,
     D,
     G,
+    Planning,
     act,
     active_of,
     changed,
@@ -174,10 +175,18 @@ def test_broken_connection_counts_from_its_first_report() -> None:
 
 @pytest.mark.parametrize(
     ("ran", "step_s"),
-    [(Running(BEGAN), 0.7), (Running(NOW - 0.5), 0.5), (STARTING, 0.5)],
-    ids=["steps", "the first of a generation", "before it runs"],
+    [
+        (Running(BEGAN), 0.7),
+        (
+            Planning(1, (A, B), "a better plan may exist", False, NOW + 60, before=Running(BEGAN)),
+            0.7,
+        ),
+        (Running(NOW - 0.5), 0.5),
+        (STARTING, 0.5),
+    ],
+    ids=["steps", "while the planner is asked", "the first of a generation", "before it runs"],
 )
-def test_step_time_is_a_moving_average_of_steps(ran: Phase, step_s: float) -> None:
+def test_step_time_is_a_moving_average_of_steps(ran: Phase | Planning, step_s: float) -> None:
     before = state(ran, step_s=0.5, advanced_at=NOW - 0.5)
     after, _ = act(before, Reported(NOW + 2, report(A, step=41, number=9)))
     assert active_of(after).progress.step_s == pytest.approx(step_s)
