@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -168,8 +168,12 @@ class ThreadTransport:
     def __init__(self, world: ThreadWorld, rank: int) -> None:
         self.rank = rank
         self.size = world.size
+        self.requests_early = True
         self._world = world
         self._groups: dict[tuple[int, ...], ThreadCollective] = {}
+
+    def open(self, groups: Sequence[tuple[int, ...]], channels: Sequence[tuple[int, int]]) -> None:
+        """Threads need no connections."""
 
     def group(self, ranks: tuple[int, ...]) -> ThreadCollective:
         if ranks not in self._groups:

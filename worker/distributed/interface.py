@@ -7,6 +7,7 @@ one process and a process can run several generations in turn. Every wait has a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from torch import Tensor
@@ -88,6 +89,15 @@ class Transport(Protocol):
     rank: int
     size: int
     """The number of ranks."""
+    requests_early: bool
+    """Nothing is sent before the receiver has asked for it, and asking early costs nothing."""
+
+    def open(self, groups: Sequence[tuple[int, ...]], channels: Sequence[tuple[int, int]]) -> None:
+        """Connect this rank in every way that training needs, before its first step.
+
+        ``groups`` are those of collectives, ``channels`` the (source, target) of transfers; all
+        ranks name all of them in the same order.
+        """
 
     def group(self, ranks: tuple[int, ...]) -> Collective:
         """Return the group of these ranks; all members must open their groups in the same order."""

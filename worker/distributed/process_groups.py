@@ -1,14 +1,15 @@
-"""Ranks as processes: gloo between CPUs, NCCL between GPUs.
+"""Ranks as processes: gloo on CPUs, NCCL on GPUs, and a monitor that knows who is lost.
 
-Process groups are built directly on a store, under a prefix for each generation. There is no
-default group and no global state, so a process can leave one generation and join the next.
+There is no global group and no global state, so a process can leave one generation and join the
+next. All groups are opened before the first step, in one order on all ranks: opening one blocks the
+host, and in the middle of a step ranks would wait for each other in a circle.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterable
-from datetime import timedelta
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -17,12 +18,12 @@ from torch._C._distributed_c10d import (
     AllreduceOptions,
     BroadcastOptions,
     PrefixStore,
-    ProcessGroupGloo,
     ReduceOp,
     Store,
     Work,
 )
 
+from worker.distributed.backends import Backends, GlooBackends, NcclBackends
 from worker.distributed.interface import (
     AbortedError,
     Collective,
@@ -33,19 +34,20 @@ from worker.distributed.interface import (
     TransportError,
     VoteRecord,
 )
+from worker.distributed.operations import Operation, OperationLog
 from worker.distributed.peer_monitor import PeerMonitor
 
 Result = TypeVar("Result")
 
-# torch's type stubs miss half of these attributes.
-_Gloo: Any = ProcessGroupGloo
 _OPS: dict[Reduction, Any] = {"sum": ReduceOp.SUM, "max": ReduceOp.MAX}
 _CAUSE_S = 0.5
 """Seconds to wait for the monitor to report the cause after a transfer has failed."""
 _POLL_S = 0.001
 """Seconds between two checks whether the other ranks have arrived."""
-_UP, _DOWN = "upwards", "downwards"
-_DATA_TAG, _UNUSED_TAG = 1, 2
+CLOSE_S = 20.0
+"""Seconds for groups to close; a process in which one does not is not used again."""
+_ALL = "all"
+_DATA_TAG = 1
 
 
 class ProcessTransport:
@@ -63,21 +65,34 @@ class ProcessTransport:
         host: str = "127.0.0.1",
         secret: bytes = b"",
         check_cancelled: Callable[[], None] = lambda: None,
+        backends: Backends | None = None,
     ) -> None:
         """Connect to the other ranks; ``check_cancelled`` raises once the generation is over.
 
-        Without a ``secret`` the ranks trust everybody who can reach ``host``.
+        Without a ``secret`` the ranks trust everybody who can reach ``host``. By default
+        ``backends`` are those of the device.
         """
         self._check_cancelled = check_cancelled
         self.rank, self.size = rank, size
         self.deadline_s = deadline_s
-        self._on_gpu = torch.device(device).type == "cuda"
+        self._device = torch.device(device)
+        if backends is None and self._device.type == "cuda":
+            backends = NcclBackends(self._device, deadline_s)
+        self._library = backends or GlooBackends(host, deadline_s)
         self._store = PrefixStore(f"generation/{generation}", store)
-        # This is the only reference to a backend, so dropping it closes its connections.
-        self._backends: dict[str, Any] = {}
-        self._groups: dict[tuple[int, ...], ProcessCollective] = {}
+        # This is the only reference to a group, so dropping it closes its connections.
+        self._groups: dict[str, Any] = {}
+        self._collectives: dict[tuple[int, ...], ProcessCollective] = {}
         self._external: Callable[[], Iterable[Any]] = tuple
-        self._gloo_device = None if self._on_gpu else _Gloo.create_device(hostname=host)
+        self._is_open = False
+        self._broken: set[int] = set()
+        """Groups that are being aborted, by identity."""
+        self._closing: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self.requests_early = not self._library.blocks_device
+        self.is_stuck = False
+        """A group did not open or close, so this process cannot be used again."""
+        self.operations = OperationLog(keeps_unfinished=self._library.blocks_device)
         self._monitor = PeerMonitor(
             self._store,
             rank,
@@ -88,34 +103,153 @@ class ProcessTransport:
             on_failure=self._abort_all,
             check_cancelled=check_cancelled,
         )
-        # One NCCL group for each direction: operations between two ranks run in order within a
-        # group, and a send must not wait for a receive.
+        self._ended = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True, name="operations")
+        self._watcher.start()
         try:
-            for name in (_UP, _DOWN) if self._on_gpu else (_UP,):
-                self._open(name, tuple(range(size)))
+            if not self._library.uses_channels:
+                self._open(_ALL, tuple(range(size)))
         except BaseException as error:
             self.abort(str(error) or type(error).__name__)
             self.close()
             raise
 
+    # ---- opening ---------------------------------------------------------------------------------
+
+    def open(self, groups: Sequence[tuple[int, ...]], channels: Sequence[tuple[int, int]]) -> None:
+        for ranks in groups:
+            if self.rank in ranks:
+                self.group(ranks)
+        for source, target in channels if self._library.uses_channels else ():
+            if self.rank in (source, target):
+                self._open(_channel(source, target), (source, target))
+                self._try_channel(source, target)
+        self._is_open = True
+
     def group(self, ranks: tuple[int, ...]) -> ProcessCollective:
-        if ranks not in self._groups:
-            all_ranks = len(ranks) == self.size and not self._on_gpu
-            name = _UP if all_ranks else "-".join(map(str, ranks))
-            if not all_ranks:
+        if ranks not in self._collectives:
+            shares = len(ranks) == self.size and not self._library.uses_channels
+            name = _ALL if shares else "-".join(map(str, ranks))
+            collective = ProcessCollective(self, name, ranks)
+            if not shares:
+                late = self._is_open and self._library.uses_channels
+                assert not late, f"the group of ranks {ranks} was not opened before the first step"
                 self._open(name, ranks)
-            self._groups[ranks] = ProcessCollective(self, name, ranks)
-        return self._groups[ranks]
+            self._collectives[ranks] = collective
+            if self._library.uses_channels:
+                self._await(collective.start_all_reduce(self._one()), f"trying ranks {ranks}")
+        return self._collectives[ranks]
+
+    def _try_channel(self, source: int, target: int) -> None:
+        """Send one element, since a library connects two ranks at their first transfer."""
+        one, doing = self._one(), f"trying the channel from rank {source} to {target}"
+        is_source = source == self.rank
+        pending = self.send(one, to=target) if is_source else self.receive(one, source=source)
+        self._await(pending, doing)
+
+    def _one(self) -> Tensor:
+        return torch.ones(1, device=self._device)
+
+    def _await(self, pending: Pending, doing: str) -> None:
+        """Wait on the host, even where a wait blocks only the device."""
+        deadline = time.monotonic() + self.deadline_s
+        while not pending.is_done():
+            self._check_cancelled()
+            self.check()
+            if time.monotonic() > deadline:
+                self._monitor.fail(DeadlineError(doing, seconds=self.deadline_s))
+            time.sleep(_POLL_S)
+        pending.wait()
+        self.check()
+
+    def _open(self, name: str, ranks: tuple[int, ...]) -> None:
+        store = PrefixStore(name, self._store)
+        size, index = len(ranks), ranks.index(self.rank)
+        doing = f"opening the group of ranks {ranks}"
+        self.run_guarded(lambda: self._wait_present(store, ranks, doing), doing)
+
+        def build() -> Any:
+            return self._library.open(name, store, index, size)
+
+        if self._library.blocks_device:
+            group = self._interruptibly(lambda: self.run_guarded(build, doing), doing)
+        else:
+            group = self.run_guarded(build, doing)
+        with self._lock:
+            self._groups[name] = group
+
+    def _interruptibly(self, act: Callable[[], Result], doing: str) -> Result:
+        """Run a call that nothing interrupts; after a failure, leave it behind in its thread."""
+        found: list[Result] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            self._library.enter_thread()
+            try:
+                found.append(act())
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=run, daemon=True, name=doing)
+        thread.start()
+        deadline = time.monotonic() + self.deadline_s
+        while thread.is_alive():
+            try:
+                self._check_cancelled()
+                self.check()
+            except BaseException:
+                thread.join(_CAUSE_S)  # It may notice, too.
+                self.is_stuck = self.is_stuck or thread.is_alive()
+                raise
+            if time.monotonic() > deadline:
+                self._monitor.fail(DeadlineError(doing, seconds=self.deadline_s))
+            thread.join(_POLL_S)
+        if errors:
+            raise errors[0]
+        return found[0]
+
+    def _wait_present(self, store: Store, ranks: tuple[int, ...], doing: str) -> None:
+        """Wait until all members open the group; torch's own wait would not notice a death."""
+        store.set(f"present/{self.rank}", "")
+        names = [f"present/{rank}" for rank in ranks]
+        deadline = time.monotonic() + self.deadline_s
+        while not store.check(names):
+            self._check_cancelled()
+            self.check()
+            if time.monotonic() > deadline:
+                self._monitor.fail(DeadlineError(doing, seconds=self.deadline_s))
+            time.sleep(_POLL_S)
+
+    # ---- transfers -------------------------------------------------------------------------------
 
     def send(self, tensor: Tensor, *, to: int) -> Pending:
-        name = _UP if to > self.rank or not self._on_gpu else _DOWN
-        data = [tensor.detach()]
-        return self.start(name, lambda b: b.send(data, to, _DATA_TAG), f"sending to rank {to}")
+        data, doing = [tensor.detach()], f"sending to rank {to}"
+        name, peer = self._channel_to(self.rank, to)
+        return self.start(name, lambda group: group.send(data, peer, _DATA_TAG), doing)
 
     def receive(self, tensor: Tensor, *, source: int) -> Pending:
-        name = _UP if source < self.rank or not self._on_gpu else _DOWN
         data, doing = [tensor.detach()], f"receiving from rank {source}"
-        return self.start(name, lambda b: b.recv(data, source, _DATA_TAG), doing)
+        name, peer = self._channel_to(source, self.rank)
+        return self.start(name, lambda group: group.recv(data, peer, _DATA_TAG), doing)
+
+    def _channel_to(self, source: int, target: int) -> tuple[str, int]:
+        """Return the group of a transfer, and the other rank's index in it."""
+        other = target if source == self.rank else source
+        if not self._library.uses_channels:
+            return _ALL, other
+        name = _channel(source, target)
+        assert name in self._groups, f"the channel from rank {source} to {target} was not opened"
+        return name, int(other == target)
+
+    def start(self, group: str, begin: Callable[[Any], Work], doing: str) -> Pending:
+        """Start an operation on a group unless a failure is known."""
+        if self._monitor.failure is not None:
+            raise _seen_from(self._monitor.failure, doing)
+        operation = self.operations.begin(group, doing)
+        operation.work = self.run_guarded(lambda: begin(self._groups[group]), doing)
+        return _PendingWork(self, operation)
+
+    # ---- failures --------------------------------------------------------------------------------
 
     def check(self) -> None:
         if self._monitor.failure is not None:
@@ -135,30 +269,16 @@ class ProcessTransport:
         self._monitor.fail(AbortedError(reason, rank=self.rank))
 
     def also_abort(self, external: Callable[[], Iterable[Any]]) -> None:
-        """Register external backends that are aborted together with ours."""
+        """Register external groups that are aborted together with ours."""
         self._external = external
 
-    def close(self) -> None:
-        """Close all connections; also frees resources after a failure."""
-        self._monitor.close()
-        for backend in self._backends.values():
-            backend.shutdown()
-        self._backends.clear()
-        self._groups.clear()
-        self._gloo_device = None
-
-    def start(self, group: str, begin: Callable[[Any], Work], doing: str) -> Pending:
-        """Start an operation on a group unless a failure is known."""
-        if self._monitor.failure is not None:
-            raise _seen_from(self._monitor.failure, doing)
-        work = self.run_guarded(lambda: begin(self._backends[group]), doing)
-        return _PendingWork(self, work, doing)
-
     def run_guarded(self, act: Callable[[], Result], doing: str) -> Result:
-        """Run ``act``; raise an error as the cause that this rank knows."""
+        """Run ``act``; raise a broken connection as the cause that this rank knows."""
         try:
             return act()
         except RuntimeError as error:
+            if is_own_fault(error):
+                raise
             self.raise_cause(error, doing)
 
     def raise_cause(self, error: RuntimeError, doing: str) -> NoReturn:
@@ -171,80 +291,80 @@ class ProcessTransport:
         assert self._monitor.failure is not None
         raise _seen_from(self._monitor.failure, doing) from error
 
-    def _open(self, name: str, ranks: tuple[int, ...]) -> None:
-        store = PrefixStore(name, self._store)
-        size, index = len(ranks), ranks.index(self.rank)
-        timeout = timedelta(seconds=self.deadline_s)
-
-        def build() -> Any:
-            if self._on_gpu:
-                return _nccl(store, index, size, timeout)
-            options = _Gloo._Options()
-            options._timeout = timeout
-            options._devices = [self._gloo_device]
-            options._threads = 1
-            return _Gloo(store, index, size, options)
-
-        doing = f"opening the group of ranks {ranks}"
-        self.run_guarded(lambda: self._wait_present(store, ranks, doing), doing)
-        self._backends[name] = self.run_guarded(build, doing)
-
-    def _wait_present(self, store: Store, ranks: tuple[int, ...], doing: str) -> None:
-        """Wait until all members open the group; torch's own wait would not notice a death."""
-        store.set(f"present/{self.rank}", "")
-        names = [f"present/{rank}" for rank in ranks]
-        deadline = time.monotonic() + self.deadline_s
-        while not store.check(names):
-            self._check_cancelled()
-            self.check()
-            if time.monotonic() > deadline:
-                self._monitor.fail(DeadlineError(doing, seconds=self.deadline_s))
-            time.sleep(_POLL_S)
+    def _watch(self) -> None:
+        """Give up operations that block the device for too long: nothing else would."""
+        while not self._ended.wait(min(1.0, self.deadline_s / 4)):
+            oldest = self.operations.oldest() if self._library.blocks_device else None
+            if oldest is not None and oldest[1] > self.deadline_s:
+                self._monitor.fail(DeadlineError(oldest[0].what, seconds=self.deadline_s))
 
     def _abort_all(self) -> None:
-        """Break all pending operations; called from the monitor's thread."""
-        for backend in (*self._backends.values(), *self._external()):
-            if self._on_gpu:
-                backend.abort()
-            elif backend.size() > 1:
-                _break_gloo(backend)
+        """Break all pending operations, and wait for none; called from any thread."""
+        with self._lock:
+            groups = [*self._groups.values(), *self._external()]
+            groups = [group for group in groups if id(group) not in self._broken]
+            self._broken.update(map(id, groups))
+        self._closing += self._library.abort(groups)
+
+    def close(self) -> None:
+        """Close all connections; also frees resources after a failure."""
+        self._ended.set()
+        self._monitor.close()
+        self._watcher.join()
+        if self._monitor.failure is not None:
+            self._abort_all()  # Those that were opened meanwhile.
+        if self._monitor.failure is None or not self._library.blocks_device:
+            self._closing += self._library.close(list(self._groups.values()))
+        deadline = time.monotonic() + CLOSE_S
+        for thread in self._closing:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+        self.is_stuck = self.is_stuck or any(thread.is_alive() for thread in self._closing)
+        self._groups.clear()
+        self._collectives.clear()
+        self._library = _CLOSED
+
+
+class _Closed:
+    """Of a closed transport: holds nothing of the library."""
+
+    uses_channels = blocks_device = False
+
+
+_CLOSED: Any = _Closed()
+
+
+def is_own_fault(error: BaseException) -> bool:
+    """Return whether an error is of this rank's own device, and says nothing of its peers."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    text = str(error)
+    return "CUDA error" in text or "CUDA out of memory" in text or "unhandled cuda error" in text
+
+
+def _channel(source: int, target: int) -> str:
+    return f"{source} to {target}"
 
 
 def _seen_from(failure: TransportError, doing: str) -> TransportError:
     return PeerLostError(failure.rank, doing) if isinstance(failure, PeerLostError) else failure
 
 
-def _break_gloo(backend: Any) -> None:
-    """Close a gloo group's connections: a receive that times out closes all of them.
-
-    gloo's ``abort`` does not end pending waits.
-    """
-    peer = (backend.rank() + 1) % backend.size()
-    try:
-        backend.recv([torch.zeros(1)], peer, _UNUSED_TAG).wait(timedelta(milliseconds=1))
-    except RuntimeError:
-        return
-
-
-def _nccl(store: Store, index: int, size: int, timeout: timedelta) -> Any:
-    from torch.distributed import ProcessGroupNCCL  # noqa: PLC0415 - CPU builds have none
-
-    options = ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    return ProcessGroupNCCL(store, index, size, options)
-
-
 class _PendingWork:
     """A pending operation of a process group."""
 
-    def __init__(self, transport: ProcessTransport, work: Work, doing: str) -> None:
-        self._transport, self._work, self._doing = transport, work, doing
+    __slots__ = ("_operation", "_transport")
+
+    def __init__(self, transport: ProcessTransport, operation: Operation) -> None:
+        self._transport, self._operation = transport, operation
 
     def wait(self) -> None:
-        self._transport.run_guarded(self._work.wait, self._doing)
+        operation, log = self._operation, self._transport.operations
+        log.begin_wait(operation)
+        self._transport.run_guarded(operation.work.wait, operation.what)
+        log.end_wait()
 
     def is_done(self) -> bool:
-        return bool(self._work.is_completed())
+        return bool(self._operation.work.is_completed())
 
 
 class ProcessCollective(Collective):
@@ -260,13 +380,13 @@ class ProcessCollective(Collective):
     def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Pending:
         options = AllreduceOptions()
         options.reduceOp = _OPS[op]
-        return self._start(lambda backend: backend.allreduce([tensor.detach()], options))
+        return self._start(lambda group: group.allreduce([tensor.detach()], options))
 
     def start_broadcast(self, tensor: Tensor, *, source: int) -> Pending:
         options = BroadcastOptions()
         options.rootRank = source
         options.rootTensor = 0
-        return self._start(lambda backend: backend.broadcast([tensor.detach()], options))
+        return self._start(lambda group: group.broadcast([tensor.detach()], options))
 
     def _start(self, begin: Callable[[Any], Work]) -> Pending:
         return self._transport.start(self._name, begin, self._doing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NoReturn
 
 from torch import Tensor
@@ -14,8 +15,12 @@ class SingleRankTransport(Transport):
 
     def __init__(self) -> None:
         self.rank, self.size = 0, 1
+        self.requests_early = False
         self._failure: AbortedError | None = None
         self._votes: list[VoteRecord] = []
+
+    def open(self, groups: Sequence[tuple[int, ...]], channels: Sequence[tuple[int, int]]) -> None:
+        """A single rank has nobody to connect to."""
 
     def group(self, ranks: tuple[int, ...]) -> NoReturn:
         raise AssertionError(f"a single rank opens no group of ranks {ranks}")

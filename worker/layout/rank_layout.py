@@ -255,6 +255,18 @@ def groups_of(plan: Plan, holdings: Holdings) -> tuple[tuple[int, ...], ...]:
     return tuple(groups)
 
 
+def channels_of(plan: Plan) -> tuple[tuple[int, int], ...]:
+    """Return all (source, target) of a plan's transfers, in the order in which they are opened."""
+    places = rank_places(plan)
+    found = set()
+    for place in places:
+        for step in (-1, 1):
+            senders = neighbouring_stage(places, place, step=step)
+            if senders:
+                found.add((sender_for(place, senders).rank, place.rank))
+    return tuple(sorted(found))
+
+
 @dataclass(frozen=True, slots=True)
 class NormShare:
     """The parts of one layer whose gradient norm this rank reports; each part is reported once."""

@@ -78,7 +78,7 @@ class PipelineRank:
         self._order: list[Op] = orders[place.stage]
         forward = [self._positions(op) for op in self._order if op.kind == "F"]
         self._data = ReadAhead(data, forward, steps=steps)
-        is_early = device.type == "cpu" and not of_module
+        is_early = transport.requests_early and not of_module
         self._expected_first, self._expected_after = requests_of(self._order, is_early=is_early)
         places = rank_places(plan)
         before, after = (neighbouring_stage(places, place, step=step) for step in (-1, 1))

@@ -22,7 +22,14 @@ from simulator.spec.plan import Plan
 from worker.data.batch import FIRST_HASH, DataSource, next_hash
 from worker.data.map_dataset import MapData
 from worker.distributed.interface import Transport
-from worker.layout.rank_layout import TIED, TensorSlot, atoms_held, groups_of, rank_places
+from worker.layout.rank_layout import (
+    TIED,
+    TensorSlot,
+    atoms_held,
+    channels_of,
+    groups_of,
+    rank_places,
+)
 from worker.layout.tensor_table import holdings_for
 from worker.models.apply_plan import HeldLayer, ShardValues, build_layers
 from worker.models.random_numbers.microbatch_context import MicroBatchContext
@@ -187,12 +194,10 @@ class RankTrainer:
         self._module = module
         self.place = rank_places(plan)[rank]
         self.holdings = holdings_for(plan, job)
-        # All ranks open their groups in the same order, before anything else can block.
-        opened = {
-            ranks: transport.group(ranks)
-            for ranks in groups_of(plan, self.holdings)
-            if rank in ranks
-        }
+        # All ranks open them in the same order, before anything else can block.
+        groups = groups_of(plan, self.holdings)
+        transport.open(groups, channels_of(plan))
+        opened = {ranks: transport.group(ranks) for ranks in groups if rank in ranks}
         context = MicroBatchContext()
         group = opened.get(self.place.tp_ranks) if self.place.tp > 1 else None
         layers: Sequence[HeldLayer]

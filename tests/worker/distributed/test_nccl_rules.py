@@ -1,0 +1,159 @@
+"""The runtime under NCCL's rules: it trains, survives deaths in any phase, and is used again."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+from torch._C._distributed_c10d import HashStore
+
+from tests.worker.distributed.nccl_rules import EmulatedNccl, Group, World, _Communicator
+from tests.worker.distributed.nccl_runs import closing_within, run_generation
+from tests.worker.random_plan import any_plan
+from tests.worker.training_runs import drawn, plan_of, small_job, trained
+from worker.distributed.backends import NCCL_DEFAULTS, NCCL_SETTINGS
+from worker.profiling.fault_injection import FailPoint
+from worker.training.precision import FP64
+from worker.training.step_vote import StepVote
+
+pytestmark = pytest.mark.torch
+
+JOB = small_job()
+MIXED = plan_of(2, (2, [(0, 2, 2), (2, 5, 1)]), (2, [(0, 3, 1), (3, 5, 1)]))
+PHASES = [
+    "met",
+    "verified",
+    "forward",
+    "backward",
+    "send",
+    "receive",
+    "sync",
+    "wait",
+    "vote",
+    "step",
+]
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    """What the runtime sets for NCCL is forgotten after a test."""
+    for name in (*NCCL_SETTINGS, *NCCL_DEFAULTS):
+        monkeypatch.setenv(name, "unset")
+        monkeypatch.delenv(name)
+
+
+def losses(plan):
+    run = trained(JOB, plan, steps=2, precision=FP64, compare=False)
+    return [report.loss for report in run.reports]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_random_plans_train_as_they_do_without_those_rules(schedule, examples):
+    draw = drawn(f"nccl {schedule}")
+    for _ in range(max(3, examples // 10)):
+        plan = any_plan(draw, JOB, ranks_max=6)
+        plan = type(plan)(plan.micro_batch_size, plan.pipelines, schedule)
+        if plan.device_count == 1:
+            continue
+        found = run_generation(JOB, plan)
+        wanted = losses(plan)
+        assert [each.verdict for each in found] == ["done"] * plan.device_count, plan
+        assert all(each.losses == pytest.approx(wanted, rel=1e-12) for each in found), plan
+        assert not any(each.contexts_elsewhere for each in found)
+
+
+def test_no_communicator_is_made_after_the_start():
+    world = World()
+    run_generation(JOB, MIXED, world=world, steps=0)
+    made = set(world.communicators)
+    world = World()
+    run_generation(JOB, MIXED, world=world, steps=2)
+    assert set(world.communicators) == made
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_survivors_of_a_death_name_it_and_can_go_on(phase):
+    """Whatever phase it dies in, no survivor is killed, hangs, or names somebody else."""
+    rank = {"send": 0, "receive": 4}.get(phase, 2)
+    step = 0 if phase in {"met", "verified"} else 1
+    with closing_within(3.0):
+        found = run_generation(JOB, MIXED, steps=3, fail_at=FailPoint(rank, phase, step))
+    others = [each for number, each in enumerate(found) if number != rank]
+    assert found[rank].verdict == "dead"
+    # Who was making a communicator with the dead rank cannot be used again; in no step is any made.
+    allowed = {"recovered", "replaced"} if phase == "met" else {"recovered"}
+    assert {each.verdict for each in others} <= allowed
+    assert {each.lost for each in others} == {rank}
+    assert len({each.step for each in others}) == 1, "survivors disagree about the last step"
+    assert not any(each.contexts_elsewhere for each in others)
+
+
+def test_without_its_settings_torch_kills_the_survivors():
+    found = run_generation(
+        JOB, MIXED, steps=3, fail_at=FailPoint(2, "backward", 1), rules={"sets_environment": False}
+    )
+    assert "killed by its watchdog" in {each.verdict for each in found}
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_aborts_one_by_one_would_wait_for_each_other(at_once):
+    """Two communicators of one device wait for a lost rank: each abort waits for the other."""
+    world = World()
+    device, peer = world.device(0), world.device(1)
+    library = EmulatedNccl(world, device, "0", aborts_at_once=at_once)
+    groups = []
+    for name in ("first", "second"):
+        other = Group(world, peer, f"0/{name}", 1, 2)
+        peer.threads.add(threading.get_ident())
+        world.communicators[f"0/{name}"] = _Communicator(2, {1: peer})
+        groups.append(library.open(name, HashStore(), 0, 2))
+        other.communicator = groups[-1].communicator
+        groups[-1].send([torch.ones(1)], 1, 0)
+    with closing_within(0.2):
+        for thread in library.abort(groups):
+            thread.join()
+    assert device.hangs is not at_once
+
+
+def test_threads_use_their_own_device():
+    found = run_generation(JOB, MIXED, rules={"enters_threads": False})
+    assert any(each.contexts_elsewhere for each in found), "the rule has teeth"
+
+
+@pytest.mark.slow
+def test_thirty_reconfigurations_in_one_process_leave_nothing_behind():
+    world, store, draw = World(), HashStore(), drawn("thirty")
+    threads = files = 0
+    for generation in range(30):
+        plan = any_plan(draw, JOB, ranks_max=4, stages_max=3)
+        dies = generation % 5 == 3 and plan.device_count > 1
+        found = run_generation(
+            JOB, plan, steps=1, generation=generation, world=world, store=store,
+            fail_at=FailPoint(1, "backward", 0, generation) if dies else None,
+        )  # fmt: skip
+        survives = "recovered" if dies else "done"
+        wanted = ["dead" if dies and n == 1 else survives for n in range(len(found))]
+        assert [each.verdict for each in found] == wanted, (generation, plan)
+        if generation == 0:
+            threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    assert threading.active_count() <= threads
+    assert len(os.listdir("/proc/self/fd")) <= files
+
+
+def test_silence_ends_at_the_deadline(monkeypatch):
+    """A kernel never fails by itself: our own thread gives it up."""
+    cast = StepVote.cast
+
+    def once_given_up(vote, *args):
+        if vote._rank == 0:
+            assert vote._group._transport._monitor.failed.wait(20)
+        return cast(vote, *args)
+
+    monkeypatch.setattr(StepVote, "cast", once_given_up)
+    plan = plan_of(4, (1, [(0, 5, 1)]), (1, [(0, 5, 1)]))
+    found = run_generation(JOB, plan, deadline_s=1.0)
+    assert "did not finish within 1 s" in str(found[1].failure)

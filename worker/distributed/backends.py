@@ -1,0 +1,164 @@
+"""How a library makes groups of ranks, and breaks them: gloo on CPUs, NCCL on GPUs.
+
+The two have opposite rules. A gloo operation blocks the host, and raises if a peer is lost; its
+``abort`` ends no wait. An NCCL operation is a kernel: it blocks the device, ends in silence when
+its communicator is aborted, and else waits for ever. Making a communicator blocks the host until
+all members take part, and nothing interrupts that.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torch._C._distributed_c10d import ProcessGroupGloo, Store
+
+_Gloo: Any = ProcessGroupGloo  # torch's type stubs miss half of its attributes.
+_UNUSED_TAG = 2
+
+NCCL_SETTINGS = {
+    # torch's watchdog ends the process after an error or a timeout. Survivors of a lost peer must
+    # not end: our own monitor notices, aborts the communicators and keeps the process.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_DESYNC_DEBUG": "0",  # It would switch error handling on again.
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",  # Ends a process whose watchdog is stuck.
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # Ends a process after it has written the dump.
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # In the watchdog's thread, which ends the process.
+}
+"""Set in the environment before the first group, whatever was set there."""
+NCCL_DEFAULTS = {
+    # Else connections of another algorithm are made in the middle of a step, by blocked hosts.
+    "NCCL_RUNTIME_CONNECT": "0",
+}
+"""Set unless the environment has another value."""
+
+
+class Backends(Protocol):
+    """Makes and breaks the groups of one library."""
+
+    uses_channels: bool
+    """Transfers between two ranks run in order within a group, so each direction between two
+    ranks has a group of its own. Else all transfers share the group of all ranks."""
+    blocks_device: bool
+    """A wait returns at once and never fails: the device waits, until the group is aborted."""
+
+    def open(self, name: str, store: Store, index: int, size: int) -> Any:
+        """Make a group, as its member ``index``; blocks until all members do so."""
+
+    def enter_thread(self) -> None:
+        """Prepare a new thread for calls to the library."""
+
+    def abort(self, groups: Sequence[Any]) -> list[threading.Thread]:
+        """Break all pending operations; return threads that still do so."""
+
+    def close(self, groups: Sequence[Any]) -> list[threading.Thread]:
+        """Close groups without pending operations; return threads that still do so."""
+
+
+class GlooBackends:
+    """Gloo, on CPUs."""
+
+    uses_channels = False
+    blocks_device = False
+
+    def __init__(self, host: str, deadline_s: float) -> None:
+        self._device = _Gloo.create_device(hostname=host)
+        self._timeout = timedelta(seconds=deadline_s)
+
+    def open(self, name: str, store: Store, index: int, size: int) -> Any:  # noqa: ARG002 - the store's prefix names it
+        options = _Gloo._Options()
+        options._timeout = self._timeout
+        options._devices = [self._device]
+        options._threads = 1
+        return _Gloo(store, index, size, options)
+
+    def enter_thread(self) -> None:
+        """Gloo needs nothing."""
+
+    def abort(self, groups: Sequence[Any]) -> list[threading.Thread]:
+        """Close the connections: a receive that times out closes all of a group's.
+
+        Gloo's own ``abort`` does not end pending waits.
+        """
+        for group in groups:
+            if group.size() == 1:
+                continue
+            peer = (group.rank() + 1) % group.size()
+            try:
+                group.recv([torch.zeros(1)], peer, _UNUSED_TAG).wait(timedelta(milliseconds=1))
+            except RuntimeError:
+                continue
+        return []
+
+    def close(self, groups: Sequence[Any]) -> list[threading.Thread]:
+        for group in groups:
+            group.shutdown()
+        return []
+
+
+class NcclBackends:
+    """NCCL, on one GPU of each process."""
+
+    uses_channels = True
+    blocks_device = True
+
+    def __init__(self, device: torch.device, deadline_s: float) -> None:
+        prepare_environment()
+        self._device = device
+        self._timeout = timedelta(seconds=deadline_s)
+
+    def open(self, name: str, store: Store, index: int, size: int) -> Any:  # noqa: ARG002 - the store's prefix names it
+        from torch.distributed import ProcessGroupNCCL  # noqa: PLC0415 - CPU builds have none
+
+        options = ProcessGroupNCCL.Options()
+        options._timeout = self._timeout
+        group: Any = ProcessGroupNCCL(store, index, size, options)
+        group.eager_connect_single_device(self._device)
+        return group
+
+    def enter_thread(self) -> None:
+        """A new thread would use GPU 0, and make a context there."""
+        torch.cuda.set_device(self._device)
+
+    def abort(self, groups: Sequence[Any]) -> list[threading.Thread]:
+        """Abort all communicators at once.
+
+        An abort may wait for the whole device, which a kernel of another communicator blocks until
+        that one is aborted. So each has a thread of its own.
+        """
+        return at_once([group.abort for group in groups], self.enter_thread)
+
+    def close(self, groups: Sequence[Any]) -> list[threading.Thread]:
+        return at_once([group.shutdown for group in groups], self.enter_thread)
+
+
+def prepare_environment() -> None:
+    """Set how torch and NCCL treat errors; both read it when a group is made."""
+    os.environ.update(NCCL_SETTINGS)
+    for name, value in NCCL_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+
+def at_once(calls: Sequence[Any], enter_thread: Any = lambda: None) -> list[threading.Thread]:
+    """Run calls that may block, each in a thread of its own."""
+
+    def run(call: Any) -> None:
+        enter_thread()
+        try:
+            call()
+        except RuntimeError as error:
+            # The group is given up in any case.
+            print(f"closing a group: {str(error).partition(chr(10))[0]}", flush=True)
+
+    threads = [
+        threading.Thread(target=run, args=(call,), daemon=True, name="closing a group")
+        for call in calls
+    ]
+    for thread in threads:
+        thread.start()
+    return threads

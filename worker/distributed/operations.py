@@ -1,0 +1,81 @@
+"""The numbered operations of one rank: what it has started in each group, and waits for now.
+
+Members of a group start its operations in one order, so an operation has the same number on all of
+them. Whoever has not started the number that others wait for holds them up (``stalls``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True, eq=False)
+class Operation:
+    """One collective or transfer."""
+
+    group: str
+    number: int
+    """Counted from 1 in its group."""
+    what: str
+    begun_s: float
+    work: Any = None
+    """The library's handle, once the operation is started."""
+
+
+class OperationLog:
+    """One rank's operations; used by its main thread, and read by others."""
+
+    def __init__(
+        self, *, keeps_unfinished: bool, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        """How many operations were started in each group."""
+        self._now = now
+        self._keeps_unfinished = keeps_unfinished
+        self._unfinished: deque[Operation] = deque()
+        self._waiting: Operation | None = None
+
+    def begin(self, group: str, what: str) -> Operation:
+        """Number an operation that is about to be started."""
+        number = self.counts[group] + 1
+        self.counts[group] = number
+        operation = Operation(group, number, what, self._now())
+        if self._keeps_unfinished:
+            self._unfinished.append(operation)
+        return operation
+
+    def begin_wait(self, operation: Operation) -> None:
+        """The host waits for an operation from now on, unless waits do not block it."""
+        if self._keeps_unfinished:
+            return
+        operation.begun_s = self._now()
+        self._waiting = operation
+
+    def end_wait(self) -> None:
+        """The host waits no longer."""
+        self._waiting = None
+
+    def oldest(self) -> tuple[Operation, float] | None:
+        """Return what this rank waits for, and for how many seconds.
+
+        That is what the host waits for or, where waits do not block it, the first operation that
+        the device has not finished.
+        """
+        waiting = self._waiting
+        if waiting is None:
+            while self._unfinished and _is_over(self._unfinished[0]):
+                self._unfinished.popleft()
+                if self._unfinished:
+                    # Operations of a device queue up: the next one has waited for this one.
+                    after = self._unfinished[0]
+                    after.begun_s = max(after.begun_s, self._now())
+            waiting = self._unfinished[0] if self._unfinished else None
+        return None if waiting is None else (waiting, self._now() - waiting.begun_s)
+
+
+def _is_over(operation: Operation) -> bool:
+    return operation.work is not None and bool(operation.work.is_completed())
