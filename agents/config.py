@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ from agents.store.locations import check_address
 from simulator.documents.fields import InvalidValue, open_table, quote
 from simulator.documents.files import load_document
 from simulator.documents.problems import Problems
+
+GPU_ABORT_S = 30.0
+"""``abort_s`` on GPUs: an abort of NCCL and the seal of 20 GB take seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +66,15 @@ class Config:
     threads: int | None
     """CPU threads of each worker; ``None``: its share of the cores."""
     options: Options
+    sets_abort_s: bool = False
     tls: TlsSettings | None
     """``None``: plain HTTP."""
+
+    def options_on(self, *, is_emulated: bool) -> Options:
+        """Return the time limits; a GPU needs longer to leave a generation, unless it is set."""
+        if is_emulated or self.sets_abort_s:
+            return self.options
+        return replace(self.options, abort_s=GPU_ABORT_S)
 
 
 def load_config(path: Path) -> Config:
@@ -107,6 +117,7 @@ def load_config(path: Path) -> Config:
     waits = top.section("options")
     options = {f.name: waits.number(f.name, above=0.0, most=1e6) for f in fields(Options)}
     waits.finish()
+    rest["sets_abort_s"] = options["abort_s"] is not None
     top.finish()
     if store is not None:
         later = None if rest["tls"] is None else rest["tls"].made_in

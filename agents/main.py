@@ -167,7 +167,8 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
         except StoreUnavailable as error:
             raise InputError(Problem("store", str(error), "give its socket, unix://")) from None
         stack.push_async_callback(store.close)
-        current = Current(initial_state(saved, node, config.options, clock.now()))
+        options = config.options_on(is_emulated=devices.is_emulated)
+        current = Current(initial_state(saved, node, options, clock.now()))
         memory = SnapshotMemory(config.memory or _default_memory(config, devices))
         registration = Registration(
             store,

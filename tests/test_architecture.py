@@ -56,10 +56,11 @@ WINGS: dict[str, dict[str, str]] = {
     "worker": {
         "types": "",
         "layout": "types simulator",
-        "distributed": "",
+        "devices": "simulator",
+        "distributed": "devices",
         "data": "simulator",
         "profiling": "layout",
-        "models.random_numbers": "layout",
+        "models.random_numbers": "layout devices",
         "models.weight_files": "layout data",
         "models.built_in": "layout distributed data",
         "models": "models.random_numbers models.weight_files models.built_in",

@@ -8,9 +8,11 @@ the checksums of all pieces.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +39,8 @@ class SnapshotRoutes:
     memory: SnapshotMemory
     verifier: Verifier
     _coming: set[Path] = field(default_factory=set)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    """Two replicas that arrive at once never share the name of a file."""
 
     def checks(self, request: web.Request) -> bool:
         """Return whether these routes check the sender of the request themselves."""
@@ -106,7 +110,7 @@ class SnapshotRoutes:
         self, request: web.Request, path: Path, size: int, checksum: str
     ) -> tuple[int, str]:
         generation, rank = path.parent.name.partition("-")[0], path.stem
-        name = snapshot_file.part_name(int(generation), int(rank), os.getpid(), len(self._coming))
+        name = snapshot_file.part_name(int(generation), int(rank), os.getpid(), next(self._numbers))
         temporary = path.parent.parent / name
         try:
             with os.fdopen(snapshot_file.create(temporary, size), "w+b") as file:

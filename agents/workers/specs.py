@@ -134,6 +134,7 @@ def specs(
             "rank": rank,
             "ranks": rank_map.ranks,
             "device": device,
+            "device_type": "cuda" if settings.device_bytes is None else "cpu",
             "node": node.id,
             "host": node.address.rpartition(":")[0].strip("[]"),
             "folder": str(folder),

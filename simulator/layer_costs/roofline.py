@@ -178,7 +178,7 @@ class Roofline:
         if self.precision not in peaks:
             yield f"{gpu} has no {self.precision} in hardware; it is computed as fp32"
         elif self.precision == "fp32" and "tf32" in peaks:
-            yield f"{gpu}: matrix products in fp32 run as TF32 (torch must be told to allow it)"
+            yield f"{gpu}: matrix products in fp32 run as TF32 (workers allow it)"
         if np.median(forward) <= calibration.launch_s:
             yield (
                 f"{gpu}: bound by kernel launches; a larger micro batch would take hardly longer"

@@ -169,6 +169,7 @@ class ThreadTransport:
         self.rank = rank
         self.size = world.size
         self.requests_early = True
+        self.is_stuck = False
         self._world = world
         self._groups: dict[tuple[int, ...], ThreadCollective] = {}
 

@@ -48,15 +48,48 @@ class _SnapshotSlot:
     targets: list[Tensor]
     step: int | None = None
     """The step that it holds or will hold."""
+    is_pinned: bool = False
 
     def close(self) -> None:
         """Keep the file if it is sealed, else remove it."""
         if self.path == self.temporary:
             self.temporary.unlink(missing_ok=True)
         self.targets.clear()
+        if self.is_pinned:
+            unpin(self.memory)
         with suppress(BufferError):  # Views of it still exist and keep it mapped.
             self.memory.close()  # A mapped file takes memory even if it is removed.
         os.close(self.file)
+
+
+class SnapshotCopier:
+    """Copies a rank's state into files, beside training.
+
+    On a GPU it has one stream for life, into memory that is pinned: a copy to pageable memory would
+    hold up its thread, and torch gives the streams of a pool to others as well.
+    """
+
+    def __init__(self) -> None:
+        self._stream: Any = None
+
+    def copy(
+        self, sources: list[Tensor], targets: list[Tensor], ready: torch.cuda.Event | None
+    ) -> None:
+        """Copy with one call that releases the GIL; return once it is done."""
+        if not sources:
+            return  # With ZeRO-1 a rank may keep nothing.
+        with torch.no_grad():
+            if ready is None:
+                torch._foreach_copy_(targets, sources)
+                return
+            # A new thread would use GPU 0, and make a context there.
+            _cuda.set_device(sources[0].device)
+            if self._stream is None:
+                self._stream = _cuda.Stream(sources[0].device)
+            with _cuda.stream(self._stream):
+                self._stream.wait_event(ready)
+                torch._foreach_copy_(targets, sources, non_blocking=True)
+            self._stream.synchronize()
 
 
 @dataclass(eq=False)
@@ -81,6 +114,7 @@ class SnapshotWriter:
     _thread: threading.Thread | None = None
     _copied: threading.Event = field(default_factory=threading.Event)
     _failure: BaseException | None = None
+    _copier: SnapshotCopier = field(default_factory=SnapshotCopier)
 
     def reserve(self, count: int) -> None:
         """Make the files; ``NoRoomError`` says how many bytes they need."""
@@ -149,7 +183,9 @@ class SnapshotWriter:
         self._made += 1
         file = snapshot_file.create(temporary, template.total_bytes)
         memory = mmap.mmap(file, template.total_bytes)
-        return _SnapshotSlot(file, temporary, temporary, memory, self.sources.targets(memory))
+        targets = self.sources.targets(memory)
+        is_pinned = bool(targets) and self.sources.is_on_gpu and pin(memory)
+        return _SnapshotSlot(file, temporary, temporary, memory, targets, is_pinned=is_pinned)
 
     def _next_slot(self, safe_step: int) -> _SnapshotSlot:
         free = [f for f in self._slots if f.step is None or f.step < safe_step]
@@ -195,7 +231,7 @@ class SnapshotWriter:
     ) -> None:
         try:
             self.on_milestone("copying")
-            _copy(self.sources.tensors, file.targets, ready)
+            self._copier.copy(self.sources.tensors, file.targets, ready)
             self._copied.set()
             self.on_milestone("copied")
             with memoryview(file.memory) as body:
@@ -226,6 +262,11 @@ class CopySources:
 
     pieces: tuple[tuple[snapshot_file.Piece, LayerBuffer], ...]
     tensors: list[Tensor]
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether copies come from a GPU."""
+        return bool(self.tensors) and self.tensors[0].device.type == "cuda"
 
     @classmethod
     def of(cls, header: snapshot_file.Header, buffers: Mapping[int, LayerBuffer]) -> CopySources:
@@ -258,19 +299,23 @@ class CopySources:
         return found
 
 
-def _copy(sources: list[Tensor], targets: list[Tensor], ready: torch.cuda.Event | None) -> None:
-    """Copy with one call that releases the GIL."""
-    if not sources:
-        return  # With ZeRO-1 a rank may keep nothing.
-    with torch.no_grad():
-        if ready is None:
-            torch._foreach_copy_(targets, sources)
-            return
-        stream: torch.cuda.Stream = _cuda.Stream(sources[0].device)
-        with torch.cuda.stream(stream):
-            stream.wait_event(ready)
-            torch._foreach_copy_(targets, sources, non_blocking=True)
-        stream.synchronize()
+def pin(body: mmap.mmap) -> bool:
+    """Pin a mapped file for copies from a GPU; without it they are slower and hold up a thread."""
+    failed = int(_cuda.cudart().cudaHostRegister(_address(body), len(body), 0))
+    if failed:
+        print(
+            f"snapshots: memory is not pinned (CUDA error {failed}), copies are slower", flush=True
+        )
+    return not failed
+
+
+def unpin(body: mmap.mmap) -> None:
+    """Undo ``pin``, before the file is unmapped."""
+    _cuda.cudart().cudaHostUnregister(_address(body))
+
+
+def _address(body: mmap.mmap) -> int:
+    return torch.frombuffer(body, dtype=torch.uint8, count=1).data_ptr()
 
 
 def _copy_may_start(sources: list[Tensor]) -> torch.cuda.Event | None:

@@ -21,6 +21,7 @@ from worker.checkpoint.resume import ResumePoint
 from worker.cli.local_launcher import PeerFailedError, RunFailedError, SendMessage
 from worker.cli.own_output import printing_to_stderr
 from worker.data.batch import DataSource
+from worker.devices.rank_device import set_up
 from worker.distributed.interface import Transport, TransportError
 from worker.distributed.process_groups import ProcessTransport
 from worker.distributed.rendezvous import serve_store
@@ -78,7 +79,7 @@ def train(spec: RunSpec, rank: int, send: SendMessage, *, board: ActivityBoard) 
     device = torch.device(spec.device, rank) if spec.device == "cuda" else torch.device("cpu")
     recorder = Recorder(rank, board, keeps_spans=spec.keeps_spans, fail_at=spec.fail_at)
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        set_up(device)
         recorder.finish_device_work = torch.cuda.synchronize
     if spec.deepspeed is None:
         _train(spec, rank, send, device=device, recorder=recorder)

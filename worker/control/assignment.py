@@ -8,8 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from simulator.documents.problems import InputError
 from simulator.inputs.job_file import load_job
 from simulator.inputs.plan_file import load_plan
@@ -21,6 +19,7 @@ from worker.checkpoint.snapshot_manager import SnapshotTarget
 from worker.control import work_folder
 from worker.data.batch import DataSource
 from worker.data.open_data import open_data
+from worker.devices.rank_device import rank_device
 from worker.distributed.rendezvous import RendezvousInfo
 from worker.layout.rank_layout import plan_problems, rank_places
 from worker.models.apply_plan import ShardValues
@@ -59,10 +58,7 @@ class Assignment:
         self.base = Path(spec.get("base") or self.folder)
         """Paths in the job are relative to this folder."""
         self.restore = RestorePoint(**spec["restore"])
-        number: int = spec["device"]
-        # Counting devices initialises none of them.
-        has_gpu = torch.cuda.device_count() > number
-        self.device = torch.device("cuda", number) if has_gpu else torch.device("cpu")
+        self.device = rank_device(spec["device"], spec.get("device_type"))
         self.wait_s = float(spec.get("wait_s", WAIT_S))
         """Seconds that this rank waits for another one that is not known to be lost."""
         peak = spec.get("peak")

@@ -33,6 +33,7 @@ from worker.checkpoint.snapshot_manager import (
 )
 from worker.control.assignment import Assignment, OpenJob
 from worker.control.work_folder import hide
+from worker.devices.rank_device import DeviceMissingError, set_up
 from worker.distributed.interface import PeerLostError, Transport, TransportError
 from worker.distributed.rendezvous import join_store, open_store, open_transport
 from worker.engines.deepspeed.snapshot_adapter import DeepSpeedEngine
@@ -76,6 +77,9 @@ class GenerationRun:
     _trainer: TrainingEngine | None = None
     _snapshots: SnapshotManager | None = None
     _since_s: float = field(default_factory=time.perf_counter)
+    _is_reusable: bool = True
+    was_bug: bool = False
+    """The process cannot be used again because of an error of the job or of ours."""
 
     def __post_init__(self) -> None:
         about = self.assignment
@@ -144,7 +148,7 @@ class GenerationRun:
             if error.__cause__ is not None:
                 print_script_traceback(error.__cause__)
             self._fail("; ".join(map(str, error.problems)), is_bug=True)
-        except PieceNotFoundError as error:
+        except (PieceNotFoundError, DeviceMissingError) as error:
             self._fail(str(error), is_bug=False)
         except (NotANumberError, ReplicaMismatchError) as error:
             self._fail(str(error), is_bug=True)
@@ -154,14 +158,15 @@ class GenerationRun:
         if is_sound:
             self._ended.wait()
             self._release()
-        return is_sound
+        self.was_bug = not is_sound
+        return is_sound and self._is_reusable
 
     def _restore(self, opened: OpenJob) -> None:
         """Fetch the state that this rank holds, connect to the peers, and build the trainer."""
         about = self.assignment
         torch.set_num_threads(about.threads)
         if about.device.type == "cuda":
-            torch.cuda.set_device(about.device)
+            set_up(about.device)
             self._recorder.finish_device_work = torch.cuda.synchronize
         holdings = holdings_for(opened.plan, opened.job)
         check_node(
@@ -360,16 +365,26 @@ class GenerationRun:
             self._transport.abort(str(error))
         lost = [error.rank] if isinstance(error, PeerLostError) else []
         self._milestone("broken")
-        if self._snapshots is not None and self._trainer is not None:
-            step_report = self._trainer.roll_forward()
-            if step_report is not None:
-                self._report_step(step_report, self._snapshots)
-            if self._trainer.progress.step > self.assignment.restore.step:
-                self._snapshots.seal_if_complete()
+        try:
+            self._save_step()
+        except Exception as second:
+            # What was sealed before stays; whoever is lost is still to be named.
+            print(f"the last step is not saved: {sentence(second, hide)}", flush=True)
+            self._is_reusable = isinstance(second, OSError)
         if not self._ended.is_set():
             nodes = {self.assignment.node_of(rank) for rank in lost} - {None}
             self._extra_status["broken_peers"] = sorted(nodes)
             self._set_state("broken")
+
+    def _save_step(self) -> None:
+        """Finish the step if a survivor has the result of its vote, and seal the state."""
+        if self._snapshots is None or self._trainer is None:
+            return
+        step_report = self._trainer.roll_forward()
+        if step_report is not None:
+            self._report_step(step_report, self._snapshots)
+        if self._trainer.progress.step > self.assignment.restore.step:
+            self._snapshots.seal_if_complete()
 
     def _fail_in_script(self, error: BaseException) -> None:
         """Log the trace of a bug, in a script or of ours, and report one sentence."""
@@ -392,14 +407,18 @@ class GenerationRun:
             self._trainer.close()
         if self._transport is not None:
             self._transport.close()
+            if self._transport.is_stuck:
+                print("a group did not open or close: this process is not used again", flush=True)
+                self._is_reusable = False
         self._snapshots = self._trainer = self._transport = self._store = None
         gc.collect()
-        if self.assignment.device.type == "cuda":
+        if self.assignment.device.type == "cuda" and self._is_reusable:
             torch.cuda.empty_cache()
         self._milestone("left")
         for key in ("failure", "is_bug", "room_needed", "broken_peers", "meeting"):
             self._extra_status.pop(key, None)
-        self._set_state("idle")
+        if self._is_reusable:
+            self._set_state("idle")
 
     # ---- status ----------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ class WorkerProcess:
             print(f"generation {assignment.generation} rank {assignment.rank}", flush=True)
             if not generation_run.run(self.job_cache.open):
                 self._connection.flush()
-                return 1
+                return int(generation_run.was_bug)
 
     def _join(self, spec: Mapping[str, Any]) -> None:
         self._current = GenerationRun(Assignment(spec), self._connection.report)

@@ -115,7 +115,8 @@ class NcclBackends:
     def open(self, name: str, store: Store, index: int, size: int) -> Any:  # noqa: ARG002 - the store's prefix names it
         from torch.distributed import ProcessGroupNCCL  # noqa: PLC0415 - CPU builds have none
 
-        options = ProcessGroupNCCL.Options()
+        # Streams of another pool than that of snapshots: torch shares the streams of a pool.
+        options = ProcessGroupNCCL.Options(is_high_priority_stream=True)
         options._timeout = self._timeout
         group: Any = ProcessGroupNCCL(store, index, size, options)
         group.eager_connect_single_device(self._device)

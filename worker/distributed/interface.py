@@ -89,6 +89,8 @@ class Transport(Protocol):
     rank: int
     size: int
     """The number of ranks."""
+    is_stuck: bool
+    """A group did not open or close, so this process cannot be used again."""
     requests_early: bool
     """Nothing is sent before the receiver has asked for it, and asking early costs nothing."""
 

@@ -30,6 +30,8 @@ GREETING_S = 30.0
 STRANGERS_MAX = 64
 """Connections that have not proved themselves."""
 _NONCE_BYTES = 16
+KEEPALIVE_S, KEEPALIVES = 1, 4
+"""A peer whose machine does not answer for 5 s is lost; processes that hang still answer."""
 _POLL_S = 0.002
 """Seconds between two checks whether the other ranks have connected, or the meeting is over."""
 
@@ -199,7 +201,18 @@ def _connect(
             acceptor.join()
     for peer in meeting.peers.values():
         peer.settimeout(1.0)  # Messages are short: a peer that does not read them is stuck.
+        _notice_power_loss(peer)
     return meeting.peers
+
+
+def _notice_power_loss(peer: socket.socket) -> None:
+    """Have the kernel ask an idle peer: a machine without power closes no connection."""
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVES)
+    silent_ms = 1000 * KEEPALIVE_S * (KEEPALIVES + 1)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silent_ms)
 
 
 @dataclass(eq=False)

@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import (
     Work,
 )
 
+from worker.devices.rank_device import device_error
 from worker.distributed.backends import Backends, GlooBackends, NcclBackends
 from worker.distributed.interface import (
     AbortedError,
@@ -277,7 +278,7 @@ class ProcessTransport:
         try:
             return act()
         except RuntimeError as error:
-            if is_own_fault(error):
+            if device_error(error) is not None:
                 raise
             self.raise_cause(error, doing)
 
@@ -331,14 +332,6 @@ class _Closed:
 
 
 _CLOSED: Any = _Closed()
-
-
-def is_own_fault(error: BaseException) -> bool:
-    """Return whether an error is of this rank's own device, and says nothing of its peers."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    text = str(error)
-    return "CUDA error" in text or "CUDA out of memory" in text or "unhandled cuda error" in text
 
 
 def _channel(source: int, target: int) -> str:

@@ -15,7 +15,7 @@ class SingleRankTransport(Transport):
 
     def __init__(self) -> None:
         self.rank, self.size = 0, 1
-        self.requests_early = False
+        self.requests_early = self.is_stuck = False
         self._failure: AbortedError | None = None
         self._votes: list[VoteRecord] = []
 

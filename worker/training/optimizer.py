@@ -2,9 +2,11 @@
 
 Several ranks may hold a weight, at different offsets of tensors of different lengths and on
 different kinds of GPU. So the update consists of single additions, multiplications, divisions and
-square roots, which every device rounds correctly. Fused kernels and fused multiply-adds round
-differently at the end of a tensor than in its middle. The buffers are processed in chunks that stay
-in the cache, which recovers most of what fusing would save.
+square roots, which every device rounds correctly. Fused multiply-adds round differently at the end
+of a tensor than in its middle on a CPU, and on GPUs of another kind. On CPUs the buffers are
+processed in chunks that stay in the cache, which recovers most of what fusing would save. On GPUs
+of one kind a fused kernel computes each element alike wherever it stands; replicas are compared
+whenever a plan opens, and with each checkpoint.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from simulator.spec.job import OPTIMIZER_MOMENTS, Job, ParameterGroup, UpdateSettings
+from simulator.spec.plan import Plan
 from worker.layout.rank_layout import TensorSlot
 
 _CHUNK = {"cpu": 2**16}
@@ -66,6 +70,12 @@ def groups_in(
     return found
 
 
+def is_fused(job: Job, plan: Plan, device: torch.device) -> bool:
+    """Return whether the update is one fused kernel: on GPUs of one kind, for Adam."""
+    kinds = {place.gpu for each in plan.pipelines for s in each.stages for place in s.places}
+    return device.type == "cuda" and len(kinds) == 1 and job.optimizer in {"adam", "adamw"}
+
+
 @dataclass(frozen=True, slots=True)
 class OptimizerStep:
     """One optimizer step: everything that is the same for all weights."""
@@ -77,6 +87,8 @@ class OptimizerStep:
     count: int
     """The number of updates, including this one."""
     settings: UpdateSettings = field(default_factory=UpdateSettings)
+    is_fused: bool = False
+    """One kernel that reads and writes each value once, instead of 13."""
 
     @classmethod
     def moment_count(cls, job: Job) -> int:
@@ -104,7 +116,10 @@ class OptimizerStep:
             self.of_group(group).apply(weight[part], gradient[part], here)
 
     def apply(self, weight: Tensor, gradient: Tensor, moments: tuple[Tensor, ...]) -> None:
-        """Update the weights in place; the gradient stays unchanged."""
+        """Update the weights in place; only the exact form leaves the gradient as it is."""
+        if self.is_fused:
+            self._fused(weight, gradient, *moments)
+            return
         size = _CHUNK.get(weight.device.type, _CHUNK_ELSEWHERE)
         scratch = weight.new_empty(2, min(size, weight.numel()))
         for begin in range(0, weight.numel(), size):
@@ -113,6 +128,29 @@ class OptimizerStep:
             here = tuple(moment[part] for moment in moments)
             step = self._sgd if self.optimizer == "sgd" else self._adam
             step(weight[part], gradient[part], *here, a=scratch[0, :count], b=scratch[1, :count])
+
+    def _fused(self, weight: Tensor, gradient: Tensor, m: Tensor, v: Tensor) -> None:
+        beta_1, beta_2 = self.settings.betas
+        number = partial(torch.full, (), dtype=torch.float32, device=weight.device)
+        decays = self.optimizer == "adamw"
+        update = torch._fused_adamw_ if decays else torch._fused_adam_
+        update(
+            [weight],
+            [gradient],
+            [m],
+            [v],
+            [],
+            [number(float(self.count))],
+            lr=self.learning_rate,
+            beta1=beta_1,
+            beta2=beta_2,
+            weight_decay=self.settings.weight_decay if decays else 0.0,
+            eps=self.settings.epsilon,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=number(1 / self.gradient_factor),
+            found_inf=None,
+        )
 
     def _sgd(self, weight: Tensor, gradient: Tensor, m: Tensor, *, a: Tensor, b: Tensor) -> None:  # noqa: ARG002 - Adam needs b
         torch.mul(gradient, self.gradient_factor, out=a)

@@ -22,6 +22,7 @@ from simulator.spec.plan import Plan
 from worker.data.batch import NO_LABEL, DataSource
 from worker.data.map_dataset import MapData
 from worker.data.read_ahead import ReadAhead
+from worker.devices.rank_device import to_device
 from worker.distributed.interface import Transport
 from worker.layout.rank_layout import (
     RankPlace,
@@ -36,6 +37,7 @@ from worker.profiling.compute_time import ComputeTimer
 from worker.profiling.timeline import Recorder
 from worker.training.pipeline_p2p import Inbox, Outbox, TellsShape
 from worker.training.pipeline_stage import StageRunner
+from worker.training.precision import Precision
 
 
 @dataclass(slots=True)
@@ -60,7 +62,7 @@ class PipelineRank:
         data: DataSource,
         *,
         random_seed: int,
-        dtype: torch.dtype,
+        precision: Precision,
         device: torch.device,
         recorder: Recorder,
         busy: ComputeTimer,
@@ -71,7 +73,8 @@ class PipelineRank:
         self._of_module = of_module
         self._gradient_shapes: dict[int, tuple[int, ...]] = {}
         self._plan, self._place, self._stage = plan, place, stage
-        self._random_seed, self._dtype, self._device = random_seed, dtype, device
+        self._random_seed, self._device = random_seed, device
+        self._dtype, self._wire = precision.compute, precision.wire
         self._recorder, self._busy = recorder, busy
         count = plan.pipelines[place.pipeline].micro_batches
         orders = device_orders(plan.schedule, stages=place.stages, micro_batches=count)
@@ -87,7 +90,7 @@ class PipelineRank:
             if not senders:
                 return None
             source = sender_for(place, senders).rank
-            return Inbox(transport, source, dtype=dtype, device=device, forgets=of_module)
+            return Inbox(transport, source, dtype=self._wire, device=device, forgets=of_module)
 
         def outbox(receivers: tuple[RankPlace, ...], *, tells_shape: TellsShape) -> Outbox:
             targets = [target.rank for target in receivers_of(place, receivers)]
@@ -133,7 +136,7 @@ class PipelineRank:
                 bad, result = self._stage.first_bad_layer(x, current=current)
                 found += [] if bad is None else [bad]
                 if not self._place.is_last:
-                    self._results.send(result)
+                    self._results.send(result.to(self._wire))
         self._results.finish()
         return min(found, default=None)
 
@@ -152,7 +155,7 @@ class PipelineRank:
                 x = torch.empty(0, device=self._device) if arrived is None else arrived
                 result = self._stage.evaluate(x, current=current)
                 if isinstance(result, Tensor):
-                    self._results.send(result)
+                    self._results.send(result.to(self._wire))
                     continue
                 for name, (total, count) in result.items():
                     sums = found.setdefault(name, [0.0, 0.0])
@@ -177,7 +180,7 @@ class PipelineRank:
         if not self._place.is_last:
             self._gradient_shapes[op.micro_batch] = tuple(result.shape)
             with self._recorder.span("send", micro_batch=op.micro_batch):
-                self._results.send(result)
+                self._results.send(result.to(self._wire))
         elif self._place.index == 0:
             consumed.loss_sum += result
             consumed.labels += current.label_count
@@ -192,7 +195,7 @@ class PipelineRank:
         if not self._place.is_first:
             assert below is not None, "activations have gradients"
             with self._recorder.span("send", micro_batch=op.micro_batch):
-                self._input_gradients.send(below)
+                self._input_gradients.send(below.to(self._wire))
 
     def _work(
         self, op: Op, arrived: Tensor | None, step: int, consumed: ConsumedSamples
@@ -213,7 +216,7 @@ class PipelineRank:
             consumed.digest_sum += int(samples.digests.sum())
         if place.is_last and samples.labels is not None:
             current.label_count = int((samples.labels != NO_LABEL).sum())
-            current.labels = samples.labels.to(self._device)
+            current.labels = to_device(samples.labels, self._device)
         if arrived is None:
             is_tensor = isinstance(current.inputs, Tensor)
             arrived = current.inputs if is_tensor else torch.empty(0, device=self._device)
@@ -234,7 +237,7 @@ class PipelineRank:
         if box is None:
             return None
         with self._recorder.span("receive", micro_batch=op.micro_batch):
-            return box.take()
+            return box.take().to(self._dtype)
 
     def _inbox_for(self, op: Op) -> Inbox | None:
         if op.kind == "F":

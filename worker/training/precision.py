@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from simulator.spec.job import Job
+from worker.devices.rank_device import has_bf16
 
 GRID, GRID_END = 2.0**-12, 2.0**3
 """The exact model computes with weights that are multiples of ``GRID``, at most ``GRID_END``."""
@@ -24,6 +25,13 @@ class Precision:
     """Weights are rounded to a grid for computing, so that sums are exact."""
     scales_loss: bool = False
     """Gradients may underflow, so the loss is scaled up before the backward pass."""
+    wire_as: torch.dtype | None = None
+    """The format of activations between stages, if it is not the one to compute in."""
+
+    @property
+    def wire(self) -> torch.dtype:
+        """The format of activations between stages, the same on all ranks."""
+        return self.wire_as or self.compute
 
     @property
     def computes_on_masters(self) -> bool:
@@ -51,6 +59,13 @@ _BY_NAME = {
 def precision_of(job: Job) -> Precision:
     """Return the number formats of a job."""
     return EXACT if job.model.family == "exact" else _BY_NAME[job.precision]
+
+
+def on_device(precision: Precision, device: torch.device) -> Precision:
+    """Return the number formats on a device: without bf16 in hardware it computes in fp32."""
+    if precision.compute == torch.bfloat16 and not has_bf16(device):
+        return replace(precision, compute=torch.float32, wire_as=torch.bfloat16)
+    return precision
 
 
 GROWTH_STEPS = 2000

@@ -78,8 +78,8 @@ class StepVote:
         self, buffers: Mapping[int, LayerBuffer], contribution: StepContribution
     ) -> StepTotals:
         """Send this rank's norms and contribution, wait for the others, and return the totals."""
-        slots = torch.zeros(self._per_layer * len(self._layers) + 5, dtype=torch.float64)
-        slots = slots.to(self._device)
+        count = self._per_layer * len(self._layers) + 5
+        slots = torch.zeros(count, dtype=torch.float64, device=self._device)
         for share in self._shares:
             buffer = buffers[share.layer]
             first = self._layers.index(share.layer) * self._per_layer

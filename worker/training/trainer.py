@@ -44,11 +44,12 @@ from worker.training.optimizer import (
     OptimizerStep,
     clip_factor,
     groups_in,
+    is_fused,
     learning_rate,
 )
 from worker.training.pipeline_schedule import PipelineRank, ignore_layer
 from worker.training.pipeline_stage import StageRunner
-from worker.training.precision import LossScale, Precision, loss_seed, precision_of
+from worker.training.precision import LossScale, Precision, loss_seed, on_device, precision_of
 from worker.training.step_vote import StepContribution, StepTotals, StepVote
 from worker.training.utilization import seconds_at_peak
 from worker.training.zero1 import Zero1Update, owned_buckets
@@ -179,8 +180,8 @@ class RankTrainer:
         module: ModuleSource | None = None,
     ) -> None:
         self.job, self.plan, self.rank = job, plan, rank
-        self.precision = precision or precision_of(job)
         self.device = torch.device(device)
+        self.precision = on_device(precision or precision_of(job), self.device)
         self.recorder = recorder or Recorder(rank)
         self._busy = busy or ComputeTimer(self.device)
         self._at_peak_s = seconds_at_peak(job, plan, self.device)
@@ -191,6 +192,7 @@ class RankTrainer:
         """Weights and moments match ``progress``: no update was interrupted."""
         self._transport = transport
         self.progress = TrainingProgress(scale=LossScale.first(self.precision))
+        self._is_fused = is_fused(job, plan, self.device)
         self._module = module
         self.place = rank_places(plan)[rank]
         self.holdings = holdings_for(plan, job)
@@ -262,7 +264,7 @@ class RankTrainer:
             transport,
             data,
             random_seed=job.data.seed,
-            dtype=self.precision.compute,
+            precision=self.precision,
             device=self.device,
             recorder=self.recorder,
             busy=self._busy,
@@ -433,6 +435,7 @@ class RankTrainer:
             gradient_factor=factor,
             count=before.updates + 1,
             settings=self.job.update,
+            is_fused=self._is_fused,
         )
         if self._zero1 is not None:
             self._zero1.apply(update)

@@ -8,8 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.worker.training_runs import drawn, small_job
-from worker.training.optimizer import OptimizerStep, clip_factor, learning_rate
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from tests.worker.training_runs import HERE, drawn, plan_of, small_job
+from worker.training.optimizer import OptimizerStep, clip_factor, is_fused, learning_rate
 
 pytestmark = pytest.mark.torch
 
@@ -90,3 +91,29 @@ def test_learning_rate_is_a_function_of_the_step():
 def test_gradients_are_clipped_to_the_jobs_norm():
     assert clip_factor(10.0, None) == clip_factor(10.0, 10.0) == clip_factor(1.0, 2.0) == 1.0
     assert clip_factor(10.0, 2.5) == 0.25
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_fused_kernel_makes_the_same_update_to_rounding(optimizer):
+    generator = torch.Generator().manual_seed(3)
+    start = [torch.randn(1000, generator=generator) for _ in range(2)]
+    found = []
+    for fuses in (False, True):
+        weight, gradient = (each.clone() for each in start)
+        moments = torch.zeros(1000), torch.zeros(1000)
+        for count in range(1, 4):
+            step = OptimizerStep(optimizer, 1e-2, 0.125, count, is_fused=fuses)
+            step.apply(weight, gradient.clone(), moments)
+        found.append((weight, *moments))
+    for exact, fused in zip(*found, strict=True):
+        torch.testing.assert_close(fused, exact, rtol=2e-5, atol=1e-7)
+
+
+def test_fused_kernel_is_for_gpus_of_one_kind():
+    job, one = small_job(optimizer="adamw"), plan_of(8, (1, [(0, 5, 1)]))
+    stages = (Stage((0, 2), 1, (Place("A100-40", "m", "z"),)), Stage((2, 5), 1, (HERE,)))
+    two = Plan(8, (Pipeline(1, stages),))
+    gpu = torch.device("cuda", 0)
+    assert is_fused(job, one, gpu)
+    assert not is_fused(job, two, gpu)
+    assert not is_fused(job, one, torch.device("cpu"))

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from worker.devices.rank_device import to_device
+
 
 @dataclass(slots=True)
 class MicroBatch:
@@ -58,4 +60,4 @@ def batch_on_device(
 def _moved(value: Any, *, device: torch.device, dtype: torch.dtype | None) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
+    return to_device(value, device, dtype if value.is_floating_point() else None)

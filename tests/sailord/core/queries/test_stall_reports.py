@@ -6,7 +6,6 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -77,9 +76,7 @@ def chosen(said: Report, *, every: int, step_s: float) -> int:
     return intervals_now(now, active_of(now), predicted_s=step_s).memory_every
 
 
-def slowed(
-    monkeypatch: pytest.MonkeyPatch, module: ModuleType, what: str, *, waited_for_by: str
-) -> None:
+def slowed(monkeypatch: pytest.MonkeyPatch, module: Any, what: str, *, waited_for_by: str) -> None:
     """Take a while more from when training waits for it, however slow the step was."""
     plain = getattr(module, what)
     plain_wait = getattr(snapshot_writer.SnapshotWriter, waited_for_by)
@@ -100,7 +97,7 @@ def slowed(
 
 
 def test_steps_without_a_snapshot_do_not_lower_its_cost(tmp_path, monkeypatch):
-    slowed(monkeypatch, snapshot_writer, "_copy", waited_for_by="wait_copied")
+    slowed(monkeypatch, snapshot_writer.SnapshotCopier, "copy", waited_for_by="wait_copied")
     said = told(lived(tmp_path, every=10))
     assert said.stall_s is not None
     assert said.stall_s > SLOW_S / 2

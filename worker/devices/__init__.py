@@ -1,0 +1,1 @@
+"""The device of a rank: a GPU, or the CPU."""

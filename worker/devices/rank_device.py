@@ -1,0 +1,76 @@
+"""Which device a rank computes on, how it is set up, and how its errors are told apart."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+DeviceType = Literal["cpu", "cuda"]
+_BF16_SINCE = (8, 0)
+"""The first compute capability with bf16 in hardware; before, torch emulates it slowly."""
+
+_cuda: Any = torch.cuda  # torch's type stubs leave some of it untyped.
+
+
+class DeviceMissingError(RuntimeError):
+    """A rank has no GPU although its agent found one."""
+
+
+def rank_device(number: int, promised: DeviceType | None) -> torch.device:
+    """Return the device of a rank; ``promised`` is what its agent found, if it says so."""
+    # Counting devices initialises none of them.
+    is_gpu = promised == "cuda" or (promised is None and torch.cuda.device_count() > number)
+    return torch.device("cuda", number) if is_gpu else torch.device("cpu")
+
+
+def set_up(device: torch.device) -> None:
+    """Make a GPU this thread's, and let matrix products in fp32 run as TF32, as is planned.
+
+    A rank that finds no GPU where there is one must not compute on the CPU: its peers would wait
+    for it in groups of GPUs.
+    """
+    if device.type != "cuda":
+        return
+    count = torch.cuda.device_count()
+    if device.index >= count:
+        raise DeviceMissingError(
+            f"device {device.index}: the agent found this GPU, and torch sees {count} "
+            f"(built for CUDA {torch.version.cuda}); look at nvidia-smi and the driver's version, "
+            "then restart the agent"
+        )
+    _cuda.set_device(device)
+    allow_tf32()
+
+
+def allow_tf32() -> None:
+    """Let matrix products and convolutions in fp32 run as TF32 on GPUs that have it."""
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Return whether a device computes in bf16; else it is computed as fp32, as is planned."""
+    return device.type != "cuda" or _cuda.get_device_capability(device) >= _BF16_SINCE
+
+
+def to_device(value: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Move a tensor without waiting for the device.
+
+    A copy from pageable memory would wait for all that is queued there.
+    """
+    if device.type == "cuda" and value.device.type == "cpu":
+        value = value.pin_memory().to(device, non_blocking=True)
+    return value.to(device=device, dtype=dtype)
+
+
+def device_error(error: BaseException) -> str | None:
+    """Return what went wrong on this rank's own device, if something did."""
+    text = str(error)
+    lower = text.lower()
+    if isinstance(error, torch.OutOfMemoryError) or "out of memory" in lower:
+        return "out of memory"
+    if "cuda error" in lower or "cudnn error" in lower or "cublas error" in lower:
+        return "a CUDA error"
+    return None
