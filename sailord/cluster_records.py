@@ -63,6 +63,8 @@ class Transition:
     term: int = 0
     move: ReconfigurationTiming | None = None
     """Timing of the reconfiguration that ended here."""
+    is_detail: bool = False
+    """A part of a reconfiguration, which a line with ``move`` sums up."""
 
 
 @dataclass(frozen=True, slots=True)

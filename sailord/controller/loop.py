@@ -16,7 +16,7 @@ import structlog
 from agents.daemon.clock import Clock
 from agents.daemon.failpoints import failpoint
 from agents.daemon.systemd import notify
-from agents.protocol.records import Report, ReportReply
+from agents.protocol.records import Point, Report, ReportReply
 from sailord.checkpoints.catalog import Checkpoints
 from sailord.cluster_records import Gateway
 from sailord.config import Config
@@ -113,8 +113,11 @@ class Controller:
 
     def answer_to(self, report: Report) -> ReportReply:
         """The answer to an agent's report."""
-        point = self._releases.point(self.cluster.state, time.monotonic())
-        return answer_to(self.cluster.state, report, point)
+        return answer_to(self.cluster.state, report, self.safe_point())
+
+    def safe_point(self) -> Point | None:
+        """The newest point that survives the loss of one node, or of a zone if that was asked."""
+        return self._releases.point(self.cluster.state, time.monotonic())
 
 
 def build_controller(

@@ -16,13 +16,13 @@ from sailord.core.model.commands import Note
 from sailord.core.model.phases import Running
 from sailord.core.model.state import Active, State
 from sailord.core.queries.reconfiguration_timing import (
-    START,
     ReconfigurationTiming,
     Reconfiguring,
     follow,
 )
 from sailord.notify.feed import EventKind, Feed, FeedEvent
 from sailord.notify.outbox import Outbox, committed_id
+from sailord.notify.summaries import summary_of
 
 log = structlog.get_logger("sailord")
 
@@ -61,7 +61,7 @@ class Announcer:
         kind: EventKind = "transition" if note.is_transition else "note"
         event = FeedEvent(
             self.feed.next_id(at), at, kind, note.text, note.job, None, generation, step,
-            state.term or 0,
+            state.term or 0, note.is_detail,
         )  # fmt: skip
         log.info(event.text, job=event.job, generation=generation, step=step, term=event.term,
                  cause=cause)  # fmt: skip
@@ -94,12 +94,12 @@ class Announcer:
 
     def _report_timing(self, move: ReconfigurationTiming, job: JobId, state: State) -> None:
         """Report what a reconfiguration took and what was predicted."""
-        took = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in move.phases)
-        text = f"generation {move.generation} trains, {_cost(move)}: {took}"
+        generation = None if state.active is None else state.active.generation
+        text = summary_of(move, 0 if generation is None else len(generation.members))
         log.info(text, job=job, generation=move.generation, phases=dict(move.phases))
         event = FeedEvent(
-            self.feed.next_id(state.now), state.now, "note", text, job, None, move.generation,
-            move.restored_step, state.term or 0,
+            self.feed.next_id(state.now), state.now, "reconfigured", text, job, None,
+            move.generation, move.restored_step, state.term or 0,
         )  # fmt: skip
         self.feed.add(event)
         self._keep(job, _history_line(event, move))
@@ -164,8 +164,8 @@ class Announcer:
                 self._unfit.add((job, line.text))
         self.feed.restore(
             FeedEvent(
-                line.id, line.at, "transition", line.text, job, None, line.generation, line.step,
-                line.term,
+                line.id, line.at, "transition" if line.move is None else "reconfigured",
+                line.text, job, None, line.generation, line.step, line.term, line.is_detail,
             )
             for line in history
         )  # fmt: skip
@@ -195,16 +195,9 @@ class Announcer:
 
 def _history_line(event: FeedEvent, move: ReconfigurationTiming | None = None) -> Transition:
     return Transition(
-        event.id, event.at, event.text, event.generation, event.step, event.term, move
-    )
-
-
-def _cost(move: ReconfigurationTiming) -> str:
-    """What a reconfiguration cost; a first start has no downtime, since nothing ran before."""
-    if move.kind == START:
-        return f"{move.total_s:.2f} s after it could be planned"
-    steps = "1 step" if move.steps_lost == 1 else f"{move.steps_lost} steps"
-    return f"{move.downtime_s:.2f} s lost and {steps} (predicted {move.predicted_s:.2f} s)"
+        event.id, event.at, event.text, event.generation, event.step, event.term, move,
+        event.is_detail,
+    )  # fmt: skip
 
 
 def _changes(before: State, after: State) -> Iterator[tuple[FeedEvent, str]]:
@@ -247,10 +240,11 @@ def _changes_of_job(before: State, after: State) -> Iterator[tuple[FeedEvent, st
         # A generation that was closed before a pause comes back with its job, and is not opened.
         if number > known and now.generation.state != "closed":
             text = f"generation {number} is open: {now.generation.reason}"
-            yield _event("generation_opened", text, after, job=job), ""
+            yield _event("generation_opened", text, after, job=job, is_detail=True), ""
         was_running = then is not None and _runs(then) and number == known
         if _runs(now) and not was_running:
-            event = _event("generation_running", f"generation {number} runs", after, job=job)
+            text = f"generation {number} runs"
+            event = _event("generation_running", text, after, job=job, is_detail=True)
             yield event, f"{job}.{number}.running"
     if now is not None and after.job.state == "held" and then and before.job.state != "held":
         yield _event("job_held", after.job.reason, after, job=now.job), ""
@@ -267,10 +261,17 @@ def _runs(active: Active) -> bool:
 
 
 def _event(
-    kind: EventKind, text: str, state: State, *, job: str | None = None, node: str | None = None
+    kind: EventKind,
+    text: str,
+    state: State,
+    *,
+    job: str | None = None,
+    node: str | None = None,
+    is_detail: bool = False,
 ) -> FeedEvent:
     generation, step = _where(state.active)
-    return FeedEvent(0, state.now, kind, text, job, node, generation, step, state.term or 0)
+    term = state.term or 0
+    return FeedEvent(0, state.now, kind, text, job, node, generation, step, term, is_detail)
 
 
 def _where(active: Active | None) -> tuple[int, int] | tuple[None, None]:

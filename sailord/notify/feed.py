@@ -13,6 +13,7 @@ EventKind = Literal[
     "transition",
     "generation_opened",
     "generation_running",
+    "reconfigured",
     "node_preempted",
     "node_lost",
     "checkpoint_committed",
@@ -37,6 +38,8 @@ class FeedEvent:
     step: int | None = None
     """Step of the active job at that moment; null while no generation is open."""
     term: int = 0
+    is_detail: bool = False
+    """A part of a reconfiguration, which one event of kind ``reconfigured`` sums up at its end."""
 
 
 @dataclass(eq=False)

@@ -36,6 +36,7 @@ def status_text(status: dict[str, Any]) -> str:
     if status["queued"]:
         lines.append(f"queue       {counted(status['queued'], 'job')}: {_some(status['queue'])}")
         lines += [f"            {status['blocked']}"] if status["blocked"] else []
+    lines += _paused_lines(status.get("paused", ()))
     counts = ", ".join(f"{n} {state}" for state, n in status["nodes"].items())
     lines.append(f"nodes       {counts or 'none'}")
     if status["job"] is None or status["job"]["phase"]["name"] != "waiting":  # It says so.
@@ -51,6 +52,16 @@ def status_text(status: dict[str, Any]) -> str:
         lines.append(f"instances   {glance_text(status['capacity'])}")
     plan = status["job"]["plan"] if status["job"] else None
     return "\n".join([*lines, *(plan_lines(plan) if plan else [])])
+
+
+def _paused_lines(paused: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the jobs that wait for an operator; an older sailord does not say it."""
+    lines = [
+        f"{job['state']:11} {job['id']}: {job['reason']}; sailorctl resume {job['id']} goes on"
+        for job in paused[:CAUSES_MAX]
+    ]
+    rest = len(paused) - CAUSES_MAX
+    return [*lines, *([f"            {rest} more (sailorctl jobs)"] if rest > 0 else [])]
 
 
 def unreadable_lines(status: dict[str, Any]) -> list[str]:
@@ -97,7 +108,7 @@ def _job_lines(job: dict[str, Any], at: float) -> list[str]:
     lines.append(f"step        {job['step']}{of}{loss}, {duration(job['step_age_s'])} ago")
     lines.append(f"throughput  {_throughput(measured, predicted, job['unit'])}")
     lines += [f"            {drift}" for drift in job["drift"]]
-    lines.append(f"at risk     {counted(job['steps_at_risk'], 'step')}; {_durable(job)}")
+    lines.append(f"at risk     {at_risk_text(job)}; {durable_text(job)}")
     if job["storage_trouble"]:
         lines.append(f"            {job['storage_trouble']}")
     lines += [f"            {trouble}" for trouble in job["troubles"]]
@@ -114,16 +125,40 @@ def cure_of_hold(job: str, spent: dict[str, Any] | None) -> str:
 
 def _throughput(measured: dict[str, Any], predicted: dict[str, Any], unit: str) -> str:
     actual, expected = measured["tokens_per_s"], predicted["tokens_per_s"]
-    text = f"{_number(actual)} {unit}/s (predicted {_number(expected)}"
-    if actual is not None and expected:
-        text += f", {actual / expected:.0%} of it"
+    text = f"{number(actual)} {unit}/s"
+    if expected is not None:
+        text += f" (predicted {number(expected)}"
+        share = share_of_prediction(measured, predicted)
+        text += ", computed without a profile" if share is None else f", {share:.0%} of it"
+        text += ")"
     stall_s = measured["stall_s"]
-    return f"{text})" + ("" if not stall_s else f"; a snapshot stalls training for {stall_s:.2g} s")
+    return text + ("" if not stall_s else f"; a snapshot stalls training for {stall_s:.2g} s")
 
 
-def _durable(job: dict[str, Any]) -> str:
+def share_of_prediction(measured: dict[str, Any], predicted: dict[str, Any]) -> float | None:
+    """Return measured throughput by the predicted one, if a profile was measured.
+
+    What is computed from a GPU's data sheet is no measure, least of all for emulated GPUs.
+    """
+    actual, expected = measured["tokens_per_s"], predicted["tokens_per_s"]
+    is_measured = predicted.get("source") in (None, "measured", "interpolated")
+    return actual / expected if is_measured and actual is not None and expected else None
+
+
+def at_risk_text(job: dict[str, Any]) -> str:
+    """Return how many steps are lost if one node goes, and if all do."""
+    all_lost = counted(job["steps_at_risk"], "step")
+    if job.get("safe_step") is None:
+        return all_lost
+    one_lost = counted(max(job["step"] - job["safe_step"], 0), "step")
+    return f"{one_lost} if one node is lost, {all_lost} if all are"
+
+
+def durable_text(job: dict[str, Any]) -> str:
+    """Return what is durable, or why nothing is."""
     if job["durable_step"] is None:
-        return "no durable checkpoint yet"
+        has_place = job.get("checkpoint_uri", "") is not None  # An older sailord does not say it.
+        return "no durable checkpoint yet" if has_place else "it names no place for checkpoints"
     age_s = job["durable_age_s"]
     ago = "" if age_s is None else f", {duration(age_s)} ago"
     return f"durable up to step {job['durable_step']}{ago}"
@@ -277,7 +312,7 @@ def _from_memory_lines(value: dict[str, Any]) -> list[str]:
     return [f"the store does not answer since {timestamp(since)}; shown from memory of sailord"]
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

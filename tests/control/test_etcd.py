@@ -76,7 +76,7 @@ def test_standby_is_elected_when_the_leader_dies(cluster, etcd):
 
 def test_job_continues_while_the_store_is_unavailable(cluster, etcd):
     cluster.begin("a", "b")
-    wait_until(lambda: any(" trains, " in text for text in cluster.history()))
+    wait_until(lambda: any("started on " in text for text in cluster.history()))
     workers, history = cluster.workers(), cluster.history()
     head = cluster.head
     with recording(cluster) as recorded:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from agents.protocol.records import GenerationRecord, JobId, JobRecord, NodeId, Report
+from agents.protocol.records import GenerationRecord, JobId, JobRecord, NodeId, Point, Report
 from sailord.api.answers import types
 from sailord.cluster_records import Transition
 from sailord.controller.step_rate import StepRate
@@ -113,12 +113,17 @@ def counts_view(state: State) -> dict[str, int]:
 
 
 def queue_view(state: State) -> dict[str, Any]:
-    """The queue, and why it stands."""
+    """The queue, why it stands, and the jobs that wait for an operator."""
     queue = tuple(job.id for job in in_queue(state))
     return {
         "queued": len(queue),
         "queue": queue,
         "blocked": why_queue_stands(state) if queue else "",
+        "paused": tuple(
+            types.PausedJob(job.id, job.state, job.reason)
+            for id_, job in sorted(state.jobs.items())
+            if job.state in ("paused", "held") and (state.active is None or state.active.job != id_)
+        ),
     }
 
 
@@ -209,10 +214,12 @@ def active_view(
     about: Mapping[str, Any],
     reported_at: Mapping[str, float],
     now: float,
+    safe: Point | None = None,
 ) -> types.ActiveView | None:
     """The active job: progress, prediction and measurement.
 
-    ``reported_at`` has the time of each reported fact, by message id.
+    ``reported_at`` has the time of each reported fact, by message id; ``safe`` is the newest point
+    that the loss of any one node leaves.
     """
     active = state.active
     if active is None:
@@ -243,6 +250,8 @@ def active_view(
         failures=active.attempts.failures,
         spent=_spent(state.job, active.generation, now),
         drift=_drift(active, about),
+        safe_step=None if safe is None else max(safe.step, durable_step),
+        checkpoint_uri=state.job.saving.uri,
     )
 
 
@@ -271,7 +280,8 @@ def _predicted(about: Mapping[str, Any]) -> types.Predicted:
     estimate = about.get("estimate") or {}
     seconds = estimate.get("iteration_s")
     rate = _rate(about.get("tokens_per_iteration"), seconds)
-    return types.Predicted(seconds, rate, estimate.get("cost_usd_per_hour"))
+    source = estimate.get("source")
+    return types.Predicted(seconds, rate, estimate.get("cost_usd_per_hour"), source)
 
 
 def _measured(

@@ -149,6 +149,8 @@ class Predicted:
     iteration_s: float | None
     tokens_per_s: float | None
     usd_per_hour: float | None
+    source: str | None = None
+    """The weakest of what it rests on: ``measured``, ``interpolated``, or computed otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +208,20 @@ class ActiveView:
     spent: Spent
     drift: tuple[str, ...]
     """GPU kinds that compute slower or faster than their profile says, beyond its error bar."""
+    safe_step: int | None = None
+    """The newest step that the loss of any one node leaves, by copies in memory or a checkpoint;
+    null: not known yet."""
+    checkpoint_uri: str | None = None
+    """Where its checkpoints go; null: it names no place, so that none is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class PausedJob:
+    """A job that waits for an operator and has no nodes."""
+
+    id: str
+    state: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +299,8 @@ class Status:
     """The queued jobs, the next one first."""
     blocked: str = ""
     """Why they wait for a job that does not train, and what ends that."""
+    paused: tuple[PausedJob, ...] = ()
+    """Jobs that are paused, or held without the cluster."""
     unsound: Mapping[str, str] = field(default_factory=dict)
     """By name: nodes that the job cannot run on, and why."""
     unreadable: Mapping[str, str] = field(default_factory=dict)

@@ -50,7 +50,7 @@ async def status(request: web.Request) -> web.Response:
     state, now = api.last_led, api.clock.now()
     plan, about = await _plan_of(api, state)
     leader, outbox = api.leader, api.controller.announcer.outbox
-    step_rate = api.controller.cluster.step_rate
+    step_rate, safe = api.controller.cluster.step_rate, api.controller.safe_point()
     return answer(
         types.Status(
             cluster=api.config.cluster_name,
@@ -59,7 +59,7 @@ async def status(request: web.Request) -> web.Response:
             term=api.state.term,
             leader=None if leader is None else types.LeaderView(leader.host, leader.address),
             store=_store_view(api),
-            job=render.active_view(state, step_rate, plan, about, outbox.at_of, now),
+            job=render.active_view(state, step_rate, plan, about, outbox.at_of, now, safe),
             **render.queue_view(state),
             unsound=render.unsound_view(state),
             nodes=render.counts_view(state),

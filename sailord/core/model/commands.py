@@ -162,6 +162,8 @@ class Note:
     text: str
     job: JobId | None = None
     is_transition: bool = False
+    is_detail: bool = False
+    """A part of a reconfiguration, whose end is told in one line."""
 
 
 Write = WriteGeneration | WriteJob | GiveOrder | SettleOrder | CommitCheckpoint

@@ -87,7 +87,7 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
         factors=active.slowness.speeds.factors if trigger.slow else {},
         ratios=() if trigger.slow or is_urgent else measured_ratios(state, active),
     )
-    told = note(active, f"planning for {_count(nodes)}: {trigger.reason}")
+    told = note(active, f"planning for {_count(nodes)}: {trigger.reason}", is_detail=True)
     return Step(replace(state, active=asked, requests=request), (*settled, told, command))
 
 
@@ -113,7 +113,8 @@ def stop(state: State, active: Active, then: Proposal | JobState, reason: str) -
         last, state="stopping", stop_at=active.progress.step + 1, term=state.term, reason=reason
     )
     write = WriteGeneration(record, replaces=last)
-    return enter(state, phase, write, note(active, f"stopping: {reason}", is_transition=True))
+    told = note(active, f"stopping: {reason}", is_transition=True, is_detail=True)
+    return enter(state, phase, write, told)
 
 
 def check_before_restore(state: State, active: Active) -> RuleAnswer:
@@ -147,7 +148,8 @@ def open_next(
     record = next_record(state, active, proposal, restore, reason)
     lost = max(active.progress.step - restore.point.step, 0)
     text = f"generation {record.number} on {_count(record.members)} from step"
-    text = f"{text} {restore.point.step} ({restore.source}, {lost} steps lost): {reason}"
+    source = f"{restore.source}, {_counted(lost, 'step')} lost"
+    text = f"{text} {restore.point.step} ({source}): {reason}"
     active = with_ask_again(state, active, proposal.ask_again_s)
     past = replace(state.job.past, departures=departures(state, active))
     state, written = write_job(replace(state, active=active), replace(state.job, past=past))
@@ -156,7 +158,7 @@ def open_next(
         Opening(record=record, proposal=proposal, lowers=lowers),
         *written,
         WriteGeneration(record=record, replaces=active.generation, lowers=lowers, settles=settles),
-        note(active, text, is_transition=True),
+        note(active, text, is_transition=True, is_detail=True),
     )
 
 
@@ -181,7 +183,8 @@ def fail(state: State, active: Active) -> Step:
     state = replace(state, active=active)
     if failures >= options.failures_until_held:
         return close(state, active, "held", f"{failures} attempts failed; the last: {reason}")
-    return enter(state, Waiting(reason, state.now), note(active, reason, is_transition=True))
+    told = note(active, reason, is_transition=True, is_detail=True)
+    return enter(state, Waiting(reason, state.now), told)
 
 
 def is_healthy(state: State, active: Active) -> bool:
@@ -212,7 +215,7 @@ def close(state: State, active: Active, then: JobState, reason: str) -> Step:
     assert state.term is not None
     record = replace(last, state="closed", term=state.term, reason=reason)
     write = WriteGeneration(record, replaces=last)
-    return enter(state, phase, write, note(active, f"closing: {reason}"))
+    return enter(state, phase, write, note(active, f"closing: {reason}", is_detail=True))
 
 
 def finish(state: State, active: Active, then: JobState, reason: str) -> Step:
@@ -248,9 +251,11 @@ def enter(state: State, phase: Phase, *commands: Command) -> Step:
     return Step(replace(state, active=replace(state.active, phase=phase, question=None)), commands)
 
 
-def note(active: Active, text: str, *, is_transition: bool = False) -> Note:
+def note(
+    active: Active, text: str, *, is_transition: bool = False, is_detail: bool = False
+) -> Note:
     """Note something about the job; a transition is kept in its history."""
-    return Note(text, active.job, is_transition)
+    return Note(text, active.job, is_transition, is_detail)
 
 
 def without(active: Active, order: Order) -> Active:
@@ -259,4 +264,8 @@ def without(active: Active, order: Order) -> Active:
 
 
 def _count(nodes: tuple[NodeId, ...]) -> str:
-    return "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
+    return _counted(len(nodes), "node")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")

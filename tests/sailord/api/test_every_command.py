@@ -119,7 +119,7 @@ LINES = (
     *both("jobs", "queued"),
     *both("events", "generation 1 on "),
     *both("history", "generation 1 on "),
-    *both("moves j", "predicted", lambda cluster: "trains" in str(cluster.history())),
+    *both("moves j", "predicted", lambda cluster: "started on" in str(cluster.history())),
     *both("why", "j is running"),
     *both("logs a", ""),
     *both("doctor", "no problems found"),

@@ -160,12 +160,14 @@ MOVE = ReconfigurationTiming(
 
 def test_start_is_announced_without_and_reconfiguration_with_its_cost() -> None:
     published = Published()
-    moved = replace(MOVE, generation=2, kind="loss", downtime_s=3.0, steps_lost=1, predicted_s=2.5)
+    reason = "b is lost: its lease expired; c is lost: the same; d is draining"
+    moved = replace(MOVE, generation=2, kind="loss", reason=reason, source="memory")
+    moved = replace(moved, downtime_s=3.04, steps_lost=1, predicted_s=2.5)
     for move in (MOVE, moved):
         published.announcer._report_timing(move, RUNS.active.job, RUNS)  # type: ignore[union-attr] # it has a job
-    assert published.texts("note") == [
-        "generation 1 trains, 10.19 s after it could be planned: plan 9.00 s",
-        "generation 2 trains, 3.00 s lost and 1 step (predicted 2.50 s): plan 9.00 s",
+    assert published.texts("reconfigured") == [
+        "started on 2 nodes from step 0, 10.2 s",
+        "b, c lost; d draining → moved to 2 nodes, 1 step lost, 3.0 s",
     ]
 
 

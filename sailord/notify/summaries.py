@@ -1,0 +1,51 @@
+"""One line for a whole reconfiguration: its cause, what it led to, and what it cost."""
+
+from __future__ import annotations
+
+from sailord.core.queries.reconfiguration_timing import START, ReconfigurationTiming
+
+STATES = {
+    "is lost": "lost",
+    "is draining": "draining",
+    "is slow": "slow",
+    "failed": "failed",
+    "could help": "added",
+}
+"""What a trigger says of a node, and the word for it."""
+NAMES_MAX = 4
+
+
+def summary_of(move: ReconfigurationTiming, members: int) -> str:
+    """Return a reconfiguration as one line: ``a2 lost → moved to 5 nodes, 0 steps lost, 1.2 s``."""
+    nodes = _counted(members, "node")
+    if move.kind == START:
+        return f"started on {nodes} from step {move.restored_step}, {move.total_s:.1f} s"
+    where = "" if move.source == "memory" else f", from step {move.restored_step} ({move.source})"
+    lost = _counted(move.steps_lost, "step")
+    cause = short_cause(move.reason)
+    return f"{cause} → moved to {nodes}{where}, {lost} lost, {move.downtime_s:.1f} s"
+
+
+def short_cause(reason: str) -> str:
+    """Return a trigger's reason without its explanations; nodes with one fate are named together.
+
+    ``a2 is lost: its lease expired; a3 is lost: the same`` becomes ``a2, a3 lost``.
+    """
+    names: dict[str, list[str]] = {}
+    for part in reason.split("; "):
+        said = part.partition(": ")[0]
+        state = next((state for state in STATES if said.endswith(f" {state}")), None)
+        if state is None:
+            names.setdefault(said, [])
+        else:
+            names.setdefault(STATES[state], []).append(said.removesuffix(f" {state}"))
+    return "; ".join(f"{_some(who)} {word}" if who else word for word, who in names.items())
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - NAMES_MAX
+    return ", ".join(names[:NAMES_MAX]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
