@@ -313,6 +313,7 @@ def _from_memory_lines(value: dict[str, Any]) -> list[str]:
 
 
 def number(value: float | None) -> str:
+    """Return a number with thousands, or four digits; unknown: a dash."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
