@@ -50,7 +50,7 @@ from worker.distributed.process_groups import ProcessTransport
 from worker.profiling.activity_board import ActivityBoard
 
 MACHINES = {4: FIRST_NODES[1:4] + FIRST_NODES[5:6], 8: FIRST_NODES, 16: FIRST_NODES * 2}
-MEMORY_GIB = {(4, 128): 1.46, (8, 128): 1.455, (16, 128): 1.455, (8, 352): 1.51}
+MEMORY_GIB = {(4, 128): 1.413, (8, 128): 1.408, (16, 128): 1.408, (8, 352): 1.463}
 """So that there are two pipelines or more, and one of them where a few nodes are gone."""
 STEPS_BEFORE_KILL = 6
 TURNS = 5
@@ -67,7 +67,7 @@ def job_text(place: Place, hidden: int) -> str:
 def under_sailor(processes: int, hidden: int, keep: Path) -> list[dict[str, Any]]:
     """Measure the events under Sailor; store the job and its first plan for the other methods."""
     folder = Path(tempfile.mkdtemp(prefix="re-"))
-    place = Place(folder / "c", memory_gib=MEMORY_GIB.get((processes, hidden), 1.455))
+    place = Place(folder / "c", memory_gib=MEMORY_GIB.get((processes, hidden), 1.408))
     with LocalCluster(place, MACHINES[processes]) as cluster:
         cluster.start()
         job = job_text(place, hidden)

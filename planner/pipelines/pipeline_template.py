@@ -15,7 +15,7 @@ from planner.problem.inventory import Lot
 from simulator.arrays import Floats, prefix_sums
 from simulator.cluster.place_facts import PlaceFacts
 from simulator.estimate.memory import RESERVED_OVER_LIVE, bytes_per_parameter
-from simulator.hardware.runtime_constants import platform_of
+from simulator.hardware.runtime_constants import platform_of, uses_gloo
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.network.network import Network
 from simulator.spec.plan import Pipeline, Recompute, Stage
@@ -166,7 +166,7 @@ class TemplateMaker:
         messages = np.maximum(sizes[first], sizes[end])
         if runtime.flattens_gradients:
             messages = messages + np.minimum(runtime.sync_bucket_bytes, 4 * held)
-        elif pipelines > 1:
+        elif pipelines > 1 and not uses_gloo(lot.gpu):
             messages = messages + 2 * runtime.sync_bucket_bytes
         kept = range_sums(
             costs.kept_bytes(tp=step.tp, samples=micro_batch, recompute=step.recompute)

@@ -53,7 +53,7 @@ class Place:
     worker: str = "worker.control.worker_process"
     """The module that workers run."""
     port: int = field(default_factory=_free_port)
-    memory_gib: float = 1.455
+    memory_gib: float = 1.408
     """Memory of an emulated GPU; it decides how many stages a pipeline needs."""
     tls: bool = False
     """All speak TLS, with certificates of the cluster's own authority in the folder ``ca``."""
@@ -95,7 +95,7 @@ class Place:
         (self.folder / "key").write_text(secrets.token_hex(32), encoding="ascii")
         shutil.copyfile(DATA / "cluster.toml", self.folder / "cluster.toml")
         catalogue = (DATA / "catalogue.toml").read_text(encoding="utf-8")
-        catalogue = catalogue.replace("= 1.455", f"= {self.memory_gib}")
+        catalogue = catalogue.replace("= 1.408", f"= {self.memory_gib}")
         (self.folder / "catalogue.toml").write_text(catalogue, encoding="utf-8")
         if self.tls:
             from sailord.authority import Authority  # noqa: PLC0415 - slow to import

@@ -11,7 +11,7 @@ from simulator.arrays import Floats, Ints
 from simulator.estimate.device_groups import DeviceGroups, distinct_rows, range_maxima, range_sums
 from simulator.estimate.pass_order import held_at_most
 from simulator.estimate.result import DeviceMemory
-from simulator.hardware.runtime_constants import platform_of
+from simulator.hardware.runtime_constants import platform_of, uses_gloo
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.spec.job import OPTIMIZER_MOMENTS, Job
 from simulator.spec.plan import Place, Plan, Recompute
@@ -167,7 +167,9 @@ class MemoryModel:
         shared = range_maxima(self.holders, groups.first, groups.end) > 1
         anywhere = np.zeros(len(groups), dtype=bool)
         np.logical_or.at(anywhere, groups.owner, shared)
-        return buffers + 2 * runtime.sync_bucket_bytes * anywhere
+        in_place = np.array([uses_gloo(site.gpu) for site in groups.sites])[groups.site]
+        copied: Floats = buffers + 2 * runtime.sync_bucket_bytes * (anywhere & ~in_place)
+        return copied
 
     def _output_bytes(self, layer: Ints, boundary: Ints) -> Floats:
         """Return the bytes of a micro batch after a layer; 0 at the two ends of the model."""

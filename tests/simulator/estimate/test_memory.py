@@ -8,7 +8,7 @@ import pytest
 
 from simulator.estimate.memory import RESERVED_OVER_LIVE
 from simulator.estimate.result import DeviceMemory
-from simulator.hardware.runtime_constants import RUNTIMES, platform_of
+from simulator.hardware.runtime_constants import PLATFORMS, RUNTIMES, platform_of
 from simulator.layer_costs.profile import LayerSizes
 from simulator.models.layers import Layer, Model, Moment, TensorSpec, Term
 from simulator.spec.job import Job
@@ -223,6 +223,12 @@ def test_chunks_of_one_device_group_add_up() -> None:
     assert first.activations == each * max(3 * 3 + 2 * 40, 4 * 3 + 1 * 40)
     # The second group does no forward but the first two before it gives one back.
     assert second.activations == each * max(2 * 20 + 1 * 7, 1 * 20 + 2 * 7, 3 * 20)
+
+
+def test_gloo_sums_gradients_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gloo = replace(platform_of("V100-16"), transport="gloo")
+    monkeypatch.setitem(PLATFORMS, "V100-16", on_gloo)  # type: ignore[arg-type]  # it is a dict
+    assert devices(world(), two_stages(replicas=2)) == devices(world(), two_stages(replicas=1))
 
 
 # ZeRO-1 ----------------------------------------------------------------------------------------
