@@ -13,34 +13,40 @@ from sailord.cli.server import report_outage, server_command
 from sailord.client import Client, Patience, ServerProblem
 from sailord.text import cluster_text as text
 from sailord.text.capacity_text import capacity_text
+from sailord.text.event_lines import fold, line_text
 
 WATCH_S = 1.0
 
 
 @click.command()
 @click.option(
-    "-w", "--watch", is_flag=True, help="Repeat every second; with --json, one line each time."
+    "-w", "--watch", is_flag=True, help="Stay and redraw; with --json, one line each second."
 )
 @server_command
 def status(client: Client, watch: bool, as_json: bool) -> None:
     """Show the job, its plan and the nodes."""
     if not watch:
         show(client.ask("GET", "/v1/status"), as_json, text.status_text)
-        return
+    elif not as_json and sys.stdout.isatty():
+        from sailord.screen.watch import watch as watch_on_screen  # noqa: PLC0415 - see ADR 87
 
-    def redraw(screen: str) -> None:
-        if not as_json:
-            click.clear()
-        click.echo(screen)
-        sys.stdout.flush()
+        click.echo(watch_on_screen(client))
+    else:
+        _print_repeatedly(client, as_json)
+
+
+def _print_repeatedly(client: Client, as_json: bool) -> None:
+    """Print the status every second, for a pipe."""
 
     def report(problem: ServerProblem) -> None:
-        redraw(json_line({"error": str(problem)}) if as_json else f"error: {problem}")
+        click.echo(json_line({"error": str(problem)}) if as_json else f"error: {problem}")
+        sys.stdout.flush()
 
     patience = Patience(report)
     while True:
         value = patience.insist(lambda: client.ask("GET", "/v1/status"))
-        redraw(json_line(value) if as_json else text.status_text(value))
+        click.echo(json_line(value) if as_json else text.status_text(value))
+        sys.stdout.flush()
         time.sleep(WATCH_S)
 
 
@@ -54,10 +60,14 @@ def capacity(client: Client, retry: bool, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("-f", "--follow", is_flag=True, help="Keep printing new events.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new events, each by itself.")
+@click.option("--all", "is_whole", is_flag=True, help="Each step of a reconfiguration, too.")
 @server_command
-def events(client: Client, follow: bool, as_json: bool) -> None:
-    """Print recent events of the whole cluster."""
+def events(client: Client, follow: bool, is_whole: bool, as_json: bool) -> None:
+    """Print recent events of the whole cluster.
+
+    A reconfiguration is one line, and what repeats is told once; --json prints every event.
+    """
     line_of = json_line if as_json else text.event_text
     patience = Patience(report_outage)
 
@@ -65,10 +75,12 @@ def events(client: Client, follow: bool, as_json: bool) -> None:
         return client.ask("GET", "/v1/events?follow=false")
 
     found = (patience.insist(ask) if follow else ask())["events"]
-    for event in found:
-        click.echo(line_of(event))
+    is_whole |= as_json
+    for line in map(line_of, found) if is_whole else map(line_text, fold(found)):
+        click.echo(line)
     if follow:
         sys.stdout.flush()
         for event in client.follow(found[-1]["id"] if found else 0, patience):
-            click.echo(line_of(event))
-            sys.stdout.flush()
+            if is_whole or not event.get("is_detail"):
+                click.echo(line_of(event))
+                sys.stdout.flush()

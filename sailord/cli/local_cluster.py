@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import signal
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
 from sailord.cli.exit_codes import FAILED
 from sailord.cli.options import FILE
-from sailord.client import ServerProblem, default_folder
+from sailord.client import default_folder
 from sailord.local.cluster import ClusterError, LocalCluster
-from sailord.local.control import Control, listen
+from sailord.local.control import listen
 from sailord.local.paths import Place
-from sailord.local.screen import Screen, hints_of
+from sailord.local.screen import live
 from sailord.local.signals import Ended, ended_by_signals, ignore
 from sailord.local.tour.story import run_tour
 from sailord.local.zone_file import load_zones
-from sailord.text.cluster_text import event_text
 
-LOOK_S = 1.0
 WORKER = click.option("--worker", default="worker.control.worker_process", hidden=True)
 FOLDER = click.option("--folder", type=FILE, help="Folder of the cluster's files.")
 
@@ -99,35 +94,10 @@ def _train(cluster: LocalCluster, steps: int | None, *, idle: bool) -> int:
     click.echo(f"starting sailord and {nodes} nodes; this takes a few seconds")
     cluster.start()
     if idle:
-        _live(cluster, listen(cluster), Screen(sys.stdout.isatty(), hints_of(cluster.place)))
+        live(cluster, listen(cluster))
     text = cluster.place.job("job.toml")
     text = text if steps is None else text.replace("[training]", f"[training]\nsteps = {steps}")
+    text += f'\n[checkpoint]\nuri = "file://{cluster.place.checkpoints}"\npersist_every = 20\n'
     cluster.client.ask("POST", "/v1/jobs", {"job": text, "id": "tale"})
-    _live(cluster, listen(cluster), Screen(sys.stdout.isatty(), hints_of(cluster.place)))
-
-
-def _live(cluster: LocalCluster, control: Control, screen: Screen) -> NoReturn:
-    """Redraw the screen and serve `sailorctl local` until a signal ends it."""
-    if not screen.is_terminal:
-        click.echo(screen.hints)
-    seen, look_at = 0, 0.0
-    while True:
-        done = control.serve(max(look_at - time.monotonic(), 0.0))
-        for told in (*cluster.look_after(), *((done,) if done else ())):
-            screen.say(told)
-        if time.monotonic() < look_at:
-            continue
-        look_at = time.monotonic() + LOOK_S
-        try:
-            status = cluster.client.ask("GET", "/v1/status")
-            nodes = cluster.client.ask("GET", "/v1/nodes")["nodes"]
-            news = cluster.client.ask("GET", f"/v1/events?follow=false&after={seen}")["events"]
-        except ServerProblem as problem:
-            screen.say(str(problem))
-            continue
-        seen = news[-1]["id"] if news else seen
-        for event in news:
-            screen.say(event_text(event))
-        for name in cluster.play_cloud(status):
-            screen.say(f"the notice of {name} ran out: the node is preempted")
-        screen.draw(status, nodes)
+    live(cluster, listen(cluster))
+    return 0

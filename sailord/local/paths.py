@@ -69,6 +69,11 @@ class Place:
         return self.folder / CONTROL_SOCKET
 
     @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints of `sailorctl up`."""
+        return self.folder / "checkpoints"
+
+    @property
     def memory(self) -> Path:
         """The folder of all nodes' snapshots, in memory."""
         name = f"sailor-local-{os.getuid()}-{zlib.crc32(bytes(self.folder)):08x}"

@@ -1,0 +1,68 @@
+"""Asks a sailord for what the screen shows, and carries out the orders of its keys."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from sailord.client import Client, ServerProblem, part
+from sailord.screen.seen import Seen
+from sailord.screen.ui import Asked
+from sailord.screen.view import summary
+
+NODES_EVERY_S = 5.0
+"""How often all nodes are asked for if nothing seems to have happened to them."""
+NOTICE_S = 30.0
+"""The notice that the key gives."""
+
+
+@dataclass(eq=False)
+class Poller:
+    """Looks at a sailord, and keeps what it saw."""
+
+    client: Client
+    seen: Seen = field(default_factory=Seen)
+    began: float = field(default_factory=time.monotonic)
+    _nodes_at: float = float("-inf")
+    _nodes_of: Any = None
+
+    def look(self) -> None:
+        """Ask once; raises ``ServerProblem``, which the screen shows until the next answer."""
+        try:
+            status = self.client.ask("GET", "/v1/status")
+            after = f"/v1/events?follow=false&after={self.seen.last_event}"
+            news = self.client.ask("GET", after)["events"]
+            self.seen.take(status, self._nodes(status, bool(news)), news)
+        except ServerProblem as problem:
+            self.seen.outage = str(problem)
+            raise
+
+    def _nodes(self, status: dict[str, Any], has_news: bool) -> list[dict[str, Any]]:
+        """All nodes; asked for when something may have happened to one."""
+        about = (status["nodes"], status["leaving"], status["unsound"])
+        age_s = time.monotonic() - self._nodes_at
+        if has_news or about != self._nodes_of or age_s > NODES_EVERY_S:
+            found: list[dict[str, Any]] = self.client.ask("GET", "/v1/nodes")["nodes"]
+            self._nodes_at, self._nodes_of = time.monotonic(), about
+            return found
+        return self.seen.nodes
+
+    def order(self, asked: Asked) -> None:
+        """Give an order about a node; its refusal is a line among the events."""
+        body: dict[str, Any] = {"reason": "a key of sailorctl"}
+        if asked.kind == "preempt":
+            body["leaves_at"] = time.time() + NOTICE_S
+        try:
+            self.client.ask("POST", f"/v1/nodes/{part(asked.node)}/{asked.kind}", body)
+        except ServerProblem as problem:
+            self.seen.say(str(problem), time.time())
+
+    def summary(self) -> str:
+        """Return the run in one line, from the last answers."""
+        job, moves = self.seen.job, []
+        if job is not None:
+            with contextlib.suppress(ServerProblem):  # sailord may have ended already.
+                moves = self.client.ask("GET", f"/v1/jobs/{part(job['id'])}/moves")["moves"]
+        return summary(job, moves, time.monotonic() - self.began)

@@ -1,0 +1,73 @@
+"""What a person does with the screen: keys change what is shown, or give an order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+OrderKind = Literal["preempt", "drain", "kill", "quit"]
+VERBS: dict[str, OrderKind] = {"p": "preempt", "d": "drain", "k": "kill"}
+PAGE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Ui:
+    """How far events are scrolled back, and an order that is being typed."""
+
+    can_kill: bool = False
+    """Nodes are processes of this launcher."""
+    back: int = 0
+    """So many of the last events are below the edge."""
+    verb: OrderKind | None = None
+    typed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An order, complete: what to do, and with which node."""
+
+    kind: OrderKind
+    node: str = ""
+
+
+def press(ui: Ui, key: str, nodes: list[str]) -> tuple[Ui, Asked | None]:
+    """Return what a key changes. A node is named by the beginning of its name."""
+    if ui.verb is not None:
+        return _press_in_prompt(ui, ui.verb, key, nodes)
+    steps = {"up": 1, "down": -1, "pageup": PAGE, "pagedown": -PAGE}
+    if key in steps:
+        return replace(ui, back=max(ui.back + steps[key], 0)), None
+    if key == "end":
+        return replace(ui, back=0), None
+    if key in ("q", "interrupt"):
+        return ui, Asked("quit")
+    verb = VERBS.get(key)
+    if verb is None or (verb == "kill" and not ui.can_kill):
+        return ui, None
+    return replace(ui, verb=verb, typed=""), None
+
+
+def _press_in_prompt(
+    ui: Ui, verb: OrderKind, key: str, nodes: list[str]
+) -> tuple[Ui, Asked | None]:
+    found = matches(ui.typed, nodes)
+    if key == "interrupt":
+        return ui, Asked("quit")
+    if key == "escape":
+        return replace(ui, verb=None, typed=""), None
+    if key == "enter":
+        if len(found) != 1:
+            return ui, None
+        return replace(ui, verb=None, typed=""), Asked(verb, found[0])
+    if key == "tab" and len(found) == 1:
+        return replace(ui, typed=found[0]), None
+    if key == "backspace":
+        return replace(ui, typed=ui.typed[:-1]), None
+    return (replace(ui, typed=ui.typed + key) if len(key) == 1 else ui), None
+
+
+def matches(typed: str, nodes: list[str]) -> list[str]:
+    """Return the node that is named, or those whose names begin so."""
+    if typed in nodes:
+        return [typed]
+    return sorted(name for name in nodes if name.startswith(typed))

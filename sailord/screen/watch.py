@@ -1,0 +1,51 @@
+"""``status -w`` on a terminal: looks every second, and serves the keys meanwhile."""
+
+from __future__ import annotations
+
+import time
+
+from sailord.client import Client, ServerProblem
+from sailord.screen.poller import Poller
+from sailord.screen.terminal import Terminal
+from sailord.screen.ui import Asked, Ui, press
+from sailord.screen.view import screen
+
+LOOK_S = 1.0
+
+
+def watch(client: Client) -> str:
+    """Watch until q or Ctrl-C; return a summary. The first look must be answered."""
+    poller, ui = Poller(client), Ui()
+    poller.look()
+    look_at = time.monotonic() + LOOK_S
+    with Terminal() as terminal:
+        try:
+            while True:
+                draw(terminal, poller, ui)
+                for key in terminal.wait(look_at - time.monotonic()):
+                    ui, asked = take(poller, ui, key)
+                    if asked is not None and asked.kind == "quit":
+                        return poller.summary()
+                    if asked is not None:
+                        poller.order(asked)
+                        look_at = time.monotonic()
+                if time.monotonic() >= look_at:
+                    look_at = time.monotonic() + LOOK_S
+                    try:
+                        poller.look()
+                    except ServerProblem as problem:
+                        if not problem.passes:
+                            raise
+        except KeyboardInterrupt:
+            return poller.summary()
+
+
+def take(poller: Poller, ui: Ui, key: str) -> tuple[Ui, Asked | None]:
+    """Return what a key changes, and what it orders."""
+    there = [node["name"] for node in poller.seen.nodes if node["state"] != "lost"]
+    return press(ui, key, there)
+
+
+def draw(terminal: Terminal, poller: Poller, ui: Ui) -> None:
+    """Draw what was seen."""
+    terminal.draw(screen(poller.seen, ui, *terminal.size, is_ascii=terminal.is_ascii))
