@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -50,8 +51,8 @@ def zone_map(
         return []
     names = [
         line
-        for zone, its in sorted(zones.items())
-        for line in _with_names(zone, its, members, width=width, at=at)
+        for zone in sorted(zones, key=_natural)
+        for line in _with_names(zone, zones[zone], members, width=width, at=at)
     ]
     if len(names) <= lines:
         return names
@@ -60,13 +61,22 @@ def zone_map(
     shown = order if len(order) <= lines else order[: lines - 1]
     column = max(len(zone) for zone in shown)
     found = [
-        _with_numbers(zone.ljust(column), zones[zone], members, at=at) for zone in sorted(shown)
+        _with_numbers(zone.ljust(column), zones[zone], members, at=at)
+        for zone in sorted(shown, key=_natural)
     ]
     rest = order[len(shown) :]
     if rest:
-        count = sum(len(zones[zone]) for zone in rest)
-        found.append(Text(f"{counted(len(rest), 'more zone')}, {counted(count, 'node')}", "dim"))
+        others = [node for zone in rest for node in zones[zone]]
+        found.append(_with_numbers(counted(len(rest), "more zone"), others, members, at=at))
     return found
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """Return a key that sorts numbers within names by their value."""
+    return [
+        (part.isdecimal(), int(part) if part.isdecimal() else 0, part)
+        for part in re.split(r"([0-9]+)", name)
+    ]
 
 
 def _unwell(nodes: Sequence[Mapping[str, Any]]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sailord.text.event_lines import fold, line_text
 from sailord.text.table import table
 from sailord.text.units import counted, duration, number_ranges, timestamp
 
@@ -298,10 +299,16 @@ def why_text(why: dict[str, Any]) -> str:
     return "\n".join([*lines, *_from_memory_lines(why)])
 
 
-def history_text(history: dict[str, Any]) -> str:
-    """Return a job's transitions, each with its reason."""
-    lines = [*map(event_text, history["history"]), *_from_memory_lines(history)]
-    return "\n".join(lines) or "no transition yet"
+def history_text(history: dict[str, Any], *, is_whole: bool = False) -> str:
+    """Return a job's transitions, each with its reason; a reconfiguration in one line."""
+    found = history["history"]
+    if is_whole:
+        lines = [event_text(each) for each in found]
+    else:
+        kinds = ("transition", "reconfigured")
+        marked = [each | {"kind": kinds[each["move"] is not None]} for each in found]
+        lines = [line_text(line) for line in fold(marked)]
+    return "\n".join([*lines, *_from_memory_lines(history)]) or "no transition yet"
 
 
 def _from_memory_lines(value: dict[str, Any]) -> list[str]:

@@ -27,7 +27,10 @@ class EventLine:
     @property
     def said(self) -> str:
         """The text, with the number of repeats."""
-        return self.text + (f" ({self.times} times)" if self.times > 1 else "")
+        if self.times == 1:
+            return self.text
+        is_checkpoint = self.kind == "checkpoint_committed"
+        return f"{self.text} ({self.times} {'checkpoints' if is_checkpoint else 'times'})"
 
 
 def fold(events: Iterable[Mapping[str, Any]]) -> list[EventLine]:

@@ -24,7 +24,7 @@ def duration(seconds: float) -> str:
 
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun in the singular or plural: 1 pool, 2 pools."""
-    return f"{count} {noun}" + ("" if count == 1 else "s")
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def number_ranges(numbers: Sequence[int], ranges_max: int | None = None) -> str:

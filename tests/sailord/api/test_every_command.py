@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
 import re
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import click
 import jsonschema
+import pyte
 import pytest
 from click.testing import CliRunner
 
@@ -117,8 +122,10 @@ LINES = (
     *both("capacity", ""),
     *both("profile network --show", "no link was measured yet"),
     *both("jobs", "queued"),
-    *both("events", "generation 1 on "),
-    *both("history", "generation 1 on "),
+    *both("events", "started on 1 node from step 0"),
+    Line("events --all", "generation 1 on "),
+    *both("history", "started on 1 node from step 0"),
+    Line("history --all", "generation 1 on "),
     *both("moves j", "predicted", lambda cluster: "started on" in str(cluster.history())),
     *both("why", "j is running"),
     *both("logs a", ""),
@@ -309,3 +316,35 @@ def test_following_commands_print_until_interrupted(cluster, typed):
     finally:
         following.kill()
         following.communicate()
+
+
+@pytest.mark.usefixtures("said")
+def test_status_w_on_a_terminal_uses_the_alternate_screen_and_ends_with_a_summary(cluster):
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ |= {"TERM": "xterm-256color", "LANG": "C.UTF-8", "COLUMNS": "", "LINES": ""}
+        command = "from sailord.cli.main import main; main()"
+        words = ["status", "-w", "--server", f"unix://{cluster.head.socket}"]
+        os.execv(sys.executable, [sys.executable, "-c", command, *words])
+    termios.tcsetwinsize(terminal, (20, 60))
+    shows, raw = pyte.Screen(60, 20), b""
+    stream = pyte.ByteStream(shows)
+    try:
+        while not (shows.display[-1].startswith(" p  preempt") and "zones" in str(shows.display)):
+            raw += (fresh := os.read(terminal, 4096))
+            stream.feed(fresh)
+        assert all(len(line.rstrip()) <= 60 for line in shows.display)
+        os.write(terminal, b"pb")
+        while not shows.display[-1].startswith("preempt which node? b_"):
+            stream.feed(os.read(terminal, 4096))
+        os.write(terminal, b"\x1bq")
+        with contextlib.suppress(OSError):  # The other end is closed.
+            while fresh := os.read(terminal, 4096):
+                raw += fresh
+    finally:
+        os.close(terminal)
+        _, code = os.waitpid(pid, 0)
+    assert code == 0
+    assert b"\x1b[?1049h" in raw
+    assert b"\x1b[?1049l" in raw
+    assert b"moves" in raw.rpartition(b"\x1b[?1049l")[2] or b"no job ran" in raw

@@ -1,0 +1,183 @@
+"""The screen in a terminal emulator, in a storm: text files hold what it shows at four sizes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyte
+import pytest
+from rich.console import Console
+from rich.live import Live
+
+from sailord.screen.seen import Seen
+from sailord.screen.ui import Ui
+from sailord.screen.view import eta_s, screen, sparkline, summary
+
+HERE = Path(__file__).parent
+FIRST = Ui(can_kill=True)
+SIZES = [(60, 20), (80, 24), (120, 40), (200, 60)]
+STORM = json.loads((HERE / "storm.json").read_text(encoding="utf-8"))
+"""Recorded from `sailorctl up` after a loss and a notice."""
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def eight() -> Seen:
+    """The storm as it was recorded."""
+    seen = Seen()
+    seen.take(STORM["status"], STORM["nodes"], STORM["events"])
+    seen.losses = [tuple(pair) for pair in STORM["losses"]]
+    seen.say("b1 is killed, and its memory is lost", STORM["status"]["at"])
+    return seen
+
+
+def five_hundred() -> Seen:
+    """A larger cluster in twelve zones: some nodes leave, some are lost, one is slow."""
+    like, nodes = STORM["nodes"][0], []
+    for number in range(500):
+        zone = number % 12
+        state = {7: "lost", 8: "draining", 9: "slow"}.get(number % 97, "ready")
+        nodes.append(
+            like
+            | {"name": f"z{zone}-n{number}", "id": f"z{zone}-n{number}", "zone": f"region-{zone}"}
+            | {"state": state, "gpus": 8, "gpu": "A100-40" if zone < 6 else "L4"}
+        )
+    status = json.loads(json.dumps(STORM["status"]))
+    status["nodes"] = dict(Counter(node["state"] for node in nodes))
+    members = [n["name"] for n in nodes if n["state"] == "ready" and int(n["id"][-1]) != 3]
+    status["job"] |= {"members": members, "steps": 40_000, "step": 12_345}
+    status["job"] |= {"safe_step": 12_344, "durable_step": 12_300}
+    seen = Seen()
+    events = STORM["events"] + [
+        {"id": STORM["events"][-1]["id"] + n, "at": status["at"] + n, "kind": kind, "text": text}
+        | {"job": "tale", "node": None, "is_detail": False}
+        for n, (kind, text) in enumerate(
+            [("reconfigured", f"z{n}-n{n} lost → moved to {450 - n} nodes, 0 steps lost, 2.1 s")
+             for n in range(40)], start=1)
+    ]  # fmt: skip
+    seen.take(status, nodes, events)
+    seen.losses = [(step, 3.0 + 100 / (step + 20)) for step in range(0, 12_345, 40)]
+    return seen
+
+
+def shown(seen: Seen, width: int, height: int, ui: Ui = FIRST, **how: Any) -> list[str]:
+    """What a terminal of this size shows, after it was drawn twice."""
+    out = io.StringIO()
+    console = Console(
+        file=out, force_terminal=True, width=width, height=height, color_system="256",
+        highlight=False, legacy_windows=False,
+    )  # fmt: skip
+    emulator = pyte.Screen(width, height)
+    stream = pyte.Stream(emulator)
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        for _ in range(2):
+            live.update(screen(seen, ui, width, height, **how), refresh=True)
+        stream.feed(out.getvalue().replace("\n", "\r\n"))
+    return [line.rstrip() for line in emulator.display]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("of", [eight, five_hundred])
+def test_screen_equals_its_golden_file(of, size):
+    file = HERE / "screens" / f"{of.__name__}-{size[0]}x{size[1]}.txt"
+    text = "\n".join(shown(of(), *size)) + "\n"
+    if os.environ.get("SAILOR_RETELL"):
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("size", [*SIZES, (61, 21), (133, 27)])
+@pytest.mark.parametrize("of", [eight, five_hundred])
+def test_headline_newest_event_and_keys_are_on_every_screen(of, size):
+    lines = shown(of(), *size)
+    assert lines[0].startswith("tale  running")
+    assert lines[1].startswith("step ")
+    assert "ETA" in lines[1]
+    assert "loss" in lines[2]
+    assert "$8.80/h" in lines[2]
+    assert "a node's loss costs" in lines[3]
+    assert "durable" in lines[3]
+    assert "preempt" in lines[-1]
+    newest = "b1 is killed" if of is eight else "z39-n39 lost → moved to 411 nodes"
+    assert any(newest in line for line in lines)
+
+
+def test_every_node_that_is_not_well_is_named_among_five_hundred():
+    text = "\n".join(shown(five_hundred(), 200, 60))
+    for node in five_hundred().nodes:
+        assert (node["name"] in text) or node["state"] == "ready"
+
+
+def test_events_scroll_back_to_the_first_and_not_further():
+    seen = five_hundred()
+    first = [line for line in shown(seen, 80, 24, Ui(back=10_000)) if "lost →" in line]
+    assert "b1 lost → moved to" in first[0]
+    title = next(line for line in shown(seen, 80, 24, Ui(back=3)) if line.startswith("events"))
+    assert title == "events  3 newer ones below"
+
+
+def test_a_prompt_shows_the_nodes_that_it_may_mean():
+    last = shown(eight(), 80, 24, Ui(can_kill=True, verb="kill", typed="a"))[-1]
+    assert last.startswith("kill which node? a_")
+    assert last.endswith("a1 a2 a3")
+
+
+def test_terminals_without_utf8_get_ascii():
+    assert "\n".join(shown(eight(), 80, 24, is_ascii=True)).isascii()
+
+
+def test_held_and_paused_jobs_say_what_ends_it():
+    seen = eight()
+    phase = {"name": "held", "since": None, "deadline": None, "reason": "3 attempts failed"}
+    job = STORM["status"]["job"] | {"phase": phase}
+    paused = [{"id": "other", "state": "paused", "reason": "pause was ordered"}]
+    seen.take(STORM["status"] | {"job": job, "paused": paused}, seen.nodes, [])
+    text = "\n".join(shown(seen, 80, 24))
+    assert "3 attempts failed" in text
+    assert "sailorctl resume tale tries again" in text
+    assert "other is paused: pause was ordered" in text
+
+
+def test_screen_says_why_there_is_no_answer_and_keeps_what_it_saw():
+    seen = eight()
+    seen.outage = "unix:///x did not answer: Connection refused"
+    lines = shown(seen, 80, 24)
+    assert lines[0].startswith("tale")
+    assert "no answer: unix:///x did not answer" in lines[1]
+
+
+def test_eta_is_the_rest_at_the_present_speed():
+    job = {"steps": 200, "step": 50, "measured": {"iteration_s": 2.0}}
+    assert eta_s(job) == 300.0
+    assert eta_s(job | {"steps": None}) is None
+    assert eta_s(job | {"measured": {"iteration_s": None}}) is None
+
+
+def test_sparkline_falls_with_its_values():
+    assert sparkline([8, 7, 6, 5, 4, 3, 2, 1], 8) == "█▇▆▅▄▃▂▁"
+    assert sparkline([4, 4, 2, 2], 2) == "█▁"
+    assert sparkline([1.0], 8) == ""
+    assert sparkline([1.0, 1.0], 8) == "▁▁"
+
+
+def test_summary_sums_moves_and_leaves_the_start_out():
+    moves = [
+        {"kind": "start", "steps_lost": 0, "downtime_s": 0.0},
+        {"kind": "loss", "steps_lost": 1, "downtime_s": 1.5},
+        {"kind": "notice", "steps_lost": 0, "downtime_s": 0.5},
+    ]
+    text = summary(STORM["status"]["job"], moves, 60.0)
+    assert "tale: 33 steps in 60.0 s; 2 moves, 1 step lost, 2.0 s of pause; $0.1" in text

@@ -1,0 +1,57 @@
+"""Events as lines: one for each reconfiguration, repeats told once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sailord.text.event_lines import fold
+
+
+def event(kind: str, text: str, **about: Any) -> dict[str, Any]:
+    return {"id": 1, "at": 0.0, "kind": kind, "text": text, "job": "j", **about}
+
+
+LOSS = (
+    event("node_lost", "a2 is lost: its lease expired", node="a2", job=None),
+    event("transition", "a2 is lost: its lease expired", is_detail=True),
+    event("note", "planning for 7 nodes", is_detail=True),
+    event("generation_opened", "generation 2 is open", is_detail=True),
+    event("reconfigured", "a2 lost → moved to 6 nodes, 0 steps lost, 0.6 s"),
+)
+
+
+def said(*events: dict[str, Any]) -> list[str]:
+    return [line.said for line in fold(events)]
+
+
+def test_a_reconfiguration_is_one_line():
+    assert said(*LOSS) == ["a2 lost → moved to 6 nodes, 0 steps lost, 0.6 s"]
+
+
+def test_a_lost_node_is_told_until_the_job_has_moved():
+    assert said(*LOSS[:-1]) == ["a2 is lost: its lease expired"]
+
+
+def test_a_node_that_no_reconfiguration_names_stays():
+    other = event("node_lost", "a21 is lost: its lease expired", node="a21", job=None)
+    assert said(other, *LOSS) == [other["text"], LOSS[-1]["text"]]
+
+
+def test_what_repeats_is_told_once_with_its_number_at_its_last_time():
+    full = [event("note", "checkpoint storage: no space") | {"at": float(n)} for n in range(6)]
+    (*_, last) = fold([*full[:3], event("note", "other"), *full[3:]])
+    assert (last.said, last.at) == ("checkpoint storage: no space (6 times)", 5.0)
+
+
+def test_of_checkpoints_that_follow_each_other_the_last_is_told():
+    steps = [event("checkpoint_committed", f"step {n} is durable") for n in (20, 40, 60)]
+    assert said(*steps) == ["step 60 is durable (3 checkpoints)"]
+
+
+def test_repeats_are_told_again_after_a_reconfiguration():
+    assert said(event("note", "x"), *LOSS, event("note", "x")) == ["x", LOSS[-1]["text"], "x"]
+
+
+def test_an_older_sailord_marks_no_details():
+    plain = [{k: v for k, v in each.items() if k != "is_detail"} for each in LOSS]
+    assert len(said(*plain)) == 4
