@@ -130,10 +130,11 @@ soak: $(FOR_UP) ## does a training cluster's memory level off? (SOAK_MINUTES=60)
 	@mkdir -p build
 	@$(BIN)/python -m benchmarks.soak --minutes $(SOAK_MINUTES) --out build/soak.csv
 
+# Needs torch with CUDA and numpy, installs nothing: with .venv if there is one, else with PYTHON. Each part
+# says what it lacks. WITH="--device cpu --quick" runs it without a GPU.
 .PHONY: gpu-check
-gpu-check: $(FOR_ALL) ## on a machine with a GPU: measure layers of OPT-350M on it, and plan with them
-	$(BIN)/sailorctl profile model examples/opt-350m.toml --device cuda --tp 1 --out build/profiles
-	$(BIN)/sailorctl plan examples/opt-350m.toml examples/three-zones.toml --profiles build/profiles
+gpu-check: ## on a machine with a GPU: what works and how fast, in 9 minutes; writes build/gpu-check (WITH=--quick)
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu_check $(WITH)
 
 # DESTDIR=/ puts a version into this system beside those that are there, and switches to it; any
 # other folder becomes a tree for one. GROUPS=worker adds what real workers need. PYTHON must be one

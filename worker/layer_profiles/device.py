@@ -18,6 +18,7 @@ import torch
 
 from simulator.documents.problems import InputError, Problem
 from simulator.hardware.catalogue import Catalogue
+from worker.devices.rank_device import set_up
 from worker.layer_profiles.ladder import DoesNotFitError
 from worker.profiling.compute_time import core_seconds
 
@@ -124,6 +125,7 @@ class CudaDevice:
     def __init__(self, kind: str | None, catalogue: Catalogue) -> None:
         index = torch.cuda.current_device()
         self.place = torch.device("cuda", index)
+        set_up(self.place)  # As in training: fp32 runs as TF32.
         self.name = torch.cuda.get_device_name(index)
         self.kind = _named(kind, catalogue) if kind is not None else _gpu_kind(self.name, catalogue)
         self.driver = f"CUDA {torch.version.cuda}"

@@ -31,7 +31,7 @@ from worker.models.random_numbers.microbatch_context import (
 from worker.models.user_module.module_layers import ModuleLayer, build_module_layers
 from worker.script.recipe import Recipe
 from worker.training.flat_buffers import LayerBuffer, layer_buffers
-from worker.training.optimizer import OptimizerStep
+from worker.training.optimizer import FUSED, OptimizerStep
 from worker.training.pipeline_stage import StageRunner
 from worker.training.precision import LossScale, loss_seed, precision_of
 from worker.training.step_vote import square_sum
@@ -206,7 +206,15 @@ class ShortModel:
         moments = tuple(
             torch.zeros_like(buffer.master) for _ in range(OptimizerStep.moment_count(self.job))
         )
-        update = OptimizerStep(self.job.optimizer, self.job.learning_rate, 1.0, 10, self.job.update)
+        job, is_gpu = self.job, buffer.master.device.type == "cuda"
+        update = OptimizerStep(
+            job.optimizer,
+            job.learning_rate,
+            1.0,
+            10,
+            job.update,
+            is_fused=is_gpu and job.optimizer in FUSED,
+        )
         groups = [(slice(0, buffer.master.numel()), ParameterGroup())]
 
         def run() -> None:

@@ -27,6 +27,10 @@ _CHUNK = {"cpu": 2**16}
 _CHUNK_ELSEWHERE = 2**24
 
 
+FUSED = frozenset({"adam", "adamw"})
+"""The optimizers of which torch has a fused kernel that fits."""
+
+
 def learning_rate(job: Job, step: int) -> float:
     """Return the learning rate of a step, counted from 0; it depends on job and step alone."""
     if step < job.warmup_steps:
@@ -73,7 +77,7 @@ def groups_in(
 def is_fused(job: Job, plan: Plan, device: torch.device) -> bool:
     """Return whether the update is one fused kernel: on GPUs of one kind, for Adam."""
     kinds = {place.gpu for each in plan.pipelines for s in each.stages for place in s.places}
-    return device.type == "cuda" and len(kinds) == 1 and job.optimizer in {"adam", "adamw"}
+    return device.type == "cuda" and len(kinds) == 1 and job.optimizer in FUSED
 
 
 @dataclass(frozen=True, slots=True)

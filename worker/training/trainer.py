@@ -178,7 +178,9 @@ class RankTrainer:
         weights: Callable[[int], ShardValues] | None = None,
         busy: ComputeTimer | None = None,
         module: ModuleSource | None = None,
+        fuses_update: bool | None = None,
     ) -> None:
+        """``fuses_update``: with a fused optimizer; by default where the device allows it."""
         self.job, self.plan, self.rank = job, plan, rank
         self.device = torch.device(device)
         self.precision = on_device(precision or precision_of(job), self.device)
@@ -192,7 +194,7 @@ class RankTrainer:
         """Weights and moments match ``progress``: no update was interrupted."""
         self._transport = transport
         self.progress = TrainingProgress(scale=LossScale.first(self.precision))
-        self._is_fused = is_fused(job, plan, self.device)
+        self._is_fused = is_fused(job, plan, self.device) if fuses_update is None else fuses_update
         self._module = module
         self.place = rank_places(plan)[rank]
         self.holdings = holdings_for(plan, job)

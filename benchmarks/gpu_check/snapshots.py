@@ -1,0 +1,92 @@
+"""What snapshots cost training: the stall of a step, and how long copy and seal run beside it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_check.model import llama_job, trainer_for
+from benchmarks.gpu_check.setting import Setting, SkippedError, finish
+from worker.checkpoint.snapshot_file import NoRoomError, free_bytes
+from worker.checkpoint.snapshot_manager import SnapshotManager, SnapshotTarget
+from worker.distributed.single_rank import SingleRankTransport
+
+FILES = 2
+BYTES = 12
+"""Of a snapshot for each parameter: master and two moments in fp32."""
+
+
+def run(setting: Setting) -> dict[str, Any]:
+    """Train with a snapshot after each step, and without."""
+    memory = Path("/dev/shm") if Path("/dev/shm").is_dir() else setting.out
+    job = llama_job(setting, layers=6)
+    needed = FILES * BYTES * sum(layer.parameters(1) for layer in job.model.layers)
+    if free_bytes(memory) < 1.1 * needed:
+        room = free_bytes(memory) / 2**30
+        raise SkippedError(f"{memory} has {room:.1f} GiB free, and {needed / 2**30:.1f} are needed")
+    folder = memory / f"sailor-gpu-check-{os.getpid()}"
+    folder.mkdir(mode=0o700)
+    try:
+        return _measure(setting, job, folder)
+    except NoRoomError as error:
+        raise SkippedError(str(error)) from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _measure(setting: Setting, job: Any, folder: Path) -> dict[str, Any]:
+    place = setting.place
+    trainer = trainer_for(setting, job)
+    plain = _steps(trainer, place, setting.rounds, None)
+    moments: list[tuple[str, float]] = []
+    target = SnapshotTarget(
+        job="gpu-check", generation=1, term=1, node="here", memory=folder, memory_every=1,
+        persist_every=None, zones={"here": "here"},
+    )  # fmt: skip
+    (folder / target.job).mkdir(exist_ok=True)
+    snapshots = SnapshotManager.open(
+        trainer, target, SingleRankTransport(),
+        on_milestone=lambda name: moments.append((name, time.perf_counter())),
+    )  # fmt: skip
+    trainer.snapshot_hook = snapshots
+    try:
+        beside = _steps(trainer, place, setting.rounds, snapshots)
+        snapshots.writer.wait_sealed()
+        size = snapshots.writer.template.total_bytes
+    finally:
+        snapshots.close()
+    copy_s = _between(moments, "copying", "copied")
+    return {
+        "bytes": size,
+        "step_s": plain,
+        "step_s_with_a_snapshot_each": beside,
+        "stall_s": beside - plain,
+        "copy_s": copy_s,
+        "copy_gbytes_per_s": size / copy_s / 1e9 if copy_s else None,
+        "checksum_and_seal_s": _between(moments, "copied", "sealed"),
+        "hidden_share": 1 - min(max(beside - plain, 0.0) / copy_s, 1.0) if copy_s else None,
+    }
+
+
+def _steps(trainer: Any, place: Any, rounds: int, snapshots: Any) -> float:
+    seconds = []
+    for number in range(2 + rounds):
+        finish(place)
+        begin_s = time.perf_counter()
+        trainer.step()
+        if snapshots is not None:
+            snapshots.after_step()
+        finish(place) if snapshots is None else None
+        seconds += [time.perf_counter() - begin_s] if number >= 2 else []
+    return statistics.median(seconds)
+
+
+def _between(moments: list[tuple[str, float]], begin: str, end: str) -> float | None:
+    begins = [at for name, at in moments if name == begin]
+    ends = [at for name, at in moments if name == end]
+    found = [b - a for a, b in zip(begins, ends, strict=False)]
+    return statistics.median(found) if found else None

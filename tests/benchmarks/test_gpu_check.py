@@ -1,0 +1,111 @@
+"""The check for the day a GPU is there: it runs on a CPU, in parts that leave each other alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.gpu_check import __main__ as gpu_check
+from benchmarks.gpu_check.page import page_of
+from benchmarks.gpu_check.setting import SkippedError, attempt
+
+ROOT = gpu_check.ROOT
+
+
+def test_page_says_what_was_skipped_and_what_failed():
+    parts = {
+        "machine": {"state": "done", "seconds": 1.0, "found": {"cores": 2, "NCCL": None}},
+        "kernels": {"state": "failed", "why": "did not end within 70 s: it hung", "seconds": 70.0},
+        "snapshots": {"state": "skipped", "why": "missing packages: pip install xxhash"},
+        "transport": {
+            "state": "done",
+            "seconds": 2.0,
+            "found": {"one_rank": "skipped: NCCL needs a GPU", "all_ranks": [{"step_s": 0.25}]},
+        },
+    }
+    found = {"date": "2026-01-02", "device": "1 x X", "quick": False, "seconds": 73, "parts": parts}
+    page = page_of(found)
+    assert "| kernels | failed: did not end within 70 s: it hung |" in page
+    assert "Skipped: missing packages: pip install xxhash" in page
+    assert "| transport | done in 2 s; one rank: skipped: NCCL needs a GPU |" in page
+    assert "| all ranks 0, step s | 0.25 |" in page
+
+
+def test_missing_packages_are_named_as_pip_knows_them(tmp_path, monkeypatch):
+    there = gpu_check.is_there
+    monkeypatch.setattr(gpu_check, "is_there", lambda name: name not in {"grpc"} and there(name))
+    found = gpu_check.run_part("recovery", "cpu", True, tmp_path, 60.0)
+    assert found == {"state": "skipped", "why": "missing packages: pip install grpcio"}
+
+
+def test_one_figure_that_fails_leaves_the_others():
+    def fails():
+        raise RuntimeError("CUDA error: no kernel image\nmore")
+
+    def skips():
+        raise SkippedError("one GPU")
+
+    assert attempt(fails) == "failed: RuntimeError: CUDA error: no kernel image"
+    assert attempt(skips) == "skipped: one GPU"
+    assert attempt(lambda: __import__("no_such_package")) == (
+        "skipped: the package no_such_package is missing"
+    )
+
+
+def test_part_that_hangs_is_ended_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setitem(gpu_check.LIMITS_S, "machine", 0.2)
+    monkeypatch.setattr(gpu_check, "LIMIT_LEAST_S", 0.0)
+    found = gpu_check.run_part("machine", "cpu", True, tmp_path, 60.0)
+    assert found["state"] == "failed"
+    assert found["why"].startswith("did not end within 0 s")
+
+
+BARE = """
+import sys
+class Bare:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Bare())
+import benchmarks.gpu_check.machine, benchmarks.gpu_check.kernels
+import benchmarks.gpu_check.training, benchmarks.gpu_check.transport
+"""
+
+
+def test_most_parts_need_torch_and_numpy_only():
+    pytest.importorskip("torch", reason="the runtime needs PyTorch")
+    blocked = {"safetensors", "xxhash", "structlog", "pynvml", "etcd3", "yaml", "msgspec"}
+    blocked |= {each.split(".")[0] for each in gpu_check.CLUSTER.split()}
+    words = [sys.executable, "-c", BARE.format(blocked=blocked)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_whole_check_runs_on_a_cpu(tmp_path):
+    pytest.importorskip("torch", reason="the runtime needs PyTorch")
+    words = ["--device", "cpu", "--quick", "--out", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu_check", *words],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    found = json.loads((tmp_path / "gpu-check.json").read_text())
+    assert {name: part["state"] for name, part in found["parts"].items()} == dict.fromkeys(
+        gpu_check.LIMITS_S, "done"
+    ), done.stdout
+    training = found["parts"]["training"]["found"]
+    assert training["runtime"]["first_and_last_loss"] == pytest.approx(
+        training["plain_loop"]["first_and_last_loss"], rel=0.01
+    )
+    ranks = found["parts"]["transport"]["found"]["all_ranks"]
+    assert all(each["names_the_killed_rank"] for each in ranks["survivors_say"])
+    assert found["parts"]["recovery"]["found"]["kill_a_rank"]["new_generation"]
+    assert not found["parts"]["recovery"]["found"]["kill_the_agent"]["new_generation"]
+    text = (tmp_path / "gpu-check.md").read_text()
+    assert "failed" not in text.replace("memory-efficient: failed", "").replace(
+        "memory-efficient | failed", ""
+    )
