@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import uuid
 from pathlib import Path
 
 import click
@@ -12,13 +14,16 @@ from sailord.cli.scripts import ScriptOptions, submitted_script
 from sailord.cli.server import server_command
 from sailord.client import Client, ServerProblem
 from sailord.text import cluster_text as text
+from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError, Problem
+
+_NAME_MAX = 60
 
 
 @click.command()
 @click.argument("job", metavar="FILE", type=FILE)
 @click.argument("arguments", nargs=-1)
-@click.option("--id", "id_", metavar="NAME", help="The job's name; default: a generated one.")
+@click.option("--id", "id_", metavar="NAME", help="The job's name; default: FILE's and six digits.")
 @click.option("--priority", type=int, default=0, show_default=True, help="Higher runs first.")
 @click.option(
     "--resume", metavar="STEP", help='Start from the checkpoint of this step, or "newest".'
@@ -74,7 +79,7 @@ def submit(
         raise InputError(Problem(str(job), f"{what} and --checkpoint", cure))
     else:
         spec = described_text(job)
-    given = {"id": id_, "resume": resume}
+    given = {"id": id_ or _generated_id(spec, job), "resume": resume}
     body = {"job": spec, "priority": priority, **{k: v for k, v in given.items() if v is not None}}
     try:
         queued = client.ask("POST", "/v1/jobs", body)
@@ -83,3 +88,15 @@ def submit(
     show(queued, as_json, text.submitted_text)
     for warning in queued["warnings"]:
         click.echo(f"warning: {warning}", err=True)
+
+
+def _generated_id(spec: str, job: Path) -> str | None:
+    """Return an id that begins with the job's name, or that of its file; sailord gives others."""
+    try:
+        named = parse_document(spec.encode(), name="job", flaws_raise=False).data.get("job")
+    except InputError:
+        return None  # sailord reports its mistakes.
+    name = named.get("name") if isinstance(named, dict) else None
+    name = name if isinstance(name, str) else job.stem
+    beginning = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:_NAME_MAX].strip("._-")
+    return f"{beginning}-{uuid.uuid4().hex[:6]}" if beginning else None

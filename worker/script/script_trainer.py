@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,7 +65,7 @@ class Trainer:
         max_tp: int = 8,
         seed: int = 0,
         shuffle: bool | None = None,
-        name: str = "job",
+        name: str | None = None,
     ) -> None:
         data = data_of(dataset, "dataset")
         batch_size = batch_size or data.batch_size
@@ -99,7 +101,7 @@ class Trainer:
             max_tp=max_tp,
             seed=seed,
             shuffled=data.shuffled if shuffle is None else shuffle,
-            name=name,
+            name=name or Path(sys.argv[0]).stem or "job",
         )
         self.history: list[StepReport] = []
         self.evaluations: dict[int, dict[str, float]] = {}

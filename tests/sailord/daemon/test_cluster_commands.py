@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -65,6 +66,9 @@ def test_errors_are_one_sentence_on_stderr(place):
     assert queued.exit_code == 0
     assert queued.stdout == "doubtful is queued\n"
     assert "warning: [data] tokens: no/such/file is relative" in queued.stderr
+    nameless = file.with_name("my job.toml")
+    nameless.write_text(JOB)
+    assert re.match("my-job-[0-9a-f]{6} is queued", call(place, "submit", str(nameless)).stdout)
     unknown = call(place, "cancel", "../../x")
     assert unknown.exit_code == 1
     assert "no such job" in unknown.output
