@@ -22,7 +22,9 @@ OFTEN_S = 0.5
 """With routine reports at least this often, each sealed snapshot is reported at once."""
 
 MEASURED_EACH_STEP = [
-    each.name for each in fields(Measured) if each.name not in ("phases", "evaluation")
+    each.name
+    for each in fields(Measured)
+    if each.name not in ("phases", "evaluation", "earlier_evaluations")
 ]
 
 

@@ -218,6 +218,13 @@ class Measured:
     """By rank: recent compute time per step, without waiting for others."""
     evaluation: Evaluation | None = None
     """The last one of this generation."""
+    earlier_evaluations: tuple[Evaluation, ...] = ()
+    """Those before it, the oldest first: a report may replace others that were not sent."""
+
+    @property
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """The last evaluations, the oldest first."""
+        return self.earlier_evaluations + (() if self.evaluation is None else (self.evaluation,))
 
 
 PREPARING = "its work folder is being prepared"

@@ -35,6 +35,8 @@ class WorkerStatus:
     busy_s: float | None = None
     evaluation: Evaluation | None = None
     """From rank 0: the last one."""
+    earlier_evaluations: tuple[Evaluation, ...] = ()
+    """From rank 0: those before it, the oldest first."""
     phases: tuple[tuple[str, float], ...] = ()
     meeting: str = ""
     """From rank 0: ``host:port`` where the ranks of the generation meet."""
@@ -69,6 +71,7 @@ def _measured(statuses: Sequence[WorkerStatus]) -> Measured:
     phases: dict[str, float] = {}
     for name, seconds in (phase for status in statuses for phase in status.phases):
         phases[name] = max(seconds, phases.get(name, 0.0))
+    told = next((each for each in statuses if each.evaluation is not None), None)
     busy = sorted((status.rank, status.busy_s) for status in statuses if status.busy_s is not None)
     return Measured(
         loss=last.loss,
@@ -78,5 +81,6 @@ def _measured(statuses: Sequence[WorkerStatus]) -> Measured:
         settle_s=max(known("settle_s"), default=None),
         phases=tuple(phases.items()),
         busy=tuple(busy),
-        evaluation=next((e.evaluation for e in statuses if e.evaluation is not None), None),
+        evaluation=None if told is None else told.evaluation,
+        earlier_evaluations=() if told is None else told.earlier_evaluations,
     )

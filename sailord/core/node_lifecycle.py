@@ -117,8 +117,8 @@ def _take_report(
         if report.step > active.progress.step:
             step_s = _step_s(active, report.step, state.now)
             active = replace(active, progress=Progress(report.step, state.now, step_s))
-        if report.evaluation not in (None, active.evaluation):
-            active = replace(active, evaluation=report.evaluation)
+        if report.evaluations not in ((), active.evaluations):
+            active = replace(active, evaluations=report.evaluations)
     is_mended = bool(node.why_unsound) and not (report.fault or report.unfit)
     heard = replace(
         node,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from agents.daemon.backoff import Backoff
-from agents.protocol.records import PREPARING, JobId
+from agents.protocol.records import PREPARING, Evaluation, JobId
 from agents.store.interface import StoreError, WriteRejected
 from sailord.cluster_records import Gateway, Transition
 from sailord.core.model.commands import Note
@@ -43,8 +43,8 @@ class Announcer:
     outbox: Outbox
     under_way: Reconfiguring | None = None
     """The timing of the reconfiguration that is under way."""
-    _evaluated: dict[JobId, str] = field(default_factory=dict)
-    """The last evaluation of each job in the history."""
+    _evaluated: set[tuple[JobId, str]] = field(default_factory=set)
+    """The evaluations of each job in the history."""
     _unfit: set[tuple[JobId, str]] = field(default_factory=set)
     """Why nodes cannot run a job, as its history says."""
     _unreadable: set[str] = field(default_factory=set)
@@ -80,9 +80,11 @@ class Announcer:
             self._report_timing(move, after.active.job, after)
         if after.term is None:
             return move
-        known = None if before.active is None else before.active.evaluation
-        if after.active is not None and after.active.evaluation not in (None, known):
-            self._report_evaluation(after.active, after)
+        if after.active is not None:
+            known = () if before.active is None else before.active.evaluations
+            for found in after.active.evaluations:
+                if found not in known:
+                    self._report_evaluation(found, after.active, after)
         self._report_unfit(before, after)
         is_new_here = before.term == after.term
         for event, id_ in _changes(before, after):
@@ -104,18 +106,16 @@ class Announcer:
         self.feed.add(event)
         self._keep(job, _history_line(event, move))
 
-    def _report_evaluation(self, active: Active, state: State) -> None:
+    def _report_evaluation(self, found: Evaluation, active: Active, state: State) -> None:
         """Keep the metrics of an evaluation in the history, once."""
-        found = active.evaluation
-        assert found is not None
         figures = ", ".join(
             f"{name} {'not finite' if value is None else f'{value:.5g}'}"
             for name, value in found.metrics
         )
         text = f"{_EVALUATION} {found.step} steps: {figures}"
-        if self._evaluated.get(active.job) == text:
+        if (active.job, text) in self._evaluated:
             return
-        self._evaluated[active.job] = text
+        self._evaluated.add((active.job, text))
         generation, _ = _where(active)
         event = FeedEvent(
             self.feed.next_id(state.now), state.now, "note", text, active.job, None, generation,
@@ -159,7 +159,7 @@ class Announcer:
         history = tuple(history)
         for line in history:
             if line.text.startswith(_EVALUATION):
-                self._evaluated[job] = line.text
+                self._evaluated.add((job, line.text))
             if f" {_UNFIT}: " in line.text:
                 self._unfit.add((job, line.text))
         self.feed.restore(

@@ -8,9 +8,11 @@ import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,6 +51,8 @@ from worker.training.trainer import NotANumberError, RankTrainer, StepReport, fi
 
 FAIL_POINT = "SAILOR_FAIL_AT"
 """Environment variable for tests: ``RANK:WHERE:STEP@GENERATION``, or the path of a fail file."""
+EVALUATIONS_MAX = 32
+"""So many evaluations are in each status: the leader may be away for some seconds."""
 Report = Callable[[dict[str, Any], bool], None]
 """Reports the worker's status to the agent; with True, the report must be delivered."""
 
@@ -67,6 +71,9 @@ class GenerationRun:
     step: int = 0
     _extra_status: dict[str, Any] = field(default_factory=dict)
     _phases: dict[str, float] = field(default_factory=dict)
+    _evaluations: deque[dict[str, Any]] = field(
+        default_factory=partial(deque, maxlen=EVALUATIONS_MAX)
+    )
     _address: str = ""
     _stop_at: int | None = None
     _replicated: int = -1
@@ -344,7 +351,9 @@ class GenerationRun:
             about = {"job": self.assignment.job, "generation": self.assignment.generation}
             print(json.dumps({**about, "step": self.step, "evaluation": metrics}), flush=True)
             rows = [list(each) for each in metrics.items()]
-            self._extra_status["evaluation"] = {"step": self.step, "metrics": rows}
+            self._evaluations.append({"step": self.step, "metrics": rows})
+            *earlier, last = self._evaluations
+            self._extra_status |= {"evaluation": last, "earlier_evaluations": earlier}
             self.report(self._status(), True)
 
     def _sealed(self, step: int) -> None:

@@ -155,8 +155,8 @@ class Active:
     asked: LastQuestion = field(default_factory=LastQuestion)
     checkpointing: Checkpointing = field(default_factory=Checkpointing)
     slowness: Slowness = field(default_factory=Slowness)
-    evaluation: Evaluation | None = None
-    """The last one that a member reported."""
+    evaluations: tuple[Evaluation, ...] = ()
+    """The last ones that a member reported, the oldest first."""
     rejected: str = ""
     """Why the store will never take what is to be written for the job: it is to be held."""
 

@@ -93,6 +93,20 @@ def test_an_evaluation_is_kept_in_the_history_once() -> None:
     assert other.texts("note") == []
 
 
+def test_several_evaluations_of_one_report_are_all_kept() -> None:
+    """A report that replaces others holds what they held, and what is known already."""
+    published = Published()
+    first, second, third = (Evaluation(step, (("loss", step / 8),)) for step in (10, 20, 30))
+    told = report(A, number=9, step=30, evaluation=third, earlier_evaluations=(first, second))
+    before = act(RUNS, Reported(NOW, report(A, number=8, step=10, evaluation=first)))[0]
+    after = act(before, Reported(NOW, told))[0]
+    published.announcer.observe(RUNS, before)
+    published.announcer.observe(before, after)
+    assert published.texts("note") == [
+        f"evaluation after {step} steps: loss {step / 8:g}" for step in (10, 20, 30)
+    ]
+
+
 def unfit(why: str, number: int = 9, taking: Taking = "idle") -> State:
     """A job of which one node reports that it cannot run it."""
     said = report(A, taking, number=number, unfit=why)
