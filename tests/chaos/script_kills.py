@@ -60,7 +60,11 @@ def main() -> int:
             Place(folder / "c", port=0).remove()
     found |= compared(found.pop("steps"), alone)
     print(json.dumps(found))
-    return 0 if found["state"] == "done" and found["kills"] == asked.kills else 1
+    is_over = found["state"] == "done" and found["kills"] == asked.kills
+    is_right = not (found["steps_missing"] or found["wrong_samples"])
+    if asked.exact:
+        is_right = is_right and found["first_wrong"] is None
+    return 0 if is_over and is_right else 1
 
 
 def undisturbed(work: Path, script: str, arguments: Sequence[str]) -> list[dict[str, Any]]:

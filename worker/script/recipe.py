@@ -292,9 +292,11 @@ class Recipe:
     def metrics(self, output: Any, batch: Any) -> Metrics:
         """Return the loss and other metrics of an evaluation, each as a sum and a count."""
         output = tree_map(_wide, output)
-        found = {"loss": self.losses(output, batch)}
-        for name, metric in self.more_metrics.items():
-            found[name] = sum_and_count(metric(output, batch), batch)
+        # A metric may draw, and must not do so in the middle of a sample that is being loaded.
+        with drawing:
+            found = {"loss": self.losses(output, batch)}
+            for name, metric in self.more_metrics.items():
+                found[name] = sum_and_count(metric(output, batch), batch)
         return found
 
     def evaluation_after(self, step: int) -> MapData | None:

@@ -152,12 +152,15 @@ class ModuleLayer:
             cure = "draw with the samples first, or leave it out"
             raise InputError(Problem(place, str(error), cure)) from None
         finally:
-            # Code that has drawn nothing in its first pass is not watched any more.
-            self.draws[layer] = self.draws.get(layer, False) or random.has_drawn
+            # Code that has drawn nothing in its first pass is not watched any more. Evaluations,
+            # in which dropout draws nothing, say nothing of it.
+            if self.module.module.training:
+                self.draws[layer] = self.draws.get(layer, False) or random.has_drawn
 
     def metrics(self, x: Tensor, current: MicroBatch) -> Metrics:
         """Compute this layer, which must be the head, and the metrics of an evaluation."""
-        return self.source.metrics(self._output(x, current, None), current.inputs)
+        output = self._by_sample(current, lambda random: self._output(x, current, random))
+        return self.source.metrics(output, current.inputs)
 
     def set_training(self, on: bool) -> None:
         """Switch the module between training, with dropout, and evaluation."""

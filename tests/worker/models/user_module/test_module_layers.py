@@ -24,6 +24,7 @@ from tests.worker.hf_families import (
 from tests.worker.random_plan import any_plan
 from tests.worker.threads import run_as_threads
 from tests.worker.training_runs import alone, drawn
+from worker.distributed.single_rank import SingleRankTransport
 from worker.layout.tensor_table import tensors_of
 from worker.script.losses import default_loss
 from worker.script.recipe import Recipe
@@ -154,6 +155,25 @@ def test_dropout_is_the_same_under_any_plan(family):
         for seed in range(2):
             plan = any_plan(drawn(seed), job, ranks_max=5)
             assert_close(trained(recipe, job, plan), wanted, f"seed {seed}: {plan}")
+
+
+def test_an_evaluation_before_the_first_step_leaves_dropout_as_it_is():
+    """A process that continues where an evaluation is due begins with it."""
+    recipe = recipe_of(Hand, call_module=lambda module, batch: module(batch["input_ids"]))
+    recipe = replace(recipe, eval_dataset=sentences())
+    job = recipe.job()
+    losses = []
+    for evaluates in (False, True):
+        rank = RankTrainer(
+            *(job, alone(job), 0, SingleRankTransport(), recipe.data()), module=recipe
+        )
+        if evaluates:
+            rank.evaluate(recipe.evaluation_after(STEPS - 1))
+        drawn_before = torch.get_rng_state()
+        losses.append([rank.step().loss for _ in range(2)])
+        rank.close()
+        assert torch.equal(torch.get_rng_state(), drawn_before), "dropout draws by sample"
+    assert losses[0] == losses[1]
 
 
 def test_micro_batches_may_be_of_different_lengths():
