@@ -336,6 +336,8 @@ class Saving:
     """How many of the last checkpoints are kept."""
     survive: Literal["node", "zone"] = "node"
     """What may be lost without falling back to a checkpoint, if there are enough nodes."""
+    start_over: bool = False
+    """Begin again from step 0, without being asked, if every copy of the state is lost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,4 +46,4 @@ def saving_of(job: Job) -> Saving:
     uri = kept.uri
     if uri is not None and uri.startswith("/"):
         uri = f"file://{uri}"  # One spelling, so that agents and sailord build equal object names.
-    return Saving(uri, memory, persist, kept.keep, kept.survive)
+    return Saving(uri, memory, persist, kept.keep, kept.survive, kept.start_over)

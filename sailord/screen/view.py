@@ -61,7 +61,7 @@ def _lines(seen: Seen, ui: Ui, width: int, height: int) -> list[Text]:
     back = min(ui.back, max(len(events) - shown, 0))
     end = len(events) - back
     news = events[max(end - shown, 0) : end]
-    title = Text("events", "bold")
+    title = Text().append("events", "bold")
     title.append(f"  {counted(back, 'newer one')} below" if back else "", "dim")
     filled = [*head, *middle, title, *news]
     return [*filled, *[Text()] * (height - len(filled) - len(foot)), *foot]
@@ -222,7 +222,7 @@ def _middle(seen: Seen, width: int, room: int) -> list[Text]:
     for_plan = min(len(plan) + bool(plan), max(room - 1 - len(full), 2 if plan else 0))
     shown = zone_map(seen.nodes, members, width=width, lines=room - 1 - for_plan, at=at)
     left = room - 1 - len(shown)
-    title = Text("zones", "bold").append("  ● computing  ○ idle  ▽ leaves  ✗ lost", "dim")
+    title = Text().append("zones", "bold").append("  ● computing  ○ idle  ▽ leaves  ✗ lost", "dim")
     plan = plan if len(plan) <= left else [*plan[: max(left - 1, 0)], Text("…", "dim")][:left]
     extra = [Text(hint, "dim") for hint in seen.hints]
     fits = room - 1 - len(shown) - len(plan) - 2 >= len(extra)
@@ -236,7 +236,7 @@ def _plan_lines(plan: Mapping[str, Any]) -> list[Text]:
         said = _pipeline(pipeline["stages"])
         kinds[said] = kinds.get(said, 0) + 1
     return [
-        Text("plan  " if n == 0 else "      ", "bold").append_text(Text(f"{count} x {said}"))
+        Text().append("plan  " if n == 0 else "      ", "bold").append(f"{count} x {said}")
         for n, (said, count) in enumerate(kinds.items())
     ]
 

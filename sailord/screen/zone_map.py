@@ -93,7 +93,7 @@ def _with_names(
 ) -> list[Text]:
     """One zone, with the name of each node; as many lines as they take."""
     kinds = Counter(_gpus(node) for node in nodes if node["gpus"])
-    head = Text(f"{zone}  ", "bold")
+    head = Text().append(f"{zone}  ", "bold")
     lines = [head]
     for node in nodes:
         cell = _cell(node, members, at)
@@ -127,7 +127,7 @@ def _with_numbers(
 ) -> Text:
     """One zone in one line: how many nodes do what, then the names of those that are not well."""
     counts = Counter(doing_of(node, members) for node in nodes)
-    line = Text(f"{zone}  ", "bold")
+    line = Text().append(f"{zone}  ", "bold")
     for doing, (mark, style) in MARKS.items():
         if counts[doing]:
             line.append(f"{mark}{counts[doing]:,} {doing}", style).append("  ")

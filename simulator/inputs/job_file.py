@@ -260,6 +260,7 @@ def _checkpoint(table: Table) -> Checkpoint:
         persist_every=table.value("persist_every", _interval, default="auto"),
         keep=table.integer("keep", default=3),
         survive=table.choice("survive", SURVIVES, default="node"),
+        start_over=table.flag("start_over", default=False),
     )
     table.finish()
     return checkpoint

@@ -70,6 +70,8 @@ class Checkpoint:
     persist_every: int | Literal["auto"] = "auto"
     keep: int = 3
     survive: Literal["node", "zone"] = "node"
+    start_over: bool = False
+    """Begin again from step 0, without being asked, if every copy of the state is lost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,8 @@ class Active:
     slowness: Slowness = field(default_factory=Slowness)
     evaluations: tuple[Evaluation, ...] = ()
     """The last ones that a member reported, the oldest first."""
+    may_start_over: bool = False
+    """An operator resumed it when every copy of its state was lost."""
     rejected: str = ""
     """Why the store will never take what is to be written for the job: it is to be held."""
 

@@ -75,6 +75,27 @@ def restore_now(state: State, active: Active) -> tuple[Restore, Durable | None]:
     return restore, lowers
 
 
+def why_not_from_start(state: State, active: Active, restore: Restore) -> str:
+    """Return why the job may not begin again from step 0 by itself; empty if it may.
+
+    The few steps before a first copy was complete are simply done again.
+    """
+    last, limit = active.generation, state.options.steps_of_health
+    if restore.source != "start" or last is None:
+        return ""
+    if active.may_start_over or state.job.saving.start_over:
+        return ""
+    stopped = 0 if last.stop_at is None else last.stop_at - 1
+    done = max(active.progress.step, last.restore.point.step, stopped)
+    if done <= limit:
+        return ""
+    where = "has no readable checkpoint" if state.job.saving.uri else "names no checkpoint place"
+    return (
+        f"every copy of its state, of {done} steps, was in the memory of nodes that are lost, and "
+        f"it {where}; a resume begins again from step 0"
+    )
+
+
 def unsaved_steps(state: State, active: Active) -> range:
     """Return the steps that only the memory of nodes holds."""
     restore, lowers = restore_now(state, active)

@@ -43,6 +43,7 @@ def obey(state: State, active: Active) -> RuleAnswer:
                 attempts=Attempts(not_before=state.now),
                 asked=replace(active.asked, nodes=frozenset(), is_refused=False),
                 checkpointing=replace(active.checkpointing, check=None),
+                may_start_over=order.kind == "resume",
             )
             settle: tuple[Command, ...] = ()
             if order.kind == "resume":

@@ -36,7 +36,7 @@ from sailord.core.queries.replan_triggers import (
     usable,
     why_no_node,
 )
-from sailord.core.queries.restore_choice import restore_now
+from sailord.core.queries.restore_choice import restore_now, why_not_from_start
 from sailord.core.queries.snapshot_intervals import departures
 from sailord.core.queries.straggler_queries import measured_ratios
 from sailord.core.queries.timeouts import stop_s
@@ -145,6 +145,10 @@ def open_next(
             check = active.checkpointing.check
             if restore.source == "durable" and check is not None and check.why_none:
                 return close(state, active, "held", check.why_none)
+    why_not = why_not_from_start(state, active, restore)
+    if why_not:
+        return close(state, active, "held", why_not)
+    active = replace(active, may_start_over=False)
     record = next_record(state, active, proposal, restore, reason)
     lost = max(active.progress.step - restore.point.step, 0)
     text = f"generation {record.number} on {_count(record.members)} from step"
