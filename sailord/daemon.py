@@ -40,6 +40,7 @@ from sailord.core.model.events import (
     StoreReturned,
     Ticked,
 )
+from sailord.goodput.bookkeeper import Bookkeeper, prices_of
 from sailord.network.profiler import NetworkProfiler
 from sailord.notify.webhook_sender import WebhookSender
 from sailord.own_certificate import keep_certificate, open_tls
@@ -70,6 +71,7 @@ class Daemon:
     api: ApiContext
     webhooks: WebhookSender
     recovery: Recovery
+    books: Bookkeeper
     capacity: CapacityLoop | None = None
     """Only if a provider is configured."""
     _is_ready: bool = False
@@ -94,6 +96,7 @@ class Daemon:
             self._save_lifetimes_often(),
             self.webhooks.run(),
             self.api.network.run(),
+            self.books.save_often(lambda: self.election.term),
         ]
         if self.config.tls is not None and self.config.tls.by is not None:
             works.append(keep_certificate(self.config))
@@ -106,6 +109,7 @@ class Daemon:
             for task in tasks:
                 task.cancel()
         await self._save_lifetimes()
+        await self.books.save_now(self.election.term)
         await self.store.run(self.election.resign())
 
     # ---- election -----------------------------------------------------------------------------
@@ -158,6 +162,7 @@ class Daemon:
             moves += [line.move for line in history if line.move is not None]
         self.controller.cluster.relearn_moves(sorted(moves, key=lambda move: move.at))
         self.controller.cluster.lifetimes.history = await load_lifetimes(self.gateway)
+        await self.books.load()
         await self.controller.announcer.outbox.load()
         await self.webhooks.begin(term)
         if self.election.term != term:
@@ -314,7 +319,8 @@ def _assemble(
     election = Election(store.inner, keys.leader, state, config.address, config.options.lease_s)
     network = NetworkProfiler(config, controller.cluster, controller.effects.agents)
     own = Gateway(store, keys, gateway.unreadable)
-    api = ApiContext(config, controller, own, clock, key, network, asyncio.Event(), tls=tls)
+    books = Bookkeeper(own, prices_of(config.cluster))
+    api = ApiContext(config, controller, own, clock, key, network, books, asyncio.Event(), tls=tls)
     outbox, cluster = controller.announcer.outbox, controller.cluster
     webhooks = WebhookSender(config.webhooks.receivers, outbox, cluster)
     if config.provider is not None:
@@ -325,9 +331,14 @@ def _assemble(
             Gateway(store, keys, gateway.unreadable), clock,
         )  # fmt: skip
     recovery = Recovery(Gateway(store, keys, gateway.unreadable), controller.effects.agents)
+    rented = api.capacity
+    if rented is not None:
+        api.goodput.capacity = lambda: rented.state
+    cluster.watchers.append(api.goodput.observe)
     return Daemon(
-        config, store, clock, gateway, election, controller, api, webhooks, recovery, api.capacity
-    )
+        config, store, clock, gateway, election, controller, api, webhooks, recovery, api.goodput,
+        api.capacity,
+    )  # fmt: skip
 
 
 async def _listen(daemon: Daemon, stack: contextlib.AsyncExitStack) -> None:

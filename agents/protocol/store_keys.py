@@ -26,6 +26,8 @@ class Keys:
         """Rented instances, which agents do not read."""
         self.lives = f"/sailor/capacity/v1/{cluster}/lives"
         """How long instances lived, by pool."""
+        self.goodput = f"/sailor/capacity/v1/{cluster}/goodput"
+        """What paid GPU time was spent on."""
         self.news = f"/sailor/capacity/v1/{cluster}/news/"
         """Capacity events from outside, by the hash of their id."""
         self.papers = f"/sailor/papers/v1/{cluster}/"

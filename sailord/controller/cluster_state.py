@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from planner.replan.past_moves import RECENT, PastMove
@@ -28,6 +28,8 @@ class ClusterState:
     store: StoreHealth = field(default_factory=StoreHealth)
     step_rate: StepRate = field(default_factory=StepRate)
     lifetimes: MachineLifetimes = field(default_factory=MachineLifetimes)
+    watchers: list[Callable[[State], None]] = field(default_factory=list)
+    """Called with the state after each decision."""
     _moves: deque[PastMove] = field(default_factory=lambda: deque(maxlen=2 * RECENT))
 
     def __post_init__(self) -> None:
@@ -40,6 +42,8 @@ class ClusterState:
             self.last_led = state
         self.step_rate.observe(state)
         self.lifetimes.observe(state)
+        for watch in self.watchers:
+            watch(state)
 
     @property
     def term(self) -> int | None:

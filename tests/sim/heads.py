@@ -73,6 +73,8 @@ class Head(Process):
         self.state, decided = controller.decide(before, event)
         invariants.check(before, self.state, decided)
         self.world.checker.decided(self.name, before, self.state)
+        if self.world.books is not None:
+            self.world.books.decided(self)
         for command in decided:
             self._perform(command)
 

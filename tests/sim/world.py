@@ -18,6 +18,7 @@ from agents.protocol.records import (
     Saving,
 )
 from sailord.core.model.options import Options
+from tests.sim.books import Books
 from tests.sim.checker import Checker
 from tests.sim.clock import Clock
 from tests.sim.heads import Head
@@ -101,6 +102,7 @@ class World:
         self.wire: Callable[[Any], Any] = lambda value: value
         self.objects = Objects()
         self.checker = Checker(self)
+        self.books: Books | None = None
         self.planner = QuickPlanner() if planner is None else planner
         self.machines: dict[NodeId, Machine] = {}
         self.first_job = JOB

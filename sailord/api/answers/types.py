@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from agents.protocol.records import Durable, GenerationRecord, JobRecord
 from sailord.cluster_records import Transition
+from sailord.goodput.core.causes import Cause
 from sailord.notify.feed import FeedEvent
 from simulator.documents.problems import Problem
 
@@ -306,6 +307,44 @@ class Status:
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """By the store's key, or by sender: records and messages that this sailord cannot read, and
     why. It leaves them alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class CauseView:
+    """What was booked on one cause."""
+
+    cause: Cause
+    text: str
+    gpu_s: float
+    """GPU seconds."""
+    usd: float
+    """Without the time at unknown prices."""
+    share: float
+    """Of all GPU seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputView:
+    """What every paid second of every GPU was spent on, since the cluster's ledger began."""
+
+    since: float | None
+    """Null: nothing was booked yet."""
+    until: float
+    gpus: int
+    """That are paid for now."""
+    gpu_s: float
+    """The sum over causes."""
+    usd: float
+    """The sum over causes, less ``ahead_usd``: what was paid."""
+    usd_per_hour: float
+    """Now, by the prices of nodes and rented instances."""
+    goodput: float | None
+    """The share of training; null: nothing was booked yet."""
+    unpriced_gpu_s: float
+    ahead_usd: float
+    """Booked for instances that ended earlier than was known; later bookings make up for it."""
+    causes: tuple[CauseView, ...]
+    """The largest first."""
 
 
 @dataclass(frozen=True, slots=True)

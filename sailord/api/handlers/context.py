@@ -22,6 +22,7 @@ from sailord.cluster_records import Gateway
 from sailord.config import Config
 from sailord.controller.loop import Controller
 from sailord.core.model.state import State
+from sailord.goodput.bookkeeper import Bookkeeper
 from sailord.network.profiler import NetworkProfiler
 from sailord.tokens import TokenFile
 
@@ -42,6 +43,7 @@ class ApiContext:
     clock: Clock
     key: ClusterKey
     network: NetworkProfiler
+    goodput: Bookkeeper
     store_changed: asyncio.Event
     """Set to have the store read at once."""
     capacity: CapacityLoop | None = None

@@ -1,0 +1,34 @@
+"""The ledger as an answer: the one form from which API, page and metrics take their numbers."""
+
+from __future__ import annotations
+
+from sailord.api.answers.types import CauseView, GoodputView
+from sailord.goodput.core.causes import TEXTS
+from sailord.goodput.core.ledger import Ledger, gpus_of
+
+
+def goodput_view(ledger: Ledger) -> GoodputView:
+    """Return the sums by cause, the largest first."""
+    gpu_us = sum(each.gpu_us for each in ledger.accounts)
+    accounts = sorted(ledger.accounts, key=lambda each: (-each.gpu_us, -each.usd, each.cause))
+    return GoodputView(
+        since=None if ledger.since_us is None else ledger.since_us / 1e6,
+        until=ledger.until_us / 1e6,
+        gpus=gpus_of(ledger),
+        gpu_s=gpu_us / 1e6,
+        usd=sum(each.usd for each in accounts) - ledger.ahead_usd,
+        usd_per_hour=sum(each.usd_per_hour + each.rented_usd_per_hour for each in ledger.loads),
+        goodput=ledger.account("training").gpu_us / gpu_us if gpu_us else None,
+        unpriced_gpu_s=sum(each.unpriced_gpu_us for each in accounts) / 1e6,
+        ahead_usd=ledger.ahead_usd,
+        causes=tuple(
+            CauseView(
+                each.cause,
+                TEXTS[each.cause],
+                each.gpu_us / 1e6,
+                each.usd,
+                each.gpu_us / gpu_us if gpu_us else 0.0,
+            )
+            for each in accounts
+        ),
+    )

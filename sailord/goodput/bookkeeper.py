@@ -1,0 +1,123 @@
+"""Keeps the ledger of the cluster while this sailord is the leader, and stores it for the next."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from agents.protocol.codec import WireError, decode, encode
+from agents.protocol.records import NodeRecord
+from agents.store.interface import Put, StoreError
+from sailord.capacity.core.model import CapacityState
+from sailord.cluster_records import Gateway
+from sailord.core.model.state import State
+from sailord.goodput.core.ledger import Ledger, fold, gpus_of
+from sailord.goodput.core.sight import Price, bill_of, rented_of, sight_of
+from simulator.cluster.cluster import Cluster
+
+LOOK_S = 0.25
+"""How often the nodes are looked at while the phase stays the same, ..."""
+LOOK_S_PER_NODE = 0.0005
+"""... and with many nodes: so much for each, so that looking takes about 1 % of the time."""
+SAVE_S, SAVE_S_MIN = 10.0, 1.0
+"""How often the ledger is stored, and how soon after nodes came or went. What a leader saw since
+then is lost with it, and booked by the next one as the stored sight showed it."""
+SHUTDOWN_S = 1.0
+
+
+def prices_of(cluster: Cluster) -> Price:
+    """Return the prices of nodes by the cluster file, or its catalogue."""
+    exact = {(p.gpu, p.machine, p.zone, p.spot): p.price_usd_per_gpu_hour for p in cluster.pools}
+    alike = {(p.gpu, p.zone, p.spot): p.price_usd_per_gpu_hour for p in cluster.pools}
+
+    def price(node: NodeRecord) -> float | None:
+        key = (node.gpu, node.machine, node.zone, node.spot)
+        each = exact.get(key, alike.get((node.gpu, node.zone, node.spot)))
+        return None if each is None else each * node.gpus
+
+    return price
+
+
+@dataclass(eq=False)
+class Bookkeeper:
+    """Folds each decision's state into the ledger."""
+
+    gateway: Gateway
+    price: Price
+    capacity: Callable[[], CapacityState] | None = None
+    """What is rented; ``None``: no provider is configured."""
+    ledger: Ledger = field(default_factory=Ledger)
+    _phase: object = None
+    _looked_at: float = 0.0
+    _is_loaded: bool = False
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Nodes came or went: the next leader must know how many are paid for."""
+
+    def observe(self, state: State) -> None:
+        """Book what passed since the last look, if it is time, or the phase has changed."""
+        if state.term is None:
+            self._is_loaded = False
+        capacity = None if self.capacity is None else self.capacity()
+        if not self._is_loaded or (capacity is not None and not capacity.prefix):
+            return
+        phase = _phase_of(state)
+        pause_s = max(LOOK_S, len(state.nodes) * LOOK_S_PER_NODE)
+        if phase == self._phase and state.now < self._looked_at + pause_s:
+            return
+        self._phase, self._looked_at = phase, state.now
+        step = self.ledger.step
+        sight = sight_of(
+            state,
+            self.price,
+            rented=() if capacity is None else rented_of(capacity),
+            bill_usd=None if capacity is None else bill_of(capacity, state.now),
+            trained=None if step is None else (step.job, step.generation),
+        )
+        before, self.ledger = self.ledger, fold(self.ledger, sight)
+        if gpus_of(before) != gpus_of(self.ledger):
+            self._changed.set()
+
+    async def load(self) -> None:
+        """Go on where the last leader stopped; raises what the store raises."""
+        key = self.gateway.keys.goodput
+        entry = await self.gateway.store.get(key)
+        try:
+            stored = Ledger() if entry is None else decode(Ledger, entry.value)
+        except WireError as error:
+            self.gateway.unreadable.note(key, str(error))
+            stored = Ledger()
+        self.ledger, self._phase, self._is_loaded = stored, None, True
+
+    async def save(self, term: int) -> None:
+        """Store the ledger as leader of the term, unless that would replace what is unreadable."""
+        key = self.gateway.keys.goodput
+        if self._is_loaded and key not in self.gateway.unreadable.found:
+            await self.gateway.write_as_leader(term, [Put(key, encode(self.ledger))])
+
+    async def save_often(self, term: Callable[[], int | None]) -> None:
+        """Store it from time to time while this sailord is the leader."""
+        while True:
+            await asyncio.sleep(SAVE_S_MIN)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), SAVE_S - SAVE_S_MIN)
+            self._changed.clear()
+            await self.save_now(term())
+
+    async def save_now(self, term: int | None) -> None:
+        """Store it now if the store answers; otherwise the next time will do."""
+        if term is not None:
+            with contextlib.suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(SHUTDOWN_S):
+                    await self.save(term)
+
+
+def _phase_of(state: State) -> object:
+    """Return what changes when the job's nodes turn to something else."""
+    active = state.active
+    if active is None:
+        return None
+    generation = active.generation
+    known = None if generation is None else (generation.number, generation.state)
+    return active.job, type(active.phase), known, active.question is None

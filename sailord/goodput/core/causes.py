@@ -1,0 +1,56 @@
+"""The causes on which paid GPU time is booked; every GPU has exactly one at each moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+Cause = Literal[
+    "training",
+    "idle_in_plan",
+    "checkpoint_stall",
+    "slow_node",
+    "moving_detect",
+    "moving_plan",
+    "moving_quiesce",
+    "moving_fetch",
+    "moving_rebuild",
+    "moving_verify",
+    "moving_first_step",
+    "recovering",
+    "waiting_for_capacity",
+    "held",
+    "paused",
+    "no_job",
+    "unused",
+    "booting",
+    "leaving",
+    "lost",
+    "unobserved",
+    "step_under_way",
+]
+TEXTS: Mapping[Cause, str] = {
+    "training": "computing steps that count",
+    "idle_in_plan": "waiting inside a step: pipeline bubbles, communication, unused devices",
+    "checkpoint_stall": "steps paused by a snapshot",
+    "slow_node": "waiting for a straggler, and stragglers left out",
+    "moving_detect": "from the last step until a loss or failure was known and plans could begin",
+    "moving_plan": "waiting for the planner",
+    "moving_quiesce": "parking the old generation, storing the next one",
+    "moving_fetch": "fetching state",
+    "moving_rebuild": "rebuilding the model",
+    "moving_verify": "verifying the restored state",
+    "moving_first_step": "the first step of a generation, beyond a usual one",
+    "recovering": "repeating lost steps, backoff after failures",
+    "waiting_for_capacity": "too few nodes for any plan",
+    "held": "the job waits for an operator after failures",
+    "paused": "the job is paused",
+    "no_job": "no job has the cluster",
+    "unused": "up, and the plan does not use it",
+    "booting": "rented or registered, and not ready for work yet",
+    "leaving": "draining, and no longer in the plan",
+    "lost": "paid for, and its agent is gone",
+    "unobserved": "no sailord was the leader",
+    "step_under_way": "the step under way; it is booked when it ends",
+}
+"""What each cause means."""

@@ -1,0 +1,300 @@
+"""The ledger: a fold over sights of the cluster, with sums by cause.
+
+Time is counted in whole microseconds of GPUs, so that the causes sum to the wall clock exactly.
+Between two sights everything counts as the first of them showed it. The time of a running step is
+set apart as ``step_under_way`` until it is known what became of the step: it ended, and is then
+split by what its ranks measured; or it never ended, and then its time was the detection of a loss.
+No sum ever shrinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from agents.protocol.records import JobId
+from sailord.goodput.core.causes import Cause
+
+GAP_S = 120.0
+"""Without a sight for longer than this, time is booked as ``unobserved``: a leader was missing."""
+IN_STEP: Cause = "step_under_way"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The GPUs that one cause holds at a moment, and what they cost."""
+
+    cause: Cause
+    gpus: int
+    usd_per_hour: float = 0.0
+    """Without those of unknown price, and without rented ones."""
+    rented_usd_per_hour: float = 0.0
+    """Of rented instances: their dollars follow the provider's bill."""
+    unpriced_gpus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far the running generation is, and what its ranks measured of a step."""
+
+    job: JobId
+    generation: int
+    number: int
+    """Steps done."""
+    first: int
+    """Steps that were done when the generation began."""
+    usual_s: float = 0.0
+    """The expected duration of a step; 0: unknown."""
+    busy_s: float | None = None
+    """Sum over ranks of compute time per step; ``None``: not known."""
+    stall_s: float = 0.0
+    """How long a snapshot pauses a step, on average over steps."""
+    slow_s: float = 0.0
+    """How long a step waits for a straggler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What sailord sees at one moment."""
+
+    at: float
+    loads: tuple[Load, ...]
+    step: Step | None = None
+    """``None``: no generation trains."""
+    ended_by: Cause = "moving_detect"
+    """Where the time of a step is booked that did not end."""
+    bill_usd: float | None = None
+    """The provider's bill for rented instances so far; ``None``: unknown."""
+    created: tuple[tuple[float, int], ...] = ()
+    """When each rented instance was created, and its GPUs: it is paid for since then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What was booked on one cause."""
+
+    cause: Cause
+    gpu_us: int = 0
+    """GPU microseconds."""
+    usd: float = 0.0
+    unpriced_gpu_us: int = 0
+    """Part of ``gpu_us`` at unknown prices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The highest step of a job: what was done before it is done again after a loss."""
+
+    job: JobId
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """All that was booked so far, and the last sight. It is stored, for the next leader."""
+
+    since_us: int | None = None
+    """Microseconds since the epoch; ``None``: nothing was seen yet."""
+    until_us: int = 0
+    accounts: tuple[Account, ...] = ()
+    loads: tuple[Load, ...] = ()
+    step: Step | None = None
+    step_since_us: int = 0
+    """When the step under way began."""
+    reached: Reached | None = None
+    bill_from_usd: float | None = None
+    """The provider's bill when this ledger began."""
+    billed_usd: float = 0.0
+    """Booked for rented instances."""
+    bill_usd: float = 0.0
+    """Their bill since this ledger began."""
+
+    @property
+    def ahead_usd(self) -> float:
+        """Booked and not in the bill: an instance ended earlier than was known. It is made up for
+        by later bookings."""
+        return max(self.billed_usd - self.bill_usd, 0.0)
+
+    def account(self, cause: Cause) -> Account:
+        """Return the account of a cause, which may be empty."""
+        return next((each for each in self.accounts if each.cause == cause), Account(cause))
+
+
+def gpus_of(ledger: Ledger) -> int:
+    """Return the GPUs that were paid for at the last sight."""
+    return sum(each.gpus for each in ledger.loads)
+
+
+def fold(ledger: Ledger, sight: Sight) -> Ledger:
+    """Return the ledger after a sight."""
+    at_us = round(sight.at * 1e6)
+    if ledger.since_us is None:
+        return Ledger(
+            at_us,
+            at_us,
+            loads=sight.loads,
+            step=sight.step,
+            step_since_us=at_us,
+            reached=_reached(None, sight.step),
+            bill_from_usd=sight.bill_usd,
+        )
+    books = _Books({each.cause: each for each in ledger.accounts})
+    passed_us = max(at_us - ledger.until_us, 0)
+    is_gap = passed_us > GAP_S * 1e6
+    for load in ledger.loads:
+        books.add("unobserved" if is_gap else load.cause, load, passed_us)
+    for created, gpus in sight.created:
+        unseen_us = at_us - max(round(created * 1e6), ledger.since_us)
+        if 0 < unseen_us < passed_us:
+            books.put(Account("booting", gpus * unseen_us))
+    # What was not seen belongs to no step; and a new leader's clock may be behind the last one's.
+    shift_us = passed_us if is_gap else min(at_us - ledger.until_us, 0)
+    ledger = replace(ledger, step_since_us=ledger.step_since_us + shift_us)
+    ledger = _with_bill(ledger, sight, books, passed_us, is_gap=is_gap)
+    step_since_us = _settle(ledger, sight, books, at_us)
+    return replace(
+        ledger,
+        until_us=at_us,
+        accounts=books.accounts(),
+        loads=sight.loads,
+        step=_later(ledger.step, sight.step),
+        step_since_us=step_since_us,
+        reached=_reached(ledger.reached, sight.step),
+    )
+
+
+@dataclass(eq=False)
+class _Books:
+    """The accounts while a sight is booked."""
+
+    by_cause: dict[Cause, Account] = field(default_factory=dict)
+
+    def add(self, cause: Cause, load: Load, us: int) -> None:
+        """Book time of a load at its own prices."""
+        self.put(
+            Account(cause, load.gpus * us, load.usd_per_hour * us / 3.6e9, load.unpriced_gpus * us)
+        )
+
+    def put(self, more: Account) -> None:
+        """Add to an account."""
+        old = self.by_cause.get(more.cause)
+        if old is not None:
+            more = Account(
+                more.cause,
+                old.gpu_us + more.gpu_us,
+                old.usd + more.usd,
+                old.unpriced_gpu_us + more.unpriced_gpu_us,
+            )
+        self.by_cause[more.cause] = more
+
+    def accounts(self) -> tuple[Account, ...]:
+        """Return those that are not empty, in a fixed order."""
+        found = (each for _, each in sorted(self.by_cause.items()))
+        return tuple(each for each in found if each.gpu_us or each.usd)
+
+
+def _with_bill(
+    ledger: Ledger, sight: Sight, books: _Books, passed_us: int, *, is_gap: bool
+) -> Ledger:
+    """Book what the bill for rented instances grew by, in proportion to what each cost."""
+    if sight.bill_usd is None:
+        return ledger
+    if ledger.bill_from_usd is None:
+        return replace(ledger, bill_from_usd=sight.bill_usd)
+    bill = sight.bill_usd - ledger.bill_from_usd
+    owed = bill - ledger.billed_usd
+    if owed > 0:
+        weights = _weights(ledger.loads if passed_us else ()) or _weights(sight.loads)
+        if is_gap:
+            weights = {"unobserved": 1.0}
+        whole = sum(weights.values())
+        for cause, weight in (weights or {"booting": 1.0}).items():
+            books.put(Account(cause, usd=owed * weight / whole if weights else owed))
+    return replace(ledger, bill_usd=bill, billed_usd=max(ledger.billed_usd, bill))
+
+
+def _weights(loads: tuple[Load, ...]) -> Mapping[Cause, float]:
+    return {each.cause: each.rented_usd_per_hour for each in loads if each.rented_usd_per_hour > 0}
+
+
+def _settle(ledger: Ledger, sight: Sight, books: _Books, at_us: int) -> int:
+    """Book the step under way, if it ended; return when the one that is under way now began."""
+    before, after = ledger.step, sight.step
+    is_same = (
+        before is not None
+        and after is not None
+        and (before.job, before.generation) == (after.job, after.generation)
+    )
+    if is_same and before is not None and after is not None and after.number <= before.number:
+        return ledger.step_since_us
+    whole = books.by_cause.pop(IN_STEP, Account(IN_STEP))
+    if not is_same or before is None or after is None:
+        books.put(replace(whole, cause=sight.ended_by))
+        return at_us
+    took_us = at_us - ledger.step_since_us
+    left = _Rest(whole, books)
+    if ledger.reached is not None and ledger.reached.job == after.job:
+        again = min(ledger.reached.step, after.number) - before.number
+        if again > 0:
+            left.take("recovering", whole.gpu_us * again // (after.number - before.number))
+    if before.number <= before.first and after.usual_s > 0:
+        late_us = took_us - round(after.usual_s * 1e6 * (after.number - before.number))
+        if late_us > 0:
+            left.take("moving_first_step", left.gpu_us * late_us // took_us)
+    _split(left, after, steps=after.number - before.number, took_us=took_us)
+    return at_us
+
+
+def _split(left: _Rest, step: Step, *, steps: int, took_us: int) -> None:
+    """Split the time of whole steps by what their ranks measured."""
+    if took_us > 0:
+        whole = left.gpu_us
+        left.take("checkpoint_stall", whole * round(step.stall_s * 1e6) * steps // took_us)
+        left.take("slow_node", whole * round(step.slow_s * 1e6) * steps // took_us)
+        if step.busy_s is not None:
+            left.take("training", min(round(step.busy_s * 1e6) * steps, left.gpu_us))
+            left.take("idle_in_plan", left.gpu_us)
+    left.take("training", left.gpu_us)
+
+
+@dataclass(eq=False)
+class _Rest:
+    """What is left of an amount while parts of it are booked; dollars follow the time."""
+
+    whole: Account
+    books: _Books
+    gpu_us: int = field(init=False)
+    usd: float = field(init=False)
+    unpriced: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gpu_us, self.usd = self.whole.gpu_us, self.whole.usd
+        self.unpriced = self.whole.unpriced_gpu_us
+
+    def take(self, cause: Cause, gpu_us: int) -> None:
+        """Book a part on a cause; at most what is left."""
+        part_us = max(min(gpu_us, self.gpu_us), 0)
+        is_all = part_us == self.gpu_us
+        usd = self.usd if is_all else self.usd * part_us / self.gpu_us
+        unpriced = self.unpriced if is_all else self.unpriced * part_us // self.gpu_us
+        if part_us or usd:
+            self.books.put(Account(cause, part_us, usd, unpriced))
+        self.gpu_us, self.usd = self.gpu_us - part_us, self.usd - usd
+        self.unpriced -= unpriced
+
+
+def _later(before: Step | None, after: Step | None) -> Step | None:
+    """The new step; a new leader that has no report yet does not go back."""
+    if before is None or after is None:
+        return after
+    if (before.job, before.generation) != (after.job, after.generation):
+        return after
+    return replace(after, number=max(before.number, after.number))
+
+
+def _reached(before: Reached | None, step: Step | None) -> Reached | None:
+    if step is None:
+        return before
+    if before is None or before.job != step.job:
+        return Reached(step.job, step.number)
+    return Reached(step.job, max(before.step, step.number))

@@ -1,0 +1,271 @@
+"""Reads a sight from the controller's state: which cause holds each paid GPU now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from agents.protocol.records import PREPARING, GenerationRecord, NodeId, NodeRecord, Report
+from sailord.capacity.core.model import CapacityState, RentedInstance
+from sailord.core.model.nodes import Node
+from sailord.core.model.phases import Closing, Held, Opening, Running, Starting, Stopping, Waiting
+from sailord.core.model.state import Active, State
+from sailord.core.queries.replan_triggers import usable
+from sailord.goodput.core.causes import Cause
+from sailord.goodput.core.ledger import IN_STEP, Load, Sight, Step
+
+Price = Callable[[NodeRecord], float | None]
+"""Dollars an hour of a node that is not rented; ``None``: unknown."""
+_BY_TAKING: Mapping[str, Cause] = {
+    "idle": "moving_fetch",
+    "fetching": "moving_fetch",
+    "rebuilding": "moving_rebuild",
+    "verifying": "moving_verify",
+    "running": "moving_first_step",
+    "stopped": "moving_first_step",
+    "broken": "moving_detect",
+    "failed": "moving_detect",
+}
+"""While a generation starts: each member by its own report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rented:
+    """A rented instance."""
+
+    name: str
+    """The node's name; the provider's number while that is unknown."""
+    gpus: int
+    usd_per_hour: float | None
+    has_joined: bool
+    is_leaving: bool
+    created_at: float = 0.0
+    is_over: bool = False
+    """It is not billed any more; sailord may not have given up its node yet."""
+
+
+def rented_of(capacity: CapacityState) -> tuple[Rented, ...]:
+    """Return the instances that the provider bills, or billed until recently."""
+    return tuple(
+        Rented(
+            each.instance.node or each.instance.id,
+            each.instance.pool.gpus,
+            each.usd_per_hour,
+            each.joined_at is not None,
+            bool(each.why) or each.is_leaving or each.is_drained,
+            each.instance.created_at,
+            each.ended_at is not None,
+        )
+        for each in capacity.machines.values()
+    )
+
+
+def bill_of(capacity: CapacityState, now: float) -> float | None:
+    """Return the provider's bill so far; ``None``: the record was not read yet."""
+    if not capacity.prefix:
+        return None
+    machines: Iterable[RentedInstance] = capacity.machines.values()
+    return capacity.spent_usd + sum(each.usd(now) for each in machines)
+
+
+def sight_of(
+    state: State,
+    price: Price,
+    *,
+    rented: Iterable[Rented] = (),
+    bill_usd: float | None = None,
+    trained: tuple[str, int] | None = None,
+) -> Sight:
+    """Return what is to be seen now.
+
+    ``trained``: the job and generation that trained at the last sight. A new leader, which has no
+    reports yet, believes that it still does.
+    """
+    active = state.active
+    goes_on = active is not None and _trains(active, trained)
+    by_phase = _cause_of_phase(state, goes_on=goes_on)
+    members = _members(active)
+    by_name = {each.name: each for each in rented}
+    created = tuple((c.created_at, c.gpus) for c in by_name.values() if not c.is_over)
+    found: dict[Cause, list[float]] = {}
+
+    def add(cause: Cause, gpus: int, usd_per_hour: float | None, *, is_rented: bool) -> None:
+        sums = found.setdefault(cause, [0, 0.0, 0.0, 0])
+        sums[0] += gpus
+        if usd_per_hour is None:
+            sums[3] += gpus
+        else:
+            sums[2 if is_rented else 1] += usd_per_hour
+
+    for id_, node in _newest_lives(state).items():
+        contract = by_name.get(node.record.name)
+        if node.is_lost or not node.record.gpus or (contract is not None and contract.is_over):
+            continue
+        cause = _cause_of_node(state, id_, node, members, by_phase, goes_on=goes_on)
+        if contract is None:
+            add(cause, node.record.gpus, price(node.record), is_rented=False)
+        else:
+            del by_name[node.record.name]
+            add(cause, contract.gpus, contract.usd_per_hour, is_rented=True)
+    for each in by_name.values():
+        if each.is_over:
+            continue
+        gone: Cause = "lost" if each.has_joined else "booting"
+        cause = "leaving" if each.is_leaving else gone
+        add(cause, each.gpus, each.usd_per_hour, is_rented=True)
+    loads = tuple(
+        Load(cause, int(gpus), usd, rented_usd, int(unpriced))
+        for cause, (gpus, usd, rented_usd, unpriced) in sorted(found.items())
+    )
+    step = _step_of(state, active) if active is not None and goes_on else None
+    return Sight(state.now, loads, step, _ended_by(active), bill_usd, created)
+
+
+def _newest_lives(state: State) -> Mapping[NodeId, Node]:
+    """Return one node of each name: a machine that rebooted is paid for once."""
+    newest: dict[str, Node] = {}
+    for node in state.nodes.values():
+        known = newest.get(node.record.name)
+        if known is None or (known.is_lost, -known.since) > (node.is_lost, -node.since):
+            newest[node.record.name] = node
+    return {node.record.id: node for node in newest.values()}
+
+
+def _trains(active: Active, trained: tuple[str, int] | None) -> bool:
+    """Whether the generation trains, also on its way to a stop."""
+    record = active.generation
+    if record is None or record.state == "closed":
+        return False
+    match active.phase:
+        case Running():
+            return True
+        case Starting() | Stopping():
+            return trained == (active.job, record.number)
+        case _:
+            return False
+
+
+def _members(active: Active | None) -> frozenset[NodeId]:
+    """Return the nodes of the generation that runs or begins; none while the job waits."""
+    if active is None or isinstance(active.phase, Waiting | Held):
+        return frozenset()
+    if isinstance(active.phase, Opening):
+        return frozenset(active.phase.record.members)
+    return frozenset(() if active.generation is None else active.generation.members)
+
+
+def _cause_of_phase(state: State, *, goes_on: bool) -> Cause:
+    """Return what the job's nodes are held by, where they do not say more themselves."""
+    active = state.active
+    if active is None:
+        is_paused = any(job.state == "paused" for job in state.jobs.values())
+        return "paused" if is_paused else "no_job"
+    if goes_on:
+        return IN_STEP
+    match active.phase:
+        case Held():
+            return "held"
+        case Waiting():
+            return _while_waiting(state, active)
+        case Stopping() | Opening() | Closing():
+            return "moving_quiesce"
+        case _:
+            return "moving_fetch"
+
+
+def _while_waiting(state: State, active: Active) -> Cause:
+    if active.question is not None:
+        return "moving_plan"
+    if state.now < active.attempts.not_before:
+        return "recovering"
+    there = usable(state, active)
+    is_refused = active.asked.is_refused and active.asked.nodes == frozenset(there)
+    return "waiting_for_capacity" if is_refused or not there else "moving_detect"
+
+
+def _cause_of_node(
+    state: State,
+    id_: NodeId,
+    node: Node,
+    members: frozenset[NodeId],
+    by_phase: Cause,
+    *,
+    goes_on: bool,
+) -> Cause:
+    active, report = state.active, node.report
+    if id_ in members and active is not None:
+        if goes_on:
+            is_parked = isinstance(active.phase, Stopping) and _taking(active, report) == "stopped"
+            return "moving_quiesce" if is_parked else IN_STEP
+        if isinstance(active.phase, Starting):
+            return _BY_TAKING[_taking(active, report)]
+        return by_phase
+    if node.absent_since is not None:
+        return "lost"
+    if node.draining_since is not None:
+        return "leaving"
+    is_preparing = report is not None and report.unfit == PREPARING
+    if node.record.state == "joining" or report is None or is_preparing:
+        return "booting"
+    if active is None or isinstance(active.phase, Held):
+        return by_phase
+    if node.slow:
+        return "slow_node"
+    if isinstance(active.phase, Waiting) and not node.why_unusable:
+        return by_phase
+    return "unused"
+
+
+def _taking(active: Active, report: Report | None) -> str:
+    record = active.generation
+    if report is None or record is None or not report.speaks_of(record):
+        return "idle"
+    return report.taking
+
+
+def _step_of(state: State, active: Active) -> Step:
+    record = active.generation
+    assert record is not None
+    reports = [report for _, report in state.reports_of(record)]
+    stalls = [r.stall_s for r in reports if r.stall_s is not None]
+    # All ranks wait for the slowest; a step without a snapshot is not stalled.
+    stall_s = max(stalls, default=0.0) / max(record.memory_every, 1)
+    first = record.restore.point.step
+    busy_s, slow_s = _compute(active, record, reports)
+    return Step(
+        active.job,
+        record.number,
+        max(active.progress.step, first),
+        first,
+        record.step_s or active.progress.step_s or 0.0,
+        busy_s,
+        stall_s,
+        slow_s,
+    )
+
+
+def _compute(
+    active: Active, record: GenerationRecord, reports: list[Report]
+) -> tuple[float | None, float]:
+    """Return the sum of compute time per step over ranks, and how long a straggler delays all."""
+    if record.busy is None or not record.busy.seconds:
+        return None, 0.0
+    seconds = list(record.busy.seconds)
+    slow_s = 0.0
+    for report in reports:
+        straggler = active.slowness.speeds.slow.get(report.node)
+        for rank, measured in report.busy:
+            if rank >= len(seconds):
+                continue
+            seconds[rank] = measured
+            if straggler is not None and straggler.times > 1:
+                seconds[rank] = measured / straggler.times
+                slow_s = max(slow_s, measured - seconds[rank])
+    return sum(seconds), slow_s
+
+
+def _ended_by(active: Active | None) -> Cause:
+    """Where the time of a step is booked that did not end: it was parked, or lost."""
+    if active is None or isinstance(active.phase, Opening | Closing | Starting):
+        return "moving_quiesce"
+    return "moving_detect"

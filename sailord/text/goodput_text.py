@@ -1,0 +1,39 @@
+"""Text of ``sailorctl goodput``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sailord.text.table import table
+from sailord.text.units import timestamp
+
+SMALL_USD = 0.005
+
+
+def goodput_text(found: dict[str, Any]) -> str:
+    """Return the causes with their GPU hours and dollars, and the sums."""
+    if found["goodput"] is None:
+        return "nothing was booked yet: no node has joined since the ledger began"
+    rows = [
+        (each["cause"].replace("_", " "), f"{each['share']:.1%}", _hours(each["gpu_s"]),
+         f"${each['usd']:,.2f}", each["text"])
+        for each in found["causes"]
+    ]  # fmt: skip
+    rows.append(("all", "100.0%", _hours(found["gpu_s"]), f"${found['usd']:,.2f}", ""))
+    lines = [
+        f"goodput {found['goodput']:.1%} since {timestamp(found['since'])} UTC; "
+        f"{found['gpus']} GPUs at ${found['usd_per_hour']:,.2f} an hour now",
+        "",
+        table(("cause", "share", "GPU h", "cost", "what it is"), rows),
+    ]
+    if found["unpriced_gpu_s"]:
+        lines.append(f"{_hours(found['unpriced_gpu_s'])} GPU h had no known price; see prices in "
+                     "the cluster file (docs/formats.md)")  # fmt: skip
+    if found["ahead_usd"] >= SMALL_USD:
+        lines.append(f"${found['ahead_usd']:,.2f} more is booked than was billed: an instance "
+                     "ended before sailord knew; later bookings make up for it")  # fmt: skip
+    return "\n".join(lines)
+
+
+def _hours(gpu_s: float) -> str:
+    return f"{gpu_s / 3600:,.2f}"

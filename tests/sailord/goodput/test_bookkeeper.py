@@ -1,0 +1,88 @@
+"""The ledger is stored for the next leader, by the leader alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agents.protocol.store_keys import Keys
+from agents.store.factory import open_store
+from agents.store.interface import Put
+from sailord.cluster_records import Gateway
+from sailord.goodput.bookkeeper import Bookkeeper
+from tests.sailord.core.states import NOW, TERM, state
+
+TEST = Keys("test")
+
+
+def in_a_store(tmp_path: Path, play: Callable[[Gateway], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        store = await open_store(f"embedded://{tmp_path}/store.db")
+        try:
+            return await play(Gateway(store, TEST))
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
+
+
+async def lead(gateway: Gateway) -> int:
+    await gateway.store.transact([], [Put(TEST.leader, b"me")])
+    entry = await gateway.store.get(TEST.leader)
+    assert entry is not None
+    return entry.created
+
+
+async def booked(gateway: Gateway, *moments: float) -> Bookkeeper:
+    books = Bookkeeper(gateway, lambda _: 2.0)
+    await books.load()
+    for at in moments:
+        books.observe(replace(state(None), now=at, term=TERM))
+    return books
+
+
+def test_the_next_leader_goes_on_where_the_last_one_stored(tmp_path: Path) -> None:
+    async def play(gateway: Gateway) -> Bookkeeper:
+        term = await lead(gateway)
+        await (await booked(gateway, NOW, NOW + 10)).save(term)
+        return await booked(gateway, NOW + 30)
+
+    (account,) = in_a_store(tmp_path, play).ledger.accounts
+    assert account.gpu_us == 2 * 30e6
+
+
+def test_a_former_leader_does_not_overwrite_the_ledger(tmp_path: Path) -> None:
+    async def play(gateway: Gateway) -> Bookkeeper:
+        term = await lead(gateway)
+        await (await booked(gateway, NOW, NOW + 10)).save(term)
+        await (await booked(gateway)).save(term - 1)
+        return await booked(gateway)
+
+    assert in_a_store(tmp_path, play).ledger.until_us == (NOW + 10) * 1e6
+
+
+def test_an_unreadable_ledger_is_left_alone(tmp_path: Path) -> None:
+    async def play(gateway: Gateway) -> tuple[object, dict[str, str]]:
+        term = await lead(gateway)
+        await gateway.store.transact([], [Put(TEST.goodput, b"{]")])
+        await (await booked(gateway, NOW, NOW + 10)).save(term)
+        entry = await gateway.store.get(TEST.goodput)
+        assert entry is not None
+        return entry.value, gateway.unreadable.found
+
+    value, unreadable = in_a_store(tmp_path, play)
+    assert value == b"{]"
+    assert TEST.goodput in unreadable
+
+
+def test_nothing_is_booked_by_one_that_does_not_lead(tmp_path: Path) -> None:
+    async def play(gateway: Gateway) -> Bookkeeper:
+        books = await booked(gateway, NOW)
+        books.observe(replace(state(None), now=NOW + 5, term=None))
+        books.observe(replace(state(None), now=NOW + 500, term=TERM))
+        return books
+
+    assert in_a_store(tmp_path, play).ledger.until_us == NOW * 1e6

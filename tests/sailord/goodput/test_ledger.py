@@ -1,0 +1,193 @@
+"""The ledger: every paid second belongs to one cause, whatever happens in which order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.protocol.codec import decode, encode
+from agents.protocol.records import JobId
+from sailord.goodput.core.causes import TEXTS, Cause
+from sailord.goodput.core.ledger import (
+    GAP_S,
+    IN_STEP,
+    Account,
+    Ledger,
+    Load,
+    Sight,
+    Step,
+    fold,
+)
+
+JOB = JobId("job")
+causes = st.sampled_from(sorted(TEXTS))
+usd = st.floats(0, 100)
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> tuple[Load, ...]:
+    held = draw(st.lists(causes, unique=True, max_size=4))
+    return tuple(
+        Load(cause, n := draw(st.integers(0, 64)), draw(usd), draw(usd), draw(st.integers(0, n)))
+        for cause in held
+    )  # fmt: skip
+
+
+steps = st.none() | st.builds(
+    Step,
+    st.sampled_from((JOB, JobId("other"))),
+    st.integers(1, 3),
+    st.integers(0, 40),
+    st.integers(0, 20),
+    st.sampled_from((0.0, 0.5, 3.0)),
+    st.none() | st.floats(0, 200),
+    st.floats(0, 3),
+    st.floats(0, 3),
+)
+ENDINGS: tuple[Cause, ...] = ("moving_detect", "moving_quiesce")
+
+
+@st.composite
+def sights(draw: st.DrawFn) -> list[tuple[Sight, bool]]:
+    """Moments with random gaps, some at a clock set back, each with or without a change of leader;
+    and a bill that may be corrected downwards."""
+    at, found = 1e9, []
+    for _ in range(draw(st.integers(1, 12))):
+        at += draw(st.sampled_from((0.0, 1e-6, 0.3, 7.0, 119.0, 3600.0, -5.0)))
+        bill = draw(st.none() | st.floats(0, 1000))
+        came = tuple(
+            draw(st.lists(st.tuples(st.floats(at - 200, at), st.integers(0, 8)), max_size=2))
+        )
+        sight = Sight(at, draw(loads()), draw(steps), draw(st.sampled_from(ENDINGS)), bill, came)
+        found.append((sight, draw(st.booleans())))
+    return found
+
+
+@given(sights())
+def test_causes_sum_to_the_wall_clock_exactly_and_dollars_to_the_bill(
+    seen: list[tuple[Sight, bool]],
+) -> None:
+    ledger, before = Ledger(), None
+    gpu_us = unpriced_us = begun = 0
+    usd = 0.0
+    bill_from = bill = None
+    for sight, is_new_leader in seen:
+        known = ledger
+        ledger = fold(ledger, sight)
+        for account in known.accounts:
+            if account.cause != IN_STEP:
+                later = ledger.account(account.cause)
+                assert later.gpu_us >= account.gpu_us, "a sum has shrunk"
+                assert later.usd >= account.usd, "a sum of dollars has shrunk"
+        if before is not None:
+            passed_us = max(round(sight.at * 1e6) - round(before.at * 1e6), 0)
+            gpu_us += sum(each.gpus for each in before.loads) * passed_us
+            gpu_us += sum(_unseen_us(sight.at, at, begun, passed_us) * n for at, n in sight.created)
+            unpriced_us += sum(each.unpriced_gpus for each in before.loads) * passed_us
+            usd += sum(each.usd_per_hour for each in before.loads) * passed_us / 3.6e9
+        bill_from = sight.bill_usd if bill_from is None else bill_from
+        bill = bill if sight.bill_usd is None else sight.bill_usd
+        begun, before = begun or round(sight.at * 1e6), sight
+        if is_new_leader:
+            ledger = decode(Ledger, encode(ledger))
+    assert sum(each.gpu_us for each in ledger.accounts) == gpu_us
+    assert sum(each.unpriced_gpu_us for each in ledger.accounts) == unpriced_us
+    assert all(each.gpu_us >= 0 for each in ledger.accounts)
+    booked = sum(each.usd for each in ledger.accounts)
+    billed = 0.0 if bill is None or bill_from is None else bill - bill_from
+    if billed >= 0:
+        assert booked - ledger.ahead_usd == pytest.approx(usd + billed, abs=1e-6)
+
+
+def _unseen_us(at: float, created: float, begun: int, passed_us: int) -> int:
+    """How long an instance was paid for before it was seen, if it came after the last sight."""
+    unseen_us = round(at * 1e6) - max(round(created * 1e6), begun)
+    return unseen_us if 0 < unseen_us < passed_us else 0
+
+
+def run(*sights: Sight, ledger: Ledger | None = None) -> dict[Cause, float]:
+    """GPU seconds by cause."""
+    ledger = ledger or Ledger()
+    for each in sights:
+        ledger = fold(ledger, each)
+    return {each.cause: each.gpu_us / 1e6 for each in ledger.accounts}
+
+
+HELD = (Load(IN_STEP, 4, 40.0),)
+FIRST = Step(JOB, 1, number=5, first=0, usual_s=2.0, busy_s=4.0, stall_s=0.1, slow_s=0.2)
+
+
+def at_step(number: int, **others: Any) -> Step:
+    return replace(FIRST, number=number, **others)
+
+
+def test_a_finished_step_is_split_by_what_its_ranks_measured() -> None:
+    found = run(Sight(100.0, HELD, at_step(5)), Sight(102.0, HELD, at_step(6)))
+    # 8 GPU seconds: 4 of computing, 4 x 0.1 of stall, 4 x 0.2 of waiting for a straggler.
+    assert found == {
+        "training": 4.0, "checkpoint_stall": 0.4, "slow_node": 0.8, "idle_in_plan": 2.8,
+    }  # fmt: skip
+
+
+def test_without_measurements_a_step_is_training() -> None:
+    plain = at_step(5, busy_s=None, stall_s=0.0, slow_s=0.0)
+    assert run(Sight(1.0, HELD, plain), Sight(3.0, HELD, replace(plain, number=6))) == {
+        "training": 8.0
+    }
+
+
+def test_a_step_that_never_ended_is_booked_on_the_detection_of_the_loss() -> None:
+    waits = (Load("moving_plan", 3, 30.0),)
+    found = run(
+        Sight(100.0, HELD, at_step(5)),
+        Sight(101.0, HELD, at_step(5)),
+        Sight(112.0, waits, None),
+        Sight(113.0, waits, None),
+    )
+    assert found == {"moving_detect": 48.0, "moving_plan": 3.0}
+
+
+def test_steps_done_again_after_a_loss_are_recovering() -> None:
+    moved = {"generation": 2, "first": 3, "usual_s": 0.0, "stall_s": 0.0, "slow_s": 0.0}
+    found = run(
+        Sight(100.0, HELD, at_step(5)),
+        Sight(100.0, HELD, at_step(3, **moved)),
+        Sight(108.0, HELD, at_step(7, **moved)),
+    )
+    # Of four steps two were done before.
+    assert found == {"recovering": 16.0, "training": 16.0}
+
+
+def test_the_first_step_of_a_generation_costs_what_it_takes_beyond_a_usual_one() -> None:
+    begun = at_step(0, busy_s=None, stall_s=0.0, slow_s=0.0)
+    found = run(Sight(100.0, HELD, begun), Sight(110.0, HELD, replace(begun, number=1)))
+    assert found == {"moving_first_step": 32.0, "training": 8.0}
+
+
+def test_time_without_a_leader_is_unobserved_and_belongs_to_no_step() -> None:
+    plain = at_step(5, busy_s=None, stall_s=0.0, slow_s=0.0)
+    gap = GAP_S + 1
+    found = run(Sight(0.0, HELD, plain), Sight(gap, HELD, plain),
+                Sight(gap + 2, HELD, replace(plain, number=6)))  # fmt: skip
+    assert found == {"unobserved": 4 * gap, "training": 8.0}
+
+
+def test_a_corrected_bill_is_made_up_for_by_later_bookings() -> None:
+    up = (Load("training", 8, 0.0, 30.0),)
+    ledger = Ledger()
+    for at, bill in ((0.0, 5.0), (60.0, 6.0), (120.0, 5.9), (180.0, 6.5)):
+        ledger = fold(ledger, Sight(at, up, bill_usd=bill))
+        if at == 120.0:
+            assert ledger.ahead_usd == pytest.approx(0.1)
+    assert ledger.account("training").usd == pytest.approx(1.5)
+    assert ledger.ahead_usd == 0
+
+
+def test_the_stored_ledger_stays_small() -> None:
+    full = Ledger(1, 2**60, tuple(Account(cause, 2**60, 1e9 / 3, 2**60) for cause in TEXTS),
+                  tuple(Load(c, 10**6, 1e6 / 3, 1e6 / 3) for c in TEXTS), FIRST)  # fmt: skip
+    assert len(encode(full)) < 8_000

@@ -1,0 +1,146 @@
+"""What a sight books each node on, from the controller's state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agents.protocol.records import PREPARING, Busy
+from sailord.core.model.phases import Closing, Held, Opening, Starting, Stopping, Waiting
+from sailord.core.model.state import State
+from sailord.core.model.stragglers import Speeds, Straggler
+from sailord.goodput.core.ledger import Sight
+from sailord.goodput.core.sight import Rented, sight_of
+from tests.sailord.core.states import (
+    BEGAN,
+    JOB,
+    NOW,
+    A,
+    B,
+    C,
+    D,
+    G,
+    Planning,
+    generation,
+    job,
+    node,
+    proposal,
+    record,
+    report,
+    state,
+)
+
+
+def seen(state: State, **others: Any) -> Sight:
+    return sight_of(state, lambda _: 2.0, **others)
+
+
+def held(state: State, **others: Any) -> dict[str, int]:
+    return {each.cause: each.gpus for each in seen(state, **others).loads}
+
+
+IDLE_C, IDLE_D = node(C, report(C, "idle")), node(D, report(D, "idle"))
+
+
+def test_members_of_a_running_generation_are_in_a_step_and_others_unused() -> None:
+    here = state(None, node(A), node(B), IDLE_C)
+    assert held(here) == {"step_under_way": 2, "unused": 1}
+    assert seen(here).step is not None
+    assert {each.cause: each.usd_per_hour for each in seen(here).loads} == {
+        "step_under_way": 4.0, "unused": 2.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("taking", "cause"),
+    [
+        ("fetching", "moving_fetch"),
+        ("rebuilding", "moving_rebuild"),
+        ("verifying", "moving_verify"),
+        ("running", "moving_first_step"),
+    ],
+)
+def test_a_starting_member_is_booked_on_what_it_reports(taking: Any, cause: str) -> None:
+    starts = state(Starting(NOW, NOW + 60, 1.0), node(A, report(A, taking)), node(B))
+    assert held(starts)[cause] == 2 if taking == "running" else 1
+
+
+def test_a_new_leader_believes_that_what_trained_still_does() -> None:
+    starts = state(Starting(NOW, NOW + 60, 1.0), replace(node(A), report=None), node(B))
+    assert held(starts, trained=(JOB, G.number)) == {"step_under_way": 2}
+    assert "step_under_way" not in held(starts, trained=(JOB, G.number - 1))
+
+
+@pytest.mark.parametrize(
+    ("phase", "cause"),
+    [
+        (Waiting("a loss", NOW), "moving_detect"),
+        (Planning(4, (A, B), "a loss", True, NOW + 60, before=Waiting("", NOW)), "moving_plan"),
+        (Opening(generation(number=4), proposal(A, B)), "moving_quiesce"),
+        (Closing("paused", "ordered"), "moving_quiesce"),
+        (Held("failures", NOW), "held"),
+    ],
+)
+def test_each_phase_of_a_job_that_does_not_train_is_a_cause(phase: Any, cause: str) -> None:
+    assert held(state(phase)) == {cause: 2}
+
+
+def test_waiting_is_for_capacity_after_a_refusal_and_recovering_during_a_backoff() -> None:
+    waits = Waiting("a loss", NOW)
+    idle = (node(A, report(A, "idle")), node(B, report(B, "idle")))
+    assert held(state(waits, *idle, is_refused=True)) == {"waiting_for_capacity": 2}
+    assert held(state(waits, *idle, not_before=NOW + 5)) == {"recovering": 2}
+
+
+def test_a_parked_member_waits_for_the_others_to_stop() -> None:
+    stops = Stopping(proposal(A, B), "a better plan", NOW + 60)
+    here = state(stops, node(A, report(A, "stopped")), node(B))
+    assert held(here, trained=(JOB, G.number)) == {"moving_quiesce": 1, "step_under_way": 1}
+
+
+def test_nodes_outside_the_plan_are_booked_on_their_own_state() -> None:
+    here = state(
+        None,
+        node(A),
+        node(B),
+        replace(IDLE_C, draining_since=NOW),
+        replace(IDLE_D, slow="it computes 3 times as long"),
+    )
+    assert held(here) == {"step_under_way": 2, "leaving": 1, "slow_node": 1}
+    prepares = node(C, report(C, "idle", unfit=PREPARING))
+    assert held(state(None, node(A), node(B), prepares))["booting"] == 1
+
+
+def test_without_a_job_nodes_are_booked_on_why() -> None:
+    idle = replace(state(None), active=None)
+    assert held(idle) == {"paused": 2} if idle.jobs[JOB].state == "paused" else {"no_job": 2}
+    assert held(replace(idle, jobs={JOB: job(state="paused")})) == {"paused": 2}
+
+
+def test_rented_instances_are_paid_for_from_their_creation_to_their_end() -> None:
+    boots = Rented("machine-x", 8, 20.0, has_joined=False, is_leaving=False, created_at=BEGAN)
+    gone = replace(boots, name="machine-y", has_joined=True)
+    over = replace(boots, name="machine-b", has_joined=True, is_over=True)
+    found = seen(state(None), rented=(boots, gone, over))
+    assert {each.cause: each.gpus for each in found.loads} == {
+        "step_under_way": 1, "booting": 8, "lost": 8,
+    }  # fmt: skip
+    assert found.created == ((BEGAN, 8), (BEGAN, 8))
+
+
+def test_a_machine_that_rebooted_is_paid_for_once() -> None:
+    again = replace(IDLE_C, record=record(C, name="machine-a"), since=NOW)
+    assert sum(held(state(None, node(A), node(B), again)).values()) == 2
+
+
+def test_a_stragglers_delay_is_measured_from_its_ranks() -> None:
+    said = report(A, busy=((0, 3.0),)), report(B, busy=((1, 1.0),))
+    slow = {A: Straggler(3.0, "others", BEGAN, 1, 40)}
+    here = state(None, node(A, said[0]), node(B, said[1]), speeds=Speeds(slow=slow))
+    assert here.active is not None
+    predicted = replace(G, busy=Busy((1.0, 1.0)))
+    step = seen(replace(here, active=replace(here.active, generation=predicted))).step
+    assert step is not None
+    assert (step.busy_s, step.slow_s) == (2.0, 2.0)

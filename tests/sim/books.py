@@ -1,0 +1,98 @@
+"""The goodput ledger of the simulated cluster, beside what its machines really cost."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from agents.protocol.codec import decode, encode
+from sailord.goodput.core.ledger import Ledger, fold, gpus_of
+from sailord.goodput.core.sight import Rented, sight_of
+from tests.sim.clock import EPOCH_S
+
+if TYPE_CHECKING:
+    from tests.sim.heads import Head
+    from tests.sim.machines import Machine
+    from tests.sim.storage import Store
+
+KEY = "/goodput"
+SAVE_S = 10.0
+USD_PER_HOUR = 29.76
+"""Of a machine, which the provider bills from its boot to its end."""
+
+
+class Books:
+    """Each head keeps a ledger while it leads, and stores it for the next one."""
+
+    def __init__(self) -> None:
+        self.of_head: dict[Head, tuple[int, Ledger]] = {}
+        self.stored: bytes | None = None
+        self.saved_at = 0.0
+        self.saved_gpus = -1
+        self.leaders = 0
+        self.ended: dict[str, float] = {}
+        self.from_s: float | None = None
+        self.until_s = 0.0
+        self.last = Ledger()
+        """The ledger of the leader, after its last decision at ``until_s``."""
+
+    def decided(self, head: Head) -> None:
+        """Book what a head sees after a decision."""
+        state, world = head.state, head.world
+        if state.term is None:
+            return
+        known = self.of_head.get(head)
+        if known is None or known[0] != state.term:
+            self.leaders += 1
+            stored = Ledger() if self.stored is None else decode(Ledger, self.stored)
+            known = state.term, stored
+        ledger, step = known[1], known[1].step
+        rented = [
+            Rented(
+                m.name,
+                m.record.gpus,
+                USD_PER_HOUR,
+                True,
+                False,
+                EPOCH_S + m.booted_at,
+                self._end_of(m) is not None,
+            )
+            for m in world.machines.values()
+        ]
+        sight = sight_of(
+            state,
+            lambda _: None,
+            rented=rented,
+            bill_usd=self.bill(head, world.clock.now),
+            trained=None if step is None else (step.job, step.generation),
+        )
+        ledger = fold(ledger, sight)
+        self.of_head[head] = state.term, ledger
+        if world.store.get("/leader") == head.name and head.lease is not None:
+            self.from_s = world.clock.now if self.from_s is None else self.from_s
+            self.until_s, self.last = world.clock.now, ledger
+            is_news = gpus_of(ledger) != self.saved_gpus
+            if is_news or world.clock.now >= self.saved_at + SAVE_S:
+                self.saved_at, self.saved_gpus = world.clock.now, gpus_of(ledger)
+                head._write_if_leader(partial(self._store, encode(ledger)))
+
+    def _store(self, text: bytes, _: Store) -> None:
+        self.stored = text
+
+    def _end_of(self, machine: Machine) -> float | None:
+        if not machine.is_up:
+            self.ended.setdefault(machine.id, machine.clock.now)
+        return self.ended.get(machine.id)
+
+    def machine_s(self, head: Head, since: float, until: float) -> float:
+        """Seconds of machines that were up between two moments."""
+        total = 0.0
+        for machine in head.world.machines.values():
+            end = self._end_of(machine)
+            end = until if end is None else min(end, until)
+            total += max(end - max(machine.booted_at, since), 0.0)
+        return total
+
+    def bill(self, head: Head, until: float) -> float:
+        """What the provider has billed up to a moment."""
+        return self.machine_s(head, 0.0, until) * USD_PER_HOUR / 3600
