@@ -202,14 +202,14 @@ def _cause_of_node(
         return by_phase
     if node.absent_since is not None:
         return "lost"
-    if node.draining_since is not None:
+    if node.exclusion.draining_since is not None:
         return "leaving"
     is_preparing = report is not None and report.unfit == PREPARING
     if node.record.state == "joining" or report is None or is_preparing:
         return "booting"
     if active is None or isinstance(active.phase, Held):
         return by_phase
-    if node.slow:
+    if node.exclusion.slow:
         return "slow_node"
     if isinstance(active.phase, Waiting) and not node.why_unusable:
         return by_phase

@@ -23,6 +23,7 @@ from tests.sailord.core.states import (
     D,
     G,
     Planning,
+    changed,
     generation,
     job,
     node,
@@ -105,8 +106,8 @@ def test_nodes_outside_the_plan_are_booked_on_their_own_state() -> None:
         None,
         node(A),
         node(B),
-        replace(IDLE_C, draining_since=NOW),
-        replace(IDLE_D, slow="it computes 3 times as long"),
+        changed(IDLE_C, draining_since=NOW),
+        changed(IDLE_D, slow="it computes 3 times as long"),
     )
     assert held(here) == {"step_under_way": 2, "leaving": 1, "slow_node": 1}
     prepares = node(C, report(C, "idle", unfit=PREPARING))
