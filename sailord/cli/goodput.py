@@ -4,5 +4,5 @@ from sailord.cli.server import question
 from sailord.text.goodput_text import goodput_text
 
 goodput = question(
-    "goodput", goodput_text, "Show what every paid second of every GPU was spent on, and dollars."
+    "goodput", goodput_text, "Show what paid GPU time and money were spent on, by cause."
 )

@@ -41,7 +41,7 @@ SECTIONS: Sections = {
         "moves": ("jobs", "Show how long each reconfiguration took, measured and predicted."),
         "why": ("jobs", "Explain a job's state, its generation and its plan."),
         "logs": ("nodes", "Show the last output of a node's workers."),
-        "goodput": ("goodput", "Show what paid GPU time and money were spent on."),
+        "goodput": ("goodput", "Show what paid GPU time and money were spent on, by cause."),
         "capacity": (
             "cluster",
             "Show rented instances per pool, refused requests, quotas and cost.",

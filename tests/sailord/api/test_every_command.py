@@ -120,7 +120,7 @@ LINES = (
     *both("status", "j: running", runs),
     *both("nodes", "a  "),
     *both("capacity", ""),
-    *both("goodput", "step under way"),
+    *both("goodput", "training"),
     *both("profile network --show", "no link was measured yet"),
     *both("jobs", "queued"),
     *both("events", "started on 1 node from step 0"),
