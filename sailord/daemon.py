@@ -334,7 +334,7 @@ def _assemble(
     rented = api.capacity
     if rented is not None:
         api.goodput.capacity = lambda: rented.state
-    cluster.watchers.append(api.goodput.observe)
+    cluster.watchers += [api.goodput.observe, api.curve.observe]
     return Daemon(
         config, store, clock, gateway, election, controller, api, webhooks, recovery, api.goodput,
         api.capacity,

@@ -20,14 +20,17 @@ from sailord.api.handlers import (
     events,
     goodput,
     jobs,
+    live,
     network,
     nodes,
     packages,
+    page,
     preemption_webhook,
     status,
 )
 from sailord.api.openapi import BYTES, EVENTS, document
 from sailord.api.route import Route
+from sailord.page.files import TYPES
 
 
 async def _openapi(request: web.Request) -> web.Response:
@@ -57,6 +60,9 @@ _CHECKPOINT = f"{_JOB}/checkpoints/{{step}}"
 _JOB_ORDER = f"{_JOB}/{{order:cancel|pause|resume|replan|checkpoint}}"
 _NODE_ORDER = "/v1/nodes/{node}/{order:drain|cordon|uncordon|preempt|withdraw}"
 ROUTES: tuple[Route, ...] = (
+    _get("/", "page", page.page, "text/html", auth="none", served_by="any"),
+    _get("/page/{file}", "page_file", page.page_file, *TYPES.values(), auth="none",
+         served_by="any"),
     _get("/livez", "livez", status.livez, types.Live, auth="none", served_by="any"),
     _get("/readyz", "readyz", status.readyz, types.Ready, auth="none", served_by="any",
          refuses=(503,)),
@@ -68,6 +74,7 @@ ROUTES: tuple[Route, ...] = (
           body="Submission", success=201, refuses=(409, 503)),
     _get(_JOB, "job", jobs.show_job, types.JobView),
     _get(f"{_JOB}/plan", "plan", jobs.show_plan, types.PlanView, refuses=(503,)),
+    _get(f"{_JOB}/timeline", "timeline", live.show_timeline, types.TimelineView, refuses=(503,)),
     _get(f"{_JOB}/history", "history", jobs.show_history, types.History, refuses=(503,)),
     _get(f"{_JOB}/why", "why", jobs.show_why, types.Why, refuses=(503,)),
     _post(_JOB_ORDER, "order_job", jobs.order_job, types.Taken, body="Order", success=202,
@@ -97,6 +104,7 @@ ROUTES: tuple[Route, ...] = (
     _post("/v1/network", "measure_network", network.measure_network, network.NetworkView,
           success=202),
     _get("/v1/network/file", "network_file", network.show_network_file, dict),
+    _get("/v1/live", "live", live.live, EVENTS, served_by="leader_if_elected"),
     _get("/v1/events", "events", events.events, EVENTS, types.Events),
     _post("/v1/agents/report", "report", agent_reports.report, ReportReply, auth="signature",
           served_by="any", body="Report", refuses=(401,), others={409: ReportReply}),

@@ -92,7 +92,7 @@ def _replanner(
     return Replanner(job, cluster, read_ahead(measurements, job, cluster.catalogue))
 
 
-def _replanner_for(
+def replanner_for(
     request: PlanRequest, nodes: Sequence[Node], live: tuple[Correction, ...] = ()
 ) -> Replanner:
     """The cached replanner; one for all requests about the same kinds of machines."""
@@ -110,7 +110,7 @@ def _live_corrections(
     """
     if request.is_urgent or request.slow or not request.ratios:
         return ()
-    profile = _replanner_for(request, nodes).judge.costs.profile
+    profile = replanner_for(request, nodes).judge.costs.profile
     kinds = () if profile is None else profile.gpus()
     ratios, error = dict(request.ratios), request.relative_error
     found = corrections_of(before, ratios, relative_error=error)
@@ -125,7 +125,7 @@ def _running_plan(request: PlanRequest) -> Plan | None:
 
 
 def _from_nothing(job: Job, nodes: Sequence[Node], request: PlanRequest) -> FoundPlan | str:
-    replanner = _replanner_for(request, nodes)
+    replanner = replanner_for(request, nodes)
     cluster = cluster_with(replanner.cluster, nodes)
     # Nothing runs: proving the plan optimal would take longer than finding it.
     found = plan_job(Question(job, cluster, replanner.measurements, proves=False))
@@ -155,7 +155,7 @@ def _from_running(
     if not live:
         return told
     # Later measurements are compared with predictions, so `busy` stays uncorrected.
-    plain = _replanner_for(request, [*nodes, *_ran_on(before, request)]).judge
+    plain = replanner_for(request, [*nodes, *_ran_on(before, request)]).judge
     busy = _busy(job, found.found[0], plain.estimate(found.found[0]))
     about = {**told.about, "why": [*told.about["why"], *map(str, live)]}
     return replace(told, proposal=replace(told.proposal, busy=busy), about=about)
@@ -205,7 +205,7 @@ def _tables_for(request: PlanRequest, before: Plan) -> tuple[Replanner, Running]
     """The replanner and its tables for the running plan, cached."""
     nodes = [*map(planner_node, request.nodes), *_ran_on(before, request)]
     live = _live_corrections(request, before, nodes)
-    replanner = _replanner_for(request, nodes, live)
+    replanner = replanner_for(request, nodes, live)
     replanner.times = replace(DEFAULT_TIMES, past=request.past.moves)
     key = request.running, live
     known = _RUNNING.get(key)

@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -185,6 +185,17 @@ class PlannerPool:
         except BrokenProcessPool:
             self._capacity_worker.kill()
             return CapacityAnswer(None, "the planner process died")
+
+    async def ask_timeline(self, request: PlanRequest, *, timeout_s: float) -> Any:
+        """Return the predicted schedule of the running plan, or why there is none, as text."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._capacity_worker.run(child.call, "timeline.timeline", request)
+        except TimeoutError:
+            return NoAnswer(f"the planner is busy: no schedule within {timeout_s:g} s")
+        except BrokenProcessPool:
+            self._capacity_worker.kill()
+            return NoAnswer("the planner process died")
 
     async def preload(self) -> None:
         """Start a fork server that has imported the planner; planner processes fork from it.

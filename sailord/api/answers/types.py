@@ -357,6 +357,17 @@ class PlanView:
 
 
 @dataclass(frozen=True, slots=True)
+class TimelineView:
+    """The predicted schedule of one iteration."""
+
+    sha256: str
+    """Of the plan."""
+    timeline: Mapping[str, Any] | None
+    """Different pipelines with the passes of each stage group; null: see ``why_none``."""
+    why_none: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class History:
     """A job's transitions, oldest first."""
 

@@ -24,6 +24,7 @@ from sailord.controller.loop import Controller
 from sailord.core.model.state import State
 from sailord.goodput.bookkeeper import Bookkeeper
 from sailord.network.profiler import NetworkProfiler
+from sailord.page.training_curve import TrainingCurve
 from sailord.tokens import TokenFile
 
 BURST = 200.0
@@ -56,6 +57,10 @@ class ApiContext:
         default_factory=dict
     )
     """The plan shown last, and what the planner said of it."""
+    timeline_seen: tuple[str, tuple[dict[str, Any] | None, str]] | None = None
+    """The schedule shown last, by its plan; or why there is none."""
+    curve: TrainingCurve = field(default_factory=TrainingCurve)
+    """Loss and throughput of the active job."""
     verifier: Verifier = field(init=False)
     tokens: TokenFile = field(init=False)
     pubsub_keys: KeySet | None = field(init=False)

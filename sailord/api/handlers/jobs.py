@@ -19,6 +19,7 @@ from sailord.api.handlers.bodies import check_id, read_object
 from sailord.api.handlers.context import CONTEXT, ApiContext
 from sailord.api.handlers.orders import handle_order, wait_until
 from sailord.api.handlers.packages import check_package, delete_unused, package_storage
+from sailord.api.handlers.plans import read_plan
 from sailord.checkpoints.allowed import check_uri
 from sailord.checkpoints.object_storage import StorageError
 from sailord.checkpoints.resume import begins_from
@@ -131,25 +132,6 @@ async def show_why(request: web.Request) -> web.Response:
 async def order_job(request: web.Request) -> web.Response:
     """Cancel, pause, resume, replan or checkpoint a job."""
     return await handle_order(request, job_of(request).id)
-
-
-async def read_plan(
-    api: ApiContext, job: JobId, sha: str
-) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """A plan and the planner's account of it, cached: a plan never changes.
-
-    Raises what the store raises.
-    """
-    known = api.controller.writer.plans.get(sha)
-    if known is not None:
-        return render.read_plan(known.plan), known.about
-    if sha not in api.plans_seen:
-        text = await api.gateway.read_plan(job, sha)
-        about = await api.gateway.read_about(job, sha)
-        if text is None:
-            return None, about
-        api.plans_seen = {sha: (render.read_plan(text), about)}
-    return api.plans_seen[sha]
 
 
 async def _read_history(api: ApiContext, job: JobId) -> tuple[tuple[Transition, ...], float | None]:

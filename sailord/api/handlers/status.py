@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
-
 from aiohttp import web
 
-from agents.store.interface import StoreError
 from sailord.api.answers import render, types
 from sailord.api.answers.responses import answer, refusal
 from sailord.api.handlers.capacity import glance_of
 from sailord.api.handlers.context import CONTEXT, ApiContext
-from sailord.api.handlers.jobs import read_plan
 from sailord.api.handlers.metrics import metrics_text
-from sailord.core.model.state import State
+from sailord.api.handlers.plans import plan_of
 from simulator.documents.problems import Problem
-
-PLAN_WITHIN_S = 1.0
-"""How long the status waits for the plan from the store."""
 
 
 async def livez(request: web.Request) -> web.Response:
@@ -48,7 +40,7 @@ async def status(request: web.Request) -> web.Response:
     """Summarize the cluster, the active job and the store."""
     api = request.app[CONTEXT]
     state, now = api.last_led, api.clock.now()
-    plan, about = await _plan_of(api, state)
+    plan, about = await plan_of(api, state)
     leader, outbox = api.leader, api.controller.announcer.outbox
     step_rate, safe = api.controller.cluster.step_rate, api.controller.safe_point()
     return answer(
@@ -75,14 +67,3 @@ def _store_view(api: ApiContext) -> types.StoreView:
     store = api.controller.cluster.store
     trouble = store.refused_write if store.is_available else store.error
     return types.StoreView(store.is_available, store.unavailable_since, trouble)
-
-
-async def _plan_of(api: ApiContext, state: State) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    active = state.active
-    if active is None or active.generation is None:
-        return None, {}
-    try:
-        async with asyncio.timeout(PLAN_WITHIN_S):
-            return await read_plan(api, active.job, active.generation.plan)
-    except (TimeoutError, StoreError):
-        return None, {}  # The rest of the status does not depend on the store.

@@ -11,7 +11,7 @@ import pytest
 from agents.protocol.records import NodeId, NodeRecord
 from planner.replan.nodes import nodes_used
 from sailord.planning.messages import FoundPlan, PlanRequest
-from sailord.planning.plan_search import _replanner_for, answer, planner_node
+from sailord.planning.plan_search import answer, planner_node, replanner_for
 from sailord.planning.precomputed import PrecomputedPlans
 from simulator.documents.files import parse_document
 from simulator.inputs.plan_file import plan_from_document
@@ -75,7 +75,7 @@ def test_straggler_is_dropped_only_if_it_is_slow_enough(cluster, times, is_worth
 def test_straggler_slows_its_pipeline_and_all_that_wait_for_it(cluster):
     before = plan_of(running(cluster))
     question = PlanRequest(SPEC, cluster, None, NODES, running(cluster).plan, NODES)
-    judge = _replanner_for(question, [planner_node(node) for node in NODES]).judge
+    judge = replanner_for(question, [planner_node(node) for node in NODES]).judge
     plain = judge.estimate(before)
     same = judge.estimate_with(before, times_slower={SLOW.id: 1.0, "another": 9.0})
     assert same.iteration_s == plain.iteration_s

@@ -1,0 +1,195 @@
+"""What the page in the browser shows, as one document that is sent whole once and then in patches.
+
+Moments are absolute, so that nothing changes only because time passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agents.protocol.codec import plain
+from agents.protocol.records import NodeId
+from sailord.api.answers import render, types
+from sailord.api.answers.types import CapacityGlance, GoodputView
+from sailord.controller.step_rate import StepRate
+from sailord.core.model.nodes import Node
+from sailord.core.model.state import Active, State
+from sailord.core.queries.drain_status import drained
+from sailord.core.queries.straggler_queries import straggler_texts
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the document shows beside the controller's state."""
+
+    plan: Mapping[str, Any] | None
+    about: Mapping[str, Any]
+    step_rate: StepRate
+    at_of: Mapping[str, float]
+    """When a message was stored; tells when a checkpoint became durable."""
+    goodput: GoodputView
+    capacity: CapacityGlance | None
+    store: types.StoreView
+    leader: str
+    troubles: tuple[str, ...]
+
+
+@dataclass(eq=False)
+class NodeRows:
+    """The nodes, short: only those that changed are made anew."""
+
+    kinds: list[tuple[str, str, str, int, bool]] = field(default_factory=list)
+    """Zone, machine type, GPU, GPUs and spot, by number."""
+    _numbers: dict[tuple[str, str, str, int, bool], int] = field(default_factory=dict)
+    _rows: dict[NodeId, tuple[Node, str, bool, dict[str, Any]]] = field(default_factory=dict)
+
+    def of(self, state: State) -> dict[NodeId, dict[str, Any]]:
+        """Return a row for each node by its id; what is empty is left out."""
+        free, slow = drained(state), straggler_texts(state)
+        known, self._rows = self._rows, {}
+        for id_, node in state.nodes.items():
+            said, is_safe = slow.get(id_, ""), id_ in free
+            row = known.get(id_)
+            if row is None or row[0] is not node or row[1:3] != (said, is_safe):
+                row = node, said, is_safe, self._row(node, said, is_safe=is_safe)
+            self._rows[id_] = row
+        return {id_: row[3] for id_, row in self._rows.items()}
+
+    def _row(self, node: Node, slow: str, *, is_safe: bool) -> dict[str, Any]:
+        view = render.node_view(node, safe_to_stop=is_safe, slow=slow)
+        kind = (view.zone, view.machine, view.gpu, view.gpus, view.spot)
+        if kind not in self._numbers:
+            self._numbers[kind] = len(self.kinds)
+            self.kinds = [*self.kinds, kind]
+        row = {
+            "name": view.name,
+            "kind": self._numbers[kind],
+            "state": view.state,
+            "taking": view.taking,
+            "leaves_at": view.leaves_at,
+            "cordoned": view.cordoned,
+            "safe": is_safe and view.state == "draining",
+            "why": view.why_lost or view.failure or view.unsound or view.slow or view.trouble,
+            "busy": [] if node.report is None else [[r, _digits(s)] for r, s in node.report.busy],
+        }
+        return {key: value for key, value in row.items() if value or key == "kind"}
+
+
+def live_document(state: State, rows: NodeRows, about: Surroundings) -> dict[str, Any]:
+    """Return the document."""
+    nodes = rows.of(state)
+    active = state.active
+    document = {
+        "leads": state.term is not None,
+        "leader": about.leader,
+        "store": plain(about.store),
+        "job": None if active is None else _job(state, active, about),
+        "plan": _plan(active, about),
+        "nodes": nodes,
+        "kinds": [list(kind) for kind in rows.kinds],
+        "counts": render.counts_view(state),
+        "queue": [job.id for job in render.jobs_view(state).jobs if job.state == "queued"],
+        "paused": [job.id for job in render.jobs_view(state).jobs if job.state == "paused"],
+        "goodput": _goodput(about.goodput),
+        "capacity": None if about.capacity is None else plain(about.capacity),
+        "troubles": list(about.troubles),
+    }
+    return {key: value for key, value in document.items() if value is not None}
+
+
+def _job(state: State, active: Active, about: Surroundings) -> dict[str, Any]:
+    view = render.active_view(state, about.step_rate, None, about.about, about.at_of, state.now)
+    assert view is not None
+    generation, bill = view.generation, state.job.bill
+    age = view.durable_age_s
+    return {
+        "id": view.id,
+        "state": view.state,
+        "reason": state.job.reason,
+        "steps": view.steps,
+        "step": view.step,
+        "step_at": _digits(active.progress.advanced_at, 12),
+        "phase": plain(view.phase),
+        "question": None if active.question is None else active.question.reason,
+        "generation": None
+        if generation is None
+        else {
+            "number": generation.number,
+            "reason": generation.reason,
+            "memory_every": generation.memory_every,
+            "persist_every": generation.persist_every,
+            "members": len(generation.members),
+            "from_step": generation.restore.point.step,
+        },
+        "predicted": {k: _digits(v) for k, v in plain(view.predicted).items()},
+        "measured": {k: _digits(v) for k, v in plain(view.measured).items()},
+        "unit": view.unit,
+        "durable_step": view.durable_step,
+        "durable_at": None if age is None else round(state.now - age),
+        "saves": state.job.saving.uri is not None,
+        "troubles": [*view.troubles, *filter(None, [view.storage_trouble])],
+        "failures": view.failures,
+        "drift": list(view.drift),
+        "spent": {
+            "usd": round(bill.usd, 4),
+            "until": bill.until,
+            "usd_per_hour": view.spent.usd_per_hour,
+            "usd_max": bill.usd_max,
+        },
+    }
+
+
+def _plan(active: Active | None, about: Surroundings) -> dict[str, Any] | None:
+    """Who computes which layers, and how each stage is predicted to spend an iteration."""
+    if active is None or active.generation is None or about.plan is None:
+        return None
+    stages = (about.about.get("estimate") or {}).get("stages") or []
+    return {
+        "sha": active.generation.plan,
+        "why": about.about.get("why", []),
+        "per_iteration": about.about.get("tokens_per_iteration"),
+        "members": list(active.generation.members),
+        "micro_batch": about.plan.get("micro_batch_size"),
+        "busy": [_digits(s) for s in active.generation.busy.seconds]
+        if active.generation.busy is not None
+        else [],
+        "pipelines": [
+            {
+                "micro_batches": pipeline.get("micro_batches"),
+                "stages": [
+                    {key: stage[key] for key in SHOWN if key in stage}
+                    for stage in pipeline["stages"]
+                ],
+                "times": [
+                    {key: _digits(value) for key, value in each.items()} for each in stages[number]
+                ]
+                if number < len(stages)
+                else [],
+            }
+            for number, pipeline in enumerate(about.plan["pipelines"])
+        ],
+    }
+
+
+SHOWN = ("layers", "tp", "gpu", "machine", "zone", "node", "devices", "split", "places")
+
+
+def _goodput(view: GoodputView) -> dict[str, Any]:
+    """The ledger by cause, as GPU seconds and dollars."""
+    return {
+        "since": view.since,
+        "gpus": view.gpus,
+        "usd_per_hour": _digits(view.usd_per_hour, 6),
+        "unpriced": bool(view.unpriced_gpu_s),
+        "causes": {
+            each.cause: [round(each.gpu_s, 1), round(each.usd, 4), each.text]
+            for each in view.causes
+        },
+    }
+
+
+def _digits(value: Any, digits: int = 4) -> Any:
+    """A number with as many digits as a person reads; others as they are."""
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value

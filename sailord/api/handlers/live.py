@@ -1,0 +1,198 @@
+"""Handler of ``/v1/live``: what the page shows, as server-sent events; and a plan's schedule."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+from aiohttp import web
+
+from agents.protocol.codec import plain
+from agents.protocol.records import JobId
+from sailord.api.access.callers import caller_of
+from sailord.api.access.load_limits import LOAD
+from sailord.api.answers.goodput import goodput_view
+from sailord.api.answers.live import NodeRows, Surroundings, live_document
+from sailord.api.answers.responses import Refusal, answer
+from sailord.api.answers.types import StoreView, TimelineView
+from sailord.api.handlers.capacity import glance_of
+from sailord.api.handlers.context import CONTEXT, ApiContext
+from sailord.api.handlers.jobs import job_of
+from sailord.api.handlers.plans import plan_of
+from sailord.page.merge_patch import merge_patch
+from sailord.page.training_curve import Sample
+from sailord.planning.messages import PlanRequest
+from simulator.documents.problems import Problem
+
+LOOK_S = 0.5
+"""How often watchers are told of changes."""
+SHARE_MAX = 0.1
+"""Making the document takes at most this share of the time: of a large cluster it is made less
+often."""
+QUIET_S = 5.0
+"""A stream without changes sends a comment this often, so that the page knows that it stands."""
+EVENTS_FIRST = 100
+TIMELINE_S = 30.0
+
+
+@dataclass(eq=False)
+class LiveDocument:
+    """The present document, made for all watchers at once."""
+
+    rows: NodeRows = field(default_factory=NodeRows)
+    document: dict[str, Any] = field(default_factory=dict)
+    made_at: float = float("-inf")
+    took_s: float = 0.0
+    _making: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def look(self, api: ApiContext) -> dict[str, Any]:
+        """Return the document, made anew if it is older than ``LOOK_S``."""
+        async with self._making:
+            if time.monotonic() >= self.made_at + max(LOOK_S, self.took_s / SHARE_MAX) * 0.9:
+                plan, about = await plan_of(api, api.last_led)
+                begun = time.monotonic()
+                self.document = live_document(
+                    api.last_led, self.rows, _surroundings(api, plan, about)
+                )
+                self.made_at = time.monotonic()
+                self.took_s = self.made_at - begun
+            return self.document
+
+
+LIVE = web.AppKey("live", LiveDocument)
+
+
+def _surroundings(
+    api: ApiContext, plan: dict[str, Any] | None, about: dict[str, Any]
+) -> Surroundings:
+    cluster, outbox = api.controller.cluster, api.controller.announcer.outbox
+    store, found = cluster.store, api.own_gateway.unreadable.found
+    trouble = store.refused_write if store.is_available else store.error
+    return Surroundings(
+        plan=plan,
+        about=about,
+        step_rate=cluster.step_rate,
+        at_of=outbox.at_of,
+        goodput=goodput_view(api.goodput.ledger),
+        capacity=glance_of(api),
+        store=StoreView(store.is_available, store.unavailable_since, trouble),
+        leader="" if api.leader is None else api.leader.host,
+        troubles=(
+            *(f"{url} does not accept messages: {why}" for url, why in outbox.failing.items()),
+            *(f"{key} cannot be read: {why}" for key, why in sorted(found.items())),
+        ),
+    )
+
+
+async def live(request: web.Request) -> web.StreamResponse:
+    """Stream what the page shows: a document and its patches, samples of training, and events."""
+    api, shared = request.app[CONTEXT], request.app[LIVE]
+    caller = caller_of(request)
+    reply = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+    reply.content_type = "text/event-stream"
+    await reply.prepare(request)
+    hello = {
+        "cluster": api.config.cluster_name,
+        "name": "" if caller is None else caller.name,
+        "role": "viewer" if caller is None else caller.role,
+        "version": version("sailor"),
+        "now": api.clock.now(),
+    }
+    stream = _Stream(api, reply)
+    with request.app[LOAD].uncounted():
+        try:
+            await stream.send("hello", hello)
+            while api.state.term == stream.term:
+                await stream.tell(await shared.look(api))
+                await asyncio.sleep(LOOK_S)
+        except ConnectionError:
+            pass  # The client has disconnected.
+    return reply  # Another leader knows more: the page asks again.
+
+
+@dataclass(eq=False)
+class _Stream:
+    """What one watcher knows."""
+
+    api: ApiContext
+    reply: web.StreamResponse
+    term: int | None = field(init=False)
+    known: dict[str, Any] = field(default_factory=dict)
+    event_id: int = 0
+    curve: tuple[int, int] = (-1, 0)
+    sent_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.term = self.api.state.term
+        kept = self.api.controller.announcer.feed.kept
+        if len(kept) > EVENTS_FIRST:
+            self.event_id = kept[-EVENTS_FIRST - 1].id
+
+    async def send(self, kind: str, value: object) -> None:
+        """Send one event."""
+        text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+        await self.reply.write(f"event: {kind}\ndata: {text}\n\n".encode())
+        self.sent_at = time.monotonic()
+
+    async def tell(self, document: dict[str, Any]) -> None:
+        """Send what is new."""
+        patch = merge_patch(self.known, document)
+        self.known = document
+        if patch:
+            await self.send("patch", patch)
+        await self._samples()
+        feed = self.api.controller.announcer.feed
+        news = list(feed.after(self.event_id))
+        if news:
+            self.event_id = news[-1].id
+            await self.send("events", plain(news))
+        if time.monotonic() >= self.sent_at + QUIET_S:
+            await self.reply.write(b": nothing new\n\n")
+            self.sent_at = time.monotonic()
+
+    async def _samples(self) -> None:
+        curve, (version_known, count) = self.api.curve, self.curve
+        is_whole = curve.version != version_known
+        fresh: Sequence[Sample] = curve.samples if is_whole else curve.samples[count:]
+        self.curve = curve.version, len(curve.samples)
+        if fresh or is_whole:
+            rows = [[s.at, s.step, s.loss, s.per_s, s.generation] for s in fresh]
+            await self.send("samples", {"job": curve.job, "all": is_whole, "rows": rows})
+
+
+async def show_timeline(request: web.Request) -> web.Response:
+    """Show the predicted schedule of one iteration of the job's plan, pass by pass."""
+    api, job = request.app[CONTEXT], job_of(request)
+    if job.generation is None:
+        cure = f"sailorctl why {job.id} says what the job waits for"
+        raise Refusal(404, Problem(job.id, "has no plan yet", cure))
+    sha = job.generation.plan
+    if api.timeline_seen is None or api.timeline_seen[0] != sha:
+        api.timeline_seen = sha, await _ask(api, JobId(job.id), sha)
+    return answer(TimelineView(sha, *api.timeline_seen[1]))
+
+
+async def _ask(api: ApiContext, job: JobId, sha: str) -> tuple[dict[str, Any] | None, str]:
+    spec, text = await api.gateway.read_spec(job), await api.gateway.read_plan(job, sha)
+    generation = api.last_led.generations.get(job)
+    active = api.last_led.active
+    if active is not None and active.job == job:
+        generation = active.generation
+    if spec is None or text is None or generation is None:
+        return None, "the plan is not in the store any more"
+    nodes = api.last_led.nodes
+    members = tuple(nodes[id_].record for id_ in generation.members if id_ in nodes)
+    config = api.config
+    found = await api.controller.effects.planner.ask_timeline(
+        PlanRequest(
+            spec, config.cluster_file, config.profiles, members, text, members,
+            links=config.measured_links,
+        ),
+        timeout_s=TIMELINE_S,
+    )  # fmt: skip
+    return (None, str(found)) if isinstance(found, str) else (found, "")

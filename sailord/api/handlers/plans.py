@@ -1,0 +1,46 @@
+"""Reads plans for the handlers: a plan, and the planner's account of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from agents.protocol.records import JobId
+from agents.store.interface import StoreError
+from sailord.api.answers import render
+from sailord.api.handlers.context import ApiContext
+from sailord.core.model.state import State
+
+PLAN_WITHIN_S = 1.0
+"""How long an overview waits for the plan from the store."""
+
+
+async def read_plan(
+    api: ApiContext, job: JobId, sha: str
+) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """A plan and the planner's account of it, cached: a plan never changes.
+
+    Raises what the store raises.
+    """
+    known = api.controller.writer.plans.get(sha)
+    if known is not None:
+        return render.read_plan(known.plan), known.about
+    if sha not in api.plans_seen:
+        text = await api.gateway.read_plan(job, sha)
+        about = await api.gateway.read_about(job, sha)
+        if text is None:
+            return None, about
+        api.plans_seen = {sha: (render.read_plan(text), about)}
+    return api.plans_seen[sha]
+
+
+async def plan_of(api: ApiContext, state: State) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """The plan of the active job; empty while there is none, or the store does not answer."""
+    active = state.active
+    if active is None or active.generation is None:
+        return None, {}
+    try:
+        async with asyncio.timeout(PLAN_WITHIN_S):
+            return await read_plan(api, active.job, active.generation.plan)
+    except (TimeoutError, StoreError):
+        return None, {}  # The rest of the status does not depend on the store.

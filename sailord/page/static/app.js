@@ -1,0 +1,294 @@
+// The page: keeps one document up to date from the live stream, and draws it.
+
+import { drawChart } from "./charts.js";
+import { byId, count, digits, duration, fillPairs, iso, make, moment, percent, plural, setText, short, usd, words } from "./format.js";
+import { renderDetails, renderMap, selectedNode, unselect } from "./map.js";
+import { renderOrders } from "./orders.js";
+import { apply, ask, follow, setToken } from "./stream.js";
+import { renderTimeline } from "./timeline.js";
+
+const EVENTS_MAX = 200;
+const MOODS = { running: "good", held: "bad", waiting: "wait", planning: "wait", opening: "wait", starting: "wait", stopping: "wait", closing: "wait" };
+const CAUSES = { training: "good", idle_in_plan: "calm", step_under_way: "calm", unused: "calm", no_job: "calm", paused: "calm", held: "bad", lost: "bad", slow_node: "bad", unobserved: "bad" };
+
+const view = { doc: {}, hello: {}, samples: [], events: [], moves: [], timeline: null, skew: 0, asked: "", isDue: false };
+const now = () => Date.now() / 1000 + view.skew;
+
+// ---- the stream ---------------------------------------------------------------------------
+
+function draw() {
+  if (view.isDue) return;
+  view.isDue = true;
+  requestAnimationFrame(() => {
+    view.isDue = false;
+    render();
+  });
+}
+
+const kinds = {
+  hello(value) {
+    view.hello = value;
+    view.skew = value.now - Date.now() / 1000;
+  },
+  patch(value) {
+    apply(view.doc, value);
+    fetchOnce();
+  },
+  samples(value) {
+    view.samples = value.all ? value.rows : [...view.samples, ...value.rows];
+  },
+  events(value) {
+    const known = new Set(view.events.map((each) => each.id));
+    const fresh = value.filter((each) => !known.has(each.id));
+    view.events = [...fresh.reverse(), ...view.events].slice(0, EVENTS_MAX);
+    if (fresh.some((each) => / trains, /.test(each.text))) view.asked = "";
+  },
+};
+
+/** What is needed once for each plan: its schedule, and the moves so far. */
+async function fetchOnce() {
+  const { job, plan } = view.doc;
+  const key = `${job?.id} ${job?.generation?.number} ${plan?.sha}`;
+  if (!job || key === view.asked) return;
+  view.asked = key;
+  const path = `/v1/jobs/${encodeURIComponent(job.id)}`;
+  try {
+    view.moves = (await ask(`${path}/moves`)).moves;
+    draw();
+    if (plan && view.timeline?.sha256 !== plan.sha) {
+      view.timeline = await ask(`${path}/timeline`);
+      draw();
+    }
+  } catch {
+    // The stream says whether sailord answers; these follow with the next change.
+  }
+}
+
+function setConnection(state, detail = "") {
+  const box = byId("connection");
+  if (box.dataset.state !== state) {
+    box.dataset.state = state;
+    view.lostAt = Date.now();
+    setText(box, { live: "live", lost: "connection lost", connecting: "connecting", denied: "not signed in" }[state]);
+  }
+  document.body.dataset.connection = state;
+  const banner = byId("banner");
+  banner.hidden = state !== "lost";
+  if (state === "lost") setText(banner, `Connection lost at ${moment(view.lostAt / 1000)}: ${detail}. What is shown is of then; trying again.`);
+}
+
+function signIn(why) {
+  return new Promise((resolve) => {
+    const dialog = byId("sign-in");
+    if (sessionStorage.getItem("sailor-token")) setText(byId("sign-in-why"), `Not signed in: ${why}.`);
+    byId("sign-in-form").onsubmit = () => {
+      setToken(byId("token").value.trim());
+      byId("token").value = "";
+      resolve();
+    };
+    dialog.oncancel = (event) => event.preventDefault();
+    dialog.showModal();
+  });
+}
+
+follow({
+  begin() {
+    view.doc = {};
+    view.asked = "";
+  },
+  event(kind, value) {
+    kinds[kind]?.(value);
+    draw();
+  },
+  async state(state, detail) {
+    setConnection(state, detail);
+    if (state === "denied") await signIn(detail);
+  },
+});
+
+// ---- drawing ------------------------------------------------------------------------------
+
+function render() {
+  const { doc, hello } = view;
+  setText(byId("cluster"), hello.cluster ?? "");
+  setText(byId("person"), hello.role ? [hello.name, hello.role].filter((each, i, all) => each && all.indexOf(each) === i).join(", ") : "");
+  renderNow(doc);
+  renderMap(doc, () => { renderDetails(doc); renderOrders(doc, hello.role, selectedNode()); byId("details-close").focus(); });
+  renderOrders(doc, hello.role, selectedNode());
+  renderCharts(doc);
+  renderTimeline(doc, view.timeline);
+  renderGoodput(doc.goodput);
+  renderMoney(doc);
+  renderMoves();
+  renderEvents();
+}
+
+function stepSeconds(job) {
+  return job?.measured?.iteration_s ?? job?.predicted?.iteration_s ?? null;
+}
+
+function renderNow(doc) {
+  const { job } = doc;
+  const queue = doc.queue?.length ? ` ${plural(doc.queue.length, "job")} queued.` : "";
+  setText(byId("job"), job?.id ?? "No job");
+  const phase = job?.phase?.name ?? (doc.paused?.length ? "paused" : "idle");
+  setText(byId("phase"), job?.question && phase === "running" ? "running, planning" : phase);
+  byId("phase").dataset.mood = MOODS[phase] ?? "calm";
+  document.title = job ? `${job.id} ${phase}${job.steps ? ` ${Math.floor((100 * job.step) / job.steps)} %` : ""} · Sailor` : "Sailor";
+  setText(byId("why"), whyText(job, doc) + queue);
+  byId("progress-box").hidden = !job?.steps;
+  if (job?.steps) byId("progress").value = Math.min(job.step / job.steps, 1);
+  const seconds = stepSeconds(job);
+  const left = job?.steps ? (job.steps - job.step) * (seconds ?? NaN) : NaN;
+  const rate = rateNow(doc);
+  const predicted = job?.predicted?.tokens_per_s;
+  fillPairs(byId("figures"), job ? [
+    ["step", count(job.step), job.steps ? `of ${count(job.steps)}` : "no end is set"],
+    ["loss", job.measured?.loss === undefined ? "–" : digits(job.measured.loss, 4), "last step"],
+    ["throughput", rate ? short(rate) : "–", `${job.unit}/s${predicted ? `, predicted ${short(predicted)}` : ""}`],
+    ["done in", Number.isFinite(left) ? duration(left) : "–", Number.isFinite(left) ? `at ${moment(now() + left)}` : "not known yet"],
+    ["now", usd(job.spent?.usd_per_hour ?? 0), job.spent?.usd_per_hour === undefined ? "an hour; a price is unknown" : "an hour"],
+    ["durable", job.durable_step === undefined ? "–" : `step ${count(job.durable_step)}`, durableNote(job)],
+    ["goodput", goodputNow(doc.goodput), "of paid GPU time"],
+  ] : []);
+  const troubles = [...(job?.troubles ?? []), ...(job?.drift ?? []), ...(doc.troubles ?? []), ...(doc.capacity?.stopped ?? []),
+    ...(doc.capacity?.orphans ?? []).map((name) => `${name} could not be deleted and is still billed`),
+    ...(doc.store && !doc.store.answers ? [`the store is unavailable: ${doc.store.trouble}`] : [])];
+  const box = byId("troubles");
+  box.hidden = troubles.length === 0;
+  if (box.dataset.key !== troubles.join("\n")) {
+    box.dataset.key = troubles.join("\n");
+    box.replaceChildren(...troubles.slice(0, 8).map((text) => make("li", {}, text)));
+  }
+}
+
+function whyText(job, doc) {
+  if (doc.leads === undefined) return "";
+  if (!doc.leads) return "No leader is elected; this is what the last one knew. Training goes on.";
+  if (!job) return doc.paused?.length ? `${doc.paused.join(", ")} ${doc.paused.length === 1 ? "is" : "are"} paused.` : "Nothing to train: submit a job with sailorctl submit.";
+  if (job.state === "held") return `Held until an operator resumes it: ${job.reason}`;
+  const last = job.generation ? `Generation ${job.generation.number} on ${plural(job.generation.members, "node")}: ${job.generation.reason}.` : "";
+  if (job.question) return `${last} Planning: ${job.question}.`;
+  return job.phase?.reason && job.phase.name !== "running" ? `${last} ${words(job.phase.name)}: ${job.phase.reason}.` : last;
+}
+
+function durableNote(job) {
+  if (!job.saves) return "the job names no storage";
+  const risk = Math.max(job.step - (job.durable_step ?? 0), 0);
+  const age = job.durable_at ? `, ${duration(Math.max(now() - job.durable_at, 0))} ago` : "";
+  return `${plural(risk, "step")} since${age}`;
+}
+
+function rateNow(doc) {
+  const { job, plan } = doc;
+  if (job?.measured?.tokens_per_s) return job.measured.tokens_per_s;
+  const seconds = job?.measured?.iteration_s;
+  return seconds && plan?.per_iteration ? plan.per_iteration / seconds : null;
+}
+
+function goodputNow(goodput) {
+  const all = Object.values(goodput?.causes ?? {}).reduce((sum, [seconds]) => sum + seconds, 0);
+  return all ? percent((goodput.causes.training?.[0] ?? 0) / all) : "–";
+}
+
+function renderCharts(doc) {
+  const marks = view.moves.map((move) => [move.at + move.total_s, `generation ${move.generation}: ${move.reason}`]);
+  const losses = view.samples.filter((row) => row[2] !== null).map((row) => [row[0], row[2]]);
+  drawChart(byId("loss"), { points: losses, marks, unit: "", empty: "No loss was reported yet." });
+  const per = doc.plan?.per_iteration;
+  const rates = [];
+  view.samples.forEach((row, index) => {
+    const before = view.samples[index - 1];
+    if (row[3] !== null) rates.push([row[0], row[3]]);
+    else if (before && per && row[4] === before[4] && row[0] > before[0]) rates.push([row[0], (per * (row[1] - before[1])) / (row[0] - before[0])]);
+  });
+  drawChart(byId("speed"), { points: rates, marks, unit: ` ${doc.job?.unit ?? "tokens"}/s`, floor: 0, empty: "No speed was measured yet." });
+}
+
+function renderGoodput(goodput) {
+  const causes = Object.entries(goodput?.causes ?? {}).sort((a, b) => b[1][0] - a[1][0]);
+  const all = causes.reduce((sum, [, [seconds]]) => sum + seconds, 0);
+  if (!all) return;
+  const shares = causes.map(([name, [seconds, cost, text]]) => ({ name, share: seconds / all, hours: seconds / 3600, cost, text }));
+  setText(byId("goodput-note"), `since ${moment(goodput.since)}: what each paid second of ${plural(goodput.gpus, "GPU")} was spent on`);
+  const bar = byId("goodput-bar");
+  bar.setAttribute("aria-label", shares.slice(0, 5).map((each) => `${words(each.name)} ${percent(each.share)}`).join(", "));
+  const key = shares.map((each) => each.name + each.share.toFixed(3)).join();
+  if (bar.dataset.key !== key) {
+    bar.dataset.key = key;
+    bar.replaceChildren(...shares.filter((each) => each.share > 0.002).map((each) => {
+      const part = make("span", { "data-mood": CAUSES[each.name] ?? "wait", title: `${words(each.name)} ${percent(each.share)}` });
+      part.style.flexGrow = each.share;
+      return part;
+    }));
+  }
+  const body = byId("goodput").tBodies[0];
+  const names = shares.map((each) => each.name).join();
+  if (body.dataset.names !== names) {
+    body.dataset.names = names;
+    body.replaceChildren(...shares.map((each) => make("tr", { title: each.text },
+      make("th", { scope: "row" }, make("span", { class: "dot", "data-mood": CAUSES[each.name] ?? "wait", "aria-hidden": "true" }), words(each.name)),
+      make("td", { class: "number" }), make("td", { class: "number" }), make("td", { class: "number" }))));
+  }
+  shares.forEach((each, index) => {
+    const cells = body.rows[index].cells;
+    setText(cells[1], percent(each.share));
+    setText(cells[2], each.hours.toFixed(2));
+    setText(cells[3], usd(each.cost));
+  });
+}
+
+function renderMoney(doc) {
+  const { job, capacity, goodput } = doc;
+  const spent = job?.spent;
+  const rate = spent?.usd_per_hour ?? 0;
+  const soFar = spent ? spent.usd + (rate * Math.max(now() - (spent.until ?? now()), 0)) / 3600 : 0;
+  const seconds = stepSeconds(job);
+  const left = job?.steps && seconds ? ((job.steps - job.step) * seconds * rate) / 3600 : null;
+  const paid = Object.values(goodput?.causes ?? {}).reduce((sum, [, cost]) => sum + cost, 0);
+  fillPairs(byId("money"), [
+    ["this job so far", job ? usd(soFar) : "", spent?.usd_max ? `of ${usd(spent.usd_max)}` : "no budget is set"],
+    ["to come", left === null || !job ? "" : usd(left), "until its last step, at this speed"],
+    ["its plan", job ? usd(rate) : "", "an hour"],
+    ["all nodes", goodput ? usd(paid) : "", `since ${goodput?.since ? moment(goodput.since) : "the start"}`],
+    ["all nodes now", goodput ? usd(goodput.usd_per_hour) : "", "an hour"],
+    ["rented so far", capacity ? usd(capacity.spent_usd) : "", capacity?.stop ? `budget: ${capacity.stop}` : "by the provider's prices"],
+  ]);
+}
+
+function renderMoves() {
+  const key = view.moves.map((move) => move.generation).join();
+  const list = byId("moves");
+  setText(byId("moves-note"), view.moves.length ? "Newest first: what was lost, and what it took." : "None yet.");
+  if (list.dataset.key === key) return;
+  list.dataset.key = key;
+  list.replaceChildren(...view.moves.slice(-20).reverse().map((move) => {
+    const cost = move.kind === "start" ? `started in ${duration(move.total_s)}`
+      : `${duration(move.downtime_s)} lost, ${plural(move.steps_lost, "step")} repeated, predicted ${duration(move.predicted_s)}`;
+    const whole = move.phases.reduce((sum, [, seconds]) => sum + seconds, 0) || 1;
+    const bar = make("span", { class: "stack thin", role: "img", "aria-label": move.phases.map(([name, seconds]) => `${words(name)} ${duration(seconds)}`).join(", ") },
+      ...move.phases.map(([name, seconds], index) => {
+        const part = make("span", { "data-shade": index % 4, title: `${words(name)} ${duration(seconds)}` });
+        part.style.flexGrow = seconds / whole;
+        return part;
+      }));
+    return make("li", {}, make("time", { datetime: iso(move.at) }, moment(move.at)), make("b", {}, ` generation ${move.generation} `), cost,
+      make("span", { class: "note" }, move.reason), bar);
+  }));
+}
+
+function renderEvents() {
+  const list = byId("events");
+  const key = `${view.events.length} ${view.events[0]?.id}`;
+  if (list.dataset.key === key) return;
+  list.dataset.key = key;
+  list.replaceChildren(...view.events.map((each) => make("li", { "data-kind": each.kind },
+    make("time", { datetime: iso(each.at) }, moment(each.at)), make("span", {}, each.text),
+    make("small", {}, each.step === null ? "" : `step ${count(each.step)}`))));
+}
+
+byId("details-close").addEventListener("click", unselect);
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !byId("details").hidden && !document.querySelector("dialog[open]")) unselect();
+});
+setInterval(draw, 5000);

@@ -1,0 +1,183 @@
+// The map: zones, their nodes, and which layers each computes.
+
+import { byId, count, fillPairs, layerText, make, moment, plural, setText, words } from "./format.js";
+
+const COMPACT_FROM = 120;
+const GLYPHS = { good: "●", wait: "◐", calm: "○", bad: "✕", leave: "⚑" };
+const LEGEND = [
+  ["good", "trains"], ["wait", "moves, or boots"], ["calm", "unused"], ["leave", "draining"], ["bad", "lost or unfit"],
+];
+
+const tiles = new Map();
+let zonesShown = "";
+let selected = null;
+
+/** By node: the parts of the plan that it computes. */
+export function partsByNode(plan) {
+  const found = new Map();
+  plan?.pipelines.forEach((pipeline, p) => {
+    pipeline.stages.forEach((stage, s) => {
+      for (const place of stage.places ?? [stage]) {
+        if (!place.node) continue;
+        const parts = found.get(place.node) ?? [];
+        parts.push({ pipeline: p, stage: s, of: pipeline.stages.length, layers: stage.layers, tp: stage.tp });
+        found.set(place.node, parts);
+      }
+    });
+  });
+  return found;
+}
+
+export function moodOf(node, part, job) {
+  if (["lost", "suspect", "unreadable"].includes(node.state)) return "bad";
+  if (node.state === "draining") return "leave";
+  if (node.state === "slow" || (node.why && node.state !== "ready")) return "bad";
+  if (part && node.taking === "running" && job?.phase?.name !== "held") return "good";
+  if (part || node.state === "joining") return "wait";
+  return "calm";
+}
+
+export function renderMap(doc, onSelect) {
+  const parts = partsByNode(doc.plan);
+  const ids = Object.keys(doc.nodes ?? {});
+  const isCompact = ids.length > COMPACT_FROM;
+  const byZone = new Map();
+  for (const id of ids) {
+    const zone = doc.kinds[doc.nodes[id].kind]?.[0] || "unknown zone";
+    if (!byZone.has(zone)) byZone.set(zone, []);
+    byZone.get(zone).push(id);
+  }
+  const zones = [...byZone.keys()].sort();
+  for (const zone of zones) {
+    byZone.get(zone).sort((a, b) => doc.nodes[a].name.localeCompare(doc.nodes[b].name, "en", { numeric: true }));
+  }
+  const layout = JSON.stringify([isCompact, zones.map((zone) => [zone, byZone.get(zone)])]);
+  if (layout !== zonesShown) {
+    zonesShown = layout;
+    layOut(zones, byZone, isCompact, onSelect);
+  }
+  for (const id of ids) update(id, doc, parts.get(id), isCompact);
+  for (const zone of zones) setText(byId(`zone-${zones.indexOf(zone)}`), zoneText(zone, byZone.get(zone), doc));
+  setText(byId("counts"), countsText(doc));
+  if (byId("legend").childElementCount === 0) {
+    byId("legend").replaceChildren(...LEGEND.map(([mood, text]) =>
+      make("li", {}, make("span", { class: "glyph", "data-mood": mood, "aria-hidden": "true" }, GLYPHS[mood]), text)));
+  }
+  if (selected) renderDetails(doc, parts);
+}
+
+function layOut(zones, byZone, isCompact, onSelect) {
+  const focused = document.activeElement?.dataset?.id;
+  const known = new Set();
+  byId("map").replaceChildren(...zones.map((zone, index) => {
+    const list = make("ul", { class: isCompact ? "tiles compact" : "tiles", "aria-labelledby": `zone-${index}` });
+    byZone.get(zone).forEach((id, place) => {
+      known.add(id);
+      let tile = tiles.get(id);
+      if (!tile) {
+        const button = make("button", { type: "button", class: "node", "data-id": id });
+        button.addEventListener("click", () => { selected = id; onSelect(); });
+        tile = { button, shown: "" };
+        tiles.set(id, tile);
+      }
+      tile.button.tabIndex = place === 0 ? 0 : -1;
+      list.append(make("li", {}, tile.button));
+    });
+    list.addEventListener("keydown", walk);
+    return make("section", { class: "zone" }, make("h3", { id: `zone-${index}` }), list);
+  }));
+  for (const id of tiles.keys()) if (!known.has(id)) tiles.delete(id);
+  if (focused && tiles.has(focused)) tiles.get(focused).button.focus();
+}
+
+/** Arrow keys walk through the nodes of a zone, so that Tab leaves it in one step. */
+function walk(event) {
+  const steps = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
+  const buttons = [...event.currentTarget.querySelectorAll("button")];
+  const here = buttons.indexOf(document.activeElement);
+  let next = here + (steps[event.key] ?? NaN);
+  if (event.key === "Home") next = 0;
+  if (event.key === "End") next = buttons.length - 1;
+  if (!buttons[next]) return;
+  event.preventDefault();
+  buttons[here].tabIndex = -1;
+  buttons[next].tabIndex = 0;
+  buttons[next].focus();
+}
+
+function update(id, doc, parts, isCompact) {
+  const tile = tiles.get(id);
+  const node = doc.nodes[id];
+  const part = parts?.[0];
+  const mood = moodOf(node, part, doc.job);
+  const [, machine, gpu, gpus] = doc.kinds[node.kind] ?? ["", "", "", 0];
+  const work = (parts ?? []).map((each) => layerText(each.layers));
+  const layers = [...new Set(work)].join(", ");
+  const shown = JSON.stringify([mood, node, layers, part?.stage, part?.of, isCompact]);
+  if (tile.shown === shown) return;
+  tile.shown = shown;
+  const button = tile.button;
+  button.dataset.mood = mood;
+  button.style.setProperty("--depth", part && part.of > 1 ? `${Math.round((100 * part.stage) / (part.of - 1))}%` : "0%");
+  button.dataset.works = part ? "yes" : "no";
+  button.setAttribute("aria-label", `${node.name}: ${stateText(node)}, ${gpus} ${gpu}, ${layers || "no layers"}`);
+  button.title = `${node.name} · ${machine} · ${stateText(node)}${layers ? ` · ${layers}` : ""}`;
+  if (isCompact) {
+    button.replaceChildren();
+  } else {
+    button.replaceChildren(
+      make("span", { class: "glyph", "data-mood": mood, "aria-hidden": "true" }, GLYPHS[mood]),
+      make("span", { class: "name" }, node.name),
+      make("span", { class: "what" }, `${gpus} × ${gpu}`),
+      make("span", { class: "what" }, layers || stateText(node)),
+    );
+  }
+}
+
+const stateText = (node) =>
+  node.state === "ready" ? (node.taking === "running" ? "trains" : words(node.taking ?? "ready")) : node.state;
+
+function zoneText(zone, ids, doc) {
+  const gpus = ids.reduce((sum, id) => sum + (doc.nodes[id].state === "lost" ? 0 : doc.kinds[doc.nodes[id].kind]?.[3] ?? 0), 0);
+  return `${zone} · ${plural(ids.length, "node")}, ${plural(gpus, "GPU")}`;
+}
+
+function countsText(doc) {
+  const counts = Object.entries(doc.counts ?? {}).map(([state, number]) => `${count(number)} ${state}`);
+  const rented = doc.capacity ? `; rented: ${doc.capacity.up} of ${doc.capacity.wanted} wanted` : "";
+  return (counts.join(", ") || "no node has joined yet") + rented;
+}
+
+export const selectedNode = () => selected;
+export function unselect() {
+  const tile = tiles.get(selected);
+  selected = null;
+  byId("details").hidden = true;
+  tile?.button.focus();
+}
+
+export function renderDetails(doc, parts = partsByNode(doc.plan)) {
+  const node = doc.nodes?.[selected];
+  byId("details").hidden = false;
+  if (!node) {
+    fillPairs(byId("details-facts"), [["state", "it is gone"]]);
+    return;
+  }
+  const [zone, machine, gpu, gpus, spot] = doc.kinds[node.kind];
+  setText(byId("details-name"), node.name);
+  const every = doc.job?.generation?.memory_every ?? 1;
+  const mine = parts.get(selected);
+  const risk = mine && doc.job?.generation
+    ? `at most ${plural(every, "step")} repeated, from another node's memory`
+    : "nothing: the job has no part here";
+  fillPairs(byId("details-facts"), [
+    ["state", stateText(node) + (node.safe ? ", safe to stop" : "")],
+    ["why", node.why],
+    ["leaves", node.leaves_at ? moment(node.leaves_at) : ""],
+    ["machine", `${machine}, ${gpus} × ${gpu}${spot ? ", Spot" : ""}`],
+    ["zone", zone],
+    ["computes", (mine ?? []).map((part) =>
+      `${layerText(part.layers)} (pipeline ${part.pipeline}, stage ${part.stage}${part.tp > 1 ? `, TP ${part.tp}` : ""})`).join("; ")],
+    ["if it died now", risk],
+  ]);
+}

@@ -1,0 +1,210 @@
+"""The page in a real browser: what it shows, how soon, to whom, and if everybody can use it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any
+
+import pytest
+
+from sailord.tokens import create_token
+from tests.control.cluster import Cluster
+from tests.sailord.daemon.running import TOKEN, wait_until
+from tests.sailord.page.browser import CHROMIUM, Tab
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium in the PATH (apt-get install)"),
+]
+Browse = Callable[..., None]
+NODES = "document.querySelectorAll('.node').length === 4"
+CHARTS = "document.querySelectorAll('.curve').length === 2"
+SCHEDULE = "document.querySelectorAll('#timeline rect.forward').length > 3"
+GOODPUT = "document.querySelector('#goodput tbody')?.innerText.includes('training')"
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
+
+
+def node(name: str) -> str:
+    return f"[...document.querySelectorAll('.node')].find(b => b.innerText.includes('{name}'))"
+
+
+async def press(tab: Tab, element: str) -> None:
+    await tab.run(f"{element}.click()")
+
+
+async def whole(tab: Tab) -> None:
+    """Wait until everything is drawn."""
+    for shown in (NODES, CHARTS, SCHEDULE, GOODPUT):
+        await tab.wait(shown)
+
+
+def test_the_page_shows_job_nodes_layers_charts_schedule_goodput_and_events(
+    browse: Browse,
+) -> None:
+    async def play(tab: Tab) -> None:
+        await whole(tab)
+        text = await tab.run("document.body.innerText")
+        for said in ("running", "tokens/s", "Generation", "layers", "us-central1", "moving plan",
+                     "this job so far", "started in"):  # fmt: skip
+            assert said in text, said
+        label = await tab.run(f"{node('a1')}.getAttribute('aria-label')")
+        assert "trains" in label
+        assert "layers" in label
+        assert await tab.run("document.querySelector('#events').innerText.includes('runs after')")
+        assert "running" in await tab.run("document.title")
+        assert tab.errors == []
+
+    browse(play)
+
+
+def test_figures_agree_with_the_api(browse: Browse, cluster: Cluster) -> None:
+    async def play(tab: Tab) -> None:
+        await whole(tab)
+        shown = await tab.run(
+            "[...document.querySelectorAll('#goodput tbody tr')].map(r => [r.cells[0].innerText, "
+            "parseFloat(r.cells[2].innerText)])"
+        )
+        view = (await asyncio.to_thread(cluster.head.ask, "GET", "/v1/goodput"))[1]
+        known = {each["cause"].replace("_", " "): each["gpu_s"] / 3600 for each in view["causes"]}
+        for cause, hours in shown:
+            # Time goes on between the two looks.
+            assert hours <= known[cause] + 0.01, cause
+
+    browse(play)
+
+
+def test_a_preemption_shows_at_once_and_the_plan_without_the_node(
+    browse: Browse, cluster: Cluster
+) -> None:
+    async def play(tab: Tab) -> None:
+        await whole(tab)
+        # What the page does is timed in the page, so that this machine's load counts least.
+        await tab.run(
+            "window.changed = new Promise(done => { const box = document.getElementById('map');"
+            "new MutationObserver(() => { if (box.querySelector('[data-mood=leave]')) done(1); })"
+            ".observe(box, {subtree: true, attributes: true, childList: true}); }); 1"
+        )
+        code, _ = await asyncio.to_thread(
+            cluster.head.ask, "POST", "/v1/nodes/b2/preempt", {"reason": "maintenance"}
+        )
+        assert code == 202
+        assert await tab.run("window.changed") == 1
+        await tab.wait(f"{node('b2')}.dataset.works === 'no'")
+        await tab.wait("document.querySelectorAll('#moves li').length > 1")
+        assert "b2 is draining" in await tab.run("document.querySelector('#events').innerText")
+        assert tab.errors == []
+
+    try:
+        browse(play)
+    finally:
+        cluster.head.ask("POST", "/v1/nodes/b2/withdraw", {})
+        wait_until(lambda: cluster.head.status()["nodes"].get("ready") == 4)
+        wait_until(cluster.is_running)
+
+
+def test_an_operator_gives_orders_after_a_confirmation(browse: Browse, cluster: Cluster) -> None:
+    async def play(tab: Tab) -> None:
+        await whole(tab)
+        await press(tab, node("a1"))
+        await tab.wait("!document.getElementById('details').hidden")
+        facts = await tab.run("document.getElementById('details').innerText")
+        assert "if it died now" in facts
+        await press(tab, "document.querySelector('#node-orders [data-order=cordon]')")
+        await tab.wait("document.getElementById('confirm').open")
+        assert await tab.run("document.activeElement.closest('dialog') !== null")
+        await tab.run("document.getElementById('reason').value = 'a bolt'")
+        await press(tab, "document.getElementById('confirm-yes')")
+        await tab.wait("document.querySelector('#node-orders [data-order=uncordon]') !== null")
+        nodes = (await asyncio.to_thread(cluster.head.ask, "GET", "/v1/nodes"))[1]["nodes"]
+        assert {each["name"] for each in nodes if each["cordoned"]} == {"a1"}
+        assert tab.errors == []
+
+    try:
+        browse(play)
+    finally:
+        cluster.head.ask("POST", "/v1/nodes/a1/uncordon", {})
+
+
+def test_a_viewer_sees_all_and_orders_nothing(browse: Browse, cluster: Cluster) -> None:
+    token = create_token(cluster.folder / "tokens", f"eve-{id(browse)}", "viewer", None)
+
+    async def play(tab: Tab) -> None:
+        await whole(tab)
+        await press(tab, node("a1"))
+        assert await tab.run("document.querySelectorAll('[data-order]').length") == 0
+        assert "viewer" in await tab.run("document.getElementById('person').innerText")
+
+    browse(play, token=token)
+
+
+def test_without_a_token_the_page_asks_for_one(browse: Browse, cluster: Cluster) -> None:
+    async def play(tab: Tab) -> None:
+        await tab.run("sessionStorage.clear()")
+        await tab.open(f"http://127.0.0.1:{cluster.head.port}/")
+        await tab.wait("document.getElementById('sign-in')?.open")
+        await tab.run(f"document.getElementById('token').value = '{TOKEN}'")
+        await press(tab, "document.querySelector('#sign-in button')")
+        await tab.wait(NODES)
+
+    browse(play)
+
+
+def test_a_lost_connection_is_told_and_comes_back(browse: Browse, cluster: Cluster) -> None:
+    async def play(tab: Tab) -> None:
+        await whole(tab)
+        await asyncio.to_thread(cluster.head.stop_all)
+        await tab.wait("document.body.dataset.connection === 'lost'")
+        assert "Connection lost" in await tab.run("document.getElementById('banner').innerText")
+        cluster.head.processes.clear()
+        cluster.head.start()
+        await tab.wait("document.body.dataset.connection === 'live' && " + NODES)
+        assert await tab.run("document.getElementById('banner').hidden")
+
+    browse(play)
+    wait_until(cluster.is_running)
+
+
+def test_arrow_keys_walk_through_nodes_and_escape_closes_the_details(browse: Browse) -> None:
+    async def key(tab: Tab, name: str) -> None:
+        for kind in ("keyDown", "keyUp"):
+            await tab.call("Input.dispatchKeyEvent", type=kind, key=name, code=name)
+
+    async def play(tab: Tab) -> None:
+        await whole(tab)
+        await tab.run("document.querySelector('.node').focus()")
+        await key(tab, "ArrowRight")
+        second = await tab.run("document.activeElement.innerText")
+        assert second == await tab.run("document.querySelectorAll('.node')[1].innerText")
+        await press(tab, "document.activeElement")
+        await key(tab, "Escape")
+        assert await tab.run("document.getElementById('details').hidden")
+        assert await tab.run("document.activeElement.innerText") == second
+
+    browse(play)
+
+
+def test_accessibility_rules_hold_on_every_screen_and_it_never_scrolls_sideways(
+    browse: Browse,
+) -> None:
+    rules = files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+
+    async def play(tab: Tab) -> None:
+        await whole(tab)
+        await press(tab, node("a1"))
+        await tab.run(rules + "; 1")
+        for width, dark in ((390, False), (390, True), (1280, False), (1280, True)):
+            await tab.screen(width, 900, dark=dark)
+            found = await tab.run(
+                "axe.run({runOnly: " + json.dumps(RULES) + "}).then(r => r.violations.map(v => "
+                "[v.id, v.nodes.map(n => n.html.slice(0, 120) + ' ' + n.failureSummary)]))"
+            )
+            assert found == [], (width, dark)
+            wide: dict[str, Any] = await tab.run(
+                "({page: document.documentElement.scrollWidth, screen: innerWidth})"
+            )
+            assert wide["page"] <= wide["screen"], width
+
+    browse(play)
