@@ -320,6 +320,8 @@ async def _listen(
         feed=loop.events.put_nowait,
         known=loop.known_generation,
         wake=loop.registration.woken.set,
+        answered_s=lambda: loop.sender.answered_s,
+        unreadable=loop.registration.unreadable,
         tls=loop.snapshots.client.tls,
     )
     try:

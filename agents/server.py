@@ -10,7 +10,10 @@ from aiohttp import web
 
 from agents.core.model import AbortReceived, Event, State
 from agents.daemon.clock import Clock
+from agents.daemon.exposition import CONTENT_TYPE
+from agents.daemon.unreadable import UnreadableRecords
 from agents.links.http import LinkRoutes
+from agents.metrics import metrics_text
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.names import JOB_ID_PATTERN
 from agents.protocol.records import Abort, JobId, KnownGeneration
@@ -50,6 +53,9 @@ class AgentServer:
     """What this node knows of its job's newest generation."""
     wake: Callable[[], None]
     """Makes the agent read the store now."""
+    answered_s: Callable[[], float]
+    """When a sailord last answered a report."""
+    unreadable: UnreadableRecords
     tls: Tls | None = None
     strangers: Strangers = field(default_factory=Strangers)
 
@@ -59,6 +65,7 @@ class AgentServer:
         app[UNSIGNED] = {}
         self.snapshots.add_to(app.router)
         self.links.add_to(app.router)
+        app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/v1/report", self._report)
         app.router.add_get("/v1/generation", self._generation)
         app.router.add_post("/v1/abort", self._abort)
@@ -84,6 +91,8 @@ class AgentServer:
         try:
             if self.snapshots.checks(request):
                 answer = await handler(request)
+            elif request.path == "/metrics":
+                return await self._scraped(request, handler)
             elif why := refuse_stranger(request, *_callers(request)):
                 answer = web.Response(status=403, text=f"{why}\n")
             else:
@@ -94,6 +103,28 @@ class AgentServer:
             charge(request, "signature")
             answer.force_close()
         return answer
+
+    async def _scraped(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Let anyone read the metrics; over TLS, anyone with a certificate of the cluster."""
+        if why := refuse_stranger(request, "sailord", "user"):
+            charge(request, "certificate")
+            answer: web.StreamResponse = web.Response(status=403, text=f"{why}\n")
+        elif not charge(request, ""):
+            answer = web.Response(status=429, text="too many requests; retry in 1 s\n")
+        else:
+            answer = await handler(request)
+        answer.force_close()
+        return answer
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        text = metrics_text(
+            self.state(),
+            now=self.clock.now(),
+            answered_s=self.answered_s(),
+            refused=self.strangers.refused,
+            unreadable=len(self.unreadable.found),
+        )
+        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _report(self, _: web.Request) -> web.Response:
         report = self.state().last_report

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from dataclasses import dataclass, field
 
 import structlog
@@ -22,6 +21,7 @@ from sailord.cluster_records import Gateway
 from sailord.config import Config
 from sailord.controller.agent_client import AgentClient
 from sailord.controller.cluster_state import ClusterState
+from sailord.controller.durations import Durations
 from sailord.controller.effects import Effects
 from sailord.controller.inbox import Inbox
 from sailord.controller.release_cache import ReleaseCache
@@ -39,17 +39,6 @@ from sailord.planning.pool import PlannerPool
 
 log = structlog.get_logger("sailord")
 
-SAMPLES_MAX = 4096
-
-
-@dataclass(eq=False)
-class DecisionTimes:
-    """How many decisions, and how long the last ones took."""
-
-    count: int = 0
-    decision_s: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
-    event_to_decision_s: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
-
 
 @dataclass(eq=False)
 class Controller:
@@ -61,7 +50,7 @@ class Controller:
     writer: StoreWriter
     effects: Effects
     announcer: Announcer
-    times: DecisionTimes = field(default_factory=DecisionTimes)
+    durations: Durations = field(default_factory=Durations)
     resign_asked: asyncio.Event = field(default_factory=asyncio.Event)
     _releases: ReleaseCache = field(default_factory=ReleaseCache)
 
@@ -84,12 +73,12 @@ class Controller:
             if after.term != before.term:
                 self.announcer.outbox.ring()
             done = time.monotonic()
-            self.times.count += 1
-            self.times.decision_s.append(done - begun)
-            self.times.event_to_decision_s.append(done - since)
+            self.durations.decided(done - begun, waited_s=done - since)
+            self.durations.count_election(before.term, after.term)
             move = self.announcer.observe(before, after)
             if move is not None:
                 self.cluster.learn_moves([move])
+                self.durations.moved(move)
             self.effects.precompute_losses()
             for command in commands:
                 failpoint(*failpoint_of(command, after))

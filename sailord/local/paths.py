@@ -64,6 +64,12 @@ class Place:
         return self.folder / LOCAL_SOCKET
 
     @property
+    def page(self) -> str:
+        """The address of the page in the browser, which signs in; only this user can read it."""
+        token = (self.folder / "token").read_text(encoding="ascii")
+        return f"{'https' if self.tls else 'http'}://{LOOPBACK}:{self.port}/#token={token}"
+
+    @property
     def control(self) -> Path:
         """The control socket of the launcher."""
         return self.folder / CONTROL_SOCKET
@@ -98,6 +104,8 @@ class Place:
             raise InputError(Problem(str(error.filename), what)) from None
         (self.folder / "key").touch(mode=0o600)
         (self.folder / "key").write_text(secrets.token_hex(32), encoding="ascii")
+        (self.folder / "token").touch(mode=0o600)
+        (self.folder / "token").write_text(secrets.token_hex(16), encoding="ascii")
         shutil.copyfile(DATA / "cluster.toml", self.folder / "cluster.toml")
         catalogue = (DATA / "catalogue.toml").read_text(encoding="utf-8")
         catalogue = catalogue.replace("= 1.408", f"= {self.memory_gib}")
@@ -117,6 +125,7 @@ class Place:
             f"{PROFILES if has_profiles else ''}"
             f'log = "json"\n[checkpoints]\nallowed = ["*"]\n'
             f'[listen]\nhost = "{host}"\nport = {self.port}\n'
+            'token_file = "token"\n'
             f"[options]\nlease_s = {LEASE_S}\ngrace_s = 0.5\nstart_gather_s = 0.5\n"
             "additions_gather_s = 2.0\nfailure_pause_s = 0.2\nbroken_s = 0.3\nprobe_s = 0.1\n"
             # Nodes that share cores differ in speed at random.

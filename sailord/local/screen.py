@@ -31,11 +31,12 @@ Ctrl-C here ends the cluster and deletes its files."""
 
 
 def hints_of(place: Place) -> str:
-    """Return the hints, with the address of a cluster that is not in the default folder."""
+    """Return the hints: where the page is, and a cluster that is not in the default folder."""
+    hints = f"in a browser: {place.page}\n{HINTS}"
     if place.folder == default_folder():
-        return HINTS
+        return hints
     found = f"with SAILOR_SERVER=unix://{place.socket} (and local with --folder {place.folder}):"
-    return HINTS.replace("in another terminal:", f"in another terminal, {found}", 1)
+    return hints.replace("in another terminal:", f"in another terminal, {found}", 1)
 
 
 def live(cluster: LocalCluster, control: Control) -> None:

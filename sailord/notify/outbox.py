@@ -76,6 +76,11 @@ class Outbox:
     """Receivers that do not accept messages at present, by host, and why."""
     _offered: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
 
+    @property
+    def waiting(self) -> int:
+        """How many messages wait for the store."""
+        return self._offered.qsize()
+
     async def load(self) -> None:
         """Read which facts earlier leaders reported."""
         entries = sorted((await self.read()).entries, key=lambda entry: entry.created)

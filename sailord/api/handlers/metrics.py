@@ -1,99 +1,161 @@
-"""Metrics of this sailord, for Prometheus."""
+"""Metrics of this sailord, for Prometheus: base units, `_total` for what only grows."""
 
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from typing import get_args
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
+from agents.daemon.exposition import build_info, exposition, metric, optional
+from agents.protocol.records import JobState
 from sailord.api.answers import render
+from sailord.api.answers.goodput import goodput_view
+from sailord.api.answers.types import ActiveView, GoodputView, PhaseName
 from sailord.api.handlers.capacity import CapacityView, capacity_of
 from sailord.api.handlers.context import ApiContext
+from sailord.api.handlers.plans import about_of
+from sailord.capacity.core.model import CapacityState
 from sailord.core.model.stragglers import Speeds
 from sailord.core.queries.straggler_queries import straggler_texts
-
-Samples = Iterable[tuple[Mapping[str, str], float]]
+from sailord.goodput.core.causes import TEXTS
+from sailord.goodput.core.ledger import IN_STEP
 
 
 def metrics_text(api: ApiContext) -> str:
     """All metrics in Prometheus' text format."""
-    families = controller_metrics(api)
+    families = [
+        build_info("sailor_build_info"),
+        *controller_metrics(api),
+        *job_metrics(api),
+        *goodput_metrics(goodput_view(api.goodput.ledger)),
+    ]
     if api.capacity is not None:
         families += capacity_metrics(capacity_of(api))
-    return exposition(families)
-
-
-def exposition(families: Iterable[Metric]) -> str:
-    """Metrics in Prometheus' text format, without the library's own about the process."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collected(families))
-    return generate_latest(registry).decode()
-
-
-class _Collected(Collector):
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterator[Metric]:
-        yield from self._families
-
-    def describe(self) -> Iterator[Metric]:
-        return iter(())  # Otherwise the registry would collect once at registration.
-
-
-def _metric(name: str, text: str, value: float | Samples, kind: str = "gauge") -> Metric:
-    metric = Metric(name.removesuffix("_total") if kind == "counter" else name, text, kind)
-    for labels, each in [({}, value)] if isinstance(value, int | float) else value:
-        metric.add_sample(name, dict(labels), each)
-    return metric
+        families += refusal_metrics(api.capacity.state)
+    return exposition(families, api.controller.durations.histograms)
 
 
 def controller_metrics(api: ApiContext) -> list[Metric]:
     """Metrics of the leader, the store, the active job and the nodes."""
     controller, state = api.controller, api.last_led
-    active, times = state.active, controller.times
+    active, durations = state.active, controller.durations
     unreadable = api.own_gateway.unreadable
     generation = active.generation if active is not None else None
     watch = Speeds() if active is None else active.slowness.speeds
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return [
-        _metric("sailor_leads", "1 on the leader.", float(api.state.term is not None)),
-        _metric("sailor_store_up", "1 while the store is available.",
+        metric("sailor_leads", "1 on the leader.", float(api.state.term is not None)),
+        metric("sailor_store_up", "1 while the store is available.",
                 float(controller.cluster.store.is_available)),
-        _metric("sailor_writes_rejected_total", "Writes that the store will never take.",
+        metric("sailor_writes_rejected_total", "Writes that the store will never take.",
                 controller.cluster.store.rejected_writes, "counter"),
-        _metric("sailor_step", "Step of the active job.",
-                0 if active is None else active.progress.step),
-        _metric("sailor_generation", "Generation of the active job.",
+        metric("sailor_generation", "Generation of the active job.",
                 0 if generation is None else generation.number),
-        _metric("sailor_nodes", "Nodes by state.",
+        metric("sailor_nodes", "Nodes by state.",
                 [({"state": name}, count) for name, count in render.counts_view(state).items()]),
-        _metric("sailor_compute_over_predicted",
+        metric("sailor_compute_over_predicted",
                 "Measured over predicted compute time of a step, by GPU kind.",
                 [({"gpu": gpu}, factor) for gpu, factor in sorted(watch.factors.items())]),
-        _metric("sailor_nodes_slow", "Stragglers.", len(straggler_texts(state))),
-        _metric("sailor_records_unreadable", "Records and messages that cannot be read now.",
+        metric("sailor_nodes_slow", "Stragglers.", len(straggler_texts(state))),
+        metric("sailor_records_unreadable", "Records and messages that cannot be read now.",
                 len(unreadable.found)),
-        _metric("sailor_records_unreadable_total", "Those found since the start.",
+        metric("sailor_records_unreadable_total", "Those found since the start.",
                 unreadable.total, "counter"),
-        _metric("sailor_jobs_queued", "Queued jobs.",
-                sum(job.state == "queued" for job in state.jobs.values())),
-        _metric("sailor_requests_refused_total", "Unauthenticated requests refused, by cause.",
+        metric("sailor_requests_refused_total", "Unauthenticated requests refused, by cause.",
                 [({"why": why}, count) for why, count in sorted(api.strangers.refused.items())],
                 "counter"),
-        _metric("sailor_decisions_total", "Decisions made.", times.count, "counter"),
-        _metric("sailor_plans_total", "Requests to the planner.",
+        metric("sailor_decisions_total", "Decisions made.", durations.decisions, "counter"),
+        metric("sailor_elections_total", "How often this sailord was elected.",
+                durations.elections, "counter"),
+        metric("sailor_steps_lost_total", "Steps that reconfigurations lost.",
+                durations.steps_lost, "counter"),
+        metric("sailor_plans_total", "Requests to the planner.",
                 controller.effects.plan_requests, "counter"),
-        _metric("sailor_plans_foreseen", "Losses of nodes whose next plan is precomputed.",
+        metric("sailor_plans_foreseen", "Losses of nodes whose next plan is precomputed.",
                 controller.effects.planner.precomputed_losses),
-        _metric("sailor_decision_seconds", "Duration of recent decisions.",
-                _quantiles(times.decision_s), "summary"),
-        _metric("sailor_event_to_decision_seconds", "Time from recent events to their decisions.",
-                _quantiles(times.event_to_decision_s), "summary"),
-        _metric("sailor_memory_peak_bytes", "Peak resident memory.", peak_kib * 1024),
+        metric("sailor_webhook_messages_waiting", "Messages that wait for the store.",
+                controller.announcer.outbox.waiting),
+        metric("sailor_webhook_receivers_failing", "Receivers that do not accept messages.",
+                len(controller.announcer.outbox.failing)),
+        metric("sailor_memory_peak_bytes", "Peak resident memory.", peak_kib * 1024),
+    ]  # fmt: skip
+
+
+def job_metrics(api: ApiContext) -> list[Metric]:
+    """Metrics of the jobs; those of the active one are left out while there is none."""
+    state, outbox = api.last_led, api.controller.announcer.outbox
+    about = {} if state.active is None else about_of(api, state.active)
+    view = render.active_view(
+        state, api.controller.cluster.step_rate, None, about, outbox.at_of, state.now
+    )
+    jobs = Counter(job.state for job in state.jobs.values())
+    phase = "" if view is None else view.phase.name
+    return [
+        metric("sailor_jobs", "Jobs by state.",
+               [({"state": each}, jobs[each]) for each in get_args(JobState)]),
+        metric("sailor_job_phase", "1 for the phase of the active job.",
+               [({"phase": each}, float(each == phase)) for each in get_args(PhaseName)]),
+        *([] if view is None else _of_active(view)),
+    ]  # fmt: skip
+
+
+def _of_active(view: ActiveView) -> list[Metric]:
+    measured, predicted, spent = view.measured, view.predicted, view.spent
+    return [
+        metric("sailor_step", "Steps done by the active job.", view.step),
+        metric("sailor_step_age_seconds", "Time since the last step.", view.step_age_s),
+        metric("sailor_steps_at_risk", "Steps since the last durable one.", view.steps_at_risk),
+        metric("sailor_job_failures", "Failures in a row that no lost node explains.",
+               view.failures),
+        metric("sailor_job_cost_usd", "Cost of the active job so far.", spent.usd),
+        *optional("sailor_steps_wanted", "Steps after which the job is done.", view.steps),
+        *optional("sailor_durable_step", "The last durable step.", view.durable_step),
+        *optional("sailor_durable_age_seconds", "Time since a step became durable.",
+                  view.durable_age_s),
+        *optional("sailor_step_seconds", "Measured duration of a step.", measured.iteration_s),
+        *optional("sailor_step_predicted_seconds", "Predicted duration of a step.",
+                  predicted.iteration_s),
+        *optional("sailor_tokens_per_second", "Measured throughput, in tokens or samples.",
+                  measured.tokens_per_s),
+        *optional("sailor_loss", "Loss of the last step.", measured.loss),
+        *optional("sailor_snapshot_stall_seconds", "How long a snapshot stalled a step.",
+                  measured.stall_s),
+        *optional("sailor_job_usd_per_hour", "Price of the active job's plan.",
+                  spent.usd_per_hour),
+        *optional("sailor_job_budget_usd", "The most that the job may cost.", spent.usd_max),
+    ]  # fmt: skip
+
+
+def goodput_metrics(view: GoodputView) -> list[Metric]:
+    """The ledger. A step under way is a gauge: it is booked on its cause when it ends."""
+    booked = {each.cause: each for each in view.causes}
+    under_way = booked.pop(IN_STEP, None)
+    causes = [cause for cause in TEXTS if cause != IN_STEP]
+    return [
+        metric("sailor_goodput_gpu_seconds_total", "Paid GPU time by cause.",
+               [({"cause": each}, booked[each].gpu_s if each in booked else 0.0)
+                for each in causes], "counter"),
+        metric("sailor_goodput_usd_total", "Cost of paid GPU time by cause.",
+               [({"cause": each}, booked[each].usd if each in booked else 0.0)
+                for each in causes], "counter"),
+        metric("sailor_goodput_step_under_way_gpu_seconds", "GPU time of the step under way.",
+               0.0 if under_way is None else under_way.gpu_s),
+        metric("sailor_paid_gpus", "GPUs that are paid for now.", view.gpus),
+        metric("sailor_paid_usd_per_hour", "What they cost an hour.", view.usd_per_hour),
+    ]  # fmt: skip
+
+
+def refusal_metrics(capacity: CapacityState) -> list[Metric]:
+    """Metrics of what the provider refused, and of instances without an agent."""
+    return [
+        metric("sailor_pool_refusals", "Refused requests in a row, by pool and kind.",
+               [({"zone": pool.zone, "machine": pool.machine, "spot": str(pool.spot).lower(),
+                  "kind": each.kind}, each.refusals)
+                for pool, each in sorted(capacity.cooldowns.items())]),
+        metric("sailor_boots_failed", "Instances in a row that brought up no agent.",
+               capacity.boots_failed),
     ]  # fmt: skip
 
 
@@ -103,32 +165,22 @@ def capacity_metrics(view: CapacityView) -> list[Metric]:
         ({"zone": p.zone, "machine": p.machine, "spot": str(p.spot).lower()}, p) for p in view.pools
     ]
     return [
-        _metric("sailor_machines", "Rented machines by pool and state.",
+        metric("sailor_machines", "Rented machines by pool and state.",
                 [(labels | {"state": state}, getattr(pool, state))
                  for labels, pool in pools
                  for state in ("wanted", "up", "awaited", "asked")]),
-        _metric("sailor_machines_obtainable", "Machines that could be requested now, by pool.",
+        metric("sailor_machines_obtainable", "Machines that could be requested now, by pool.",
                 [(labels, pool.obtainable) for labels, pool in pools]),
-        _metric("sailor_pool_resting", "1 while a pool is in backoff after a refusal.",
+        metric("sailor_pool_resting", "1 while a pool is in backoff after a refusal.",
                 [(labels, float(pool.rest is not None)) for labels, pool in pools]),
-        _metric("sailor_pool_stopped", "1 while a pool is stopped after failed boots.",
+        metric("sailor_pool_stopped", "1 while a pool is stopped after failed boots.",
                 [(labels, float(bool(pool.stopped))) for labels, pool in pools]),
-        _metric("sailor_machine_usd_per_hour", "Price of one machine, by pool.",
+        metric("sailor_machine_usd_per_hour", "Price of one machine, by pool.",
                 [(labels, pool.usd_per_hour) for labels, pool in pools
                  if pool.usd_per_hour is not None]),
-        _metric("sailor_machines_orphaned",
+        metric("sailor_machines_orphaned",
                 "Machines that could not be deleted and are still billed.", len(view.orphans)),
-        _metric("sailor_capacity_usd_per_hour", "Present cost per hour of rented machines.",
+        metric("sailor_capacity_usd_per_hour", "Present cost per hour of rented machines.",
                 view.money.usd_per_hour),
-        _metric("sailor_capacity_usd", "Cost of rented machines so far.", view.money.spent_usd),
+        metric("sailor_capacity_usd", "Cost of rented machines so far.", view.money.spent_usd),
     ]  # fmt: skip
-
-
-def _quantiles(seconds: Iterable[float]) -> Samples:
-    ordered = sorted(seconds)
-    if not ordered:
-        return []
-    return [
-        ({"quantile": str(q)}, ordered[min(int(q * len(ordered)), len(ordered) - 1)])
-        for q in (0.5, 0.99)
-    ]

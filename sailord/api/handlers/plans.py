@@ -9,7 +9,7 @@ from agents.protocol.records import JobId
 from agents.store.interface import StoreError
 from sailord.api.answers import render
 from sailord.api.handlers.context import ApiContext
-from sailord.core.model.state import State
+from sailord.core.model.state import Active, State
 
 PLAN_WITHIN_S = 1.0
 """How long an overview waits for the plan from the store."""
@@ -44,3 +44,12 @@ async def plan_of(api: ApiContext, state: State) -> tuple[dict[str, Any] | None,
             return await read_plan(api, active.job, active.generation.plan)
     except (TimeoutError, StoreError):
         return None, {}  # The rest of the status does not depend on the store.
+
+
+def about_of(api: ApiContext, active: Active) -> dict[str, Any]:
+    """The planner's account of the running plan, if it was read before; empty if not."""
+    if active.generation is None:
+        return {}
+    sha = active.generation.plan
+    known = api.controller.writer.plans.get(sha)
+    return known.about if known is not None else api.plans_seen.get(sha, (None, {}))[1]

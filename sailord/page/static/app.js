@@ -41,9 +41,16 @@ const kinds = {
     const known = new Set(view.events.map((each) => each.id));
     const fresh = value.filter((each) => !known.has(each.id));
     view.events = [...fresh.reverse(), ...view.events].slice(0, EVENTS_MAX);
-    if (fresh.some((each) => / trains, /.test(each.text))) view.asked = "";
+    const last = view.moves.at(-1)?.generation ?? 0;
+    if (fresh.some((each) => each.generation > last)) askAgainSoon();
   },
 };
+
+/** The timing of a move is stored a moment after its event. */
+function askAgainSoon() {
+  clearTimeout(view.again);
+  view.again = setTimeout(() => { view.asked = ""; fetchOnce(); }, 1500);
+}
 
 /** What is needed once for each plan: its schedule, and the moves so far. */
 async function fetchOnce() {
