@@ -1,18 +1,22 @@
 """Decide whether a better plan is worth the move: its gain while it lasts against its cost.
 
 The code reads no clock: times and ages are arguments, so the same history gives the same verdict.
-Four rules prevent a storm of moves when capacity comes and goes:
+It is a ski rental with advice:
 
-1. new nodes must have been up for a while, longer for every recent loss in their pool;
-2. the gain counts only for the expected life of the new nodes;
-3. the gain must be a multiple of the cost, since both are estimates;
-4. after a voluntary move there is a cooldown, so that such moves take a small share of time.
+- *Ski rental*: a better plan is moved to once the gain forgone by waiting for it has reached the
+  cost of the move. Waiting and moving then cost at most twice what the better of staying and moving
+  at once would have cost, whatever happens next.
+- *Advice*: if the gain expected until nodes are next lost or added repays the cost, the job moves
+  at once. If it repays half of the cost, the job waits as above; if less, up to twice as long, so
+  that nodes that come for a moment are left alone. How often nodes are lost or added is learned,
+  per pool, from the events observed there, so wrong advice is soon given up.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from planner.move_policy.node_lifetimes import History
@@ -24,15 +28,10 @@ Unit = Literal["samples", "$"]
 class Rules:
     """Thresholds of the decision."""
 
-    settle_s: float = 30.0
-    """Nodes are used once they have been up for this long."""
-    settle_s_max: float = 600.0
-    margin: float = 1.5
-    """The gain must be this multiple of the cost."""
-    share_max: float = 0.05
-    """The largest share of time that voluntary moves may take."""
+    wait_max: float = 2.0
+    """At most this multiple of the cost is forgone, whatever is expected."""
     horizon_s: float = 24 * 3600.0
-    """Upper limit of the expected life of a plan."""
+    """Upper limit of the time for which a gain is expected."""
 
 
 DEFAULT_RULES = Rules()
@@ -51,11 +50,17 @@ class Offer:
     newcomers: Mapping[str, int]
     """Nodes that only the new plan uses, by pool."""
     newcomer_age_s: float
-    """Seconds that the youngest of them has been up; infinite if there are none."""
+    """Seconds that they have been up, on average; infinite if there are none."""
     needed: str | None = None
     """Why the old plan cannot go on, if it cannot."""
     seconds_left: float | None = None
     """Seconds until the job ends, if known."""
+    before: Mapping[str, int] = field(default_factory=dict)
+    """Nodes that the old plan uses, by pool."""
+    after: Mapping[str, int] = field(default_factory=dict)
+    """Nodes that the new plan uses, by pool."""
+    loss_cost: float = 0.0
+    """What the loss of a node in use costs, in ``unit``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,67 +107,86 @@ def judge_move(
 
     ``last_move_s`` is the time of the job's last voluntary move.
     """
-    life_s = expected_life_s(offer, history, now_s=now_s, rules=rules)
+    expected = _expected(offer, history, now_s=now_s, rules=rules)
+    life_s = expected.life_s
     gain = max(0.0, offer.gain_per_s) * max(0.0, life_s - offer.downtime_s)
+    cost = offer.cost + expected.more_hits * offer.loss_cost
 
     def verdict(moves: bool, reason: str, ask_again_s: float | None = None) -> Verdict:
-        return Verdict(moves, reason, life_s, gain, offer.cost, offer.unit, ask_again_s)
+        return Verdict(moves, reason, life_s, gain, cost, offer.unit, ask_again_s)
 
     if offer.needed is not None:
         return verdict(True, offer.needed)
     if offer.gain_per_s <= 0:
         return verdict(False, "no better plan found")
+    rate, price = _amount(offer.gain_per_s, offer.unit), _amount(cost, offer.unit)
+    left_s = rules.horizon_s if offer.seconds_left is None else offer.seconds_left
+    if offer.gain_per_s * max(0.0, min(left_s, rules.horizon_s) - offer.downtime_s) <= offer.cost:
+        return verdict(False, f"gains {rate}/s until the job ends, less than the {price} it costs")
     sums = (
-        f"gains {_amount(offer.gain_per_s, offer.unit)}/s for {_span(life_s)}, in all"
-        f" {_amount(gain, offer.unit)}, and costs {_amount(offer.cost, offer.unit)}"
+        f"gains {rate}/s for {_span(life_s)}, in all {_amount(gain, offer.unit)}, and costs {price}"
     )
-    if gain <= rules.margin * offer.cost:
-        return verdict(False, f"{sums}; the gain must exceed {rules.margin:g} times the cost")
-    settle_s = max(
-        (settling_s(history, pool, now_s=now_s, rules=rules) for pool in offer.newcomers),
-        default=0.0,
+    waits_for = cost
+    if offer.newcomers:
+        short = cost / gain - 1 if gain > 0 else math.inf
+        waits_for = cost * min(rules.wait_max, max(0.0, short))
+    if waits_for <= 0:
+        return verdict(True, sums)
+    since_s = math.inf if last_move_s is None else now_s - last_move_s
+    waited_s = max(0.0, min(offer.newcomer_age_s, since_s))
+    wait_s = waits_for / offer.gain_per_s - waited_s
+    if wait_s <= 0:
+        forgone = "" if waited_s == math.inf else f"; waiting for {_span(waited_s)} cost enough"
+        return verdict(True, sums + forgone)
+    return verdict(
+        False,
+        f"{sums}; the gain forgone by waiting reaches {_amount(waits_for, offer.unit)}"
+        f" in {_span(wait_s)}",
+        wait_s,
     )
-    if offer.newcomer_age_s < settle_s:
-        wait_s = settle_s - offer.newcomer_age_s
-        return verdict(
-            False,
-            f"the newest node has been up for {_span(offer.newcomer_age_s)}, and in its"
-            f" pool nodes must be up for {_span(settle_s)}",
-            wait_s,
-        )
-    if last_move_s is not None:
-        rest_s = offer.downtime_s / rules.share_max
-        wait_s = last_move_s + rest_s - now_s
-        if wait_s > 0:
-            return verdict(
-                False,
-                f"the last move was {_span(now_s - last_move_s)} ago, and a move of"
-                f" {_span(offer.downtime_s)} needs a cooldown of {_span(rest_s)}",
-                wait_s,
-            )
-    return verdict(True, sums)
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    life_s: float
+    """Until nodes are lost or added, or the job ends."""
+    more_hits: float
+    """The chance that the next loss in use would have spared the old plan."""
+
+
+def _expected(offer: Offer, history: History, *, now_s: float, rules: Rules) -> _Expected:
+    """How long the gain lasts, and the chance that a loss of new nodes ends it.
+
+    Any loss in use ends it: both plans have to be left then. So does an addition, if the next plan
+    is another move away.
+    """
+    ends = [rules.horizon_s]
+    if offer.seconds_left is not None:
+        ends.append(offer.seconds_left)
+    if not offer.newcomers:
+        return _Expected(min(ends), 0.0)
+    after = offer.after or offer.newcomers
+    all_nodes = {
+        pool: max(offer.before.get(pool, 0), after.get(pool, 0))
+        for pool in sorted({*offer.before, *after})
+    }
+    hits = history.hits_per_s(all_nodes, now_s)
+    spared = hits - history.hits_per_s(offer.before, now_s)
+    each_gain = offer.gain_per_s / sum(offer.newcomers.values())
+    # After an addition, who has waited moves once instead of twice, unless the addition is not
+    # worth a second move.
+    again = min(1.0, each_gain / (hits * offer.cost)) if hits * offer.cost > 0 else 1.0
+    changes = hits + again * history.additions_per_s(all_nodes, now_s)
+    if changes > 0:
+        ends.append(1 / changes)
+    return _Expected(min(ends), max(0.0, spared) / hits if hits > 0 else 0.0)
 
 
 def expected_life_s(
     offer: Offer, history: History, *, now_s: float, rules: Rules = DEFAULT_RULES
 ) -> float:
-    """How long the advantage lasts: until the first new node is lost, or the job ends.
-
-    Nodes that both plans use do not count, since their loss ends both.
-    """
-    lives = [rules.horizon_s]
-    if offer.newcomers:
-        lives.append(history.life_s(offer.newcomers, now_s))
-    if offer.seconds_left is not None:
-        lives.append(offer.seconds_left)
-    return min(lives)
-
-
-def settling_s(history: History, pool: str, *, now_s: float, rules: Rules = DEFAULT_RULES) -> float:
-    """How long a new node of a pool must have been up: doubled by every recent loss there."""
-    flaps = history.record(pool, now_s).flaps
-    doubled: float = rules.settle_s * 2.0 ** min(flaps, 30.0)
-    return min(doubled, rules.settle_s_max)
+    """How long the gain of a move is expected to last."""
+    return _expected(offer, history, now_s=now_s, rules=rules).life_s
 
 
 def _amount(value: float, unit: Unit) -> str:

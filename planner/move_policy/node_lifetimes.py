@@ -1,16 +1,25 @@
-"""Expected lifetimes of nodes, learned from the losses in each pool."""
+"""How often nodes of a pool are lost or added, learned from what was observed.
+
+Losses come as events: a preemption often takes many nodes of a pool at once, so what counts is how
+often anything happens, and how much of the pool it takes.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 PRIOR_LIFE_S = 2 * 3600.0
-"""Assumed lifetime of a node before anything was observed in its pool."""
+"""Assumed time between two events before anything was observed in a pool."""
+PRIOR_EVENTS = 0.5
+"""What a prior counts for, in observed events."""
+PRIOR_SHARE = 0.5
+"""Assumed share of a pool that a loss takes."""
 FORGET_HALF_LIFE_S = 6 * 3600.0
 """Half-life of observations, since clouds have good and bad days."""
 FLAP_HALF_LIFE_S = 600.0
-"""Half-life of the suspicion that a loss casts on new nodes of its pool."""
+"""Half-life of recent observations, since events come in bursts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +35,74 @@ class PoolRecord:
     """Nodes lost, with older ones counting less."""
     flaps: float = 0.0
     """Times at which nodes were lost, forgotten quickly."""
+    seen_s: float = 0.0
+    """Seconds observed, with older ones counting less."""
+    seen_lately_s: float = 0.0
+    """Seconds observed, forgotten quickly."""
+    events: float = 0.0
+    """Times at which nodes were lost, with older ones counting less."""
+    shares: float = 0.0
+    """Sum of the shares of the pool that these losses took."""
+    additions: float = 0.0
+    """Times at which nodes were added, with older ones counting less."""
+    additions_lately: float = 0.0
+    """The same, forgotten quickly."""
 
     def at(self, now_s: float) -> PoolRecord:
         """The same record at a later time."""
         passed = max(0.0, now_s - self.at_s)
-        kept = 0.5 ** (passed / FORGET_HALF_LIFE_S)
+        kept, kept_lately = (
+            0.5 ** (passed / half_s) for half_s in (FORGET_HALF_LIFE_S, FLAP_HALF_LIFE_S)
+        )
         return replace(
             self,
             at_s=max(now_s, self.at_s),
             lived_s=self.lived_s * kept + self.nodes_up * passed,
             losses=self.losses * kept,
-            flaps=self.flaps * 0.5 ** (passed / FLAP_HALF_LIFE_S),
+            flaps=self.flaps * kept_lately,
+            seen_s=_observed(self.seen_s, passed, FORGET_HALF_LIFE_S),
+            seen_lately_s=_observed(self.seen_lately_s, passed, FLAP_HALF_LIFE_S),
+            events=self.events * kept,
+            shares=self.shares * kept,
+            additions=self.additions * kept,
+            additions_lately=self.additions_lately * kept_lately,
         )
 
     @property
     def node_life_s(self) -> float:
         """Mean lifetime of a node, with a prior worth one loss."""
         return (self.lived_s + PRIOR_LIFE_S) / (self.losses + 1)
+
+    @property
+    def losses_per_s(self) -> float:
+        """Events per second at which nodes are lost."""
+        return self._per_s(self.events, self.flaps)
+
+    @property
+    def additions_per_s(self) -> float:
+        """Events per second at which nodes are added."""
+        return self._per_s(self.additions, self.additions_lately)
+
+    def hit_chance(self, nodes: int) -> float:
+        """Chance that a loss in this pool takes at least one of so many of its nodes."""
+        total = max(nodes, self.nodes_up)
+        if not nodes:
+            return 0.0
+        share = (self.shares + PRIOR_SHARE) / (self.events + 1)
+        taken = max(1.0, share * total)
+        spared = 1.0 - nodes / total
+        return 1.0 if spared <= 0 else 1.0 - float(spared**taken)
+
+    def _per_s(self, events: float, lately: float) -> float:
+        """The rate of late, with the rate of old as its prior."""
+        of_old = (events + PRIOR_EVENTS) / (self.seen_s + PRIOR_EVENTS * PRIOR_LIFE_S)
+        return (lately + PRIOR_EVENTS) / (self.seen_lately_s + PRIOR_EVENTS / of_old)
+
+
+def _observed(before_s: float, passed_s: float, half_life_s: float) -> float:
+    """Seconds observed, each forgotten as the events in it are."""
+    kept = 0.5 ** (passed_s / half_life_s)
+    return before_s * kept + half_life_s / math.log(2) * (1 - kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +115,19 @@ class History:
         """The history after an observation: nodes up now, and nodes lost since the last one."""
         pools = dict(self.pools)
         for name in sorted({*up, *lost, *pools}):
+            is_new = name not in pools
             record = pools.get(name, PoolRecord(now_s)).at(now_s)
-            gone = lost.get(name, 0)
+            gone, now_up = lost.get(name, 0), up.get(name, 0)
+            came = not is_new and now_up > record.nodes_up - gone
             pools[name] = replace(
                 record,
-                nodes_up=up.get(name, 0),
+                nodes_up=now_up,
                 losses=record.losses + gone,
                 flaps=record.flaps + (gone > 0),
+                events=record.events + (gone > 0),
+                shares=record.shares + min(1.0, gone / max(1, record.nodes_up)),
+                additions=record.additions + came,
+                additions_lately=record.additions_lately + came,
             )
         return History(pools)
 
@@ -69,10 +135,14 @@ class History:
         """One pool's record at ``now_s``."""
         return self.pools.get(pool, PoolRecord(now_s)).at(now_s)
 
-    def life_s(self, nodes_by_pool: Mapping[str, int], now_s: float) -> float:
-        """Mean time until the first of these nodes is lost."""
-        rate = sum(
-            count / self.record(pool, now_s).node_life_s
-            for pool, count in sorted(nodes_by_pool.items())
-        )
-        return 1 / rate if rate > 0 else PRIOR_LIFE_S
+    def hits_per_s(self, nodes_by_pool: Mapping[str, int], now_s: float) -> float:
+        """How often a loss takes at least one of these nodes."""
+        total = 0.0
+        for pool, nodes in sorted(nodes_by_pool.items()):
+            record = self.record(pool, now_s)
+            total += record.losses_per_s * record.hit_chance(nodes)
+        return total
+
+    def additions_per_s(self, pools: Mapping[str, int], now_s: float) -> float:
+        """How often nodes are added to these pools."""
+        return sum(self.record(pool, now_s).additions_per_s for pool in sorted(pools))

@@ -1,18 +1,27 @@
-"""The plans that a replay uses: searched once for each availability, then looked up."""
+"""The plans that a replay uses: searched once for each availability, then looked up.
+
+Spot and on-demand pools of one machine type are one place to a plan, and two pools here: a plan is
+known once for each way of taking its GPUs from the pools, with the dollars of that way.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import le
 
-from planner.problem.inventory import Grant, Lot, are_supplied, grants_of, lots_of
+from planner.problem.inventory import Lot
+from planner.problem.objective import Figures, Limits
 from planner.problem.question import Answer, Question
+from planner.replan.move_cost import DEFAULT_TIMES
+from planner.replan.state_map import STATE_BYTES
+from simulator.cluster.cluster import Pool
 from simulator.cluster.place_facts import PlaceFacts
 from simulator.estimate.result import Estimate
-from simulator.inputs.supply_check import groups_by_place, pools_by_place
-from simulator.spec.job import Goal
+from simulator.inputs.supply_check import groups_by_place
+from simulator.spec.job import OPTIMIZER_MOMENTS, Goal
 from simulator.spec.plan import PlaceKey, Plan
 from simulator.traces.player import AvailabilitySpan, PlanFigures
 from simulator.traces.trace import GpuCounts, LostSlots, Trace, cluster_at
@@ -20,22 +29,40 @@ from simulator.traces.trace import GpuCounts, LostSlots, Trace, cluster_at
 DEFAULT_SEARCHES = 32
 """Availabilities that are searched, the longest first. The others take the best known plan that
 fits, and are searched only if none does."""
-
+TIE = 0.001
+"""Plans whose objectives differ by less than this share count as equal: the cheaper is taken."""
 Search = Callable[[Question], Answer]
+Way = tuple[tuple[tuple[int, int], ...], ...]
+"""Device groups that a plan takes from each pool, as pairs of TP degree and number."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownPlan:
-    """A plan with the device groups that it takes."""
+    """A plan with the device groups that it takes from each pool."""
 
     plan: Plan
     estimate: Estimate
-    groups: dict[PlaceKey, dict[int, int]]
-    """Groups by place and TP degree."""
+    groups: Way
+    usd_per_s: float | None
+    """Price of its GPUs; ``None`` where a price is unknown."""
+
+    @property
+    def gpus(self) -> GpuCounts:
+        """GPUs by pool."""
+        return tuple(sum(tp * count for tp, count in groups) for groups in self.groups)
+
+    @property
+    def usd(self) -> float | None:
+        """Dollars of an iteration."""
+        if self.usd_per_s is None:
+            return None
+        return self.usd_per_s * self.estimate.iteration_s + self.estimate.money.egress_usd
 
     def worth(self, goal: Goal) -> tuple[float, float]:
         """The objective, then the tie-breaker; smaller is better."""
-        seconds, usd = self.estimate.iteration_s, self.estimate.money.total_usd or 0.0
+        # Where the GPUs have no price, egress alone tells plans apart.
+        egress_usd = self.estimate.money.egress_usd
+        seconds, usd = self.estimate.iteration_s, egress_usd if self.usd is None else self.usd
         return (usd, seconds) if goal == "cost" else (seconds, usd)
 
 
@@ -44,102 +71,206 @@ class TracePlans:
     """The plans of a trace, and the availabilities that each fits."""
 
     question: Question
-    places: tuple[PlaceKey, ...]
-    sizes: GpuCounts
-    """GPUs of a machine at each place."""
     states: dict[GpuCounts, int] = field(default_factory=dict)
     known: list[KnownPlan] = field(default_factory=list)
     searched: int = 0
     without_plan: list[GpuCounts] = field(default_factory=list)
     """Availabilities without a plan; smaller ones have none either."""
-    _counts: list[GpuCounts] = field(default_factory=list)
+    _found: list[tuple[Plan, Estimate]] = field(default_factory=list)
     _fits: dict[tuple[int, int], bool] = field(default_factory=dict)
-    _lots: list[tuple[tuple[Lot, ...], tuple[Grant, ...]]] = field(default_factory=list)
+    _counts: list[GpuCounts] = field(default_factory=list)
     _best: dict[int, int | None] = field(default_factory=dict)
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """The pools of the cluster, in the order of the trace's counts."""
+        return self.question.cluster.pools
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The pools by place; a spot pool beside an on-demand pool says so."""
+        keys = Counter(pool.key for pool in self.pools)
+        return tuple(
+            "/".join(pool.key) + (" spot" if pool.spot and keys[pool.key] > 1 else "")
+            for pool in self.pools
+        )
 
     @property
     def goal(self) -> Goal:
         """The goal of the job."""
         return self.question.job.objective.goal
 
+    @property
+    def distinct_plans(self) -> int:
+        """How many plans were found."""
+        return len(self._found)
+
     def state(self, gpus: GpuCounts) -> int:
         """The number of an availability."""
         if gpus not in self.states:
-            cluster = cluster_at(self.question.cluster, gpus)
-            lots = lots_of(cluster, PlaceFacts(cluster, self.question.measurements.network))
             self.states[gpus] = len(self.states)
             self._counts.append(gpus)
-            self._lots.append((lots, grants_of(cluster, lots)))
+            self._best.clear()
         return self.states[gpus]
 
     def counts(self, state: int) -> GpuCounts:
         """The availability with this number."""
         return self._counts[state]
 
-    def gain(self, plan: int, *, over: int) -> float:
-        """Share by which one plan is better than another."""
-        better, worse = (self.known[each].worth(self.goal)[0] for each in (plan, over))
-        return worse / better - 1 if better > 0 else math.inf
-
     def fits(self, plan: int, state: int) -> bool:
         """Whether an availability has the GPUs that a plan takes."""
         key = (plan, state)
         if key not in self._fits:
-            self._fits[key] = are_supplied(self.known[plan].groups, *self._lots[state])
+            self._fits[key] = all(
+                not groups or _lot(pool, up).holds(dict(groups))
+                for groups, pool, up in zip(
+                    self.known[plan].groups, self.pools, self._counts[state], strict=True
+                )
+            )
         return self._fits[key]
 
     def machines(self, gpus: GpuCounts) -> GpuCounts:
-        """Machines by place that hold these GPUs."""
-        return tuple(-(-count // size) for count, size in zip(gpus, self.sizes, strict=True))
+        """Machines by pool that hold these GPUs."""
+        return tuple(
+            -(-count // pool.gpus_per_machine)
+            for count, pool in zip(gpus, self.pools, strict=True)
+        )
 
     def best(self, state: int) -> int | None:
-        """The best known plan that fits an availability."""
+        """The best known plan that fits an availability; of equal ones the cheapest."""
         if state not in self._best:
-            fitting = (plan for plan in range(len(self.known)) if self.fits(plan, state))
-            self._best[state] = min(
-                fitting, key=lambda plan: (*self.known[plan].worth(self.goal), plan), default=None
-            )
+            fitting = [plan for plan in range(len(self.known)) if self.fits(plan, state)]
+            self._best[state] = self._best_of(fitting)
         return self._best[state]
+
+    def _best_of(self, plans: Sequence[int]) -> int | None:
+        worth = {plan: self.known[plan].worth(self.goal) for plan in plans}
+        least = min((objective for objective, _ in worth.values()), default=math.inf)
+        equal = [plan for plan in plans if worth[plan][0] <= least * (1 + TIE)]
+        return min(equal, key=lambda plan: (worth[plan][1], worth[plan][0], plan), default=None)
 
     def figures(self) -> tuple[PlanFigures, ...]:
         """All plans, as the player needs them."""
         return tuple(self._figures(known) for known in self.known)
 
     def _figures(self, known: KnownPlan) -> PlanFigures:
-        taken = {
-            key: sum(tp * count for tp, count in groups.items())
-            for key, groups in known.groups.items()
-        }
-        estimate = known.estimate
-        compute = estimate.money.compute_usd
+        job = self.question.job
+        parameters = sum(layer.parameters() for layer in job.model.layers)
+        size = parameters * STATE_BYTES * (1 + OPTIMIZER_MOMENTS[job.optimizer])
+        machines = max(1, sum(self.machines(known.gpus)))
         return PlanFigures(
-            estimate.iteration_s,
-            estimate.samples_per_iteration,
-            tuple(taken.get(key, 0) for key in self.places),
-            None if compute is None else compute / estimate.iteration_s,
-            estimate.money.egress_usd,
+            known.estimate.iteration_s,
+            known.estimate.samples_per_iteration,
+            known.gpus,
+            known.usd_per_s,
+            known.estimate.money.egress_usd,
+            size / machines / DEFAULT_TIMES.restore_bytes_per_s,
         )
+
+    def add(self, plan: Plan, estimate: Estimate) -> None:
+        """Learn a plan, with the ways to take its GPUs from the pools of each availability."""
+        if any(other == plan for other, _ in self._found):
+            return
+        self._found.append((plan, estimate))
+        facts = PlaceFacts(self.question.cluster, self.question.measurements.network)
+        prices = tuple(facts.pool_price_usd(pool) for pool in self.pools)
+        objective = replace(self.question.job.objective, deadline=None)
+        limits = Limits(objective, self.question.job.steps)
+        ways = {way for gpus in self.states for way in self._ways(plan, gpus, prices)}
+        for groups in sorted(ways):
+            known = KnownPlan(plan, estimate, groups, _usd_per_s(groups, prices))
+            if self._keeps(limits, known):
+                self.known.append(known)
+        self._best.clear()
+
+    def _ways(
+        self, plan: Plan, gpus: GpuCounts, prices: Sequence[float | None]
+    ) -> Iterator[Way]:
+        """The ways to take a plan's GPUs from an availability: on demand first, cheapest first."""
+        pools = range(len(self.pools))
+        wanted = groups_by_place(plan)
+        if len({pool.key for pool in self.pools}) == len(pools):
+            yield tuple(tuple(sorted(wanted.get(pool.key, {}).items())) for pool in self.pools)
+            return
+        on_demand = sorted(pools, key=lambda pool: self.pools[pool].spot)
+        cheapest = sorted(pools, key=lambda pool: (prices[pool] is None, prices[pool] or 0.0))
+        for order in (on_demand, cheapest):
+            way = _taken(wanted, [(pool, self.pools[pool]) for pool in order], gpus)
+            if way is not None:
+                yield way
+
+    def _keeps(self, limits: Limits, known: KnownPlan) -> bool:
+        """Whether a plan keeps the job's limits when its GPUs are taken like this."""
+        gpus = known.gpus
+        spot = sum(count for count, pool in zip(gpus, self.pools, strict=True) if pool.spot)
+        figures = Figures(known.estimate.iteration_s, known.usd, spot / max(1, sum(gpus)))
+        return next(limits.breaches(figures), None) is None
+
+
+def _taken(
+    wanted: Mapping[PlaceKey, Mapping[int, int]],
+    pools: Sequence[tuple[int, Pool]],
+    gpus: GpuCounts,
+) -> Way | None:
+    """The groups that each pool gives, the first pools first; ``None`` if they do not fit."""
+    taken: list[dict[int, int]] = [{} for _ in pools]
+    for key, groups in wanted.items():
+        here = [(number, pool) for number, pool in pools if pool.key == key]
+        for tp in sorted(groups, reverse=True):
+            left = groups[tp]
+            for number, pool in here:
+                fits = _most(_lot(pool, gpus[number]), taken[number], tp, left)
+                if fits:
+                    taken[number][tp] = fits
+                left -= fits
+            if left:
+                return None
+    return tuple(tuple(sorted(groups.items())) for groups in taken)
+
+
+def _most(lot: Lot, taken: Mapping[int, int], tp: int, wanted: int) -> int:
+    """How many groups of ``tp`` fit beside those that are taken, up to ``wanted``."""
+    count = min(wanted, lot.room(tp))
+    while count and not lot.holds({**taken, tp: count}):
+        count -= 1
+    return count
+
+
+def _lot(pool: Pool, gpus: int) -> Lot:
+    """The GPUs of a pool that are up."""
+    whole, rest = divmod(gpus, pool.gpus_per_machine)
+    sizes = ((pool.gpus_per_machine, whole), (rest, 1))
+    machines = tuple((size, count) for size, count in sizes if size and count)
+    return Lot(*pool.key, gpus, pool.gpus_per_machine, machines, None)
+
+
+def _usd_per_s(
+    groups: Sequence[Sequence[tuple[int, int]]], prices: Sequence[float | None]
+) -> float | None:
+    total = 0.0
+    for of_pool, price in zip(groups, prices, strict=True):
+        gpus = sum(tp * count for tp, count in of_pool)
+        if gpus and price is None:
+            return None
+        total += gpus * (price or 0.0) / 3600
+    return total
 
 
 def plans_for(
     question: Question, trace: Trace, taken: Sequence[LostSlots], search: Search, *, searches: int
 ) -> TracePlans:
     """Search the availabilities that last longest, up to ``searches`` of them."""
-    offers = pools_by_place(question.cluster)
-    places = tuple(sorted(offers))
-    sizes = tuple(max(pool.gpus_per_machine for pool in offers[key]) for key in places)
-    plans = TracePlans(question, places, sizes)
-    seconds = trace.distinct()
+    plans = TracePlans(question)
+    seconds: dict[GpuCounts, float] = trace.distinct()
     for interval, gpus in zip(trace.intervals, trace.never_regained(taken), strict=True):
         seconds[gpus] = seconds.get(gpus, 0.0) + interval.seconds
     for gpus in sorted(seconds, key=lambda gpus: (-seconds[gpus], gpus)):
-        state = plans.state(gpus)
+        plans.state(gpus)
+    for gpus in list(plans.states):
         # Search beyond the budget where no known plan fits, so that the job never idles for lack of
         # a search.
         is_spent = plans.searched >= searches
-        if not sum(gpus) or (
-            is_spent and any(plans.fits(plan, state) for plan in range(len(plans.known)))
-        ):
+        if not sum(gpus) or (is_spent and plans.best(plans.state(gpus)) is not None):
             continue
         if any(all(map(le, gpus, other)) for other in plans.without_plan):
             continue
@@ -149,30 +280,22 @@ def plans_for(
             plans.without_plan.append(gpus)
             continue
         assert answer.estimate is not None
-        found = KnownPlan(answer.plan, answer.estimate, groups_by_place(answer.plan))
-        if all(other.plan != found.plan for other in plans.known):
-            plans.known.append(found)
+        plans.add(answer.plan, answer.estimate)
     return plans
 
 
 def spans_of(
     trace: Trace, plans: TracePlans, taken: Sequence[LostSlots]
 ) -> tuple[AvailabilitySpan, ...]:
-    """The trace as the player needs it, by place; a place may have several pools."""
-    pools = plans.question.cluster.pools
-    members = [[n for n, pool in enumerate(pools) if pool.key == key] for key in plans.places]
-    spans = []
-    before = trace.intervals[0].gpus
-    for interval, slots in zip(trace.intervals, taken, strict=True):
-        gone = []
-        for of_place in members:
-            first, joined = 0, list[int]()
-            for pool in of_place:
-                joined += [first + slot for slot in slots[pool]]
-                first += before[pool]
-            gone.append(tuple(joined))
-        up = tuple(sum(interval.gpus[pool] for pool in of_place) for of_place in members)
-        state = plans.state(interval.gpus)
-        spans.append(AvailabilitySpan(interval.start_s, interval.end_s, state, up, tuple(gone)))
-        before = interval.gpus
-    return tuple(spans)
+    """The trace as the player needs it."""
+    return tuple(
+        AvailabilitySpan(
+            interval.start_s,
+            interval.end_s,
+            plans.state(interval.gpus),
+            interval.gpus,
+            slots,
+            trace.notice_s,
+        )
+        for interval, slots in zip(trace.intervals, taken, strict=True)
+    )

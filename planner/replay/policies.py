@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from planner.move_policy.checkpoint_interval import checkpoint_every_s
 from planner.move_policy.decide_move import Offer, Unit, judge_move
 from planner.move_policy.node_lifetimes import History
 from planner.replay.plan_library import TracePlans
@@ -40,27 +41,94 @@ class IgnoreAdditions:
     is_live: bool = True
 
     def decide(self, view: PolicyInput) -> Decision:
-        if view.plan is not None:
+        if view.plan is not None and view.leaves_s == math.inf:
             return Decision(view.plan)
         return Decision(self.plans.best(self.plans.state(self.left[view.span])))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Greedy:
+    """Reconfigures in place for every better plan, at once."""
+
+    plans: TracePlans
+    name: str = "greedy"
+    is_live: bool = True
+
+    def decide(self, view: PolicyInput) -> Decision:
+        return Decision(self.plans.best(view.state))
+
+
 @dataclass(slots=True, eq=False)
-class Sailor:
-    """Reconfigures in place: after a loss at once, for a better plan when that is worth it."""
+class SkiRental:
+    """Reconfigures for a better plan once the gain forgone equals the cost of the move."""
 
     plans: TracePlans
     figures: Sequence[PlanFigures]
     costs: ReconfigurationCosts
+    forgone: float = 0.0
+    """Gain forgone since the running plan was chosen, in samples or dollars."""
+    looked_s: float = 0.0
+    per_s: float = 0.0
+    """What is forgone per second, since it last looked."""
+    plan: int | None = None
+    name: str = "ski-rental"
+    is_live: bool = True
+
+    def decide(self, view: PolicyInput) -> Decision:
+        if view.plan != self.plan or view.plan is None:
+            self.forgone = self.per_s = 0.0
+        self.forgone += self.per_s * (view.now_s - self.looked_s)
+        self.looked_s, self.plan, self.per_s = view.now_s, view.plan, 0.0
+        best = self.plans.best(view.state)
+        if view.plan is None or best is None or view.leaves_s < math.inf:
+            return Decision(best)
+        self.per_s, price, _ = gain_and_cost(
+            self.plans, self.figures, view.plan, best, self.costs.planned_s
+        )
+        if self.per_s <= 0:
+            self.per_s = 0.0
+            return Decision(view.plan)
+        wait_s = (price - self.forgone) / self.per_s
+        if wait_s <= 1e-6:
+            return Decision(best)
+        return Decision(view.plan, view.now_s + max(wait_s, 1e-3))
+
+
+def gain_and_cost(
+    plans: TracePlans, figures: Sequence[PlanFigures], way: int, best: int, down_s: float
+) -> tuple[float, float, Unit]:
+    """Gain per second of a better plan, and what its downtime costs, in samples or dollars."""
+    old, new = figures[way], figures[best]
+    if plans.goal == "cost":
+        old_usd, new_usd = (each.usd_per_running_s or 0.0 for each in (old, new))
+        return old_usd / old.rate * new.rate - new_usd, down_s * new_usd, "$"
+    return new.rate - old.rate, down_s * old.rate, "samples"
+
+
+@dataclass(slots=True, eq=False)
+class Sailor:
+    """Reconfigures in place: after a loss at once, for a better plan when that is worth it.
+
+    It decides as sailord does (``planner/move_policy``).
+    """
+
+    plans: TracePlans
+    figures: Sequence[PlanFigures]
+    costs: ReconfigurationCosts
+    checkpoints: bool = True
+    """Whether it chooses the interval of durable checkpoints."""
     history: History = field(default_factory=History)
-    up: GpuCounts | None = None
-    """Machines by place at the last change."""
-    grew_s: list[float] = field(default_factory=list)
-    """When each place got its youngest machine."""
+    span: int = -1
+    """The last span that it looked at."""
+    came_s: list[list[float]] = field(default_factory=list)
+    """When each GPU of each pool came, the longest up first."""
     wished: int | None = None
     """The plan that it last asked to move to voluntarily."""
     moved_s: float | None = None
     """Time of its last voluntary move."""
+    cold_losses: int = 0
+    """How often the state was lost from memory."""
+    is_cold: bool = False
     name: str = "sailor"
     is_live: bool = True
 
@@ -70,62 +138,91 @@ class Sailor:
             self.moved_s = view.now_s
         self.wished = None
         best = self.plans.best(view.state)
-        if view.plan is None or best is None or best == view.plan:
-            return Decision(best if view.plan is None else view.plan)
-        offer = self._offer(best, view.plan, view.now_s)
+        if view.plan is None or best is None or view.leaves_s < math.inf:
+            return self._run(best, view)
+        if best == view.plan:
+            return Decision(best)
+        offer = self._offer(best, view.plan, view)
         verdict = judge_move(offer, self.history, now_s=view.now_s, last_move_s=self.moved_s)
         if verdict.moves:
             self.wished = best
-            return Decision(best)
+            return self._run(best, view)
         if verdict.ask_again_s is None:
             return Decision(view.plan)
         # Wait at least 1 ms: rounding to zero would loop for ever.
         return Decision(view.plan, view.now_s + max(verdict.ask_again_s, 1e-3))
 
+    def _run(self, plan: int | None, view: PolicyInput) -> Decision:
+        if plan is None or not self.checkpoints:
+            return Decision(plan)
+        figures = self.figures[plan]
+        every_s = checkpoint_every_s(
+            cost_s=self.costs.checkpoint_share * figures.iteration_s,
+            write_s=figures.checkpoint_s,
+            observed_s=view.now_s,
+            losses=self.cold_losses,
+        )
+        return Decision(plan, checkpoint_every_s=every_s)
+
     def _observe(self, view: PolicyInput) -> None:
         """Record gains and losses of machines."""
-        up = self.plans.machines(view.up)
-        names = ["/".join(key) for key in self.plans.places]
-        if self.up is None:
-            self.grew_s = [-math.inf] * len(up)
-            self.up = up
-        lost = {
-            name: before - now
-            for name, before, now in zip(names, self.up, up, strict=True)
-            if now < before
-        }
-        self.grew_s = [
-            view.now_s if now > before else then
-            for then, before, now in zip(self.grew_s, self.up, up, strict=True)
-        ]
+        if view.is_cold and not self.is_cold and view.plan is None and view.now_s > 0:
+            self.cold_losses += 1
+        self.is_cold = view.is_cold
+        if view.span == self.span:
+            return
+        first = self.span < 0
+        self.span = view.span
+        before = [len(of_pool) for of_pool in self.came_s] or list(view.up)
+        if first:
+            self.came_s = [[-math.inf] * count for count in view.up]
+        else:
+            for of_pool, slots, up in zip(self.came_s, view.lost, view.up, strict=True):
+                for slot in reversed(slots):
+                    del of_pool[slot]
+                del of_pool[up:]
+                of_pool += [view.now_s] * (up - len(of_pool))
+        machines = self.plans.machines
+        lost = tuple(map(len, view.lost)) if view.lost and not first else (0,) * len(before)
         self.history = self.history.seen(
-            view.now_s, up=dict(zip(names, up, strict=True)), lost=lost
+            view.now_s,
+            up=dict(zip(self.plans.names, machines(view.up), strict=True)),
+            lost={n: c for n, c in zip(self.plans.names, machines(lost), strict=True) if c},
         )
-        self.up = up
 
-    def _offer(self, best: int, way: int, now_s: float) -> Offer:
+    def _offer(self, best: int, way: int, view: PolicyInput) -> Offer:
         """The gain and cost of the better plan, in samples or dollars."""
         new, old = self.figures[best], self.figures[way]
-        more = {
-            place: after - before
-            for place, (before, after) in enumerate(
-                zip(self.plans.machines(old.gpus), self.plans.machines(new.gpus), strict=True)
-            )
-            if after > before
+        names, machines = self.plans.names, self.plans.machines
+        before, after = (
+            {name: count for name, count in zip(names, machines(each.gpus), strict=True) if count}
+            for each in (old, new)
+        )
+        newcomers = {
+            name: count - before.get(name, 0)
+            for name, count in after.items()
+            if count > before.get(name, 0)
         }
-        down_s = self.costs.planned_s
-        rates = [each.samples / each.iteration_s for each in (old, new)]
-        gain, cost = rates[1] - rates[0], down_s * rates[0]
-        unit: Unit = "samples"
-        if self.plans.goal == "cost":
-            old_usd, new_usd = (each.usd_per_running_s or 0.0 for each in (old, new))
-            gain, cost = old_usd / rates[0] * rates[1] - new_usd, down_s * new_usd
-            unit = "$"
+        ages = [
+            view.now_s - came_s
+            for of_pool, was, now in zip(self.came_s, old.gpus, new.gpus, strict=True)
+            for came_s in of_pool[was:now]
+        ]
+        down_s = self.costs.restart_s if view.is_cold else self.costs.planned_s
+        if view.now_s < view.resumes_s:
+            # What is under way is broken off, and begins again.
+            down_s = max(0.0, view.now_s + down_s - view.resumes_s)
+        gain, cost, unit = gain_and_cost(self.plans, self.figures, way, best, down_s)
+        each_s = self.costs.unplanned_s + new.iteration_s / 2
+        price = (new.usd_per_running_s or 0.0) if unit == "$" else new.rate
         return Offer(
             gain,
             unit,
             cost,
             down_s,
-            {"/".join(self.plans.places[place]): count for place, count in more.items()},
-            min((now_s - self.grew_s[place] for place in more), default=math.inf),
+            newcomers,
+            sum(ages) / len(ages) if ages else math.inf,
+            before=before,
+            after=after,
+            loss_cost=each_s * price,
         )

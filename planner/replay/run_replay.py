@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from planner.problem.question import Question
-from planner.replay.oracle import ORACLE, best_possible, ideal_samples
+from planner.replay.oracle import ORACLE, best_possible, ideal_samples, least_usd
 from planner.replay.plan_library import Search, TracePlans, plans_for, spans_of
-from planner.replay.policies import IgnoreAdditions, Restart, Sailor
+from planner.replay.policies import Greedy, IgnoreAdditions, Restart, Sailor, SkiRental
 from simulator.traces.player import (
     AvailabilitySpan,
     PlanFigures,
     Policy,
     PolicyResult,
     ReconfigurationCosts,
+    RunLimits,
     play,
 )
 from simulator.traces.trace import LostSlots, Trace
 
-POLICIES = ("sailor", "restart", "ignore-additions", ORACLE)
+POLICIES = ("sailor", "greedy", "ski-rental", "restart", "ignore-additions", ORACLE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +33,8 @@ class Replay:
     spans: tuple[AvailabilitySpan, ...]
     policy_results: tuple[PolicyResult, ...]
     """In the order of ``POLICIES``."""
+    least_usd: tuple[float | None, ...]
+    """The least dollars for which any policy could train what each policy trained."""
     ideal_samples: float
     """Samples if the best plan of each span ran and reconfigurations cost nothing."""
 
@@ -44,24 +47,33 @@ def replayed(
     taken: Sequence[LostSlots],
     search: Search,
     searches: int,
+    chooses_checkpoints: bool = True,
 ) -> Replay:
-    """Replay a trace under all policies, with the same plans and the same machines lost."""
+    """Replay a trace under all policies, with the same plans and the same machines lost.
+
+    With ``chooses_checkpoints`` the policy ``sailor`` chooses their interval.
+    """
     plans = plans_for(question, trace, taken, search, searches=searches)
     figures = plans.figures()
     spans = spans_of(trace, plans, taken)
-    policies: tuple[Policy, ...] = (
-        Sailor(plans, figures, costs),
-        Restart(plans),
-        IgnoreAdditions(plans, trace.never_regained(taken)),
-    )
-    policy_results = [play(spans, figures, plans.fits, policy, costs) for policy in policies]
-    policy_results.append(best_possible(spans, figures, plans.fits, costs))
-    assert tuple(policy_result.policy for policy_result in policy_results) == POLICIES
+    limits = RunLimits(question.job.steps, question.job.objective.max_usd_total)
+    made: dict[str, Callable[[], Policy]] = {
+        "sailor": lambda: Sailor(plans, figures, costs, chooses_checkpoints),
+        "greedy": lambda: Greedy(plans),
+        "ski-rental": lambda: SkiRental(plans, figures, costs),
+        "restart": lambda: Restart(plans),
+        "ignore-additions": lambda: IgnoreAdditions(plans, trace.never_regained(taken)),
+    }
+    results = [play(spans, figures, plans.fits, make(), costs, limits) for make in made.values()]
+    results.append(best_possible(spans, figures, plans.fits, costs, limits))
+    assert tuple(result.policy for result in results) == POLICIES
+    samples = [result.samples for result in results]
     return Replay(
         trace,
         plans,
         figures,
         spans,
-        tuple(policy_results),
+        tuple(results),
+        tuple(least_usd(spans, figures, plans.fits, costs, samples)),
         ideal_samples(spans, figures, plans.fits),
     )

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 POLICY_COLOURS = {
     "sailor": "#0072B2",
+    "greedy": "#56B4E9",
+    "ski-rental": "#009E73",
     "restart": "#E69F00",
     "ignore-additions": "#CC79A7",
     "oracle": "#000000",
@@ -73,12 +75,12 @@ def _gpus(axes: Axes, result: Replay, unit_s: float) -> None:
     edges = [span.start_s / unit_s for span in result.spans]
     edges.append(result.trace.end_s / unit_s)
     below = [0] * len(result.spans)
-    for number, key in enumerate(result.plans.places):
+    for number, pool in enumerate(result.plans.pools):
         above = [base + span.up[number] for base, span in zip(below, result.spans, strict=True)]
         colour = SLICE_COLOURS[number % SLICES_MAX]
         axes.stairs(
             above, edges, baseline=below, fill=True, color=colour, alpha=0.75,
-            label=f"{key[0]} in {key[2]}",
+            label=f"{pool.gpu} in {pool.zone}" + (", spot" if pool.spot else ""),
         )  # fmt: skip
         below = above
     axes.set_ylim(0, max(*below, 1) * 1.05)

@@ -29,7 +29,7 @@ class PlaceFacts:
 
     def price_usd_per_gpu_hour(self, place: Place) -> float | None:
         """Return the lowest price of the pools here, or ``None`` if any of them is unknown."""
-        found = [self._price(pool) for pool in self._pools(place)]
+        found = [self.pool_price_usd(pool) for pool in self._pools(place)]
         prices = [usd for usd in found if usd is not None]
         if not found:
             return self.measured.price_usd_per_gpu_hour.get((place.gpu, place.zone))
@@ -42,7 +42,7 @@ class PlaceFacts:
         for pool in pools:
             # GPUs beyond those that are up count at the price of the last pool.
             taken = left if pool is pools[-1] else min(left, pool.gpus)
-            usd = self._price(pool)
+            usd = self.pool_price_usd(pool)
             if usd is None and taken:
                 return None
             total += taken * (usd or 0.0)
@@ -55,7 +55,7 @@ class PlaceFacts:
     def _pools(self, place: Place) -> tuple[Pool, ...]:
         return self.cluster.pools_of(place.key)
 
-    def _price(self, pool: Pool) -> float | None:
+    def pool_price_usd(self, pool: Pool) -> float | None:
         """Return a pool's price: the cluster file's, else the network file's, else any other."""
         if pool.price_source not in ("catalogue", "unknown"):
             return pool.price_usd_per_gpu_hour

@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 from simulator.traces.trace import GpuCounts, LostSlots
 
 Activity = Literal["training", "reconfiguring", "idle"]
+Ending = Literal["trace", "steps", "budget"]
 _EPS = 1e-6
 """Rounding tolerance, in iterations, for one that ends exactly at a boundary."""
 
@@ -30,12 +31,23 @@ class ReconfigurationCosts:
     restart_s: float = 120.0
     """Restart from the durable checkpoint: start processes, read the state from the store."""
     checkpoint_every_s: float = 600.0
-    """Between two durable checkpoints, which are written in the background."""
+    """Between two durable checkpoints, unless the policy chooses another interval."""
     snapshot_steps: int = 1
     """Steps between two snapshots in node memory."""
     survive_share: float = 0.5
     """Snapshots have one replica on another machine; they count as lost once fewer than this
     share of the plan's GPUs are left."""
+    checkpoint_share: float = 0.01
+    """What a checkpoint costs, as a share of a step, since its upload competes with training."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """When a job ends before its trace does."""
+
+    steps: int | None = None
+    max_usd: float | None = None
+    """Dollars that may be spent in total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,13 @@ class PlanFigures:
     """Price of these GPUs; ``None`` where a price is unknown."""
     egress_usd: float = 0.0
     """Per iteration."""
+    checkpoint_s: float = 0.0
+    """From the start of a durable checkpoint until all of it is written."""
+
+    @property
+    def rate(self) -> float:
+        """Samples per second."""
+        return self.samples / self.iteration_s
 
     @property
     def usd_per_running_s(self) -> float | None:
@@ -72,6 +91,8 @@ class AvailabilitySpan:
     """GPUs that are up, by pool."""
     lost: LostSlots
     """Which GPUs of each pool went at its start; a plan uses the first ones."""
+    notice_s: float = 0.0
+    """For how long a plan may still use them, since their loss was announced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +107,19 @@ class PolicyInput:
     """GPUs that are up, by pool."""
     plan: int | None
     """Index of the plan that runs or is being started."""
+    resumes_s: float = 0.0
+    """When the iterations of the plan begin, or began; later than ``now_s`` during a
+    reconfiguration."""
+    is_cold: bool = False
+    """Whether the state is still to be read from the durable checkpoint."""
+    leaves_s: float = math.inf
+    """When announced losses take GPUs of the plan."""
+    lost: LostSlots = ()
+    """GPUs that went at the start of the current span, by pool."""
+    steps: int = 0
+    """Steps that count, up to the last reconfiguration."""
+    usd: float | None = 0.0
+    """Dollars spent so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +128,8 @@ class Decision:
 
     plan: int | None
     wake_s: float = math.inf
+    checkpoint_every_s: float | None = None
+    """Interval of durable checkpoints once the plan starts; ``None``: that of the costs."""
 
 
 class Policy(Protocol):
@@ -152,10 +188,15 @@ class PolicyResult:
     """GPU-seconds held, by pool."""
     usd: float | None
     segments: tuple[RunSegment, ...]
+    ended: Ending = "trace"
+    """Why the job ended: with the trace, after its last step, or when its budget was spent."""
 
     @property
     def goodput_samples_per_s(self) -> float:
         return self.samples / self.duration_s
+
+
+NO_LIMITS = RunLimits()
 
 
 def play(
@@ -164,27 +205,33 @@ def play(
     fits: Fits,
     policy: Policy,
     costs: ReconfigurationCosts,
+    limits: RunLimits = NO_LIMITS,
 ) -> PolicyResult:
-    """Play a trace under one policy."""
-    run = _Run(plans, policy, costs)
+    """Play a trace under one policy, until the trace or the job ends."""
+    run = _Run(plans, policy, costs, limits)
     for number, span in enumerate(spans):
         run.apply_losses(span, fits)
         now_s = span.start_s
         while now_s < span.end_s:
-            decision = policy.decide(PolicyInput(now_s, number, span.state, span.up, run.plan))
+            if now_s >= run.leaves_s:
+                run.lose_announced(now_s)
+            decision = policy.decide(run.view(now_s, number, span))
             assert decision.wake_s > now_s, "a policy asked to be woken in the past"
-            assert decision.plan is None or fits(decision.plan, span.state), (
+            stays = decision.plan == run.plan
+            assert stays or decision.plan is None or fits(decision.plan, span.state), (
                 "a policy chose a plan that does not fit"
             )
-            at_s = math.inf if decision.plan == run.plan else run.next_boundary(now_s)
+            at_s = math.inf if stays else run.next_boundary(now_s)
             if at_s <= now_s:
-                run.reconfigure(decision.plan, now_s)
+                run.reconfigure(decision, now_s)
                 continue
-            now_s = min(at_s, decision.wake_s, span.end_s)
-            if now_s == at_s < span.end_s:
-                run.reconfigure(decision.plan, now_s)
-    run.finish(spans[-1].end_s)
-    return run.result(spans[-1].end_s)
+            ends_s, ended = run.end(now_s)
+            now_s = min(at_s, decision.wake_s, span.end_s, run.leaves_s, ends_s)
+            if now_s == ends_s:
+                return run.result(now_s, ended)
+            if now_s == at_s < span.end_s and now_s < run.leaves_s:
+                run.reconfigure(decision, now_s)
+    return run.result(spans[-1].end_s, "trace")
 
 
 @dataclass(slots=True)
@@ -203,11 +250,18 @@ class _Run:
     plans: Sequence[PlanFigures]
     policy: Policy
     costs: ReconfigurationCosts
+    limits: RunLimits
     plan: int | None = None
     begin_s: float = 0.0
     """When the current segment began."""
     resumes_s: float = 0.0
     """When its iterations begin."""
+    every_s: float = math.inf
+    """Interval of durable checkpoints in it."""
+    leaves_s: float = math.inf
+    """When announced losses take GPUs of the plan."""
+    remains: list[int] = field(default_factory=list)
+    """GPUs of the plan that no loss was announced for, by pool."""
     done: _Marks = field(default_factory=_Marks)
     durable: _Marks = field(default_factory=_Marks)
     carry_s: float = 0.0
@@ -228,43 +282,88 @@ class _Run:
 
     # -- events ---------------------------------------------------------------------------------
 
+    def view(self, now_s: float, number: int, span: AvailabilitySpan) -> PolicyInput:
+        """What the policy may know."""
+        return PolicyInput(
+            now_s,
+            number,
+            span.state,
+            span.up,
+            self.plan,
+            self.resumes_s,
+            self.is_cold and (self.plan is None or now_s < self.resumes_s),
+            self.leaves_s,
+            span.lost,
+            self.done.steps,
+            self._usd(now_s),
+        )
+
     def apply_losses(self, span: AvailabilitySpan, fits: Fits) -> None:
         """Stop the plan if a change of capacity broke it, and roll back if the state is gone."""
         if self.plan is None and self.holders is None:
             return
-        now_s = span.start_s
-        held = list(self.plans[self.plan].gpus) if self.plan is not None else self.holders
+        is_leaving = self.leaves_s < math.inf
+        if is_leaving:
+            held = self.remains
+        else:
+            held = list(self.plans[self.plan].gpus) if self.plan is not None else self.holders
         assert held is not None
         hits = [
             sum(slot < count for slot in slots)
             for slots, count in zip(span.lost, held, strict=True)
         ]
-        is_broken = self.plan is not None and (any(hits) or not fits(self.plan, span.state))
-        if self.plan is not None and not is_broken:
-            return
-        if is_broken:
-            self.losses += 1
-            self._end_segment(now_s, is_planned=False)
         left = [count - hit for count, hit in zip(held, hits, strict=True)]
+        if self.plan is None:
+            self._lose(held, left)
+            return
+        if not any(hits) and (is_leaving or fits(self.plan, span.state)):
+            return
+        if span.notice_s > 0:
+            self.leaves_s = min(self.leaves_s, span.start_s + span.notice_s)
+            self.remains = left
+            return
+        self._break_off(span.start_s, left)
+
+    def lose_announced(self, now_s: float) -> None:
+        """Stop a plan that still uses GPUs whose notice has expired."""
+        self._break_off(now_s, self.remains)
+
+    def _break_off(self, now_s: float, left: list[int]) -> None:
+        assert self.plan is not None
+        held = list(self.plans[self.plan].gpus)
+        self.losses += 1
+        self._end_segment(now_s, is_planned=False)
+        self._lose(held, left)
+
+    def _lose(self, held: list[int], left: list[int]) -> None:
+        """Keep the state in the GPUs that are left, or go back to the durable checkpoint."""
         if not self.policy.is_live or sum(left) < self.costs.survive_share * sum(held):
             self._roll_back_to_durable()
             self.holders = None
         else:
             self.holders = left
 
-    def reconfigure(self, plan: int | None, now_s: float) -> None:
+    def reconfigure(self, decision: Decision, now_s: float) -> None:
         """Switch to another plan, or stop."""
         is_first = now_s == 0 and not self.segments
-        was_running = self.plan is not None
+        before, resumed = self.plan, now_s >= self.resumes_s
+        under_way_s = self.resumes_s - self.begin_s
         self._end_segment(now_s, is_planned=True)
-        self.plan = plan
-        if plan is None:
+        self.plan = decision.plan
+        if self.plan is None:
+            if self.policy.is_live and not self.is_cold and before is not None:
+                self.holders = list(self.plans[before].gpus)
             return
+        every_s = decision.checkpoint_every_s
+        self.every_s = self.costs.checkpoint_every_s if every_s is None else every_s
         down_s = self.costs.restart_s
         if is_first:
             down_s = 0.0
         elif self.policy.is_live and not self.is_cold:
-            down_s = self.costs.planned_s if was_running else self.costs.unplanned_s
+            down_s = self.costs.planned_s if before is not None else self.costs.unplanned_s
+            if before is not None and not resumed:
+                # What is broken off begins again; a loss is not mended sooner by changing plans.
+                down_s = max(down_s, under_way_s)
         self.resumes_s = now_s + down_s
         self.holders = None
         self.reconfigurations += not is_first
@@ -273,16 +372,47 @@ class _Run:
         """The next moment at which a reconfiguration loses no work."""
         if self.plan is None or now_s <= self.resumes_s:
             return now_s
-        iteration_s = self.plans[self.plan].iteration_s
+        iteration_s = self._step_s(self.plan)
         steps = math.ceil((now_s - self.resumes_s) / iteration_s - _EPS)
         if not self.policy.is_live:
-            first, every = self._checkpoint_steps(iteration_s)
+            first, every = self._checkpoint_steps(self.plans[self.plan].iteration_s)
             steps = first + max(0, -(-(steps - first) // every)) * every
         return max(now_s, self.resumes_s + steps * iteration_s)
 
-    def finish(self, now_s: float) -> None:
-        """End the last segment."""
-        self._end_segment(now_s, is_planned=True)
+    def end(self, now_s: float) -> tuple[float, Ending]:
+        """When the job ends if nothing changes, and why."""
+        found: list[tuple[float, Ending]] = [(math.inf, "trace")]
+        if self.plan is None:
+            return found[0]
+        plan, limits = self.plans[self.plan], self.limits
+        if limits.steps is not None:
+            left = max(0, limits.steps - self.done.steps)
+            found.append((max(now_s, self.resumes_s + left * self._step_s(self.plan)), "steps"))
+        usd = self._usd(now_s)
+        if limits.max_usd is not None and usd is not None and plan.usd_per_s is not None:
+            left_usd = max(0.0, limits.max_usd - usd)
+            until_s = max(0.0, self.resumes_s - now_s)
+            before_usd = until_s * plan.usd_per_s
+            if left_usd <= before_usd:
+                stops_s = now_s + (left_usd / plan.usd_per_s if plan.usd_per_s else 0.0)
+            else:
+                each = self._usd_per_running_s(self.plan)
+                stops_s = now_s + until_s + ((left_usd - before_usd) / each if each else math.inf)
+            found.append((stops_s, "budget"))
+        return min(found)
+
+    def _usd_per_running_s(self, number: int) -> float:
+        plan = self.plans[number]
+        return (plan.usd_per_s or 0.0) + plan.egress_usd / plan.iteration_s
+
+    def _usd(self, now_s: float) -> float | None:
+        """Dollars spent up to now."""
+        held, ran = dict(self.held_s), dict(self.ran_s)
+        if self.plan is not None:
+            held[self.plan] = held.get(self.plan, 0.0) + now_s - self.begin_s
+            running_s = max(0.0, now_s - self.resumes_s)
+            ran[self.plan] = ran.get(self.plan, 0.0) + running_s
+        return total_usd(self.plans, held, ran)
 
     # -- bookkeeping ----------------------------------------------------------------------------
 
@@ -298,17 +428,27 @@ class _Run:
             self.downtime_s += starts_s - self.begin_s
             self.held_s[self.plan] = self.held_s.get(self.plan, 0.0) + now_s - self.begin_s
             self.ran_s[self.plan] = self.ran_s.get(self.plan, 0.0) + now_s - starts_s
-            self._count(self.plans[self.plan], now_s - starts_s, is_planned=is_planned)
-            if now_s > self.resumes_s:
+            self._count(self.plan, now_s - starts_s, is_planned=is_planned)
+            if now_s >= self.resumes_s:
                 self.is_cold = False
             self.plan = None
+        self.leaves_s = math.inf
         self.begin_s = self.resumes_s = now_s
 
-    def _count(self, plan: PlanFigures, ran_s: float, *, is_planned: bool) -> None:
+    def _step_s(self, number: int) -> float:
+        """Seconds of an iteration in the current segment, with its share of checkpoints."""
+        each_s = self.plans[number].iteration_s
+        _, every = self._checkpoint_steps(each_s)
+        return each_s * (1 + self.costs.checkpoint_share / every)
+
+    def _count(self, number: int, ran_s: float, *, is_planned: bool) -> None:
+        plan, step_s = self.plans[number], self._step_s(number)
         each_s = plan.iteration_s
-        steps = math.floor(ran_s / each_s + _EPS)
+        steps = math.floor(ran_s / step_s + _EPS)
         first, every = self._checkpoint_steps(each_s)
-        safe = 0 if steps < first else first + (steps - first) // every * every
+        # A checkpoint whose writing a loss broke off is none.
+        written = steps if is_planned else math.floor((ran_s - plan.checkpoint_s) / step_s + _EPS)
+        safe = 0 if written < first else first + (written - first) // every * every
         if safe:
             self.durable = _Marks(
                 self.done.steps + safe,
@@ -325,11 +465,12 @@ class _Run:
         self.done.samples += kept * plan.samples
         self.done.useful_s += kept * each_s
         self.carry_s += (kept - safe) * each_s
-        self.lost_s += ran_s - kept * each_s
+        self.downtime_s += steps * (step_s - each_s)
+        self.lost_s += ran_s - kept * each_s - steps * (step_s - each_s)
 
     def _checkpoint_steps(self, each_s: float) -> tuple[int, int]:
         """Steps of a segment up to its first durable checkpoint, and between later ones."""
-        every_s = self.costs.checkpoint_every_s
+        every_s = self.every_s if self.every_s < math.inf else self.costs.checkpoint_every_s
         return (
             max(1, math.ceil((every_s - self.carry_s) / each_s - _EPS)),
             max(1, math.ceil(every_s / each_s - _EPS)),
@@ -346,8 +487,9 @@ class _Run:
         if end_s > start_s:
             self.segments.append(RunSegment(start_s, end_s, kind, self.plan))
 
-    def result(self, duration_s: float) -> PolicyResult:
-        """The totals."""
+    def result(self, duration_s: float, ended: Ending) -> PolicyResult:
+        """End the last segment, and return the totals."""
+        self._end_segment(duration_s, is_planned=True)
         pools = len(self.plans[0].gpus) if self.plans else 0
         return PolicyResult(
             policy=self.policy.name,
@@ -367,6 +509,7 @@ class _Run:
             ),
             usd=total_usd(self.plans, self.held_s, self.ran_s),
             segments=tuple(self.segments),
+            ended=ended,
         )
 
 

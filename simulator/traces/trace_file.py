@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simulator.cluster.cluster import Cluster, Pool
-from simulator.documents.fields import InvalidValue, Table, open_table, valid_text
+from simulator.documents.fields import (
+    InvalidValue,
+    Table,
+    open_table,
+    valid_text,
+    valid_timestamp,
+)
 from simulator.documents.files import Document, load_document
 from simulator.documents.problems import InputError, Problem, Problems, nearest
 from simulator.traces.trace import GpuCounts, Trace, trace_of
 
+Points = list[tuple[float, GpuCounts]]
+
 GPUS_MAX = 10**7
 COLLECTIONS = ("availability", "planner_experiments")
 """Keys under which a file may hold several named traces."""
+ABOUT_KEYS = ("description", "source", "units", "conventions", "timestamp_of_zero")
+"""Keys of published files that say where they come from; nothing is read from them."""
 COUNT_KEYS = ("gpus", "gpus_change", "machines", "machines_change")
 
 
@@ -53,7 +64,28 @@ def trace_from_document(document: Document, cluster: Cluster, choice: TraceChoic
     assert end_s is not None
     name = table.text("name") or choice.name or Path(document.name).stem
     kept = [point for point in points if point[0] < end_s]
-    return trace_of(name, iter(kept), end_s)
+    usable = usable_points(kept, boot_s=reader.boot_s, notice_s=reader.notice_s)
+    return replace(
+        trace_of(name, iter(usable), end_s), notice_s=reader.notice_s, starts_at=reader.starts_at
+    )
+
+
+def usable_points(points: Points, *, boot_s: float, notice_s: float) -> Points:
+    """Return the GPUs that a plan may take: they have booted, and no loss is announced for them."""
+    if not boot_s and not notice_s:
+        return points
+    moments = {0.0}
+    for at_s, _ in points:
+        moments |= {at_s + boot_s, max(0.0, at_s - notice_s)}
+    times = [at_s for at_s, _ in points]
+    found: Points = []
+    for now_s in sorted(moments):
+        # From the start on, as if the first GPUs had been up for ever.
+        first = max(0, bisect_right(times, now_s - boot_s) - 1)
+        last = bisect_right(times, now_s + notice_s)
+        counts = [gpus for _, gpus in points[first:last]]
+        found.append((now_s, tuple(map(min, *counts)) if len(counts) > 1 else counts[0]))
+    return found
 
 
 def _chosen(top: Table, choice: TraceChoice, problems: Problems) -> Table:
@@ -81,9 +113,6 @@ def _chosen(top: Table, choice: TraceChoice, problems: Problems) -> Table:
     raise InputError(Problem(top.document.name, what, nearest(choice.name, found)))
 
 
-Points = list[tuple[float, GpuCounts]]
-
-
 class _TraceReader:
     """Reads one table into points and collects its mistakes."""
 
@@ -94,6 +123,9 @@ class _TraceReader:
         self.only, self.until_s = choice.pool, choice.until_s
         self.before = tuple(pool.gpus for pool in cluster.pools)
         self.last_s = 0.0
+        self.boot_s = table.number("boot_s", default=0.0, least=0) or 0.0
+        self.notice_s = table.number("notice_s", default=0.0, least=0) or 0.0
+        self.starts_at = table.value("starts_at", valid_timestamp)
 
     def events(self) -> tuple[Points, float | None]:
         """Read Sailor's format: events change the availability of the cluster file."""
@@ -111,6 +143,7 @@ class _TraceReader:
                 continue
             if end_s is not None and self.until_s is None and at_s >= end_s:
                 event.report("time_s", f"is not before end_s, {end_s:g}", "raise end_s")
+            self._check_room(event.place, {pool: count})
             gpus = list(points[-1][1])
             gpus[pool] = count
             points.append((at_s, tuple(gpus)))
@@ -123,6 +156,12 @@ class _TraceReader:
         rows: list[tuple[float, dict[int, int]]] = []
         for point in table.tables(key, required=True):
             at_s, counts = self._time(point), self._listed(point)
+            if not rows and at_s:
+                point.report(
+                    "time_s", f"is {at_s:g}: the trace says nothing of the time before",
+                    "give a point at 0",
+                )
+            self._check_room(point.place, counts)
             if at_s is not None:
                 rows.append((at_s, counts))
         # A pool that any row lists has no GPUs in rows that do not list it.
@@ -131,9 +170,19 @@ class _TraceReader:
             (at_s, tuple(counts.get(n, 0) if n in named else up for n, up in self._before()))
             for at_s, counts in rows
         ]
-        if points and points[0][0] > 0:
-            points.insert(0, (0.0, self.before))
-        return points, self._end_s(points)
+        end_s = self._end_s(points)
+        table.keys_read.update(dict.fromkeys(("name", "points", "changes", *ABOUT_KEYS)))
+        table.finish()
+        return points, end_s
+
+    def _check_room(self, place: str, counts: Mapping[int, int]) -> None:
+        """Report counts of GPUs that the cluster's pool cannot have."""
+        for number, count in counts.items():
+            pool = self.cluster.pools[number]
+            most = pool.gpus + pool.obtainable_gpus
+            if count > most:
+                what = f"has {count} GPUs of {_name(pool)}, where the cluster has {most}"
+                self.problems.add(place, what, "raise the pool in the cluster file")
 
     def _end_s(self, points: Points) -> float | None:
         """Return the end of the trace; without one, the last point has no duration."""
@@ -167,8 +216,11 @@ class _TraceReader:
         for entry in entries:
             pool = self._pool_of(entry, "gpu_type" if "gpu_type" in entry else "gpu")
             count = entry.integer("gpus", least=0, most=GPUS_MAX, required=True)
+            if entry is not point:
+                entry.finish()
             if pool is not None and count is not None:
                 counts[pool] = counts.get(pool, 0) + count
+        point.finish()
         return counts
 
     def _count(self, event: Table, pool: int | None, gpus: GpuCounts) -> int | None:

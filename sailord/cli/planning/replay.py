@@ -77,7 +77,12 @@ def _seconds(name: str, default: float, what: str) -> Callable[[F], F]:
 @_seconds("--planned-s", _COSTS.planned_s, "Downtime of a planned reconfiguration.")
 @_seconds("--unplanned-s", _COSTS.unplanned_s, "Downtime of a reconfiguration after a loss.")
 @_seconds("--restart-s", _COSTS.restart_s, "Downtime of a restart from a durable checkpoint.")
-@_seconds("--checkpoint-every-s", _COSTS.checkpoint_every_s, "Interval of durable checkpoints.")
+@click.option(
+    "--checkpoint-every-s",
+    type=FiniteRange(min=0, min_open=True),
+    help="Interval of durable checkpoints of every policy. By default sailor chooses its own, from"
+    f" their cost and the losses so far, and the others take {_COSTS.checkpoint_every_s:g} s.",
+)
 @click.option(
     "--snapshot-steps",
     type=click.IntRange(min=1),
@@ -105,7 +110,7 @@ def replay(
     planned_s: float,
     unplanned_s: float,
     restart_s: float,
-    checkpoint_every_s: float,
+    checkpoint_every_s: float | None,
     snapshot_steps: int,
     plot: Path | None,
     as_json: bool,
@@ -121,9 +126,8 @@ def replay(
     wanted = chosen_names(policies, POLICIES, "--policy")
     question = read_question(JobFile(job), cluster, profiles, estimator_name, budget=budget)
     the_trace = load_trace(trace, question.cluster, TraceChoice(trace_name, pool, until_s))
-    costs = ReconfigurationCosts(
-        planned_s, unplanned_s, restart_s, checkpoint_every_s, snapshot_steps
-    )
+    every_s = _COSTS.checkpoint_every_s if checkpoint_every_s is None else checkpoint_every_s
+    costs = ReconfigurationCosts(planned_s, unplanned_s, restart_s, every_s, snapshot_steps)
     result = replayed(
         question,
         the_trace,
@@ -131,6 +135,7 @@ def replay(
         taken=machines_taken(the_trace, question.cluster, seed),
         search=lambda asked: find_plan(asked, SearchCache()),
         searches=searches,
+        chooses_checkpoints=checkpoint_every_s is None,
     )
     shown = [outcome for outcome in result.policy_results if outcome.policy in wanted]
     if plot is not None:
@@ -189,14 +194,14 @@ def _to_json(result: Replay, shown: Sequence[PolicyResult]) -> dict[str, Any]:
         "changes": len(trace.intervals) - 1,
         "availabilities": len(trace.distinct()),
         "searches": plans.searched,
-        "plans": len(plans.known),
+        "plans": plans.distinct_plans,
         "ideal_samples": result.ideal_samples,
         "policies": [_outcome_json(result, outcome) for outcome in shown],
     }
 
 
 def _outcome_json(result: Replay, outcome: PolicyResult) -> dict[str, Any]:
-    names = ["/".join(key) for key in result.plans.places]
+    index = result.policy_results.index(outcome)
     return {
         "policy": outcome.policy,
         "goodput_samples_per_s": outcome.goodput_samples_per_s,
@@ -211,7 +216,10 @@ def _outcome_json(result: Replay, outcome: PolicyResult) -> dict[str, Any]:
         "lost_s": outcome.lost_s,
         "downtime_s": outcome.downtime_s,
         "standing_s": outcome.idle_s,
-        "gpu_seconds": dict(zip(names, outcome.gpu_seconds, strict=False)),
+        "gpu_seconds": dict(zip(result.plans.names, outcome.gpu_seconds, strict=False)),
+        "ended": outcome.ended,
+        "ended_s": outcome.duration_s,
+        "least_usd": result.least_usd[index],
     }
 
 
@@ -225,7 +233,7 @@ def _text(result: Replay, shown: Sequence[PolicyResult], job: str) -> str:
     lines = [
         f"trace       {trace.name}: {duration(trace.end_s)}, {len(gpus) - 1} changes,"
         f" {min(gpus)} to {max(gpus)} GPUs",
-        f"job         {job}: {len(plans.known)} plans for {len(trace.distinct())}"
+        f"job         {job}: {plans.distinct_plans} plans for {len(trace.distinct())}"
         f" availabilities, {plans.searched} searches",
         f"ideal       {result.ideal_samples / trace.end_s:.4g} samples/s without any downtime",
         "",

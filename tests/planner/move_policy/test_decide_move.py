@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import pytest
 
 from planner.move_policy.decide_move import (
     DEFAULT_RULES,
     Offer,
+    Verdict,
     expected_life_s,
     judge_move,
-    settling_s,
 )
 from planner.move_policy.node_lifetimes import PRIOR_LIFE_S, History, PoolRecord
 
@@ -21,14 +21,17 @@ LOOK_S = 5.0
 
 
 def offer(**changes: object) -> Offer:
-    """One node more of eight for 12 s of downtime."""
+    """One node more of eight for 12 s of downtime, and as much if it is lost."""
     usual = Offer(
         gain_per_s=12.0,
         unit="samples",
         cost=12.0 * 100.0,
         downtime_s=12.0,
         newcomers={POOL: 1},
-        newcomer_age_s=3600.0,
+        newcomer_age_s=0.0,
+        before={POOL: 8},
+        after={POOL: 9},
+        loss_cost=12.0 * 112.0,
     )
     return replace(usual, **changes)  # type: ignore[arg-type]  # fields by name
 
@@ -79,11 +82,12 @@ def played(period_s: float, *, up_share: float, until_s: float, stays_from_s: fl
     return world
 
 
-@pytest.mark.parametrize("period_s", [20.0, 30.0, 60.0, 90.0, 120.0, 240.0])
+@pytest.mark.parametrize("period_s", [20.0, 30.0, 60.0, 90.0, 120.0])
 @pytest.mark.parametrize("up_share", [0.3, 0.5, 0.9])
-def test_a_flapping_node_moves_the_job_only_a_few_times(period_s: float, up_share: float) -> None:
+def test_a_flapping_node_is_left_alone_after_an_hour(period_s: float, up_share: float) -> None:
     world = played(period_s, up_share=up_share, until_s=6 * 3600, stays_from_s=math.inf)
-    assert world.voluntary <= 10, f"{world.voluntary} moves in 6 hours"
+    assert (world.last_move_s or 0.0) <= 3600, f"{world.voluntary} moves in 6 hours"
+    assert world.voluntary <= 30
     assert world.forced <= world.voluntary
 
 
@@ -91,13 +95,13 @@ def test_a_flapping_node_moves_the_job_only_a_few_times(period_s: float, up_shar
 def test_a_stable_new_node_is_used_within_minutes(flaps_for_s: float) -> None:
     world = played(60.0, up_share=0.5, until_s=flaps_for_s + 1800, stays_from_s=flaps_for_s)
     assert world.has_ninth
-    limit_s = 60.0 if flaps_for_s == 0 else 660.0
-    assert world.taken_at_s - flaps_for_s <= limit_s
+    # The gain forgone reaches twice the cost of the move and of the next loss within 4 minutes.
+    assert world.taken_at_s - flaps_for_s <= 240.0
 
 
 def test_a_necessary_move_ignores_its_cost() -> None:
     verdict = judge_move(
-        offer(gain_per_s=-5.0, cost=1e9, needed="pipeline 3 lost a node", newcomer_age_s=0.0),
+        offer(gain_per_s=-5.0, cost=1e9, needed="pipeline 3 lost a node"),
         History(),
         now_s=0.0,
         last_move_s=0.0,
@@ -110,71 +114,134 @@ def test_a_plan_that_is_no_better_is_not_moved_to() -> None:
     assert not judge_move(offer(gain_per_s=0.0), History(), now_s=0.0).moves
 
 
-def test_the_gain_must_exceed_the_cost_by_the_margin() -> None:
-    life_s = expected_life_s(offer(), History(), now_s=0.0)
-    gain = 12.0 * (life_s - 12.0)
-    just_enough = gain / DEFAULT_RULES.margin
-    assert judge_move(offer(cost=just_enough * 0.999), History(), now_s=0.0).moves
-    verdict = judge_move(offer(cost=just_enough * 1.001), History(), now_s=0.0)
+def after_calm(hours: float) -> History:
+    return History().seen(0.0, up={POOL: 9}, lost={}).seen(3600 * hours, up={POOL: 9}, lost={})
+
+
+def in_a_storm(now_s: float = 3600.0) -> History:
+    """A loss and an addition each minute for an hour."""
+    history = History()
+    for second in range(0, int(now_s), 60):
+        history = history.seen(float(second), up={POOL: 8}, lost={})
+        history = history.seen(second + 30.0, up={POOL: 9}, lost={})
+        history = history.seen(second + 59.0, up={POOL: 8}, lost={POOL: 1})
+    return history
+
+
+def test_an_expected_gain_above_the_cost_moves_at_once() -> None:
+    assert judge_move(offer(), after_calm(5.0), now_s=5 * 3600.0).moves
+    verdict = judge_move(offer(), in_a_storm(), now_s=3600.0)
     assert not verdict.moves
-    assert verdict.ask_again_s is None
-    assert f"{DEFAULT_RULES.margin:g} times" in verdict.reason
+    assert verdict.ask_again_s is not None
+
+
+def test_the_gain_forgone_is_limited_however_bad_the_outlook() -> None:
+    storm = in_a_storm()
+    first = judge_move(offer(), storm, now_s=3600.0)
+    assert first.ask_again_s == pytest.approx(DEFAULT_RULES.wait_max * first.cost / 12.0)
+    waited_s = first.ask_again_s
+    assert waited_s is not None
+    early, late = (
+        judge_move(offer(newcomer_age_s=waited_s * share), storm, now_s=3600.0)
+        for share in (0.99, 1.0)
+    )
+    assert not early.moves
+    assert early.ask_again_s == pytest.approx(0.01 * waited_s)
+    assert late.moves
+    assert "waiting for" in late.reason
+
+
+def test_the_wait_grows_as_the_expected_gain_shrinks() -> None:
+    def waits_s(events: int) -> float:
+        history = History().seen(0.0, up={POOL: 9}, lost={})
+        for number in range(events):
+            history = history.seen(60.0 * number, up={POOL: 9}, lost={POOL: 1})
+        verdict: Verdict = judge_move(offer(), history, now_s=3600.0)
+        return 0.0 if verdict.moves else verdict.ask_again_s or 0.0
+
+    found = [waits_s(events) for events in (0, 10, 20, 40, 60)]
+    assert found == sorted(found)
+    assert found[0] == 0.0 < found[-1]
+
+
+def test_the_loss_of_a_newcomer_counts_as_a_cost() -> None:
+    calm = after_calm(1.0)
+    elsewhere = {"newcomers": {"T4@b": 1}, "after": {POOL: 8, "T4@b": 1}}
+    dear = judge_move(offer(loss_cost=1e6, **elsewhere), calm, now_s=3600.0)
+    assert dear.cost > 1200.0 + 1e5
+    assert not dear.moves
+    assert judge_move(offer(loss_cost=0.0, **elsewhere), calm, now_s=3600.0).moves
+    # Nodes of the old plan are lost with either.
+    same = {POOL: 9}
+    swap = offer(loss_cost=1e7, before=same, after=same)
+    assert judge_move(swap, calm, now_s=3600.0).cost == 1200.0
+
+
+def test_without_newcomers_moves_are_as_far_apart_as_they_cost() -> None:
+    """Prices and links that swing back and forth do not move the job each time."""
+    swing = offer(newcomers={}, newcomer_age_s=math.inf)
+    assert judge_move(swing, History(), now_s=100.0).moves
+    soon = judge_move(swing, History(), now_s=100.0, last_move_s=90.0)
+    assert not soon.moves
+    assert soon.ask_again_s == pytest.approx(1200 / 12 - 10)
 
 
 def test_a_job_that_is_nearly_done_stays() -> None:
-    assert judge_move(offer(seconds_left=3600.0), History(), now_s=0.0).moves
-    assert not judge_move(offer(seconds_left=60.0), History(), now_s=0.0).moves
-
-
-def test_a_verdict_that_is_too_early_says_when_to_ask_again() -> None:
-    verdict = judge_move(offer(newcomer_age_s=10.0), History(), now_s=0.0)
+    assert judge_move(offer(seconds_left=3600.0), after_calm(5.0), now_s=18000.0).moves
+    verdict = judge_move(offer(seconds_left=60.0), after_calm(5.0), now_s=18000.0)
     assert not verdict.moves
-    assert verdict.ask_again_s == pytest.approx(DEFAULT_RULES.settle_s - 10)
-    later = judge_move(
-        offer(newcomer_age_s=10.0 + verdict.ask_again_s), History(), now_s=verdict.ask_again_s
+    assert verdict.ask_again_s is None
+
+
+def test_an_event_counts_once_however_many_nodes_it_takes() -> None:
+    few, many = (
+        History().seen(0.0, up={POOL: 16}, lost={}).seen(600.0, up={POOL: 0}, lost={POOL: lost})
+        for lost in (1, 16)
     )
-    assert later.moves
-    rested = judge_move(offer(), History(), now_s=100.0, last_move_s=90.0)
-    assert not rested.moves
-    assert rested.ask_again_s == pytest.approx(90 + 12 / DEFAULT_RULES.share_max - 100)
+    assert few.record(POOL, 700.0).losses_per_s == many.record(POOL, 700.0).losses_per_s
+    few, many = (
+        History().seen(0.0, up={POOL: 16}, lost={}).seen(600.0, up={POOL: 16}, lost={POOL: lost})
+        for lost in (1, 16)
+    )
+    # What it takes at a time says how likely it is to take a node of a small plan.
+    assert few.hits_per_s({POOL: 1}, 700.0) < many.hits_per_s({POOL: 1}, 700.0)
+    assert few.hits_per_s({POOL: 16}, 700.0) == many.hits_per_s({POOL: 16}, 700.0)
 
 
 def test_lifetimes_follow_observations_and_old_ones_fade() -> None:
     history = History().seen(0.0, up={POOL: 10}, lost={})
     assert history.record(POOL, 0.0).node_life_s == PRIOR_LIFE_S
-    calm = history.record(POOL, 6 * 3600.0).node_life_s
-    assert calm > 5 * PRIOR_LIFE_S
+    calm = history.record(POOL, 6 * 3600.0)
+    assert calm.node_life_s > 5 * PRIOR_LIFE_S
+    assert 1 / calm.losses_per_s > 2 * PRIOR_LIFE_S
     for minute in range(60):
         history = history.seen(60.0 * minute, up={POOL: 10}, lost={POOL: 2})
     busy = history.record(POOL, 3600.0)
     # 120 losses in ten node-hours, and one believed life of two hours.
     assert busy.node_life_s == pytest.approx(12 * 3600 / 121, rel=0.15)
+    assert 1 / busy.losses_per_s == pytest.approx(60.0, rel=0.6)
     later = busy.at(3600.0 * 72)
     assert later.node_life_s > 100 * busy.node_life_s
+    assert later.losses_per_s < busy.losses_per_s / 50
     assert later.flaps < 1e-6
 
 
-def test_more_new_nodes_have_a_shorter_expected_life() -> None:
-    one = History().life_s({POOL: 1}, 0.0)
-    many = History().life_s({POOL: 4, "T4@us-west1-b": 4}, 0.0)
-    assert one == pytest.approx(8 * many)
+def test_the_gain_of_nodes_in_more_pools_ends_sooner() -> None:
+    def life_s(**nodes: int) -> float:
+        found = offer(newcomers=nodes, before={}, after=nodes)
+        return expected_life_s(found, History(), now_s=0.0)
 
-
-def test_each_recent_loss_doubles_the_wait_and_a_mass_loss_counts_once() -> None:
-    waits = []
-    history = History()
-    for _ in range(4):
-        waits.append(settling_s(history, POOL, now_s=0.0))
-        history = history.seen(0.0, up={POOL: 1}, lost={POOL: 8})
-    assert waits == [30.0, 60.0, 120.0, 240.0]
+    assert life_s(a=1) == pytest.approx(2 * life_s(a=1, b=1), rel=0.5)
+    assert life_s(a=1) > life_s(a=1, b=1)
 
 
 def test_updating_a_record_in_steps_equals_updating_it_once() -> None:
-    record = PoolRecord(0.0, nodes_up=0, lived_s=100.0, losses=3.0, flaps=2.0)
+    record = PoolRecord(
+        0.0, lived_s=100.0, losses=3.0, flaps=2.0, seen_s=50.0, seen_lately_s=40.0, events=2.0,
+        shares=1.0, additions=2.0, additions_lately=1.0,
+    )  # fmt: skip
     in_steps = record
     for now_s in range(0, 1000, 10):
         in_steps = in_steps.at(float(now_s))
     at_once = record.at(990.0)
-    assert in_steps.losses == pytest.approx(at_once.losses)
-    assert in_steps.flaps == pytest.approx(at_once.flaps)
-    assert in_steps.lived_s == pytest.approx(at_once.lived_s)
+    assert astuple(in_steps) == pytest.approx(astuple(at_once))

@@ -78,7 +78,7 @@ def test_seconds_and_dollars_add_up_under_any_policy(is_live: bool, examples: in
 
 ONE = PlanFigures(10.0, 100, (4,), 2.0)
 FAST = PlanFigures(4.0, 100, (8,), 4.0)
-COSTS = ReconfigurationCosts(5, 10, 120, 60, 1, 0.5)
+COSTS = ReconfigurationCosts(5, 10, 120, 60, 1, 0.5, checkpoint_share=0.0)
 
 
 class Script:

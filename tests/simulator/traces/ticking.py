@@ -31,6 +31,8 @@ class Ticking:
     is_live: bool
     plan: int | None = None
     left_to_move: int = 0
+    move_s: int = 0
+    """Seconds that the last reconfiguration takes in all."""
     progress: int = 0
     log: list[tuple[int, int]] = field(default_factory=list)
     """Seconds and samples of every iteration that counts."""
@@ -100,10 +102,21 @@ class Ticking:
             down = self.costs.restart_s
         else:
             down = self.costs.unplanned_s if self.plan is None else self.costs.planned_s
+            if self.plan is not None and self.left_to_move:
+                down = max(down, self.move_s)
+        self.progress, self.snapshot = 0, len(self.log)
+        if target is None:
+            assert self.plan is not None
+            self.holders = None
+            if self.is_live and not self.is_cold:
+                self.holders = list(self.plans[self.plan].gpus)
+            self.plan, self.left_to_move = None, 0
+            return
         self.moves += second > 0
-        self.plan, self.left_to_move, self.progress = target, int(down), 0
-        self.snapshot = len(self.log)
+        self.plan, self.left_to_move, self.move_s = target, int(down), int(down)
         self.holders = None
+        if not down:
+            self.is_cold = False
 
     def tick(self) -> None:
         if self.plan is None:
@@ -118,8 +131,8 @@ class Ticking:
         if self.left_to_move:
             self.left_to_move -= 1
             self.downtime_s += 1
+            self.is_cold = self.is_cold and self.left_to_move > 0
             return
-        self.is_cold = False
         self.usd += plan.egress_usd / plan.iteration_s
         self.progress += 1
         if self.progress == plan.iteration_s:
@@ -214,5 +227,6 @@ def small_case(seed: int, *, spans: int = 12, plans: int = 4, longest_s: int = 9
         restart_s=rng.randint(0, 30),
         checkpoint_every_s=rng.randint(1, 60),
         snapshot_steps=rng.randint(1, 4),
+        checkpoint_share=0.0,
     )
     return Small(tuple(found), some, costs)
