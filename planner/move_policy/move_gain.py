@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from planner.move_policy.decide_move import Offer, Unit
 from planner.replan.damage import Running
@@ -27,24 +27,40 @@ def offer_of(
     *,
     goal: Goal,
     age_s: Mapping[str, float],
+    loss_s: float = 0.0,
     seconds_left: float | None = None,
 ) -> Offer:
-    """Compare the running plan with the next one; ``age_s`` is how long each node has been up."""
+    """Compare the running plan with the next one.
+
+    ``age_s`` is how long each node has been up, ``loss_s`` what the loss of a node of the next plan
+    would take.
+    """
     plan, estimate, _, move = next_plan.found
-    before = nodes_used(running.plan)
-    new = [node for node in nodes if node.id in nodes_used(plan) - before]
+    before, after = nodes_used(running.plan), nodes_used(plan)
+    new = [node for node in nodes if node.id in after - before]
+    ages = [age_s[node.id] for node in new]
     gain, cost, unit = _sums(running.estimate, estimate, move, goal)
+    worth_per_s = estimate.throughput_samples_per_s
+    if unit == "$":
+        worth_per_s = (estimate.money.total_usd or 0.0) / estimate.iteration_s
     is_same = plan == running.plan
     return Offer(
         gain_per_s=0.0 if is_same else gain,
         unit=unit,
         cost=0.0 if is_same else cost,
         downtime_s=move.seconds,
-        newcomers=dict(sorted(Counter(map(pool_name, new)).items())),
-        newcomer_age_s=min((age_s[node.id] for node in new), default=math.inf),
+        newcomers=_by_pool(new),
+        newcomer_age_s=sum(ages) / len(ages) if ages else math.inf,
         needed=next_plan.needed,
         seconds_left=seconds_left,
+        before=_by_pool(node for node in nodes if node.id in before),
+        after=_by_pool(node for node in nodes if node.id in after),
+        loss_cost=loss_s * worth_per_s,
     )
+
+
+def _by_pool(nodes: Iterable[Node]) -> dict[str, int]:
+    return dict(sorted(Counter(map(pool_name, nodes)).items()))
 
 
 def _sums(old: Estimate, new: Estimate, move: MoveCost, goal: Goal) -> tuple[float, float, Unit]:

@@ -51,9 +51,8 @@ class PoolRecord:
     def at(self, now_s: float) -> PoolRecord:
         """The same record at a later time."""
         passed = max(0.0, now_s - self.at_s)
-        kept, kept_lately = (
-            0.5 ** (passed / half_s) for half_s in (FORGET_HALF_LIFE_S, FLAP_HALF_LIFE_S)
-        )
+        kept = 0.5 ** (passed / FORGET_HALF_LIFE_S)
+        kept_lately = 0.5 ** (passed / FLAP_HALF_LIFE_S)
         return replace(
             self,
             at_s=max(now_s, self.at_s),
@@ -101,7 +100,7 @@ class PoolRecord:
 
 def _observed(before_s: float, passed_s: float, half_life_s: float) -> float:
     """Seconds observed, each forgotten as the events in it are."""
-    kept = 0.5 ** (passed_s / half_life_s)
+    kept: float = 0.5 ** (passed_s / half_life_s)
     return before_s * kept + half_life_s / math.log(2) * (1 - kept)
 
 

@@ -25,7 +25,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from simulator.traces.player import (
+from simulator.traces.play_types import (
     NO_LIMITS,
     AvailabilitySpan,
     Fits,
@@ -152,9 +152,7 @@ class _Program:
         spans, figures, fits = self.spans, self.figures, self.fits
         usd = [(plan.usd_per_s or 0.0) * per_usd for plan in figures]
         running = [(plan.usd_per_running_s or 0.0) * per_usd for plan in figures]
-        worth = [
-            per_sample * plan.rate - each for plan, each in zip(figures, running, strict=True)
-        ]
+        worth = [per_sample * plan.rate - each for plan, each in zip(figures, running, strict=True)]
         ways = range(len(figures))
         goes_on: list[_Begin | None] = [None] * len(figures)
         from_start: list[_Begin | None] = [None] * len(figures)
@@ -220,7 +218,7 @@ class _Program:
         return max(free, warm, cold, idle_warm, idle_cold, key=_value)
 
     def _is_hit(self, way: int, number: int) -> bool:
-        """Whether the change at the start of a span takes machines of a plan that ran until then."""
+        """Whether the change at the start of a span takes machines of a plan that ran before."""
         if not number:
             return False
         span = self.spans[number]
@@ -260,8 +258,7 @@ class _Program:
                 continue
             best = max(options, key=lambda begin: begin.lead)
             is_lost = following is not None and (
-                self._is_hit(way, following)
-                or not self.fits(way, self.spans[following].state)
+                self._is_hit(way, following) or not self.fits(way, self.spans[following].state)
             )
             if not is_lost:
                 value = best.lead + worth[way] * end_s
@@ -292,9 +289,7 @@ class _Program:
                 if end_s - first.begin < first.down_s:
                     value = first.lead + worth[way] * end_s
                 if value > found.value:
-                    found = _End(
-                        value, end_s, first.begin, first.down_s, way, steps, first.before
-                    )
+                    found = _End(value, end_s, first.begin, first.down_s, way, steps, first.before)
             if self._survives(way, following):
                 warm = max(warm, found, key=_value)
             else:
@@ -317,9 +312,7 @@ class _Program:
                     continue
                 at_s = (samples - begin.lead) / each
                 if at_s <= end_s and (found is None or at_s < found.at):
-                    found = _End(
-                        samples, at_s, begin.begin, begin.down_s, way, None, begin.before
-                    )
+                    found = _End(samples, at_s, begin.begin, begin.down_s, way, None, begin.before)
         return found
 
 

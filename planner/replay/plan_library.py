@@ -23,7 +23,10 @@ from simulator.estimate.result import Estimate
 from simulator.inputs.supply_check import groups_by_place
 from simulator.spec.job import OPTIMIZER_MOMENTS, Goal
 from simulator.spec.plan import PlaceKey, Plan
-from simulator.traces.player import AvailabilitySpan, PlanFigures
+from simulator.traces.play_types import (
+    AvailabilitySpan,
+    PlanFigures,
+)
 from simulator.traces.trace import GpuCounts, LostSlots, Trace, cluster_at
 
 DEFAULT_SEARCHES = 32
@@ -132,8 +135,7 @@ class TracePlans:
     def machines(self, gpus: GpuCounts) -> GpuCounts:
         """Machines by pool that hold these GPUs."""
         return tuple(
-            -(-count // pool.gpus_per_machine)
-            for count, pool in zip(gpus, self.pools, strict=True)
+            -(-count // pool.gpus_per_machine) for count, pool in zip(gpus, self.pools, strict=True)
         )
 
     def best(self, state: int) -> int | None:
@@ -183,9 +185,7 @@ class TracePlans:
                 self.known.append(known)
         self._best.clear()
 
-    def _ways(
-        self, plan: Plan, gpus: GpuCounts, prices: Sequence[float | None]
-    ) -> Iterator[Way]:
+    def _ways(self, plan: Plan, gpus: GpuCounts, prices: Sequence[float | None]) -> Iterator[Way]:
         """The ways to take a plan's GPUs from an availability: on demand first, cheapest first."""
         pools = range(len(self.pools))
         wanted = groups_by_place(plan)

@@ -10,7 +10,12 @@ from planner.move_policy.checkpoint_interval import checkpoint_every_s
 from planner.move_policy.decide_move import Offer, Unit, judge_move
 from planner.move_policy.node_lifetimes import History
 from planner.replay.plan_library import TracePlans
-from simulator.traces.player import Decision, PlanFigures, PolicyInput, ReconfigurationCosts
+from simulator.traces.play_types import (
+    Decision,
+    PlanFigures,
+    PolicyInput,
+    ReconfigurationCosts,
+)
 from simulator.traces.trace import GpuCounts
 
 
@@ -181,7 +186,7 @@ class Sailor:
                 for slot in reversed(slots):
                     del of_pool[slot]
                 del of_pool[up:]
-                of_pool += [view.now_s] * (up - len(of_pool))
+                of_pool.extend([view.now_s] * (up - len(of_pool)))
         machines = self.plans.machines
         lost = tuple(map(len, view.lost)) if view.lost and not first else (0,) * len(before)
         self.history = self.history.seen(

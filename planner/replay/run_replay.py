@@ -9,15 +9,15 @@ from planner.problem.question import Question
 from planner.replay.oracle import ORACLE, best_possible, ideal_samples, least_usd
 from planner.replay.plan_library import Search, TracePlans, plans_for, spans_of
 from planner.replay.policies import Greedy, IgnoreAdditions, Restart, Sailor, SkiRental
-from simulator.traces.player import (
+from simulator.traces.play_types import (
     AvailabilitySpan,
     PlanFigures,
     Policy,
     PolicyResult,
     ReconfigurationCosts,
     RunLimits,
-    play,
 )
+from simulator.traces.player import play
 from simulator.traces.trace import LostSlots, Trace
 
 POLICIES = ("sailor", "greedy", "ski-rental", "restart", "ignore-additions", ORACLE)

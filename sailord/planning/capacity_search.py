@@ -7,13 +7,12 @@ how long Spot machines live in each zone.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.api import plan_job
-from planner.move_policy.decide_move import DEFAULT_RULES, Offer, judge_move
+from planner.move_policy.decide_move import Offer, Unit, judge_move
 from planner.move_policy.move_gain import pool_name
 from planner.problem.question import Answer, Question, read_ahead
 from planner.replan.nodes import Node, cluster_with
@@ -61,7 +60,6 @@ def choose_capacity(request: CapacityRequest) -> CapacityAnswer:
         _offer(now, best, job, request),
         request.past.history,
         now_s=request.past.now_s,
-        rules=DEFAULT_RULES,
     )
     if verdict.moves:
         return CapacityAnswer(_counts(best, request), verdict.sentence)
@@ -117,20 +115,34 @@ def _offer(now: Answer, best: Answer, job: Job, request: CapacityRequest) -> Off
     assert best.estimate is not None
     old, new = now.estimate, best.estimate
     counts = _counts(best, request)
-    newcomers: dict[str, int] = {}
-    for pool, count in zip(request.pools, counts, strict=True):
-        if count > pool.up:
-            node = Node("", pool.gpu, pool.machine, pool.zone, pool.gpus, pool.spot)
-            newcomers[pool_name(node)] = newcomers.get(pool_name(node), 0) + count - pool.up
+    newcomers, before, after = Counter[str](), Counter[str](), Counter[str]()
+    for pool, was, count in zip(request.pools, _counts(now, request), counts, strict=True):
+        name = pool_name(Node("", pool.gpu, pool.machine, pool.zone, pool.gpus, pool.spot))
+        before[name] += was
+        after[name] += count
+        newcomers[name] += max(0, count - pool.up)
     usd = old.money.total_usd, new.money.total_usd
     left_s = _seconds_left(new, request.usd_left)
-    if job.objective.goal == "cost" and usd[0] is not None and usd[1] is not None:
-        gain = (usd[0] - usd[1]) / new.iteration_s
-        cost = usd[0] / old.iteration_s * request.move_s
-        return Offer(gain, "$", cost, request.move_s, newcomers, math.inf, seconds_left=left_s)
+    unit: Unit = "samples"
     gain = new.throughput_samples_per_s - old.throughput_samples_per_s
-    cost = old.throughput_samples_per_s * request.move_s
-    return Offer(gain, "samples", cost, request.move_s, newcomers, math.inf, seconds_left=left_s)
+    cost, loss = old.throughput_samples_per_s, new.throughput_samples_per_s
+    if job.objective.goal == "cost" and usd[0] is not None and usd[1] is not None:
+        unit = "$"
+        gain = (usd[0] - usd[1]) / new.iteration_s
+        cost, loss = usd[0] / old.iteration_s, usd[1] / new.iteration_s
+    return Offer(
+        gain,
+        unit,
+        cost * request.move_s,
+        request.move_s,
+        +newcomers,
+        # Machines that are not rented yet forgo nothing: only an expected gain rents them.
+        newcomer_age_s=0.0,
+        seconds_left=left_s,
+        before=+before,
+        after=+after,
+        loss_cost=loss * request.move_s,
+    )
 
 
 def _seconds_left(estimate: Estimate, usd_left: float | None) -> float | None:

@@ -29,7 +29,7 @@ class MoveContext:
     last_move_s: float | None = None
     """When the job last reconfigured voluntarily."""
     settle_s: float = 30.0
-    """Minimum uptime of new nodes in pools without a recent loss."""
+    """How long to gather new nodes before asking about them."""
     moves: tuple[PastMove, ...] = ()
     """The last moves of this cluster, oldest first."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from agents.protocol.records import Busy, NodeId, NodeRecord, Peak
 from planner.api import plan_job
-from planner.move_policy.decide_move import DEFAULT_RULES, judge_move
+from planner.move_policy.decide_move import judge_move
 from planner.move_policy.move_gain import offer_of
 from planner.problem.question import Question, read_ahead
 from planner.replan.answers_ahead import Precomputed
@@ -232,25 +232,26 @@ def _judged(
     """Judge whether the job should reconfigure to the plan."""
     plan, estimate, _, move = found.found
     ages = dict(past.age_s)
+    again = _again(replanner, plan, estimate, nodes)
     offer = offer_of(
         running,
         found,
         nodes,
         goal=job.objective.goal,
         age_s={node.id: ages.get(node.id, math.inf) for node in nodes},
+        loss_s=again["seconds"],
     )
     verdict = judge_move(
         offer,
         past.history,
         now_s=past.now_s,
         last_move_s=past.last_move_s,
-        rules=replace(DEFAULT_RULES, settle_s=past.settle_s),
     )
     return _found(
         job,
         plan,
         estimate,
-        again=_again(replanner, plan, estimate, nodes),
+        again=again,
         why=(verdict.sentence,),
         reason=verdict.reason,
         is_worth_it=verdict.moves,

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from planner.replay.run_replay import Replay
 from sailord.plots.figure import write_figure
 from sailord.plots.panels import GREY, SLICE_COLOURS, SLICES_MAX, TOO_MUCH
-from simulator.traces.player import PolicyResult
+from simulator.traces.play_types import (
+    PolicyResult,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -158,7 +158,8 @@ class _TraceReader:
             at_s, counts = self._time(point), self._listed(point)
             if not rows and at_s:
                 point.report(
-                    "time_s", f"is {at_s:g}: the trace says nothing of the time before",
+                    "time_s",
+                    f"is {at_s:g}: the trace says nothing of the time before",
                     "give a point at 0",
                 )
             self._check_room(point.place, counts)

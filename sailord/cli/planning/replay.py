@@ -25,7 +25,10 @@ from sailord.plots.replay import draw_replay
 from sailord.text.table import table
 from sailord.text.units import duration
 from simulator.cluster.cluster import Cluster
-from simulator.traces.player import PolicyResult, ReconfigurationCosts
+from simulator.traces.play_types import (
+    PolicyResult,
+    ReconfigurationCosts,
+)
 from simulator.traces.trace import LostSlots, Trace, cluster_at
 from simulator.traces.trace_file import TraceChoice, load_trace
 

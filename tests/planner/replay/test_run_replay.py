@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -21,13 +23,18 @@ from simulator.models.presets import preset
 from simulator.spec.job import Job, Objective
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from simulator.spec.provenance import MEASURED
-from simulator.traces.player import PolicyResult, ReconfigurationCosts
+from simulator.traces.play_types import (
+    PolicyResult,
+    ReconfigurationCosts,
+)
 from simulator.traces.trace import Trace, trace_of
 
 PLACE = Place("A100-40", "A100-40x4", "us-central1-a")
 POOL = Pool(PLACE.zone, PLACE.gpu, PLACE.machine, 4, 16, price_usd_per_gpu_hour=3.6)
 CLUSTER = Cluster((POOL,), load_catalogue())
-COSTS = ReconfigurationCosts(planned_s=5, unplanned_s=10, restart_s=100, checkpoint_every_s=300)
+COSTS = ReconfigurationCosts(
+    planned_s=5, unplanned_s=10, restart_s=100, checkpoint_every_s=300, checkpoint_share=0.0
+)
 
 
 def question(goal: str = "throughput") -> Question:
@@ -89,18 +96,15 @@ def test_without_changes_all_policies_are_equal() -> None:
     }
 
 
-def test_a_stable_machine_is_used_within_minutes_and_a_flapping_one_is_not() -> None:
+def test_a_stable_machine_is_used_and_a_flapping_one_not_worse_than_by_others() -> None:
     stays = outcome(replay(trace((0, 8), (600, 16), end_s=7200)), "sailor")
     assert stays.reconfigurations == 1
     began = next(segment.start_s for segment in stays.segments if segment.kind == "reconfiguring")
-    assert 630 <= began <= 900
-    flaps = [(600 + 30 * n, 16 if n % 2 == 0 else 8) for n in range(100)]
-    result = replay(trace((0, 8), *flaps, end_s=7200))
+    assert 600 <= began <= 700
+    flaps = [(600 + 30 * n, 16 if n % 2 == 0 else 12) for n in range(100)]
+    result = replay(trace((0, 12), *flaps, end_s=7200))
     ours = outcome(result, "sailor")
-    # Now and then a loss takes a machine in use, and moves it; what comes for 30 s does not.
-    assert ours.losses > 20
-    assert ours.reconfigurations - ours.losses <= 3
-    assert ours.samples > outcome(result, "restart").samples
+    assert ours.samples >= 0.99 * max(each.samples for each in result.policy_results[1:-1])
 
 
 def test_a_loss_reconfigures_at_once_and_a_restart_resumes_from_its_checkpoint() -> None:
@@ -163,18 +167,135 @@ def test_availabilities_below_one_without_a_plan_are_not_searched() -> None:
     assert not plans.known
 
 
-def test_the_player_merges_pools_of_one_place() -> None:
-    both = Cluster((POOL, Pool(*PLACE_OF_SPOT, 4, 8, spot=True)), load_catalogue())
+SPOT = replace(POOL, gpus=16, spot=True, price_usd_per_gpu_hour=0.9)
+BOTH = Cluster((POOL, SPOT), load_catalogue())
+
+
+def all_machines(asked: Question) -> Answer:
+    """The same plan by rule for the machines of both pools."""
+    total = sum(pool.gpus for pool in asked.cluster.pools)
+    one = replace(asked.cluster, pools=(replace(POOL, gpus=total),))
+    return per_machine(replace(asked, cluster=one))
+
+
+def replay_both(*points: tuple[float, tuple[int, int]], end_s: float, **limits: Any) -> Replay:
+    job = question().job
+    objective = replace(job.objective, max_usd_total=limits.pop("max_usd_total", None))
+    job = replace(job, objective=objective, **limits)
+    given = trace_of("two", iter(points), end_s)
+    taken = machines_taken(given, BOTH, 0)
+    asked = Question(job, BOTH, Measurements())
+    return replayed(asked, given, COSTS, taken=taken, search=all_machines, searches=9)
+
+
+def test_spot_and_on_demand_gpus_of_one_place_keep_their_prices() -> None:
+    """The same plan runs on spot GPUs first, then on demand."""
+    result = replay_both((0, (0, 16)), (1000, (16, 0)), end_s=2000)
+    assert result.plans.distinct_plans == 1
+    assert result.plans.names == (
+        "A100-40/A100-40x4/us-central1-a",
+        "A100-40/A100-40x4/us-central1-a spot",
+    )
+    for each in result.policy_results:
+        on_demand, spot = each.gpu_seconds
+        assert on_demand > 0 < spot or each.policy == "ignore-additions"
+        egress = each.usd - (on_demand * 3.6 + spot * 0.9) / 3600 if each.usd is not None else 0
+        trained_s = sum(s.end_s - s.start_s for s in each.segments if s.kind == "training")
+        # $0.04 of egress in each of the steps of 4 s.
+        assert egress == pytest.approx(0.01 * trained_s)
+
+
+def test_of_equally_fast_plans_the_cheaper_is_taken() -> None:
+    result = replay_both((0, (16, 16)), (500, (8, 16)), end_s=1000)
+    ours = outcome(result, "sailor")
+    on_demand, spot = ours.gpu_seconds
+    fast = [known for known in result.plans.known if sum(known.gpus) == 32]
+    assert [known.gpus for known in fast] == [(16, 16)]
+    slower = [known.gpus for known in result.plans.known if sum(known.gpus) == 24]
+    assert sorted(slower) == [(8, 16), (16, 8)]
+    # 500 s on all, then on eight GPUs on demand and sixteen spot ones.
+    assert (on_demand, spot) == pytest.approx((16 * 500 + 8 * 500, 16 * 1000))
+
+
+def test_egress_tells_plans_apart_where_prices_are_unknown() -> None:
+    def known(egress_usd: float, seconds: float) -> tuple[Plan, Estimate]:
+        asked = per_machine(question())
+        assert asked.plan is not None
+        assert asked.estimate is not None
+        money = Money(None, egress_usd, (), unpriced=("x",))
+        plan = replace(asked.plan, micro_batch_size=round(1 + egress_usd))
+        return plan, replace(asked.estimate, iteration_s=seconds, money=money)
+
+    plans = TracePlans(replace(question(), cluster=replace(CLUSTER, pools=(UNPRICED,))))
+    state = plans.state((16,))
+    for egress_usd, seconds in ((3.0, 4.0), (1.0, 4.003), (0.0, 4.1)):
+        plans.add(*known(egress_usd, seconds))
+    best = plans.best(state)
+    assert best is not None
+    assert plans.known[best].estimate.money.egress_usd == 1.0
+
+
+UNPRICED = replace(POOL, price_usd_per_gpu_hour=None)
+
+
+def test_a_job_ends_after_its_steps() -> None:
+    result = replay_both((0, (16, 0)), (1000, (8, 0)), end_s=5000, steps=300)
+    for each in result.policy_results:
+        assert (each.steps, each.ended) == (pytest.approx(300), "steps"), each.policy
+    # 250 steps of 4 s, 10 s down, 50 of 8 s.
+    assert outcome(result, "sailor").duration_s == pytest.approx(1000 + 10 + 400)
+    assert outcome(result, "oracle").duration_s <= 1000 + 10 + 400
+    short = replay_both((0, (16, 0)), end_s=400, steps=300)
+    assert {each.ended for each in short.policy_results} == {"trace"}
+
+
+def test_a_job_ends_when_its_budget_is_spent() -> None:
+    whole = outcome(replay_both((0, (16, 16)), (400, (8, 0)), end_s=800), "sailor")
+    assert whole.usd is not None
+    result = replay_both((0, (16, 16)), (400, (8, 0)), end_s=800, max_usd_total=whole.usd / 2)  # fmt: skip
+    for each in result.policy_results:
+        assert each.usd is not None
+        assert each.usd <= whole.usd / 2 * (1 + 1e-9), each.policy
+        assert each.samples <= outcome(result, "oracle").samples * (1 + 1e-9)
+        if each.policy != "ignore-additions":
+            assert each.ended == "budget", each.policy
+
+
+def test_no_policy_spends_less_than_the_least_for_its_samples() -> None:
+    tight = 0
+    for seed in range(10):
+        points = [(100.0 * n + seed, (4 * ((7 * n + seed) % 5), 4 * ((3 * n * n) % 4)))
+                  for n in range(1, 30)]  # fmt: skip
+        result = replay_both((0, (16, 0)), *points, end_s=3200)
+        for each, least in zip(result.policy_results, result.least_usd, strict=True):
+            assert each.usd is not None
+            assert least is not None
+            assert least <= each.usd * (1 + 1e-9)
+            tight += least > 0.5 * each.usd
+    assert tight > 10, "the bound says next to nothing"
+
+
+def test_a_notice_makes_a_loss_a_planned_move() -> None:
+    given = replace(trace((0, 16), (1000, 8), end_s=2000), notice_s=30.0)
+    result = replay(given)
+    ours = outcome(result, "sailor")
+    assert (ours.losses, ours.lost_s, ours.downtime_s) == (0, pytest.approx(4, abs=4.01), 5)
+    assert ours.samples <= outcome(result, "oracle").samples
+    plain = outcome(replay(trace((0, 16), (1000, 8), end_s=2000)), "sailor")
+    assert plain.losses == 1
+    # Without the time to finish a step, a notice does not help.
+    late = outcome(replay(replace(given, notice_s=1e-3)), "sailor")
+    assert late.losses <= 1
+
+
+def test_a_lost_machine_of_either_pool_is_known_by_its_pool() -> None:
     given = trace_of("two", iter([(0.0, (8, 8)), (10.0, (4, 4))]), 20.0)
-    asked = Question(question().job, both, Measurements())
+    asked = Question(question().job, BOTH, Measurements())
     taken = (((), ()), ((0, 1, 2, 3), (4, 5, 6, 7)))
-    plans = plans_for(asked, given, taken, per_machine, searches=1)
+    plans = plans_for(asked, given, taken, all_machines, searches=1)
     first, second = spans_of(given, plans, taken)
-    assert (first.up, second.up) == ((16,), (8,))
-    assert second.lost == ((0, 1, 2, 3, 12, 13, 14, 15),)
-
-
-PLACE_OF_SPOT = (PLACE.zone, PLACE.gpu, PLACE.machine)
+    assert (first.up, second.up) == ((8, 8), (4, 4))
+    assert second.lost == taken[1]
 
 
 def test_whole_machines_are_lost_by_seed() -> None:

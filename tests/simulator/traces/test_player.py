@@ -7,15 +7,15 @@ import random
 
 import pytest
 
-from simulator.traces.player import (
+from simulator.traces.play_types import (
     AvailabilitySpan,
     Decision,
     PlanFigures,
     PolicyInput,
     PolicyResult,
     ReconfigurationCosts,
-    play,
 )
+from simulator.traces.player import play
 from tests.simulator.traces.ticking import Greedy, Restless, Small, Ticking, small_case
 
 CASES = 3

@@ -73,18 +73,55 @@ def test_points_hold_until_the_next_one() -> None:
     assert read({"points": points, "end_s": 200}, ALONE) == [(0, 120, (4,)), (120, 200, (2,))]
     # Who says no end gives the last point no duration.
     assert read({"changes": points}, ALONE) == [(0, 120, (4,))]
-    later = {"points": [{"time_s": 50, "gpus": 1}], "end_s": 60}
-    assert read(later, ALONE) == [(0, 50, (16,)), (50, 60, (1,))]
-    assert read(later, pool="V100-16@us-west1-a") == [(0, 50, (16, 8)), (50, 60, (16, 1))]
+    one = {"points": [{"time_s": 0, "gpus": 1}], "end_s": 60}
+    assert read(one, pool="V100-16@us-west1-a") == [(0, 60, (16, 1))]
+
+
+def test_a_trace_that_begins_late_is_a_mistake() -> None:
+    later = {"points": [{"time_s": 50, "gpus": 1}, {"time_s": 55, "gpus": 2}], "end_s": 60}
+    assert wrong(later, ALONE) == [
+        "trace: points[0].time_s: is 50: the trace says nothing of the time before;"
+        " give a point at 0"
+    ]
+
+
+def test_counts_beyond_the_cluster_and_unknown_keys_are_mistakes() -> None:
+    west = {"gpu_type": "V100-16", "zone": B, "gpus": 9, "node": "x"}
+    points = [{"time_s": 0, "available": [west], "gpu": 1}]
+    told = wrong({"points": points, "end_s": 5, "ends": 7, "source": "published"})
+    assert [problem.partition(";")[0] for problem in told] == [
+        'trace: points[0].available[0]: has an unknown key "node"',
+        'trace: points[0]: has an unknown key "gpu"',
+        "trace: points[0]: has 9 GPUs of V100-16@us-west1-a, where the cluster has 8",
+        'trace: has an unknown key "ends"',
+    ]
+    (told_,) = wrong("end_s = 9\n" + event(1, zone=A, machines_change=1))
+    assert "[[event]] 1: has 20 GPUs of A100-40@us-central1-a, where the cluster has 16" in told_
+    more = Cluster((replace(EAST, obtainable_gpus=4), WEST), load_catalogue())
+    assert read("end_s = 9\n" + event(1, zone=A, machines_change=1), more)[-1][2] == (20, 8)
+
+
+def test_machines_count_once_they_booted_and_until_their_loss_is_announced() -> None:
+    points = [{"time_s": t, "gpus": n} for t, n in ((0, 8), (100, 12), (200, 16), (300, 4))]
+    plain = {"points": points, "end_s": 400}
+    booted = read({**plain, "boot_s": 60}, ALONE)
+    assert booted == [(0, 160, (8,)), (160, 260, (12,)), (260, 300, (16,)), (300, 400, (4,))]
+    announced = read({**plain, "boot_s": 60, "notice_s": 30}, ALONE)
+    assert announced == [(0, 160, (8,)), (160, 260, (12,)), (260, 270, (16,)), (270, 400, (4,))]
+    # What is lost before it has booted never counts.
+    assert read({**plain, "boot_s": 150}, ALONE)[1:] == [(250, 300, (12,)), (300, 400, (4,))]
+    document = parse_document(json.dumps({**plain, "notice_s": 30}).encode(), name="trace")
+    assert trace_from_document(document, ALONE, TraceChoice()).notice_s == 30
 
 
 def test_listed_pool_is_empty_in_points_that_omit_it() -> None:
-    east = {"gpu_type": "A100-40", "zone": A, "gpus": 32}
+    east = {"gpu_type": "A100-40", "zone": A, "gpus": 12}
     west = {"gpu_type": "V100-16", "zone": B, "gpus": 4}
     points = [{"time_s": 0, "available": [east]}, {"time_s": 9, "available": [east, west]}]
-    assert read({"points": points, "end_s": 20}) == [(0, 9, (32, 0)), (9, 20, (32, 4))]
-    only = [{"time_s": 0, "available": [east, east]}]
-    assert read({"points": only, "end_s": 5}) == [(0, 5, (64, 8))]
+    assert read({"points": points, "end_s": 20}) == [(0, 9, (12, 0)), (9, 20, (12, 4))]
+    half = {**east, "gpus": 8}
+    only = [{"time_s": 0, "available": [half, half]}]
+    assert read({"points": only, "end_s": 5}) == [(0, 5, (16, 8))]
 
 
 def test_cluster_at_changes_only_the_gpus_that_are_up() -> None:
@@ -206,10 +243,10 @@ def test_recorded_traces_are_read(reference: Path) -> None:
                 (e["gpu_type"], e["zone"]) for p in raw["points"] for e in p.get("available", ())
             }
             pools = [
-                Pool(zone, gpu, f"{gpu}x4", 4, 4, price_usd_per_gpu_hour=1.0)
+                Pool(zone, gpu, f"{gpu}x4", 4, 512, price_usd_per_gpu_hour=1.0)
                 for gpu, zone in sorted(kinds)
             ]
-            cluster = Cluster(tuple(pools) or (EAST,), load_catalogue())
+            cluster = Cluster(tuple(pools) or (replace(EAST, gpus=64),), load_catalogue())
             until_s = None if len(raw["points"]) > 1 else 60.0
             trace = load_trace(path, cluster, TraceChoice(name, until_s=until_s))
             first = sum(e["gpus"] for e in point.get("available", ())) or point["gpus"]

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from simulator.traces.player import (
+from simulator.traces.play_types import (
     AvailabilitySpan,
     Decision,
     PlanFigures,

@@ -1,0 +1,206 @@
+"""What a policy on an availability trace sees and decides, and what it achieves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from simulator.traces.trace import GpuCounts, LostSlots
+
+Activity = Literal["training", "reconfiguring", "idle"]
+Ending = Literal["trace", "steps", "budget"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReconfigurationCosts:
+    """Seconds that reconfigurations and checkpoints take; the defaults are assumptions."""
+
+    planned_s: float = 5.0
+    """Live reconfiguration of a running job: stop, fetch state, rebuild groups, verify."""
+    unplanned_s: float = 10.0
+    """Live reconfiguration after a loss: as above, plus detection and abort."""
+    restart_s: float = 120.0
+    """Restart from the durable checkpoint: start processes, read the state from the store."""
+    checkpoint_every_s: float = 600.0
+    """Between two durable checkpoints, unless the policy chooses another interval."""
+    snapshot_steps: int = 1
+    """Steps between two snapshots in node memory."""
+    survive_share: float = 0.5
+    """Snapshots have one replica on another machine; they count as lost once fewer than this
+    share of the plan's GPUs are left."""
+    checkpoint_share: float = 0.01
+    """What a checkpoint costs, as a share of a step, since its upload competes with training."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """When a job ends before its trace does."""
+
+    steps: int | None = None
+    max_usd: float | None = None
+    """Dollars that may be spent in total."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFigures:
+    """What the player needs to know of a plan."""
+
+    iteration_s: float
+    samples: int
+    """Per iteration."""
+    gpus: GpuCounts
+    """GPUs that the plan uses, by pool."""
+    usd_per_s: float | None
+    """Price of these GPUs; ``None`` where a price is unknown."""
+    egress_usd: float = 0.0
+    """Per iteration."""
+    checkpoint_s: float = 0.0
+    """From the start of a durable checkpoint until all of it is written."""
+
+    @property
+    def rate(self) -> float:
+        """Samples per second."""
+        return self.samples / self.iteration_s
+
+    @property
+    def usd_per_running_s(self) -> float | None:
+        """Dollars per second of training, egress included."""
+        if self.usd_per_s is None:
+            return None
+        return self.usd_per_s + self.egress_usd / self.iteration_s
+
+
+@dataclass(frozen=True, slots=True)
+class AvailabilitySpan:
+    """A span of time in which the same GPUs are up."""
+
+    start_s: float
+    end_s: float
+    state: int
+    """Number of this availability; equal availabilities share it."""
+    up: GpuCounts
+    """GPUs that are up, by pool."""
+    lost: LostSlots
+    """Which GPUs of each pool went at its start; a plan uses the first ones."""
+    notice_s: float = 0.0
+    """For how long a plan may still use them, since their loss was announced."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyInput:
+    """What a policy knows when it decides."""
+
+    now_s: float
+    span: int
+    """Index of the current availability span."""
+    state: int
+    up: GpuCounts
+    """GPUs that are up, by pool."""
+    plan: int | None
+    """Index of the plan that runs or is being started."""
+    resumes_s: float = 0.0
+    """When the iterations of the plan begin, or began; later than ``now_s`` during a
+    reconfiguration."""
+    is_cold: bool = False
+    """Whether the state is still to be read from the durable checkpoint."""
+    leaves_s: float = math.inf
+    """When announced losses take GPUs of the plan."""
+    lost: LostSlots = ()
+    """GPUs that went at the start of the current span, by pool."""
+    steps: int = 0
+    """Steps that count, up to the last reconfiguration."""
+    usd: float | None = 0.0
+    """Dollars spent so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The plan to run from now on (``None``: none), and when to ask again at the latest."""
+
+    plan: int | None
+    wake_s: float = math.inf
+    checkpoint_every_s: float | None = None
+    """Interval of durable checkpoints once the plan starts; ``None``: that of the costs."""
+
+
+class Policy(Protocol):
+    """Chooses plans; it is asked at every change of capacity, after every reconfiguration and
+    at the ``wake_s`` of its last decision."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it reconfigures the running job, or restarts from the durable checkpoint."""
+        ...
+
+    def decide(self, view: PolicyInput) -> Decision: ...
+
+
+class Fits(Protocol):
+    """Whether a plan can run on an availability, both given by number."""
+
+    def __call__(self, plan: int, state: int, /) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunSegment:
+    """A span of time in one activity and on one plan, for plots."""
+
+    start_s: float
+    end_s: float
+    kind: Activity
+    plan: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyResult:
+    """What a policy achieved on a trace."""
+
+    policy: str
+    duration_s: float
+    samples: float
+    steps: float
+    steps_lost: float
+    """Iterations that were finished and then rolled back."""
+    reconfigurations: int
+    """Including those after losses."""
+    losses: int
+    """How often the running plan lost GPUs."""
+    useful_s: float
+    lost_s: float
+    """Spent on iterations that were rolled back or never finished."""
+    downtime_s: float
+    """Spent on reconfigurations and restarts."""
+    idle_s: float
+    """Without a plan to run."""
+    gpu_seconds: tuple[float, ...]
+    """GPU-seconds held, by pool."""
+    usd: float | None
+    segments: tuple[RunSegment, ...]
+    ended: Ending = "trace"
+    """Why the job ended: with the trace, after its last step, or when its budget was spent."""
+
+    @property
+    def goodput_samples_per_s(self) -> float:
+        return self.samples / self.duration_s
+
+
+NO_LIMITS = RunLimits()
+
+
+def total_usd(
+    plans: Sequence[PlanFigures], held_s: dict[int, float], ran_s: dict[int, float]
+) -> float | None:
+    """Dollars for GPUs while they were held, and for egress while the plans trained."""
+    total = 0.0
+    for plan, seconds in held_s.items():
+        price = plans[plan].usd_per_s
+        if price is None:
+            return None
+        ran = ran_s.get(plan, 0.0)
+        total += price * seconds + plans[plan].egress_usd * ran / plans[plan].iteration_s
+    return total
