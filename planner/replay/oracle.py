@@ -386,11 +386,14 @@ def _policy_result(
 
 
 def ideal_samples(
-    spans: Sequence[AvailabilitySpan], figures: Sequence[PlanFigures], fits: Fits
+    spans: Sequence[AvailabilitySpan],
+    figures: Sequence[PlanFigures],
+    fits: Fits,
+    until_s: float = math.inf,
 ) -> float:
     """Samples if the fastest plan of each span ran and reconfigurations cost nothing."""
     total = 0.0
     for span in spans:
         rates = (plan.rate for number, plan in enumerate(figures) if fits(number, span.state))
-        total += max(rates, default=0.0) * (span.end_s - span.start_s)
+        total += max(rates, default=0.0) * max(0.0, min(span.end_s, until_s) - span.start_s)
     return total

@@ -38,6 +38,12 @@ class Replay:
     ideal_samples: float
     """Samples if the best plan of each span ran and reconfigurations cost nothing."""
 
+    def share_of_ideal(self, result: PolicyResult) -> float | None:
+        """What a policy trained until its job ended, as a share of the ideal until then."""
+        until_s = result.duration_s
+        ideal = ideal_samples(self.spans, self.figures, self.plans.fits, until_s)
+        return result.samples / ideal if ideal else None
+
 
 def replayed(
     question: Question,

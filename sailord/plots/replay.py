@@ -119,7 +119,7 @@ def _used(axes: Axes, result: Replay, outcome: PolicyResult, unit_s: float) -> N
 
 
 def _note(result: Replay, outcome: PolicyResult) -> str:
-    share = outcome.samples / result.ideal_samples if result.ideal_samples else 0.0
+    share = result.share_of_ideal(outcome) or 0.0
     usd = "price unknown" if outcome.usd is None else f"${outcome.usd:,.2f}"
     down, lost, idle = (
         each / outcome.duration_s for each in (outcome.downtime_s, outcome.lost_s, outcome.idle_s)

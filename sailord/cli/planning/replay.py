@@ -25,6 +25,7 @@ from sailord.plots.replay import draw_replay
 from sailord.text.table import table
 from sailord.text.units import duration
 from simulator.cluster.cluster import Cluster
+from simulator.documents.problems import InputError, Problem
 from simulator.traces.play_types import (
     PolicyResult,
     ReconfigurationCosts,
@@ -128,6 +129,9 @@ def replay(
         check_picture(plot)
     wanted = chosen_names(policies, POLICIES, "--policy")
     question = read_question(JobFile(job), cluster, profiles, estimator_name, budget=budget)
+    if question.job.objective.deadline is not None:
+        what, cure = "is a date, and a trace has none", "leave the deadline out"
+        raise InputError(Problem("objective.deadline", what, cure))
     the_trace = load_trace(trace, question.cluster, TraceChoice(trace_name, pool, until_s))
     every_s = _COSTS.checkpoint_every_s if checkpoint_every_s is None else checkpoint_every_s
     costs = ReconfigurationCosts(planned_s, unplanned_s, restart_s, every_s, snapshot_steps)
@@ -208,7 +212,7 @@ def _outcome_json(result: Replay, outcome: PolicyResult) -> dict[str, Any]:
     return {
         "policy": outcome.policy,
         "goodput_samples_per_s": outcome.goodput_samples_per_s,
-        "share_of_ideal": _share(result, outcome),
+        "share_of_ideal": result.share_of_ideal(outcome),
         "samples": outcome.samples,
         "steps": outcome.steps,
         "steps_lost": outcome.steps_lost,
@@ -224,10 +228,6 @@ def _outcome_json(result: Replay, outcome: PolicyResult) -> dict[str, Any]:
         "ended_s": outcome.duration_s,
         "least_usd": result.least_usd[index],
     }
-
-
-def _share(result: Replay, outcome: PolicyResult) -> float | None:
-    return outcome.samples / result.ideal_samples if result.ideal_samples else None
 
 
 def _text(result: Replay, shown: Sequence[PolicyResult], job: str) -> str:
@@ -250,7 +250,7 @@ def _table(result: Replay, shown: Sequence[PolicyResult]) -> str:
               "moves", "down", "redone", "idle"]  # fmt: skip
     rows = []
     for outcome in shown:
-        share, usd = _share(result, outcome), outcome.usd
+        share, usd = result.share_of_ideal(outcome), outcome.usd
         each = None if usd is None or not outcome.samples else usd / outcome.samples * 1000
         idle_s = (outcome.downtime_s, outcome.lost_s, outcome.idle_s)
         rows.append(

@@ -103,7 +103,7 @@ def test_unchanged_cluster_keeps_the_running_plan():
     assert not again.proposal.is_worth_it or again.proposal.plan == first.proposal.plan
 
 
-def test_new_node_is_used_only_after_it_has_settled():
+def test_new_node_of_a_stormy_pool_is_used_once_waiting_has_cost_enough():
     """Its uptime and the losses of its pool decide on a voluntary reconfiguration."""
     spec = (ROOT / "examples" / "opt-350m.toml").read_text(encoding="utf-8")
     nodes = tuple(node(name, gpus=4) for name in "ab")
@@ -117,15 +117,16 @@ def test_new_node_is_used_only_after_it_has_settled():
         assert isinstance(found, FoundPlan)
         return found.proposal
 
-    assert judged(MoveContext(settle_s=30.0)).is_worth_it
-    young = MoveContext(age_s=tuple((record.id, 12.0) for record in nodes), settle_s=30.0)
-    assert not judged(young).is_worth_it
-    assert judged(young).ask_again_s == 18.0
+    young = MoveContext(age_s=tuple((record.id, 2.0) for record in nodes), now_s=60.0)
+    assert judged(young).is_worth_it
     pool = pool_of(nodes[0])
     stormy = History().seen(0.0, up={pool: 3}, lost={})
     for second in range(1, 60):
         stormy = stormy.seen(float(second), up={pool: 3}, lost={pool: 30})
-    settled = replace(young, age_s=())
-    assert judged(settled).is_worth_it
-    assert not judged(replace(settled, history=stormy, now_s=60.0)).is_worth_it
-    assert not judged(replace(settled, last_move_s=59.0, now_s=60.0)).is_worth_it
+    waits = judged(replace(young, history=stormy))
+    assert not waits.is_worth_it
+    later_s = 2.0 + waits.ask_again_s
+    old = replace(young, age_s=tuple((record.id, later_s) for record in nodes), history=stormy)
+    assert judged(old).is_worth_it
+    # As if it had been up for ever, but the job has just moved.
+    assert not judged(replace(old, age_s=(), last_move_s=59.0)).is_worth_it
