@@ -28,6 +28,7 @@ from sailord.cluster_records import Gateway, World
 from sailord.config import Config
 from sailord.controller.agent_client import AgentClient
 from sailord.controller.election import Election, StateFolder, lock_state_folder
+from sailord.controller.availability_log import FILE, AvailabilityLog
 from sailord.controller.lifetime_store import SAVE_S, load_lifetimes, save_lifetimes
 from sailord.controller.loop import Controller, build_controller
 from sailord.controller.recovery import Recovery
@@ -334,7 +335,8 @@ def _assemble(
     rented = api.capacity
     if rented is not None:
         api.goodput.capacity = lambda: rented.state
-    cluster.watchers += [api.goodput.observe, api.curve.observe]
+    available = AvailabilityLog(config.state / FILE)
+    cluster.watchers += [api.goodput.observe, api.curve.observe, available.note]
     return Daemon(
         config, store, clock, gateway, election, controller, api, webhooks, recovery, api.goodput,
         api.capacity,

@@ -1,0 +1,44 @@
+"""Logs which GPUs are up, so that `sailorctl replay` can play them again."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from sailord.core.model.state import State
+from sailord.planning.machine_lifetimes import pool_of
+
+log = structlog.get_logger("sailord")
+
+FILE = "availability.jsonl"
+
+
+@dataclass(eq=False)
+class AvailabilityLog:
+    """A line for each change while this sailord leads: the time, and GPUs by pool."""
+
+    path: Path
+    _last: dict[str, int] | None = field(default=None)
+
+    def note(self, state: State) -> None:
+        """Write a line if other GPUs are up than in the last one."""
+        if state.term is None:
+            self._last = None
+            return
+        gpus = Counter[str]()
+        for node in state.nodes.values():
+            if not node.is_lost and node.record.gpus:
+                gpus[pool_of(node.record)] += node.record.gpus
+        found = dict(sorted(gpus.items()))
+        if found == self._last:
+            return
+        self._last = found
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"at": round(state.now, 3), "gpus": found}) + "\n")
+        except OSError as error:
+            log.warning("availability could not be logged", path=str(self.path), error=str(error))

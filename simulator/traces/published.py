@@ -1,0 +1,206 @@
+"""Convert published logs of spot availability to traces.
+
+| format | file |
+|---|---|
+| ``bamboo-events`` | lines ``<ms>,add|remove,<node>`` |
+| ``bamboo-counts`` | lines ``<date>, <time>, <nodes>`` |
+| ``counts`` | lines ``<ms>,<nodes>``, as Parcae's |
+| ``parcae`` | lines ``[<ms>, "add"|"remove"|..., {"nodes": [...], "duration": <ms>}]`` |
+| ``skypilot`` | JSON with ``metadata.gap_seconds`` and ``data``, nodes at equal intervals |
+| ``sailord`` | lines ``{"at": <seconds>, "gpus": {"<gpu>@<zone>": <count>}}``, sailord's own log |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+from simulator.documents.problems import InputError, Problem
+
+Counts = Mapping[str, int]
+"""GPUs by pool, named ``<gpu>@<zone>``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """GPUs over time: each count holds until the next one."""
+
+    points: tuple[tuple[float, Counts], ...]
+    """In order of time, the first at 0."""
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """A published file, and the pool that it is about."""
+
+    name: str
+    text: str
+    pool: str
+    gpus_per_node: int
+
+
+def series_of(file: LogFile) -> Series:
+    """Read a file of any format."""
+    reader = _READERS[format_of(file)]
+    try:
+        points, end_s = reader(file)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        what = f"could not be read as {format_of(file)}: {error}"
+        raise InputError(Problem(file.name, what, "give a file as it was published")) from None
+    if not points:
+        raise InputError(Problem(file.name, "has no entry", "give a file as it was published"))
+    return Series(tuple(_from_zero(points)), end_s - points[0][0])
+
+
+def format_of(file: LogFile) -> str:
+    """Recognise the format by the first line."""
+    text = file.text.lstrip()
+    first = text.partition("\n")[0].strip()
+    if first.startswith("[") and '"nodes"' in first:
+        return "parcae"
+    if first.startswith("{"):
+        return "sailord" if '"at"' in first and '"gpus"' in first else "skypilot"
+    fields = [part.strip() for part in first.split(",")]
+    if len(fields) == 3:
+        return "bamboo-events" if fields[1] in ("add", "remove") else "bamboo-counts"
+    if len(fields) == 2:
+        return "counts"
+    what = f'begins with "{first[:40]}", which no known format does'
+    known = ", ".join(_READERS)
+    raise InputError(Problem(file.name, what, f"give a file in one of these formats: {known}"))
+
+
+def merged(series: Sequence[Series]) -> Series:
+    """Several logs that begin at one moment as one; it ends with the first of them."""
+    end_s = min(each.end_s for each in series)
+    moments = sorted({at_s for each in series for at_s, _ in each.points if at_s < end_s})
+    points: list[tuple[float, Counts]] = []
+    for now_s in moments:
+        counts: dict[str, int] = {}
+        for each in series:
+            for pool, gpus in [c for at_s, c in each.points if at_s <= now_s][-1].items():
+                counts[pool] = counts.get(pool, 0) + gpus
+        if not points or points[-1][1] != counts:
+            points.append((now_s, counts))
+    return Series(tuple(points), end_s)
+
+
+def trace_document(series: Series, source: str) -> dict[str, Any]:
+    """The trace file, in the form of recorded points."""
+    return {
+        "source": source,
+        "points": [
+            {"time_s": at_s, "available": [_entry(pool, n) for pool, n in sorted(counts.items())]}
+            for at_s, counts in series.points
+        ],
+        "end_s": series.end_s,
+    }
+
+
+def _entry(pool: str, gpus: int) -> dict[str, Any]:
+    gpu, _, zone = pool.removesuffix(" spot").partition("@")
+    entry: dict[str, Any] = {"gpu_type": gpu, "zone": zone, "gpus": gpus}
+    return {**entry, "spot": True} if pool.endswith(" spot") else entry
+
+
+_Points = list[tuple[float, Counts]]
+
+
+def _from_zero(points: _Points) -> Iterator[tuple[float, Counts]]:
+    """The last entry of each moment, from the first one on, where it changes something."""
+    start_s, before = points[0][0], None
+    for number, (at_s, counts) in enumerate(points):
+        follows = number + 1 < len(points) and points[number + 1][0] == at_s
+        if not follows and counts != before:
+            yield at_s - start_s, counts
+            before = counts
+
+
+def _rows(text: str) -> list[list[str]]:
+    lines = (line.strip() for line in text.splitlines())
+    return [[part.strip() for part in line.split(",")] for line in lines if line]
+
+
+def _bamboo_events(file: LogFile) -> tuple[_Points, float]:
+    up: set[str] = set()
+    points: _Points = []
+    for ms, what, node in _rows(file.text):
+        if what == "add":
+            up.add(node)
+        elif what == "remove":
+            up.remove(node)
+        else:
+            raise ValueError(f'"{what}" is neither add nor remove')
+        points.append((int(ms) / 1000, {file.pool: len(up) * file.gpus_per_node}))
+    return points, points[-1][0] + _step_s(points)
+
+
+def _step_s(points: _Points) -> float:
+    """The interval of the log, for which its last entry holds: the least between two moments."""
+    times = sorted({at_s for at_s, _ in points})
+    return min((two - one for one, two in pairwise(times)), default=0.0)
+
+
+def _bamboo_counts(file: LogFile) -> tuple[_Points, float]:
+    points: _Points = []
+    for day, time, count in _rows(file.text):
+        at = datetime.fromisoformat(f"{day}T{time}+00:00").timestamp()
+        points.append((at, {file.pool: int(count) * file.gpus_per_node}))
+    return points, points[-1][0]
+
+
+def _counts(file: LogFile) -> tuple[_Points, float]:
+    points: _Points = [
+        (int(ms) / 1000, {file.pool: int(count) * file.gpus_per_node})
+        for ms, count in _rows(file.text)
+    ]
+    return points, points[-1][0] + _step_s(points)
+
+
+def _parcae(file: LogFile) -> tuple[_Points, float]:
+    up: set[str] = set()
+    points: _Points = []
+    end_s = 0.0
+    for line in filter(None, map(str.strip, file.text.splitlines())):
+        ms, what, about = json.loads(line)
+        if what == "add":
+            up.update(about["nodes"])
+        elif what == "remove":
+            up.difference_update(about["nodes"])
+        points.append((ms / 1000, {file.pool: len(up) * file.gpus_per_node}))
+        end_s = (ms + about["duration"]) / 1000
+    return points, end_s
+
+
+def _skypilot(file: LogFile) -> tuple[_Points, float]:
+    document = json.loads(file.text)
+    gap_s = float(document["metadata"]["gap_seconds"])
+    counts = [int(count) * file.gpus_per_node for count in document["data"]]
+    points: _Points = [(number * gap_s, {file.pool: gpus}) for number, gpus in enumerate(counts)]
+    return points, len(counts) * gap_s
+
+
+def _sailord(file: LogFile) -> tuple[_Points, float]:
+    points: _Points = []
+    pools: dict[str, int] = {}
+    entries = [json.loads(line) for line in file.text.splitlines() if line.strip()]
+    for entry in entries:
+        pools |= dict.fromkeys(entry["gpus"], 0)
+    for entry in entries:
+        points.append((float(entry["at"]), {**pools, **entry["gpus"]}))
+    return points, points[-1][0]
+
+
+_READERS: dict[str, Callable[[LogFile], tuple[_Points, float]]] = {
+    "bamboo-events": _bamboo_events,
+    "bamboo-counts": _bamboo_counts,
+    "counts": _counts,
+    "parcae": _parcae,
+    "skypilot": _skypilot,
+    "sailord": _sailord,
+}

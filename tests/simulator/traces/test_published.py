@@ -1,0 +1,141 @@
+"""Published logs become traces, and what none of the formats is gets an error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sailord.cli.main import main
+from simulator.documents.problems import InputError
+from simulator.traces.published import LogFile, format_of, merged, series_of
+
+POOL = "V100-16@us-east-1c"
+EVENTS = "0,add,a\n0,add,b\n60000,add,c\n120000,remove,a\n180000,add,d\n180000,remove,b\n"
+DATES = "2021-12-11, 11:11:30, 5\n2021-12-11, 11:13:10, 5\n2021-12-12, 11:11:30, 7\n"
+COUNTS = "0,1\n0,2\n60000,3\n120000,2\n"
+SEGMENT = """\
+[0, "add", {"nodes": ["n0", "n1"], "duration": 60000, "liveput_truth_strategy": [5, 3]}]
+[60000, "no-op", {"nodes": [], "duration": 60000}]
+[120000, "remove", {"nodes": ["n1"], "duration": 60000}]
+[180000, "migration", {"nodes": [], "duration": 60000}]
+"""
+SKYPILOT = json.dumps({"metadata": {"gap_seconds": 300}, "data": [0, 1, 1, 0]})
+OWN = (
+    '{"at": 1000.5, "gpus": {"V100-16@us-east-1c": 8}}\n'
+    '{"at": 1060.5, "gpus": {"V100-16@us-east-1c": 8, "A100-40@a spot": 4}}\n'
+    '{"at": 1120.5, "gpus": {}}\n'
+)
+
+
+def read(text: str, gpus: int = 1) -> tuple[list[tuple[float, int]], float]:
+    series = series_of(LogFile("log", text, POOL, gpus))
+    return [(at_s, sum(counts.values())) for at_s, counts in series.points], series.end_s
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "points", "end_s"),
+    [
+        (EVENTS, "bamboo-events", [(0, 2), (60, 3), (120, 2)], 240),
+        (DATES, "bamboo-counts", [(0, 5), (86400, 7)], 86400),
+        (COUNTS, "counts", [(0, 2), (60, 3), (120, 2)], 180),
+        (SEGMENT, "parcae", [(0, 2), (120, 1)], 240),
+        (SKYPILOT, "skypilot", [(0, 0), (300, 1), (900, 0)], 1200),
+        (OWN, "sailord", [(0, 8), (60, 12), (120, 0)], 120),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "\n" not in value else "",
+)
+def test_published_formats_are_read(
+    text: str, kind: str, points: list[tuple[float, int]], end_s: float
+) -> None:
+    assert format_of(LogFile("log", text, POOL, 1)) == kind
+    assert read(text) == (points, end_s)
+    if kind != "sailord":
+        assert read(text, gpus=8)[0] == [(at_s, 8 * gpus) for at_s, gpus in points]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "log: begins with"),
+        ("a,b,c,d", "no known format"),
+        ("0,add,a\n60,remove,b", "could not be read as bamboo-events"),
+        ("0,add,a\n60,renew,a", '"renew" is neither add nor remove'),
+        ('{"metadata": {}, "data": [1]}', "could not be read as skypilot: 'gap_seconds'"),
+        ('{"metadata": {"gap_seconds": 300}, "data": []}', "has no entry"),
+        ("1,2\n3,x", "could not be read as counts"),
+        ('[0, "add", {"nodes": ["a"]}]', "could not be read as parcae"),
+    ],
+)
+def test_other_files_are_mistakes(text: str, told: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read(text)
+    assert told in str(caught.value.problems[0])
+
+
+def test_zones_are_played_side_by_side() -> None:
+    one = series_of(LogFile("a", SKYPILOT, "V100-16@a", 8))
+    two = series_of(LogFile("b", COUNTS, "V100-16@b", 1))
+    both = merged([one, two])
+    assert both.end_s == 180
+    assert [(at_s, dict(counts)) for at_s, counts in both.points] == [
+        (0, {"V100-16@a": 0, "V100-16@b": 2}),
+        (60, {"V100-16@a": 0, "V100-16@b": 3}),
+        (120, {"V100-16@a": 0, "V100-16@b": 2}),
+    ]
+
+
+CLUSTER = """
+[[pool]]
+zone = "us-east1-b"
+gpu = "V100-16"
+gpus_per_machine = 8
+gpus = 8
+"""
+JOB = """
+[model]
+preset = "opt-125m"
+[training]
+global_batch = 8
+sequence = 128
+precision = "fp32"
+optimizer = "adam"
+"""
+
+
+def run(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(main, list(words))
+    return done.exit_code, done.output
+
+
+def test_an_imported_trace_is_replayed(tmp_path: Path) -> None:
+    log = tmp_path / "us-east1-b_v100_8.json"
+    log.write_text(SKYPILOT)
+    for name, text in (("cluster.toml", CLUSTER), ("job.toml", JOB)):
+        (tmp_path / name).write_text(text)
+    trace = str(tmp_path / "trace.json")
+    code, told = run("trace", "import", str(log), "--save", trace)
+    assert code == 0, told
+    assert "0.3 h, 2 changes, at most 8 GPUs" in told
+    files = [str(tmp_path / name) for name in ("job.toml", "cluster.toml")]
+    code, told = run("replay", trace, *files, "--budget", "3", "--json")
+    assert code == 0, told
+    assert json.loads(told)["duration_s"] == 1200
+
+
+def test_a_file_that_names_no_pool_needs_one(tmp_path: Path) -> None:
+    log = tmp_path / "trace.csv"
+    log.write_text(EVENTS)
+    save = ("--save", str(tmp_path / "out.json"))
+    code, told = run("trace", "import", str(log), *save)
+    assert (code, "give --pool GPU@ZONE" in told) == (2, True)
+    code, told = run("trace", "import", str(log), "--pool", "V100-16@x", "--pool", "T4@y", *save)
+    assert (code, "once for each file" in told) == (2, True)
+    code, told = run("trace", "import", str(log), "--pool", "V100-16", *save)
+    assert (code, "write it as GPU@ZONE" in told) == (2, True)
+    code, told = run("trace", "import", str(log), "--pool", "v100-16@x", *save)
+    assert code == 0, told
+    entry = json.loads((tmp_path / "out.json").read_text())["points"][0]["available"]
+    assert entry == [{"gpu_type": "V100-16", "zone": "x", "gpus": 2}]
