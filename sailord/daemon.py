@@ -27,8 +27,8 @@ from sailord.capacity.loop import CapacityLoop
 from sailord.cluster_records import Gateway, World
 from sailord.config import Config
 from sailord.controller.agent_client import AgentClient
-from sailord.controller.election import Election, StateFolder, lock_state_folder
 from sailord.controller.availability_log import FILE, AvailabilityLog
+from sailord.controller.election import Election, StateFolder, lock_state_folder
 from sailord.controller.lifetime_store import SAVE_S, load_lifetimes, save_lifetimes
 from sailord.controller.loop import Controller, build_controller
 from sailord.controller.recovery import Recovery

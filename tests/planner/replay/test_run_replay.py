@@ -252,7 +252,8 @@ def test_a_job_ends_after_its_steps() -> None:
 def test_a_job_ends_when_its_budget_is_spent() -> None:
     whole = outcome(replay_both((0, (16, 16)), (400, (8, 0)), end_s=800), "sailor")
     assert whole.usd is not None
-    result = replay_both((0, (16, 16)), (400, (8, 0)), end_s=800, max_usd_total=whole.usd / 2)  # fmt: skip
+    half = whole.usd / 2
+    result = replay_both((0, (16, 16)), (400, (8, 0)), end_s=800, max_usd_total=half)  # fmt: skip
     for each in result.policy_results:
         assert each.usd is not None
         assert each.usd <= whole.usd / 2 * (1 + 1e-9), each.policy

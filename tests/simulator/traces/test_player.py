@@ -6,14 +6,19 @@ import itertools
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from planner.replay.oracle import best_possible
 from simulator.traces.play_types import (
     AvailabilitySpan,
     Decision,
     PlanFigures,
+    Policy,
     PolicyInput,
     PolicyResult,
     ReconfigurationCosts,
+    RunLimits,
 )
 from simulator.traces.player import play
 from tests.simulator.traces.ticking import Greedy, Restless, Small, Ticking, small_case
@@ -74,6 +79,85 @@ def test_seconds_and_dollars_add_up_under_any_policy(is_live: bool, examples: in
         case = small_case(seed, longest_s=400)
         policy = Restless(random.Random(seed), case.plans, case.fits, is_live)
         adds_up(case, play(case.spans, case.plans, case.fits, policy, case.costs))
+
+
+counts = st.tuples(st.integers(0, 6), st.integers(0, 4))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Small, RunLimits]:
+    """A random trace with notices, random plans with prices, and a job that may end early."""
+    found: list[AvailabilitySpan] = []
+    before = draw(counts)
+    states: dict[tuple[int, ...], int] = {}
+    now_s = 0.0
+    for number in range(draw(st.integers(1, 8))):
+        up = before if number == 0 else draw(counts)
+        lost = tuple(
+            tuple(sorted(draw(st.permutations(range(was)))[: max(0, was - now)]))
+            for was, now in zip(before, up, strict=True)
+        )
+        end_s = now_s + draw(st.floats(0.5, 300))
+        notice_s = draw(st.sampled_from((0.0, 0.0, 5.0, 120.0)))
+        found.append(
+            AvailabilitySpan(now_s, end_s, states.setdefault(up, len(states)), up, lost, notice_s)
+        )
+        now_s, before = end_s, up
+    plan = st.builds(
+        PlanFigures,
+        st.floats(0.3, 20),
+        st.just(8),
+        st.tuples(st.integers(1, 5), st.integers(0, 3)),
+        st.floats(0, 3),
+        st.sampled_from((0.0, 0.25)),
+        st.floats(0, 60),
+    )
+    costs = st.builds(
+        ReconfigurationCosts,
+        st.floats(0, 20),
+        st.floats(0, 30),
+        st.floats(0, 60),
+        st.floats(1, 100),
+        st.integers(1, 4),
+        st.just(0.5),
+        st.sampled_from((0.0, 0.01, 0.5)),
+    )
+    limits = RunLimits(
+        draw(st.none() | st.integers(1, 100)), draw(st.none() | st.floats(0.1, 1000))
+    )
+    plans = tuple(draw(st.lists(plan, min_size=1, max_size=4)))
+    return Small(tuple(found), plans, draw(costs)), limits
+
+
+@given(cases(), st.booleans(), st.integers(0, 2**16))
+def test_seconds_gpu_seconds_and_dollars_are_conserved(
+    given_case: tuple[Small, RunLimits], is_live: bool, seed: int
+) -> None:
+    case, limits = given_case
+    policies: tuple[Policy, ...] = (
+        Greedy(case.plans, case.fits, is_live),
+        Restless(random.Random(seed), case.plans, case.fits, is_live),
+    )
+    oracle = best_possible(case.spans, case.plans, case.fits, case.costs)
+    for policy in policies:
+        result = play(case.spans, case.plans, case.fits, policy, case.costs, limits)
+        adds_up(case, result)
+        assert result.samples == 8 * result.steps
+        # No more is trained than runs, and no GPU is held that is not there.
+        assert result.useful_s <= result.duration_s * (1 + 1e-9)
+        for pool, held in enumerate(result.gpu_seconds):
+            most = sum(
+                (span.end_s - span.start_s) * max(span.up[pool], before.up[pool] * span.notice_s)
+                for before, span in zip((case.spans[0], *case.spans), case.spans, strict=False)
+            )
+            assert held <= most + 1e-6
+        if limits.steps is not None:
+            assert result.steps <= limits.steps
+            assert (result.ended == "steps") == (result.steps == limits.steps)
+        if limits.max_usd is not None:
+            assert result.usd is not None
+            assert result.usd <= limits.max_usd * (1 + 1e-9) + 1e-9
+        assert result.samples <= oracle.samples * (1 + 1e-9) + 1e-6
 
 
 ONE = PlanFigures(10.0, 100, (4,), 2.0)
