@@ -15,6 +15,8 @@ from sailord.planning.machine_lifetimes import pool_of
 log = structlog.get_logger("sailord")
 
 FILE = "availability.jsonl"
+EVERY_S = 1.0
+"""How often GPUs are counted."""
 
 
 @dataclass(eq=False)
@@ -23,12 +25,16 @@ class AvailabilityLog:
 
     path: Path
     _last: dict[str, int] | None = field(default=None)
+    _counted_at: float = 0.0
 
     def note(self, state: State) -> None:
         """Write a line if other GPUs are up than in the last one."""
         if state.term is None:
             self._last = None
             return
+        if self._last is not None and state.now < self._counted_at + EVERY_S:
+            return
+        self._counted_at = state.now
         gpus = Counter[str]()
         for node in state.nodes.values():
             if not node.is_lost and node.record.gpus:
