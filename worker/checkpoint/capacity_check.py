@@ -29,6 +29,7 @@ class SnapshotPlacement:
 
     sizes: Mapping[PieceKey, int]
     holders: Mapping[PieceKey, tuple[int, ...]]
+    """The ranks that keep each piece."""
     writers: Mapping[PieceKey, int]
     nodes: Mapping[int, str]
     """The node of each rank."""

@@ -20,6 +20,8 @@ from worker.training.flat_buffers import LayerBuffer
 from worker.training.precision import LossScale, Precision
 from worker.training.trainer import TrainingProgress
 
+_INTEGERS = {4: torch.int32, 8: torch.int64}
+
 
 def flat_states(buffer: LayerBuffer) -> tuple[Tensor, ...]:
     """Return the kinds of state that a piece consists of, in their order."""
@@ -92,6 +94,28 @@ def piece_digests(buffers: Mapping[int, LayerBuffer], shape: StateShape) -> dict
             key = (layer_number(layer, layers=shape.layers), piece)
             found[key] = int(checksum(data), 16) % DIGEST_END
     return found
+
+
+def bit_sums(
+    buffers: Mapping[int, LayerBuffer], shape: StateShape, *, zero: int
+) -> tuple[list[PieceKey], Tensor | None]:
+    """Return the pieces that a rank holds, and of each the sum of its bits as integers.
+
+    One pass on the device, without waiting for it. A flipped bit changes the sum. With ZeRO-1 not
+    all holders have the moments, so the weights alone count.
+    """
+    keys, sums = [], []
+    for layer, buffer in buffers.items():
+        kinds = (buffer.master,) if zero else flat_states(buffer)
+        for piece in (*buffer.held, buffer.atoms):
+            views = [view for flat in kinds for view in views_in_buffer(buffer, flat, piece)]
+            bits = [view.detach().view(_INTEGERS[view.element_size()]) for view in views]
+            total = torch.zeros((), dtype=torch.int64, device=buffer.master.device)
+            for each in bits:
+                total += each.sum(dtype=torch.int64)
+            keys.append((layer_number(layer, layers=shape.layers), piece))
+            sums.append(total)
+    return keys, torch.stack(sums) if sums else None
 
 
 def saved_progress(progress: TrainingProgress) -> SavedProgress:

@@ -86,6 +86,37 @@ def piece_holders(holdings: Holdings, *, zero: int) -> dict[PieceKey, tuple[int,
     return {key: tuple(sorted(found[key])) for key in sorted(found)}
 
 
+def keepers_of(
+    holders: Mapping[PieceKey, tuple[int, ...]],
+    sizes: Mapping[PieceKey, int],
+    nodes: Mapping[int, str],
+    zones: Mapping[str, str],
+) -> dict[PieceKey, tuple[int, ...]]:
+    """Return, for each piece, the holders that keep it in snapshots: enough of them, and no more.
+
+    These are one rank in each zone, since restoring from another zone costs money, and at least two
+    ranks on two nodes, if two nodes hold the piece. The bytes are balanced over ranks.
+    """
+    load: Counter[int] = Counter()
+    found: dict[PieceKey, tuple[int, ...]] = {}
+
+    def least(ranks: list[int]) -> int:
+        return min(ranks, key=lambda rank: (load[rank], rank))
+
+    # Pieces with the fewest holders first, then the largest.
+    for key in sorted(holders, key=lambda key: (len(holders[key]), -sizes[key], key)):
+        by_zone: dict[str | None, list[int]] = {}
+        for rank in holders[key]:
+            by_zone.setdefault(zones.get(nodes[rank]), []).append(rank)
+        chosen = [least(ranks) for ranks in by_zone.values()]
+        if len(chosen) == 1:
+            elsewhere = [rank for rank in holders[key] if nodes[rank] != nodes[chosen[0]]]
+            chosen += [least(elsewhere)] if elsewhere else []
+        load.update(dict.fromkeys(chosen, sizes[key]))
+        found[key] = tuple(sorted(chosen))
+    return found
+
+
 def writers_of(
     holders: Mapping[PieceKey, tuple[int, ...]], sizes: Mapping[PieceKey, int]
 ) -> dict[PieceKey, int]:

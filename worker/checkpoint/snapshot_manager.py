@@ -19,11 +19,12 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 from worker.checkpoint.capacity_check import SnapshotPlacement, check_room, node_need
 from worker.checkpoint.compatibility import dtype_of, model_of
-from worker.checkpoint.load_state import fill_buffers, progress_from, saved_progress
+from worker.checkpoint.load_state import bit_sums, fill_buffers, progress_from, saved_progress
 from worker.checkpoint.placement import (
     PieceKey,
     StateShape,
     buddies_of,
+    keepers_of,
     piece_holders,
     sizes_of,
     waits_for_replicas,
@@ -72,13 +73,13 @@ def placement_of(
 ) -> SnapshotPlacement:
     """Return which ranks and nodes keep what under the plan; every rank gets the same answer."""
     sizes = sizes_of(holdings, state_shape(job))
-    holders = piece_holders(holdings, zero=job.zero)
-    writers = writers_of(holders, sizes)
     nodes = {
         each.rank: plan.pipelines[each.pipeline].stages[each.stage].places[0].node or ""
         for each in rank_places(plan)
     }
     zones, survive = target.zones, job.checkpoint.survive
+    holders = keepers_of(piece_holders(holdings, zero=job.zero), sizes, nodes, zones)
+    writers = writers_of(holders, sizes)
     buddies = buddies_of(holders, writers, sizes, nodes, zones, survive)
     waits = waits_for_replicas(buddies, nodes, zones)
     return SnapshotPlacement(sizes, holders, writers, nodes, buddies, waits)
@@ -150,8 +151,9 @@ class SnapshotManager:
     _safe: int = 0
     """Snapshots before this step are no longer needed."""
     _replicated: int = -1
-    _compared: int = -1
-    """The last durable point whose replicas were found bit-equal."""
+    _durable: tuple[int, list[PieceKey], torch.Tensor | None] | None = None
+    """The last point that becomes durable, and the sums of this rank's bits, until they are
+    compared."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     @classmethod
@@ -236,27 +238,34 @@ class SnapshotManager:
         self.writer.wait_sealed()  # The buffers are being copied until then.
         self.trainer.export_state()
         progress = saved_progress(self.trainer.progress)
+        if persist:
+            job = self.trainer.job
+            sums = bit_sums(self.trainer.buffers, state_shape(job), zero=job.zero)
+            self._durable = progress.step, *sums
         self.writer.begin(progress, persist=persist, safe_step=self._safe)
         self._kept.append(progress.step)
 
     def _compare(self) -> None:
-        """Check that all holders sealed the same bits of the last point, if it becomes durable.
+        """Check that all holders had the same bits at the last point, if it becomes durable.
 
-        GPU kinds may round differently, so only ranks with the GPU kind of a piece's writer are
+        Not only those that keep a piece: a replica that has drifted trains with wrong weights. GPU
+        kinds may round differently, so only ranks with the GPU kind of a piece's writer are
         compared.
         """
-        last = self.writer.sealed
-        if last is None or not last.persist or last.step == self._compared:
+        if self._durable is None:
             return
+        step, keys, sums = self._durable
+        self._durable = None
         plan = self.trainer.plan
         kinds = {
             each.rank: plan.pipelines[each.pipeline].stages[each.stage].places[0].gpu
             for each in rank_places(plan)
         }
+        own = kinds[self.trainer.rank]
         mine = {
-            piece.key: int(piece.checksum, 16) % DIGEST_END
-            for piece in last.pieces
-            if kinds[self.placement.writers[piece.key]] == kinds[self.trainer.rank]
+            key: bits % DIGEST_END
+            for key, bits in zip(keys, [] if sums is None else sums.tolist(), strict=True)
+            if kinds[self.placement.writers[key]] == own
         }
         check_replicas(
             mine,
@@ -264,9 +273,8 @@ class SnapshotManager:
             self.trainer.world_group,
             rank=self.trainer.rank,
             device=self.trainer.device,
-            what=f"sealed at step {last.step}",
+            what=f"sealed at step {step}",
         )
-        self._compared = last.step
 
     # ---- at a stop -------------------------------------------------------------------------------
 
