@@ -17,6 +17,7 @@ from sailord.capacity.core.model import Policy
 from sailord.checkpoints.allowed import DEFAULT, check_prefix
 from sailord.core.model.options import Options
 from sailord.network.core.model import Policy as NetworkPolicy
+from sailord.notify.message_formats import FORMATS, KINDS, Format
 from sailord.providers.config import ProviderConfig, read_provider
 from sailord.providers.gce.config import GceConfig
 from sailord.tokens import read_tokens
@@ -27,6 +28,7 @@ from simulator.documents.files import load_document
 from simulator.documents.problems import InputError, Problems
 
 SECRET_BYTES_MIN = 16
+PAGERDUTY = "https://events.pagerduty.com/v2/enqueue"
 GOOGLE_KEYS = "https://www.googleapis.com/oauth2/v3/certs"
 """The keys with which Google signs tokens of service accounts; they change every few days."""
 T = TypeVar("T", Options, Policy, NetworkPolicy)
@@ -38,8 +40,11 @@ class Receiver:
     """A receiver of outgoing webhooks."""
 
     url: str
-    secret: bytes
-    """Signs each message."""
+    secret: bytes = b""
+    """Signs each message of our own form; of PagerDuty's it is the routing key."""
+    format: Format = "sailor"
+    events: tuple[str, ...] = ()
+    """The kinds of events that it gets; empty: those that its format usually gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,17 +318,47 @@ def _webhooks(top: Table, folder: Path) -> Webhooks:
     pubsub.finish()
     receivers = []
     for entry in table.tables("receiver"):
-        url = entry.value("url", _url, required=True)
-        own = _secret(entry, "secret_file", folder)
-        if "secret_file" not in entry:
-            cure = "name a file that contains the signing secret"
-            entry.report("secret_file", "is missing", cure)
-        entry.finish()
-        if url is not None and own is not None:
-            receivers.append(Receiver(url, own))
+        receiver = _receiver(entry, folder)
+        if receiver is not None:
+            receivers.append(receiver)
     table.finish()
     token = None if alertmanager is None else alertmanager.decode()
     return Webhooks(secret, token, audience, email, keys, tuple(receivers))
+
+
+def _receiver(entry: Table, folder: Path) -> Receiver | None:
+    """Read a receiver: its address may be a secret itself, as Slack's is."""
+    form = entry.choice("format", FORMATS, default="sailor")
+    secret = _secret(entry, "secret_file", folder)
+    hidden = _secret(entry, "url_file", folder)
+    url = entry.value("url", _url)
+    if url is None and "url" not in entry and "url_file" not in entry:
+        if form == "pagerduty":
+            url = PAGERDUTY
+        else:
+            entry.report("url", "is missing", "give it, or url_file if it is a secret")
+    if "url" in entry and "url_file" in entry:
+        entry.report("url_file", "is given beside url", "keep one of the two")
+    elif hidden is not None:
+        try:
+            url = _url(hidden.decode().strip())
+        except (InvalidValue, UnicodeDecodeError):
+            entry.report("url_file", "holds no address", "write https://HOST/PATH into the file")
+    if form != "slack" and "secret_file" not in entry:
+        what = "signing secret" if form == "sailor" else "routing key"
+        entry.report("secret_file", "is missing", f"name a file that contains the {what}")
+    events = entry.value("events", _event_kinds, default=())
+    entry.finish()
+    if url is None or (secret is None and form != "slack"):
+        return None
+    kind = next(each for each in FORMATS if each == form)
+    return Receiver(url, secret or b"", kind, events or ())
+
+
+def _event_kinds(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value or not set(map(str, value)) <= set(KINDS):
+        raise InvalidValue(f"is {quote(value)}", f"give a list of {', '.join(KINDS)}")
+    return tuple(map(str, value))
 
 
 def _key_set(table: Table, folder: Path) -> Path | str:

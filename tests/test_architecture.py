@@ -110,7 +110,9 @@ WINGS: dict[str, dict[str, str]] = {
         "capacity.core.model": "providers.interface",
         "capacity.core": "capacity.core.model planning",
         "network.core": "agents.protocol",
-        "config": "tokens checkpoints.allowed network.core core.model capacity.core.model "
+        "notify.message_formats": "",
+        "config": "notify.message_formats tokens checkpoints.allowed network.core core.model "
+        "capacity.core.model "
         "providers agents.daemon agents.rpc agents.store",
         "notify": "cluster_records config agents.rpc",
         "capacity": "capacity.core cluster_records config",

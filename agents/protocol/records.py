@@ -383,6 +383,8 @@ class JobRecord:
     saving: Saving = Saving()
     bill: Bill = Bill()
     past: Past = Past()
+    deadline: float | None = None
+    """By when it should be done, in seconds since 1970; it is told if that is at risk."""
 
 
 OrderKind = Literal[

@@ -15,6 +15,7 @@ from sailord.cluster_records import Gateway, Transition
 from sailord.core.model.commands import Note
 from sailord.core.model.phases import Running
 from sailord.core.model.state import Active, State
+from sailord.core.queries.forecast import BUDGET, DEADLINE, at_risk
 from sailord.core.queries.reconfiguration_timing import (
     ReconfigurationTiming,
     Reconfiguring,
@@ -47,6 +48,8 @@ class Announcer:
     """The evaluations of each job in the history."""
     _unfit: set[tuple[JobId, str]] = field(default_factory=set)
     """Why nodes cannot run a job, as its history says."""
+    _at_risk: set[tuple[JobId, str]] = field(default_factory=set)
+    """Jobs whose budget or deadline is told to be at risk."""
     _unreadable: set[str] = field(default_factory=set)
     """Records that the feed names as unreadable."""
     _lines: asyncio.Queue[tuple[JobId, Transition]] = field(
@@ -86,6 +89,7 @@ class Announcer:
                 if found not in known:
                     self._report_evaluation(found, after.active, after)
         self._report_unfit(before, after)
+        self._report_risks(after)
         is_new_here = before.term == after.term
         for event, id_ in _changes(before, after):
             if is_new_here:
@@ -145,6 +149,22 @@ class Announcer:
             log.warning(text, job=after.active.job, generation=generation)
             self.feed.add(event)
             self._keep(after.active.job, _history_line(event))
+
+    def _report_risks(self, state: State) -> None:
+        """Tell once that a job's budget or its deadline is at risk."""
+        kinds: tuple[EventKind, ...] = (BUDGET, DEADLINE)
+        found = at_risk(state)
+        for kind in kinds:
+            if kind not in found or state.active is None:
+                continue
+            job = state.active.job
+            if (job, kind) in self._at_risk:
+                continue
+            self._at_risk.add((job, kind))
+            event = _event(kind, found[kind], state, job=job)
+            log.warning(found[kind], job=job)
+            self.feed.add(replace(event, id=self.feed.next_id(state.now)))
+            self.outbox.offer(f"{job}.{kind}", event)
 
     def tell_unreadable(self, records: Iterable[str], state: State) -> None:
         """Tell once of each record in the store that cannot be read; the log has it already."""

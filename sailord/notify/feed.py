@@ -18,6 +18,8 @@ EventKind = Literal[
     "node_lost",
     "checkpoint_committed",
     "job_held",
+    "budget_at_risk",
+    "deadline_at_risk",
     "job_finished",
 ]
 KEPT = 5_000

@@ -21,6 +21,7 @@ import structlog
 from agents.daemon.backoff import Backoff
 from agents.store.interface import Entry, Put, StoreError
 from sailord.config import Receiver
+from sailord.notify.message_formats import body_of, wants
 from sailord.notify.outbox import Outbox
 from sailord.notify.webhook_signature import SIGNATURE_HEADER, sign
 
@@ -67,7 +68,10 @@ class WebhookSender:
 
     def key(self, receiver: Receiver) -> str:
         """The store key of the receiver's cursor."""
-        name = hashlib.sha256(receiver.url.encode()).hexdigest()[:16]
+        about = receiver.url.encode()
+        if receiver.format != "sailor":  # Several services may be reached at one address.
+            about += receiver.format.encode() + receiver.secret
+        name = hashlib.sha256(about).hexdigest()[:16]
         return self.outbox.gateway.keys.cursors + name
 
     async def set_cursor(self, receiver: Receiver, after: int, term: int) -> bool:
@@ -111,7 +115,7 @@ class _ReceiverTask:
         for entry in sorted(entries, key=lambda entry: entry.created):
             if entry.created <= after:
                 continue
-            if not await self._send_until_accepted(entry, term):
+            if self._wants(entry.value) and not await self._send_until_accepted(entry, term):
                 return
             if not await self.by.set_cursor(self.receiver, entry.created, term):
                 return
@@ -135,10 +139,21 @@ class _ReceiverTask:
             await asyncio.sleep(backoff.next_s())
         return False
 
-    async def _send(self, body: bytes) -> tuple[str, bool]:
+    def _wants(self, raw: bytes) -> bool:
+        """Whether the receiver gets this message."""
+        try:
+            kind = str(json.loads(raw)["kind"])
+        except (ValueError, KeyError, TypeError):
+            return self.receiver.format == "sailor"
+        return wants(self.receiver.format, self.receiver.events, kind)
+
+    async def _send(self, raw: bytes) -> tuple[str, bool]:
         """Why the message was not accepted (empty: it was), and whether the receiver answered."""
-        signature = sign(self.receiver.secret, body, time.time())
-        headers = {"Content-Type": "application/json", SIGNATURE_HEADER: signature}
+        receiver, cluster = self.receiver, self.by.outbox.gateway.keys.cluster
+        body = body_of(receiver.format, cluster, receiver.secret.decode("utf-8", "replace"), raw)
+        headers = {"Content-Type": "application/json"}
+        if receiver.format == "sailor":
+            headers[SIGNATURE_HEADER] = sign(receiver.secret, body, time.time())
         try:
             async with self.session.post(
                 self.receiver.url, data=body, headers=headers, allow_redirects=False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+from datetime import datetime
 from typing import Any
 
 from aiohttp import web
@@ -65,7 +66,11 @@ async def submit_job(request: web.Request) -> web.Response:
     caller = caller_of(request)
     by = "" if caller is None or caller.is_host else f" by {caller.name}"
     reason = f"submitted{by}"
-    record = JobRecord(id_, "queued", priority, now, job.steps, layers, atoms, reason, saving, bill)
+    deadline = job.objective.deadline
+    record = JobRecord(
+        id_, "queued", priority, now, job.steps, layers, atoms, reason, saving, bill,
+        deadline=None if deadline is None else datetime.fromisoformat(deadline).timestamp(),
+    )  # fmt: skip
     if not await api.gateway.submit(record, body["job"], durable):
         return refusal(409, Problem("id", f"job {id_} exists already", "use another id"))
     api.store_changed.set()

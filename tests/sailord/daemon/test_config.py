@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from sailord.config import load_config
+from sailord.config import PAGERDUTY, load_config
 from sailord.main import main
 from simulator.documents.problems import InputError
 
@@ -27,6 +27,35 @@ def test_all_mistakes_are_reported_at_once(tmp_path):
     done = CliRunner().invoke(main, ["check", "--config", str(file)])
     assert done.exit_code == 2
     assert "Traceback" not in done.output
+
+
+def test_receivers_of_other_forms_are_read(tmp_path):
+    (tmp_path / "slack.url").write_text("https://hooks.example/T0/B0\n")
+    (tmp_path / "routing").write_text("a-routing-key-of-32-characters!!\n")
+    (tmp_path / "key").write_text("k" * 64)
+    for name in ("slack.url", "routing", "key"):
+        (tmp_path / name).chmod(0o600)
+    (tmp_path / "cluster.toml").write_text(
+        '[[pool]]\nzone = "us-central1-a"\nmachine = "A100-40x8"\nmachines = 2\n'
+    )
+    begin = 'cluster_name = "c"\nstate = "s"\nkey = "key"\ncluster = "cluster.toml"\n'
+    file = tmp_path / "sailord.toml"
+    file.write_text(
+        f'{begin}[[webhooks.receiver]]\nformat = "slack"\nurl_file = "slack.url"\n'
+        'events = ["job_held"]\n[[webhooks.receiver]]\nformat = "pagerduty"\n'
+        'secret_file = "routing"\n'
+    )
+    slack, pager = load_config(file).webhooks.receivers
+    assert (slack.url, slack.events) == ("https://hooks.example/T0/B0", ("job_held",))
+    assert (pager.url, pager.secret) == (PAGERDUTY, b"a-routing-key-of-32-characters!!")
+    file.write_text(
+        f'{begin}[[webhooks.receiver]]\nformat = "slack"\n[[webhooks.receiver]]\n'
+        'format = "pagerduty"\nevents = ["job_eaten"]\n[[webhooks.receiver]]\nformat = "pigeon"\n'
+    )
+    with pytest.raises(InputError) as told:
+        load_config(file)
+    for word in ("give it, or url_file", "contains the routing key", "job_eaten", "pigeon"):
+        assert word in str(told.value)
 
 
 def test_check_reports_missing_files(place):

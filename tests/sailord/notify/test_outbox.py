@@ -28,7 +28,7 @@ class FakeReceiver:
 
     def __init__(self) -> None:
         self.takes, self.taken, self.refused = 0, list[str](), asyncio.Event()
-        self.url = ""
+        self.url, self.bodies = "", list[dict]()
 
     async def hear(self, request: web.Request) -> web.Response:
         if len(self.taken) >= self.takes:
@@ -36,6 +36,10 @@ class FakeReceiver:
             return web.Response(status=503)
         self.taken.append((await request.json())["id"])
         return web.Response(status=204)
+
+    async def note(self, request: web.Request) -> web.Response:
+        self.bodies.append(await request.json())
+        return web.Response(status=202)
 
     async def wait_taken(self, count: int) -> None:
         async with asyncio.timeout(30.0):
@@ -47,6 +51,7 @@ class FakeReceiver:
 async def fake_receiver():
     made, app = FakeReceiver(), web.Application()
     app.router.add_post("/in", made.hear)
+    app.router.add_post("/next", made.note)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -135,3 +140,29 @@ async def test_only_the_newest_messages_are_kept_while_no_receiver_accepts_any(
     working.cancel()
     kept = [json.loads(e.value)["id"] for e in (await leader.outbox.read()).entries]
     assert sorted(kept) == ids[-6:], "KEPT messages, and the last one"
+
+
+async def test_slack_gets_what_concerns_people_and_pagerduty_resolves(gateway, fake_receiver):
+    sent = fake_receiver.bodies
+    leader = Leader(gateway, fake_receiver, await term_of(gateway))
+    url = fake_receiver.url.replace("/in", "/next")
+    leader.sender.receivers = (
+        Receiver(url, format="slack"),
+        Receiver(url, b"a-routing-key", format="pagerduty"),
+    )
+    await leader.lead()
+    for kind, id_ in (("node_preempted", "n"), ("job_held", "h"), ("generation_running", "r")):
+        event = FeedEvent(0, 1.0, kind, "why", job="j", term=leader.term)
+        leader.outbox.offer(id_, event)
+    async with asyncio.timeout(30.0):
+        while len(sent) < 3:
+            await asyncio.sleep(0.01)
+    await leader.die()
+    assert [each["text"] for each in sent if "text" in each] == [
+        ":red_circle: j (test) is held: why"
+    ]
+    incidents = [(e["event_action"], e["dedup_key"]) for e in sent if "routing_key" in e]
+    assert incidents == [
+        ("trigger", "sailor/test/j/job_held"),
+        ("resolve", "sailor/test/j/job_held"),
+    ]

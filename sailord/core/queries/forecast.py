@@ -1,0 +1,45 @@
+"""What the active job will have cost, and when it will be done, at its present speed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from sailord.core.model.phases import Running
+from sailord.core.model.state import State
+from sailord.core.queries.job_cost import billed
+
+BUDGET: Literal["budget_at_risk"] = "budget_at_risk"
+DEADLINE: Literal["deadline_at_risk"] = "deadline_at_risk"
+MARGIN = 1.02
+"""A forecast beyond its limit by less than this is noise."""
+
+
+def at_risk(state: State) -> dict[str, str]:
+    """Return why the job's budget or its deadline is at risk, by the kind of event.
+
+    Only a generation that has done ``steps_of_health`` steps has a speed to be trusted.
+    """
+    active = state.active
+    if active is None or active.generation is None or not isinstance(active.phase, Running):
+        return {}
+    job, step, step_s = state.job, active.progress.step, active.progress.step_s
+    has_speed = step - active.generation.restore.point.step >= state.options.steps_of_health
+    if job.steps is None or step_s is None or not has_speed:
+        return {}
+    left_s = max(job.steps - step, 0) * step_s
+    found: dict[str, str] = {}
+    bill, rate = billed(job, active.generation, state.now), active.generation.usd_per_hour
+    if bill.usd_max is not None and rate is not None:
+        usd = bill.usd + rate * left_s / 3600
+        if usd > bill.usd_max * MARGIN:
+            found[BUDGET] = (
+                f"at its present speed it will cost ${usd:,.2f}, more than its budget of "
+                f"${bill.usd_max:,.2f}; it will be held when that is spent"
+            )
+    if job.deadline is not None:
+        late_s = state.now + left_s - job.deadline
+        if late_s > left_s * (MARGIN - 1):
+            found[DEADLINE] = (
+                f"at its present speed it will be done {late_s / 3600:,.1f} h after its deadline"
+            )
+    return found

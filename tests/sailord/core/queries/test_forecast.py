@@ -1,0 +1,47 @@
+"""Whether a job's budget or its deadline is at risk at its present speed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agents.protocol.records import FIRST, Bill
+from sailord.core.model.state import Progress
+from sailord.core.queries.forecast import BUDGET, DEADLINE, at_risk
+from tests.sailord.core.states import NOW, RUNNING, WAITING, A, generation, job, node
+from tests.sailord.core.states import state as state_of
+
+
+def forecast(*, step: int = 100, steps: int | None = 1_100, phase=RUNNING, **about):
+    """A job with 1,000 steps of 3.6 s to go: one hour, at $10 an hour."""
+    state = state_of(phase, node(A), job=job(steps=steps, **about))
+    runs = generation(restore=FIRST, usd_per_hour=10.0)
+    active = replace(state.active, generation=runs, progress=Progress(step, NOW, 3.6))
+    return at_risk(replace(state, active=active))
+
+
+def budget(usd: float, spent: float = 5.0) -> Bill:
+    return Bill(usd=spent, until=NOW, usd_max=usd)
+
+
+def test_a_budget_is_at_risk_if_the_rest_costs_more_than_is_left():
+    (text,) = forecast(bill=budget(14.0)).values()
+    assert "it will cost $15.00, more than its budget of $14.00" in text
+    assert forecast(bill=budget(14.0)).keys() == {BUDGET}
+    assert forecast(bill=budget(16.0)) == {}
+
+
+def test_a_deadline_is_at_risk_if_the_rest_takes_longer():
+    found = forecast(deadline=NOW + 1800)
+    assert found.keys() == {DEADLINE}
+    assert "0.5 h after its deadline" in found[DEADLINE]
+    assert forecast(deadline=NOW + 3700) == {}
+
+
+def test_forecasts_need_an_end_a_speed_and_a_running_generation():
+    assert forecast(steps=None, bill=budget(1.0)) == {}
+    assert forecast(step=19, bill=budget(1.0)) == {}
+    assert forecast(phase=WAITING, bill=budget(1.0)) == {}
+
+
+def test_what_is_over_by_less_than_the_margin_is_noise():
+    assert forecast(bill=budget(14.9)) == {}
