@@ -181,7 +181,8 @@ class Preparation:
 
     async def _say_late(self) -> None:
         await asyncio.sleep(PATIENCE_S)
-        self._set_unfit(self._unfit or PREPARING)
+        # Also after a failure: the job is not held in the middle of another attempt.
+        self._set_unfit(PREPARING)
 
     async def _made(self, work: Work) -> dict[str, Any]:
         folder = work_folder(self.folder / "folders", work)

@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from agents.protocol.records import GenerationRecord, NodeId, NodeRecord, Order, Report
+from agents.protocol.records import (
+    PREPARING,
+    GenerationRecord,
+    NodeId,
+    NodeRecord,
+    Order,
+    Report,
+)
 from agents.protocol.versions import why_apart
 from sailord.core.model import standing
 from sailord.core.model.nodes import Exclusion, Node, Nodes, WorkerTrouble
@@ -123,12 +130,19 @@ def _take_report(
     heard = replace(
         node,
         report=report,
+        unfit_since=_unfit_since(node, report, state.now),
         returned_at=state.now if is_mended else node.returned_at,
         heard_at=state.now,
         workers=workers,
         standing=standing.reported(node.standing),
     )
     return active, heard
+
+
+def _unfit_since(node: Node, report: Report, now: float) -> float | None:
+    if report.unfit in ("", PREPARING):
+        return node.unfit_since if report.unfit else None
+    return now if node.unfit_since is None else node.unfit_since
 
 
 def _step_s(active: Active, step: int, now: float) -> float | None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,13 +32,21 @@ class Packed:
         length: int,
         *,
         lengths: Sequence[int] | None = None,
+        cache: str | Path | None = None,
         pad_id: int = 0,
         segments: bool = False,
     ) -> None:
-        """Give ``lengths``, if they are known; else all samples are read once, here."""
+        """Give ``lengths``, if they are known; else all samples are read once, here.
+
+        ``cache`` names a file that keeps the lengths for processes that start later.
+        """
         self.dataset, self.length, self._pad_id, self._segments = dataset, length, pad_id, segments
         if lengths is None:
+            lengths = None if cache is None else _kept(Path(cache), len(dataset))
+        if lengths is None:
             lengths = [len(_tokens(dataset[index], index)) for index in range(len(dataset))]
+            if cache is not None:
+                _keep(lengths, Path(cache))
         elif len(lengths) != len(dataset):
             what = f"has {len(lengths)} lengths for {len(dataset)} samples"
             raise InputError(Problem("Packed", what, "give one for each sample"))
@@ -114,6 +126,29 @@ def pack(lengths: Sequence[int], length: int) -> list[tuple[int, ...]]:
         if room > lengths[index]:
             insort(open_rows, (room - lengths[index], row))
     return [tuple(row) for row in rows]
+
+
+def _kept(cache: Path, count: int) -> list[int] | None:
+    """Read the lengths of so many samples; ``None``: they are not there."""
+    try:
+        with cache.open("rb") as file:
+            found = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    is_whole = found.ndim == 1 and len(found) == count and found.dtype == np.int64
+    return found.tolist() if is_whole and bool((found > 0).all()) else None
+
+
+def _keep(lengths: Sequence[int], cache: Path) -> None:
+    """Write the lengths; processes that do so at once write the same."""
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=cache.parent, delete=False) as file:
+            np.save(file, np.asarray(lengths, dtype=np.int64))
+        os.replace(file.name, cache)
+    except OSError as error:
+        what = f"cannot be written ({error.strerror})"
+        raise InputError(Problem(f"Packed: cache {cache}", what, "name another file")) from None
 
 
 def _tokens(sample: Any, number: int) -> Tensor:

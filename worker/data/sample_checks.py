@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -67,3 +68,19 @@ def _check_below(value: Any, name: str, limit: int, place: str) -> None:
         if name == "labels":
             cure += f"; {NO_LABEL} marks what has no label"
         raise InputError(Problem(place, what, cure))
+
+
+def row_out_of_bounds(error: IndexError, batch: Any) -> int | None:
+    """Return which row of a batch has the label that torch's own losses refused, if one does."""
+    told = re.search(r"Target (-?\d+) is out of bounds", str(error))
+    if told is None:
+        return None
+    for name, value in _entries(batch):
+        if name == "labels" and isinstance(value, Tensor):
+            rows = (
+                (value == int(told[1])).flatten(1).any(-1)
+                if value.dim() > 1
+                else value == int(told[1])
+            )
+            return int(rows.nonzero()[0]) if bool(rows.any()) else None
+    return None

@@ -33,11 +33,16 @@ def script_line(error: BaseException) -> str | None:
 
 
 def sentence(error: BaseException, hide: Callable[[str], str] = str) -> str:
-    """Say in one line what was raised, and where in the script; ``hide`` removes secrets."""
+    """Say in one line what was raised, and where in the script; ``hide`` removes secrets.
+
+    Notes that were added on the way, such as which sample it was, belong to where.
+    """
     message = hide(str(error)).partition("\n")[0][:MESSAGE_MAX]
     what = type(error).__name__ + (f": {message}" if message else "")
-    where = script_line(error)
-    return what if where is None else f"{what} ({where})"
+    line = script_line(error)
+    notes = (hide(each).partition("\n")[0] for each in getattr(error, "__notes__", ()))
+    where = ", ".join([*(() if line is None else (line,)), *notes])
+    return f"{what} ({where})" if where else what
 
 
 def script_traceback(error: BaseException) -> str:

@@ -53,6 +53,8 @@ class Node:
     probed_at: float | None = None
     returned_at: float | None = None
     """When a drain, a cordon or a straggler mark was taken back."""
+    unfit_since: float | None = None
+    """When its first attempt to prepare for the job failed; another one may be under way."""
     workers: WorkerTrouble = WorkerTrouble()
     exclusion: Exclusion = Exclusion()
 

@@ -18,6 +18,8 @@ from sailord.core.queries.timeouts import stall_s
 STEERING = ("cancel", "pause", "resume")
 """Orders about whether a job goes on; the last one given counts."""
 _ON_RANK = re.compile(r"^rank \d+: ")
+_OF_SAMPLE = re.compile(r", in (?:dataset|labels)\b.*")
+"""In which sample a script failed: each rank has others."""
 NAMED_MAX = 5
 """A sentence names at most so many things."""
 
@@ -141,7 +143,8 @@ def _losses(state: State, active: Active) -> list[Trigger]:
         assert since is not None
         due, text = since + state.options.failures_gather_s, _what_broke(state, id_)
         # What a script raises on all ranks alike is told once.
-        same = _ON_RANK.sub("", text.partition(" failed: ")[2]) or text
+        said = _OF_SAMPLE.sub("", text.partition(" failed: ")[2])
+        same = _ON_RANK.sub("", said) or text
         if same not in found or due < found[same].due:
             found[same] = Trigger(text, due, is_forced=True)
     return list(found.values())

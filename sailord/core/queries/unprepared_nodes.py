@@ -11,8 +11,8 @@ from sailord.core.queries.replan_triggers import usable, why_unsound
 def why_unprepared(state: State, active: Active, since: float) -> str:
     """Return why no node can run a job that waits since then; empty while one may.
 
-    Not before each node had the time for two attempts that fail at once, since a package registry
-    may be away.
+    Not before each node had the time for a second attempt, since a package registry may be away:
+    a node in the middle of one may still become usable.
     """
     if usable(state, active):
         return ""
@@ -20,7 +20,8 @@ def why_unprepared(state: State, active: Active, since: float) -> str:
     failed = [node for node in living if _has_failed(node)]
     if not failed or any(_may_be_usable(node) for node in living):
         return ""
-    if state.now < max(since, *(node.since for node in failed)) + state.options.unprepared_s:
+    tried = (node.since if node.unfit_since is None else node.unfit_since for node in failed)
+    if state.now < max(since, *tried) + state.options.unprepared_s:
         return ""
     return f"no node can be prepared for it: {why_unsound(failed)}"
 

@@ -10,6 +10,7 @@ from sailord.core.model.options import Options
 from sailord.core.model.phases import Running, Waiting
 from sailord.core.model.state import State
 from sailord.core.queries.replan_triggers import Trigger, replan_trigger
+from sailord.core.queries.unprepared_nodes import why_unprepared
 from tests.sailord.core.states import BEGAN, NOW, A, B, C, act, active_of, node, report, state
 
 
@@ -54,9 +55,43 @@ def test_what_all_ranks_raise_alike_is_told_once() -> None:
     ]
     trigger = trigger_of(state(Running(BEGAN), *nodes, step=20))
     assert trigger.reason == f"machine-a failed: rank 0: {raised}"
+    raised = (
+        "OSError: gone (data.py:7 in __getitem__, in dataset: sample {0} (step 20, position {0}))"
+    )
+    of_samples = [
+        replace(
+            each,
+            report=report(each.record.id, "failed", failure=f"rank {n}: {bad_sample.format(n)}"),
+        )
+        for n, each in enumerate(nodes)
+    ]
+    trigger = trigger_of(state(Running(BEGAN), *of_samples, step=20))
+    assert trigger.reason == f"machine-a failed: rank 0: {bad_sample.format(0)}"
     other = replace(nodes[1], report=report(B, "failed", failure="rank 1: KeyError: 1", step=20))
     trigger = trigger_of(state(Running(BEGAN), nodes[0], other, step=20))
     assert (
         trigger.reason
         == f"machine-a failed: rank 0: {raised}; machine-b failed: rank 1: KeyError: 1"
     )
+
+
+def test_a_job_is_held_after_a_second_attempt_however_long_the_first_took() -> None:
+    """A setup that fails after minutes is tried again before the job is held."""
+    failure, limit_s = "setup `make` exited with 1: no", Options().unprepared_s
+
+    def told(now: float, before: State, unfit: str, number: int) -> State:
+        return act(before, Reported(now, report(A, "idle", unfit=unfit, number=number)))[0]
+
+    def why(now: float, of: State) -> str:
+        return why_unprepared(replace(of, now=now), active_of(of), NOW - 10 * limit_s)
+
+    waiting = state(Waiting("submitted", NOW - 10 * limit_s), node(A, since=0.0))
+    waiting = replace(waiting, active=replace(active_of(waiting), generation=None))
+    preparing = told(NOW, waiting, PREPARING, 7)
+    failed = told(NOW + 1, preparing, failure, 8)
+    assert not why(NOW + 2, failed), "it may be tried again"
+    again = told(NOW + 61, failed, PREPARING, 9)
+    assert not why(NOW + 2 * limit_s, again), "the second attempt is under way"
+    assert failure in why(NOW + 2 * limit_s, told(NOW + 2 * limit_s, again, failure, 10))
+    assert failure in why(NOW + 1 + limit_s, failed), "of one that fails at once, too"
+    assert told(NOW + 62, again, "", 10).nodes[A].unfit_since is None

@@ -132,6 +132,31 @@ def test_given_lengths_spare_reading_all_samples():
     assert sailor.Packed(Unread([0, 0, 0]), 5, lengths=[2, 4, 3]).rows == [(1,), (2, 0)]
 
 
+def test_lengths_are_read_from_their_file_by_later_processes(tmp_path):
+    class Counted(list):
+        read = 0
+
+        def __getitem__(self, index):
+            Counted.read += 1
+            return super().__getitem__(index)
+
+    samples = Counted({"input_ids": [1] * length} for length in (2, 4, 3))
+    cache = tmp_path / "made" / "lengths.npy"
+    rows = sailor.Packed(samples, 5, cache=cache).rows
+    assert Counted.read == 3
+    assert sailor.Packed(samples, 5, cache=cache).rows == rows == [(1,), (2, 0)]
+    assert Counted.read == 3, "not again"
+    samples.append({"input_ids": [1]})
+    assert sailor.Packed(samples, 5, cache=cache).rows == [(1, 3), (2, 0)]
+    assert Counted.read == 7, "other data has other lengths"
+    for broken in (b"", b"no array", cache.read_bytes()[:-5]):
+        cache.write_bytes(broken)
+        assert sailor.Packed(samples, 5, cache=cache).rows == [(1, 3), (2, 0)]
+    assert list(cache.parent.iterdir()) == [cache], "nothing unfinished is left"
+    with pytest.raises(InputError, match="cannot be written"):
+        sailor.Packed(samples, 5, cache="/proc/no/lengths.npy")
+
+
 def test_samples_that_cannot_be_packed_are_named():
     for samples, reason in [
         ([{"input_ids": [1]}, {"input_ids": [1] * 9}], "sample 1: has 9 tokens, more than a row"),

@@ -48,7 +48,8 @@ def test_sailors_frames_are_left_out_and_the_scripts_are_not(monkeypatch):
     line = line_of('raise ValueError("bad")')
     place = f"{HERE.name}:{line} in __getitem__"
     assert script_line(error) == place
-    assert sentence(error) == f"ValueError: bad ({place})"
+    sample = "in dataset: sample 0 (step 0, position 0)"
+    assert sentence(error) == f"ValueError: bad ({place}, {sample})"
     told = script_traceback(error)
     assert "map_dataset" not in told
     assert f'File "{HERE}"' in told

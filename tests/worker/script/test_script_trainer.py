@@ -261,6 +261,34 @@ def test_a_script_that_ends_its_process_is_refused(script, warm):
     assert "error: the script: ended its process, with exit code 3" in done.err
 
 
+def test_a_label_that_a_loss_of_ones_own_refuses_is_named():
+    tokens = torch.arange(6)
+    samples = [(tokens, tokens)] * 5 + [(tokens, torch.full((6,), 77))]
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(50, 8), nn.Linear(8, 50)
+            self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+        def forward(self, tokens):
+            x = self.embed(tokens)
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x)
+
+    def own(output, batch):
+        total = nn.functional.cross_entropy(
+            output.flatten(0, 1), batch[1].flatten(), reduction="sum"
+        )
+        return total, batch[1].numel()
+
+    trainer = sailor.Trainer(Net, samples, batch_size=4, steps=2, loss=own, shuffle=False)
+    with pytest.raises(IndexError, match="Target 77 is out of bounds") as told:
+        trainer.train()
+    assert told.value.__notes__ == ["in labels of the sample at step 1, position 1"]
+
+
 def test_an_evaluation_that_was_interrupted_is_repeated(script):
     """Who continues after a step evaluates if that was due, with the same result."""
     script.write_text(EVALUATED.replace("loggers=", "#"))

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job, ParameterGroup
 from worker.data.map_dataset import MapData
+from worker.data.sample_checks import row_out_of_bounds
 from worker.distributed.interface import Collective
 from worker.layout.shards import shard_of, take_shard
 from worker.layout.tensor_table import table_of
@@ -118,7 +119,17 @@ class ModuleLayer:
         """Compute this layer, which must be the head, and the sum of the losses."""
 
         def compute(random: KeyedRandom | None) -> Tensor:
-            total, count = self.source.losses(self._output(x, current, random), current.inputs)
+            output = self._output(x, current, random)
+            try:
+                total, count = self.source.losses(output, current.inputs)
+            except IndexError as error:
+                row = row_out_of_bounds(error, current.inputs)
+                if row is not None:
+                    position = int(current.samples[row])
+                    error.add_note(
+                        f"in labels of the sample at step {current.step}, position {position}"
+                    )
+                raise
             current.label_count = int(count)
             return total
 
