@@ -55,7 +55,7 @@ def test_what_all_ranks_raise_alike_is_told_once() -> None:
     ]
     trigger = trigger_of(state(Running(BEGAN), *nodes, step=20))
     assert trigger.reason == f"machine-a failed: rank 0: {raised}"
-    raised = (
+    bad_sample = (
         "OSError: gone (data.py:7 in __getitem__, in dataset: sample {0} (step 20, position {0}))"
     )
     of_samples = [
