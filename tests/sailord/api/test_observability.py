@@ -1,0 +1,173 @@
+"""Alert rules, dashboard and metrics: they name what exists, and a real Prometheus takes them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.control.cluster import Cluster
+from tests.sailord.daemon.running import TOKEN, Place, free_port, wait_until
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = ROOT / "examples" / "observability"
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+SOURCES = (
+    "sailord/api/handlers/metrics.py",
+    "sailord/controller/durations.py",
+    "agents/metrics.py",
+)
+HISTOGRAMS = ("sailor_decision_seconds", "sailor_event_to_decision_seconds",
+              "sailor_reconfiguration_downtime_seconds")  # fmt: skip
+ALERTS = re.findall(r"- alert: (\w+)", (EXAMPLES / "alerts.yml").read_text(encoding="utf-8"))
+
+promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="no promtool in the PATH (apt-get install prometheus)"
+)
+prometheus = pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="no prometheus in the PATH (apt-get install)"
+)
+
+
+def known() -> set[str]:
+    """The names of all metrics that the sources make."""
+    text = "\n".join((ROOT / file).read_text(encoding="utf-8") for file in SOURCES)
+    found = set(re.findall(r'"(sailor_[a-z_]+)"', text))
+    return found | {f"{name}_{end}" for name in HISTOGRAMS for end in ("bucket", "count", "sum")}
+
+
+def named(expressions: str) -> set[str]:
+    return set(re.findall(r"\bsailor_[a-z_]+", expressions))
+
+
+def checked(*command: str, text: str | None = None) -> None:
+    done = subprocess.run(
+        command, cwd=EXAMPLES, input=text, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_alerts_and_dashboard_name_metrics_that_exist() -> None:
+    rules = (EXAMPLES / "alerts.yml").read_text(encoding="utf-8")
+    board = json.loads((EXAMPLES / "dashboard.json").read_text(encoding="utf-8"))
+    queries = [each["expr"] for panel in board["panels"] for each in panel["targets"]]
+    queries += [each["expr"] for each in board["annotations"]["list"]]
+    asked = named("\n".join(re.findall(r"expr: (.*)", rules))) | named("\n".join(queries))
+    assert len(asked) > 40
+    assert asked <= known(), asked - known()
+
+
+def test_every_metric_is_documented() -> None:
+    plain = {name for name in known() if not name.endswith(("_bucket", "_count", "_sum"))}
+    assert {name for name in plain if f"`{name}`" not in OPERATIONS + CAPACITY} == set()
+
+
+CAPACITY = (ROOT / "docs" / "capacity.md").read_text(encoding="utf-8")
+
+
+def test_every_alert_has_an_entry_in_the_operators_book_and_a_test() -> None:
+    tested = (EXAMPLES / "alerts.test.yml").read_text(encoding="utf-8")
+    for alert in ALERTS:
+        assert f"| `{alert}` |" in OPERATIONS, alert
+        assert f"- name: {alert}\n" in tested, alert
+
+
+@promtool
+def test_promtool_accepts_the_rules_and_each_fires_where_it_should() -> None:
+    checked("promtool", "check", "rules", "alerts.yml")
+    checked("promtool", "test", "rules", "alerts.test.yml")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("observed")
+    made = Cluster(folder, [Place(folder)])
+    try:
+        made.begin("a", "b")
+        yield made
+    finally:
+        made.end()
+
+
+def figures(text: str) -> dict[str, float]:
+    return {name: float(value) for name, value in re.findall(r"^(sailor\S+) (\S+)$", text, re.M)}
+
+
+@promtool
+@pytest.mark.slow
+def test_metrics_of_a_running_cluster_follow_the_conventions_and_agree_with_the_api(
+    cluster: Cluster,
+) -> None:
+    cluster.wait_steps(5)
+    before = {c["cause"]: c["gpu_s"] for c in cluster.head.ask("GET", "/v1/goodput")[1]["causes"]}
+    text = cluster.head.ask("GET", "/metrics")[1]
+    after = {c["cause"]: c["gpu_s"] for c in cluster.head.ask("GET", "/v1/goodput")[1]["causes"]}
+    checked("promtool", "check", "metrics", text=text)
+    found = figures(text)
+    for cause, least in before.items():
+        if cause != "step_under_way":
+            seconds = found[f'sailor_goodput_gpu_seconds_total{{cause="{cause}"}}']
+            assert least <= seconds <= after[cause], cause
+    assert found['sailor_job_phase{phase="running"}'] == 1
+    assert found["sailor_elections_total"] == 1
+    assert found["sailor_decision_seconds_count"] > 0
+    nodes = cluster.head.ask("GET", "/v1/nodes")[1]["nodes"]
+    with urllib.request.urlopen(f"http://{nodes[0]['address']}/metrics") as reply:
+        agents = reply.read().decode()
+    checked("promtool", "check", "metrics", text=agents)
+    assert figures(agents)['sailor_agent_taking{taking="running"}'] == 1
+
+
+@prometheus
+@pytest.mark.slow
+def test_a_real_prometheus_scrapes_the_cluster_and_loads_the_rules(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    nodes = [each["address"] for each in cluster.head.ask("GET", "/v1/nodes")[1]["nodes"]]
+    (tmp_path / "token").write_text(TOKEN)
+    config = (EXAMPLES / "prometheus.yml").read_text(encoding="utf-8")
+    config = config.replace("/etc/prometheus/sailor-token", str(tmp_path / "token"))
+    config = config.replace("head.internal:7077", f"127.0.0.1:{cluster.head.port}")
+    config = config.replace(
+        '"node-1.internal:7078", "node-2.internal:7078"', json.dumps(nodes)[1:-1]
+    )
+    config = config.replace(
+        "scrape_interval: 15s", "scrape_interval: 1s\n  evaluation_interval: 1s"
+    )
+    config = config.replace("[alerts.yml]", json.dumps([str(EXAMPLES / "alerts.yml")]))
+    (tmp_path / "prometheus.yml").write_text(config)
+    checked("promtool", "check", "config", str(tmp_path / "prometheus.yml"))
+    port = free_port()
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            ["prometheus", f"--config.file={tmp_path}/prometheus.yml",
+             f"--storage.tsdb.path={tmp_path}/data", f"--web.listen-address=127.0.0.1:{port}"],
+            stdout=log, stderr=log,
+        )  # fmt: skip
+
+    def query(expression: str) -> list[Any]:
+        asked = urllib.parse.urlencode({"query": expression})
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?{asked}") as reply:
+            found: list[Any] = json.load(reply)["data"]["result"]
+        return found
+
+    try:
+        wait_until(lambda: len(query("up == 1")) == 3)
+        wait_until(
+            lambda: query('rate(sailor_goodput_gpu_seconds_total{cause="training"}[10s]) > 0')
+        )
+        wait_until(lambda: len(query('sailor_agent_taking{taking="running"} == 1')) == 2)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/rules") as reply:
+            (group,) = json.load(reply)["data"]["groups"]
+        assert [rule["name"] for rule in group["rules"]] == ALERTS
+        assert not [rule["name"] for rule in group["rules"] if rule.get("lastError")]
+    finally:
+        process.terminate()
+        process.wait()
