@@ -35,8 +35,9 @@ from worker.checkpoint.snapshot_manager import (
 )
 from worker.control.assignment import Assignment, OpenJob
 from worker.control.work_folder import hide
-from worker.devices.rank_device import DeviceMissingError, set_up
+from worker.devices.rank_device import DeviceMissingError, device_failure, set_up
 from worker.distributed.interface import PeerLostError, Transport, TransportError
+from worker.distributed.process_groups import STALL_LEAST_S, ProcessTransport
 from worker.distributed.rendezvous import join_store, open_store, open_transport
 from worker.engines.deepspeed.snapshot_adapter import DeepSpeedEngine
 from worker.engines.interface import TrainingEngine
@@ -245,6 +246,8 @@ class GenerationRun:
             raise TransportError(f"rendezvous failed: {error}") from None
         self._milestone("met")
         self._check_cancelled()
+        if isinstance(self._transport, ProcessTransport):
+            self._transport.activity = lambda: self._recorder.activity_text
         return self._transport
 
     def _join_rendezvous(self) -> Store:
@@ -325,6 +328,8 @@ class GenerationRun:
         if "first_step" not in self._phases:
             self._end_phase("first_step")
         self.step = step_report.step + 1
+        if isinstance(self._transport, ProcessTransport):
+            self._transport.stall_after_s = max(STALL_LEAST_S, 2 * step_report.seconds)
         self._extra_status["loss"] = step_report.loss if math.isfinite(step_report.loss) else None
         # What the planner predicts; a script's samples count as one token each.
         assert self._trainer is not None
@@ -398,7 +403,11 @@ class GenerationRun:
     def _fail_in_script(self, error: BaseException) -> None:
         """Log the trace of a bug, in a script or of ours, and report one sentence."""
         print_script_traceback(error)
-        self._fail(f"after {self.step} steps: {sentence(error, hide)}", is_bug=True)
+        about = self.assignment
+        on_device = device_failure(
+            error, rank=about.rank, device=about.device, activity=self._recorder.activity_text
+        )
+        self._fail(on_device or f"after {self.step} steps: {sentence(error, hide)}", is_bug=True)
 
     def _fail(self, failure: str, *, is_bug: bool) -> None:
         failure = hide(failure)

@@ -74,3 +74,14 @@ def device_error(error: BaseException) -> str | None:
     if "cuda error" in lower or "cudnn error" in lower or "cublas error" in lower:
         return "a CUDA error"
     return None
+
+
+def device_failure(
+    error: BaseException, *, rank: int, device: torch.device, activity: str
+) -> str | None:
+    """Return one sentence on an error of the rank's own device; ``None``: it is another error."""
+    word = device_error(error)
+    if word is None:
+        return None
+    said = str(error).partition("\n")[0].rstrip(".")
+    return f"{word} on {device} of rank {rank}, {activity}: {said}"

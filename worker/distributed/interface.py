@@ -31,10 +31,10 @@ class PeerLostError(TransportError):
 class DeadlineError(TransportError):
     """A wait exceeded its deadline although no peer is known to be lost."""
 
-    def __init__(self, doing: str, *, seconds: float) -> None:
+    def __init__(self, doing: str, *, seconds: float, why: str = "") -> None:
         self.doing = doing
         self.seconds = seconds
-        super().__init__(f"{doing} did not finish within {seconds:g} s")
+        super().__init__(f"{doing} did not finish within {seconds:g} s{why and ': '}{why}")
 
 
 class AbortedError(TransportError):

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from worker.distributed.stalls import Position
+
 
 @dataclass(slots=True, eq=False)
 class Operation:
@@ -34,6 +36,8 @@ class OperationLog:
     ) -> None:
         self.counts: Counter[str] = Counter()
         """How many operations were started in each group."""
+        self.members: dict[str, tuple[int, ...]] = {}
+        """The ranks of each group."""
         self._now = now
         self._keeps_unfinished = keeps_unfinished
         self._unfinished: deque[Operation] = deque()
@@ -58,6 +62,15 @@ class OperationLog:
     def end_wait(self) -> None:
         """The host waits no longer."""
         self._waiting = None
+
+    def position(self, activity: str) -> Position:
+        """Return where this rank is, for peers that wait for it."""
+        oldest = self.oldest()
+        if oldest is None:
+            return Position(dict(self.counts), None, activity)
+        operation = oldest[0]
+        what = f"{operation.what}, number {operation.number}"
+        return Position(dict(self.counts), (operation.group, operation.number), what)
 
     def oldest(self) -> tuple[Operation, float] | None:
         """Return what this rank waits for, and for how many seconds.

@@ -49,6 +49,7 @@ class PeerMonitor:
         secret: bytes,
         deadline_s: float,
         on_failure: Callable[[], None],
+        position: Callable[[], dict[str, Any]] = dict,
         check_cancelled: Callable[[], None] = lambda: None,
     ) -> None:
         self.failure: TransportError | None = None
@@ -61,6 +62,8 @@ class PeerMonitor:
         self._all_heard = threading.Event()
         self._rank = rank
         self._on_failure = on_failure
+        self._position = position
+        self._answers: dict[int, dict[str, Any]] = {}
         self._lock = threading.Lock()
         self._peers = _connect(
             store,
@@ -100,6 +103,20 @@ class PeerMonitor:
         self._all_heard.wait(wait_s)
         with self._lock:
             return [*([self._sent_vote] if self._sent_vote else []), *self._peer_votes.values()]
+
+    def ask_positions(self, wait_s: float) -> dict[int, dict[str, Any]]:
+        """Ask all peers where they are; return the answers that come in time.
+
+        The threads that answer do nothing else, so one that is silent belongs to a process that is
+        stopped, or to a machine that hangs.
+        """
+        self._answers = {}
+        self._send_to_peers({"where": self._rank})
+        deadline = time.monotonic() + wait_s
+        while len(self._answers) < len(self._peers) and time.monotonic() < deadline:
+            if self.failed.wait(_POLL_S):
+                break
+        return dict(self._answers)
 
     def close(self) -> None:
         """Say goodbye to the peers, so that they do not report this rank as lost."""
@@ -153,10 +170,16 @@ class PeerMonitor:
                 self.fail(PeerLostError(rank, doing))
             case {"aborted": str(reason), "rank": int(rank)}:
                 self.fail(AbortedError(reason, rank=rank))
+            case {"where": int()}:
+                line = json.dumps({"here": self._position()}).encode() + b"\n"
+                with contextlib.suppress(OSError):  # The peer is gone.
+                    self._peers[peer].sendall(line)
+            case {"here": dict(position)}:
+                self._answers[peer] = position
             case {"bye": int()}:
                 return True
             case _:
-                raise AssertionError(f"unknown message from a peer: {message}")
+                print(f"unknown message from rank {peer}: {message}", flush=True)
         return False
 
 

@@ -37,6 +37,7 @@ from worker.distributed.interface import (
 )
 from worker.distributed.operations import Operation, OperationLog
 from worker.distributed.peer_monitor import PeerMonitor
+from worker.distributed.stalls import Blame, Position, find_blame
 
 Result = TypeVar("Result")
 
@@ -45,6 +46,12 @@ _CAUSE_S = 0.5
 """Seconds to wait for the monitor to report the cause after a transfer has failed."""
 _POLL_S = 0.001
 """Seconds between two checks whether the other ranks have arrived."""
+FIRST_STALL_S = 60.0
+"""The same, before the time of a step is known: libraries are loaded, kernels chosen."""
+STALL_LEAST_S = 3.0
+ANSWER_S = 1.0
+"""Seconds in which a peer says where it is."""
+WATCH_S = 0.5
 CLOSE_S = 20.0
 """Seconds for groups to close; a process in which one does not is not used again."""
 _ALL = "all"
@@ -93,7 +100,15 @@ class ProcessTransport:
         self.requests_early = not self._library.blocks_device
         self.is_stuck = False
         """A group did not open or close, so this process cannot be used again."""
+        self.stall_after_s = FIRST_STALL_S
+        """An operation that takes longer is looked into; twice the time of a step is enough."""
+        self.stall: Blame | None = None
+        """Who holds up this rank, if it waits for longer."""
+        self.activity: Callable[[], str] = lambda: "computing"
+        """Says what this rank does when it waits for nothing."""
+        self.on_stall: Callable[[Blame], None] = _print_blame
         self.operations = OperationLog(keeps_unfinished=self._library.blocks_device)
+        self.operations.members[_ALL] = tuple(range(size))
         self._monitor = PeerMonitor(
             self._store,
             rank,
@@ -102,6 +117,7 @@ class ProcessTransport:
             secret=secret,
             deadline_s=deadline_s,
             on_failure=self._abort_all,
+            position=lambda: self.operations.position(self.activity()).to_json(),
             check_cancelled=check_cancelled,
         )
         self._ended = threading.Event()
@@ -158,7 +174,7 @@ class ProcessTransport:
             self._check_cancelled()
             self.check()
             if time.monotonic() > deadline:
-                self._monitor.fail(DeadlineError(doing, seconds=self.deadline_s))
+                self._give_up(doing)
             time.sleep(_POLL_S)
         pending.wait()
         self.check()
@@ -203,7 +219,7 @@ class ProcessTransport:
                 self.is_stuck = self.is_stuck or thread.is_alive()
                 raise
             if time.monotonic() > deadline:
-                self._monitor.fail(DeadlineError(doing, seconds=self.deadline_s))
+                self._give_up(doing)
             thread.join(_POLL_S)
         if errors:
             raise errors[0]
@@ -218,7 +234,7 @@ class ProcessTransport:
             self._check_cancelled()
             self.check()
             if time.monotonic() > deadline:
-                self._monitor.fail(DeadlineError(doing, seconds=self.deadline_s))
+                self._give_up(doing)
             time.sleep(_POLL_S)
 
     # ---- transfers -------------------------------------------------------------------------------
@@ -226,12 +242,14 @@ class ProcessTransport:
     def send(self, tensor: Tensor, *, to: int) -> Pending:
         data, doing = [tensor.detach()], f"sending to rank {to}"
         name, peer = self._channel_to(self.rank, to)
-        return self.start(name, lambda group: group.send(data, peer, _DATA_TAG), doing)
+        log = _channel(self.rank, to)
+        return self.start(name, lambda group: group.send(data, peer, _DATA_TAG), doing, log)
 
     def receive(self, tensor: Tensor, *, source: int) -> Pending:
         data, doing = [tensor.detach()], f"receiving from rank {source}"
         name, peer = self._channel_to(source, self.rank)
-        return self.start(name, lambda group: group.recv(data, peer, _DATA_TAG), doing)
+        log = _channel(source, self.rank)
+        return self.start(name, lambda group: group.recv(data, peer, _DATA_TAG), doing, log)
 
     def _channel_to(self, source: int, target: int) -> tuple[str, int]:
         """Return the group of a transfer, and the other rank's index in it."""
@@ -242,11 +260,16 @@ class ProcessTransport:
         assert name in self._groups, f"the channel from rank {source} to {target} was not opened"
         return name, int(other == target)
 
-    def start(self, group: str, begin: Callable[[Any], Work], doing: str) -> Pending:
-        """Start an operation on a group unless a failure is known."""
+    def start(
+        self, group: str, begin: Callable[[Any], Work], doing: str, log: str | None = None
+    ) -> Pending:
+        """Start an operation on a group unless a failure is known.
+
+        ``log`` is under which name it is numbered: transfers share a group, and not their numbers.
+        """
         if self._monitor.failure is not None:
             raise _seen_from(self._monitor.failure, doing)
-        operation = self.operations.begin(group, doing)
+        operation = self.operations.begin(log or group, doing)
         operation.work = self.run_guarded(lambda: begin(self._groups[group]), doing)
         return _PendingWork(self, operation)
 
@@ -285,19 +308,38 @@ class ProcessTransport:
     def raise_cause(self, error: RuntimeError, doing: str) -> NoReturn:
         """Raise an error of a library as the cause that this rank knows."""
         if "timed out" in str(error).lower():
-            self._monitor.fail(DeadlineError(doing, seconds=self.deadline_s))
+            self._give_up(doing)
         # A connection may break before the monitor has learnt which rank broke it.
         self._monitor.failed.wait(_CAUSE_S)
         self._monitor.fail(TransportError(f"{doing}: {error}"))
         assert self._monitor.failure is not None
         raise _seen_from(self._monitor.failure, doing) from error
 
+    def _give_up(self, doing: str) -> None:
+        why = "" if self.stall is None else self.stall.text
+        self._monitor.fail(DeadlineError(doing, seconds=self.deadline_s, why=why))
+
     def _watch(self) -> None:
-        """Give up operations that block the device for too long: nothing else would."""
-        while not self._ended.wait(min(1.0, self.deadline_s / 4)):
-            oldest = self.operations.oldest() if self._library.blocks_device else None
-            if oldest is not None and oldest[1] > self.deadline_s:
-                self._monitor.fail(DeadlineError(oldest[0].what, seconds=self.deadline_s))
+        """Look into operations that take long, and give up those that block the device."""
+        told: Operation | None = None
+        while not self._ended.wait(min(WATCH_S, self.deadline_s / 4)):
+            oldest = self.operations.oldest()
+            if oldest is None or self._monitor.failure is not None:
+                continue
+            operation, waited_s = oldest
+            if waited_s > self.stall_after_s and operation is not told:
+                told, self.stall = operation, self._find_blame()
+                if self.stall is not None:
+                    self.on_stall(self.stall)
+            if self._library.blocks_device and waited_s > self.deadline_s:
+                self._give_up(operation.what)
+
+    def _find_blame(self) -> Blame | None:
+        said = self._monitor.ask_positions(ANSWER_S)
+        positions = {rank: Position.from_json(each) for rank, each in said.items() if each}
+        positions[self.rank] = self.operations.position(self.activity())
+        members, queues = self.operations.members, self._library.blocks_device
+        return find_blame(self.rank, positions, _Members(members), queues=queues)
 
     def _abort_all(self) -> None:
         """Break all pending operations, and wait for none; called from any thread."""
@@ -332,6 +374,17 @@ class _Closed:
 
 
 _CLOSED: Any = _Closed()
+
+
+def _print_blame(blame: Blame) -> None:
+    print(f"a stall: {blame.text}", flush=True)
+
+
+class _Members(dict[str, tuple[int, ...]]):
+    """The ranks of each group, read from its name where this rank is not a member."""
+
+    def __missing__(self, name: str) -> tuple[int, ...]:
+        return tuple(int(part) for part in name.replace(" to ", "-").split("-"))
 
 
 def _channel(source: int, target: int) -> str:

@@ -54,6 +54,11 @@ class Recorder:
     spans: list[Span] = field(default_factory=list)
     _activity: Activity = "start"
 
+    @property
+    def activity_text(self) -> str:
+        """What this rank does, for peers that wait for it."""
+        return f"in {self._activity} of step {self.step}"
+
     def at_step(self, step: int) -> None:
         """Set the step that the following actions belong to."""
         self.step = step

@@ -12,7 +12,13 @@ from torch.overrides import TorchFunctionMode
 from tests.worker.threads import run_as_threads
 from tests.worker.training_runs import SomeLabels, plan_of, small_job
 from worker.devices import rank_device
-from worker.devices.rank_device import DeviceMissingError, device_error, set_up, to_device
+from worker.devices.rank_device import (
+    DeviceMissingError,
+    device_error,
+    device_failure,
+    set_up,
+    to_device,
+)
 from worker.training.precision import Precision, on_device, precision_of
 from worker.training.trainer import RankTrainer
 
@@ -113,3 +119,13 @@ def test_stages_on_gpus_with_and_without_bf16_train_together():
 )
 def test_errors_of_the_own_device_are_not_taken_for_lost_peers(text, word):
     assert device_error(RuntimeError(text)) == word
+
+
+def test_device_errors_name_rank_device_operation_and_step():
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    about = {"rank": 3, "device": GPU, "activity": "in backward of step 7"}
+    assert device_failure(error, **about) == (
+        "out of memory on cuda:1 of rank 3, in backward of step 7: "
+        "CUDA out of memory. Tried to allocate 2.00 GiB"
+    )
+    assert device_failure(ValueError("no such file"), **about) is None

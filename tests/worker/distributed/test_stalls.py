@@ -1,0 +1,130 @@
+"""Of ranks that wait, the one that holds up the others is named."""
+
+from __future__ import annotations
+
+import threading
+from random import Random
+
+import pytest
+
+pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+import torch
+from torch._C._distributed_c10d import HashStore
+
+from worker.distributed.process_groups import ProcessTransport
+from worker.distributed.stalls import Position, find_blame
+
+pytestmark = pytest.mark.torch
+MEMBERS = {"0-1-2": (0, 1, 2), "0 to 1": (0, 1), "1 to 0": (0, 1), "1-2": (1, 2)}
+
+
+def at(waiting, what="x", **counts):
+    names = {name.replace("_", "-").removeprefix("g"): count for name, count in counts.items()}
+    return Position(names, waiting, what)
+
+
+def blamed(positions, *, queues=False):
+    found = find_blame(0, positions, MEMBERS, queues=queues)
+    return None if found is None else found.ranks
+
+
+def test_rank_that_computes_is_blamed_through_those_that_wait_for_it():
+    positions = {
+        0: at(("0-1-2", 5), g0_1_2=5),
+        1: at(("1-2", 3), g0_1_2=4, g1_2=3),
+        2: at(None, "in data of step 7", g0_1_2=4, g1_2=2),
+    }
+    assert blamed(positions) == (2,)
+    assert "in data of step 7" in find_blame(0, positions, MEMBERS, queues=False).text
+
+
+def test_silent_rank_is_blamed_before_those_that_answer():
+    positions = {0: at(("0-1-2", 5), g0_1_2=5), 1: at(("0-1-2", 5), g0_1_2=5)}
+    assert blamed(positions) == (2,)
+
+
+def test_circle_is_a_deadlock():
+    positions = {
+        0: Position({"0 to 1": 0, "1 to 0": 1}, ("1 to 0", 1), "x"),
+        1: Position({"0 to 1": 1, "1 to 0": 0}, ("0 to 1", 1), "x"),
+    }
+    assert blamed(positions) == (0, 1)
+
+
+def test_operation_that_all_have_started_is_a_slow_link():
+    positions = {rank: at(("0-1-2", 5), g0_1_2=5) for rank in range(3)}
+    assert blamed(positions) == (0, 1, 2)
+    assert blamed({**positions, 0: at(None)}) is None
+
+
+def test_device_that_has_not_reached_an_operation_holds_it_up():
+    positions = {
+        0: at(("0-1-2", 5), g0_1_2=5),
+        1: at(("1-2", 3), g0_1_2=5, g1_2=3),
+        2: at(None, g0_1_2=5, g1_2=2),
+    }
+    assert blamed(positions) == (0, 1, 2)
+    assert blamed(positions, queues=True) == (2,)
+
+
+def simulated(draw, ranks):
+    """Random collectives in one order; one rank stops before one of them. Return all positions."""
+    groups = [tuple(sorted(draw.sample(range(ranks), draw.randint(2, ranks)))) for _ in range(12)]
+    culprit, at_number = draw.randrange(ranks), draw.randrange(4, 12)
+    counts = [{} for _ in range(ranks)]
+    waits = [None] * ranks
+    stuck = set()
+    for number, group in enumerate(groups):
+        if number == at_number:
+            stuck.add(culprit)
+        here = [rank for rank in group if rank not in stuck]
+        for rank in here:
+            name = "-".join(map(str, group))
+            counts[rank][name] = counts[rank].get(name, 0) + 1
+        if len(here) < len(group):
+            for rank in here:
+                name = "-".join(map(str, group))
+                waits[rank] = (name, counts[rank][name])
+            stuck.update(here)
+    members = {"-".join(map(str, group)): group for group in groups}
+    found = {r: Position(counts[r], waits[r], "x") for r in range(ranks)}
+    return culprit, found, members
+
+
+def test_culprit_of_random_stalls_is_named(examples):
+    draw, right, judged = Random("stalls"), 0, 0
+    for _ in range(max(200, examples)):
+        culprit, positions, members = simulated(draw, draw.randint(2, 8))
+        for rank, position in positions.items():
+            if position.waiting is not None:
+                judged += 1
+                blame = find_blame(rank, positions, members, queues=False)
+                right += blame is not None and blame.ranks == (culprit,)
+    assert judged > 200
+    assert right == judged
+
+
+def test_stall_of_real_ranks_names_the_one_that_is_missing():
+    store, told, release = HashStore(), [], threading.Event()
+
+    def run(rank):
+        transport = ProcessTransport(store, rank, 3, deadline_s=30.0)
+        transport.activity = lambda: f"rank {rank} loads data"
+        group = transport.group((0, 1, 2))
+        group.all_reduce(torch.zeros(1))
+        transport.stall_after_s = 0.2
+        transport.on_stall = lambda blame: (told.append((rank, blame)), release.set())
+        if rank == 2:
+            assert release.wait(20)
+        group.all_reduce(torch.zeros(1))
+        transport.close()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert told
+    assert {blame.ranks for _, blame in told} == {(2,)}
+    assert "rank 2 loads data" in told[0][1].text

@@ -1,0 +1,80 @@
+"""Who holds up a stalled operation, from what each rank has started and waits for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where one rank is."""
+
+    counts: Mapping[str, int]
+    """How many operations it has started in each of its groups."""
+    waiting: tuple[str, int] | None
+    """The group and number of the operation that it waits for."""
+    what: str
+    """That operation in words or, if it waits for none, what it does."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is sent to a peer."""
+        return {"counts": dict(self.counts), "waiting": self.waiting, "what": self.what}
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> Position:
+        """Read what a peer has sent."""
+        waiting = said["waiting"]
+        return cls(
+            said["counts"], None if waiting is None else (waiting[0], waiting[1]), said["what"]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Who holds up an operation."""
+
+    ranks: tuple[int, ...]
+    text: str
+
+
+def find_blame(
+    first: int,
+    positions: Mapping[int, Position],
+    members: Mapping[str, tuple[int, ...]],
+    *,
+    queues: bool,
+) -> Blame | None:
+    """Return who holds up rank ``first``; ``None``: it waits for nothing.
+
+    A rank that has not started what others wait for holds them up, or whoever it waits for itself.
+    One without a position has not answered. ``queues``: operations are started long before the
+    device reaches them, so that one that waits for another has not reached this one.
+    """
+    path: list[int] = [first]
+    while True:
+        rank = path[-1]
+        here = positions[rank]
+        if here.waiting is None:
+            return Blame((rank,), f"rank {rank} is not there: {here.what}") if path[1:] else None
+        group, number = here.waiting
+        others = [each for each in members[group] if each != rank]
+        silent = [each for each in others if each not in positions]
+        if silent:
+            return Blame((silent[0],), f"rank {silent[0]} does not answer ({here.what})")
+        missing = [each for each in others if positions[each].counts.get(group, 0) < number]
+        if not missing and queues:
+            missing = [
+                each for each in others if positions[each].waiting not in {None, here.waiting}
+            ]
+        if not missing:
+            text = f"all have started {here.what}: the link between them is slow, or a kernel hangs"
+            return Blame(tuple(sorted(members[group])), text)
+        # Somebody that computes explains more than one that waits, too.
+        missing.sort(key=lambda each: (positions[each].waiting is not None, each))
+        following = missing[0]
+        if following in path:
+            circle = tuple(sorted(path[path.index(following) :]))
+            return Blame(circle, f"ranks {circle} wait for each other ({here.what})")
+        path.append(following)
