@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from typing import Any
+from urllib.parse import unquote
 
 import click
 
@@ -19,6 +20,7 @@ from sailord.cli.server import (
 )
 from sailord.client import Client, Patience
 from sailord.text import cluster_text as text
+from sailord.text.log_text import log_text, whole_lines
 from sailord.text.units import duration
 
 FOLLOW_S = 1.0
@@ -36,17 +38,27 @@ nodes = question("nodes", lambda v: text.nodes_text(v["nodes"]), "List all nodes
 def logs(
     client: Client, node: str, rank: int | None, is_setup: bool, follow: bool, as_json: bool
 ) -> None:
-    """Show the last output of a node's workers."""
-    mark, patience = "", Patience(report_outage)
+    """Show the last output of a node's workers.
+
+    A step is one line; --json has the output as it was written.
+    """
+    mark, rest, patience = "", "", Patience(report_outage)
 
     def ask() -> tuple[str, str]:
-        return client.log(node, rank, mark, is_setup=is_setup)
+        nonlocal node
+        node, found = ask_about(client, "node", node, ask_log)
+        return found
+
+    def ask_log(name: str) -> tuple[str, str]:
+        return client.log(unquote(name), rank, mark, is_setup=is_setup)
 
     while True:
         fresh, mark = patience.insist(ask) if follow else ask()
-        if fresh:
-            line = json_line({"node": node, "text": fresh}) + "\n"
-            click.echo(line if as_json else fresh, nl=False)
+        if as_json:
+            click.echo(json_line({"node": node, "text": fresh}) + "\n" if fresh else "", nl=False)
+        else:
+            lines, rest = whole_lines(rest + fresh) if follow else (fresh, "")
+            click.echo(log_text(lines), nl=False)
         if not follow:
             return
         sys.stdout.flush()

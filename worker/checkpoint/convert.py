@@ -7,6 +7,7 @@ its largest tensors. What is imported becomes one snapshot file, from which a ch
 from __future__ import annotations
 
 import ctypes
+import json
 import pickle
 import shutil
 import tempfile
@@ -21,6 +22,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from simulator.documents.problems import InputError, Problem
+from simulator.models.huggingface_config import config_of
+from simulator.models.layers import Model
 from simulator.spec.job import Job
 from worker.checkpoint import snapshot_file
 from worker.checkpoint.piece_blocks import whole_block
@@ -66,12 +69,20 @@ _LARGE_BYTES = 2**19
 
 
 def export_huggingface(state: SavedState, out: Path) -> None:
-    """Write the weights as a folder for ``from_pretrained``; config.json must be added."""
+    """Write the weights as a folder for ``from_pretrained``, with the config of a known family."""
     tensors = {tensor.name: tensor for tensor in foreign_tensors(state.job)}
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     with created_folder(out) as folder:
         file = folder / "model.safetensors"
         write_safetensors(file, shapes, state.dtype, lambda name: state.foreign(tensors[name], 0))
+        write_config(state.job.model, state.dtype, folder)
+
+
+def write_config(model: Model, dtype: torch.dtype, folder: Path) -> None:
+    """Write the config.json of a model of a known family; of another model, none."""
+    config = config_of(model, str(dtype).removeprefix("torch."))
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
 def export_dcp(state: SavedState, out: Path) -> None:

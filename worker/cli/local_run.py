@@ -24,7 +24,8 @@ from simulator.inputs.job_file import load_job
 from simulator.inputs.plan_file import load_plan
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
-from worker.checkpoint.convert import external_names
+from worker.checkpoint.compatibility import dtype_of
+from worker.checkpoint.convert import external_names, write_config
 from worker.checkpoint.resume import OPTION, ResumePoint, open_resume_point
 from worker.cli.local_launcher import ended_by_signals, in_fork, run_ranks
 from worker.cli.local_rank import RunSpec, train
@@ -355,3 +356,4 @@ def _save(spec: RunSpec, ranks: int, pieces: Path, folder: Path) -> None:
     with _with_path(folder):
         save_file(external_names(job, whole), unfinished, metadata={"format": "pt"})
         unfinished.replace(folder / "model.safetensors")
+        write_config(job.model, getattr(torch, dtype_of(job)), folder)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file
 
 from sailord.cli.main import main
 from sailord.planning.job_spec import read_job
@@ -45,14 +46,27 @@ def test_hugging_face_reads_the_weights(tmp_path):
     export_huggingface(open_saved_state(made.durable.manifest), out)
     import transformers  # noqa: PLC0415 - takes seconds
 
-    config = transformers.GPT2Config(n_layer=2, n_embd=16, n_head=4, vocab_size=61, n_positions=8)
-    config.save_pretrained(out)
-    loaded = transformers.GPT2LMHeadModel.from_pretrained(out)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(out)
     own = made.whole.kinds[0]
     embedding = loaded.transformer.wte.weight
     assert embedding.shape == (61, 16), "padding is never exported"
     (name,) = (name for layer, name in own if layer == 0 and own[layer, name].shape == (62, 16))
     assert torch.equal(embedding.detach(), own[0, name][:61])
+
+
+def test_hugging_face_loads_every_tensor_of_a_llama_as_it_was_exported(tmp_path):
+    made = make(tmp_path / "kept", 10, spec=LLAMA)
+    out = tmp_path / "hf"
+    export_huggingface(open_saved_state(made.durable.manifest), out)
+    import transformers  # noqa: PLC0415 - takes seconds
+
+    loaded, found = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert not found["missing_keys"]
+    assert not found["unexpected_keys"]
+    stored = load_file(out / "model.safetensors")
+    state = loaded.state_dict()
+    assert stored.keys() <= state.keys()
+    assert all(torch.equal(state[name], stored[name]) for name in stored)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -121,6 +135,7 @@ def test_the_command_exports_with_torch_in_another_process(tmp_path):
     out = tmp_path / "hf"
     done = CliRunner().invoke(main, ["checkpoint", "export", job, "--at", base, "--to", str(out)])
     assert done.exit_code == 0, done.output
-    assert [path.name for path in out.iterdir()] == ["model.safetensors"]
+    assert {path.name for path in out.iterdir()} == {"model.safetensors", "config.json"}
+    assert json.loads((out / "config.json").read_text())["model_type"] == "gpt2"
     again = CliRunner().invoke(main, ["checkpoint", "export", job, "--at", base, "--to", str(out)])
     assert again.exit_code == 2

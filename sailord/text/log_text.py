@@ -1,0 +1,55 @@
+"""Workers' logs for people: their lines of JSON as sentences, all others as they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+
+def log_text(text: str) -> str:
+    """Return lines of a log as a person reads them."""
+    return "".join(_line(line) for line in text.splitlines(keepends=True))
+
+
+def whole_lines(text: str) -> tuple[str, str]:
+    """Split what was read into whole lines, and the beginning of one that is being written."""
+    end = text.rfind("\n") + 1
+    return text[:end], text[end:]
+
+
+def _line(line: str) -> str:
+    if not line.startswith("{"):
+        return line
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return line
+    if not isinstance(said, dict) or not isinstance(said.get("step"), int):
+        return line
+    return _said(said) + "\n"
+
+
+def _said(said: Mapping[str, Any]) -> str:
+    """A step or an evaluation: when, which, and its figures with four digits."""
+    at = said.get("at")
+    begin = f"{datetime.fromtimestamp(at, UTC):%H:%M:%S}  " if isinstance(at, int | float) else ""
+    about = f"step {said['step']}" + (f" of {said['job']}" if said.get("job") else "")
+    figures = said.get("evaluation", {name: said[name] for name in said if name not in _TOLD})
+    words = [
+        _figure(name, value) if name == "seconds" else f"{name} {_figure(name, value)}"
+        for name, value in figures.items()
+    ]
+    what = "evaluation after " if "evaluation" in said else ""
+    return f"{begin}{what}{about}: {', '.join(words)}"
+
+
+_TOLD = ("at", "job", "step", "generation", "sample_hash")
+
+
+def _figure(name: str, value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "-" if value is None else str(value)
+    text = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    return f"{text} s" if name == "seconds" or name.endswith("_s") else text

@@ -1,0 +1,30 @@
+"""Workers' logs for people: a step is a sentence, everything else stays as it is."""
+
+from __future__ import annotations
+
+from sailord.text.log_text import log_text, whole_lines
+
+STEP = (
+    '{"job": "tale", "generation": 3, "loss": 2.998123456789, "seconds": 0.4312345678, '
+    '"samples": 16, "step": 33, "at": 1795595087.78}\n'
+)
+
+
+def test_a_step_is_one_sentence_with_four_digits():
+    text = log_text(STEP)
+    assert text == "08:24:47  step 33 of tale: loss 2.998, 0.4312 s, samples 16\n"
+
+
+def test_an_evaluation_says_so():
+    line = '{"job": "j", "step": 20, "evaluation": {"loss": 1.23456, "accuracy": null}}\n'
+    assert log_text(line) == "evaluation after step 20 of j: loss 1.235, accuracy -\n"
+
+
+def test_what_a_script_prints_is_left_alone():
+    text = 'hello\n{"not": "ours"}\n{broken\n==> rank 0 <==\n{"step": "x"}'
+    assert log_text(text) == text
+
+
+def test_a_line_that_is_being_written_waits_for_its_end():
+    assert whole_lines("a\nb") == ("a\n", "b")
+    assert whole_lines("b") == ("", "b")
