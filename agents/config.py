@@ -18,6 +18,7 @@ from simulator.documents.problems import Problems
 
 GPU_ABORT_S = 30.0
 """``abort_s`` on GPUs: an abort of NCCL and the seal of 20 GB take seconds."""
+FOLDERS = ("catalogue", "memory", "data", "secrets", "worker_folder")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,9 @@ class Config:
     machine can power off; ``None``: never."""
     orphan_s: float
     """Workers exit after that long without an agent."""
+    worker_folder: Path | None
+    """Where ``sailor-agent workers``, a service of another user, runs workers and setup commands.
+    ``None``: they run as the agent's user, in ``state``."""
     worker: str
     """The worker's module; its ``main`` runs one worker."""
     emulate: str | None
@@ -76,6 +80,11 @@ class Config:
             return self.options
         return replace(self.options, abort_s=GPU_ABORT_S)
 
+    @property
+    def shared(self) -> Path:
+        """The folder of all that workers read and write, but snapshots."""
+        return self.worker_folder or self.state
+
 
 def load_config(path: Path) -> Config:
     """Read the file; ``InputError`` lists all mistakes in it."""
@@ -91,7 +100,7 @@ def load_config(path: Path) -> Config:
     key = top.text("key", required=True)
     notice_s = top.number("notice_s", default=30.0, above=0.0, most=3600.0)
     shutdown_s = top.number("shutdown_s", default=min(notice_s, 30.0), above=0.0, most=3600.0)
-    folders = {name: top.text(name) for name in ("catalogue", "memory", "data", "secrets")}
+    folders = {name: top.text(name) for name in FOLDERS}
     rest: dict[str, Any] = {
         "zone": top.text("zone"),
         "machine": top.text("machine"),
@@ -127,7 +136,7 @@ def load_config(path: Path) -> Config:
     assert state is not None
     assert store is not None
     assert key is not None
-    catalogue, memory, data, secrets = (
+    catalogue, memory, data, secrets, worker_folder = (
         None if each is None else path.parent / each for each in folders.values()
     )
     return Config(
@@ -142,6 +151,7 @@ def load_config(path: Path) -> Config:
         memory=memory and memory.resolve(),
         data=data and data.resolve(),
         secrets=secrets and secrets.resolve(),
+        worker_folder=worker_folder and worker_folder.resolve(),
         options=Options(**{name: value for name, value in options.items() if value is not None}),
         **rest,
     )

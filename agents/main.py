@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -44,12 +45,13 @@ from agents.protocol.store_keys import Keys
 from agents.registration import Registration
 from agents.report_sender import ReportSender
 from agents.rpc.client import SignedClient
-from agents.rpc.enrolment import Enrolment, worker_tls
+from agents.rpc.enrolment import Enrolment, copies_for_workers, keep_copies, worker_tls
 from agents.rpc.identity import Identity
 from agents.rpc.signing import ClusterKey, Verifier, read_keys
 from agents.rpc.tls import Tls
 from agents.saved_state import initial_state, load_or_begin, stop_notices
 from agents.server import AgentServer
+from agents.snapshots.checkpoint_http import CheckpointRoutes, checkpoint_path
 from agents.snapshots.http import SnapshotRoutes
 from agents.snapshots.lifecycle import SnapshotLifecycle
 from agents.snapshots.memory import SnapshotMemory
@@ -57,7 +59,8 @@ from agents.store.factory import open_store
 from agents.store.interface import StoreUnavailable
 from agents.work.fetch import PackageFetcher
 from agents.work.preparation import Preparation
-from agents.workers.fork_client import ForkClient
+from agents.workers.fork_client import ForkClient, ForkedCommands, service_socket
+from agents.workers.fork_server import serve_as_a_service
 from agents.workers.gang import WorkerGang
 from agents.workers.join import GenerationJoiner
 from agents.workers.logs import keep_bounded
@@ -66,7 +69,7 @@ from agents.workers.specs import WorkerSettings
 from simulator.documents.problems import InputError, Problem, Problems
 from simulator.hardware.catalogue import Catalogue, load_catalogue
 
-FAILED, INVALID_INPUT, ALONE = 1, 2, 76
+FAILED, INVALID_INPUT, NOT_USED, ALONE = 1, 2, 3, 76
 LEAVE_S = 10.0
 """The store may be gone with the leader."""
 SHUTDOWN_LEFT_S = 5.0
@@ -137,6 +140,25 @@ def check(config: Path) -> None:
     click.echo(f"{config} is valid")
 
 
+@main.command()
+@CONFIG
+def workers(config: Path) -> None:
+    """Run workers and setup commands for the agent, as another user than the agent's.
+
+    Exits with 3 if the configuration has no worker_folder.
+    """
+    try:
+        loaded = load_config(config)
+    except InputError as error:
+        for problem in error.problems:
+            click.echo(f"error: {problem}", err=True)
+        sys.exit(INVALID_INPUT)
+    if loaded.worker_folder is None:
+        click.echo(f"{config} has no worker_folder: workers run as the agent's user")
+        sys.exit(NOT_USED)
+    serve_as_a_service(service_socket(loaded.worker_folder), loaded.worker)
+
+
 def _find_devices(config: Config, catalogue: Catalogue, emulate: str | None) -> Devices:
     if emulate is not None:
         return read_emulated(emulate, catalogue, place="--emulate")
@@ -169,7 +191,12 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
         stack.push_async_callback(store.close)
         options = config.options_on(is_emulated=devices.is_emulated)
         current = Current(initial_state(saved, node, options, clock.now()))
-        memory = SnapshotMemory(config.memory or _default_memory(config, devices))
+        if config.worker_folder is not None:
+            os.umask(0o027)  # Workers, which have our group, read what is written for them.
+        memory = SnapshotMemory(
+            config.memory or _default_memory(config, devices),
+            has_worker_user=config.worker_folder is not None,
+        )
         registration = Registration(
             store,
             Keys(config.cluster_name),
@@ -181,23 +208,30 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
             keep_s=config.orphan_s,
         )
         client = SignedClient(session, key, tls=tls)
+        fork_client = ForkClient(
+            config.shared,
+            config.worker,
+            config.orphan_s,
+            is_service=config.worker_folder is not None,
+        )
         gang = WorkerGang(
-            config.state,
-            ForkClient(config.state, config.worker, config.orphan_s),
+            config.shared,
+            fork_client,
             clock,
             feed,
             ended=memory.delete_unfinished,
         )
         packages = PackageFetcher(
-            config.state / "work" / "packages", client, registration.package_sources
+            config.shared / "work" / "packages", client, registration.package_sources
         )
         preparation = Preparation(
-            folder=config.state / "work",
+            folder=config.shared / "work",
             fetcher=packages,
             read_job=registration.job_text,
             feed=feed,
             clock=clock,
             secrets=config.secrets,
+            commands=ForkedCommands(fork_client) if fork_client.is_service else None,
         )
         stack.callback(preparation.close)
         registration.looked = preparation.look
@@ -273,29 +307,37 @@ async def _open_tls(
     tls = await enrolment.first()
     stack.callback(tasks.cancel)
     tasks.start(enrolment.keep(tls))
+    if config.worker_folder is not None:
+        tasks.start(keep_copies(config.tls.files, config.shared / "tls"))
     return tls
 
 
 def _default_memory(config: Config, devices: Devices) -> Path:
     """Return the folder for snapshots; many emulated nodes may share a machine."""
     if devices.is_emulated:
-        return config.state / "memory"
+        return config.shared / "memory"
     return Path("/dev/shm", f"sailor-{config.name}")
 
 
 def _worker_settings(
     config: Config, devices: Devices, catalogue: Catalogue, memory: Path, key: ClusterKey
 ) -> WorkerSettings:
+    files = None if config.tls is None else config.tls.files
+    if files is not None and config.worker_folder is not None:
+        files = copies_for_workers(files, config.shared / "tls")
     declared = round(catalogue.gpu(devices.gpu).usable_memory_bytes)
     return WorkerSettings(
-        state=config.state,
+        state=config.shared,
         memory=memory,
         key=key,
         data=config.data,
         orphan_s=config.orphan_s,
         threads=config.threads or max(1, (os.cpu_count() or 1) // devices.count),
         device_bytes=declared if devices.is_emulated else None,
-        tls=None if config.tls is None else worker_tls(config.tls.files, config.cluster_name),
+        checkpoint_path=None
+        if config.worker_folder is None
+        else functools.partial(checkpoint_path, key),
+        tls=None if files is None else worker_tls(files, config.cluster_name),
     )
 
 
@@ -316,6 +358,7 @@ async def _listen(
         rendezvous=loop.joiner.rendezvous,
         preparation=preparation,
         snapshots=SnapshotRoutes(loop.snapshots.memory, verifier),
+        checkpoints=CheckpointRoutes(verifier),
         links=LinkRoutes(Receiver(config.host), Sender(loop.snapshots.client)),
         feed=loop.events.put_nowait,
         known=loop.known_generation,

@@ -24,6 +24,7 @@ from agents.rpc.signing import Verifier
 from agents.rpc.strangers import AUTHENTICATED, Strangers, charge
 from agents.rpc.tls import Tls
 from agents.rpc.unsigned_bodies import UNSIGNED
+from agents.snapshots.checkpoint_http import CheckpointRoutes
 from agents.snapshots.http import SnapshotRoutes
 from agents.work.package import Package, read_part
 from agents.work.preparation import Preparation
@@ -47,6 +48,7 @@ class AgentServer:
     rendezvous: Rendezvous
     preparation: Preparation
     snapshots: SnapshotRoutes
+    checkpoints: CheckpointRoutes
     links: LinkRoutes
     feed: Callable[[Event], None]
     known: Callable[[], KnownGeneration | None]
@@ -64,6 +66,7 @@ class AgentServer:
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._check_signature])
         app[UNSIGNED] = {}
         self.snapshots.add_to(app.router)
+        self.checkpoints.add_to(app.router)
         self.links.add_to(app.router)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/v1/report", self._report)
@@ -89,7 +92,7 @@ class AgentServer:
     @web.middleware
     async def _check_signature(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            if self.snapshots.checks(request):
+            if self.snapshots.checks(request) or self.checkpoints.checks(request):
                 answer = await handler(request)
             elif request.path == "/metrics":
                 return await self._scraped(request, handler)

@@ -21,10 +21,14 @@ from pathlib import Path
 HOME = Path("/opt/sailor")
 CONFIGURATION = Path("etc/sailor")
 """What lies here is the operator's: never overwritten, and removed by --purge only."""
-UNITS = ("sailor-agent.service", "sailord.service")
-USER = "sailor"
+WORKERS = "sailor-worker.service"
+UNITS = ("sailor-agent.service", "sailord.service", WORKERS)
+USERS = ("sailor", "sailor-worker")
 ENDING_S = 5.0
-STATE = ("etc/sailor", "var/lib/sailor", "var/lib/sailor-agent", "run/sailor", "run/sailor-agent")
+STATE = (
+    *("etc/sailor", "var/lib/sailor", "var/lib/sailor-agent", "var/lib/sailor-worker"),
+    *("run/sailor", "run/sailor-agent", "run/sailor-worker"),
+)
 
 
 def main() -> None:
@@ -105,7 +109,8 @@ class Installed:
                 self._delete(relative)
         print(f"{name} is in use below {self.root}")
         if self._is_running_system():
-            print("next: systemctl daemon-reload && systemctl restart sailord sailor-agent")
+            print("next: systemd-sysusers && systemctl daemon-reload")
+            print("      systemctl restart sailord sailor-agent")
             print("      (those that run on this machine; training goes on)")
 
     def prune(self) -> None:
@@ -122,15 +127,17 @@ class Installed:
     def uninstall(self, *, purge: bool) -> None:
         """Stop the units, then remove every file of every version."""
         if self._is_running_system():
-            subprocess.run(["systemctl", "disable", "--now", "-q", *UNITS], check=False)
+            others = [unit for unit in UNITS if unit != WORKERS]
+            subprocess.run(["systemctl", "disable", "--now", "-q", *others], check=False)
             end_s = time.monotonic() + ENDING_S
-            while (pids := _users(self.versions)) and time.monotonic() < end_s:
+            while (pids := self._workers()) and time.monotonic() < end_s:
                 time.sleep(0.2)  # Planners, or what forks workers, may still be ending.
             if pids:
                 sys.exit(
                     f"error: workers run on (process {', '.join(pids)}): cancel or move their job,"
                     " or kill them; then once more"
                 )
+            subprocess.run(["systemctl", "stop", "-q", WORKERS], check=False)
         for relative in {each for name in self.names() for each, _ in self._files(name)}:
             if CONFIGURATION not in relative.parents:
                 self._delete(relative)
@@ -146,12 +153,19 @@ class Installed:
             subprocess.run(["systemctl", "daemon-reload"], check=False)
             subprocess.run(["systemctl", "reset-failed", *UNITS], check=False, capture_output=True)
             if purge:
-                subprocess.run(["userdel", USER], check=False)
+                for user in USERS:
+                    subprocess.run(["userdel", user], check=False)
         left = [f"/{each}" for each in STATE if (self.root / each).exists()]
         print(
             "removed"
             + (f"; what stays: {', '.join(left)} (make uninstall PURGE=1)" if left else "")
         )
+
+    def _workers(self) -> list[str]:
+        """Return the processes of our versions, but for the service that waits for workers."""
+        command = ["systemctl", "show", "--value", "-p", "MainPID", WORKERS]
+        main = subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
+        return [pid for pid in _users(self.versions) if pid != main]
 
     def _check(self, name: str) -> None:
         if name not in self.names():

@@ -37,6 +37,7 @@ COMPLETIONS = {
 FILES = {
     "systemd/sailord.service": "usr/lib/systemd/system/sailord.service",
     "systemd/sailor-agent.service": "usr/lib/systemd/system/sailor-agent.service",
+    "systemd/sailor-worker.service": "usr/lib/systemd/system/sailor-worker.service",
     "systemd/sailor-failed@.service": "usr/lib/systemd/system/sailor-failed@.service",
     "systemd/sysusers.conf": "usr/lib/sysusers.d/sailor.conf",
     "examples/small.toml": "usr/share/doc/sailor/examples/small.toml",

@@ -55,6 +55,7 @@ WINGS: dict[str, dict[str, str]] = {
     },
     "worker": {
         "types": "",
+        "plain_file": "",
         "layout": "types simulator",
         "devices": "simulator",
         "distributed": "devices",
@@ -67,7 +68,7 @@ WINGS: dict[str, dict[str, str]] = {
         "models.user_module": "models",
         "training": "models.user_module distributed data profiling",
         "engines.interface": "training",
-        "checkpoint": "engines.interface",
+        "checkpoint": "engines.interface plain_file",
         "engines": "checkpoint",
         "reporting": "",
         "script": "training reporting",
@@ -88,8 +89,9 @@ WINGS: dict[str, dict[str, str]] = {
         "devices": "simulator",
         "cloud": "core daemon",
         "work": "core rpc daemon",
-        "workers": "core rpc daemon worker.layout",
-        "snapshots": "core rpc daemon object_store worker.checkpoint.snapshot_file",
+        "workers": "core rpc daemon worker.layout worker.plain_file",
+        "snapshots": "core rpc daemon object_store worker.checkpoint.snapshot_file "
+        "worker.checkpoint.fetch worker.plain_file",
         ".": "links devices cloud work workers snapshots store",
     },
     "sailord": {

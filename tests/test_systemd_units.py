@@ -17,7 +17,8 @@ from sailord.config import load_config
 from tests.sailord.daemon.running import ROOT
 
 UNITS = ("sailord.service", "sailor-agent.service")
-EXPOSURE_MOST = {"sailord.service": 1.5, "sailor-agent.service": 2.5}
+WORKERS = "sailor-worker.service"
+EXPOSURE_MOST = {"sailord.service": 1.5, "sailor-agent.service": 2.5, WORKERS: 2.5}
 """Of 10, as `systemd-analyze security` counts."""
 needs_systemd = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze"
@@ -43,7 +44,7 @@ def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @needs_systemd
-@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("unit", [*UNITS, WORKERS])
 def test_systemd_accepts_every_unit(tree, unit):
     done = analyze("verify", "--man=no", f"--root={tree}", unit)
     assert (done.returncode, done.stderr) == (0, "")
@@ -62,7 +63,7 @@ def test_systemd_rejects_a_wrong_unit(tree, tmp_path):
 
 
 @needs_systemd
-@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("unit", [*UNITS, WORKERS])
 def test_units_are_sandboxed(tree, unit):
     said = analyze("security", "--no-pager", "--offline=yes", f"--root={tree}", unit).stdout
     overall = re.search(r"Overall exposure level for \S+: ([0-9.]+)", said)
@@ -109,11 +110,29 @@ def test_workers_outlive_their_agent(tree):
     assert found["OOMPolicy"] == ["continue"]
     # They would hide the devices, or end a folder that workers use.
     assert not {"PrivateTmp", "PrivateDevices", "ProtectClock", "RemoveIPC"} & set(found)
-    memory = load_agent(tree / "etc/sailor/agent.toml").memory
-    assert memory is not None
-    assert memory.parent == Path("/run", *found["RuntimeDirectory"])
     assert settings(tree, "sailord.service")["KillMode"] == ["mixed"]  # Its planners end with it.
     assert "RemoveIPC" not in settings(tree, "sailord.service")  # It may be the same user's.
+
+
+def test_workers_have_a_user_of_their_own_that_reads_no_secret(tree):
+    found, agents = settings(tree, WORKERS), settings(tree, "sailor-agent.service")
+    config = load_agent(tree / "etc/sailor/agent.toml")
+    assert config.worker_folder is not None
+    assert config.memory is not None
+    assert found["User"] != agents["User"]
+    assert found["Group"] == agents["Group"]  # What the agent writes for them is their group's.
+    made = " ".join(found["ExecStartPre"])
+    assert f" {config.worker_folder} {config.memory.parent}" in made
+    assert f" {config.worker_folder}/fork" in made
+    users = (tree / "usr/lib/sysusers.d/sailor.conf").read_text()
+    assert all(f"u {user} " in users for user in (*found["User"], *agents["User"]))
+    closed = " ".join(found["InaccessiblePaths"]).replace("-/", "/").split()
+    secret = [f"/var/lib/{each}" for each in ("sailor", *agents["StateDirectory"])]
+    assert {*secret, "/etc/credstore", "/run/credentials", "/run/sailor"} <= set(closed)
+    assert "169.254.169.254/32" in found["IPAddressDeny"][0].split()
+    assert found["KillMode"] == ["control-group"]  # The agent cannot end what it does not own.
+    assert any(WORKERS in line.split() for line in agents["After"])
+    assert "PartOf" not in found  # A restart of the agent leaves workers alone.
 
 
 def test_agent_ends_by_itself_before_systemd_kills_it(tree):

@@ -83,6 +83,17 @@ def reap(pids: Iterable[int]) -> None:
             os.waitpid(pid, os.WNOHANG)
 
 
+def exists(pid: int) -> bool:
+    """Return whether there is such a process, of whichever user."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def children_of(parent: int) -> list[int]:
     """Return the pids of a process's living children."""
     found = []

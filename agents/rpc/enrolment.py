@@ -31,6 +31,8 @@ LOOK_S = 60.0
 RETRY_S = 1.0
 RETRY_S_MAX = 30.0
 CALL_S = 10.0
+COPY_S = 5.0
+"""How often the copies for workers are compared."""
 
 
 @dataclass(eq=False)
@@ -112,6 +114,25 @@ class Enrolment:
         except (ValueError, KeyError, TypeError):
             why = f"it answered {status}"
         raise CallFailed(f"{self.settings.by}: {why}")
+
+
+async def keep_copies(files: TlsFiles, folder: Path) -> None:
+    """Keep copies that workers of another user may read, for ever."""
+    while True:
+        copies_for_workers(files, folder)
+        await asyncio.sleep(COPY_S)
+
+
+def copies_for_workers(files: TlsFiles, folder: Path) -> TlsFiles:
+    """Copy what is no secret into a folder that workers of another user may read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for source, name in ((files.ca, "ca.pem"), (files.revoked, "revoked.pem")):
+        if source is not None and source.exists():
+            content, copy = source.read_bytes(), folder / name
+            if not copy.exists() or copy.read_bytes() != content:
+                replace_file(copy, content)
+    has_revoked = files.revoked is not None
+    return TlsFiles(folder / "ca.pem", revoked=folder / "revoked.pem" if has_revoked else None)
 
 
 def worker_tls(files: TlsFiles, cluster: str) -> dict[str, str | None]:

@@ -26,6 +26,7 @@ from agents.rpc.signing import TICKET_HEADER, SignatureError, Verifier, check_ti
 from agents.rpc.strangers import note_authenticated
 from agents.snapshots.memory import FILE_NAME, SnapshotMemory, delete, head_checksum
 from worker.checkpoint import snapshot_file
+from worker.plain_file import open_plain
 
 POINT = re.compile(r"([0-9]{1,12})-([0-9]{1,12})\Z", re.ASCII)
 CHUNK_BYTES = 1 << 20
@@ -55,7 +56,8 @@ class SnapshotRoutes:
     # ---- for workers of other nodes -------------------------------------------------------------
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
-        listing = snapshot_file.listing(self.memory.snapshots(*self._admit(request)))
+        found = self.memory.snapshots(*self._admit(request))
+        listing = snapshot_file.listing({each.path.name: each.header for each in found})
         return web.Response(body=listing, content_type="application/json")
 
     async def _read(self, request: web.Request) -> web.StreamResponse:
@@ -64,8 +66,15 @@ class SnapshotRoutes:
         if all(each.path.name != name for each in self.memory.snapshots(job, point)):
             raise web.HTTPNotFound(text="no such snapshot on this node\n")
         failpoint("serving", point.generation)
-        # Answers ranges, and sends with sendfile.
-        return web.FileResponse(self.memory.path(job, point, name), chunk_size=CHUNK_BYTES)
+        try:
+            file = open_plain(self.memory.path(job, point, name))
+        except OSError:
+            raise web.HTTPNotFound(text="no such snapshot on this node any more\n") from None
+        with file:
+            # Answers ranges, and sends with sendfile; the name may lead elsewhere by now.
+            answer = web.FileResponse(f"/proc/self/fd/{file.fileno()}", chunk_size=CHUNK_BYTES)
+            await answer.prepare(request)
+            return answer
 
     def _admit(self, request: web.Request) -> tuple[JobId, Point]:
         job, point = _named(request)
@@ -112,6 +121,7 @@ class SnapshotRoutes:
         generation, rank = path.parent.name.partition("-")[0], path.stem
         name = snapshot_file.part_name(int(generation), int(rank), os.getpid(), next(self._numbers))
         temporary = path.parent.parent / name
+        snapshot_file.make_folder(temporary.parent)
         try:
             with os.fdopen(snapshot_file.create(temporary, size), "w+b") as file:
                 async for chunk in request.content.iter_chunked(CHUNK_BYTES):
@@ -122,7 +132,7 @@ class SnapshotRoutes:
             defect = await asyncio.to_thread(_defect, temporary, checksum)
             if defect:
                 return 422, f"{defect}\n"
-            path.parent.mkdir(exist_ok=True)
+            snapshot_file.make_folder(path.parent)
             temporary.rename(path)
             snapshot = self.memory.look(path)
             if snapshot is None:

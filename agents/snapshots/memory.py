@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
+from agents.daemon.process_cleanup import exists
 from agents.protocol.records import Holding, JobId, Point, Sealed
 from worker.checkpoint import snapshot_file
 
@@ -49,11 +50,15 @@ class SnapshotMemory:
     folder: Path
     changed: Callable[[JobId], None] = lambda _: None
     """Called when a job has more or fewer snapshots here."""
+    has_worker_user: bool = False
+    """Workers have a user of their own, and the group of this process."""
     _files: dict[tuple[JobId, Point], dict[str, SnapshotFile]] = field(default_factory=dict)
 
     def open(self) -> None:
         """Read the sealed files of a previous agent process, and delete unsealed ones."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self.has_worker_user:
+            self.folder.chmod(0o770)
         self._links.mkdir(exist_ok=True)
         self.delete_unfinished()
         for *_, folder in snapshot_file.point_folders(self.folder):
@@ -64,7 +69,7 @@ class SnapshotMemory:
         """Delete the unsealed files of processes that have ended."""
         with contextlib.suppress(FileNotFoundError):  # A folder may be deleted meanwhile.
             for pid, path in snapshot_file.unfinished_files(self.folder):
-                if not Path("/proc", str(pid)).exists():
+                if not exists(pid):
                     path.unlink(missing_ok=True)
 
     def look(self, path: Path) -> SnapshotFile | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import xxhash
 
 from worker.checkpoint import snapshot_file
+from worker.plain_file import open_plain
 
 CHUNK_BYTES = 1 << 20
 
@@ -18,7 +19,7 @@ def read_pieces(path: Path, copy: snapshot_file.Header) -> Iterator[bytes]:
 
     Raises ``SnapshotError`` if the file has changed meanwhile; what was read is invalid then.
     """
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         header = snapshot_file.read_header(path)
         places = {piece.key: piece for piece in header.pieces}
         head = snapshot_file.head_bytes(copy)

@@ -11,13 +11,16 @@ import contextlib
 import importlib.util
 import os
 import re
+import shlex
 import signal
 import site
 import subprocess
+import sys
 import venv
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, ParamSpec, TypeVar
+from typing import IO, ParamSpec, Protocol, TypeVar
 
 import agents
 from agents.work.work_folder import SETUP, WorkFolder, packages_of
@@ -43,14 +46,43 @@ class SetupError(Exception):
     """A setup command failed; the message names it, its exit code and its last lines."""
 
 
-async def set_up(folder: WorkFolder, commands: tuple[str, ...], secrets: Mapping[str, str]) -> None:
+class Command(Protocol):
+    """A running command."""
+
+    async def wait(self) -> int:
+        """Return its exit code once it has ended."""
+
+    async def kill(self) -> None:
+        """Kill it and what it has started; return once it has ended."""
+
+
+class Commands(Protocol):
+    """Runs commands as the workers' user, where that is not the agent's."""
+
+    async def start(
+        self, command: str, cwd: Path, variables: Mapping[str, str], output: int
+    ) -> Command:
+        """Start a shell command, which writes to the descriptor ``output``."""
+
+    async def end_all(self) -> None:
+        """End the commands that a killed agent has left running."""
+
+
+async def set_up(
+    folder: WorkFolder,
+    commands: tuple[str, ...],
+    secrets: Mapping[str, str],
+    runner: Commands | None = None,
+) -> None:
     """Make the environment and run the commands in it, in the work folder."""
     try:
-        await in_thread(_make, folder.environment)
+        if runner is None:
+            await in_thread(make_environment, folder.environment)
+        else:
+            await _make_as_another_user(folder, runner)
     except subprocess.CalledProcessError:
         raise SetupError(NO_PIP) from None
     variables = {
-        **os.environ,
         **secrets,
         SETUP: str(folder.home),
         "VIRTUAL_ENV": str(folder.environment),
@@ -61,7 +93,7 @@ async def set_up(folder: WorkFolder, commands: tuple[str, ...], secrets: Mapping
     hidden = hidden_of(secrets.values())
     with folder.log.open("ab") as log:
         for command in commands:
-            await _run(command, folder.files, variables, _Log(log, hidden))
+            await _run(command, folder.files, variables, _Log(log, hidden), runner)
 
 
 async def in_thread(act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -81,7 +113,19 @@ def hidden_of(secrets: Iterable[str]) -> list[bytes]:
     return sorted(found, key=len, reverse=True)
 
 
-def _make(environment: Path) -> None:
+async def _make_as_another_user(folder: WorkFolder, runner: Commands) -> None:
+    command = shlex.join([sys.executable, "-m", __name__, str(folder.environment)])
+    variables = {"PYTHONPATH": str(Path(agents.__file__).resolve().parents[1])}
+    with open(os.devnull, "wb") as nothing:
+        log = _Log(nothing, [])
+        try:
+            await _run(command, folder.home, variables, log, runner)
+        except SetupError as error:
+            raise SetupError(f"{NO_PIP} ({' | '.join(log.last) or error})") from None
+
+
+def make_environment(environment: Path) -> None:
+    """Make a virtual environment that sees the packages of this Python, and has pip."""
     has_pip = importlib.util.find_spec("pip") is not None
     venv.EnvBuilder(symlinks=True, with_pip=not has_pip).create(environment)
     # A virtual environment over another one would see the system's packages, not the other's.
@@ -130,14 +174,20 @@ class _Log:
         return [line.strip() for line in lines if line.strip()][-LINES_SHOWN:]
 
 
-async def _run(command: str, cwd: Path, variables: dict[str, str], log: _Log) -> None:
+async def _run(
+    command: str, cwd: Path, variables: dict[str, str], log: _Log, runner: Commands | None
+) -> None:
     log.write(f"$ {command}\n".encode(), is_last=True)
     log.tail = b""
     # With a pipe of asyncio's own, wait() would wait for all that hold its other end.
     reads, writes = os.pipe()
     with open(reads, "rb", buffering=0) as output:
         try:
-            process = await _start(command, cwd, variables, writes)
+            process: Command
+            if runner is None:
+                process = await _start(command, cwd, {**os.environ, **variables}, writes)
+            else:
+                process = await runner.start(command, cwd, variables, writes)
         finally:
             os.close(writes)
         reading = asyncio.create_task(_read(output, log))
@@ -150,7 +200,7 @@ async def _run(command: str, cwd: Path, variables: dict[str, str], log: _Log) ->
         except TimeoutError:
             raise SetupError(f"setup `{command}` did not end within {COMMAND_S:.0f} s") from None
         finally:
-            await _kill(process)
+            await process.kill()
             reading.cancel()
             await asyncio.wait([reading])
             log.write(b"", is_last=True)
@@ -161,9 +211,7 @@ async def _run(command: str, cwd: Path, variables: dict[str, str], log: _Log) ->
         raise SetupError(f"setup `{command}` {how}: {last[-TEXT_MAX:]}")
 
 
-async def _start(
-    command: str, cwd: Path, variables: dict[str, str], writes: int
-) -> asyncio.subprocess.Process:
+async def _start(command: str, cwd: Path, variables: dict[str, str], writes: int) -> OwnCommand:
     """Start a command in a process group of its own; ends the group if cancelled meanwhile."""
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_shell(
@@ -177,19 +225,30 @@ async def _start(
         )
     )
     try:
-        return await asyncio.shield(starting)
+        return OwnCommand(await asyncio.shield(starting))
     except asyncio.CancelledError:
         # Asyncio itself would end the shell alone, and not what the shell has started by now.
         await asyncio.wait([starting])
         if starting.exception() is None:
-            await _kill(starting.result())
+            await OwnCommand(starting.result()).kill()
         raise
 
 
-async def _kill(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()
+@dataclass(eq=False)
+class OwnCommand:
+    """A command of the agent's user."""
+
+    process: asyncio.subprocess.Process
+
+    async def wait(self) -> int:
+        """Return its exit code once it has ended."""
+        return await self.process.wait()
+
+    async def kill(self) -> None:
+        """Kill its process group; return once it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        await self.process.wait()
 
 
 async def _read(output: IO[bytes], log: _Log) -> None:
@@ -203,3 +262,7 @@ async def _read(output: IO[bytes], log: _Log) -> None:
             log.write(part)
     finally:
         transport.close()
+
+
+if __name__ == "__main__":
+    make_environment(Path(sys.argv[1]))

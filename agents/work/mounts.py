@@ -18,6 +18,9 @@ import fsspec
 
 from agents.work.work_folder import UNFINISHED, WorkFolder
 
+REMOTE = frozenset(("gs", "gcs", "s3", "s3a", "az", "abfs", "abfss", "hf", "https"))
+"""Storage that holds nothing of this machine."""
+
 
 class MountError(Exception):
     """Data is missing on the node; the message says which, and where it should be."""
@@ -47,8 +50,13 @@ def check_paths(mounts: Mapping[str, str]) -> None:
         raise MountError(f"data is missing on this node: {', '.join(missing)}; mount it there")
 
 
-async def copy_data(mounts: Mapping[str, str], cache: Path) -> None:
+async def copy_data(
+    mounts: Mapping[str, str], cache: Path, *, has_worker_user: bool = False
+) -> None:
     """Copy what lies in buckets, unless it is there.
+
+    With ``has_worker_user`` the job may read less than this process, so that it must not have
+    files of this machine copied.
 
     A thread cannot be cancelled, so each attempt has a folder of its own, and what it has copied
     is renamed here, where a cancelled attempt never arrives.
@@ -57,6 +65,8 @@ async def copy_data(mounts: Mapping[str, str], cache: Path) -> None:
         target = copy_of(cache, uri)
         if "://" not in uri:
             continue
+        if has_worker_user:
+            _check_remote(name, uri)
         if target.exists():
             os.utime(target)  # The oldest are deleted first.
             continue
@@ -68,6 +78,14 @@ async def copy_data(mounts: Mapping[str, str], cache: Path) -> None:
             (early / "copy").rename(target)
         finally:
             copying.add_done_callback(functools.partial(_delete, early))
+
+
+def _check_remote(name: str, uri: str) -> None:
+    """Refuse files of this machine, also behind another layer (``simplecache::file://``)."""
+    protocols = [each.partition("://")[0] for each in uri.split("::")]
+    if len(protocols) > 1 or not set(protocols) <= REMOTE:
+        known = ", ".join(sorted(REMOTE))
+        raise MountError(f"data {name} cannot be copied from {uri}: give a path, or one of {known}")
 
 
 def _copy(name: str, uri: str, target: Path) -> None:

@@ -23,7 +23,7 @@ from agents.daemon.failpoints import failpoint
 from agents.daemon.tasks import Tasks
 from agents.protocol.records import LIVE, PREPARING, JobId, JobRecord, JobState
 from agents.work.archive import ArchiveError, unpack
-from agents.work.environment import SetupError, in_thread, set_up
+from agents.work.environment import Commands, SetupError, in_thread, set_up
 from agents.work.fetch import FetchError, PackageFetcher
 from agents.work.mounts import MountError, check_paths, copy_data, delete_unfinished, link, targets
 from agents.work.package import Package
@@ -60,6 +60,8 @@ class Preparation:
     clock: Clock
     secrets: Path | None = None
     """The folder with the values of secrets, each a file."""
+    commands: Commands | None = None
+    """Runs setup commands as the workers' user; ``None``: that is the agent's."""
     retry_s: float = RETRY_S
     job: JobId | None = None
     """The job that the node is prepared for."""
@@ -191,7 +193,7 @@ class Preparation:
         self._mounts = dict(work.mounts)
         await in_thread(check_paths, self._mounts)
         data = self.folder / "data"
-        await copy_data(self._mounts, data)
+        await copy_data(self._mounts, data, has_worker_user=self.commands is not None)
         leads_to = targets(self._mounts, data)
         copies = [path for path in leads_to.values() if path.parent == data]
         if copies:
@@ -213,11 +215,15 @@ class Preparation:
         if package is None:
             raise FetchError(f"{work.package} names no package")
         packed = await self.fetcher.fetch(package)
+        if self.commands is not None:
+            await self.commands.end_all()
         await in_thread(folder.begin)
         await in_thread(unpack, packed, folder.files)
         await in_thread(link, folder, leads_to)
+        if self.commands is not None:
+            await in_thread(folder.share, with_environment=bool(work.setup))
         if work.setup:
-            await set_up(folder, work.setup, secrets)
+            await set_up(folder, work.setup, secrets, self.commands)
         failpoint("prepared")
         await in_thread(folder.finish)
         await in_thread(delete_old, folder.home.parent, [folder.home])

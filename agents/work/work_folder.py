@@ -63,6 +63,17 @@ class WorkFolder:
         shutil.rmtree(self.home, ignore_errors=True)
         self.home.mkdir(parents=True)
 
+    def share(self, *, with_environment: bool) -> None:
+        """Let workers of another user, which has our group, write into the unpacked folder."""
+        if with_environment:
+            self.environment.mkdir()
+            self.environment.chmod(0o770)
+        for folder, _, files in os.walk(self.files):
+            os.chmod(folder, 0o770)
+            for path in (Path(folder, name) for name in files):
+                if not path.is_symlink():
+                    path.chmod(path.stat().st_mode | 0o060)
+
     def finish(self) -> None:
         """Mark it as complete, also after a power failure."""
         os.sync()

@@ -5,16 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
+import signal
+import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents.workers.pidfd import ProcessId
+from agents.daemon.process_cleanup import exists
+from agents.daemon.tasks import Tasks
+from agents.workers.pidfd import ProcessHandle, ProcessId, open_process, process_start
+from worker.plain_file import read_plain
 
 START_S = 120.0
 """For the fork server to import what workers need."""
+SERVICE_S = 30.0
+"""For a service of another user to be started again."""
+ANSWER_S = 60.0
+"""A worker of the same user may have stopped a fork server; systemd starts another."""
 LOOK_S = 0.02
+EXIT_LOOK_S = 0.05
+KILL_AGAIN_S = 0.5
 LINE_BYTES_MAX = 1 << 20
 
 
@@ -27,9 +40,13 @@ class ForkClient:
     """The worker's module, which the fork server imports."""
     orphan_s: float
     """The fork server ends when it has no children and no agent has called for so long."""
+    is_service: bool = False
+    """It is a service of another user (``sailor-agent workers``), which this process cannot start,
+    and whose processes it cannot end."""
     _process: asyncio.subprocess.Process | None = None
     """The fork server, if we started it."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _tasks: Tasks = field(default_factory=Tasks)
 
     async def wait_settled(self) -> None:
         """Return when a running fork server has done all that an earlier agent asked for."""
@@ -47,8 +64,41 @@ class ForkClient:
     async def fork(self, home: Path, spec: dict[str, Any]) -> ProcessId:
         """Fork a worker; its ``process.json`` is written before it runs."""
         await self._ask({"ask": "fork", "folder": str(home), "spec": spec})
-        born = json.loads((home / "process.json").read_text(encoding="utf-8"))
+        born = json.loads(read_plain(home / "process.json"))
         return ProcessId(born["pid"], born["start"])
+
+    def open(self, id_: ProcessId) -> ProcessHandle | None:
+        """Open a process that was forked; ``None``: it has ended."""
+        return open_process(id_, self._kill_later if self.is_service else None)
+
+    async def run(
+        self, home: Path, command: str, cwd: Path, variables: Mapping[str, str], output: int
+    ) -> ForkedCommand:
+        """Run a shell command, which writes to the descriptor ``output``."""
+        about = {"command": command, "cwd": str(cwd), "variables": dict(variables)}
+        asked = {"ask": "run", "folder": str(home), **about}
+        await asyncio.to_thread(self._ask_with, asked, output)
+        born = json.loads(read_plain(home / "process.json"))
+        return ForkedCommand(self, home, ProcessId(born["pid"], born["start"]))
+
+    async def kill_all(self, home: Path) -> None:
+        """Kill the processes of a folder, and all that they have started."""
+        await self._ask({"ask": "kill_all", "folder": str(home)})
+
+    async def kill(self, id_: ProcessId) -> None:
+        """Kill a process of the fork server's user, and all that it has started."""
+        await self._ask({"ask": "kill", "pid": id_.pid, "start": id_.start})
+
+    def _kill_later(self, id_: ProcessId) -> None:
+        self._tasks.start(self._kill(id_))
+
+    async def _kill(self, id_: ProcessId) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                await self.kill(id_)
+            if process_start(id_.pid) != id_.start:
+                return
+            await asyncio.sleep(KILL_AGAIN_S)
 
     async def close(self) -> None:
         """End the fork server, also while it still starts; its children go on."""
@@ -59,6 +109,12 @@ class ForkClient:
                 self._process.kill()
 
     async def _start(self) -> None:
+        if self.is_service:
+            # systemd starts it before the agent, and again if it fails.
+            if await self._answers_within(SERVICE_S):
+                return
+            what = f"no service of the workers' user listens at {self._socket}"
+            raise OSError(f"{what}; see systemctl status sailor-worker")
         log = self.folder / "fork_server.log"
         with log.open("ab") as output:
             process = self._process = await asyncio.create_subprocess_exec(
@@ -69,24 +125,99 @@ class ForkClient:
                 stderr=output,
                 start_new_session=True,
             )
+        if not await self._answers_within(START_S, process):
+            raise OSError(f"the fork server did not start; see {log}")
+
+    async def _answers_within(
+        self, limit_s: float, process: asyncio.subprocess.Process | None = None
+    ) -> bool:
+        """Wait for its first answer; return whether there was one."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(START_S):
-                while process.returncode is None:
+            async with asyncio.timeout(limit_s):
+                while process is None or process.returncode is None:
                     with contextlib.suppress(OSError):
                         await self._ask({"ask": "sync"})
-                        return
+                        return True
                     await asyncio.sleep(LOOK_S)
-        raise OSError(f"the fork server did not start; see {log}")
+        return False
 
     async def _ask(self, question: dict[str, Any]) -> None:
         reader, writer = await asyncio.open_unix_connection(self._socket, limit=LINE_BYTES_MAX)
         try:
             writer.write(json.dumps(question).encode() + b"\n")
-            if not await reader.readline():
-                raise ConnectionError("the fork server ended")
+            async with asyncio.timeout(ANSWER_S):  # TimeoutError is an OSError.
+                if not await reader.readline():
+                    raise ConnectionError("the fork server ended")
         finally:
             writer.close()
 
+    def _ask_with(self, question: dict[str, Any], descriptor: int) -> None:
+        """Ask in a thread, and pass a descriptor on."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(ANSWER_S)
+            connection.connect(str(self._socket))
+            socket.send_fds(connection, [json.dumps(question).encode() + b"\n"], [descriptor])
+            if not connection.recv(1):
+                raise ConnectionError("the fork server ended")
+
     @property
     def _socket(self) -> Path:
+        if self.is_service:
+            return service_socket(self.folder)
         return self.folder / "fork_server.sock"
+
+
+@dataclass(eq=False)
+class ForkedCommand:
+    """A command that the fork server runs, as ``asyncio``'s processes."""
+
+    client: ForkClient
+    home: Path
+    id: ProcessId
+
+    async def wait(self) -> int:
+        """Return the exit code once it has ended."""
+        while True:
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                return int(read_plain(self.home / "exit"))
+            if not exists(self.id.pid):
+                await asyncio.sleep(EXIT_LOOK_S * 4)  # The fork server may still write it.
+                with contextlib.suppress(OSError, ValueError):
+                    return int(read_plain(self.home / "exit"))
+                return -int(signal.SIGKILL)
+            await asyncio.sleep(EXIT_LOOK_S)
+
+    async def kill(self) -> None:
+        """Kill it and all that it has started; return once it has ended."""
+        await self.client.kill(self.id)
+        await self.wait()
+
+
+@dataclass(eq=False)
+class ForkedCommands:
+    """Runs setup commands as the workers' user."""
+
+    client: ForkClient
+
+    @property
+    def home(self) -> Path:
+        return self.client.folder / "command"
+
+    async def start(
+        self, command: str, cwd: Path, variables: Mapping[str, str], output: int
+    ) -> ForkedCommand:
+        """Start a shell command, after the end of any earlier one."""
+        await self.client.kill_all(self.home)
+        shutil.rmtree(self.home, ignore_errors=True)
+        self.home.mkdir(parents=True)
+        self.home.chmod(0o770)
+        return await self.client.run(self.home, command, cwd, variables, output)
+
+    async def end_all(self) -> None:
+        """End what a killed agent has left."""
+        await self.client.kill_all(self.home)
+
+
+def service_socket(folder: Path) -> Path:
+    """Return where ``sailor-agent workers`` listens; its user may write to that folder only."""
+    return folder / "fork" / "fork_server.sock"

@@ -1,6 +1,8 @@
 """The fork server: a process that has imported what workers need, and forks one on request.
 
-``python -m agents.workers.fork_server SOCKET MODULE [ORPHAN_S]`` listens for the agent. It serves
+``python -m agents.workers.fork_server SOCKET MODULE [ORPHAN_S]`` listens for the agent. As
+``sailor-agent workers`` it is a service of another user, and so are the workers and setup commands
+that it starts: it listens to the agent only, and ends processes for it. It serves
 one connection to its end before it accepts the next, so that a new agent's first request is
 answered only when all requests of the previous agent are done. It outlives agents, and workers
 outlive it. It ends when its socket is gone, or when no agent has called for ``ORPHAN_S`` and no
@@ -11,6 +13,7 @@ ends it and its workers; while one runs, the agent decides.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -20,6 +23,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,7 +31,8 @@ from typing import Any
 from agents.daemon.atomic_file import replace_file
 from agents.daemon.oom_score import end_before_the_daemon
 from agents.daemon.state_folder import lock_file
-from agents.workers.pidfd import process_start
+from agents.daemon.systemd import notify
+from agents.workers.pidfd import kill_group, peer_of, process_start
 
 LINE_BYTES_MAX = 1 << 16
 LOOK_S = 1.0
@@ -37,8 +42,15 @@ ORPHAN_S = 1800.0
 class ForkServer:
     """Listens on a socket and forks workers; it knows the folder of each of its children."""
 
-    def __init__(self, path: Path, module: ModuleType, orphan_s: float = ORPHAN_S) -> None:
-        self.module = module
+    def __init__(
+        self,
+        path: Path,
+        module: ModuleType,
+        orphan_s: float = ORPHAN_S,
+        *,
+        is_service: bool = False,
+    ) -> None:
+        self.module, self.is_service = module, is_service
         self.path, self.orphan_s = path, orphan_s
         self.asked_at = time.monotonic()
         self.children: dict[int, Path] = {}
@@ -52,7 +64,7 @@ class ForkServer:
         temporary.unlink(missing_ok=True)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.listener.bind(str(temporary))
-        temporary.chmod(0o600)
+        temporary.chmod(0o660 if is_service else 0o600)
         self.listener.listen(4)
         self.inode = temporary.stat().st_ino
         temporary.rename(path)
@@ -64,7 +76,9 @@ class ForkServer:
                 self.asked_at = time.monotonic()
                 connection, _ = self.listener.accept()
                 with connection, contextlib.suppress(ConnectionError):
-                    self._serve(connection)
+                    # Workers, which have our user, must not keep the agent waiting.
+                    if not (self.is_service and peer_of(connection)[1] == os.getuid()):
+                        self._serve(connection)
 
     def _on_sigterm(self, *_: object) -> None:
         """End the workers too, unless an agent holds the lock of the state folder."""
@@ -82,15 +96,19 @@ class ForkServer:
         while not self.is_over:
             if not self._wait(connection):
                 continue
-            data = connection.recv(LINE_BYTES_MAX)
-            if not data:
-                return
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                # A request is carried out even if the agent died before it reads the answer.
-                answer = self._answer(json.loads(line))
-                with contextlib.suppress(BrokenPipeError):
-                    connection.sendall(json.dumps(answer).encode() + b"\n")
+            data, passed, _, _ = socket.recv_fds(connection, LINE_BYTES_MAX, 1)
+            try:
+                if not data:
+                    return
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    # A request is carried out even if the agent died before it reads the answer.
+                    answer = self._answer(json.loads(line), passed)
+                    with contextlib.suppress(BrokenPipeError):
+                        connection.sendall(json.dumps(answer).encode() + b"\n")
+            finally:
+                for descriptor in passed:
+                    os.close(descriptor)
 
     def _is_orphaned(self) -> bool:
         """Return whether the socket is gone, or no agent calls and no worker is left."""
@@ -103,6 +121,8 @@ class ForkServer:
 
     def _wait(self, end: socket.socket) -> bool:
         """Wait up to ``LOOK_S``; return whether ``end`` can be read."""
+        if self.is_service:
+            notify("WATCHDOG=1")
         ready, _, _ = select.select([end.fileno(), self.woken], [], [], LOOK_S)
         if self.woken in ready:
             with contextlib.suppress(BlockingIOError):
@@ -110,22 +130,33 @@ class ForkServer:
             self._reap()
         return end.fileno() in ready
 
-    def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, asked: dict[str, Any], passed: list[int]) -> dict[str, Any]:
         match asked["ask"]:
             case "fork":
-                return {"pid": self._fork(Path(asked["folder"]), asked["spec"])}
+                folder, spec = Path(asked["folder"]), asked["spec"]
+                return {"pid": self._fork(folder, spec, lambda: self._become_worker(folder, spec))}
+            case "run":
+                command = {name: asked[name] for name in ("command", "cwd", "variables")}
+                run = functools.partial(_become_command, output=passed[0], **command)
+                return {"pid": self._fork(Path(asked["folder"]), {}, run)}
+            case "kill":
+                kill_group(asked["pid"], asked["start"])
+            case "kill_all":
+                for pid in [pid for pid, at in self.children.items() if str(at) == asked["folder"]]:
+                    kill_group(pid, process_start(pid))
             case "end":
                 self.is_over = True
             case _:
                 pass  # "sync": the answer says that all earlier requests are done.
         return {}
 
-    def _fork(self, folder: Path, spec: dict[str, Any]) -> int:
+    def _fork(self, folder: Path, spec: dict[str, Any], become: Callable[[], int]) -> int:
+        """Fork a process that ends with what ``become`` returns."""
         go, gate = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(gate)
-            self._become_worker(folder, spec, go)
+            _become(go, become)
         os.close(go)
         self.children[pid] = folder
         # The worker runs only once it is recorded, so that no agent can overlook it.
@@ -135,27 +166,12 @@ class ForkServer:
         os.close(gate)
         return pid
 
-    def _become_worker(self, folder: Path, spec: dict[str, Any], go: int) -> None:
-        code = 1
-        try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            os.setsid()
-            output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            os.closerange(3, go)
-            os.closerange(go + 1, 1024)
-            if os.read(go, 1) == b"!":
-                os.close(go)
-                code = self.module.main(spec)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+    def _become_worker(self, folder: Path, spec: dict[str, Any]) -> int:
+        output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o660)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.closerange(3, 1024)
+        return int(self.module.main(spec))
 
     def _reap(self) -> None:
         """Write the exit codes of the children that have ended."""
@@ -167,12 +183,53 @@ class ForkServer:
                         replace_file(folder / "exit", code, is_durable=False)
 
 
-def main(path: str, module: str, orphan_s: str = str(ORPHAN_S)) -> None:
+def _become(go: int, become: Callable[[], int]) -> None:
+    """Be a new process; it acts once it is recorded."""
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.setsid()
+        if os.read(go, 1) == b"!":
+            code = become()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _become_command(*, command: str, cwd: str, variables: dict[str, str], output: int) -> int:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.closerange(3, 1024)
+    os.chdir(cwd)
+    os.execve("/bin/sh", ["sh", "-c", command], {**os.environ, **variables})
+
+
+def main(
+    path: str, module: str, orphan_s: str = str(ORPHAN_S), *, is_service: bool = False
+) -> None:
     """Import the workers' module, then serve."""
     end_before_the_daemon()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # Until there are workers to end.
-    ForkServer(Path(path), importlib.import_module(module), float(orphan_s)).run()
+    loaded = importlib.import_module(module)
+    server = ForkServer(Path(path), loaded, float(orphan_s), is_service=is_service)
+    if is_service:
+        notify("READY=1")
+    server.run()
+
+
+def serve_as_a_service(path: Path, module: str) -> None:
+    """Serve until the agent ends it, as a user other than the agent's."""
+    os.umask(0o007)  # The agent, which has our group, reads and deletes what workers write.
+    main(str(path), module, "inf", is_service=True)
 
 
 if __name__ == "__main__":

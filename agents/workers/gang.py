@@ -14,8 +14,6 @@ import asyncio
 import contextlib
 import json
 import shutil
-import socket
-import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +27,7 @@ from agents.daemon.unreadable import UnreadableRecords
 from agents.protocol.codec import read
 from agents.protocol.records import GenerationRecord, JobId
 from agents.workers.fork_client import ForkClient
-from agents.workers.pidfd import ProcessId, open_process
+from agents.workers.pidfd import ProcessId, peer_of
 from agents.workers.process import (
     WorkerProcess,
     describe_exit,
@@ -39,6 +37,7 @@ from agents.workers.process import (
     write_order,
 )
 from agents.workers.status import WorkerStatus, combine
+from worker.plain_file import read_plain
 
 IDLE_S = 60.0
 """Workers without a generation are killed after this time."""
@@ -89,7 +88,7 @@ class WorkerGang:
         path = self.folder / "workers.sock"
         path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._serve, path, limit=LINE_BYTES_MAX)
-        path.chmod(0o600)
+        path.chmod(0o660 if self.fork_client.is_service else 0o600)
         await self.fork_client.wait_settled()
         for home in sorted(self.folder.glob("process/*")):
             with contextlib.suppress(OSError, ValueError):
@@ -106,10 +105,10 @@ class WorkerGang:
         self._tasks.start(self._keep_fork_server())
 
     def _adopt(self, home: Path) -> None:
-        born = json.loads((home / "process.json").read_text(encoding="utf-8"))
+        born = json.loads(read_plain(home / "process.json"))
         spec, was_reused = born, (home / "seat.json").exists()
         if was_reused:
-            spec = json.loads((home / "seat.json").read_text(encoding="utf-8"))
+            spec = json.loads(read_plain(home / "seat.json"))
         member = self._watch(home, ProcessId(born["pid"], born["start"]), spec)
         if member is not None and was_reused:
             member.orders["join"] = join_order(spec)  # It may not have received it.
@@ -186,6 +185,7 @@ class WorkerGang:
         home = self.folder / "process" / f"{spec['job']}.{spec['generation']}.{spec['rank']}"
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir(parents=True)
+        home.chmod(0o770)  # The fork server writes there; only the folder's parents are closed.
         id_ = await self.fork_client.fork(home, spec)
         if self._watch(home, id_, spec) is None:
             self._fail(f"rank {spec['rank']} {describe_exit(home)}", is_bug=is_bug(home))
@@ -193,7 +193,7 @@ class WorkerGang:
     def _watch(self, home: Path, id_: ProcessId, spec: Mapping[str, Any]) -> WorkerProcess | None:
         if (spec["job"], spec["generation"]) == (self.job, self.generation):
             self.outputs[spec["rank"]] = home / "output"
-        process = open_process(id_)
+        process = self.fork_client.open(id_)
         if process is None:
             return None
         member = WorkerProcess(home, process, spec)
@@ -247,10 +247,7 @@ class WorkerGang:
 
     async def _sender(self, writer: asyncio.StreamWriter) -> WorkerProcess | None:
         """Find the process at the other end of a connection, by its pid from the kernel."""
-        raw = writer.get_extra_info("socket").getsockopt(
-            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
-        )
-        pid = struct.unpack("3i", raw)[0]
+        pid, _ = peer_of(writer.get_extra_info("socket"))
         for _ in range(SENDER_ATTEMPTS):
             member = next((m for m in self.members if m.process.id.pid == pid), None)
             if member is not None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from agents.protocol.records import Output, OutputPart
+from worker.plain_file import open_plain
 
 BYTES_MAX = 1 << 18
 """Of all ranks together, in one answer."""
@@ -52,7 +53,7 @@ def _read(path: Path, begin: int | None, size: int) -> tuple[str, int]:
     An incomplete character at the end is left for the next request.
     """
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             end = file.seek(0, os.SEEK_END)
             first = max(0, end - size) if begin is None else min(begin, end)
             with contextlib.suppress(OSError):  # No data follows.
@@ -80,11 +81,11 @@ async def keep_bounded(files: Callable[[], Iterable[Path]]) -> None:
 
 def bound(path: Path) -> None:
     """Free the disk blocks at the beginning of a long file; its size and offsets stay."""
-    about = path.stat()
-    if about.st_blocks * 512 <= DISK_BYTES_MAX:
-        return
-    end = (about.st_size - KEPT_BYTES) // BLOCK_BYTES * BLOCK_BYTES
-    with path.open("r+b") as file:
+    with open_plain(path, "r+b") as file:
+        about = os.fstat(file.fileno())
+        if about.st_blocks * 512 <= DISK_BYTES_MAX:
+            return
+        end = (about.st_size - KEPT_BYTES) // BLOCK_BYTES * BLOCK_BYTES
         libc = ctypes.CDLL(None, use_errno=True)
         mode, first, size = _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(end)
         if libc.fallocate(file.fileno(), mode, first, size) != 0:

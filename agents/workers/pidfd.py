@@ -6,6 +6,9 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,12 +33,30 @@ def process_start(pid: int) -> int | None:
     return None if rest[0] in "ZX" else int(rest[19])
 
 
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Return the pid and the user at the other end of a Unix socket, which the kernel knows."""
+    size = struct.calcsize("3i")
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    pid, user, _ = struct.unpack("3i", raw)
+    return pid, user
+
+
+def kill_group(pid: int, start: int | None) -> None:
+    """Kill the process group of a process that began at ``start``, also after its end."""
+    # The kernel does not reuse the number of a group that has members.
+    if process_start(pid) in (None, start):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+
+
 @dataclass(eq=False)
 class ProcessHandle:
     """A living process, held by a descriptor that refers to no other one."""
 
     id: ProcessId
     descriptor: int
+    kill_later: Callable[[ProcessId], None] | None = None
+    """Has a process of another user killed; ``None``: it is ours."""
 
     async def wait_ended(self) -> None:
         """Return when the process has ended."""
@@ -49,18 +70,20 @@ class ProcessHandle:
 
     def kill_group(self) -> None:
         """Kill the process and all that it started; each worker has a process group of its own."""
+        if self.kill_later is not None:
+            self.kill_later(self.id)
+            return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
-        # The kernel does not reuse the number of a group that has members.
-        if process_start(self.id.pid) in (None, self.id.start):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.id.pid, signal.SIGKILL)
+        kill_group(self.id.pid, self.id.start)
 
     def close(self) -> None:
         os.close(self.descriptor)
 
 
-def open_process(id_: ProcessId) -> ProcessHandle | None:
+def open_process(
+    id_: ProcessId, kill_later: Callable[[ProcessId], None] | None = None
+) -> ProcessHandle | None:
     """Open a process; ``None``: it has ended, even if its pid was reused."""
     try:
         descriptor = os.pidfd_open(id_.pid)
@@ -69,4 +92,4 @@ def open_process(id_: ProcessId) -> ProcessHandle | None:
     if process_start(id_.pid) != id_.start:
         os.close(descriptor)
         return None
-    return ProcessHandle(id_, descriptor)
+    return ProcessHandle(id_, descriptor, kill_later)

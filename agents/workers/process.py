@@ -11,6 +11,7 @@ from typing import Any
 
 from agents.workers.pidfd import ProcessHandle
 from agents.workers.status import WorkerStatus
+from worker.plain_file import read_plain
 
 EXIT_WRITTEN_S = 0.5
 LOOK_S = 0.02
@@ -98,6 +99,6 @@ def is_bug(home: Path) -> bool:
 
 def _exit_code(home: Path) -> int | None:
     try:
-        return int((home / "exit").read_text(encoding="ascii"))
+        return int(read_plain(home / "exit"))
     except (OSError, ValueError):
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.records import (
     Durable,
     GenerationRecord,
+    JobId,
     KnownGeneration,
     NodeId,
     NodeRecord,
@@ -78,6 +79,9 @@ class WorkerSettings:
     """The memory of an emulated device; ``None``: the driver knows."""
     tls: Mapping[str, Any] | None = None
     """What workers verify peers' agents with; ``None``: they speak plain HTTP."""
+    checkpoint_path: Callable[[JobId, str], str] | None = None
+    """The path of a manifest below this agent's address, which workers of another user read
+    through; ``None``: they read storage themselves."""
 
     @property
     def socket(self) -> Path:
@@ -127,6 +131,7 @@ def specs(
     for rank, device in rank_map.devices.items():
         folder = home / str(rank)
         folder.mkdir(exist_ok=True)
+        folder.chmod(0o770)  # The worker's own, also where workers have a user of their own.
         yield {
             "job": record.job,
             "generation": record.number,
@@ -154,9 +159,19 @@ def specs(
             "peers": peers,
             "ticket": ticket(settings.key, record.job, record.number, node.name, at=time.time()),
             "tls": settings.tls,
-            "manifest": manifest,
+            "manifest": manifest if settings.checkpoint_path is None else None,
+            "checkpoint": _by_agent(settings, node, record.job, manifest),
             "socket": str(settings.socket),
             "orphan_s": settings.orphan_s,
             "threads": settings.threads,
             "fail_at": os.environ.get(FAIL_AT, ""),  # In tests.
         }
+
+
+def _by_agent(
+    settings: WorkerSettings, node: NodeRecord, job: JobId, manifest: str | None
+) -> dict[str, str] | None:
+    if settings.checkpoint_path is None or manifest is None:
+        return None
+    path = settings.checkpoint_path(job, manifest)
+    return {"name": node.name, "address": node.address, "path": path}

@@ -96,6 +96,8 @@ def test_planted_secrets_are_found_nowhere(tmp_path, cost):
          "the store's files")  # fmt: skip
 
 
-@pytest.mark.parametrize("unit", ["sailord.service", "sailor-agent.service"])
+@pytest.mark.parametrize(
+    "unit", ["sailord.service", "sailor-agent.service", "sailor-worker.service"]
+)
 def test_services_dump_no_core(unit):
     assert "LimitCORE=0" in (ROOT / "systemd" / unit).read_text()

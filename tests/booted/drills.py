@@ -13,15 +13,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sailord.providers.gce.requests import agent_unit
+from sailord.providers.gce.requests import unit as rented_unit
 from tests.booted.container import Container, DrillError, wait
 from tests.booted.tree import ROOT
 
-SAILORD, AGENT = "sailord.service", "sailor-agent.service"
+SAILORD, AGENT, WORKERS = "sailord.service", "sailor-agent.service", "sailor-worker.service"
 JOB = "drill"
 EXAMPLE = "/usr/share/doc/sailor/examples/small.toml"
 CHECKPOINTS = "/var/lib/sailor/checkpoints"
-EXPOSURE_MOST = {SAILORD: 1.5, AGENT: 2.5}
+EXPOSURE_MOST = {SAILORD: 1.5, AGENT: 2.5, WORKERS: 2.5}
 """Of 10, as `systemd-analyze security` counts."""
 DRAIN_S, SHUTDOWN_S, ALONE_S = 12, 8, 8
 NEXT = "99.0.0"
@@ -65,7 +65,7 @@ class Drills:
     def workers(self) -> frozenset[tuple[int, int]]:
         """Return the living worker processes: number and start."""
         found = set()
-        for home in self.box.path("/var/lib/sailor-agent/process").glob("*"):
+        for home in self.box.path("/var/lib/sailor-worker/process").glob("*"):
             try:
                 born = json.loads((home / "process.json").read_text())
             except (OSError, ValueError):
@@ -373,7 +373,7 @@ class Drills:
 
     def verify(self) -> None:
         """`systemd-analyze verify` is silent."""
-        for unit in (SAILORD, AGENT, "sailor-failed@sailord.service"):
+        for unit in (SAILORD, AGENT, WORKERS, "sailor-failed@sailord.service"):
             done = self.box.call("systemd-analyze", "verify", "--man=no", unit)
             if done.code or done.err or done.out:
                 raise DrillError(f"{unit}: {done.out}{done.err}")
@@ -382,7 +382,7 @@ class Drills:
         """The units are as exposed as they may be, and no more."""
         # What a rented instance gets.
         rented = self.box.path("/etc/systemd/system/drill-rented.service")
-        rented.write_text(agent_unit())
+        rented.write_text(rented_unit(AGENT))
         for unit, most in {**EXPOSURE_MOST, rented.name: EXPOSURE_MOST[AGENT]}.items():
             said = self.box.do("systemd-analyze", "security", "--no-pager", unit)
             overall = re.search(r"Overall exposure level for \S+: ([0-9.]+)", said)

@@ -295,6 +295,8 @@ class PeerSource:
     path: str
     ticket: str
     tls: PeerTls | None = None
+    node: str = ""
+    """The node of the agent that serves it, if the source has another name."""
     _local: threading.local = field(default_factory=threading.local)
     _connections: list[http.client.HTTPConnection] = field(default_factory=list)
     _is_closed: bool = False
@@ -347,7 +349,7 @@ class PeerSource:
             self._connections.append(connection)
         try:
             if connection.sock is None:
-                _connect(connection, self.tls, self.name)
+                _connect(connection, self.tls, self.node or self.name)
             connection.request("GET", path, headers={TICKET_HEADER: self.ticket, **headers})
             answer = connection.getresponse()
             return answer.status, _read_all(answer)

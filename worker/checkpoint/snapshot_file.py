@@ -12,13 +12,14 @@ memory, replicas on other nodes and objects in durable storage share this format
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
 import struct
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from typing import Any
 import xxhash
 
 from worker.layout.rank_layout import TIED
+from worker.plain_file import open_plain
 from worker.types import LogicalTensor
 
 FORMAT = 1
@@ -276,14 +278,14 @@ def read_header(path: Path) -> Header:
 
 def read_head(path: Path) -> bytes:
     """Read the bytes of prelude and header of a sealed file."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         prelude = file.read(PRELUDE.size)
         return prelude + file.read(head_length(prelude, name=str(path)) - PRELUDE.size)
 
 
 def read_piece(path: Path, piece: Piece) -> bytes:
     """Read one piece and verify its checksum."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         data = os.pread(file.fileno(), piece.bytes, piece.offset)
     check_piece(data, piece, name=str(path))
     return data
@@ -349,7 +351,8 @@ def create(path: Path, size: int) -> int:
     A file in tmpfs that grows while it is written kills the writer when memory is full.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    # The group: an agent and workers of another user share the folder, which is closed to others.
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o660)
     try:
         os.posix_fallocate(file, 0, max(size, 1))
     except OSError as error:
@@ -360,6 +363,13 @@ def create(path: Path, size: int) -> int:
             raise NoRoomError.of(error.errno, text, path.parent, size) from None
         raise
     return file
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder in which the agent and workers of another user may rename and delete."""
+    with contextlib.suppress(FileExistsError):
+        path.mkdir()
+        path.chmod(0o770)
 
 
 def no_room(folder: Path, size: int) -> str:
@@ -427,9 +437,9 @@ def unseal(file: int) -> None:
 # ---- listings ------------------------------------------------------------------------------------
 
 
-def listing(found: Iterable[SealedFile]) -> bytes:
-    """Return a node's list of its files of a point, as JSON."""
-    rows = [{"file": each.path.name, "header": header_document(each.header)} for each in found]
+def listing(found: Mapping[str, Header]) -> bytes:
+    """Return a source's list of its files of a point, as JSON."""
+    rows = [{"file": name, "header": header_document(header)} for name, header in found.items()]
     return json.dumps(rows).encode()
 
 

@@ -244,7 +244,7 @@ class SnapshotWriter:
             folder = snapshot_file.point_folder(
                 self.memory, header.job, generation=header.generation, step=header.step
             )
-            folder.mkdir(exist_ok=True)
+            snapshot_file.make_folder(folder)
             snapshot_file.seal(file.file, header)
             file.path = file.temporary.rename(folder / header.file_name)
             self.sealed = header

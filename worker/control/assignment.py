@@ -109,6 +109,9 @@ class Assignment:
                     if node != spec["node"] and (peer["zone"] == zone) == is_near
                 ]
             )
+        if by_agent := spec.get("checkpoint"):
+            where = by_agent["address"], by_agent["path"], spec["ticket"], tls
+            groups.append([PeerSource("durable storage", *where, node=by_agent["name"])])
         if spec.get("manifest"):
             groups.append([DurableSource(spec["manifest"])])
         return groups

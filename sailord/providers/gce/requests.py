@@ -123,9 +123,9 @@ def _scheduling(pool: Pool, config: GceConfig) -> dict[str, Any]:
     return common | {"preemption_notice_duration": {"seconds": NOTICE_S}}
 
 
-def agent_unit() -> str:
-    """Return the agent's unit for a rented instance: nobody is there whom ``OnFailure=`` tells."""
-    lines = _own_file("sailor-agent.service").splitlines()
+def unit(name: str) -> str:
+    """Return a unit for a rented instance: nobody is there whom ``OnFailure=`` tells."""
+    lines = _own_file(name).splitlines()
     kept = [line for line in lines if not line.startswith(("OnFailure=", "Documentation="))]
     return "\n".join(kept).replace("=/usr/bin/sailor-agent ", "=/opt/sailor/bin/sailor-agent ")
 
@@ -149,7 +149,8 @@ def startup_script(pool: Pool, config: GceConfig) -> str:
         "ALONE_S": str(config.alone_s),
         "NOTICE_S": str(NOTICE_S),
         "SHUTDOWN_S": str(SHUTDOWN_S),
-        "UNIT": agent_unit(),
+        "UNIT": unit("sailor-agent.service"),
+        "WORKER_UNIT": unit("sailor-worker.service"),
         "TELL_SHUTDOWN": _own_file("tell-shutdown.sh"),
     }
     script = _own_file("startup.sh")

@@ -52,6 +52,7 @@ fi
 [[ -x /opt/sailor/bin/sailor-agent ]] || { echo 'this image has no agent in /opt/sailor' >&2; exit 1; }
 
 id sailor >/dev/null 2>&1 || useradd --system --home-dir /var/lib/sailor-agent --shell /usr/sbin/nologin sailor
+id sailor-worker >/dev/null 2>&1 || useradd --system --user-group --home-dir /var/lib/sailor-worker --shell /usr/sbin/nologin sailor-worker
 install -d -m 0755 /etc/sailor
 
 # The key is not in the metadata, which everyone who may list instances can read.
@@ -69,6 +70,7 @@ state = "/var/lib/sailor-agent"
 store = "@STORE@"
 key = "cluster.key"
 memory = "/dev/shm/sailor-agent"
+worker_folder = "/var/lib/sailor-worker"
 zone = "${zone##*/}"
 machine = "@MACHINE@"
 spot = @SPOT@
@@ -87,9 +89,12 @@ cat >/etc/sailor/ca.pem <<'END'
 @CA@
 END
 
-# The same unit as on machines of one's own.
+# The same units as on machines of one's own.
 cat >/etc/systemd/system/sailor-agent.service <<'END'
 @UNIT@
+END
+cat >/etc/systemd/system/sailor-worker.service <<'END'
+@WORKER_UNIT@
 END
 install -D -m 0755 /dev/stdin /usr/lib/sailor/tell-shutdown <<'END'
 @TELL_SHUTDOWN@

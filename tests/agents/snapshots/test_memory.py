@@ -236,6 +236,29 @@ async def test_reads_need_the_jobs_ticket_and_reach_only_its_snapshots(served):
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+async def test_a_snapshot_that_a_worker_replaced_by_something_else_is_not_served(
+    served, tmp_path, kind
+):
+    """A link would lead to the agent's key, and a pipe would block the agent."""
+    (tmp_path / "key").write_bytes(b"the cluster's key")
+    write_snapshot(served.memory.folder, step=3)
+    served.memory.open()
+    path = served.memory.folder / "job" / "1-3" / "0.snap"
+    path.unlink()
+    if kind == "link":
+        path.symlink_to(tmp_path / "key")
+    else:
+        os.mkfifo(path)
+    status, body = await served.get("/v1/memory/job/1-3/0.snap")
+    assert (status, b"key" in body) == (404, False)
+    served.memory.open()
+    with pytest.raises(OSError, match=r"symbolic|regular"):
+        snapshot_file.read_header(path)
+    assert (await served.get("/v1/memory/job/1-3"))[0] == 200
+
+
+@pytest.mark.asyncio
 async def test_a_replica_is_stored_if_it_is_complete_and_signed(served, tmp_path):
     write_snapshot(tmp_path / "away", step=3, rank=7)
     path = tmp_path / "away" / "job" / "1-3" / "7.snap"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fsspec
 import pytest
 
-from agents.work.mounts import MountError, _copy
+from agents.work.mounts import MountError, _copy, copy_data
 from tests.fakes.object_stores import object_stores
 
 CONTENT = {"a.txt": b"1", "deep/b.bin": b"\0" * 3_000_000, "deep/er/c": b"3"}
@@ -48,3 +48,13 @@ def test_a_single_object_is_copied(bucket, tmp_path):
 def test_what_is_missing_is_named(bucket, tmp_path, missing):
     with pytest.raises(MountError, match=f"data x cannot be copied from .*{missing}: "):
         _copy("x", f"{bucket}/{missing}", tmp_path / "copy")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "uri", ["file:///etc/hostname", "local:///etc", "simplecache::file:///etc", "http://10.0.0.1/x"]
+)
+async def test_a_job_of_another_user_has_no_file_of_this_machine_copied(tmp_path, uri):
+    with pytest.raises(MountError, match="give a path, or one of abfs"):
+        await copy_data({"data": uri}, tmp_path / "cache", has_worker_user=True)
+    assert not (tmp_path / "cache").exists()

@@ -155,6 +155,10 @@ def test_the_startup_script_runs_the_agent_like_its_systemd_unit():
     }
     lacks = {line.partition("=")[0] for line in theirs if line not in ours}
     assert lacks == {"ExecStart", "Documentation", "OnFailure"}
+    workers = service(heredoc("sailor-worker.service"))
+    theirs = service((ROOT / "systemd" / "sailor-worker.service").read_text())
+    lacks = {line.partition("=")[0] for line in theirs if line not in workers}
+    assert lacks == {"ExecStart", "Documentation", "OnFailure"}
     told = heredoc("/usr/lib/sailor/tell-shutdown")
     assert told == (ROOT / "systemd" / "tell-shutdown.sh").read_text().rstrip("\n")
     assert "ExecStop=+-/usr/lib/sailor/tell-shutdown $MAINPID" in ours

@@ -1,0 +1,82 @@
+"""Workers of another user read a committed checkpoint through their agent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from contextlib import asynccontextmanager, closing
+
+import pytest
+from aiohttp import web
+
+from agents.protocol.records import JobId
+from agents.rpc.signing import ClusterKey, Verifier, ticket
+from agents.snapshots.checkpoint_http import CheckpointRoutes, checkpoint_path
+from tests.agents.sealing import write_snapshot
+from worker.checkpoint import snapshot_file
+from worker.checkpoint.fetch import PeerSource, SourceError, fetch
+
+pytestmark = pytest.mark.asyncio
+
+JOB = JobId("job")
+KEY = ClusterKey("test", (b"a-key-that-is-long-enough",))
+OTHER = ClusterKey("test", (b"another-key-as-long",))
+
+
+def committed(folder) -> str:
+    """Write a checkpoint of one object; return its manifest's URI."""
+    header = write_snapshot(folder, step=3)
+    path = folder / "job" / "1-3" / header.file_name
+    checksum = snapshot_file.head_checksum(snapshot_file.read_head(path))
+    manifest = path.parent / "manifest-1"
+    manifest.write_text(json.dumps({"objects": [{"name": path.name, "checksum": checksum}]}))
+    return f"file://{manifest}"
+
+
+@asynccontextmanager
+async def served():
+    app = web.Application()
+    CheckpointRoutes(Verifier(KEY, lambda: "here:1")).add_to(app.router)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def source(address: str, path: str, job: str = JOB) -> PeerSource:
+    return PeerSource("durable storage", address, path, ticket(KEY, job, 1, "a", at=time.time()))
+
+
+async def test_a_checkpoint_is_read_piece_by_piece(tmp_path):
+    manifest = committed(tmp_path)
+    async with served() as address:
+        group = [source(address, checkpoint_path(KEY, JOB, manifest))]
+        found = await asyncio.to_thread(fetch, [(0, 0), (1, 1)], [group], model="none")
+    assert bytes(found.bodies[0, 0]) == b"weights and moments" * 100
+    assert found.bytes_by_source == {"durable storage": 1900 + 5000}
+
+
+async def test_no_other_file_is_read_for_a_worker(tmp_path):
+    """Neither one that the worker names itself, nor one of another job."""
+    manifest = committed(tmp_path)
+    (tmp_path / "job" / "1-3" / "secret").write_text("secret")
+    mine = checkpoint_path(KEY, JOB, manifest)
+    forged = checkpoint_path(OTHER, JOB, manifest)
+    foreign = checkpoint_path(KEY, JobId("other"), manifest)
+    async with served() as address:
+        for path in (forged, foreign, foreign.replace("/other/", "/job/")):
+            await refused(source(address, path), "answers 401")
+        for name in ("secret", "manifest-1", "..%2f..%2fsecret"):
+            await refused(source(address, mine), "404", file=name)
+        await refused(source(address, mine, job="other"), "401")
+
+
+async def refused(asked: PeerSource, how: str, *, file: str = "") -> None:
+    with closing(asked), pytest.raises(SourceError, match=how):
+        await asyncio.to_thread(asked.read, file, 0, 6) if file else await asyncio.to_thread(
+            asked.files
+        )
