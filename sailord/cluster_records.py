@@ -16,6 +16,7 @@ from agents.daemon.unreadable import UnreadableRecords
 from agents.protocol.codec import WireError, decode, encode, unknown_fields
 from agents.protocol.compression import pack, unpack
 from agents.protocol.records import (
+    ENDED,
     LIVE,
     Durable,
     GenerationRecord,
@@ -273,6 +274,30 @@ class Gateway:
 
     def forget_order(self, id_: str) -> Operation:
         return Delete(self.keys.order(id_))
+
+    async def forget_job(self, job: JobId, term: int) -> bool:
+        """Delete all records of an ended job as leader of the term; its state goes last.
+
+        ``False``: we do not lead, or the job is not ended any more.
+        """
+        state = await self.store.get(self.keys.state(job))
+        if state is None:
+            return True
+        if decode(JobRecord, unpack(state.value)).state not in ENDED:
+            return False
+        papers = (await self.store.snapshot(f"{self.keys.papers}{job}/")).entries
+        for first in range(0, len(papers), 100):
+            batch = [Delete(entry.key) for entry in papers[first : first + 100]]
+            if not await self.write_as_leader(term, batch):
+                return False
+        keys = self.keys.spec(job), self.keys.generation(job), self.keys.durable(job), state.key
+        compares: list[Compare] = [
+            CreatedAt(self.keys.leader, term),
+            ModifiedAt(state.key, state.modified),
+        ]
+        done = await self.store.transact(compares, [Delete(key) for key in keys])
+        self._specs.pop(job, None)
+        return done.is_applied
 
     async def forget_plans(self, job: JobId, *, but: Iterable[str], term: int) -> None:
         """Delete all plans but these."""

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 from agents.daemon.credentials import secret_path
 from agents.protocol.names import NAME
 from agents.rpc.signing import read_keys
+from agents.rpc.tls import check_mode
 from agents.rpc.tls_settings import TlsSettings, read_tls
 from agents.store.locations import check_address
 from sailord.capacity.core.model import Policy
@@ -128,7 +129,7 @@ def load_config(path: Path) -> Config:
     port = listen.integer("port", default=7077, least=0, most=65535)
     address = listen.text("address", default=f"{host}:{port}")
     socket = _path(listen, "socket", path.parent)
-    token = _secret(listen, "token_file", path.parent)
+    token = _secret(listen, "token_file", path.parent, is_private=True)
     tokens = _path(listen, "tokens", path.parent)
     operators, viewers = listen.text("operators"), listen.text("viewers")
     if tokens is not None and tokens.exists():
@@ -254,7 +255,7 @@ def _packages(text: str, folder: Path) -> str:
     return text if "://" in text else f"file://{(folder / text).resolve()}"
 
 
-def _secret(table: Table, key: str, folder: Path) -> bytes | None:
+def _secret(table: Table, key: str, folder: Path, *, is_private: bool = False) -> bytes | None:
     name = table.text(key)
     if name is None:
         return None
@@ -264,6 +265,12 @@ def _secret(table: Table, key: str, folder: Path) -> bytes | None:
     except OSError as error:
         cure = "name a file that contains a secret"
         table.report(key, f"{path} cannot be read: {error.strerror}", cure)
+        return None
+    try:
+        if is_private:
+            check_mode(path)
+    except InputError as error:
+        table.problems.take(error, place=f"{table.place_of(key)}:")
         return None
     if len(secret) < SECRET_BYTES_MIN or not secret.isascii():
         what = f"{path} does not contain {SECRET_BYTES_MIN} or more ASCII characters"

@@ -29,6 +29,7 @@ from sailord.config import Config
 from sailord.controller.agent_client import AgentClient
 from sailord.controller.availability_log import FILE, AvailabilityLog
 from sailord.controller.election import Election, StateFolder, lock_state_folder
+from sailord.controller.ended_jobs import EndedJobs
 from sailord.controller.lifetime_store import SAVE_S, load_lifetimes, save_lifetimes
 from sailord.controller.loop import Controller, build_controller
 from sailord.controller.recovery import Recovery
@@ -95,6 +96,7 @@ class Daemon:
             signal_changes(self.store, keys.all, self.api.store_changed, small=keys.leader),
             self._tick(),
             self._save_lifetimes_often(),
+            EndedJobs(self.gateway, self.controller.cluster, self.controller.inbox).run(),
             self.webhooks.run(),
             self.api.network.run(),
             self.books.save_often(lambda: self.election.term),

@@ -363,6 +363,8 @@ class Past:
     """Members that were lost or have left, up to the start of the last generation."""
     moved_at: float | None = None
     """When the job last reconfigured voluntarily."""
+    held_at: float | None = None
+    """When the job was last held."""
 
 
 @dataclass(frozen=True, slots=True)

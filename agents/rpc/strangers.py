@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
@@ -28,6 +28,8 @@ PER_S = 200.0
 ADDRESSES_MAX = 10_000
 CONNECTIONS_MAX = 2_048
 """Connections on which nothing was authenticated yet."""
+RECENT_MAX = 1_000
+"""Refusals whose moments are remembered."""
 LOG_S = 60.0
 """At most one line about refusals in so long."""
 
@@ -118,6 +120,7 @@ class Strangers:
     """How many requests and connections were refused, by cause."""
     last: tuple[float, str, str] | None = None
     """When, whom and why we refused last."""
+    _moments: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
     _connected: dict[str, dict[Connection, None]] = field(default_factory=dict)
     _count: int = 0
     _logged_s: float = -LOG_S
@@ -156,10 +159,16 @@ class Strangers:
             if not of_address:
                 del self._connected[connection.address]
 
+    def count_within(self, seconds: float) -> int:
+        """Return how many were refused within this time, up to ``RECENT_MAX``."""
+        since = time.monotonic() - seconds
+        return sum(moment >= since for moment in self._moments)
+
     def refuse(self, address: str, why: str) -> None:
         """Count a refusal, and tell of it now and then."""
         self.refused[why] += 1
         self.last = time.time(), address, why
+        self._moments.append(time.monotonic())
         now, total = time.monotonic(), self.refused.total()
         if now - self._logged_s >= LOG_S:
             log.warning("senders are refused", address=address, why=why,

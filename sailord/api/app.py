@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -13,10 +14,11 @@ from agents.rpc.server import refuse_stranger
 from agents.rpc.strangers import AUTHENTICATED, charge, note_authenticated
 from agents.rpc.unsigned_bodies import BODY_S, UNSIGNED, LateBody
 from agents.store.interface import StoreError
-from sailord.api.access.callers import CALLER, Caller, caller_at, caller_with
+from sailord.api.access.callers import CALLER, STILL_ADMITTED, Caller, caller_at, caller_with
 from sailord.api.access.load_limits import LOAD, Load
 from sailord.api.answers.responses import BODY_BYTES_MAX, Refusal, refusal, too_many
 from sailord.api.handlers.context import CONTEXT, ApiContext, Handler
+from sailord.api.handlers.events import STREAMS
 from sailord.api.handlers.live import LIVE, LiveDocument
 from sailord.api.leader_proxy import keep_session, pass_on
 from sailord.api.route import Route
@@ -93,6 +95,7 @@ async def check_sender(request: web.Request, handler: Handler) -> web.StreamResp
         caller = caller_with(tokens, request.headers.get("Authorization", ""))
         if caller is not None:
             note_authenticated(request)
+            request[STILL_ADMITTED] = lambda: _is_admitted(request, route)
             return _lacks_role(request, route, caller) or await handler(request)
         charge(request, "token")
         problem = Problem(
@@ -109,6 +112,14 @@ async def check_sender(request: web.Request, handler: Handler) -> web.StreamResp
             charge(request, "signature")
     answer.force_close()
     return answer
+
+
+def _is_admitted(request: web.Request, route: Route | None) -> bool:
+    """Whether certificate, token and role of a request are valid at this moment."""
+    tokens = request.app[CONTEXT].tokens
+    caller = caller_with(tokens, request.headers.get("Authorization", ""))
+    is_known = caller is not None and (route is None or may(caller.role, route.role))
+    return is_known and _wrong_certificate(request, route) is None
 
 
 def _wrong_certificate(request: web.Request, route: Route | None) -> Problem | None:
@@ -141,6 +152,7 @@ async def check_local(request: web.Request, handler: Handler) -> web.StreamRespo
         api.strangers.refuse("the Unix socket", "user")
         cure = "use a token over TCP, or join a group that sailord.toml names under [listen]"
         return refusal(403, Problem("user", "is not known to sailord", cure))
+    request[STILL_ADMITTED] = lambda: caller_at(request, api.config) is not None
     return _lacks_role(request, route, caller) or await handler(request)
 
 
@@ -174,6 +186,7 @@ def _build(
     app[CONTEXT] = api
     app[LOAD] = Load()
     app[LIVE] = LiveDocument()
+    app[STREAMS] = Counter()
     app[UNSIGNED] = {}
     app.cleanup_ctx.append(keep_session)
     for route in ROUTES:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
@@ -48,6 +49,8 @@ READ_S = 300.0
 """Interval at which prices and quotas are read, ..."""
 READ_AGAIN_S = 30.0
 """... after a failure, as no request is sent without them, ..."""
+QUIET_TIMES = 6
+"""So many times ``look_s`` apart are observations while nothing is rented or wanted."""
 QUOTAS_S = 5.0
 """... and for quotas after instances came or went."""
 SAVE_S = 10.0
@@ -127,7 +130,7 @@ class CapacityLoop:
                 for work in (
                     self._decide_all(),
                     self._tick(),
-                    self._every(self.policy.look_s, self._look),
+                    self._look_often(),
                     self._every(READ_S, self._read),
                     self._follow_quotas(),
                     self._keep(),
@@ -244,6 +247,17 @@ class CapacityLoop:
             if self._term is not None:
                 await act()
             await asyncio.sleep(seconds)
+
+    async def _look_often(self) -> None:
+        """Observe the provider; seldom while nothing is rented, requested or wanted."""
+        begun_s = float("-inf")
+        while True:
+            is_quiet = not any((*_there(self.state), *self.state.target.values()))
+            pause_s = self.policy.look_s * (QUIET_TIMES if is_quiet else 1)
+            if self._term is not None and time.monotonic() >= begun_s + pause_s:
+                begun_s = time.monotonic()
+                await self._look()
+            await asyncio.sleep(min(self.policy.look_s, 1.0))
 
     async def _look(self) -> None:
         try:

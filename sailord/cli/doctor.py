@@ -15,6 +15,8 @@ from sailord.text import cluster_text as text
 from sailord.text.capacity_text import capacity_problems
 from sailord.text.units import duration
 
+REFUSALS_MANY = 10
+"""So many refused requests within an hour are a problem; fewer are mistakes of people."""
 OVERDUE_S = 60.0
 """Report a node that is still up so long after its notice ran out."""
 
@@ -27,6 +29,9 @@ def doctor(client: Client, as_json: bool) -> None:
     found = [*_cluster_problems(status), *_node_problems(nodes, status["at"])]
     found += [f"webhook receiver does not answer: {each}" for each in status["unheard"]]
     found += [f"cannot be read: {each}" for each in text.unreadable_lines(status)]
+    refused = text.refused_line(status)
+    if refused and status["refusals"]["last_hour"] >= REFUSALS_MANY:
+        found.append(f"refused: {refused}; see sailor_requests_refused_total, and docs/security.md")
     found += capacity_problems(status["capacity"])
     if not status["nodes"]:
         found.append("there is no node; start sailor-agent on one")

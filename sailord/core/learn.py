@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from agents.protocol.records import (
+    ENDED,
     LIVE,
     Durable,
     GenerationRecord,
@@ -80,6 +81,8 @@ def learn(state: State, event: events.Event) -> Step:
             state, commands = _note_orders(state, (event.order, *event.others))
         case events.JobSubmitted():
             state, commands = _queue(state, event.job, event.durable)
+        case events.JobsForgotten():
+            state = _without_jobs(state, event.jobs)
         case events.PlanFound() | events.PlanRefused():
             state = _answer(state, event)
         case events.GenerationWritten():
@@ -127,11 +130,22 @@ def _take_over(state: State, event: events.Elected) -> Step:
     return Step(taken, (*commands, *heard))
 
 
+def _without_jobs(state: State, ids: Iterable[JobId]) -> State:
+    """Forget ended jobs; one that was submitted again meanwhile stays."""
+    gone = {id_ for id_ in ids if id_ in state.jobs and state.jobs[id_].state in ENDED}
+    return replace(
+        state,
+        jobs={id_: job for id_, job in state.jobs.items() if id_ not in gone},
+        generations={id_: each for id_, each in state.generations.items() if id_ not in gone},
+        durables={id_: each for id_, each in state.durables.items() if id_ not in gone},
+    )
+
+
 def _adopted(job: JobRecord, record: GenerationRecord | None, state: State, at: float) -> Active:
     phase: Phase = Waiting("a new leader took over", at)
     step = 0
     if job.state == "held":
-        phase = Held(job.reason, at)
+        phase = Held(job.reason, min(at, job.past.held_at or at))
     elif record is not None and record.state != "closed":
         # Reports will tell whether it runs; one that was told to stop is followed by another.
         phase = Starting(since=at, deadline=at + adopted_start_s(state.options, record), move_s=0.0)

@@ -33,6 +33,8 @@ def status_text(status: dict[str, Any]) -> str:
     lines += [f"            {each}" for each in unreadable[1:CAUSES_MAX]]
     if len(unreadable) > CAUSES_MAX:
         lines.append(f"            {len(unreadable) - CAUSES_MAX} more (sailorctl doctor)")
+    if refused := refused_line(status):
+        lines.append(f"refused     {refused}")
     lines += _job_lines(status["job"], status["at"]) if status["job"] else ["job         none"]
     if status["queued"]:
         lines.append(f"queue       {counted(status['queued'], 'job')}: {_some(status['queue'])}")
@@ -63,6 +65,15 @@ def _paused_lines(paused: Sequence[dict[str, Any]]) -> list[str]:
     ]
     rest = len(paused) - CAUSES_MAX
     return [*lines, *([f"            {rest} more (sailorctl jobs)"] if rest > 0 else [])]
+
+
+def refused_line(status: dict[str, Any]) -> str:
+    """Say how many were refused lately, and who was last; an older sailord does not say it."""
+    refusals = status.get("refusals") or {"last_hour": 0}
+    if not refusals["last_hour"]:
+        return ""
+    last = f"last {refusals['address'] or 'from an unknown address'} ({refusals['cause']})"
+    return f"{counted(refusals['last_hour'], 'request')} within the hour, {last}"
 
 
 def unreadable_lines(status: dict[str, Any]) -> list[str]:

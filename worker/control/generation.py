@@ -38,7 +38,7 @@ from worker.control.work_folder import hide
 from worker.devices.rank_device import DeviceMissingError, device_failure, set_up
 from worker.distributed.interface import PeerLostError, Transport, TransportError
 from worker.distributed.process_groups import STALL_LEAST_S, ProcessTransport
-from worker.distributed.rendezvous import join_store, open_store, open_transport
+from worker.distributed.rendezvous import Meeting, join_meeting, open_meeting, open_transport
 from worker.engines.deepspeed.snapshot_adapter import DeepSpeedEngine
 from worker.engines.interface import TrainingEngine
 from worker.engines.select import engine_for, snapshot_job
@@ -81,7 +81,7 @@ class GenerationRun:
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _ended: threading.Event = field(default_factory=threading.Event)
     _transport: Transport | None = None
-    _store: Store | None = None
+    _meeting: Meeting | None = None
     _trainer: TrainingEngine | None = None
     _snapshots: SnapshotManager | None = None
     _since_s: float = field(default_factory=time.perf_counter)
@@ -231,15 +231,13 @@ class GenerationRun:
         rendezvous = self.assignment.rendezvous
         try:
             if rendezvous.ranks > 1 and rendezvous.rank == 0:
-                self._store, self._extra_status["meeting"] = open_store(rendezvous)
+                self._meeting = open_meeting(rendezvous)
+                self._extra_status["meeting"] = self._meeting.address
                 self._milestone("meeting")
                 self._set_state("fetching")
             elif rendezvous.ranks > 1:
-                self._store = self._join_rendezvous()
-            meeting = self._extra_status.get("meeting") or self._address
-            self._transport = open_transport(
-                rendezvous, self._store, meeting, self._check_cancelled
-            )
+                self._meeting = self._join_rendezvous(rendezvous.rank)
+            self._transport = open_transport(rendezvous, self._meeting, self._check_cancelled)
         except TransportError:
             raise
         except (OSError, RuntimeError) as error:
@@ -250,12 +248,12 @@ class GenerationRun:
             self._transport.activity = lambda: self._recorder.activity_text
         return self._transport
 
-    def _join_rendezvous(self) -> Store:
+    def _join_rendezvous(self, rank: int) -> Meeting:
         with self._changed:
             while not self._address:
                 self._check_cancelled()
                 self._changed.wait()
-        return join_store(self._address, self._check_cancelled)
+        return join_meeting(self._address, rank, self._check_cancelled)
 
     def _build(self, opened: OpenJob, transport: Transport) -> TrainingEngine:
         about = self.assignment
@@ -270,8 +268,8 @@ class GenerationRun:
         }
         if engine == "deepspeed":
             store: Store = HashStore()  # For a single rank.
-            if self._store is not None:
-                store = PrefixStore(f"deepspeed/{about.generation}", self._store)
+            if self._meeting is not None:
+                store = PrefixStore(f"deepspeed/{about.generation}", self._meeting.store)
             self._trainer = DeepSpeedEngine(
                 *rank, store, opened.data, deadline_s=about.wait_s, **shared
             )
@@ -428,7 +426,9 @@ class GenerationRun:
             if self._transport.is_stuck:
                 print("a group did not open or close: this process is not used again", flush=True)
                 self._is_reusable = False
-        self._snapshots = self._trainer = self._transport = self._store = None
+        if self._meeting is not None:
+            self._meeting.close()
+        self._snapshots = self._trainer = self._transport = self._meeting = None
         gc.collect()
         if self.assignment.device.type == "cuda" and self._is_reusable:
             torch.cuda.empty_cache()

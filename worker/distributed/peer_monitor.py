@@ -9,9 +9,7 @@ connections, so that all ranks name the same cause.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
-import secrets
 import selectors
 import socket
 import threading
@@ -23,13 +21,13 @@ from typing import Any
 from torch._C._distributed_c10d import Store
 
 from worker.distributed.interface import AbortedError, PeerLostError, TransportError, VoteRecord
+from worker.distributed.proof import prove, receive_proof
 
 _PREFIX = "watch"
 GREETING_S = 30.0
 """The longest time in which a peer proves itself."""
 STRANGERS_MAX = 64
 """Connections that have not proved themselves."""
-_NONCE_BYTES = 16
 KEEPALIVE_S, KEEPALIVES = 1, 4
 """A peer whose machine does not answer for 5 s is lost; processes that hang still answer."""
 _POLL_S = 0.002
@@ -209,7 +207,7 @@ def _connect(
                 peer = socket.create_connection(tuple(address), timeout=_remaining(deadline))
                 meeting.peers[lower] = peer
                 peer.settimeout(min(GREETING_S, _remaining(deadline)))
-                _prove(peer, secret, lower, rank)
+                prove(peer, secret, b"", listener=lower, caller=rank)
             while len(meeting.peers) < size - 1:
                 check_cancelled()
                 _remaining(deadline)
@@ -276,14 +274,7 @@ class _Meeting:
         """Challenge who connects, and take it in if it is the rank that it says."""
         try:
             peer.settimeout(GREETING_S)
-            ours = secrets.token_bytes(_NONCE_BYTES)
-            peer.sendall(ours)
-            caller = int.from_bytes(_receive_exactly(peer, 4), "little")
-            theirs, about = _receive_exactly(peer, _NONCE_BYTES), _about(self.rank, caller)
-            expected = _mac(self.secret, b"caller", about, ours, theirs)
-            if not hmac.compare_digest(_receive_exactly(peer, len(expected)), expected):
-                raise ConnectionError("it does not know the generation's secret")
-            peer.sendall(_mac(self.secret, b"listener", about, ours, theirs))
+            caller = receive_proof(peer, self.secret, b"", self.rank)
             with self._lock:
                 if self._is_over or caller in self.peers or not self.rank < caller < self.size:
                     raise ConnectionError(f"it says that it is rank {caller}")
@@ -294,26 +285,6 @@ class _Meeting:
         finally:
             with self._lock:
                 self._greeting -= 1
-
-
-def _prove(peer: socket.socket, secret: bytes, listener: int, caller: int) -> None:
-    """Answer a listener's challenge, and check its answer to ours."""
-    theirs = _receive_exactly(peer, _NONCE_BYTES)
-    ours, about = secrets.token_bytes(_NONCE_BYTES), _about(listener, caller)
-    said = _mac(secret, b"caller", about, theirs, ours)
-    peer.sendall(caller.to_bytes(4, "little") + ours + said)
-    answer = _receive_exactly(peer, len(said))
-    if not hmac.compare_digest(answer, _mac(secret, b"listener", about, theirs, ours)):
-        raise ConnectionError(f"rank {listener} does not know the generation's secret")
-
-
-def _about(listener: int, caller: int) -> bytes:
-    return listener.to_bytes(4, "little") + caller.to_bytes(4, "little")
-
-
-def _mac(secret: bytes, *parts: bytes) -> bytes:
-    """All parts but the first have a fixed length."""
-    return hmac.digest(secret, b"".join(parts), "sha256")
 
 
 def _wait_for_key(
@@ -332,13 +303,3 @@ def _remaining(deadline: float) -> float:
     if left <= 0:
         raise TimeoutError("some ranks did not connect in time")
     return left
-
-
-def _receive_exactly(peer: socket.socket, count: int) -> bytes:
-    content = b""
-    while len(content) < count:
-        received = peer.recv(count - len(content))
-        if not received:
-            raise ConnectionError("a peer closed its connection before it sent its rank")
-        content += received
-    return content

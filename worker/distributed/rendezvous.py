@@ -1,4 +1,7 @@
-"""Rendezvous of a generation's ranks: a TCP store in rank 0 that ends with its process."""
+"""Rendezvous of a generation's ranks: a TCP store in rank 0 that ends with its process.
+
+From other machines it is reached through a gate that asks for the generation's secret.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,13 @@ from torch._C._distributed_c10d import Store, TCPStore
 from worker.distributed.interface import Transport
 from worker.distributed.process_groups import ProcessTransport
 from worker.distributed.single_rank import SingleRankTransport
+from worker.distributed.store_gate import (
+    LOOPBACK,
+    StoreRelay,
+    connect_gate,
+    open_gate,
+    open_tunnel,
+)
 
 RENDEZVOUS_S = 60.0
 """Seconds for all ranks to arrive."""
@@ -43,14 +53,30 @@ def serve_store(listening: socket.socket, timeout_s: float) -> Store:
     return TCPStore(host, port, is_master=True, master_listen_fd=listening.detach(), **options)
 
 
-def open_store(info: RendezvousInfo) -> tuple[Store, str]:
-    """Open the store, as rank 0, and return it with the meeting: its address and a new secret.
+@dataclass(eq=False)
+class Meeting:
+    """The store where the ranks of a generation meet, and the way to it."""
 
-    The agents pass the meeting on, and all ranks prove to each other that they know the secret.
+    address: str
+    """Of the gate, with the generation's secret."""
+    store: Store
+    relay: StoreRelay
+
+    def close(self) -> None:
+        """Close the way to the store."""
+        self.relay.close()
+
+
+def open_meeting(info: RendezvousInfo) -> Meeting:
+    """Open the store, as rank 0, with a new secret.
+
+    The agents pass the address on, and all ranks prove to each other that they know the secret.
     """
-    listening = socket.create_server((info.host, 0), backlog=info.ranks)
-    address = f"{info.host}:{listening.getsockname()[1]}{_SECRET}{secrets.token_hex(16)}"
-    return serve_store(listening, RENDEZVOUS_S), address
+    listening = socket.create_server((LOOPBACK, 0), backlog=info.ranks)
+    place = listening.getsockname()[:2]
+    store, secret = serve_store(listening, RENDEZVOUS_S), secrets.token_hex(16)
+    gate = open_gate(info.host, secret.encode(), place, info.ranks)
+    return Meeting(f"{info.host}:{gate.port}{_SECRET}{secret}", store, gate)
 
 
 def secret_of(meeting: str) -> bytes:
@@ -58,37 +84,45 @@ def secret_of(meeting: str) -> bytes:
     return meeting.partition(_SECRET)[2].encode()
 
 
-def join_store(meeting: str, check_cancelled: Callable[[], None]) -> Store:
+def join_meeting(meeting: str, rank: int, check_cancelled: Callable[[], None]) -> Meeting:
     """Connect to the store that rank 0 has opened."""
     host, _, port = meeting.partition(_SECRET)[0].rpartition(":")
+    gate, secret = (host, int(port)), secret_of(meeting)
     deadline = time.monotonic() + RENDEZVOUS_S
     while True:
         check_cancelled()
         try:
-            socket.create_connection((host, int(port)), timeout=1.0).close()
+            connect_gate(gate, secret, rank).close()
             break
         except OSError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(_POLL_S)
-    return TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=RENDEZVOUS_S))
+    tunnel = open_tunnel(gate, secret, rank)
+    limit = timedelta(seconds=RENDEZVOUS_S)
+    try:
+        store = TCPStore(LOOPBACK, tunnel.port, is_master=False, timeout=limit)
+    except BaseException:
+        tunnel.close()
+        raise
+    return Meeting(meeting, store, tunnel)
 
 
 def open_transport(
-    info: RendezvousInfo, store: Store | None, meeting: str, check_cancelled: Callable[[], None]
+    info: RendezvousInfo, meeting: Meeting | None, check_cancelled: Callable[[], None]
 ) -> Transport:
     """Connect to the other ranks; a single rank needs no store."""
     if info.ranks == 1:
         return SingleRankTransport()
-    assert store is not None, "several ranks need a store"
+    assert meeting is not None, "several ranks need a store"
     return ProcessTransport(
-        store,
+        meeting.store,
         info.rank,
         info.ranks,
         generation=str(info.generation),
         device=info.device,
         deadline_s=info.wait_s,
         host=info.host,
-        secret=secret_of(meeting),
+        secret=secret_of(meeting.address),
         check_cancelled=check_cancelled,
     )

@@ -68,6 +68,16 @@ def _about(uid: int, gid: int, period: int) -> tuple[str, frozenset[str]]:
     return name, frozenset(each.gr_name for each in grp.getgrall() if each.gr_gid in ids)
 
 
+STILL_ADMITTED = "sailor-still-admitted"
+"""A function: would the request be admitted now? For answers that take long."""
+
+
+def name_of(request: web.Request) -> str:
+    """The caller's name; empty where nobody has to say."""
+    caller = caller_of(request)
+    return "" if caller is None else caller.name
+
+
 def caller_of(request: web.Request) -> Caller | None:
     """Who sent the request; ``None`` where nobody has to say."""
     found = request.get(CALLER)

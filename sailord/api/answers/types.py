@@ -278,6 +278,20 @@ class CapacityGlance:
 
 
 @dataclass(frozen=True, slots=True)
+class Refusals:
+    """Requests and connections that were refused for want of a token, a certificate or patience."""
+
+    last_hour: int
+    """At most 1,000 are counted."""
+    total: Mapping[str, int]
+    """Since this sailord started, by cause, as in ``sailor_requests_refused_total``."""
+    at: float | None = None
+    """When the last one came; null: none did."""
+    address: str = ""
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """An overview of cluster, job and store."""
 
@@ -307,6 +321,7 @@ class Status:
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """By the store's key, or by sender: records and messages that this sailord cannot read, and
     why. It leaves them alone."""
+    refusals: Refusals = Refusals(0, {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,19 +6,30 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
 
 from agents.protocol.codec import plain
+from sailord.api.access.callers import STILL_ADMITTED, name_of
 from sailord.api.access.load_limits import LOAD
-from sailord.api.answers.responses import answer
+from sailord.api.answers.responses import answer, too_many
 from sailord.api.answers.types import Events
 from sailord.api.handlers.context import CONTEXT
 from sailord.notify.feed import FeedEvent
 from simulator.documents.problems import InputError, Problem
 
 KEEPALIVE_S = 15.0
+LOOK_S = 2.0
+"""How often a stream's token and certificate are checked again."""
+STREAMS_MAX = 32
+"""Streams of one person at a time."""
+
+
+STREAMS = web.AppKey("streams", Counter[str])
+"""Open streams, by who reads them."""
 
 
 async def events(request: web.Request) -> web.StreamResponse:
@@ -32,23 +43,39 @@ async def events(request: web.Request) -> web.StreamResponse:
         raise InputError(Problem("follow", "is neither true nor false", "give one of them"))
     if follow == "false":
         return answer(Events(tuple(feed.after(int(given)))))
+    streams, name = request.app[STREAMS], name_of(request)
+    if streams[name] >= STREAMS_MAX:
+        raise too_many("event streams")
     reply = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
     reply.content_type = "text/event-stream"
     await reply.prepare(request)
-    with request.app[LOAD].uncounted():
-        return await _stream(reply, feed.follow(int(given)))
+    streams[name] += 1
+    try:
+        with request.app[LOAD].uncounted():
+            return await _stream(reply, feed.follow(int(given)), request[STILL_ADMITTED])
+    finally:
+        streams[name] -= 1
 
 
 async def _stream(
-    reply: web.StreamResponse, followed: AsyncIterator[FeedEvent]
+    reply: web.StreamResponse,
+    followed: AsyncIterator[FeedEvent],
+    is_admitted: Callable[[], bool],
 ) -> web.StreamResponse:
+    """Send events until the client goes, or its token or certificate is valid no more."""
     pending = asyncio.ensure_future(anext(followed))
+    written_s = time.monotonic()
     try:
         while True:
-            done, _ = await asyncio.wait([pending], timeout=KEEPALIVE_S)
+            done, _ = await asyncio.wait([pending], timeout=LOOK_S)
+            if not is_admitted():
+                return reply
             if not done:
-                await reply.write(b": keepalive\n\n")
+                if time.monotonic() >= written_s + KEEPALIVE_S:
+                    await reply.write(b": keepalive\n\n")
+                    written_s = time.monotonic()
                 continue
+            written_s = time.monotonic()
             each = pending.result()
             text = json.dumps(plain(each))
             await reply.write(f"id: {each.id}\nevent: {each.kind}\ndata: {text}\n\n".encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from agents.rpc.strangers import Strangers
 from sailord.api.answers import render, types
 from sailord.api.answers.responses import answer, refusal
 from sailord.api.handlers.capacity import glance_of
@@ -11,6 +12,8 @@ from sailord.api.handlers.context import CONTEXT, ApiContext
 from sailord.api.handlers.metrics import metrics_text
 from sailord.api.handlers.plans import plan_of
 from simulator.documents.problems import Problem
+
+HOUR_S = 3600.0
 
 
 async def livez(request: web.Request) -> web.Response:
@@ -24,10 +27,12 @@ async def readyz(request: web.Request) -> web.Response:
     api = request.app[CONTEXT]
     if not api.controller.cluster.store.is_available:
         return refusal(503, Problem("the store", "is unavailable", "check that it runs"))
-    if api.leader is None:
+    leads = api.state.term is not None
+    # The record may still be that of our own last life.
+    if api.leader is None or (api.leader.address == api.config.address and not leads):
         cure = f"retry in about {api.config.options.lease_s:g} s"
         return refusal(503, Problem("sailord", "no leader elected yet", cure))
-    return answer(types.Ready(ready=True, leads=api.state.term is not None))
+    return answer(types.Ready(ready=True, leads=leads))
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -58,9 +63,16 @@ async def status(request: web.Request) -> web.Response:
             leaving=render.leaving_view(state),
             capacity=glance_of(api),
             unreadable=dict(sorted(api.own_gateway.unreadable.found.items())),
+            refusals=_refusals_of(api.strangers),
             unheard=tuple(f"{url}: {why}" for url, why in outbox.failing.items()),
         )
     )
+
+
+def _refusals_of(strangers: Strangers) -> types.Refusals:
+    at, address, why = strangers.last or (None, "", "")
+    total = dict(sorted(strangers.refused.items()))
+    return types.Refusals(strangers.count_within(HOUR_S), total, at, address, why)
 
 
 def _store_view(api: ApiContext) -> types.StoreView:

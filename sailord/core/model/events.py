@@ -93,6 +93,14 @@ class JobSubmitted:
 
 
 @dataclass(frozen=True, slots=True)
+class JobsForgotten:
+    """The records of ended jobs were deleted from the store."""
+
+    at: float
+    jobs: tuple[JobId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PlanFound:
     """The planner answered."""
 
@@ -201,6 +209,7 @@ Event = (
     | ProbeFailed
     | OrderGiven
     | JobSubmitted
+    | JobsForgotten
     | PlanFound
     | PlanRefused
     | GenerationWritten

@@ -229,6 +229,7 @@ def finish(state: State, active: Active, then: JobState, reason: str) -> Step:
     if active.generation is not None:
         wake = (WakeAgents(active.generation.members),)
     if then == "held":
+        job = replace(job, past=replace(job.past, held_at=state.now))
         state, written = write_job(state, job)
         held = replace(active, phase=Held(reason, state.now))
         return Step(replace(state, active=held), (*written, *wake))

@@ -15,7 +15,7 @@ from sailord.providers.gce import instance_groups, preflight
 from sailord.providers.gce.billing import Billing
 from sailord.providers.gce.client import GceClient, find_credentials
 from sailord.providers.gce.config import GceConfig
-from sailord.providers.gce.errors import GceError, gce_error
+from sailord.providers.gce.errors import NO_CAUSE, GceError, gce_error
 from sailord.providers.gce.observe import (
     HISTORY_S,
     operation_history,
@@ -178,8 +178,28 @@ class GceProvider(Provider):
                 # The operation continues even if polling fails.
                 trouble = failure.text
         errors = [(error.code, error.message) for error in operation.error.errors]
+        if errors and {code for code, _ in errors} <= NO_CAUSE:
+            errors += await self._causes(zone, operation.operation_group_id)
         status = operation.http_error_status_code
         return gce_error(status, errors, message=operation.http_error_message) if errors else None
+
+    async def _causes(self, zone: str, group: str) -> list[tuple[str, str]]:
+        """Return the errors of the single instances of a bulk insert, which has a code without a
+        cause itself; none if they cannot be read."""
+        if not group:
+            return []
+        rule = f'operationGroupId="{group}"'
+        try:
+            pages = await self._api.pages("ZoneOperations", "list", zone=zone, filter=rule)
+        except GceError:
+            return []
+        found = [
+            (error.code, error.message)
+            for page in pages
+            for one in page.items
+            for error in one.error.errors
+        ]
+        return [(code, text) for code, text in dict.fromkeys(found) if code not in NO_CAUSE]
 
     async def _outcome(self, ask: InstanceRequest, refusal: GceError | None) -> Outcome:
         """Return what was made, by listing it."""

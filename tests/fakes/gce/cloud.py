@@ -89,6 +89,8 @@ class Cloud:
     """Zones that aggregated lists cannot see."""
     warns: bool = True
     """A list also warns in an unreachable zone's own part of it."""
+    hides_causes: bool = False
+    """A bulk insert that makes nothing has no cause; the operations of its instances have it."""
     operation_s: float = 0.05
     boot_s: float = 0.05
     page: int = 500
@@ -218,6 +220,11 @@ class Cloud:
         refusal = None if made == count else self._refusal(zone, machine, spot, count)
         if made < least:
             parent = self.operation("bulkInsert", zone, client_id=client_id, error=refusal)
+            if self.hides_causes:
+                parent.group = f"group-{parent.id}"
+                for _ in range(count):
+                    self.operation("insert", zone, error=refusal).group = parent.group
+                parent.errors = []
             what = f"Requested minimum count of {least} VMs could not be created."
             parent.errors.insert(0, {"code": "VM_MIN_COUNT_NOT_REACHED", "message": what})
             return parent

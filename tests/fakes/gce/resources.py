@@ -94,6 +94,7 @@ class Operation:
     ended_at: float | None = None
     errors: list[dict[str, Any]] = field(default_factory=list)
     http_status: int = 0
+    group: str = ""
 
     @property
     def name(self) -> str:

@@ -67,6 +67,7 @@ class Rest:
             ("GET", ZONE + "/instances/{name}", self.instance),
             ("DELETE", ZONE + "/instances/{name}", self.delete),
             ("POST", ZONE + "/instances/{name}/simulateMaintenanceEvent", self.simulate),
+            ("GET", ZONE + "/operations", self.operations),
             ("GET", ZONE + "/operations/{name}", self.operation),
             ("GET", GROUP, self.group),
             ("POST", GROUP + "/createInstances", self.group_create),
@@ -309,6 +310,11 @@ class Rest:
             found.reverse()
         return self._by_scope(request, "operations", found)
 
+    def operations(self, request: Request) -> Answer:
+        self.cloud.need("compute.zoneOperations.list")
+        zone, all_ = request.match_info["zone"], self.cloud.operations.values()
+        return self._paged(request, [self.op(one) for one in all_ if one.zone == zone])
+
     def operation(self, request: Request) -> Answer:
         self.cloud.need("compute.zoneOperations.get")
         name = request.match_info["name"]
@@ -326,6 +332,8 @@ class Rest:
             "insertTime": written(one.inserted_at),
             "status": "RUNNING" if one.ended_at is None else "DONE",
         }
+        if one.group:
+            resource["operationGroupId"] = one.group
         if one.client_id:
             resource["clientOperationId"] = one.client_id
         if one.target_id:

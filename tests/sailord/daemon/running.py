@@ -72,6 +72,7 @@ class Place:
         self.key.write_text("k" * 64)
         self.key.chmod(0o600)
         (self.folder / "token").write_text(TOKEN)
+        (self.folder / "token").chmod(0o600)
         state = self.folder / self.name
         self.socket = state / "sailord.sock"
         self.store_url = self.store or f"unix://{state}/store.sock"

@@ -407,7 +407,8 @@ def _snapshot_server(memory: Path) -> ThreadingHTTPServer:
             _, _, _, job, point, *file = self.path.split("/")
             folder = memory / job / point
             if not file:
-                self._answer(200, snapshot_file.listing(snapshot_file.sealed_files(folder)))
+                found = {e.path.name: e.header for e in snapshot_file.sealed_files(folder)}
+                self._answer(200, snapshot_file.listing(found))
                 return
             first, last = map(int, re.findall(r"\d+", self.headers["Range"]))
             content = (folder / file[0]).read_bytes()[first : last + 1]

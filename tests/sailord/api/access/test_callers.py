@@ -41,6 +41,15 @@ def ask(place: Place, token: str, method: str, path: str, body: object = None) -
     return reply.status, json.loads(said) if b"{" in said[:1] else said.decode()
 
 
+def stream(place: Place, token: str) -> Any:
+    """Open a stream of events; return its connection and answer."""
+    wire = HTTPConnection("127.0.0.1", place.port, timeout=30)
+    wire.request("GET", "/v1/events", headers={"Authorization": f"Bearer {token}"})
+    reply = wire.getresponse()
+    assert reply.status == 200
+    return wire, reply
+
+
 @pytest.fixture
 def head(tmp_path):
     place = Place(tmp_path)
@@ -74,7 +83,12 @@ def test_roles_names_and_ends(head):
     assert '"by": "otto"' in log
     assert '"by": "admin"' in log
 
+    # A stream ends with the token that opened it.
+    wire, following = stream(head, made["otto"])
     assert typed("token", "revoke", "otto", "--file", str(file)).exit_code == 0
+    assert following.read().count(b"lunch") >= 1  # To its end.
+    wire.close()
+    assert head.ask("GET", "/readyz")[0] == 200
     assert ask(head, made["otto"], "GET", "/v1/status")[0] == 401
     document = json.loads(file.read_text())
     document["tokens"][0]["expires"] = 1.0
@@ -83,6 +97,9 @@ def test_roles_names_and_ends(head):
     assert "expired 1970-01-01" in typed("token", "list", "--file", str(file)).output
     file.write_text("{")
     assert ask(head, TOKEN, "GET", "/v1/status")[0] == 200, "the admin's token is in no file"
+    refusals = head.ask("GET", "/v1/status")[1]["refusals"]
+    assert (refusals["last_hour"], refusals["total"]) == (2, {"token": 2})
+    assert (refusals["address"], refusals["cause"]) == ("127.0.0.1", "token")
     metrics = head.ask("GET", "/metrics")[1]
     assert 'sailor_requests_refused_total{why="token"} 2.0' in metrics
     log = (head.folder / "head.log").read_text()

@@ -8,7 +8,7 @@ import pytest
 
 from agents.protocol.records import PREPARING, JobId, JobRecord, Report
 from sailord.core.model.commands import WriteJob
-from sailord.core.model.events import JobSubmitted, Ticked
+from sailord.core.model.events import Elected, JobSubmitted, Ticked
 from sailord.core.model.nodes import Node
 from sailord.core.model.options import Options
 from sailord.core.model.phases import Closing, Held, Running, Waiting
@@ -63,7 +63,8 @@ def test_a_job_that_no_node_can_be_prepared_for_is_held_after_a_second_attempt()
         "machine-c: secrets are missing: HF_TOKEN"
     )
     assert phase(after) == Held(why, NOW + LIMIT_S)
-    assert commands[0] == WriteJob(job(state="held", reason=why))
+    held_at = replace(job().past, held_at=NOW + LIMIT_S)
+    assert commands[0] == WriteJob(job(state="held", reason=why, past=held_at))
 
 
 @pytest.mark.parametrize(
@@ -189,8 +190,18 @@ def test_a_held_job_yields_only_after_every_possible_holder_was_heard() -> None:
 def test_a_job_is_stored_as_held_before_it_yields() -> None:
     closing = state(Closing("held", "it fails"), *NOTHING_SEALED, generation=CLOSED).with_job(NEXT)
     after, commands = act(closing, Ticked(NOW))
-    assert WriteJob(job(state="held", reason="it fails")) in commands
+    (written,) = (each.job for each in commands if isinstance(each, WriteJob))
+    assert (written.state, written.reason, written.past.held_at) == ("held", "it fails", NOW)
     assert active_of(act(after, Ticked(NOW + 0.1))[0]).job == NEXT.id
+
+
+def test_a_new_leader_knows_since_when_a_job_is_held() -> None:
+    """The time after which it gives its instances back does not begin anew."""
+    since = NOW - 1000
+    for held_at, expected in ((since, since), (None, NOW), (NOW + 9, NOW)):
+        known = job(state="held", reason="it fails", past=replace(job().past, held_at=held_at))
+        after, _ = act(State(), Elected(NOW, 9, (), (known,), ()))
+        assert phase(after) == Held("it fails", expected)
 
 
 def test_an_order_to_resume_goes_before_the_next_job() -> None:

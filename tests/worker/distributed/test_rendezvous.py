@@ -1,0 +1,84 @@
+"""The ranks' store is reached with the generation's secret only."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from worker.distributed.rendezvous import (
+    Meeting,
+    RendezvousInfo,
+    join_meeting,
+    open_meeting,
+    secret_of,
+)
+from worker.distributed.store_gate import STRANGERS_MAX, connect_gate
+
+
+@pytest.fixture
+def meeting():
+    info = RendezvousInfo(1, 0, 3, "127.0.0.1", torch.device("cpu"), 5.0)
+    with contextlib.closing(open_meeting(info)) as opened:
+        yield opened
+
+
+def join(meeting: Meeting, rank: int):
+    return contextlib.closing(join_meeting(meeting.address, rank, lambda: None))
+
+
+def gate_of(meeting: Meeting) -> tuple[str, int]:
+    return "127.0.0.1", meeting.relay.port
+
+
+def test_ranks_with_the_secret_share_a_store(meeting):
+    long = bytes(range(256)) * 20_000
+    with join(meeting, 1) as one, join(meeting, 2) as two:
+        meeting.store.set("zero", "a")
+        one.store.set("one", long)
+        assert two.store.get("zero") == b"a"
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(two.store.get, "late")
+            one.store.set("late", "b")
+            assert waiting.result() == b"b"
+        assert meeting.store.get("one") == two.store.get("one") == long
+    with join(meeting, 1) as again:
+        assert again.store.get("zero") == b"a"
+
+
+@pytest.mark.parametrize("said", [b"", b"\0" * 52, b"\x01\x3c\x85\xf3\x03" + b"x" * 100])
+def test_a_stranger_gets_no_byte_of_the_store(meeting, said):
+    """Nor does one who speaks the store's own protocol, whose first byte is a query."""
+    with socket.create_connection(gate_of(meeting), timeout=10.0) as stranger:
+        assert len(stranger.recv(100)) == 16  # The challenge.
+        with contextlib.suppress(OSError):  # It may have been refused by now.
+            stranger.sendall(said)
+            stranger.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(100) == b""
+    meeting.store.set("a", "b")
+    with join(meeting, 1) as one:
+        assert one.store.get("a") == b"b"
+
+
+def test_another_secret_is_refused(meeting):
+    with pytest.raises(OSError, match=r"closed|reset"):
+        connect_gate(gate_of(meeting), b"another", 1)
+
+
+def test_silent_strangers_do_not_delay_the_ranks(meeting):
+    with contextlib.ExitStack() as strangers:
+        for _ in range(STRANGERS_MAX):
+            strangers.enter_context(socket.create_connection(gate_of(meeting), timeout=5.0))
+        with join(meeting, 1) as one:
+            one.store.set("a", "b")
+            assert meeting.store.get("a") == b"b"
+
+
+def test_the_store_itself_listens_on_the_loopback_device_alone(meeting):
+    assert meeting.store.host == "127.0.0.1"
+    assert meeting.store.port != meeting.relay.port
+    assert secret_of(meeting.address)
