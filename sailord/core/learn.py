@@ -145,7 +145,7 @@ def _adopted(job: JobRecord, record: GenerationRecord | None, state: State, at: 
     phase: Phase = Waiting("a new leader took over", at)
     step = 0
     if job.state == "held":
-        phase = Held(job.reason, min(at, job.past.held_at or at))
+        phase = Held(job.reason, at if job.past.held_at is None else min(at, job.past.held_at))
     elif record is not None and record.state != "closed":
         # Reports will tell whether it runs; one that was told to stop is followed by another.
         phase = Starting(since=at, deadline=at + adopted_start_s(state.options, record), move_s=0.0)
