@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -18,7 +17,6 @@ from sailord.api.access.callers import CALLER, STILL_ADMITTED, Caller, caller_at
 from sailord.api.access.load_limits import LOAD, Load
 from sailord.api.answers.responses import BODY_BYTES_MAX, Refusal, refusal, too_many
 from sailord.api.handlers.context import CONTEXT, ApiContext, Handler
-from sailord.api.handlers.events import STREAMS
 from sailord.api.handlers.live import LIVE, LiveDocument
 from sailord.api.leader_proxy import keep_session, pass_on
 from sailord.api.route import Route
@@ -186,7 +184,6 @@ def _build(
     app[CONTEXT] = api
     app[LOAD] = Load()
     app[LIVE] = LiveDocument()
-    app[STREAMS] = Counter()
     app[UNSIGNED] = {}
     app.cleanup_ctx.append(keep_session)
     for route in ROUTES:

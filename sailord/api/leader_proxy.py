@@ -11,6 +11,7 @@ from yarl import URL
 from agents.rpc.client import scheme_of, tls_of
 from agents.rpc.tls import explain
 from agents.rpc.unsigned_bodies import read_in_time, read_unsigned
+from sailord.api.access.callers import name_of
 from sailord.api.access.load_limits import LOAD
 from sailord.api.answers.responses import refusal
 from sailord.api.handlers.context import CONTEXT, Handler
@@ -85,7 +86,7 @@ async def _ask_leader(request: web.Request, route: Route, address: str) -> web.S
         reply = web.StreamResponse(status=said.status, headers=kept)
         await reply.prepare(request)
         try:
-            with request.app[LOAD].uncounted():
+            with request.app[LOAD].streaming(name_of(request)):
                 async for part in said.content.iter_any():
                     await reply.write(part)
         except (ConnectionError, aiohttp.ClientError, TimeoutError):

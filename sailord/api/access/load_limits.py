@@ -7,13 +7,17 @@ The Unix socket and the TCP port are counted apart, so that neither can starve t
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiohttp import web
 
 IN_PROGRESS_MAX = 512
 """Requests in progress on one listener; more are answered with 429."""
+
+STREAMS_MAX = 64
+"""Streams of one person at a time."""
 
 
 @dataclass(eq=False)
@@ -21,6 +25,8 @@ class Load:
     """The load on one listener."""
 
     in_progress: int = 0
+    streams: Counter[str] = field(default_factory=Counter)
+    """Open streams of events, by who reads them."""
 
     @property
     def is_full(self) -> bool:
@@ -35,14 +41,22 @@ class Load:
         finally:
             self.in_progress -= 1
 
+    def may_stream(self, name: str) -> bool:
+        """Whether this person may open another stream."""
+        return self.streams[name] < STREAMS_MAX
+
     @contextlib.contextmanager
-    def uncounted(self) -> Iterator[None]:
-        """Do not count a request while it only streams."""
+    def streaming(self, name: str) -> Iterator[None]:
+        """Count a request as a stream of this person, and not among those in progress."""
+        self.streams[name] += 1
         self.in_progress -= 1
         try:
             yield
         finally:
             self.in_progress += 1
+            self.streams[name] -= 1
+            if not self.streams[name]:
+                del self.streams[name]
 
 
 LOAD = web.AppKey("load", Load)

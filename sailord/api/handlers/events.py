@@ -7,7 +7,6 @@ import contextlib
 import json
 import re
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
@@ -24,12 +23,6 @@ from simulator.documents.problems import InputError, Problem
 KEEPALIVE_S = 15.0
 LOOK_S = 2.0
 """How often a stream's token and certificate are checked again."""
-STREAMS_MAX = 32
-"""Streams of one person at a time."""
-
-
-STREAMS = web.AppKey("streams", Counter[str])
-"""Open streams, by who reads them."""
 
 
 async def events(request: web.Request) -> web.StreamResponse:
@@ -43,18 +36,14 @@ async def events(request: web.Request) -> web.StreamResponse:
         raise InputError(Problem("follow", "is neither true nor false", "give one of them"))
     if follow == "false":
         return answer(Events(tuple(feed.after(int(given)))))
-    streams, name = request.app[STREAMS], name_of(request)
-    if streams[name] >= STREAMS_MAX:
-        raise too_many("event streams")
     reply = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
     reply.content_type = "text/event-stream"
-    await reply.prepare(request)
-    streams[name] += 1
-    try:
-        with request.app[LOAD].uncounted():
-            return await _stream(reply, feed.follow(int(given)), request[STILL_ADMITTED])
-    finally:
-        streams[name] -= 1
+    load, name = request.app[LOAD], name_of(request)
+    if not load.may_stream(name):
+        raise too_many("event streams")
+    with load.streaming(name):
+        await reply.prepare(request)
+        return await _stream(reply, feed.follow(int(given)), request[STILL_ADMITTED])
 
 
 async def _stream(

@@ -14,11 +14,11 @@ from aiohttp import web
 
 from agents.protocol.codec import plain
 from agents.protocol.records import JobId
-from sailord.api.access.callers import caller_of
+from sailord.api.access.callers import STILL_ADMITTED, caller_of, name_of
 from sailord.api.access.load_limits import LOAD
 from sailord.api.answers.goodput import goodput_view
 from sailord.api.answers.live import NodeRows, Surroundings, live_document
-from sailord.api.answers.responses import Refusal, answer
+from sailord.api.answers.responses import Refusal, answer, too_many
 from sailord.api.answers.types import StoreView, TimelineView
 from sailord.api.handlers.capacity import glance_of
 from sailord.api.handlers.context import CONTEXT, ApiContext
@@ -95,7 +95,6 @@ async def live(request: web.Request) -> web.StreamResponse:
     caller = caller_of(request)
     reply = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
     reply.content_type = "text/event-stream"
-    await reply.prepare(request)
     hello = {
         "cluster": api.config.cluster_name,
         "name": "" if caller is None else caller.name,
@@ -104,10 +103,14 @@ async def live(request: web.Request) -> web.StreamResponse:
         "now": api.clock.now(),
     }
     stream = _Stream(api, reply)
-    with request.app[LOAD].uncounted():
+    load, name = request.app[LOAD], name_of(request)
+    if not load.may_stream(name):
+        raise too_many("event streams")
+    with load.streaming(name):
         try:
+            await reply.prepare(request)
             await stream.send("hello", hello)
-            while api.state.term == stream.term:
+            while api.state.term == stream.term and request[STILL_ADMITTED]():
                 await stream.tell(await shared.look(api))
                 await asyncio.sleep(LOOK_S)
         except ConnectionError:
