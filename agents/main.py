@@ -228,6 +228,7 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
             folder=config.shared / "work",
             fetcher=packages,
             read_job=registration.job_text,
+            agreed=registration.packages_agreed,
             feed=feed,
             clock=clock,
             secrets=config.secrets,

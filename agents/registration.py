@@ -37,7 +37,7 @@ from agents.protocol.records import (
 from agents.protocol.store_keys import Keys
 from agents.protocol.versions import why_apart
 from agents.store.change_signal import signal_changes
-from agents.store.interface import Entry, LeaseGone, Put, Store, StoreError
+from agents.store.interface import CreatedAt, Entry, LeaseGone, Put, Store, StoreError
 from agents.workers.specs import GenerationDetails
 
 T = TypeVar("T")
@@ -292,6 +292,19 @@ class Registration:
         with contextlib.suppress(StoreError, UnicodeDecodeError):
             spec = await self.store.get(self.keys.spec(job))
             return None if spec is None else spec.value.decode()
+        return None
+
+    async def packages_agreed(self, job: JobId, mine: str | None) -> str | None:
+        """Return what a job's first node has installed, empty: no node has said so yet.
+
+        ``mine`` is recorded if this node is the first. ``None``: the store does not answer.
+        """
+        key = self.keys.packages(job)
+        with contextlib.suppress(StoreError, UnicodeDecodeError):
+            if mine is not None:
+                await self.store.transact([CreatedAt(key, 0)], [Put(key, mine.encode())])
+            found = await self.store.get(key)
+            return "" if found is None else found.value.decode()
         return None
 
     async def package_sources(self) -> list[str]:

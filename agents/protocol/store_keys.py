@@ -56,6 +56,9 @@ class Keys:
     def about(self, job: JobId, sha: str) -> str:
         return f"{self.papers}{job}/about/{sha}"
 
+    def packages(self, job: JobId) -> str:
+        return f"{self.papers}{job}/packages"
+
     def history(self, job: JobId, number: int) -> str:
         return f"{self.papers}{job}/history/{number:020d}"
 

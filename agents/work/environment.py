@@ -90,6 +90,8 @@ async def set_up(
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "PIP_NO_INPUT": "1",
     }
+    if folder.constraints.exists():
+        variables["PIP_CONSTRAINT"] = str(folder.constraints)
     hidden = hidden_of(secrets.values())
     with folder.log.open("ab") as log:
         for command in commands:

@@ -22,13 +22,20 @@ from agents.daemon.clock import Clock
 from agents.daemon.failpoints import failpoint
 from agents.daemon.tasks import Tasks
 from agents.protocol.records import LIVE, PREPARING, JobId, JobRecord, JobState
+from agents.work.agreement import PackagesDifferError, as_text, check_agreed, installed
 from agents.work.archive import ArchiveError, unpack
 from agents.work.environment import Commands, SetupError, in_thread, set_up
 from agents.work.fetch import FetchError, PackageFetcher
 from agents.work.mounts import MountError, check_paths, copy_data, delete_unfinished, link, targets
 from agents.work.package import Package
 from agents.work.secrets import SecretsError, find_secrets, read_secrets
-from agents.work.work_folder import WorkFolder, delete_old, work_folder, worker_view
+from agents.work.work_folder import (
+    WorkFolder,
+    delete_old,
+    packages_of,
+    work_folder,
+    worker_view,
+)
 from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError
 from simulator.inputs.work_section import work_of
@@ -44,7 +51,15 @@ FETCH_AGAIN_S = 2.0
 FETCH_AGAIN_S_MAX = 60.0
 """A package is fetched again soon: sailord may only be restarting."""
 READ_AGAIN_S = 0.3
-EXPECTED = (ArchiveError, FetchError, MountError, SecretsError, SetupError, OSError)
+EXPECTED = (
+    ArchiveError,
+    FetchError,
+    MountError,
+    PackagesDifferError,
+    SecretsError,
+    SetupError,
+    OSError,
+)
 """Failures of which the log needs no trace."""
 
 
@@ -56,6 +71,8 @@ class Preparation:
     fetcher: PackageFetcher
     read_job: Callable[[JobId], Awaitable[str | None]]
     """Reads a job's text from the store; ``None``: not available now."""
+    agreed: Callable[[JobId, str | None], Awaitable[str | None]]
+    """Returns the packages of the job's first node, maybe of this one; ``None``: unknown now."""
     feed: Callable[[Event], None]
     clock: Clock
     secrets: Path | None = None
@@ -148,7 +165,7 @@ class Preparation:
                 work = await self._read(job)
                 late = self._tasks.start(self._say_late())
                 async with self._one:
-                    self._view = {} if work is None else await self._made(work)
+                    self._view = {} if work is None else await self._made(job, work)
                 self._set_unfit("")
             except Exception as error:
                 # Nothing that a job brings may end the agent, or let it wait for ever.
@@ -186,7 +203,7 @@ class Preparation:
         # Also after a failure: the job is not held in the middle of another attempt.
         self._set_unfit(PREPARING)
 
-    async def _made(self, work: Work) -> dict[str, Any]:
+    async def _made(self, job: JobId, work: Work) -> dict[str, Any]:
         folder = work_folder(self.folder / "folders", work)
         self.log = folder.log
         secrets = find_secrets(self.secrets, work.secrets)
@@ -201,11 +218,24 @@ class Preparation:
         if folder.is_ready:
             os.utime(folder.home)  # The oldest are deleted first.
         else:
-            await self._make(folder, work, read_secrets(secrets), leads_to)
+            await self._make(job, folder, work, read_secrets(secrets), leads_to)
+        if work.setup:
+            versions = await in_thread(installed, packages_of(folder.environment))
+            try:
+                check_agreed(versions, await self._agreed(job, as_text(versions)))
+            except PackagesDifferError:
+                await in_thread(folder.reject)
+                raise
         return worker_view(folder, secrets)
+
+    async def _agreed(self, job: JobId, mine: str | None) -> str:
+        while (found := await self.agreed(job, mine)) is None:
+            await asyncio.sleep(READ_AGAIN_S)
+        return found
 
     async def _make(
         self,
+        job: JobId,
         folder: WorkFolder,
         work: Work,
         secrets: Mapping[str, str],
@@ -223,6 +253,9 @@ class Preparation:
         if self.commands is not None:
             await in_thread(folder.share, with_environment=bool(work.setup))
         if work.setup:
+            first = await self._agreed(job, None)
+            if first:
+                folder.constraints.write_text(first, encoding="utf-8")
             await set_up(folder, work.setup, secrets, self.commands)
         failpoint("prepared")
         await in_thread(folder.finish)

@@ -46,6 +46,11 @@ class WorkFolder:
         return self.home / "env"
 
     @property
+    def constraints(self) -> Path:
+        """The versions that ``pip`` may install, if another node was the first."""
+        return self.home / "constraints.txt"
+
+    @property
     def log(self) -> Path:
         """What the setup commands wrote."""
         return self.home / "setup.log"
@@ -73,6 +78,10 @@ class WorkFolder:
             for path in (Path(folder, name) for name in files):
                 if not path.is_symlink():
                     path.chmod(path.stat().st_mode | 0o060)
+
+    def reject(self) -> None:
+        """Have it made anew by the next attempt."""
+        (self.home / "ready").unlink(missing_ok=True)
 
     def finish(self) -> None:
         """Mark it as complete, also after a power failure."""

@@ -137,3 +137,13 @@ def test_leader_of_another_protocol_is_told_once_and_reported_to(tmp_path):
         assert (agent.leader, agent.unreadable.total) == (None, 2)
 
     in_a_store(tmp_path, play)
+
+
+def test_the_first_node_of_a_job_says_which_packages_the_others_install(tmp_path):
+    async def play(_: Store, agent: Registration, __: list[Event]) -> None:
+        assert await agent.packages_agreed(JOB, None) == "", "no node was the first"
+        assert await agent.packages_agreed(JOB, "tiny==1\n") == "tiny==1\n"
+        assert await agent.packages_agreed(JOB, "tiny==2\n") == "tiny==1\n"
+        assert await agent.packages_agreed(NEXT, None) == ""
+
+    in_a_store(tmp_path, play)
