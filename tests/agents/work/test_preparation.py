@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import gzip
-import json
 import os
 import subprocess
 import threading
@@ -17,52 +16,13 @@ from typing import Any
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from agents.core.model import UnfitChanged
-from agents.daemon.clock import Clock
 from agents.protocol.records import PREPARING, JobId, JobRecord
-from agents.rpc.client import CallFailed
 from agents.work import preparation as module
-from agents.work.agreement import PackagesDifferError, check_agreed, installed
-from agents.work.archive import pack
 from agents.work.fetch import FetchError, PackageFetcher
 from agents.work.mounts import MountError, link
-from agents.work.package import PART_BYTES, Package, package_of, read_part
-from agents.work.preparation import Preparation
+from agents.work.package import PART_BYTES, Package, package_of
 from agents.work.work_folder import KEPT, SETUP, WorkFolder, delete_old
-from tests.agents.work.wheels import wheel
-
-JOB = JobId("j")
-RUNNING = {JOB: JobRecord(JOB, "running")}
-
-
-class Sources:
-    """Fakes of sailord and of other agents: packages by address."""
-
-    def __init__(self) -> None:
-        self.packages: dict[str, dict[str, Path]] = {}
-        self.asked: list[tuple[str, str]] = []
-
-    async def call(self, address: str, _: str, path: str, **__: Any) -> tuple[int, bytes]:
-        self.asked.append((address, path))
-        if address not in self.packages:
-            raise CallFailed(f"{address}{path}: refused")
-        name, _, part = path.removeprefix("/v1/packages/").partition("/")
-        found = self.packages[address].get(name)
-        part_bytes = None if found is None else read_part(found, int(part))
-        return (404, b"") if part_bytes is None else (200, part_bytes)
-
-    async def addresses(self) -> list[str]:
-        return ["leader:1", "other:1"]
-
-
-def packed(tmp_path: Path, **files: bytes) -> Path:
-    root = tmp_path / "source"
-    root.mkdir(exist_ok=True)
-    for name, content in files.items():
-        (root / name).write_bytes(content)
-    with (tmp_path / "packed").open("wb") as out:
-        pack(root, files, out)
-    return tmp_path / "packed"
+from tests.agents.work.preparing import JOB, RUNNING, Node, Sources, packed
 
 
 @pytest.fixture
@@ -105,39 +65,6 @@ async def test_a_package_that_no_one_has_is_named_with_the_last_reason(sources, 
     sources.packages = {"leader:1": {}}
     with pytest.raises(FetchError, match=r"cannot be fetched: other:1.*refused"):
         await fetcher.fetch(Package("0" * 64, 1))
-
-
-class Node:
-    """A preparation, with the job's text and what it reported."""
-
-    def __init__(self, folder: Path, fetcher: PackageFetcher) -> None:
-        self.text: str | None = None
-        self.store: dict[JobId, str] = {}
-        """The packages of the job's first node; nodes may share it."""
-        self.told: asyncio.Queue[str] = asyncio.Queue()
-        self.preparation = Preparation(
-            folder=folder,
-            fetcher=fetcher,
-            read_job=self.read,
-            agreed=self.agree,
-            feed=self.hear,
-            clock=Clock(),
-            retry_s=0.01,
-        )
-
-    async def agree(self, job: JobId, mine: str | None) -> str | None:
-        return self.store.get(job, "") if mine is None else self.store.setdefault(job, mine)
-
-    async def read(self, _: JobId) -> str | None:
-        return self.text
-
-    def hear(self, event: object) -> None:
-        assert isinstance(event, UnfitChanged)
-        self.told.put_nowait(event.why)
-
-    def job(self, archive: Path, **work: Any) -> None:
-        values = {"package": str(package_of(archive)), **work}
-        self.text = "[work]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in values.items())
 
 
 @pytest.fixture
@@ -490,58 +417,3 @@ def test_the_oldest_are_deleted_but_never_the_present_one(tmp_path):
         os.utime(path, (number, number))
     delete_old(tmp_path, [paths[0]])
     assert sorted(tmp_path.iterdir()) == sorted([paths[0], *paths[-KEPT + 1 :]])
-
-
-@pytest.mark.asyncio
-async def test_later_nodes_install_what_the_first_one_did(tmp_path, node, fetcher, sources):
-    """A registry has got a newer version meanwhile."""
-    archive, shop = packed(tmp_path, train=b"print()"), tmp_path / "shop"
-    shop.mkdir()
-    sources.packages = {"leader:1": {str(package_of(archive)): archive}}
-    wheel(shop, "tiny", "1.0")
-    install = f"pip install -q --no-index --no-deps --find-links {shop} tiny"
-    node.job(archive, setup=[install])
-    with contextlib.closing(node.preparation):
-        node.preparation.look(RUNNING)
-        assert isinstance(await node.preparation.view(JOB), dict)
-    assert node.store == {JOB: "tiny==1.0\n"}
-    wheel(shop, "tiny", "2.0")
-    later = Node(tmp_path / "later", fetcher)
-    later.text, later.store = node.text, node.store
-    with contextlib.closing(later.preparation):
-        later.preparation.look(RUNNING)
-        view = await later.preparation.view(JOB)
-    assert isinstance(view, dict)
-    assert installed(Path(view["packages"])) == {"tiny": "1.0"}
-
-
-@pytest.mark.asyncio
-async def test_a_node_with_other_packages_is_unfit_and_tries_again(tmp_path, node, sources):
-    """A command that heeds no constraints installs 2.0 at first, and 1.0 later."""
-    archive, count = packed(tmp_path, train=b"print()"), tmp_path / "count"
-    sources.packages = {"leader:1": {str(package_of(archive)): archive}}
-    command = (
-        f"V=$(test -e {count} && echo 1.0 || echo 2.0); touch {count}; "
-        "D=$(echo $VIRTUAL_ENV/lib/python*/site-packages)/tiny-$V.dist-info; mkdir $D; "
-        "printf 'Metadata-Version: 2.1\\nName: tiny\\nVersion: '$V'\\n' > $D/METADATA"
-    )
-    node.job(archive, setup=[command])
-    node.store = {JOB: "other==1\ntiny==1.0\n"}
-    with contextlib.closing(node.preparation):
-        node.preparation.look(RUNNING)
-        why = await node.preparation.view(JOB)
-        assert why == (
-            "setup installed other packages than on the job's first node: other is missing here "
-            "and 1 there, tiny is 2.0 here and 1.0 there; name versions in the setup command"
-        )
-        node.store[JOB] = "tiny==1.0\n"
-        while await node.told.get():
-            pass
-        assert isinstance(await node.preparation.view(JOB), dict)
-
-
-def test_other_packages_are_named_but_not_all_of_them():
-    agreed = "".join(f"p{number}==1\n" for number in range(9))
-    check_agreed({f"p{number}": "1" for number in range(9)}, agreed)
-    with pytest.raises(PackagesDifferError, match="p2 is missing here and 1 there and 6 more"):
-        check_agreed({}, agreed)
