@@ -187,4 +187,7 @@ def _elapsed() -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).absolute())
+    try:
+        main(Path(sys.argv[1]).absolute())
+    except KeyboardInterrupt:
+        sys.exit("Interrupted; the next make goes on from here.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from planner.paper_search.formula_tables import PaperModel, micro_batch_counts
@@ -99,14 +99,21 @@ def _explain(
 
 def _family(model: PaperModel, shape: PlanShape) -> str:
     kinds = sorted({model.lots[lot].gpu for column in shape.columns for lot, _, _ in column})
-    return f"{' + '.join(kinds)}, {shape.stages} stages, micro batch {shape.micro_batch}"
+    tps = {tp for column in shape.columns for _, tp, _ in column}
+    return f"{' + '.join(kinds)}{_tp(tps)}, {shape.stages} stages, micro batch {shape.micro_batch}"
 
 
 def _mix_family(lots: Sequence[Lot], judged: JudgedPlan) -> str:
     kinds = sorted({lots[x.lot].gpu for t in judged.mix.templates for x in t.steps})
     stages = sorted({len(t.steps) for t in judged.mix.templates})
     size = judged.mix.templates[0].micro_batch
-    return f"{' + '.join(kinds)}, {'/'.join(map(str, stages))} stages, micro batch {size}"
+    tp = _tp({x.tp for t in judged.mix.templates for x in t.steps})
+    return f"{' + '.join(kinds)}{tp}, {'/'.join(map(str, stages))} stages, micro batch {size}"
+
+
+def _tp(degrees: Collection[int]) -> str:
+    """Return the TP degrees of a family, unless there is no TP."""
+    return "" if max(degrees) == 1 else f", TP {'/'.join(map(str, sorted(degrees)))}"
 
 
 def _binding(limits: Limits, seconds: float, usd: float | None) -> Iterable[str]:

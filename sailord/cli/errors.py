@@ -29,7 +29,8 @@ class Group(click.Group):
             ctx.exit(0)
         except OSError as error:
             _discard_output()
-            click.echo(f"error: cannot write the output: {error.strerror}", err=True)
+            where = "the output" if error.filename is None else str(error.filename)
+            click.echo(f"error: cannot write {where}: {error.strerror}", err=True)
             ctx.exit(FAILED)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:

@@ -61,6 +61,8 @@ def load_job_and_cluster(job: JobFile, cluster: Path) -> tuple[Job, Cluster]:
     """Read the job and the cluster file."""
     problems = Problems()
     the_job, the_cluster = _try(JobFile.load, job, problems), _try(load_cluster, cluster, problems)
+    if problems.found:
+        _check_order((job.path, "job"), (cluster, "cluster"))
     problems.raise_if_any()
     assert the_job is not None
     assert the_cluster is not None
@@ -73,7 +75,7 @@ def load_all(job: JobFile, cluster: Path, plan: Path) -> tuple[Job, Cluster, Pla
     the_job, the_cluster = _try(JobFile.load, job, problems), _try(load_cluster, cluster, problems)
     the_plan = _try(load_plan, plan, problems)
     if problems.found:
-        _check_order(job.path, cluster, plan)
+        _check_order((plan, "plan"), (job.path, "job"), (cluster, "cluster"))
     problems.raise_if_any()
     assert the_job is not None
     assert the_cluster is not None
@@ -104,19 +106,19 @@ def check_outputs(outputs: tuple[Path | None, ...], inputs: tuple[Path, ...]) ->
     problems.raise_if_any()
 
 
-def _check_order(job: Path, cluster: Path, plan: Path) -> None:
+def _check_order(*files: tuple[Path, str]) -> None:
     """Report files in the wrong order as such, instead of every mistake that follows from it."""
     wrong = Problems()
-    for path, meant in ((plan, "plan"), (job, "job"), (cluster, "cluster")):
+    order = " ".join(meant.upper() for _, meant in files)
+    for path, meant in files:
         try:
             keys = load_document(path).data
         except InputError:
             continue
         looks = next((kind for kind, key in KEYS.items() if key in keys), meant)
         if looks != meant:
-            wrong.add(
-                str(path), f"looks like a {looks}, not a {meant}", "the order is PLAN JOB CLUSTER"
-            )
+            what = f"looks like a {looks}, not a {meant}"
+            wrong.add(str(path), what, f"swapped? The order is {order}")
     wrong.raise_if_any()
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
+
+from sailord.text.wrap import wrapped
 
 FILE = click.Path(path_type=Path)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
@@ -27,8 +31,17 @@ class FiniteRange(click.FloatRange):
 
 
 def show(value: Any, as_json: bool, text_of: Callable[[Any], str]) -> None:
-    """Print a value as indented JSON for a program, or as text for a person."""
-    click.echo(json.dumps(value, indent=1, allow_nan=False) if as_json else text_of(value))
+    """Print a value as indented JSON for a program, or as text for a person.
+
+    On a terminal, text is broken to its width.
+    """
+    if as_json:
+        click.echo(json.dumps(value, indent=1, allow_nan=False))
+        return
+    text = text_of(value)
+    if sys.stdout.isatty():
+        text = wrapped(text, shutil.get_terminal_size().columns)
+    click.echo(text)
 
 
 def json_line(value: Any) -> str:

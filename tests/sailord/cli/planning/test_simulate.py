@@ -89,7 +89,7 @@ def test_files_in_the_wrong_order_get_one_error_each() -> None:
     result = run("simulate", JOB, PLAN, CLUSTER)
     assert result.returncode == UNUSABLE
     assert len(result.stderr.splitlines()) == 2
-    assert "looks like a job, not a plan; the order is PLAN JOB CLUSTER" in result.stderr
+    assert "looks like a job, not a plan; swapped? The order is PLAN JOB CLUSTER" in result.stderr
 
 
 def test_an_output_never_overwrites_an_input(tmp_path: Path) -> None:
