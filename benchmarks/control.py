@@ -59,6 +59,7 @@ from benchmarks.machine import report_stolen_time
 ROOT = Path(__file__).resolve().parents[1]
 KEY = b"k" * 64
 CLUSTER = "bench"
+TOKEN = "t" * 32
 STEP_S = 1.0
 LEASE_S = 10.0
 PLANS_MAX, DECISION_MS, WAITED_MS, MEMORY_MB = 1, 10.0, 200.0, 300.0
@@ -226,10 +227,14 @@ class Head:
     def __init__(self, folder: Path, store: str) -> None:
         (folder / "key").write_bytes(KEY)
         (folder / "key").chmod(0o600)
+        (folder / "token").write_text(TOKEN)
+        (folder / "token").chmod(0o600)
+        self.port = free_port()
         own = "" if store.startswith("unix") else f'store = "{store}"\n'
         (folder / "sailord.toml").write_text(
             f'cluster_name = "{CLUSTER}"\nstate = "state"\nkey = "key"\n{own}'
-            f'cluster = "{ROOT}/examples/three-zones.toml"\n[listen]\nport = {free_port()}\n'
+            f'cluster = "{ROOT}/examples/three-zones.toml"\n[listen]\nport = {self.port}\n'
+            'token_file = "token"\n'
         )
         command = [sys.executable, "-m", "sailord.main", "run", "--config"]
         self.log = folder / "sailord.log"
