@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.control import JOB, TOKEN, Head, begin_agents, wait_until
 from tests.sailord.page.browser import Tab, open_browser
 
-PAINT = "performance.getEntriesByType('paint').find(e => e.name === 'first-contentful-paint')?.startTime"
+PAINT = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
 LONG_TASKS = (
     "window.busy = []; new PerformanceObserver(list => window.busy.push("
     "...list.getEntries().map(e => e.duration))).observe({type: 'longtask', buffered: true}); 1"

@@ -19,7 +19,7 @@ from simulator.cluster.cluster import Cluster
 
 LOOK_S = 0.25
 """How often the nodes are looked at while the phase stays the same, ..."""
-LOOK_S_PER_NODE = 0.0005
+LOOK_S_PER_NODE = 0.0001
 """... and with many nodes: so much for each, so that looking takes about 1 % of the time."""
 SAVE_S, SAVE_S_MIN = 10.0, 1.0
 """How often the ledger is stored, and how soon after nodes came or went. What a leader saw since
