@@ -63,7 +63,7 @@ WINGS: dict[str, dict[str, str]] = {
         "profiling": "layout",
         "models.random_numbers": "layout devices",
         "models.weight_files": "layout data",
-        "models.built_in": "layout distributed data",
+        "models.built_in": "layout distributed data devices",
         "models": "models.random_numbers models.weight_files models.built_in",
         "models.user_module": "models",
         "training": "models.user_module distributed data profiling",

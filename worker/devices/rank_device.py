@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 DeviceType = Literal["cpu", "cuda"]
-_BF16_SINCE = (8, 0)
+_BF16_SINCE = _FLASH_SINCE = (8, 0)
 """The first compute capability with bf16 in hardware; before, torch emulates it slowly."""
 
 _cuda: Any = torch.cuda  # torch's type stubs leave some of it untyped.
@@ -53,6 +53,11 @@ def allow_tf32() -> None:
 def has_bf16(device: torch.device) -> bool:
     """Return whether a device computes in bf16; else it is computed as fp32, as is planned."""
     return device.type != "cuda" or _cuda.get_device_capability(device) >= _BF16_SINCE
+
+
+def has_flash(device: torch.device) -> bool:
+    """Return whether the fused attention takes heads in groups; else a slow kernel would do so."""
+    return device.type != "cuda" or _cuda.get_device_capability(device) >= _FLASH_SINCE
 
 
 def to_device(value: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:

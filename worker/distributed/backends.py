@@ -28,6 +28,8 @@ NCCL_SETTINGS = {
     "TORCH_NCCL_BLOCKING_WAIT": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # Ends a process whose watchdog is stuck.
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # Ends a process after it has written the dump.
+    # A channel carries one direction between two ranks, so transfers on it are to run in order.
+    "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # In the watchdog's thread, which ends the process.
 }
 """Set in the environment before the first group, whatever was set there."""

@@ -117,7 +117,7 @@ class ProcessTransport:
             secret=secret,
             deadline_s=deadline_s,
             on_failure=self._abort_all,
-            position=lambda: self.operations.position(self.activity()).to_json(),
+            position=self._say_position,
             check_cancelled=check_cancelled,
         )
         self._ended = threading.Event()
@@ -321,6 +321,7 @@ class ProcessTransport:
 
     def _watch(self) -> None:
         """Look into operations that take long, and give up those that block the device."""
+        self._library.enter_thread()
         told: Operation | None = None
         while not self._ended.wait(min(WATCH_S, self.deadline_s / 4)):
             oldest = self.operations.oldest()
@@ -333,6 +334,11 @@ class ProcessTransport:
                     self.on_stall(self.stall)
             if self._library.blocks_device and waited_s > self.deadline_s:
                 self._give_up(operation.what)
+
+    def _say_position(self) -> dict[str, Any]:
+        """Answer a peer that waits; called in the monitor's thread."""
+        self._library.enter_thread()
+        return self.operations.position(self.activity()).to_json()
 
     def _find_blame(self) -> Blame | None:
         said = self._monitor.ask_positions(ANSWER_S)

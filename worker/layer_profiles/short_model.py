@@ -107,7 +107,7 @@ class ShortModel:
             moments=0,
             owned=(),
         )
-        self._seed = loss_seed(job, self._precision, LossScale.first(self._precision))
+        self._seed = loss_seed(job, self._precision, LossScale.first(self._precision, job))
 
     def _build(self, tp: int) -> Sequence[LocalLayer | ModuleLayer]:
         group = NullCollective(tp) if tp > 1 else None

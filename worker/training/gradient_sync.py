@@ -14,7 +14,7 @@ from worker.profiling.timeline import Recorder, Span
 from worker.training.flat_buffers import LayerBuffer
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _RunningSum:
     """A gradient sum that has been started."""
 
@@ -22,6 +22,8 @@ class _RunningSum:
     values: Tensor
     pending: Pending
     span: Span
+    is_copy: bool
+    """Whether the values are not the buffer itself, and take memory until they are written back."""
 
 
 class GradientSync:
@@ -54,6 +56,7 @@ class GradientSync:
         for each in self._under_way if self._recorder.keeps_spans else ():
             if each.span.end_ns == 0 and each.pending.is_done():
                 self._recorder.end(each.span)
+        self._write_back()
         buffer = self._buffers[layer]
         for bucket, group in self._buckets.get(layer, ()):
             if bucket.with_unsplit and self._place.index > 0:
@@ -61,14 +64,28 @@ class GradientSync:
             values = buffer.gather_bucket(buffer.gradient, bucket)
             span = self._recorder.begin("sync", layer=max(layer, 0))
             pending = group.start_all_reduce(values)
-            self._under_way.append(_RunningSum(bucket, values, pending, span))
+            is_copy = values.data_ptr() not in {
+                buffer.gradient.data_ptr(),
+                buffer.unsplit_part(buffer.gradient).data_ptr(),
+            }
+            self._under_way.append(_RunningSum(bucket, values, pending, span, is_copy))
 
     def finish(self) -> None:
         """Wait until all sums are written to the buffers."""
         for each in self._under_way:
-            each.pending.wait()
-            if each.span.end_ns == 0:
-                self._recorder.end(each.span)
-            buffer = self._buffers[each.bucket.layer]
-            buffer.scatter_bucket(buffer.gradient, each.bucket, each.values)
+            self._end(each)
         self._under_way.clear()
+
+    def _write_back(self) -> None:
+        """Write back the copies whose sums have ended, so that their memory is free."""
+        ended = [each for each in self._under_way if each.is_copy and each.pending.is_done()]
+        for each in ended:
+            self._under_way.remove(each)
+            self._end(each)
+
+    def _end(self, each: _RunningSum) -> None:
+        each.pending.wait()
+        if each.span.end_ns == 0:
+            self._recorder.end(each.span)
+        buffer = self._buffers[each.bucket.layer]
+        buffer.scatter_bucket(buffer.gradient, each.bucket, each.values)

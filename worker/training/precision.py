@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -68,8 +69,12 @@ def on_device(precision: Precision, device: torch.device) -> Precision:
     return precision
 
 
-GROWTH_STEPS = 2000
+GROWTH_STEPS = 500
 """The scale doubles after so many steps without overflow."""
+FIRST_PER_TOKEN = 4.0
+"""The first scale of a token's loss: that of torch, 2^16 for a mean, with 16,384 tokens."""
+SCALE_MOST = 2.0**40
+"""Far above any that does not overflow; the scale is divided by the tokens of a whole batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +85,18 @@ class LossScale:
     good_steps: int = 0
 
     @classmethod
-    def first(cls, precision: Precision) -> LossScale:
-        """Return the scale of the first step."""
-        return cls(2.0**16 if precision.scales_loss else 1.0)
+    def first(cls, precision: Precision, job: Job) -> LossScale:
+        """Return the scale of the first step, a power of two."""
+        tokens = job.global_batch * job.sequence
+        first = FIRST_PER_TOKEN * 2.0 ** math.ceil(math.log2(tokens))
+        return cls(first if precision.scales_loss else 1.0)
 
     def after(self, *, overflow: bool) -> LossScale:
         """Return the scale of the next step; scales are powers of two, which round nothing."""
         if overflow:
             return LossScale(max(self.factor / 2, 1.0), 0)
         if self.good_steps + 1 == GROWTH_STEPS:
-            return LossScale(min(self.factor * 2, 2.0**24), 0)
+            return LossScale(min(self.factor * 2, SCALE_MOST), 0)
         return replace(self, good_steps=self.good_steps + 1)
 
 

@@ -193,7 +193,7 @@ class RankTrainer:
         self.update_complete = True
         """Weights and moments match ``progress``: no update was interrupted."""
         self._transport = transport
-        self.progress = TrainingProgress(scale=LossScale.first(self.precision))
+        self.progress = TrainingProgress(scale=LossScale.first(self.precision, job))
         self._is_fused = is_fused(job, plan, self.device) if fuses_update is None else fuses_update
         self._module = module
         self.place = rank_places(plan)[rank]

@@ -115,6 +115,7 @@ class _Work:
         self.group.device.unfinished.discard(self)
 
     def is_completed(self) -> bool:
+        self.group._enter()
         if self.before is not None and self.before.is_completed():
             self.before = None
         self.advance()
@@ -129,6 +130,8 @@ class _Work:
             if time.monotonic() > deadline:
                 raise HangError(f"{self.key} waits for ever")
             time.sleep(_POLL_S)
+        if self.group.is_aborted:
+            self.group.watchdog()  # It has seen the error before our monitor did.
 
 
 class Group:
@@ -205,7 +208,7 @@ class Group:
         if self.communicator is None:
             self.eager_connect_single_device()
         self._enter()
-        self._watchdog()
+        self.watchdog()
         self._counts[kind] += 1
         key = (*kind, self._counts[kind])
         work = _Work(self, key, tensor, run, needed, self._last)
@@ -224,7 +227,7 @@ class Group:
         if here not in self.device.threads:
             self.device.contexts_elsewhere.append(threading.current_thread().name)
 
-    def _watchdog(self) -> None:
+    def watchdog(self) -> None:
         """By default torch ends the process when a peer of the communicator is gone."""
         handles = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3") != "0"
         if handles and any(each.is_dead for each in self.communicator.members.values()):

@@ -92,11 +92,20 @@ def test_survivors_of_a_death_name_it_and_can_go_on(phase):
     assert not any(each.contexts_elsewhere for each in others)
 
 
-def test_without_its_settings_torch_kills_the_survivors():
-    found = run_generation(
-        JOB, MIXED, steps=3, fail_at=FailPoint(2, "backward", 1), rules={"sets_environment": False}
-    )
-    assert "killed by its watchdog" in {each.verdict for each in found}
+@pytest.mark.parametrize("sets_environment", [True, False])
+def test_without_its_settings_torch_kills_the_survivors(sets_environment):
+    world = World()
+    device, peer = world.device(0), world.device(1)
+    world.communicators["0/pair"] = _Communicator(2, {1: peer})
+    peer.is_dead = True
+    library = EmulatedNccl(world, device, "0", sets_environment=sets_environment)
+    group = library.open("pair", HashStore(), 0, 2)
+    if sets_environment:
+        group.send([torch.ones(1)], 1, 0)
+    else:
+        with pytest.raises(SystemExit):
+            group.send([torch.ones(1)], 1, 0)
+    assert device.was_killed is not sets_environment
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -157,3 +166,4 @@ def test_silence_ends_at_the_deadline(monkeypatch):
     plan = plan_of(4, (1, [(0, 5, 1)]), (1, [(0, 5, 1)]))
     found = run_generation(JOB, plan, deadline_s=1.0)
     assert "did not finish within 1 s" in str(found[1].failure)
+    assert not any(each.contexts_elsewhere for each in found)

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 from tests.worker.threads import run_as_threads
 from tests.worker.training_runs import plan_of, small_job
+from worker.distributed.interface import Collective
 from worker.layout.rank_layout import TIED, atoms_held, groups_of, rank_places
 from worker.layout.tensor_table import holdings_for, tensors_of
 from worker.models.apply_plan import build_layer, tie
@@ -150,3 +151,39 @@ def merged(job, plan, logical):
         return rank_tensors(kept.values())
 
     return merge_ranks(run_as_threads(len(places), body), tensors_of(job))
+
+
+class AtOnce(Collective):
+    """A group whose sums have ended as soon as they have begun."""
+
+    size, index = 2, 0
+
+    def start_all_reduce(self, tensor, op="sum"):  # noqa: ARG002 - the interface's
+        return self
+
+    def wait(self):
+        """Return at once."""
+
+    def is_done(self):
+        return True
+
+    def group(self, _):
+        """Stand for the transport, too."""
+        return self
+
+
+def test_copies_of_finished_sums_are_freed_before_the_last_layer():
+    """A rank that is coarser than its replicas sums copies; they would add up to its gradients."""
+    plan = plan_of(4, (1, [(0, 5, 4)]), (1, [(0, 5, 1)]))
+    holdings, place = holdings_for(plan, TIED_JOB), rank_places(plan)[4]
+    kept = buffers(TIED_JOB, plan, place, None)
+    sync = GradientSync(place, holdings, kept, AtOnce(), Recorder())
+    copied, most = 0, 0
+    for layer in kept:
+        sync.start(layer)
+        copies = [each for each in sync._under_way if each.is_copy]
+        copied += sum(each.bucket.layer == layer for each in copies)
+        most = max(most, len({each.bucket.layer for each in copies}))
+    assert copied > 4, "this rank sums copies"
+    assert most == 1, "only those of one layer at once"
+    sync.finish()

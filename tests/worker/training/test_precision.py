@@ -245,3 +245,12 @@ def test_progress_saved_without_the_count_is_read():
     saved = asdict(saved_progress(TrainingProgress(step=3)))
     del saved["nonfinite"]
     assert progress_from(SavedProgress(**saved)) == TrainingProgress(step=3)
+
+
+@pytest.mark.parametrize(("batch", "sequence"), [(8, 6), (1024, 2048), (4096, 8192)])
+def test_first_loss_scale_grows_with_the_batch(batch, sequence):
+    """Divided by the tokens of a large batch, a fixed one underflows the gradients of fp16."""
+    job = small_job(precision="fp16", global_batch=batch, sequence=sequence)
+    seed = loss_seed(job, precision_of(job), LossScale.first(precision_of(job), job))
+    assert 4.0 <= seed < 8.0
+    assert LossScale.first(FP64, job) == LossScale(1.0)

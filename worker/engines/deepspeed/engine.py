@@ -67,7 +67,7 @@ class DeepSpeedTrainer:
         self.job, self.plan, self.data, self.device = job, plan, data, device
         self.place: RankPlace = rank_places(plan)[rank]
         self._follows_job = config["optimizer"] == optimizer_of(job) and "scheduler" not in config
-        self.progress = TrainingProgress(scale=LossScale.first(precision_of(job)))
+        self.progress = TrainingProgress(scale=LossScale.first(precision_of(job), job))
         self._at_peak_s = seconds_at_peak(job, plan, device)
         self.snapshot_hook: SnapshotHook = NoSnapshots()
         self._number = 0

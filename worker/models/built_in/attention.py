@@ -12,6 +12,7 @@ from torch.nn import functional
 from simulator.models.architecture import Architecture, Rotary
 from simulator.models.layers import Model
 from simulator.spec.job import Job
+from worker.devices.rank_device import has_flash
 
 
 def norm(width: int, architecture: Architecture) -> nn.Module:
@@ -73,6 +74,10 @@ class Attention(nn.Module):
         sequence = query.shape[2]
         window = self.window if self.window < sequence else 0
         grouped = query.shape[1] != key.shape[1]
+        if grouped and not (self.is_fused and has_flash(query.device)):
+            times = query.shape[1] // key.shape[1]
+            key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+            grouped = False
         if self.is_fused:
             return functional.scaled_dot_product_attention(
                 query,
@@ -83,9 +88,6 @@ class Attention(nn.Module):
                 scale=self.scale,
                 enable_gqa=grouped,
             )
-        if grouped:
-            times = query.shape[1] // key.shape[1]
-            key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
         scores = (query * self.scale) @ key.transpose(-1, -2)
         if self.is_causal:
             scores = scores.masked_fill(~_attention_mask(sequence, window, query.device), -math.inf)
