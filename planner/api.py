@@ -9,7 +9,7 @@ from planner.explain.infeasible import refusals
 from planner.formula_planner import plan_by_formula
 from planner.problem.inventory import Lot, lots_of, missing_price
 from planner.problem.objective import Limits
-from planner.problem.question import Answer, Question
+from planner.problem.question import SEARCHED, Answer, Question
 from planner.search.search_cache import SearchCache
 from simulator.cluster.place_facts import PlaceFacts
 from simulator.documents.problems import InputError, Problem
@@ -48,8 +48,10 @@ def _search(
         if question.gap is not None:
             cure = "use --estimator event, or leave it out"
             raise InputError(Problem("--gap", "works under the event estimator only", cure))
-        return plan_by_formula(question, lots, limits)
-    return plan_by_events(question, lots, limits, cache)
+        answer = plan_by_formula(question, lots, limits)
+    else:
+        answer = plan_by_events(question, lots, limits, cache)
+    return replace(answer, space=SEARCHED[question.estimator, question.space])
 
 
 def _refusals(question: Question, cache: SearchCache) -> tuple[Problem, ...]:

@@ -15,7 +15,7 @@ from planner.problem.inventory import Lot, grants_of
 from planner.problem.job_options import micro_batch_sizes, tp_degrees
 from planner.problem.objective import Limits
 from planner.problem.question import DEFAULT_BUDGETS, Answer, Question
-from planner.search.bound import GAP_WORK_MAX, QUICK_WORK_MAX, WORK_MAX, EventBound
+from planner.search.bound import GAP_WORK_MAX, QUICK_WORK_MAX, TRIPS_TIMES, WORK_MAX, EventBound
 from planner.search.local_search import EventSearch, JudgedPlan
 from planner.search.search_cache import SearchCache
 from simulator.documents.problems import InputError, Problem
@@ -164,6 +164,7 @@ def _bounds(
         search.job.global_batch,
         search.micro_batches,
         work_max=work_max if question.proves else QUICK_WORK_MAX,
+        trips_max=TRIPS_TIMES * work_max if question.proves else 0.0,
         gap=question.gap or 0.0,
         is_stopped=search.is_stopped,
     )

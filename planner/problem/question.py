@@ -18,6 +18,14 @@ from simulator.spec.plan import Plan
 
 Space = Literal["full", "paper"]
 SPACES: tuple[Space, ...] = ("full", "paper")
+SEARCHED: Mapping[tuple[str, str], str] = {
+    ("event", "full"): (
+        "1F1B without interleaving, one micro batch size, unsplit stages, any placement"
+    ),
+    ("paper", "full"): "pipelines with equal boundaries",
+    ("paper", "paper"): "the published planner's space",
+}
+"""Which plans the bounds cover, by estimator and space."""
 DEFAULT_BUDGETS = {"paper": 2000, "event": 150}
 """Plans judged by default; the paper's formula judges a plan about 100 times faster."""
 
@@ -156,6 +164,8 @@ class Answer:
     why: Why = field(default_factory=Why)
     problems: tuple[Problem, ...] = ()
     """Without a plan: which limits prevent one, and what would help."""
+    space: str = ""
+    """Which plans the bounds cover."""
     note: str = ""
     """Why the search ended before it was done, or short of the gap that was asked for."""
 
@@ -193,6 +203,7 @@ class Answer:
                 "lower_bound": self.lower_bound,
                 "gap": self.gap,
                 "goal": self.goal,
+                "space": self.space,
                 **({"note": self.note} if self.note else {}),
             },
             "batch_exact": self.batch_exact,

@@ -15,16 +15,17 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from planner.problem.bounds import ROUNDING, Bounds
 from planner.problem.inventory import Grant, Lot
 from planner.problem.objective import Limits
-from planner.search.pricing import FOREVER_S, Reach, batch_counts, pipeline_prices
+from planner.search.pricing import FOREVER_S, Priced, Reach, batch_counts, pipeline_prices
+from planner.search.round_trips import RoundTrips
 from planner.search.stage_limits import StageFloors
-from simulator.arrays import Floats
+from simulator.arrays import Floats, Ints
 
 FREE_USD_PER_HOUR = 1e-12
 """What a GPU without a price counts, so that prices can be divided by."""
@@ -38,6 +39,18 @@ GAP_WORK_MAX = 1e9
 """The same where a gap is asked for: up to a minute."""
 NARROW = 1.2
 """Ranges of pipeline counts narrower than this ratio are not halved."""
+SINGLE_MAX = 48
+"""Ranges with at most so many pipelines are split into single numbers of them."""
+TRIPS_TIMES = 2
+"""Exact round trips may take so many times the work of the rest."""
+TRIPS_STEP = 1.03
+"""Factor between the ends of a span that is examined with them."""
+TRIPS_ROUNDS = 10
+"""Times that the price of a pipeline is computed for further numbers of micro batches."""
+TRIPS_PRICE = 2.2
+"""Pipelines cost at most so many times the average, or count as if they did."""
+TRIPS_COUNTS = (0.5, 0.75, 0.9, 1.0, 1.1, 1.3, 1.7)
+"""Numbers of micro batches that are solved first, as shares of the average."""
 TILTS = (0.6, 1.6)
 """Factors by which one GPU kind's price is varied from its speed."""
 
@@ -84,10 +97,14 @@ class EventBound:
     work_max: float = WORK_MAX
     gap: float = 0.0
     """The bound is tight enough within this share of a known plan's objective."""
+    trips_max: float = TRIPS_TIMES * WORK_MAX
+    """Table entries to compute for exact round trips; 0 for none."""
     is_stopped: bool = False
     """Whether it was interrupted; bounds hold all the same."""
+    _by_trips: bool = False
     _known_tariffs: dict[int, list[Tariff]] = field(default_factory=dict)
     _known_quickest: dict[int, float] = field(default_factory=dict)
+    _known_trips: dict[tuple[int, int, int], RoundTrips] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for lot in self.lots:
@@ -109,21 +126,36 @@ class EventBound:
             return Bounds(least, least)
         usd = self.least(math.inf, objective, is_cost=True)
         self.work_max = self.work + self.work_max / 4
-        return Bounds(self.least(seconds, seconds, is_cost=False), usd)
+        return Bounds(self.least(seconds, seconds, is_cost=False, trips=False), usd)
 
     # -- spans ----------------------------------------------------------------------------------
 
-    def least(self, longest_s: float, known: float, *, is_cost: bool) -> float:
-        """Lower bound of the objective of plans up to ``longest_s``, at most ``known``."""
+    def least(self, longest_s: float, known: float, *, is_cost: bool, trips: bool = True) -> float:
+        """Lower bound of the objective of plans up to ``longest_s``, at most ``known``.
+
+        The exact round trips of pipelines raise it where there is time for them.
+        """
         start = min(self._quickest_s(b) for b in self.micro_batches)
         longest_s = min(longest_s, self.limits.seconds_max or math.inf)
         if is_cost:
             longest_s = min(longest_s, self._longest_s(known))
         if start >= longest_s:
             return known
-        root = _Span(
-            self._least_usd() if is_cost else start, start, longest_s, self._every_family()
-        )
+        worth = self._least_usd() if is_cost else start
+        root = _Span(worth, start, longest_s, self._every_family())
+        found = self._examined(root, known, is_cost=is_cost)
+        if not trips or not self.trips_max or self.is_stopped or found >= known * (1 - self.gap):
+            return found
+        low = max(start, found if not is_cost else 0.0)
+        root = _Span(found, low, max(low, longest_s), self._every_family(), is_seen=True)
+        self._by_trips, first_end = True, self.work_max
+        self.work_max = self.work + self.trips_max
+        found = max(found, self._examined(root, known, is_cost=is_cost))
+        self._by_trips, self.work_max = False, max(first_end, self.work)
+        return found
+
+    def _examined(self, root: _Span, known: float, *, is_cost: bool) -> float:
+        """Lower bound of the objective of plans in a span of time, at most ``known``."""
         queue = [root]
         while self.work < self.work_max and not self.is_stopped:
             if not queue or queue[0].worth >= known:
@@ -145,7 +177,7 @@ class EventBound:
             heapq.heappush(queue, span)
             return False
         parts = (
-            span.halves(is_cost=is_cost)
+            span.parts(is_cost=is_cost, step=TRIPS_STEP if self._by_trips else math.inf)
             if span.is_seen
             else (self._seen(span, known, is_cost=is_cost),)
         )
@@ -170,6 +202,17 @@ class EventBound:
             if family.most > NARROW * family.fewest:
                 waiting += family.halves()
                 continue
+            if self._by_trips and family.fewest < family.most <= SINGLE_MAX:
+                waiting += reversed(family.halves())
+                continue
+            trips = self._trips_of(family)
+            if trips is not None:
+                most = known / span.low if is_cost else math.inf
+                by_trips = self._usd_by_trips(trips, family, span, most)
+                usd_per_s = max(usd_per_s, by_trips)
+                worth = max(worth, usd_per_s * span.low if is_cost else span.low)
+                if usd_per_s == math.inf or worth >= known:
+                    continue
             left.append(family)
             least = min(least, worth)
             if not is_cost:
@@ -187,9 +230,6 @@ class EventBound:
         counts = batch_counts(total - family.fewest + 1)
         most = floors.most(b, high, family.fewest, family.most)
         reach = Reach.of(most, counts)
-        # One pipeline may be deep while each of the others stands on a single group.
-        others = (family.fewest - 1) * min(choice.tp for choice in floors.choices)
-        stages_max = min(floors.costs.layer_count, int(sum(self.gpus.values())) - others)
         pipelines = np.arange(family.fewest, family.most + 1)
         possible = np.ones(len(pipelines), dtype=bool)
         if family.most > NARROW * family.fewest:
@@ -198,16 +238,7 @@ class EventBound:
         if self.limits.needs_prices:
             tariffs = [*tariffs, self._in_dollars(low)]
         for tariff in tariffs:
-            floor = pipeline_prices(
-                floors.times(b),
-                tariff.prices,
-                counts,
-                seconds=high,
-                tail_s=floors.end_s(b, family.fewest, family.most),
-                stages_max=stages_max,
-                per_machine=max(lot.gpus_per_machine for lot in self.lots),
-            )
-            priced = reach.priced(tariff.prices, stages_max=stages_max, floor=floor)
+            priced = self._priced(family, tariff, reach, high)
             price = priced.pipelines_price(pipelines, total) * (1 - ROUNDING)
             possible &= price <= tariff.budget
             if not possible.any():
@@ -215,6 +246,111 @@ class EventBound:
             if tariff is tariffs[-1] and self.limits.needs_prices:
                 least = float(price[possible].min())
         return least
+
+    def _stages_max(self, family: PipelineRange) -> int:
+        """Most stages of a pipeline: one may be deep while the others stand on a group each."""
+        floors = self.floors
+        others = (family.fewest - 1) * min(choice.tp for choice in floors.choices)
+        return min(floors.costs.layer_count, int(sum(self.gpus.values())) - others)
+
+    def _priced(self, family: PipelineRange, tariff: Tariff, reach: Reach, high: float) -> Priced:
+        floors, stages_max = self.floors, self._stages_max(family)
+        floor = pipeline_prices(
+            floors.times(family.micro_batch),
+            tariff.prices,
+            reach.counts,
+            seconds=high,
+            tail_s=floors.end_s(family.micro_batch, family.fewest, family.most),
+            stages_max=stages_max,
+            per_machine=max(lot.gpus_per_machine for lot in self.lots),
+        )
+        return reach.priced(tariff.prices, stages_max=stages_max, floor=floor)
+
+    # -- round trips ----------------------------------------------------------------------------
+
+    def _trips_of(self, family: PipelineRange) -> RoundTrips | None:
+        """The exact round trips of a range's pipelines; ``None`` if they take too much time."""
+        if not self._by_trips:
+            return None
+        key = (family.micro_batch, family.fewest, family.most)
+        if key not in self._known_trips:
+            self._known_trips[key] = RoundTrips.of(self.floors, *key)
+        trips = self._known_trips[key]
+        tariff = self._tariffs(family.micro_batch)[0]
+        highest = TRIPS_PRICE * tariff.budget / family.fewest
+        entries = trips.entries(
+            tariff.prices, min(highest, tariff.budget), len(TRIPS_COUNTS), self._stages_max(family)
+        )
+        return trips if entries <= self.trips_max else None
+
+    def _usd_by_trips(
+        self, trips: RoundTrips, family: PipelineRange, span: _Span, usd_per_s_max: float
+    ) -> float:
+        """The same as ``_usd_per_s`` for a narrow range, by exact round trips.
+
+        It is infinite if it exceeds ``usd_per_s_max``, too.
+        """
+        tried = self._tariffs(family.micro_batch)[:1]
+        dollars = None
+        if self.limits.needs_prices:
+            dollars = self._in_dollars(span.low)
+            dollars = replace(dollars, budget=min(dollars.budget, usd_per_s_max))
+            if math.isfinite(dollars.budget):
+                tried = [*tried, dollars]
+        least = 0.0
+        for tariff in tried:
+            price = self._price_by_trips(trips, family, tariff, span.high) * (1 - ROUNDING)
+            if price > tariff.budget:
+                return math.inf
+            least = price if tariff is dollars else 0.0
+        return least
+
+    def _price_by_trips(
+        self, trips: RoundTrips, family: PipelineRange, tariff: Tariff, high: float
+    ) -> float:
+        """Lower bound of what the pipelines cost together.
+
+        They share out the micro batches as cheaply as they can. The price of a pipeline is
+        computed for the numbers of micro batches that matter, until those of the cheapest way to
+        share them out are known.
+        """
+        total = self.global_batch // family.micro_batch
+        counts = batch_counts(total - family.fewest + 1)
+        most = self.floors.most(family.micro_batch, high, family.fewest, family.most)
+        reach = Reach.of(most, counts)
+        priced = self._priced(family, tariff, reach, high)
+        floor = priced.floor
+        asked = _around(counts, total / family.most, total / family.fewest)
+        solved, price = np.zeros(len(counts), dtype=bool), 0.0
+        for _ in range(TRIPS_ROUNDS):
+            highest = TRIPS_PRICE * tariff.budget / family.fewest
+            dearest = floor[asked][np.isfinite(floor[asked])].max(initial=0.0)
+            highest = max(min(highest, tariff.budget), dearest + 1.01 * tariff.prices.min())
+            assert math.isfinite(highest), "a budget or a price is known"
+            found, work = trips.prices(
+                high,
+                counts[asked],
+                tariff.prices,
+                highest=highest,
+                stages_max=self._stages_max(family),
+            )
+            self.work += work
+            floor = floor.copy()
+            floor[asked] = np.maximum(floor[asked], found)
+            floor = np.maximum.accumulate(floor)
+            solved[asked] = True
+            if family.fewest < family.most:
+                pipelines = np.arange(family.fewest, family.most + 1)
+                priced = replace(priced, floor=floor)
+                return float(priced.pipelines_price(pipelines, total).min())
+            self.work += total * total / 8
+            price, shares = share_out(counts, floor, family.fewest, total)
+            asked = np.array([n for n in shares if not solved[n]], dtype=np.int64)
+            if price * (1 - ROUNDING) > tariff.budget or not len(asked):
+                break
+            if self.work >= self.work_max:
+                break
+        return price
 
     # -- prices ---------------------------------------------------------------------------------
 
@@ -301,11 +437,54 @@ class _Span:
     def __lt__(self, other: _Span) -> bool:
         return (self.worth, self.low) < (other.worth, other.low)
 
-    def halves(self, *, is_cost: bool) -> tuple[_Span, _Span]:
-        """The span split at its geometric mean."""
-        middle = math.sqrt(self.low * self.high)
+    def parts(self, *, is_cost: bool, step: float) -> tuple[_Span, _Span]:
+        """The span split at its geometric mean, or one step after its start."""
+        middle = min(math.sqrt(self.low * self.high), self.low * step)
         late = self.worth if is_cost else max(self.worth, middle)
         return (
             _Span(self.worth, self.low, middle, self.families),
             _Span(late, middle, self.high, self.families),
         )
+
+
+def _around(counts: Ints, low: float, high: float) -> Ints:
+    """Indices of some numbers of micro batches around averages in a range."""
+    wanted = {max(1.0, share * (low if share <= 1 else high)) for share in TRIPS_COUNTS}
+    return np.unique(np.searchsorted(counts, sorted(wanted), side="right") - 1)
+
+
+def share_out(counts: Ints, price: Floats, pipelines: int, total: int) -> tuple[float, list[int]]:
+    """Least price of pipelines that run ``total`` micro batches, and an index of each's count.
+
+    Each runs one micro batch or more. A pipeline with a number of micro batches between two counts
+    has the price of the lower one. The least price of several is the min-plus convolution of their
+    prices over the micro batches.
+    """
+    index = np.searchsorted(counts, np.arange(total + 1), side="right") - 1
+    each = np.where(index >= 0, price[index], np.inf)
+    each[max(1, total - pipelines + 2) :] = np.inf
+    tables: dict[int, Floats] = {1: each}
+
+    def of(number: int) -> Floats:
+        if number not in tables:
+            tables[number] = _min_plus(of(number // 2), of(number - number // 2))
+        return tables[number]
+
+    def parts(number: int, share: int) -> set[int]:
+        if number == 1:
+            return {int(index[share])}
+        one, other = of(number // 2)[: share + 1], of(number - number // 2)[share::-1]
+        split = int(np.argmin(one + other))
+        return parts(number // 2, split) | parts(number - number // 2, share - split)
+
+    least = float(of(pipelines)[total])
+    return least, sorted(parts(pipelines, total)) if math.isfinite(least) else []
+
+
+def _min_plus(one: Floats, other: Floats) -> Floats:
+    """Least sum of a price from each table, by the sum of their indices."""
+    found = np.full(len(one), np.inf)
+    for index in np.flatnonzero(np.isfinite(one)).tolist():
+        rest = found[index:]
+        np.minimum(rest, one[index] + other[: len(rest)], out=rest)
+    return found

@@ -9,9 +9,10 @@ Gradient synchronisation and the optimizer step follow.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from simulator.arrays import Floats, Ints, prefix_sums
 from simulator.hardware.runtime_constants import platform_of
 from simulator.spec.plan import Recompute
 
+STAGES_BESIDE = (0, 1, 2, 4, 8, 1 << 30)
+"""Numbers of stages on one machine up to each of these are bounded together."""
 BEHIND_MAX = 11
 """Stages with more stages behind them are treated as having this many."""
 
@@ -63,6 +66,10 @@ class Times:
     """Seconds that each further stage adds to a round trip."""
     leave_machine_s: float
     """Extra round-trip seconds of an inter-machine hop."""
+    transfer: Floats
+    """By [choice, boundary]: least seconds of a message over it, one way."""
+    leave: Floats
+    """The same to another machine."""
     iteration_s: Floats
     """By choice, the fixed overhead of every iteration."""
 
@@ -70,6 +77,22 @@ class Times:
     def layers(self) -> int:
         """Number of layers."""
         return len(self.work[0])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Neighbourhood:
+    """What else a stage's machine holds; arrays are by choice, and as in ``Times``."""
+
+    rest: Floats
+    """By [choice, first layer, end]: least seconds of an iteration before the stage's first pass
+    and after its last one, where the stage before it may be on its machine."""
+    rest_alone: Floats
+    """The same where it is not."""
+    end: Floats
+    """By [choice, end], of a first stage: least seconds after its last pass."""
+    fewest: int
+    """Stages of the pipeline on the machine, side by side."""
+    most: Ints
 
 
 class StageFloors:
@@ -180,6 +203,8 @@ class StageFloors:
             + has_behind[0] * 2 * (message + transfers),
             hop_s=4 * message + 2 * float(transfer[1:-1].min(initial=math.inf)),
             leave_machine_s=2 * max(0.0, out_s - float(transfer[1:-1].min(initial=math.inf))),
+            transfer=transfers,
+            leave=np.array([self.leave_s(choice, sizes) for choice in self.choices]),
             iteration_s=np.array([platform_of(choice.gpu).iteration_s for choice in self.choices]),
         )
 
@@ -202,6 +227,14 @@ class StageFloors:
         inner = [transfer_s(choice.gpu, choice.tp, size) for size in sizes[:-1].tolist()]
         return np.array([0.0, *inner, 0.0])
 
+    def leave_s(self, choice: StageOption, sizes: Floats, other: str | None = None) -> Floats:
+        """By boundary: the same to another machine, perhaps of another GPU kind."""
+        least = {
+            size: self.sync.leave_machine_s(size, choice.gpu, other, choice.tp)
+            for size in dict.fromkeys(sizes[:-1].tolist())
+        }
+        return np.array([0.0, *(least[size] for size in sizes[:-1].tolist()), 0.0])
+
     # -- micro batches in a given time ----------------------------------------------------------
 
     def most(self, micro_batch: int, seconds: float, fewest: int, most: int) -> Floats:
@@ -214,7 +247,8 @@ class StageFloors:
         work = forward + backward
         sync = self._sync(fewest, most)
         optimizer = times.optimizer / (most if self.costs.job.zero else 1)
-        tail = self._tail(times, sync, optimizer, self._tied(fewest, most))
+        start = self._start(times, fewest, most)
+        tail = self._tail(times, sync, optimizer, self._tied(fewest, most), start)
         left = seconds - times.iteration_s[:, None, None] - times.ahead[:, :, None] - tail
         layers = times.layers
         behind_max = min(BEHIND_MAX, layers - 1)
@@ -236,23 +270,77 @@ class StageFloors:
             # The last row also bounds all stages that are further ahead.
             many[-1] = np.inf
         count = np.floor(np.minimum(straight[None], many) + 1e-9)
-        room = self._in_flight(micro_batch, fewest, most)
+        room = self.room(micro_batch, fewest, most)
         count = np.where(room[None] > k, count, np.minimum(count, room[None]))
         ranged = np.arange(layers + 1)[:, None] < np.arange(layers + 1)[None, :]
         return np.where(ranged, np.maximum(count, 0.0), 0.0)
 
-    def _sync(self, fewest: int, most: int) -> Floats:
+    def neighbourhoods(self, micro_batch: int, fewest: int, most: int) -> list[Neighbourhood]:
+        """The cases of what a stage's machine holds; each stage of a plan is in one of them.
+
+        Either the ring of one of the stage's layers runs inside the machine: then a group of each
+        other pipeline is there, too, and leaves little room for neighbouring stages. Or all rings
+        of the stage leave the machine; then the rings of all stages on it share its NIC.
+        """
+        tp = np.array([choice.tp for choice in self.choices])
+        machine = np.array([self._machine_of(choice.gpu) for choice in self.choices])
+        least = min(self.sync.degrees)
+
+        def most_beside(room: Ints) -> Ints:
+            return np.where(room < 0, 0, 1 + room // least)
+
+        if fewest == 1:
+            return [self._case(micro_batch, (1, most), None, 1, most_beside(machine - tp))]
+        inside = most_beside(machine - tp - (fewest - 1) * least)
+        found = [self._case(micro_batch, (fewest, most), None, 1, inside)]
+        for low, high in itertools.pairwise(STAGES_BESIDE):
+            beside = np.minimum(most_beside(machine - tp), high)
+            found.append(self._case(micro_batch, (fewest, most), low + 1, low + 1, beside))
+        return [one for one in found if (one.most >= one.fewest).any()]
+
+    def _case(
+        self,
+        micro_batch: int,
+        pipelines: tuple[int, int],
+        stages: int | None,
+        fewest: int,
+        most: Ints,
+    ) -> Neighbourhood:
+        times = self.times(micro_batch)
+        optimizer = times.optimizer / (pipelines[1] if self.costs.job.zero else 1)
+        sync, tied = self._sync(*pipelines, stages), self._tied(*pipelines, stages)
+        start = self._start(times, *pipelines)
+        out_s = times.leave - times.transfer
+        rests = []
+        for extra in (np.zeros_like(out_s), out_s):
+            away = replace(times, home=times.home + extra)
+            before = times.ahead + extra + times.iteration_s[:, None]
+            rests.append(before[:, :, None] + self._tail(away, sync, optimizer, tied, start))
+        last = self._last_s(sync, tied)
+        end = np.concatenate([np.repeat(last[:, :1], times.layers, axis=1), last[:, 1:]], axis=1)
+        end = end + optimizer[:, 0, :] + times.iteration_s[:, None]
+        return Neighbourhood(rests[0], rests[1], end, fewest, most)
+
+    def _machine_of(self, gpu: str) -> int:
+        """GPUs of the largest machine with a GPU kind."""
+        return max(lot.gpus_per_machine for lot in self.lots if lot.gpu == gpu)
+
+    def _sync(self, fewest: int, most: int, stages: int | None = None) -> Floats:
         """Least seconds of gradient synchronisation, by [choice, layer]."""
-        return np.stack([self.sync.by_layer(c.gpu, c.tp, fewest, most) for c in self.choices])
+        by_layer = self.sync.by_layer
+        return np.stack([by_layer(c.gpu, c.tp, fewest, most, stages) for c in self.choices])
 
     def end_s(self, micro_batch: int, fewest: int, most: int) -> float:
         """Least seconds between the last backward of all stages and the iteration's end."""
-        times = self.times(micro_batch)
+        return self._start(self.times(micro_batch), fewest, most)
+
+    def _start(self, times: Times, fewest: int, most: int) -> float:
+        """Least seconds of the first stage's last sum and of its optimizer step."""
         last = self._last_s(self._sync(fewest, most), self._tied(fewest, most))[:, :-1]
         shares = most if self.costs.job.zero else 1
         return float(last.min()) + float(times.optimizer[:, 0, 1].min()) / shares
 
-    def _tied(self, fewest: int, most: int) -> Floats:
+    def _tied(self, fewest: int, most: int, stages: int | None = None) -> Floats:
         """Least seconds of the sum of a shared tensor, by [choice, 0 or 1].
 
         Last, for pipelines of one stage; before it, for pipelines of several.
@@ -261,7 +349,10 @@ class StageFloors:
         groups_max = max(fewest, min(2 * most, gpus))
         numbers = (min(fewest + 1, groups_max), fewest)
         return np.array(
-            [[tied_s(c.gpu, c.tp, low, groups_max) for low in numbers] for c in self.choices]
+            [
+                [tied_s(c.gpu, c.tp, low, groups_max, stages) for low in numbers]
+                for c in self.choices
+            ]
         )
 
     def _last_s(self, sync: Floats, tied: Floats) -> Floats:
@@ -338,15 +429,17 @@ class StageFloors:
             times = self.times(micro_batch)
             sync = self._sync(pipelines, pipelines)
             optimizer = times.optimizer / (pipelines if self.costs.job.zero else 1)
-            tail = self._tail(times, sync, optimizer, self._tied(pipelines, pipelines))
+            start = self._start(times, pipelines, pipelines)
+            tail = self._tail(times, sync, optimizer, self._tied(pipelines, pipelines), start)
             self._rests[key] = tail + times.iteration_s[:, None, None] + times.ahead[:, :, None]
-        return self._rests[key], self._in_flight(micro_batch, pipelines, pipelines)
+        return self._rests[key], self.room(micro_batch, pipelines, pipelines)
 
-    def _tail(self, times: Times, sync: Floats, optimizer: Floats, tied: Floats) -> Floats:
+    def _tail(
+        self, times: Times, sync: Floats, optimizer: Floats, tied: Floats, start: float
+    ) -> Floats:
         """Least seconds from a stage's last backward to the end of the iteration."""
         layers = times.layers
         last = self._last_s(sync, tied)
-        start = optimizer[:, 0, 1].min() + last[:, 0].min()
         home = np.broadcast_to((times.home + start)[:, :, None], optimizer.shape).copy()
         home[:, 0, :] = last[:, :1] + optimizer[:, 0, :]
         home[:, 0, layers] = last[:, 1] + optimizer[:, 0, layers]
@@ -367,7 +460,7 @@ class StageFloors:
         tail: Floats = np.maximum(home, beside + optimizer)
         return tail
 
-    def _in_flight(self, micro_batch: int, fewest: int, most: int) -> Floats:
+    def room(self, micro_batch: int, fewest: int, most: int) -> Floats:
         """Micro batches that a stage may hold at once, by [choice, first layer, end]."""
         # One pipeline needs fewer buffers; many pipelines have smaller optimizer shards.
         pipelines = 1 if fewest == 1 and not self.costs.job.zero else most

@@ -52,7 +52,7 @@ class SyncFloor:
     _known: dict[object, Floats] = field(default_factory=dict)
     _sizes: dict[int, tuple[Floats, Ints]] = field(default_factory=dict)
     _transfers: dict[tuple[str, int, float], float] = field(default_factory=dict)
-    _known_rates: dict[object, tuple[list[float], list[float]]] = field(default_factory=dict)
+    _known_rates: dict[_Link, tuple[list[float], list[float]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for lot in self.lots:
@@ -64,21 +64,33 @@ class SyncFloor:
 
     def _name(self, sender: Place, receiver: Place) -> object:
         """A key that is equal for links of equal speed; a large cluster has few distinct ones."""
+        # Gloo's rings wait for the way back.
+        ways = ((sender, receiver), (receiver, sender))
+        return *(self._one_way(*way) for way in ways), sender.gpu, receiver.gpu
+
+    def _one_way(self, sender: Place, receiver: Place) -> object:
+        cap = self.network.zone_caps.get((sender.zone, receiver.zone))
         measured = self.network.measured.between
         curves = measured.get(((sender.zone, sender.gpu), (receiver.zone, receiver.gpu)))
         if curves is not None:
-            return sender.gpu, receiver.gpu, tuple(sorted(curves.items()))
+            return cap, tuple(sorted(curves.items()))
         catalogue, regions = self.network.catalogue, self.network.zone_regions
         distance = catalogue.distance(sender.zone, receiver.zone, regions)
-        return sender.gpu, sender.machine, receiver.gpu, receiver.machine, distance
+        return cap, sender.machine, receiver.machine, distance
 
-    def by_layer(self, gpu: str, tp: int, fewest: int, most: int) -> Floats:
-        """Least seconds per layer for a group of ``tp`` GPUs of a kind, by number of pipelines."""
-        return self._by_tensors(gpu, tp, fewest, most)[:-1]
+    def by_layer(
+        self, gpu: str, tp: int, fewest: int, most: int, stages: int | None = None
+    ) -> Floats:
+        """Least seconds per layer for a group of ``tp`` GPUs of a kind, by number of pipelines.
 
-    def tied_s(self, gpu: str, tp: int, fewest: int, most: int) -> float:
+        With ``stages``, so many stages have groups on the group's machine, whose NIC their rings
+        share, and the group's rings leave the machine; otherwise they may run inside it.
+        """
+        return self._by_tensors(gpu, tp, fewest, most, stages)[:-1]
+
+    def tied_s(self, gpu: str, tp: int, fewest: int, most: int, stages: int | None = None) -> float:
         """Least seconds to sum the tensor that embedding and head share, by number of groups."""
-        return float(self._by_tensors(gpu, tp, fewest, most)[-1])
+        return float(self._by_tensors(gpu, tp, fewest, most, stages)[-1])
 
     @property
     def is_gloo(self) -> bool:
@@ -90,11 +102,11 @@ class SyncFloor:
         """The layers, and the tensor that embedding and head share."""
         return self.costs.layer_count + 1
 
-    def _by_tensors(self, gpu: str, tp: int, fewest: int, most: int) -> Floats:
-        key = ("floor", gpu, tp, fewest, most)
+    def _by_tensors(self, gpu: str, tp: int, fewest: int, most: int, stages: int | None) -> Floats:
+        key = ("floor", gpu, tp, fewest, most, stages)
         if key not in self._known:
             ranges = _ranges(fewest, most, self._ratio)
-            each = [self._of_range(gpu, tp, low, high) for low, high in ranges]
+            each = [self._of_range(gpu, tp, low, high, stages) for low, high in ranges]
             self._known[key] = np.min(each, axis=0)
         return self._known[key]
 
@@ -125,36 +137,47 @@ class SyncFloor:
         hops = [hop for hop in self._near.values() if hop[0].gpu == gpu and hop[1].gpu == gpu]
         return self.network.between_nodes(*hops[0], flows=tp, bytes_each=size / tp)
 
-    def leave_machine_s(self, size: float) -> float:
-        """Least seconds of a message of ``size`` bytes to another machine."""
-        return min(
+    def leave_machine_s(
+        self, size: float, gpu: str | None = None, other: str | None = None, tp: int | None = None
+    ) -> float:
+        """Least seconds of a message of ``size`` bytes to another machine.
+
+        From or to a group of at most ``tp`` GPUs of a kind, at the other end a group of another.
+        """
+        found = [
             self.network.between_nodes(*hop, flows=flows, bytes_each=size / flows)
             for hop in [*self._near.values(), *self._far.values()]
+            if gpu in (None, hop[0].gpu, hop[1].gpu)
+            if other is None or {hop[0].gpu, hop[1].gpu} == {gpu, other}
             for flows in self.degrees
-        )
+            if tp is None or flows <= tp
+        ]
+        return min(found)
 
     @property
     def _ratio(self) -> float:
         """The ratio of pipeline counts bounded together; coarser with many links."""
         return PIPELINES_RATIO if len(self._near) + len(self._far) <= WAYS_MAX else COARSE_RATIO
 
-    def _of_range(self, gpu: str, tp: int, low: int, high: int) -> Floats:
+    def _of_range(self, gpu: str, tp: int, low: int, high: int, stages: int | None) -> Floats:
         """Lower bound for a range: the steps of ``low`` pipelines, as short as with ``high``."""
         if low < 2:
             return np.zeros(self._tensors)
         some = [flows for flows in self.degrees if flows <= tp]
         mine = self._into("near", gpu)
         machine = max(lot.gpus_per_machine for lot in self.lots)
+        shared = stages or 1
         rings = []
         if low <= max(self._by_zone.values()):
-            rings.append(2 * (low - 1) * self._step(mine, some, high))
-        if low <= machine:
+            rings.append(2 * (low - 1) * self._step(mine, some, high, stages=shared))
+        if stages is None and low <= machine:
             rings.append(2 * (low - 1) * self._step(self._into("machine", gpu), some, high))
         if self._far:
             zones = len(self._by_zone)
             far_s = self._step(self._into("far"), self.degrees, high)
             across = np.minimum(
-                self._step(mine, some, high), self._step(self._into("far", gpu), some, high)
+                self._step(mine, some, high, stages=shared),
+                self._step(self._into("far", gpu), some, high, stages=shared),
             )
             rings.append(2 * (low - 1) * np.maximum(across, far_s))
             rings.append(2 * far_s + self._inside_zones(-(-low // zones), high, machine))
@@ -184,13 +207,12 @@ class SyncFloor:
             hops = tuple(hop for hop in every.values() if gpu in (None, hop[1].gpu))
         return _Hops(where, gpu, hops)
 
-    def _step(self, hops: _Hops, flows: Sequence[int], shards: int) -> Floats:
+    def _step(self, hops: _Hops, flows: Sequence[int], shards: int, *, stages: int = 1) -> Floats:
         """Seconds of one ring step by layer, over the best of these links and numbers of flows."""
-        key = (hops.where, hops.gpu, max(flows), shards)
+        key = (hops.where, hops.gpu, max(flows), shards, stages)
         if key not in self._known:
-            same_node = hops.where == "machine"
             rows = [
-                self._over_layers(hop, width, shards, same_node)
+                self._over_layers(_Link(hop, width, hops.where == "machine", stages), shards)
                 for hop in hops.hops
                 for width in flows
             ]
@@ -198,10 +220,9 @@ class SyncFloor:
             self._known[key] = least
         return self._known[key]
 
-    def _over_layers(self, hop: Hop, flows: int, shards: int, same_node: bool) -> Floats:
-        sizes, number = self._rank_bytes(flows)
-        seconds = [self._bytes_s(hop, flows, size, shards, same_node) for size in sizes.tolist()]
-        return np.array(seconds)[number]
+    def _over_layers(self, link: _Link, shards: int) -> Floats:
+        sizes, number = self._rank_bytes(link.flows)
+        return np.array([self._bytes_s(link, size, shards) for size in sizes.tolist()])[number]
 
     def _rank_bytes(self, flows: int) -> tuple[Floats, Ints]:
         """The distinct gradient sizes on one rank, and the index into them of each tensor."""
@@ -215,44 +236,68 @@ class SyncFloor:
             self._sizes[flows] = np.unique(held, return_inverse=True)
         return self._sizes[flows]
 
-    def _bytes_s(
-        self, hop: Hop, flows: int, rank_bytes: float, shards: int, same_node: bool
-    ) -> float:
+    def _bytes_s(self, link: _Link, rank_bytes: float, shards: int) -> float:
         """Seconds of one step of ``rank_bytes``, bucket after bucket."""
         bucket = self.costs.runtime.sync_bucket_bytes
-        largest_s = self._message_s(hop, flows, bucket / shards, same_node)
+        largest_s = self._message_s(link, bucket / shards)
         if self.per_layer:
             full, rest = divmod(rank_bytes, bucket)
-            return full * largest_s + self._message_s(hop, flows, rest / shards, same_node)
+            return full * largest_s + self._message_s(link, rest / shards)
         # Layers may share a bucket, so each counts at the best rate of any message. Times are
         # linear between measured sizes, so one of those sizes has the best rate.
         largest = bucket / shards
-        sizes, rates = self._rates(hop, flows, same_node)
+        sizes, rates = self._rates(link)
         smaller = bisect_left(sizes, largest)
         rate = min([largest_s / largest, *rates[max(smaller - 1, 0) : smaller]])
         return rate * rank_bytes / shards
 
-    def _rates(self, hop: Hop, flows: int, same_node: bool) -> tuple[list[float], list[float]]:
+    def _rates(self, link: _Link) -> tuple[list[float], list[float]]:
         """The measured sizes, and the best seconds per byte up to each."""
-        key = (hop, flows, same_node)
-        if key not in self._known_rates:
+        if link not in self._known_rates:
             measured = self.network.measured
-            curves = [*measured.within.values()] if same_node else [*measured.between.values()]
+            curves = [*(measured.within if link.is_inside else measured.between).values()]
             sizes = sorted(
                 {size for table in curves for curve in table.values() for size in curve.sizes_bytes}
             )
-            each = [self._message_s(hop, flows, size, same_node) / size for size in sizes]
-            self._known_rates[key] = sizes, list(itertools.accumulate(each, min))
-        return self._known_rates[key]
+            each = [self._message_s(link, size) / size for size in sizes]
+            self._known_rates[link] = sizes, list(itertools.accumulate(each, min))
+        return self._known_rates[link]
 
-    def _message_s(self, hop: Hop, flows: int, bytes_each: float, same_node: bool) -> float:
-        if same_node:
-            return self.network.ring_step_within(hop[0], gpus=2 * flows, bytes_each=bytes_each)
+    def _message_s(self, link: _Link, bytes_each: float) -> float:
+        sender, receiver = link.hop
+        if link.is_inside:
+            # Curves of more GPUs may be faster than those of fewer.
+            most = max(2 * link.flows, self._machine)
+            return min(
+                self.network.ring_step_within(sender, gpus=gpus, bytes_each=bytes_each)
+                for gpus in range(2 * link.flows, most + 1)
+            )
         # Contention apart, a ring is fastest where all GPUs of its machines belong to it.
-        largest = max(lot.gpus_per_machine for lot in self.lots)
+        free = self._machine - link.flows - (link.stages - 1) * min(self.degrees)
         return self.network.ring_between_nodes(
-            *hop, flows=flows, bytes_each=bytes_each, stripes=max(1, largest // flows)
+            sender,
+            receiver,
+            flows=link.flows * link.stages,
+            bytes_each=bytes_each,
+            stripes=1 + max(0, free) // min(self.degrees),
         )
+
+    @property
+    def _machine(self) -> int:
+        """GPUs of the largest machine."""
+        return max(lot.gpus_per_machine for lot in self.lots)
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """A hop of a ring, with its flows."""
+
+    hop: Hop
+    flows: int
+    is_inside: bool
+    """Whether both groups are on one machine."""
+    stages: int
+    """Stages with groups on the receiver's machine, whose rings pass its NIC."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,13 +33,6 @@ from simulator.estimate.result import Estimate
 from simulator.inputs.plan_file import plan_text
 from simulator.spec.plan import Plan
 
-_SPACES = {
-    ("event", "full"): "1F1B, no interleaving, any placement",
-    ("paper", "full"): "pipelines with equal boundaries",
-    ("paper", "paper"): "the published planner's space",
-}
-"""Which plans the bound covers, by estimator and space."""
-
 
 def _share(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
     """Read ``5%`` or ``0.05``."""
@@ -149,19 +142,19 @@ def _search(question: Question, *, explain: bool) -> _Found | list[Problem]:
     seconds = time.perf_counter() - started
     if answer.plan is None or answer.estimate is None:
         return list(answer.problems)
-    plan, estimate, lines = answer.plan, answer.estimate, [_search_line(question, answer, seconds)]
+    plan, estimate, lines = answer.plan, answer.estimate, [_search_line(answer, seconds)]
     if explain:
         answer = explained(question, answer)
         lines += ["", *answer.explain]
     return _Found(plan, estimate, answer.to_json(seconds=seconds), tuple(lines))
 
 
-def _search_line(question: Question, answer: Answer, seconds: float) -> str:
+def _search_line(answer: Answer, seconds: float) -> str:
     unit = "$" if answer.goal == "cost" else "s"
     return (
         f"search      {seconds:.3f} s, {answer.evaluations} plans judged\n"
         f"bound       {answer.lower_bound:.4g} {unit} over the searched space"
-        f" ({_SPACES[question.estimator, question.space]}); gap {answer.gap or 0:.1%}"
+        f" ({answer.space}); gap {answer.gap or 0:.1%}"
         + (f"\n            {answer.note}" if answer.note else "")
     )
 

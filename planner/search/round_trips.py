@@ -1,0 +1,262 @@
+"""The least price of a pipeline, given the round trips through the stages that it really has.
+
+``pricing`` takes the best times for the stages behind another one. Here a dynamic program builds
+pipelines from their last stage on, and keeps, for each number of stages, first layer, GPU kind and
+price so far, the least time of a micro batch's round trip. A stage is added if it can process its
+micro batches in the time that its round trip and its neighbourhood (``stage_limits``) leave.
+
+Neighbouring stages on one machine share its NIC, and others pay for the hop between machines: so
+the stages of a machine are added one after the other, and are complete only if they are as many as
+their times assume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.search.stage_limits import Neighbourhood, StageFloors, Times
+from simulator.arrays import Floats, Ints, prefix_sums
+
+LEVELS_MAX = 96
+"""Prices that are told apart; between them prices are rounded down."""
+STEP_WORK = 6000
+"""Table entries that take as long as the steps that do not depend on their number."""
+EASED = 1 + 1e-9
+"""Tolerance of comparisons between sums that were rounded differently."""
+
+WHOLE = -1
+"""In the place of a case: the first machine holds all stages that it shall hold."""
+
+_Tables = dict[tuple[int, int, int], Floats]
+"""Least round trips by [first layer, level of price, index of the count].
+
+By the GPU kind of the first stage, its case, and the stages on its machine so far."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stage:
+    """A stage to add."""
+
+    choice: int
+    hop: Floats
+    """By boundary: seconds of a message to the stage behind it."""
+    end: Floats
+    """As in ``Neighbourhood``."""
+
+
+@dataclass(frozen=True, eq=False)
+class RoundTrips:
+    """What does not depend on the target time, for one micro batch size and range of pipelines."""
+
+    times: Times
+    cases: Sequence[Neighbourhood]
+    room: Floats
+    """Micro batches that a stage may hold, by [choice, first layer, end]."""
+    kinds: tuple[str, ...]
+    leave: Floats
+    """By [choice, GPU kind behind, boundary]: least seconds of a message, one way."""
+    path_s: float
+    """Least seconds of a round trip through all layers."""
+    start_s: float
+    """Least seconds after the last backward."""
+
+    @classmethod
+    def of(cls, floors: StageFloors, micro_batch: int, fewest: int, most: int) -> RoundTrips:
+        """Collect the tables."""
+        times, costs = floors.times(micro_batch), floors.costs
+        kinds = tuple(sorted({choice.gpu for choice in times.choices}))
+        sizes = np.array([costs.output_bytes(n) * micro_batch for n in range(costs.layer_count)])
+        return cls(
+            times,
+            floors.neighbourhoods(micro_batch, fewest, most),
+            floors.room(micro_batch, fewest, most),
+            kinds,
+            np.array([[floors.leave_s(c, sizes, gpu) for gpu in kinds] for c in times.choices]),
+            float(times.work.min(axis=0).sum()),
+            floors.end_s(micro_batch, fewest, most),
+        )
+
+    def prices(
+        self, seconds: float, counts: Ints, prices: Floats, *, highest: float, stages_max: int
+    ) -> tuple[Floats, int]:
+        """Lower bound of a pipeline's price by number of micro batches, at most ``highest``.
+
+        Also the number of table entries computed.
+        """
+        search = _Search(self, seconds, counts, prices, highest)
+        search.run(stages_max)
+        return np.minimum(search.best, highest), search.work
+
+    def entries(self, prices: Floats, highest: float, counts: int, stages_max: int) -> float:
+        """Roughly the table entries to compute for so many numbers of micro batches."""
+        stages = min(stages_max, self.times.layers, highest / float(prices.min()))
+        most = np.array([case.most for case in self.cases]).sum()
+        levels = len(levels_of(prices, highest))
+        columns = counts * self.times.layers
+        lengths = max(2.0, 2.5 * self.times.layers / max(stages, 1.0))
+        return float(stages * most * 1.5 * lengths * (STEP_WORK + columns * levels / 2))
+
+
+def levels_of(prices: Floats, highest: float) -> Floats:
+    """All sums of prices up to ``highest``, or evenly spaced ones if there are too many."""
+    each = sorted(set(prices.tolist()))
+    known, newest = [0.0], [0.0]
+    while newest:
+        sums = {one + price for one in newest for price in each}
+        newest = [x for x in sorted(sums) if x <= highest * EASED]
+        known += newest
+        if len(known) > LEVELS_MAX * 40:
+            return np.linspace(0.0, highest, LEVELS_MAX)
+    found = np.array(sorted(known))
+    # Sums that differ by rounding alone are one level, the least of them.
+    found = found[np.diff(found, prepend=-highest) > 1e-9 * highest]
+    return found if len(found) <= LEVELS_MAX else np.linspace(0.0, highest, LEVELS_MAX)
+
+
+@dataclass(eq=False)
+class _Search:
+    """One target time and one set of prices."""
+
+    trips: RoundTrips
+    seconds: float
+    counts: Ints
+    prices: Floats
+    highest: float
+    work: int = 0
+    best: Floats = field(init=False)
+    levels: Floats = field(init=False)
+    ranges: list[tuple[Ints, Ints]] = field(init=False)
+    """By choice: the layers that a stage may have, as first layers and ends."""
+    rows: list[Ints] = field(init=False)
+    """By choice: the level that each level becomes with its price, -1 if it is too high."""
+    slowest_s: float = field(init=False)
+    """Most seconds of a stage for all micro batches but the first."""
+
+    def __post_init__(self) -> None:
+        trips = self.trips
+        self.best = np.full(len(self.counts), np.inf)
+        self.levels = levels_of(self.prices, self.highest)
+        sums = self.levels + self.prices[:, None]
+        row = np.searchsorted(self.levels, sums.ravel() * EASED, side="right").reshape(sums.shape)
+        self.rows = list(np.where(sums <= self.highest * EASED, row - 1, -1))
+        first, end = np.triu_indices(trips.times.layers + 1, 1)
+        fewest, self.ranges = int(self.counts.min()), []
+        for work in trips.times.work:
+            sums = prefix_sums(work)
+            short = fewest * (sums[end] - sums[first]) <= self.seconds
+            self.ranges.append((first[short], end[short]))
+        left = self.seconds - float(trips.times.iteration_s.min())
+        self.slowest_s = left - trips.start_s - trips.path_s
+
+    def run(self, stages_max: int) -> None:
+        """Build pipelines of up to ``stages_max`` stages."""
+        behind: _Tables = {}
+        for k in range(min(stages_max, self.trips.times.layers)):
+            behind = self._longer(k, behind)
+            if not behind:
+                break
+            for (_, case, _), round_trips in behind.items():
+                if case == WHOLE:
+                    complete = np.isfinite(round_trips[0])
+                    price = np.where(complete, self.levels[:, None], np.inf).min(axis=0)
+                    self.best = np.minimum(self.best, price)
+
+    def _longer(self, k: int, behind: _Tables) -> _Tables:
+        """Put a stage before those with ``k`` stages, on their first machine or on another."""
+        trips, found = self.trips, _Tables()
+        for number, choice in enumerate(trips.times.choices):
+            kind = trips.kinds.index(choice.gpu)
+            inside_s, away_s = trips.times.transfer[number], trips.leave[number]
+            for which, case in enumerate(trips.cases):
+                most = int(case.most[number])
+                for beside in range(1, min(most, k + 1) + 1):
+                    if beside > 1:
+                        some = [(behind.get((kind, which, beside - 1)), inside_s)]
+                    else:
+                        some = [
+                            (behind.get((other, WHOLE, 0)), away_s[other])
+                            for other in range(len(trips.kinds))
+                        ]
+                    for after, hop in some if k else [(None, inside_s)]:
+                        if k and after is None:
+                            continue
+                        stage = _Stage(number, hop, case.end[number])
+                        if beside >= case.fewest:
+                            at = (kind, WHOLE, 0)
+                            self._add(found, at, after, k, stage, case.rest_alone[number])
+                        if beside < most:
+                            at = (kind, which, beside)
+                            self._add(found, at, after, k, stage, case.rest[number])
+        return found
+
+    def _add(
+        self,
+        found: _Tables,
+        at: tuple[int, int, int],
+        after: Floats | None,
+        k: int,
+        stage: _Stage,
+        rest: Floats,
+    ) -> None:
+        """Add the round trips with this stage first, by the layers that it may have."""
+        trips, layers, n = self.trips, self.trips.times.layers, self.counts[None, :]
+        number = stage.choice
+        row = self.rows[number]
+        if after is None:
+            used = np.array([0])
+        else:
+            finite = np.flatnonzero(np.isfinite(after).any(axis=(0, 2)))
+            used = np.arange(finite[0], finite[-1] + 1)
+        # Rising prices rise to rising levels, so that the last ones are too high.
+        used = used[row[used] >= 0]
+        if not len(used):
+            return
+        first, end = self.ranges[number]
+        ends = end == layers if k == 0 else end < layers
+        first, end = first[ends], end[ends]
+        self.work += STEP_WORK + 4 * len(first) * len(self.counts)
+        f = trips.times.forward[number][first, end][:, None]
+        b = trips.times.backward[number][first, end][:, None]
+        left = self.seconds - rest[first, end][:, None]
+        own, later = f + b, np.maximum(n - k - 1, 0)
+        allowed = np.where(n * own <= left * EASED, 0.0, -1.0)
+        allowed[trips.room[number, first, end][:, None] < np.minimum(n, k + 1)] = -1.0
+        allowed[(n - 1) * b + later * f > self.slowest_s * EASED] = -1.0
+        way = stage.hop[end][:, None]
+        if after is not None:
+            most = np.minimum(left - f - n * b - later * f, left / np.ceil(n / (k + 1)) - own)
+            most = np.minimum(most, left - own - (n - 1) * way)
+            allowed = np.where(allowed < 0, -1.0, most)
+        kept = np.flatnonzero((allowed >= 0).any(axis=1))
+        if not len(kept):
+            return
+        first, end, own, allowed = first[kept], end[kept], own[kept], allowed[kept]
+        if after is None:
+            trip = np.where(allowed >= 0, own, np.inf)[:, None, :]
+        else:
+            trip = after[end, used[0] : used[-1] + 1]
+            trip += 2 * way[kept][:, :, None]
+            trip[trip > allowed[:, None, :] * EASED] = np.inf
+            trip += own[:, :, None]
+            self.work += trip.size
+        whole = int(np.searchsorted(first, 1))
+        if whole:
+            in_time = trip[:whole] <= (self.seconds * EASED - stage.end[end[:whole]])[:, None, None]
+            trip[:whole][~in_time] = np.inf
+        starts = np.flatnonzero(np.diff(first, prepend=-1))
+        trip = np.minimum.reduceat(trip, starts, axis=0)
+        if not np.isfinite(trip).any():
+            return
+        rows, row = first[starts], row[used]
+        if at not in found:
+            found[at] = np.full((layers + 1, len(self.levels), len(self.counts)), np.inf)
+        into = found[at]
+        if len(row) == 1 or (np.diff(row) > 0).all():
+            where = np.ix_(rows, row)
+            into[where] = np.minimum(into[where], trip)
+        else:
+            for index, level in enumerate(row.tolist()):
+                into[rows, level] = np.minimum(into[rows, level], trip[:, index])
