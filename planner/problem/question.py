@@ -19,9 +19,7 @@ from simulator.spec.plan import Plan
 Space = Literal["full", "paper"]
 SPACES: tuple[Space, ...] = ("full", "paper")
 SEARCHED: Mapping[tuple[str, str], str] = {
-    ("event", "full"): (
-        "1F1B without interleaving, one micro batch size, unsplit stages, any placement"
-    ),
+    ("event", "full"): "1F1B, one micro batch size, unsplit stages, any placement",
     ("paper", "full"): "pipelines with equal boundaries",
     ("paper", "paper"): "the published planner's space",
 }

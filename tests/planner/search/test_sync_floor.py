@@ -20,7 +20,8 @@ from tests.simulator.worlds import random_plan, random_world
 @pytest.mark.sim
 def test_no_gradient_sum_is_below_its_floor(examples: int) -> None:
     tied = 0
-    for seed in range(examples):
+    # In case 404, curves within a machine are faster with four GPUs than with two.
+    for seed in (*range(examples), 404):
         rng = random.Random(f"sync floor {seed}")
         world = random_world(rng)
         plan = random_plan(rng, world, schedules=("1f1b",), splits=False)
