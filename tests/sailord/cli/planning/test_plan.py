@@ -91,7 +91,10 @@ def test_text_output_has_a_table_and_reasons(tmp_path: Path) -> None:
     result = run(tmp_path, "--explain")
     assert result.exit_code == 0
     assert "bottleneck" in result.output
-    assert "over the searched space (1F1B, no interleaving, any placement); gap" in result.output
+    assert (
+        "over the searched space (1F1B, one micro batch size, unsplit stages, any placement); gap"
+        in result.output
+    )
 
 
 def test_no_plan_says_which_limit_to_relax(tmp_path: Path) -> None:
