@@ -60,7 +60,7 @@ class Entry:
         assert self.plan is not None
         assert self.estimate is not None
         looked_at = sum(self.passed_over.values()) + 1
-        unknown = dict.fromkeys(("lower_bound_s", "lower_bound", "gap"))
+        unknown = dict.fromkeys(("lower_bound_s", "lower_bound", "gap", "space"))
         search = {"seconds": seconds, "evaluations": looked_at, **unknown, "goal": goal}
         return plan_document(self.plan, self.estimate) | {
             "planner": self.planner,
