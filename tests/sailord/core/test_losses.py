@@ -335,8 +335,16 @@ def test_broken_connection_between_live_nodes_ends_the_generation() -> None:
         None, node(A, report(A, "broken", broken_peers=(B,)), broken_since=NOW - 1), node(B)
     )
     after, _ = act(before, Ticked(NOW))
-    assert phase(after) == Waiting("machine-a failed: it lost the connection to a peer", NOW)
+    assert phase(after) == Waiting("machine-a lost the connection to machine-b", NOW)
     assert lost(after) == {}
+
+
+def test_one_cut_off_node_is_told_once_and_no_reporter_is_blamed() -> None:
+    cut = [
+        node(id_, report(id_, "broken", broken_peers=(C,)), broken_since=NOW - 1) for id_ in (A, B)
+    ]
+    after, _ = act(state(None, *cut, node(C)), Ticked(NOW))
+    assert phase(after) == Waiting("machine-a lost the connection to machine-c", NOW)
 
 
 def test_restarted_machine_is_a_new_node() -> None:
