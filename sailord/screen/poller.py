@@ -25,6 +25,9 @@ class Poller:
     client: Client
     seen: Seen = field(default_factory=Seen)
     began: float = field(default_factory=time.monotonic)
+    began_at: float = field(default_factory=time.time)
+    _before: tuple[str, int, float] = ("", 0, 0.0)
+    """The job, its step and its dollars when it was seen first."""
     _nodes_at: float = float("-inf")
     _nodes_of: Any = None
 
@@ -38,6 +41,9 @@ class Poller:
         except ServerProblem as problem:
             self.seen.outage = str(problem)
             raise
+        job = status["job"]
+        if job is not None and job["id"] != self._before[0]:
+            self._before = (job["id"], job["step"], job["spent"]["usd"])
 
     def _nodes(self, status: dict[str, Any], has_news: bool) -> list[dict[str, Any]]:
         """All nodes; asked for when something may have happened to one."""
@@ -65,4 +71,5 @@ class Poller:
         if job is not None:
             with contextlib.suppress(ServerProblem):  # sailord may have ended already.
                 moves = self.client.ask("GET", f"/v1/jobs/{part(job['id'])}/moves")["moves"]
-        return summary(job, moves, time.monotonic() - self.began)
+        moves = [move for move in moves if move["at"] >= self.began_at]
+        return summary(job, moves, time.monotonic() - self.began, before=self._before[1:])

@@ -277,18 +277,28 @@ def _keys(ui: Ui, seen: Seen, width: int) -> Text:
     return line
 
 
-def summary(job: Mapping[str, Any] | None, moves: Sequence[Mapping[str, Any]], ran_s: float) -> str:
-    """Return a run in one line: steps, moves, steps lost, downtime, dollars."""
+def summary(
+    job: Mapping[str, Any] | None,
+    moves: Sequence[Mapping[str, Any]],
+    ran_s: float,
+    *,
+    before: tuple[int, float] = (0, 0.0),
+) -> str:
+    """Return what was seen in one line: steps, moves, steps lost, downtime, dollars.
+
+    ``before``: the steps and dollars of the job when it was seen first.
+    """
     if job is None:
         return f"no job ran in {duration(ran_s)}"
+    steps, usd = max(job["step"] - before[0], 0), job["spent"]["usd"] - before[1]
     real = [move for move in moves if move["kind"] != "start"]
     lost = sum(move["steps_lost"] for move in real)
     down_s = sum(move["downtime_s"] for move in real)
     loss = job["measured"]["loss"]
     told = [
-        f"{job['id']}: {counted(job['step'], 'step')} in {duration(ran_s)}",
+        f"{job['id']}: {counted(steps, 'step')} in {duration(ran_s)}",
         f"{counted(len(real), 'move')}, {counted(lost, 'step')} lost, {duration(down_s)} of pause",
-        f"${job['spent']['usd']:,.2f}",
+        f"${usd:,.2f}",
         *([] if loss is None else [f"loss {loss:.4g}"]),
     ]
     return "; ".join(told)

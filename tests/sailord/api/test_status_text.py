@@ -201,3 +201,19 @@ def test_slow_nodes_are_explained_below_the_table():
         " it stays: no plan is better",
         "machine-c is slow: it computes 4.2 times as long as others with the same work",
     ]
+
+
+def test_status_names_the_jobs_that_are_paused_and_what_ends_that():
+    known = state(None, node(A)).with_job(
+        job(id=JobId("other"), state="paused", reason="pause was ordered")
+    )
+    (paused,) = json.loads(json.dumps(plain(render.queue_view(known)["paused"])))
+    assert paused == {"id": "other", "state": "paused", "reason": "pause was ordered"}
+    shown_now = json.loads(
+        json.dumps(
+            plain(Status("prod", NOW, True, 7, None, StoreView(True, None), None, 0, {}, ()))
+        )
+    )
+    text = status_text(shown_now | {"paused": [paused]})
+    assert "job         none" in text
+    assert "paused      other: pause was ordered; sailorctl resume other goes on" in text

@@ -15,6 +15,7 @@ FILES = ("examples/opt-350m.toml", "examples/three-zones.toml")
 
 QUESTIONS = (
     *("status", "nodes", "jobs", "events", "history", "moves", "why", "capacity", "doctor"),
+    "goodput",
     *("checkpoint ls", "checkpoint now j", "checkpoint pin j 1", "checkpoint rollback j 1"),
     *("logs a", "drain a", "preempt a", "withdraw a", "cordon a", "uncordon a"),
     *("pause j", "resume j", "cancel j"),
