@@ -24,6 +24,12 @@ from worker.profiling.timeline import Recorder
 from worker.training.precision import FP64
 from worker.training.trainer import RankTrainer
 
+PHASES = (
+    *("met", "verified", "forward", "backward", "send", "receive"),
+    *("sync", "wait", "vote", "step"),
+)
+"""Where a rank may be killed."""
+
 
 class DiedError(BaseException):
     """The rank's process was killed."""

@@ -5,24 +5,11 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 
-from tests.worker.distributed.nccl_runs import closing_within, run_generation
+from tests.worker.distributed.nccl_runs import PHASES, closing_within, run_generation
 from tests.worker.random_plan import any_plan
 from tests.worker.training_runs import drawn, small_job
 from worker.distributed.backends import prepare_environment
 from worker.profiling.fault_injection import FailPoint
-
-PHASES = [
-    "met",
-    "verified",
-    "forward",
-    "backward",
-    "send",
-    "receive",
-    "sync",
-    "wait",
-    "vote",
-    "step",
-]
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from torch._C._distributed_c10d import HashStore
 
 from tests.worker.distributed.nccl_rules import EmulatedNccl, Group, World, _Communicator
-from tests.worker.distributed.nccl_runs import closing_within, run_generation
+from tests.worker.distributed.nccl_runs import PHASES, closing_within, run_generation
 from tests.worker.random_plan import any_plan
 from tests.worker.training_runs import drawn, plan_of, small_job, trained
 from worker.distributed.backends import NCCL_DEFAULTS, NCCL_SETTINGS
@@ -24,18 +24,6 @@ pytestmark = pytest.mark.torch
 
 JOB = small_job()
 MIXED = plan_of(2, (2, [(0, 2, 2), (2, 5, 1)]), (2, [(0, 3, 1), (3, 5, 1)]))
-PHASES = [
-    "met",
-    "verified",
-    "forward",
-    "backward",
-    "send",
-    "receive",
-    "sync",
-    "wait",
-    "vote",
-    "step",
-]
 
 
 @pytest.fixture(autouse=True)
