@@ -59,6 +59,8 @@ class Offer:
     """Nodes that the old plan uses, by pool."""
     after: Mapping[str, int] = field(default_factory=dict)
     """Nodes that the new plan uses, by pool."""
+    full: frozenset[str] = frozenset()
+    """Pools to which no node can be added."""
     loss_cost: float = 0.0
     """What the loss of a node in use costs, in ``unit``."""
 
@@ -176,7 +178,8 @@ def _expected(offer: Offer, history: History, *, now_s: float, rules: Rules) -> 
     # After an addition, who has waited moves once instead of twice, unless the addition is not
     # worth a second move.
     again = min(1.0, each_gain / (hits * offer.cost)) if hits * offer.cost > 0 else 1.0
-    changes = hits + again * history.additions_per_s(all_nodes, now_s)
+    growing = [pool for pool in all_nodes if pool not in offer.full]
+    changes = hits + again * history.additions_per_s(growing, now_s)
     if changes > 0:
         ends.append(1 / changes)
     return _Expected(min(ends), max(0.0, spared) / hits if hits > 0 else 0.0)

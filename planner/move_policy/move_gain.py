@@ -11,8 +11,10 @@ from planner.replan.damage import Running
 from planner.replan.move_cost import MoveCost
 from planner.replan.nodes import Node, nodes_used
 from planner.replan.replanner import Replan
+from simulator.cluster.cluster import Cluster
 from simulator.estimate.result import Estimate
 from simulator.spec.job import Goal
+from simulator.spec.plan import PlaceKey
 
 
 def pool_name(node: Node) -> str:
@@ -28,12 +30,13 @@ def offer_of(
     goal: Goal,
     age_s: Mapping[str, float],
     loss_s: float = 0.0,
+    full: frozenset[str] = frozenset(),
     seconds_left: float | None = None,
 ) -> Offer:
     """Compare the running plan with the next one.
 
     ``age_s`` is how long each node has been up, ``loss_s`` what the loss of a node of the next plan
-    would take.
+    would take, ``full`` the pools to which no node can be added.
     """
     plan, estimate, _, move = next_plan.found
     before, after = nodes_used(running.plan), nodes_used(plan)
@@ -55,7 +58,22 @@ def offer_of(
         seconds_left=seconds_left,
         before=_by_pool(node for node in nodes if node.id in before),
         after=_by_pool(node for node in nodes if node.id in after),
+        full=full,
         loss_cost=loss_s * worth_per_s,
+    )
+
+
+def full_pools(cluster: Cluster, nodes: Sequence[Node]) -> frozenset[str]:
+    """The pools of which all machines that the cluster file counts are up."""
+    up: Counter[tuple[PlaceKey, bool]] = Counter()
+    for node in nodes:
+        up[node.key, node.spot] += node.gpus
+    return frozenset(
+        pool_name(node)
+        for node in nodes
+        for pool in cluster.pools
+        if (pool.key, pool.spot) == (node.key, node.spot)
+        and 0 < pool.gpus + pool.obtainable_gpus <= up[node.key, node.spot]
     )
 
 

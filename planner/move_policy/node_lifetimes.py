@@ -7,11 +7,13 @@ often anything happens, and how much of the pool it takes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 PRIOR_LIFE_S = 2 * 3600.0
-"""Assumed time between two events before anything was observed in a pool."""
+"""Assumed lifetime of a node before anything was observed in its pool."""
+PRIOR_BETWEEN_S = 3600.0
+"""Assumed time between two events in a pool, of several nodes."""
 PRIOR_EVENTS = 0.5
 """What a prior counts for, in observed events."""
 PRIOR_SHARE = 0.5
@@ -94,7 +96,7 @@ class PoolRecord:
 
     def _per_s(self, events: float, lately: float) -> float:
         """The rate of late, with the rate of old as its prior."""
-        of_old = (events + PRIOR_EVENTS) / (self.seen_s + PRIOR_EVENTS * PRIOR_LIFE_S)
+        of_old = (events + PRIOR_EVENTS) / (self.seen_s + PRIOR_EVENTS * PRIOR_BETWEEN_S)
         return (lately + PRIOR_EVENTS) / (self.seen_lately_s + PRIOR_EVENTS / of_old)
 
 
@@ -142,6 +144,6 @@ class History:
             total += record.losses_per_s * record.hit_chance(nodes)
         return total
 
-    def additions_per_s(self, pools: Mapping[str, int], now_s: float) -> float:
+    def additions_per_s(self, pools: Iterable[str], now_s: float) -> float:
         """How often nodes are added to these pools."""
         return sum(self.record(pool, now_s).additions_per_s for pool in sorted(pools))

@@ -116,6 +116,19 @@ class TracePlans:
             self._best.clear()
         return self.states[gpus]
 
+    def spot_only(self, state: int) -> int:
+        """The availability without its on-demand GPUs."""
+        return self.state(self._only(self._counts[state], spot=True))
+
+    def on_demand_only(self, state: int) -> int:
+        """The availability without its spot GPUs."""
+        return self.state(self._only(self._counts[state], spot=False))
+
+    def _only(self, gpus: GpuCounts, *, spot: bool) -> GpuCounts:
+        return tuple(
+            count if pool.spot == spot else 0 for count, pool in zip(gpus, self.pools, strict=True)
+        )
+
     def counts(self, state: int) -> GpuCounts:
         """The availability with this number."""
         return self._counts[state]
@@ -257,15 +270,27 @@ def _usd_per_s(
 
 
 def plans_for(
-    question: Question, trace: Trace, taken: Sequence[LostSlots], search: Search, *, searches: int
+    question: Question,
+    trace: Trace,
+    taken: Sequence[LostSlots],
+    search: Search,
+    *,
+    searches: int,
+    by_contract: bool = False,
 ) -> TracePlans:
-    """Search the availabilities that last longest, up to ``searches`` of them."""
+    """Search the availabilities that last longest, up to ``searches`` of them.
+
+    With ``by_contract``, spot and on-demand GPUs are also searched apart.
+    """
     plans = TracePlans(question)
     seconds: dict[GpuCounts, float] = trace.distinct()
     for interval, gpus in zip(trace.intervals, trace.never_regained(taken), strict=True):
         seconds[gpus] = seconds.get(gpus, 0.0) + interval.seconds
     for gpus in sorted(seconds, key=lambda gpus: (-seconds[gpus], gpus)):
-        plans.state(gpus)
+        state = plans.state(gpus)
+        if by_contract:
+            plans.spot_only(state)
+            plans.on_demand_only(state)
     for gpus in list(plans.states):
         # Search beyond the budget where no known plan fits, so that the job never idles for lack of
         # a search.

@@ -218,6 +218,11 @@ class Sailor:
             # What is under way is broken off, and begins again.
             down_s = max(0.0, view.now_s + down_s - view.resumes_s)
         gain, cost, unit = gain_and_cost(self.plans, self.figures, way, best, down_s)
+        full = frozenset(
+            name
+            for name, up, pool in zip(names, view.up, self.plans.pools, strict=True)
+            if up >= pool.gpus + pool.obtainable_gpus
+        )
         each_s = self.costs.unplanned_s + new.iteration_s / 2
         price = (new.usd_per_running_s or 0.0) if unit == "$" else new.rate
         return Offer(
@@ -229,5 +234,6 @@ class Sailor:
             sum(ages) / len(ages) if ages else math.inf,
             before=before,
             after=after,
+            full=full,
             loss_cost=each_s * price,
         )

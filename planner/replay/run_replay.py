@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from planner.problem.question import Question
+from planner.replay.deadline_policies import DEADLINE_RULES, DeadlinePolicy
 from planner.replay.oracle import ORACLE, best_possible, ideal_samples, least_usd
 from planner.replay.plan_library import Search, TracePlans, plans_for, spans_of
 from planner.replay.policies import Greedy, IgnoreAdditions, Restart, Sailor, SkiRental
@@ -20,6 +22,7 @@ from simulator.traces.play_types import (
 from simulator.traces.player import play
 from simulator.traces.trace import LostSlots, Trace
 
+POLICIES_BY_DEADLINE = (*DEADLINE_RULES, ORACLE)
 POLICIES = ("sailor", "greedy", "ski-rental", "restart", "ignore-additions", ORACLE)
 
 
@@ -32,11 +35,15 @@ class Replay:
     figures: tuple[PlanFigures, ...]
     spans: tuple[AvailabilitySpan, ...]
     policy_results: tuple[PolicyResult, ...]
-    """In the order of ``POLICIES``."""
+    """In the order of ``POLICIES``, or of those with a deadline."""
     least_usd: tuple[float | None, ...]
     """The least dollars for which any policy could train what each policy trained."""
     ideal_samples: float
     """Samples if the best plan of each span ran and reconfigurations cost nothing."""
+    deadline_s: float | None = None
+    """By when the job has to be done, from the beginning."""
+    slowest_s: float | None = None
+    """How long it takes on the on-demand GPUs of the beginning alone, if there are any."""
 
     def share_of_ideal(self, result: PolicyResult) -> float | None:
         """What a policy trained until its job ended, as a share of the ideal until then."""
@@ -54,12 +61,15 @@ def replayed(
     search: Search,
     searches: int,
     chooses_checkpoints: bool = True,
+    deadline_s: float | None = None,
 ) -> Replay:
     """Replay a trace under all policies, with the same plans and the same machines lost.
 
-    With ``chooses_checkpoints`` the policy ``sailor`` chooses their interval.
+    With ``chooses_checkpoints`` the policy ``sailor`` chooses their interval. With a deadline the
+    policies are those of ``DEADLINE_RULES``.
     """
-    plans = plans_for(question, trace, taken, search, searches=searches)
+    has_deadline = deadline_s is not None
+    plans = plans_for(question, trace, taken, search, searches=searches, by_contract=has_deadline)
     figures = plans.figures()
     spans = spans_of(trace, plans, taken)
     limits = RunLimits(question.job.steps, question.job.objective.max_usd_total)
@@ -70,9 +80,17 @@ def replayed(
         "restart": lambda: Restart(plans),
         "ignore-additions": lambda: IgnoreAdditions(plans, trace.never_regained(taken)),
     }
+    steps = question.job.steps
+    if deadline_s is not None:
+        assert steps is not None, "a deadline needs steps"
+        made = {
+            rule: partial(DeadlinePolicy, rule, plans, figures, costs, steps, deadline_s)
+            for rule in DEADLINE_RULES
+        }
     results = [play(spans, figures, plans.fits, make(), costs, limits) for make in made.values()]
     results.append(best_possible(spans, figures, plans.fits, costs, limits))
-    assert tuple(result.policy for result in results) == POLICIES
+    names = POLICIES_BY_DEADLINE if has_deadline else POLICIES
+    assert tuple(result.policy for result in results) == names
     samples = [result.samples for result in results]
     return Replay(
         trace,
@@ -82,4 +100,16 @@ def replayed(
         tuple(results),
         tuple(least_usd(spans, figures, plans.fits, costs, samples)),
         ideal_samples(spans, figures, plans.fits),
+        deadline_s,
+        _on_demand_s(plans, figures, spans, steps) if has_deadline else None,
     )
+
+
+def _on_demand_s(
+    plans: TracePlans,
+    figures: Sequence[PlanFigures],
+    spans: Sequence[AvailabilitySpan],
+    steps: int | None,
+) -> float | None:
+    best = plans.best(plans.on_demand_only(spans[0].state))
+    return None if best is None or steps is None else steps * figures[best].iteration_s

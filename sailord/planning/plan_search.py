@@ -14,7 +14,7 @@ from typing import Any
 from agents.protocol.records import Busy, NodeId, NodeRecord, Peak
 from planner.api import plan_job
 from planner.move_policy.decide_move import judge_move
-from planner.move_policy.move_gain import offer_of
+from planner.move_policy.move_gain import full_pools, offer_of
 from planner.problem.question import Question, read_ahead
 from planner.replan.answers_ahead import Precomputed
 from planner.replan.damage import Running
@@ -240,6 +240,7 @@ def _judged(
         goal=job.objective.goal,
         age_s={node.id: ages.get(node.id, math.inf) for node in nodes},
         loss_s=again["seconds"],
+        full=full_pools(replanner.cluster, nodes),
     )
     verdict = judge_move(
         offer,

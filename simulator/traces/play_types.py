@@ -110,7 +110,7 @@ class PolicyInput:
     lost: LostSlots = ()
     """GPUs that went at the start of the current span, by pool."""
     steps: int = 0
-    """Steps that count, up to the last reconfiguration."""
+    """Steps that are done and count so far."""
     usd: float | None = 0.0
     """Dollars spent so far."""
 

@@ -127,9 +127,15 @@ class _Run:
             self.is_cold and (self.plan is None or now_s < self.resumes_s),
             self.leaves_s,
             span.lost,
-            self.done.steps,
+            self._steps(now_s),
             self._usd(now_s),
         )
+
+    def _steps(self, now_s: float) -> int:
+        if self.plan is None or now_s <= self.resumes_s:
+            return self.done.steps
+        ran = (now_s - self.resumes_s) / self._step_s(self.plan)
+        return self.done.steps + math.floor(ran + _EPS)
 
     def apply_losses(self, span: AvailabilitySpan, fits: Fits) -> None:
         """Stop the plan if a change of capacity broke it, and roll back if the state is gone."""

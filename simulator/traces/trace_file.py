@@ -38,6 +38,8 @@ class TraceChoice:
     """``<gpu>@<zone>``: the pool of points that name no GPU kind."""
     until_s: float | None = None
     """The end of the trace, instead of the file's."""
+    from_s: float = 0.0
+    """Where to begin in the file; the end counts from there."""
 
 
 def load_trace(path: Path, cluster: Cluster, choice: TraceChoice | None = None) -> Trace:
@@ -63,6 +65,15 @@ def trace_from_document(document: Document, cluster: Cluster, choice: TraceChoic
     problems.raise_if_any()
     assert end_s is not None
     name = table.text("name") or choice.name or Path(document.name).stem
+    if choice.from_s:
+        before = [point for point in points if point[0] <= choice.from_s][-1:]
+        after = [point for point in points if point[0] > choice.from_s]
+        points = [(max(0.0, at_s - choice.from_s), gpus) for at_s, gpus in (*before, *after)]
+        if choice.until_s is None:
+            end_s -= choice.from_s
+        if end_s <= 0:
+            what = f"is {choice.from_s:g}, and the trace ends before"
+            raise InputError(Problem("--from", what, "begin earlier"))
     kept = [point for point in points if point[0] < end_s]
     usable = usable_points(kept, boot_s=reader.boot_s, notice_s=reader.notice_s)
     return replace(

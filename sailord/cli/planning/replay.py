@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -13,7 +14,12 @@ import click
 from planner.api import find_plan, plan_job
 from planner.problem.question import Question
 from planner.replay.plan_library import DEFAULT_SEARCHES
-from planner.replay.run_replay import POLICIES, Replay, replayed
+from planner.replay.run_replay import (
+    POLICIES,
+    POLICIES_BY_DEADLINE,
+    Replay,
+    replayed,
+)
 from planner.search.search_cache import SearchCache
 from sailord.cli.described_job import JobFile
 from sailord.cli.exit_codes import FAILED
@@ -26,6 +32,7 @@ from sailord.text.table import table
 from sailord.text.units import duration
 from simulator.cluster.cluster import Cluster
 from simulator.documents.problems import InputError, Problem
+from simulator.spec.job import Job
 from simulator.traces.play_types import (
     PolicyResult,
     ReconfigurationCosts,
@@ -65,6 +72,22 @@ def _seconds(name: str, default: float, what: str) -> Callable[[F], F]:
     type=FiniteRange(min=0, min_open=True),
     metavar="SECONDS",
     help="End of the replay.",
+)
+@click.option(
+    "--from",
+    "from_s",
+    type=FiniteRange(min=0),
+    default=0.0,
+    metavar="SECONDS",
+    help="Where in the trace the replay begins.",
+)
+@click.option(
+    "--deadline",
+    "deadline_s",
+    type=FiniteRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="By when the job's steps have to be done, as cheaply as possible, from the beginning."
+    " Default: objective.deadline, if the trace has starts_at.",
 )
 @click.option(
     "--seed", default=0, show_default=True, help="Seed that draws which machines a loss takes."
@@ -107,6 +130,8 @@ def replay(
     trace_name: str | None,
     pool: str | None,
     until_s: float | None,
+    from_s: float,
+    deadline_s: float | None,
     seed: int,
     searches: int,
     budget: int | None,
@@ -127,12 +152,15 @@ def replay(
     check_outputs((plot,), (trace, job, cluster))
     if plot is not None:
         check_picture(plot)
-    wanted = chosen_names(policies, POLICIES, "--policy")
     question = read_question(JobFile(job), cluster, profiles, estimator_name, budget=budget)
-    if question.job.objective.deadline is not None:
-        what, cure = "is a date, and a trace has none", "leave the deadline out"
-        raise InputError(Problem("objective.deadline", what, cure))
-    the_trace = load_trace(trace, question.cluster, TraceChoice(trace_name, pool, until_s))
+    the_trace = load_trace(trace, question.cluster, TraceChoice(trace_name, pool, until_s, from_s))
+    deadline_s = _deadline(question.job, the_trace, from_s, deadline_s)
+    if deadline_s is not None:
+        the_trace = _until_deadline(the_trace, deadline_s)
+        objective = replace(question.job.objective, deadline=None)
+        question = replace(question, job=replace(question.job, objective=objective))
+    known = POLICIES if deadline_s is None else POLICIES_BY_DEADLINE
+    wanted = chosen_names(policies, known, "--policy")
     every_s = _COSTS.checkpoint_every_s if checkpoint_every_s is None else checkpoint_every_s
     costs = ReconfigurationCosts(planned_s, unplanned_s, restart_s, every_s, snapshot_steps)
     result = replayed(
@@ -143,6 +171,7 @@ def replay(
         search=lambda asked: find_plan(asked, SearchCache()),
         searches=searches,
         chooses_checkpoints=checkpoint_every_s is None,
+        deadline_s=deadline_s,
     )
     shown = [outcome for outcome in result.policy_results if outcome.policy in wanted]
     if plot is not None:
@@ -150,6 +179,38 @@ def replay(
     show(_to_json(result, shown), as_json, lambda _: _text(result, shown, question.job.name))
     if not result.plans.known:
         _exit_never_ran(question, result)
+
+
+def _deadline(job: Job, trace: Trace, from_s: float, given_s: float | None) -> float | None:
+    """Seconds from the beginning of the replay until the job's deadline, if it has one."""
+    date = job.objective.deadline
+    if given_s is None and date is None:
+        return None
+    if job.steps is None:
+        what = "needs the number of iterations of the job"
+        raise InputError(Problem("deadline", what, "set training.steps, or leave the deadline out"))
+    if given_s is not None:
+        return given_s
+    if trace.starts_at is None:
+        what = "is a date, and the trace does not say when it begins"
+        cure = "set starts_at in the trace, or give --deadline SECONDS"
+        raise InputError(Problem("objective.deadline", what, cure))
+    begins = datetime.fromisoformat(trace.starts_at).timestamp() + from_s
+    left_s = datetime.fromisoformat(date or "").timestamp() - begins
+    if left_s <= 0:
+        what = f"is {-left_s:.0f} s before the replay begins"
+        raise InputError(Problem("objective.deadline", what, "set a later date"))
+    return left_s
+
+
+def _until_deadline(trace: Trace, deadline_s: float) -> Trace:
+    """The trace up to the deadline."""
+    if trace.end_s < deadline_s:
+        what = f"is {deadline_s:g} s after the beginning, and the trace ends at {trace.end_s:g} s"
+        raise InputError(Problem("deadline", what, "give an earlier one, or a longer trace"))
+    kept = [interval for interval in trace.intervals if interval.start_s < deadline_s]
+    kept[-1] = replace(kept[-1], end_s=deadline_s)
+    return replace(trace, intervals=tuple(kept))
 
 
 def machines_taken(trace: Trace, cluster: Cluster, seed: int) -> list[LostSlots]:
@@ -239,10 +300,31 @@ def _text(result: Replay, shown: Sequence[PolicyResult], job: str) -> str:
         f"job         {job}: {plans.distinct_plans} plans for {len(trace.distinct())}"
         f" availabilities, {plans.searched} searches",
         f"ideal       {result.ideal_samples / trace.end_s:.4g} samples/s without any downtime",
+        *_deadline_lines(result),
         "",
         _table(result, shown),
     ]
     return "\n".join(lines)
+
+
+def _deadline_lines(result: Replay) -> list[str]:
+    """Which policies meet the deadline, if the job has one, and the least that it costs."""
+    if result.deadline_s is None:
+        return []
+    lines = []
+    if result.slowest_s is not None and result.slowest_s > result.deadline_s:
+        lines.append(
+            f"deadline    cannot be guaranteed: on demand the job takes"
+            f" {duration(result.slowest_s)}, and {duration(result.deadline_s)} are left"
+        )
+    missed = [each.policy for each in result.policy_results if each.ended != "steps"]
+    least = result.least_usd[0]
+    lines.append(
+        f"deadline    {duration(result.deadline_s)}: "
+        + (f"missed by {', '.join(missed)}" if missed else "met by all")
+        + ("" if least is None or missed else f"; at least ${least:.2f}")
+    )
+    return lines
 
 
 def _table(result: Replay, shown: Sequence[PolicyResult]) -> str:
