@@ -21,10 +21,14 @@ from simulator.traces.play_types import (
 )
 
 Rule = Literal["sailor", "uniform-progress", "safety-net"]
-"""Without spot GPUs, ``sailor`` buys on demand if the spot time that it expects until the deadline
-does not suffice; ``uniform-progress`` if the job is behind an even pace (Can't Be Late, NSDI'24);
-``safety-net`` never before it must."""
+"""Without spot GPUs, ``uniform-progress`` buys on demand if the job is behind an even pace (Can't
+Be Late, NSDI'24), ``sailor`` if besides the spot time that it expects until the deadline does not
+suffice, ``safety-net`` never before it must."""
 DEADLINE_RULES: tuple[Rule, ...] = ("sailor", "uniform-progress", "safety-net")
+LITTLE = 2.0
+"""Spot GPUs on which a step takes this multiple of one on demand are not used alone."""
+SIMILAR = 1.05
+"""A running plan is kept unless another is faster by this factor."""
 PRIOR_S = 2 * 3600.0
 """What the prior of spot availability counts for, in seconds observed."""
 PRIOR_SHARE = 0.5
@@ -58,16 +62,16 @@ class DeadlinePolicy:
         steady = self.plans.best(self.plans.on_demand_only(view.state))
         self._observe(view.now_s, has_spot=spot is not None)
         if steady is None:
-            return self._run(self.plans.best(view.state))
-        if spot is not None and self.figures[spot].iteration_s > self._each_s(steady) * 2:
-            spot = None  # So little is no help.
+            return Decision(self.plans.best(view.state))
+        if spot is not None and self._each_s(spot) > LITTLE * self._each_s(steady):
+            spot = None
         slack_s = self._slack_s(view, steady)
         if self.is_committed or slack_s <= 0:
             self.is_committed = True
-            return self._run(steady)
-        if view.plan is not None and view.plan not in (spot, steady) and self._fits(view):
-            return self._wake(view, view.plan, slack_s, steady)
+            return Decision(steady)
         if spot is not None:
+            if self._is_as_good(view, spot):
+                return self._wake(view, view.plan, slack_s, steady)
             # From on demand to spot only if that leaves time to come back.
             if view.plan == steady and slack_s <= self._back_s(spot):
                 return self._wake(view, steady, slack_s, steady)
@@ -76,20 +80,15 @@ class DeadlinePolicy:
             return self._wake(view, steady, slack_s, steady)
         return self._wake(view, None, slack_s, steady)
 
-    def _fits(self, view: PolicyInput) -> bool:
-        """Whether the running plan is a spot plan about as fast as the best one, and may go on."""
-        assert view.plan is not None
-        spot = self.plans.best(self.plans.spot_only(view.state))
-        on_demand = any(
+    def _is_as_good(self, view: PolicyInput, spot: int) -> bool:
+        """Whether a spot plan runs that is about as fast as the best one, and may go on."""
+        if view.plan is None or view.leaves_s < math.inf:
+            return False
+        uses_others = any(
             count and not pool.spot
             for count, pool in zip(self.figures[view.plan].gpus, self.plans.pools, strict=True)
         )
-        if view.leaves_s < math.inf or on_demand or spot is None:
-            return False
-        return self._each_s(view.plan) <= 1.05 * self._each_s(spot)
-
-    def _run(self, plan: int | None) -> Decision:
-        return Decision(plan)
+        return not uses_others and self._each_s(view.plan) <= SIMILAR * self._each_s(spot)
 
     def _each_s(self, plan: int) -> float:
         return self.figures[plan].iteration_s * (1 + self.costs.checkpoint_share)
@@ -130,8 +129,9 @@ class DeadlinePolicy:
         left = self.steps - view.steps
         if self.rule == "safety-net":
             return False
-        if self.rule == "uniform-progress":
-            return view.steps < self.steps * view.now_s / self.deadline_s
+        is_behind = view.steps < self.steps * view.now_s / self.deadline_s
+        if self.rule == "uniform-progress" or not is_behind:
+            return is_behind
         share = (self.spot_s + PRIOR_SHARE * PRIOR_S) / (view.now_s + PRIOR_S)
         expected = share * (self.deadline_s - view.now_s) / self._each_s(steady)
         return left > expected
