@@ -1,4 +1,4 @@
-"""Deadlines in replays are met whenever on-demand GPUs could meet them, and cost less than those."""
+"""Deadlines in replays are met whenever on-demand GPUs could, and cost less than those alone."""
 
 from __future__ import annotations
 
