@@ -75,9 +75,13 @@ def groups_in(
 
 
 def is_fused(job: Job, plan: Plan, device: torch.device) -> bool:
-    """Return whether the update is one fused kernel: on GPUs of one kind, for Adam."""
+    """Return whether the update is one fused kernel: on GPUs of one kind, for Adam.
+
+    Not for the exact family, whose updates are the same bits on a CPU.
+    """
     kinds = {place.gpu for each in plan.pipelines for s in each.stages for place in s.places}
-    return device.type == "cuda" and len(kinds) == 1 and job.optimizer in FUSED
+    fits = job.optimizer in FUSED and job.model.family != "exact"
+    return device.type == "cuda" and len(kinds) == 1 and fits
 
 
 @dataclass(frozen=True, slots=True)

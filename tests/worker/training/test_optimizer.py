@@ -117,3 +117,5 @@ def test_fused_kernel_is_for_gpus_of_one_kind():
     assert is_fused(job, one, gpu)
     assert not is_fused(job, two, gpu)
     assert not is_fused(job, one, torch.device("cpu"))
+    exact = replace(job, model=replace(job.model, family="exact"))
+    assert not is_fused(exact, one, gpu)
