@@ -64,7 +64,8 @@ def _cluster_problems(status: dict[str, Any]) -> Iterator[str]:
 def _node_problems(nodes: list[dict[str, Any]], now: float) -> Iterator[str]:
     for node in nodes:
         if node["state"] in ("suspect", "lost") or node["failure"]:
-            failure = f": {node['failure']}" if node["failure"] else ""
+            why = node["failure"] or node["why_lost"]
+            failure = f": {why}" if why else ""
             yield f"{node['name']} is {node['state']}{failure}"
     present = [node for node in nodes if node["state"] != "lost"]
     yield from (

@@ -14,7 +14,8 @@ from sailord.cli.options import JSON, show
 from sailord.client import Client, ServerProblem, client_from, part
 
 T = TypeVar("T")
-ENDED = ("done", "failed", "cancelled")
+GONE = ("done", "failed", "cancelled", "lost")
+"""States of jobs that have ended, and of nodes that have gone."""
 NAMES_MAX = 12
 
 
@@ -147,13 +148,13 @@ def ask_about(
 
 
 def _begins_with(listed: list[dict[str, Any]], kind: str, name: str) -> str | None:
-    """Return the one name that begins so; of several jobs the one that has not ended."""
+    """Return the one name that begins so; of several the one that is still there."""
     key = {"job": "id", "node": "name"}[kind]
     state_of = {each[key]: each["state"] for each in listed if each[key].startswith(name)}
     if name in state_of or not state_of:
         return None
     if len(state_of) > 1:
-        live = [each for each, state in state_of.items() if state not in ENDED]
+        live = [each for each, state in state_of.items() if state not in GONE]
         if len(live) != 1:
             found = ", ".join(sorted(state_of)[:NAMES_MAX])
             raise ServerProblem(f"{name}: several {kind}s begin so; name one: {found}", 404)

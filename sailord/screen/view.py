@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
+from textwrap import wrap
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -20,6 +21,8 @@ from sailord.text.units import counted, duration
 WIDTH_MIN, HEIGHT_MIN = 40, 10
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_MAX = 24
+TROUBLE_LINES, TROUBLES_MAX = 3, 5
+"""Lines of one trouble, and of all."""
 EVENTS_MIN = 4
 """Lines that events keep, however many zones there are."""
 COLOUR_OF_PHASE = {
@@ -81,8 +84,8 @@ def headline(seen: Seen, width: int) -> list[Text]:
             _speed(seen, job, width),
             _safety(job),
         ]
-    lines += [Text(trouble, "red") for trouble in _troubles(status, job)]
-    return lines
+    parts = [part for said in _troubles(status, job) for part in wrap(said, width)[:TROUBLE_LINES]]
+    return [*lines, *(Text(part, "red") for part in parts[:TROUBLES_MAX])]
 
 
 def _title(status: Mapping[str, Any], job: Mapping[str, Any] | None, width: int) -> Text:
@@ -215,7 +218,8 @@ def _middle(seen: Seen, width: int, room: int) -> list[Text]:
         return []
     job = seen.job
     members = frozenset(() if job is None else job["members"])
-    plan = _plan_lines(job["plan"]) if job is not None and job["plan"] else []
+    runs = job is not None and job["phase"]["name"] not in ("held", "waiting")
+    plan = _plan_lines(job["plan"]) if runs and job is not None and job["plan"] else []
     at = seen.status["at"]
     full = zone_map(seen.nodes, members, width=width, lines=room - 1, at=at)
     # The plan gets what the map leaves, and at least its first line.

@@ -51,6 +51,8 @@ def fold(events: Iterable[Mapping[str, Any]]) -> list[EventLine]:
             lines.append(fresh)
             since = len(lines)
             continue
+        # What is told of a job's end or hold, its transition tells again.
+        lines[since:] = [line for line in lines[since:] if not _is_said_by(line, fresh)]
         found = next((n for n in range(since, len(lines)) if _repeats(lines[n], fresh)), None)
         if found is not None:
             fresh = replace(fresh, times=lines.pop(found).times + 1)
@@ -67,6 +69,13 @@ def _is_told_by(line: EventLine, summary: EventLine) -> bool:
     if line.kind not in OF_NODES or line.node is None:
         return False
     return re.search(rf"(?<![\w-]){re.escape(line.node)}(?![\w-])", summary.text) is not None
+
+
+def _is_said_by(line: EventLine, fresh: EventLine) -> bool:
+    kinds = ("transition", "job_held", "job_finished")
+    if line.kind == fresh.kind or line.kind not in kinds or fresh.kind not in kinds:
+        return False
+    return line.job == fresh.job and fresh.text in (line.text, f"held: {line.text}")
 
 
 def _repeats(line: EventLine, fresh: EventLine) -> bool:

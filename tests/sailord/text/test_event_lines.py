@@ -52,6 +52,12 @@ def test_repeats_are_told_again_after_a_reconfiguration():
     assert said(event("note", "x"), *LOSS, event("note", "x")) == ["x", LOSS[-1]["text"], "x"]
 
 
+def test_a_hold_and_its_transition_are_one_line():
+    held, ended = event("job_held", "why"), event("job_finished", "done: why")
+    assert said(held, event("transition", "held: why")) == ["held: why"]
+    assert said(ended, event("transition", "done: why")) == ["done: why"]
+
+
 def test_an_older_sailord_marks_no_details():
     plain = [{k: v for k, v in each.items() if k != "is_detail"} for each in LOSS]
     assert len(said(*plain)) == 4
