@@ -23,6 +23,8 @@ POLICY_COLOURS = {
     "ski-rental": "#009E73",
     "restart": "#E69F00",
     "ignore-additions": "#CC79A7",
+    "uniform-progress": "#E69F00",
+    "safety-net": "#009E73",
     "oracle": "#000000",
 }
 _WIDTH, _LEFT, _RIGHT = 12.0, 0.9, 9.3

@@ -149,5 +149,7 @@ def test_the_command_takes_seconds_and_dates(tmp_path: Path) -> None:
     assert (code, "before the replay begins" in told) == (2, True)
     code, told = replay("--deadline", "9000")
     assert (code, "the trace ends at 8000" in told) == (2, True)
-    code, told = replay()
+    plot = tmp_path / "replay.svg"
+    code, told = replay("--plot", str(plot))
     assert "deadline    83 min" in told
+    assert "safety-net: GPUs used" in plot.read_text("utf-8")
