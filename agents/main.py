@@ -29,6 +29,7 @@ import structlog
 from agents.cloud.notices import SHUTDOWN, Notices
 from agents.config import Config, load_config
 from agents.core.model import DeviceFailed, Event, NoticeWithdrawn, SelfTested, StopRequested
+from agents.daemon.bounded_file import keep_bounded
 from agents.daemon.clock import Clock
 from agents.daemon.logs import Form, begin_log, log_crash
 from agents.daemon.state_folder import lock_folder
@@ -63,7 +64,6 @@ from agents.workers.fork_client import ForkClient, ForkedCommands, service_socke
 from agents.workers.fork_server import serve_as_a_service
 from agents.workers.gang import WorkerGang
 from agents.workers.join import GenerationJoiner
-from agents.workers.logs import keep_bounded
 from agents.workers.rendezvous import Rendezvous
 from agents.workers.specs import WorkerSettings
 from simulator.documents.problems import InputError, Problem, Problems

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import structlog
 from aiohttp import web
 
+from agents.daemon.bounded_file import keep_bounded
 from agents.daemon.clock import Clock
 from agents.daemon.logs import begin_log
 from agents.daemon.systemd import notify
@@ -96,6 +97,7 @@ class Daemon:
             signal_changes(self.store, keys.all, self.api.store_changed, small=keys.leader),
             self._tick(),
             self._save_lifetimes_often(),
+            keep_bounded(tuple),
             EndedJobs(self.gateway, self.controller.cluster, self.controller.inbox).run(),
             self.webhooks.run(),
             self.api.network.run(),

@@ -80,7 +80,7 @@ WINGS: dict[str, dict[str, str]] = {
     "sailor": {".": "worker.script"},
     "agents": {
         "protocol": "",
-        "daemon": "simulator",
+        "daemon": "simulator worker.plain_file",
         "rpc": "protocol daemon",
         "store": "protocol daemon",
         "object_store": "daemon",

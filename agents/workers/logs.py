@@ -1,4 +1,4 @@
-"""Reads the output of workers: its end, or what was written since the last request; bounds it.
+"""Reads the output of workers: its end, or what was written since the last request.
 
 A mark says how far each process was read: ``RANK:PROCESS:OFFSET``, separated by commas. If another
 process has taken over a rank since, its output is read from the beginning.
@@ -6,13 +6,11 @@ process has taken over a rank since, its output is read from the beginning.
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import contextlib
-import ctypes
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from agents.protocol.records import Output, OutputPart
@@ -20,13 +18,6 @@ from worker.plain_file import open_plain
 
 BYTES_MAX = 1 << 18
 """Of all ranks together, in one answer."""
-DISK_BYTES_MAX = 64 * 2**20
-"""Disk space of one file; beyond this, that of its beginning is freed."""
-KEPT_BYTES = 32 * 2**20
-BOUND_S = 5.0
-"""How often files are looked at."""
-BLOCK_BYTES = 4096
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2
 MARK = re.compile(r"(?:[0-9]{1,5}:[A-Za-z0-9._-]{1,200}:[0-9]{1,15}(?:,(?!\Z)|\Z))*\Z", re.ASCII)
 
 
@@ -68,26 +59,3 @@ def _read(path: Path, begin: int | None, size: int) -> tuple[str, int]:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(data)
     return text, first + len(data) - len(decoder.getstate()[0])
-
-
-async def keep_bounded(files: Callable[[], Iterable[Path]]) -> None:
-    """Bound files that others append to, for ever."""
-    while True:
-        for path in list(files()):
-            with contextlib.suppress(OSError):  # It has gone, or its file system cannot.
-                bound(path)
-        await asyncio.sleep(BOUND_S)
-
-
-def bound(path: Path) -> None:
-    """Free the disk blocks at the beginning of a long file; its size and offsets stay."""
-    with open_plain(path, "r+b") as file:
-        about = os.fstat(file.fileno())
-        if about.st_blocks * 512 <= DISK_BYTES_MAX:
-            return
-        end = (about.st_size - KEPT_BYTES) // BLOCK_BYTES * BLOCK_BYTES
-        libc = ctypes.CDLL(None, use_errno=True)
-        mode, first, size = _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(end)
-        if libc.fallocate(file.fileno(), mode, first, size) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), str(path))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from agents.daemon import bounded_file
+from agents.daemon.bounded_file import BLOCK_BYTES, bound, own_log
 from agents.protocol.records import Output
-from agents.workers import logs
-from agents.workers.logs import BLOCK_BYTES, BYTES_MAX, MARK, bound, read_output
+from agents.workers.logs import BYTES_MAX, MARK, read_output
 
 
 def process(folder: Path, name: str, text: str | bytes = b"") -> Path:
@@ -90,8 +93,8 @@ def test_invalid_marks_are_refused(mark: str) -> None:
 
 
 def test_a_log_without_end_keeps_its_end_and_its_offsets(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(logs, "DISK_BYTES_MAX", 300_000)
-    monkeypatch.setattr(logs, "KEPT_BYTES", 100_000)
+    monkeypatch.setattr(bounded_file, "DISK_BYTES_MAX", 300_000)
+    monkeypatch.setattr(bounded_file, "KEPT_BYTES", 100_000)
     path = process(tmp_path, "j.1.0", "first\n")
     mark = read_output({0: path}, 0, "").mark
     written = 0
@@ -117,3 +120,13 @@ def test_a_short_log_is_left_alone(tmp_path: Path) -> None:
     path = process(tmp_path, "j.1.0", "first\n")
     bound(path)
     assert path.read_text() == "first\n"
+
+
+def test_the_log_of_a_process_outside_systemd_is_bounded_too(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "head.log"
+    with path.open("a") as log:
+        monkeypatch.setattr(sys, "stderr", log)
+        assert list(own_log()) == [path]
+    with open(os.devnull, "w") as nothing:
+        monkeypatch.setattr(sys, "stderr", nothing)
+        assert list(own_log()) == []
