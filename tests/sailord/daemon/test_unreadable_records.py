@@ -109,3 +109,24 @@ def test_unreadable_generation_keeps_the_cluster_until_it_can_be_read(place):
     wait_until(lambda: "j: running" in call(place, "status").output)
     wait_until(lambda: place.status()["unreadable"] == {})
     assert steps(count)[0] == generation
+
+
+def test_an_unreadable_capacity_record_is_shown_as_nothing_is_rented_without_it(place):
+    host = '[[provider.host]]\nname = "a"\nzone = "us-central1-a"\nmachine = "A100-40x2"\n'
+    place.config.write_text(f'{place.config.read_text()}\n[provider]\nkind = "static"\n{host}')
+    place.start()
+    wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
+    head = place.processes[0]
+    head.kill()
+    head.wait()  # It would write its own record again.
+
+    async def spoil() -> None:
+        store = await open_store(f"embedded://{place.folder}/{place.name}/store.db")
+        await store.put(KEYS.capacity, b"nothing")
+        await store.close()
+
+    asyncio.run(spoil())
+    place.start()
+    why = wait_until(lambda: place.status()["unreadable"].get(KEYS.capacity))
+    assert "nothing is rented" in why
+    assert f"cannot be read: {KEYS.capacity}: " in call(place, "doctor").output
