@@ -28,7 +28,7 @@ from agents.work.environment import Commands, SetupError, in_thread, set_up
 from agents.work.fetch import FetchError, PackageFetcher
 from agents.work.mounts import MountError, check_paths, copy_data, delete_unfinished, link, targets
 from agents.work.package import Package
-from agents.work.secrets import SecretsError, find_secrets, read_secrets
+from agents.work.secrets import SecretsError, check_group_reads, find_secrets, read_secrets
 from agents.work.work_folder import (
     WorkFolder,
     delete_old,
@@ -207,6 +207,8 @@ class Preparation:
         folder = work_folder(self.folder / "folders", work)
         self.log = folder.log
         secrets = find_secrets(self.secrets, work.secrets)
+        if self.commands is not None:
+            check_group_reads(secrets, os.getegid())
         self._mounts = dict(work.mounts)
         await in_thread(check_paths, self._mounts)
         data = self.folder / "data"

@@ -33,6 +33,20 @@ def find_secrets(folder: Path | None, names: Iterable[str]) -> dict[str, Path | 
     return found
 
 
+def check_group_reads(found: Mapping[str, Path | None], group: int) -> None:
+    """Raise ``SecretsError`` unless workers of another user, which have this group, can read all."""
+    closed = []
+    for name, path in found.items():
+        if path is not None:
+            about = path.stat()
+            bits = 0o044 if about.st_gid == group else 0o004
+            if not about.st_mode & bits:
+                closed.append(f"{name} ({path})")
+    if closed:
+        cure = "chgrp it to the group of sailor-worker.service, and chmod 640"
+        raise SecretsError(f"workers cannot read secrets: {', '.join(closed)}; {cure}")
+
+
 def read_secrets(found: Mapping[str, Path | None]) -> dict[str, str]:
     """Read the values; an end of line at the end of a file is no part of one."""
     return {
