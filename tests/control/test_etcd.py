@@ -101,7 +101,7 @@ def test_job_continues_while_the_store_is_unavailable(cluster, etcd):
     recorded.check()
     print(f"{AWAY_S:.0f} s without a store; no step for {recorded.longest_pause_s():.2f} s at most")
     assert recorded.records[-1].number == 2
-    assert all("0 steps lost" in text for text in cluster.history() if " from step " in text)
+    assert all("0 steps lost" in text for text in cluster.history() if " lost): " in text)
 
 
 def status_of(head: Place) -> str:

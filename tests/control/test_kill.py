@@ -76,7 +76,7 @@ def test_job_continues_when_sailord_is_killed_at_any_failpoint(stored):
         wait_until(lambda: has_moved(cluster, moves))
     recorded.check()
     assert recorded.records[-1].number > moves
-    texts = [text for text in cluster.history() if " from step " in text]
+    texts = [text for text in cluster.history() if " lost): " in text]
     print(
         f"{KILLS} kills, {moves} moves; {summary(recorded, adopted_s)}; {start_s('sailord.daemon')}"
     )

@@ -63,7 +63,7 @@ def move(cluster: Cluster, name: str, *, back: bool = False) -> None:
 
 
 def lost_steps(cluster: Cluster) -> list[str]:
-    return [t for t in cluster.history() if " steps lost" in t and "0 steps lost" not in t]
+    return [t for t in cluster.history() if " lost): " in t and " 0 steps lost): " not in t]
 
 
 def test_head_is_rebuilt_from_an_older_backup(cluster):

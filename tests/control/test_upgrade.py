@@ -154,7 +154,7 @@ def test_rolling_upgrade_and_back_loses_no_step(cluster, before, after):
     recorded.check()
     if after > 0:  # The leader wrote it anew, and does not know the field.
         assert FIELD in job_record(cluster)
-    texts = [text for text in cluster.history() if " from step " in text]
+    texts = [text for text in cluster.history() if " lost): " in text]
     assert len(texts) > 4
     assert all("0 steps lost" in text for text in texts), texts
     for head in cluster.heads:

@@ -62,7 +62,7 @@ def test_three_signals_of_one_preemption_cause_one_reconfiguration(tmp_path):
             events = here.events()
             assert len([one for one in events if is_noticed(one)]) == 1, events
             assert len([one for one in events if is_stopping(one)]) == before + 1, events
-            _, *moves = (line for line in here.cluster.history() if "steps lost): " in line)
+            _, *moves = (line for line in here.cluster.history() if " lost): " in line)
             assert len(moves) == 1, moves
             assert "0 steps lost): a is draining" in moves[0]
 

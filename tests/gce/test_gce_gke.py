@@ -111,7 +111,7 @@ def _tell(life: RentedCluster) -> None:
     assert taken.off_at is None, "it was given back before Google took it"
     assert taken.name not in cloud.groups[pool_of(HERE).name].wanted, "its group makes no other"
     life.wait_for_steps()
-    lost = [text for text in life.history() if "steps lost" in text]
+    lost = [text for text in life.history() if " lost): " in text]
     assert lost, "generations are told with what they lost"
     assert all("0 steps lost" in text for text in lost), lost
 

@@ -51,7 +51,7 @@ def test_machines_rented_after_the_backup_are_adopted_and_billed(tmp_path_factor
         life.start_head()
         wait_until(lambda: life.trains_on(4) and life.job()["step"] > step)
         assert len(life.cloud.vms) == 4, "no further machine was rented"
-        lost = [text for text in life.history() if "steps lost" in text]
+        lost = [text for text in life.history() if " lost): " in text]
         assert all("0 steps lost" in text for text in lost), lost
         check_ended(life)
 

@@ -44,7 +44,7 @@ def _tell(life: RentedCluster) -> None:
     wait_until(lambda: _is_refused(life, known))
     life.wait_for_steps()
 
-    lost = [text for text in life.history() if "steps lost" in text]
+    lost = [text for text in life.history() if " lost): " in text]
     assert lost, "generations are told with what they lost"
     assert all("0 steps lost" in text for text in lost), lost
     books = life.end_job()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import time
 from collections import Counter
 from pathlib import Path
@@ -184,3 +185,13 @@ def test_summary_sums_moves_and_leaves_the_start_out():
     since = summary(STORM["status"]["job"], moves, 60.0, before=(30, 0.1))
     assert "tale: 3 steps in 60.0 s; 2 moves" in since
     assert "; $0.01;" in since
+
+
+def test_no_colour_is_used_where_a_person_asked_for_none(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=80, height=24, highlight=False)
+    console.print(screen(eight(), FIRST, 80, 24))
+    codes = re.findall(r"\x1b\[([0-9;]*)m", out.getvalue())
+    used = {code for each in codes for code in each.split(";")}
+    assert used <= {"", "0", "1", "2", "7"}, "bold, dim and reverse at most"
