@@ -34,7 +34,7 @@ def find_secrets(folder: Path | None, names: Iterable[str]) -> dict[str, Path | 
 
 
 def check_group_reads(found: Mapping[str, Path | None], group: int) -> None:
-    """Raise ``SecretsError`` unless workers of another user, which have this group, can read all."""
+    """Raise ``SecretsError`` unless workers of another user with this group can read all."""
     closed = []
     for name, path in found.items():
         if path is not None:
