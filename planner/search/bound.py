@@ -47,6 +47,10 @@ TRIPS_STEP = 1.03
 """Factor between the ends of a span that is examined with them."""
 TRIPS_ROUNDS = 10
 """Times that the price of a pipeline is computed for further numbers of micro batches."""
+CASE_WORK = 40_000
+"""Table entries that take as long as the tables of one stage option in one case."""
+SHARE_WORK = 200
+"""Table entries that take as long as to share out one micro batch."""
 TRIPS_PRICE = 2.2
 """Pipelines cost at most so many times the average, or count as if they did."""
 TRIPS_COUNTS = (0.5, 0.75, 0.9, 1.0, 1.1, 1.3, 1.7)
@@ -275,6 +279,8 @@ class EventBound:
         key = (family.micro_batch, family.fewest, family.most)
         if key not in self._known_trips:
             self._known_trips[key] = RoundTrips.of(self.floors, *key)
+            cases = len(self._known_trips[key].cases)
+            self.work += CASE_WORK * cases * len(self.floors.choices)
         trips = self._known_trips[key]
         tariff = self._tariffs(family.micro_batch)[0]
         highest = TRIPS_PRICE * tariff.budget / family.fewest
@@ -343,7 +349,7 @@ class EventBound:
                 pipelines = np.arange(family.fewest, family.most + 1)
                 priced = replace(priced, floor=floor)
                 return float(priced.pipelines_price(pipelines, total).min())
-            self.work += total * total / 8
+            self.work += SHARE_WORK * total * family.fewest.bit_length()
             price, shares = share_out(counts, floor, family.fewest, total)
             asked = np.array([n for n in shares if not solved[n]], dtype=np.int64)
             if price * (1 - ROUNDING) > tariff.budget or not len(asked):
