@@ -57,8 +57,8 @@ class ApiContext:
         default_factory=dict
     )
     """The plan shown last, and what the planner said of it."""
-    timeline_seen: tuple[str, tuple[dict[str, Any] | None, str]] | None = None
-    """The schedule shown last, by its plan; or why there is none."""
+    timeline_seen: tuple[str, dict[str, Any]] | None = None
+    """The schedule shown last, and its plan."""
     curve: TrainingCurve = field(default_factory=TrainingCurve)
     """Loss and throughput of the active job."""
     verifier: Verifier = field(init=False)

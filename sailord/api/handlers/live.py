@@ -175,9 +175,12 @@ async def show_timeline(request: web.Request) -> web.Response:
         cure = f"sailorctl why {job.id} says what the job waits for"
         raise Refusal(404, Problem(job.id, "has no plan yet", cure))
     sha = job.generation.plan
-    if api.timeline_seen is None or api.timeline_seen[0] != sha:
-        api.timeline_seen = sha, await _ask(api, JobId(job.id), sha)
-    return answer(TimelineView(sha, *api.timeline_seen[1]))
+    if api.timeline_seen is not None and api.timeline_seen[0] == sha:
+        return answer(TimelineView(sha, api.timeline_seen[1]))
+    found, why_none = await _ask(api, JobId(job.id), sha)
+    if found is not None:
+        api.timeline_seen = sha, found
+    return answer(TimelineView(sha, found, why_none))
 
 
 async def _ask(api: ApiContext, job: JobId, sha: str) -> tuple[dict[str, Any] | None, str]:

@@ -46,10 +46,10 @@ const kinds = {
   },
 };
 
-/** The timing of a move is stored a moment after its event. */
-function askAgainSoon() {
+/** The timing of a move is stored a moment after its event; and the planner may be busy. */
+function askAgainSoon(pause = 1500) {
   clearTimeout(view.again);
-  view.again = setTimeout(() => { view.asked = ""; fetchOnce(); }, 1500);
+  view.again = setTimeout(() => { view.asked = ""; fetchOnce(); }, pause);
 }
 
 /** What is needed once for each plan: its schedule, and the moves so far. */
@@ -62,9 +62,10 @@ async function fetchOnce() {
   try {
     view.moves = (await ask(`${path}/moves`)).moves;
     draw();
-    if (plan && view.timeline?.sha256 !== plan.sha) {
+    if (plan && (view.timeline?.sha256 !== plan.sha || !view.timeline.timeline)) {
       view.timeline = await ask(`${path}/timeline`);
       draw();
+      if (!view.timeline.timeline) askAgainSoon(10_000);
     }
   } catch {
     // The stream says whether sailord answers; these follow with the next change.
@@ -154,7 +155,7 @@ function renderNow(doc) {
     ["loss", job.measured?.loss === undefined ? "–" : digits(job.measured.loss, 4), "last step"],
     ["throughput", rate ? short(rate) : "–", `${job.unit}/s${predicted ? `, predicted ${short(predicted)}` : ""}`],
     ["done in", Number.isFinite(left) ? duration(left) : "–", Number.isFinite(left) ? `at ${moment(now() + left)}` : "not known yet"],
-    ["now", usd(job.spent?.usd_per_hour ?? 0), job.spent?.usd_per_hour === undefined ? "an hour; a price is unknown" : "an hour"],
+    ["now", job.spent?.usd_per_hour === undefined ? "–" : usd(job.spent.usd_per_hour), job.spent?.usd_per_hour === undefined ? "a price is unknown" : "an hour"],
     ["durable", job.durable_step === undefined ? "–" : `step ${count(job.durable_step)}`, durableNote(job)],
     ["goodput", goodputNow(doc.goodput), "of paid GPU time"],
   ] : []);

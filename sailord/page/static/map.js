@@ -167,8 +167,9 @@ export function renderDetails(doc, parts = partsByNode(doc.plan)) {
   setText(byId("details-name"), node.name);
   const every = doc.job?.generation?.memory_every ?? 1;
   const mine = parts.get(selected);
+  const back = doc.job?.durable_step === undefined ? "the begin" : `step ${count(doc.job.durable_step)}`;
   const risk = mine && doc.job?.generation
-    ? `at most ${plural(every, "step")} repeated, from another node's memory`
+    ? `at most ${plural(every, "step")} repeated where another node holds its snapshot; else back to ${back}`
     : "nothing: the job has no part here";
   fillPairs(byId("details-facts"), [
     ["state", stateText(node) + (node.safe ? ", safe to stop" : "")],

@@ -70,8 +70,8 @@ def test_figures_agree_with_the_api(browse: Browse, cluster: Cluster) -> None:
         view = (await asyncio.to_thread(cluster.head.ask, "GET", "/v1/goodput"))[1]
         known = {each["cause"].replace("_", " "): each["gpu_s"] / 3600 for each in view["causes"]}
         for cause, hours in shown:
-            # Time goes on between the two looks.
-            assert hours <= known[cause] + 0.01, cause
+            # Time goes on between the two looks; a step under way is booked when it ends.
+            assert cause == "step under way" or hours <= known[cause] + 0.01, cause
 
     browse(play)
 
