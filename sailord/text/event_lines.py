@@ -36,16 +36,21 @@ class EventLine:
 def fold(events: Iterable[Mapping[str, Any]]) -> list[EventLine]:
     """Return the lines that tell these events, oldest first.
 
-    The parts of a reconfiguration are left out: one line sums it up at its end. A text that comes
+    The parts of a reconfiguration are left out, but for the last of one that is under way: one line
+    sums it up at its end. A text that comes
     again before the next reconfiguration is told once, at its last time, with its number; of
     checkpoints that follow each other, the last.
     """
     lines: list[EventLine] = []
     since = 0  # The first line after the last reconfiguration.
+    under_way: EventLine | None = None
     for event in events:
-        if event.get("is_detail"):
-            continue
         fresh = _line(event)
+        if event.get("is_detail"):
+            under_way = fresh
+            continue
+        if under_way is not None and fresh.job == under_way.job:
+            under_way = None
         if fresh.kind == "reconfigured":
             lines[since:] = [line for line in lines[since:] if not _is_told_by(line, fresh)]
             lines.append(fresh)
@@ -57,7 +62,7 @@ def fold(events: Iterable[Mapping[str, Any]]) -> list[EventLine]:
         if found is not None:
             fresh = replace(fresh, times=lines.pop(found).times + 1)
         lines.append(fresh)
-    return lines
+    return lines if under_way is None else [*lines, under_way]
 
 
 def _line(event: Mapping[str, Any]) -> EventLine:

@@ -35,12 +35,12 @@ def test_job_is_followed_from_the_command_line(place):
     assert "A100-40 tp" in said
     assert json.loads(call(place, "status", "--json").output)["job"]["id"] == "j"
     assert "a  " in call(place, "nodes").output
-    assert "generation 1 on 1 node" in call(place, "history", "j").output
+    assert "generation 1 on 1 node" in call(place, "history", "j", "--all").output
     assert "j is running" in call(place, "why").output
-    assert "planning for 1 node" in call(place, "events").output
+    assert "planning for 1 node" in call(place, "events", "--all").output
     assert call(place, "logs", "a").output == "step by step\n"
     assert "ranks on this node: 0" in call(place, "logs", "a", "--rank", "77").output
-    assert "generation 1 on 1 node" in call(place, "history").output
+    assert "running: its turn came" in call(place, "history").output
     assert call(place, "doctor").output == "no problems found\n"
     assert call(place, "pause", "j", "--reason", "lunch").exit_code == 0
     wait_until(lambda: "paused" in call(place, "jobs").output)

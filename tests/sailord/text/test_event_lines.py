@@ -29,7 +29,13 @@ def test_a_reconfiguration_is_one_line():
 
 
 def test_a_lost_node_is_told_until_the_job_has_moved():
-    assert said(*LOSS[:-1]) == ["a2 is lost: its lease expired"]
+    assert said(*LOSS[:-1]) == ["a2 is lost: its lease expired", "generation 2 is open"]
+
+
+def test_of_a_reconfiguration_that_is_under_way_the_last_part_is_told():
+    asks = event("note", "planning for 7 nodes", is_detail=True)
+    assert said(asks) == ["planning for 7 nodes"]
+    assert said(asks, event("note", "stays: no better plan")) == ["stays: no better plan"]
 
 
 def test_a_node_that_no_reconfiguration_names_stays():
