@@ -128,7 +128,8 @@ class EventBound:
         if not self.limits.goal_is_cost:
             least = self.least(seconds, seconds, is_cost=False)
             return Bounds(least, least)
-        usd = self.least(math.inf, objective, is_cost=True)
+        # Round trips raised none of five bounds in dollars that were tried.
+        usd = self.least(math.inf, objective, is_cost=True, trips=self.gap > 0)
         self.work_max = self.work + self.work_max / 4
         return Bounds(self.least(seconds, seconds, is_cost=False, trips=False), usd)
 

@@ -61,9 +61,9 @@ def bound_of(plan: Plan, world: World, lots: tuple[Lot, ...], goal: str) -> Even
         per_layer_sync=judge.overlaps,
     )
     objective = Objective(goal=goal)  # type: ignore[arg-type]  # a literal
-    return EventBound(
-        floors, lots, (), Limits(objective), plan.samples_per_iteration, [plan.micro_batch_size]
-    )
+    sizes = [plan.micro_batch_size]
+    limits = Limits(objective)
+    return EventBound(floors, lots, (), limits, plan.samples_per_iteration, sizes, gap=1e-9)
 
 
 def placed_somehow(plan: Plan, rng: random.Random) -> Plan:
