@@ -66,9 +66,9 @@ check: $(FOR_ALL) ## lint, formatting and types
 	$(BIN)/mypy --strict --explicit-package-bases --exclude 'test_.*' tests/booted tests/chaos tests/sim
 
 # The estimator against its oracle on many random plans, and a whole cluster on a virtual clock.
-SCRIPTS ?= 1000
+SCRIPTS ?= 200
 .PHONY: sim
-sim: $(FOR_ALL) ## random cases against the oracles (EXAMPLES=500), scripts of a cloud (SCRIPTS=1000), lives of a cluster (SEEDS=2000 FIRST=1)
+sim: $(FOR_ALL) ## random cases against the oracles (EXAMPLES=500), scripts of a cloud (SCRIPTS=200), lives of a cluster (SEEDS=2000 FIRST=1)
 	SAILOR_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests -m sim -q --ignore=tests/sim -o faulthandler_timeout=0
 	SAILOR_EXAMPLES=1 SAILOR_SCRIPTS=$(SCRIPTS) $(BIN)/python -m pytest tests/gce/test_gce_scripts.py -q -o faulthandler_timeout=0
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --first $(FIRST)
