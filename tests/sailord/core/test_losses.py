@@ -152,7 +152,8 @@ def test_three_failures_hold_the_job() -> None:
     assert commands == (WriteGeneration(closed, replaces=G),)
     held, commands = act(after, GenerationWritten(NOW, closed))
     assert phase(held) == Held(reason, NOW)
-    assert commands == (WriteJob(job(state="held", reason=reason)), WakeAgents((A, B)))
+    past = replace(job().past, held_at=NOW)
+    assert commands == (WriteJob(job(state="held", reason=reason, past=past)), WakeAgents((A, B)))
 
 
 @pytest.mark.parametrize(
