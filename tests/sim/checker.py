@@ -216,14 +216,17 @@ class Checker:
         assert self._pauses["done"] <= self._pauses["ordered"], "a pause took effect twice"
 
     def _check_yield(self, job: JobRecord) -> None:
-        """Check that a held job lost no step to the next one."""
+        """Check that a held job lost no step to the next one that a known, living node holds."""
         self.yields += 1
         record, durable = self._records.get(job.id), self._durables.get(job.id)
         if record is None:
             return
         kept = 0 if durable is None else durable.point.step
         last = Opened(0.0, record, record, None)
-        points = self.world.gangs.points_in_memory(job.id)
+        heads = self.world.heads.values()
+        state = max((head.state for head in heads), key=lambda each: each.term or 0)
+        known = {id_ for id_, node in state.nodes.items() if not node.is_lost}
+        points = self.world.gangs.points_in_memory(job.id, among=known)
         lost = [p for p in points if p.step > kept and self._is_ancestor(p, last)]
         assert not lost, f"{job.id} gave the cluster away with {lost} in memory alone"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -94,10 +95,12 @@ class Gangs:
         else:
             gang.taking, gang.failure = "failed", "no node holds the state"
 
-    def points_in_memory(self, job: JobId) -> set[Point]:
-        """Return the points of which every layer is on a machine that is up."""
+    def points_in_memory(self, job: JobId, *, among: Container[NodeId] | None = None) -> set[Point]:
+        """Return the points of which every layer is on a machine that is up (``among`` these)."""
         held: dict[Point, set[int]] = {}
         for machine in self.world.up():
+            if among is not None and machine.id not in among:
+                continue
             for sealed in machine.sealed if machine.job == job else ():
                 held.setdefault(sealed.point, set()).update(part.layer for part in sealed.holds)
         return {point for point, layers in held.items() if len(layers) == LAYERS}
