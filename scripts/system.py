@@ -43,7 +43,7 @@ FILES = {
     "examples/small.toml": "usr/share/doc/sailor/examples/small.toml",
     "LICENSE": "usr/share/doc/sailor/LICENSE",
 }
-DOCUMENTS = ("*.md", "adr/*.md", "pictures/*.svg")
+DOCUMENTS = ("*.md", "adr/*.md", "pictures/*.svg", "pictures/*.png")
 """Of the folder docs; they lie beside each other, as they link to each other."""
 CONFIGURATION = {
     "systemd/etc/sailord.toml": "etc/sailor/sailord.toml",
