@@ -238,12 +238,16 @@ def _say_last_place(path: Path, earlier: Path, final: Path) -> None:
 
 
 def _copy(source: Path, target: Path, *, mode: int = 0o644) -> None:
-    _write(target, source.read_text(encoding="utf-8"), mode=mode)
+    _write_bytes(target, source.read_bytes(), mode=mode)
 
 
 def _write(target: Path, text: str, *, mode: int = 0o644) -> None:
+    _write_bytes(target, text.encode(), mode=mode)
+
+
+def _write_bytes(target: Path, content: bytes, *, mode: int) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(text, encoding="utf-8")
+    target.write_bytes(content)
     os.chmod(target, mode)
 
 
