@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
@@ -250,12 +249,12 @@ class CapacityLoop:
 
     async def _look_often(self) -> None:
         """Observe the provider; seldom while nothing is rented, requested or wanted."""
-        begun_s = float("-inf")
+        begun_s, now = float("-inf"), asyncio.get_running_loop().time
         while True:
             is_quiet = not any((*_there(self.state), *self.state.target.values()))
             pause_s = self.policy.look_s * (QUIET_TIMES if is_quiet else 1)
-            if self._term is not None and time.monotonic() >= begun_s + pause_s:
-                begun_s = time.monotonic()
+            if self._term is not None and now() >= begun_s + pause_s:
+                begun_s = now()
                 await self._look()
             await asyncio.sleep(min(self.policy.look_s, 1.0))
 

@@ -76,8 +76,8 @@ def test_sealed_file_round_trips(tmp_path):
 
 def test_listing_matches_the_headers(tmp_path):
     found = [write(tmp_path, header_of(9, 8, rank=rank), seed=rank) for rank in (0, 3)]
-    read = snapshot_file.listing_from(snapshot_file.listing(found), name="node b")
-    assert read == {each.path.name: each.header for each in found}
+    headers = {each.path.name: each.header for each in found}
+    assert snapshot_file.listing_from(snapshot_file.listing(headers), name="node b") == headers
     with pytest.raises(snapshot_file.SnapshotError, match="node b sent an invalid answer"):
         snapshot_file.listing_from(b'[{"file": "0.snap"}]', name="node b")
 
