@@ -228,9 +228,10 @@ def _middle(seen: Seen, width: int, room: int) -> list[Text]:
     left = room - 1 - len(shown)
     title = Text().append("zones", "bold").append("  ● computing  ○ idle  ▽ leaves  ✗ lost", "dim")
     plan = plan if len(plan) <= left else [*plan[: max(left - 1, 0)], Text("…", "dim")][:left]
-    extra = [Text(hint, "dim") for hint in seen.hints]
-    fits = room - 1 - len(shown) - len(plan) - 2 >= len(extra)
-    return [title, *shown, *plan, *([Text(), *extra, Text()] if extra and fits else [])]
+    # All hints if they fit, else the first: where the page is.
+    left -= len(plan) + 2
+    extra = [Text(hint, "dim") for hint in seen.hints[: None if left >= len(seen.hints) else 1]]
+    return [title, *shown, *plan, *([Text(), *extra, Text()] if 0 < len(extra) <= left else [])]
 
 
 def _plan_lines(plan: Mapping[str, Any]) -> list[Text]:
