@@ -29,7 +29,7 @@ def agent_text(place: Place, memory: Path) -> str:
 @contextlib.contextmanager
 def renting_sailord(folder: Path, config: str) -> Iterator[Place]:
     """Run a sailord with these lines in its file; end it and its instances."""
-    place = Place(folder)
+    place = Place(folder, memory_gib=1.455)  # So that one instance can train the model.
     place.make()
     (place.folder / "agent-base.toml").write_text(agent_text(place, place.memory))
     with (place.folder / "sailord.toml").open("a") as file:
