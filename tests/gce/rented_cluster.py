@@ -199,7 +199,7 @@ def rented_cluster(
 
     ``capacity`` is that table of sailord's file. Nothing outlives it.
     """
-    place = Place(folder)
+    place = Place(folder, memory_gib=1.455)  # So that two instances can train the model.
     place.make()
     machines = Machines(place, notice_s)
     cloud = Cloud(

@@ -145,6 +145,7 @@ def _live(
             raise
         finally:
             outcome.step = trainer.progress.step
+            trainer.close()
     except TransportError as failure:
         outcome.lost = failure.rank if isinstance(failure, PeerLostError) else None
         outcome.failure = failure
