@@ -80,7 +80,7 @@ def plan_by_events(
         for easier in limits.relaxed():
             other, _ = searched(easier, given)
             evaluations += other.evaluations
-            keeping = sorted(other.keeping(limits), key=lambda judged: judged.worth)
+            keeping = sorted(other.keeping(limits), key=lambda judged: judged.score)
             if keeping:
                 plans = tuple(judged.plan for judged in keeping[:BASELINE_PLANS_MAX])
                 search, best = searched(limits, plans)
@@ -157,7 +157,7 @@ def _bounds(
 ) -> tuple[Bounds, str]:
     """Lower bounds of the searched space, exact where all plans were judged; why they end there."""
     bound = EventBound(
-        search.floors,
+        search.tables,
         search.lots,
         search.grants,
         search.limits,
@@ -168,13 +168,13 @@ def _bounds(
         gap=question.gap or 0.0,
         is_stopped=search.is_stopped,
     )
-    bounds = bound.bounds(best.estimate.iteration_s, best.worth[0])
+    bounds = bound.bounds(best.estimate.iteration_s, best.score[0])
     if search.is_complete:
-        seconds = bounds.seconds if search.limits.goal_is_cost else best.worth[0]
-        bounds = Bounds(seconds, best.worth[0])
+        seconds = bounds.seconds if search.limits.goal_is_cost else best.score[0]
+        bounds = Bounds(seconds, best.score[0])
     if search.is_stopped or bound.is_stopped:
         return bounds, "stopped before its end"
-    if question.gap is None or bounds.objective >= best.worth[0] * (1 - question.gap - ROUNDING):
+    if question.gap is None or bounds.objective >= best.score[0] * (1 - question.gap - ROUNDING):
         return bounds, ""
     if bound.work >= bound.work_max:
         why = "the bound has no time left"

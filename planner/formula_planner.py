@@ -45,7 +45,7 @@ def plan_by_formula(question: Question, lots: tuple[Lot, ...], limits: Limits) -
             evaluations += rounded.evaluations
             bounds.append(rounded.bounds)
             if rounded.best is not None and (
-                result.best is None or rounded.best.worth[:1] < result.best.worth[:1]
+                result.best is None or rounded.best.score[:1] < result.best.score[:1]
             ):
                 search, result = other, rounded
     figures = (evaluations, min(b.objective for b in bounds), min(b.seconds for b in bounds))

@@ -24,7 +24,7 @@ class _Judged:
     """What the reasons need to know of a judged plan."""
 
     family: str
-    worth: tuple[float, ...]
+    score: tuple[float, ...]
     seconds: float
     usd: float | None
     used: dict[int, int]
@@ -51,7 +51,7 @@ def explain_paper(
     def judged(one: JudgedShape) -> _Judged:
         used = PaperSearch.used(one.shape)
         name = _family(model, one.shape)
-        return _Judged(name, one.worth, one.verdict.seconds, one.verdict.usd, used)
+        return _Judged(name, one.score, one.verdict.seconds, one.verdict.usd, used)
 
     return _explain(
         model.lots, limits, [judged(one) for one in result.found], judged(result.best), bottleneck
@@ -64,7 +64,7 @@ def explain_event(search: EventSearch, best: JudgedPlan) -> tuple[tuple[Rejected
     def judged(one: JudgedPlan) -> _Judged:
         estimate, used = one.estimate, gpus_by_lot(one.plan, search.lots)
         name = _mix_family(search.lots, one)
-        return _Judged(name, one.worth, estimate.iteration_s, estimate.money.total_usd, used)
+        return _Judged(name, one.score, estimate.iteration_s, estimate.money.total_usd, used)
 
     found = [judged(one) for one in search.judged]
     return _explain(search.lots, search.limits, found, judged(best), best.estimate.bottleneck)
@@ -75,17 +75,17 @@ def _explain(
 ) -> tuple[tuple[Rejected, ...], Why]:
     families: dict[str, _Judged] = {}
     for one in found:
-        if one.family not in families or one.worth < families[one.family].worth:
+        if one.family not in families or one.score < families[one.family].score:
             families[one.family] = one
     families.pop(best.family, None)
 
     def loses(one: _Judged) -> float | None:
         # Where the best plan costs nothing, no share says how much worse another is.
-        return one.worth[0] / best.worth[0] - 1 if best.worth[0] > 0 else None
+        return one.score[0] / best.score[0] - 1 if best.score[0] > 0 else None
 
     rejected = tuple(
         Rejected(one.family, one.seconds, one.usd, loses(one))
-        for one in sorted(families.values(), key=lambda one: one.worth)[:REJECTED_MAX]
+        for one in sorted(families.values(), key=lambda one: one.score)[:REJECTED_MAX]
     )
     sentences = (f"bottleneck: {bottleneck}", *_binding(limits, best.seconds, best.usd))
     idle = []
@@ -104,10 +104,10 @@ def _family(model: PaperModel, shape: PlanShape) -> str:
 
 
 def _mix_family(lots: Sequence[Lot], judged: JudgedPlan) -> str:
-    kinds = sorted({lots[x.lot].gpu for t in judged.mix.templates for x in t.steps})
-    stages = sorted({len(t.steps) for t in judged.mix.templates})
+    kinds = sorted({lots[x.lot].gpu for t in judged.mix.templates for x in t.stages})
+    stages = sorted({len(t.stages) for t in judged.mix.templates})
     size = judged.mix.templates[0].micro_batch
-    tp = _tp({x.tp for t in judged.mix.templates for x in t.steps})
+    tp = _tp({x.tp for t in judged.mix.templates for x in t.stages})
     return f"{' + '.join(kinds)}{tp}, {'/'.join(map(str, stages))} stages, micro batch {size}"
 
 

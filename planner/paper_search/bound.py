@@ -59,7 +59,7 @@ def certify(
     """Bounds over all families, at most the known plan's figures."""
     ask = _Questions(model, limits)
     bounds = Bounds(seconds, objective)
-    for family in sorted(families, key=lambda f: float(f.worth.min())):
+    for family in sorted(families, key=lambda f: float(f.score.min())):
         if limits.needs_prices:
             least = ask.least_by_cells(family, bounds)
         else:
@@ -100,7 +100,7 @@ class _Questions:
         """Least objective where dollars count, by cells of the iteration time."""
         if not 0 < known.objective < math.inf:
             # Without a known plan no cell of time ends anywhere, and nothing is cheaper than free.
-            return float(family.worth.min())
+            return float(family.score.min())
         low = family.bounds.min(axis=1)
         longest = np.full(len(low), self._longest(known.seconds))
         if self.limits.goal_is_cost:
@@ -122,14 +122,14 @@ class _Questions:
         for ratio in COST_RATIOS:
             every, since, until = _divided(*cells, ratio)
             usd = self._usd(Asked(family, every, until, since), shares)
-            worth = usd if self.limits.goal_is_cost else since
+            score = usd if self.limits.goal_is_cost else since
             fine = np.isfinite(usd)
-            every, since, until, worth = every[fine], since[fine], until[fine], worth[fine]
-            least = max(least, min(others, float(worth.min(initial=math.inf))))
+            every, since, until, score = every[fine], since[fine], until[fine], score[fine]
+            least = max(least, min(others, float(score.min(initial=math.inf))))
             # Cells whose bound exceeds another cell's value need no refinement.
-            near = worth < (worth * (until / since)).min(initial=known.objective)
+            near = score < (score * (until / since)).min(initial=known.objective)
             cells = (every[near], since[near], until[near])
-            others = min(others, float(worth[~near].min(initial=math.inf)))
+            others = min(others, float(score[~near].min(initial=math.inf)))
         return least
 
     def _longest(self, known: float) -> float:
@@ -196,7 +196,7 @@ class _Questions:
         if hourly is not None:
             possible &= usd_per_s * 3600 <= hourly
         if self.limits.goal_is_cost:
-            usd = np.maximum(usd, family.worth[asked.rows[row], : len(whole)].T)
+            usd = np.maximum(usd, family.score[asked.rows[row], : len(whole)].T)
         found: Floats = np.where(possible, usd, np.inf).min(axis=0)
         return found
 

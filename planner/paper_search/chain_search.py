@@ -43,9 +43,9 @@ BEAM = 12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankedChain:
-    """A chain with boundaries and its worth."""
+    """A chain with boundaries and its score."""
 
-    worth: float
+    score: float
     terms: OptionTables
     chain: tuple[int, ...]
     starts: tuple[int, ...]
@@ -65,7 +65,7 @@ class ChainSearch:
     """Numbers of pipelines that are worth trying, ascending."""
     steps_back: tuple[int, ...]
     steps_around: tuple[int, ...]
-    worths: ObjectiveArrays
+    scores: ObjectiveArrays
     beam: int
     chains: Ints = field(init=False)
     estimates: Floats = field(init=False)
@@ -78,7 +78,7 @@ class ChainSearch:
         return self.cut(chains, np.searchsorted(self.counts, counts), SHARES_FINE)
 
     def first(self) -> float:
-        """Estimate all chains of one or two groups of equal stages; return the best worth."""
+        """Estimate all chains of one or two groups of equal stages; return the best score."""
         self.chains = self._few_groups()
         self.estimates, self.indices = self.rough(self.chains)
         return float(self.estimates.min(initial=np.inf))
@@ -104,16 +104,16 @@ class ChainSearch:
         return self._candidates(self.terms.cut(chains, replicas, shares))
 
     def _candidates(self, cut: Cut) -> list[RankedChain]:
-        worth = self.worths.exact(cut.seconds, cut.usd_per_s, cut.egress_usd)
+        score = self.scores.exact(cut.seconds, cut.usd_per_s, cut.egress_usd)
         found: dict[tuple[int, ...], RankedChain] = {}
-        for n in np.argsort(worth, kind="stable").tolist():
-            if not np.isfinite(worth[n]) or len(found) == self.beam:
+        for n in np.argsort(score, kind="stable").tolist():
+            if not np.isfinite(score[n]) or len(found) == self.beam:
                 break
             chain = tuple(o for o in cut.chains[n].tolist() if o >= 0)
             if chain not in found:
                 starts = tuple(cut.starts[n].tolist())[: len(chain)]
                 found[chain] = RankedChain(
-                    float(worth[n]), self.terms, chain, starts, int(cut.replicas[n])
+                    float(score[n]), self.terms, chain, starts, int(cut.replicas[n])
                 )
         return list(found.values())
 
@@ -135,10 +135,10 @@ class ChainSearch:
             chains = self._padded(tried)
             rough, indices = self.rough(chains)
             order = np.argsort(rough, kind="stable")[:CUT_PER_ROUND]
-            order = order[rough[order] <= beam[0].worth * ROUGH_SLACK]
+            order = order[rough[order] <= beam[0].score * ROUGH_SLACK]
             better = self.cut(chains[order], indices[order])
-            merged = sorted([*beam, *better], key=lambda c: c.worth)[: self.beam]
-            if merged[0].worth >= beam[0].worth * (1 - 1e-9):
+            merged = sorted([*beam, *better], key=lambda c: c.score)[: self.beam]
+            if merged[0].score >= beam[0].score * (1 - 1e-9):
                 beam = merged
                 break
             beam = merged
@@ -147,7 +147,7 @@ class ChainSearch:
     # -- estimates ------------------------------------------------------------------------------
 
     def rough(self, chains: Ints) -> tuple[Floats, Ints]:
-        """Estimate the worth of chains with divisible layers, at their best number of pipelines."""
+        """Estimate the score of chains with divisible layers, at their best number of pipelines."""
         terms = self.terms
         stages = (chains >= 0).sum(axis=1)
         index = self._index(chains)
@@ -177,9 +177,9 @@ class ChainSearch:
             seconds = np.where(
                 possible & (index >= back), (batches - 1 + stages) * level + sync, np.inf
             )
-            worth = self.worths.rough(seconds, usd * count)
-            indices = np.where(worth < best, at, indices)
-            best = np.minimum(best, worth)
+            score = self.scores.rough(seconds, usd * count)
+            indices = np.where(score < best, at, indices)
+            best = np.minimum(best, score)
         return best, indices
 
     def _index(self, chains: Ints) -> Ints:
@@ -277,7 +277,7 @@ class ChainSearch:
 
 def best_chains(
     model: PaperModel,
-    worths: ObjectiveArrays,
+    scores: ObjectiveArrays,
     *,
     micro_batches: Sequence[int],
     degrees: tuple[int, ...],
@@ -286,16 +286,16 @@ def best_chains(
 ) -> list[RankedChain]:
     """The best chains over all layouts and micro batch sizes, best first."""
     searches = []
-    for layout in layouts(model, counts_money=worths.limits.needs_prices):
+    for layout in layouts(model, counts_money=scores.limits.needs_prices):
         for micro_batch in micro_batches:
             terms = OptionTables(model, layout, micro_batch, degrees)
             if terms.options:
                 search = ChainSearch(
                     terms,
                     np.array(replica_counts(micro_batch)),
-                    STEPS_BACK_MONEY if worths.limits.needs_prices else STEPS_BACK,
-                    STEPS_AROUND_MONEY if worths.limits.needs_prices else STEPS_AROUND,
-                    worths,
+                    STEPS_BACK_MONEY if scores.limits.needs_prices else STEPS_BACK,
+                    STEPS_AROUND_MONEY if scores.limits.needs_prices else STEPS_AROUND,
+                    scores,
                     effort(min(BEAM, 2 * len(terms.options))),
                 )
                 searches.append((search.first(), search))
@@ -307,8 +307,8 @@ def best_chains(
             break
         first = search.best_first(effort(FIRST), best)
         if first:
-            firsts.append((first[0].worth, search, first))
-            best = min(best, first[0].worth)
+            firsts.append((first[0].score, search, first))
+            best = min(best, first[0].score)
     firsts.sort(key=lambda each: each[0])
     found: list[RankedChain] = []
     for number, (_, search, first) in enumerate(firsts):
@@ -320,8 +320,8 @@ def _varied(found: Sequence[RankedChain]) -> list[RankedChain]:
     """Best first, with a penalty for many chains of equal length and micro batch size."""
     rank: Counter[tuple[int, int]] = Counter()
     ranked: list[tuple[float, int, RankedChain]] = []
-    for candidate in sorted(found, key=lambda c: c.worth):
+    for candidate in sorted(found, key=lambda c: c.score):
         alike = (candidate.terms.micro_batch, len(candidate.chain))
-        ranked.append((candidate.worth * (1 + VARIED * rank[alike]), len(ranked), candidate))
+        ranked.append((candidate.score * (1 + VARIED * rank[alike]), len(ranked), candidate))
         rank[alike] += 1
     return [candidate for *_, candidate in sorted(ranked)]

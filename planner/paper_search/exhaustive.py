@@ -53,16 +53,16 @@ class ExhaustiveSearch:
         if sum(lot.gpus for lot in self.model.lots) > GPUS_MAX:
             return False
         order = [
-            (float(family.worth[row, column]), family.menu.micro_batch, replicas, column + 1)
+            (float(family.score[row, column]), family.menu.micro_batch, replicas, column + 1)
             for family in families
             for row, (least, beyond) in enumerate(self._ranges(family))
-            for column in range(family.worth.shape[1])
-            if np.isfinite(family.worth[row, column])
+            for column in range(family.score.shape[1])
+            if np.isfinite(family.score[row, column])
             for replicas in range(least, beyond)
         ]
         try:
             for bound, micro_batch, replicas, stages in sorted(order):
-                if self.bench.best is not None and bound > self.bench.best.worth[0] * (1 + 1e-9):
+                if self.bench.best is not None and bound > self.bench.best.score[0] * (1 + 1e-9):
                     break
                 self._family(micro_batch, replicas, stages)
         except TooManyPlansError:

@@ -142,7 +142,7 @@ class Family:
     replicas: Floats
     bounds: Floats
     """In seconds."""
-    worth: Floats
+    score: Floats
     """In units of the objective."""
 
 

@@ -17,9 +17,9 @@ from simulator.estimate.paper_formula import MOST_TP_SHARING_GRADIENTS
 
 @dataclass(frozen=True, slots=True)
 class JudgedShape:
-    """A shape with its worth; smaller is better."""
+    """A shape with its score; lower is better."""
 
-    worth: tuple[float, ...]
+    score: tuple[float, ...]
     shape: PlanShape
     verdict: FormulaEstimate
 
@@ -30,7 +30,7 @@ class Workbench:
 
     model: PaperModel
     degrees: tuple[int, ...]
-    worth: Callable[[FormulaEstimate, PlanShape], tuple[float, ...] | None]
+    score: Callable[[FormulaEstimate, PlanShape], tuple[float, ...] | None]
     by_price: bool
     counts_money: bool
     evaluations: int = 0
@@ -45,17 +45,17 @@ class Workbench:
         return self.evaluations >= self.budget
 
     def judge(self, shape: PlanShape) -> JudgedShape | None:
-        """The shape with its worth; ``None`` if it breaks a limit."""
+        """The shape with its score; ``None`` if it breaks a limit."""
         if shape in self._judged:
             return self._judged[shape]
         self.evaluations += 1
         verdict = self.model.judge(shape)
-        worth = None
+        score = None
         if math.isfinite(verdict.seconds) and self.model.fits(shape):
-            worth = self.worth(verdict, shape)
-        found = None if worth is None else JudgedShape(worth, shape, verdict)
+            score = self.score(verdict, shape)
+        found = None if score is None else JudgedShape(score, shape, verdict)
         self._judged[shape] = found
-        if found is not None and (self.best is None or found.worth < self.best.worth):
+        if found is not None and (self.best is None or found.score < self.best.score):
             self.best = found
         return found
 
@@ -106,7 +106,7 @@ class Workbench:
             for index in range(high + 1, len(levels)):
                 dealt = mixer.deal(replicas, [levels[index]] * stages, synced)
                 one = None if dealt is None else self.judge(dealt)
-                if one is not None and (found is None or one.worth < found.worth):
+                if one is not None and (found is None or one.score < found.score):
                     found, high = one, index
         limits = [levels[high]] * stages
         # Speed up stages with spare GPUs, slowest first.
@@ -120,7 +120,7 @@ class Workbench:
                 if dealt is None:
                     continue
                 better = self.judge(dealt)
-                if better is not None and (found is None or better.worth < found.worth):
+                if better is not None and (found is None or better.score < found.score):
                     found, limits = better, tried
                 break
         return found
@@ -132,7 +132,7 @@ class Workbench:
             improved = False
             for shape in _slid(best.shape):
                 tried = self.judge(shape)
-                if tried is not None and tried.worth < best.worth:
+                if tried is not None and tried.score < best.score:
                     best, improved = tried, True
         return best
 
@@ -153,7 +153,7 @@ class Workbench:
                         synced=limits,
                         at_most=math.inf if self.counts_money else best.verdict.seconds,
                     )
-                    if tried is not None and tried.worth < best.worth:
+                    if tried is not None and tried.score < best.score:
                         best, improved = self.slide(tried), True
         return best
 

@@ -71,19 +71,19 @@ class PaperSearch:
         self.bench = Workbench(
             self.model,
             self.degrees,
-            self.worth,
+            self.score,
             by_price=self.limits.goal_is_cost,
             counts_money=self.limits.needs_prices,
             budget=self.budget,
         )
 
-    def worth(self, verdict: FormulaEstimate, shape: PlanShape) -> tuple[float, ...] | None:
-        """The worth of a shape; ``None`` if it breaks a quota or a limit."""
+    def score(self, verdict: FormulaEstimate, shape: PlanShape) -> tuple[float, ...] | None:
+        """The score of a shape; ``None`` if it breaks a quota or a limit."""
         used = self.used(shape)
         for grant in self.grants:
             if sum(used.get(lot, 0) for lot in grant.lots) > grant.gpus_max:
                 return None
-        found = self.limits.worth(self.figures(verdict, used))
+        found = self.limits.score(self.figures(verdict, used))
         return None if found is None else (*found, shape.micro_batch, shape.stages)
 
     def figures(self, verdict: FormulaEstimate, used: Mapping[int, int]) -> Figures:
@@ -142,16 +142,16 @@ class PaperSearch:
                     for site in candidate.terms.layout.sites
                 )
                 starts.append(Start(self.bench.slide(found), sites))
-        return sorted(starts, key=lambda start: start.found.worth)
+        return sorted(starts, key=lambda start: start.found.score)
 
     def search_uniform(self, families: Sequence[Family]) -> tuple[JudgedShape, ...]:
         """The best plan of each family, with boundaries given by its number of stages."""
         order = sorted(
-            (float(family.worth[row, column]), family.menu.micro_batch, int(replicas), column + 1)
+            (float(family.score[row, column]), family.menu.micro_batch, int(replicas), column + 1)
             for family in families
             for row, replicas in enumerate(family.replicas)
-            for column in range(family.worth.shape[1])
-            if math.isfinite(family.worth[row, column])
+            for column in range(family.score.shape[1])
+            if math.isfinite(family.score[row, column])
         )
         found: list[JudgedShape] = []
         every = list(selections(self.model))
@@ -161,12 +161,12 @@ class PaperSearch:
             some = [one for one, of in zip(every, kinds, strict=True) if of == count]
             for bound, micro_batch, replicas, stages in order:
                 known = self.bench.best
-                if self.bench.is_spent or (known is not None and bound > known.worth[0]):
+                if self.bench.is_spent or (known is not None and bound > known.score[0]):
                     break
                 found += self._uniform(some, micro_batch, replicas, stages)
             if self.bench.best is not None:
                 self.bench.slide(self.bench.best)
-        return tuple(sorted(found, key=lambda f: f.worth))
+        return tuple(sorted(found, key=lambda f: f.score))
 
     def _uniform(
         self, some: Sequence[Sites], micro_batch: int, replicas: int, stages: int
@@ -231,7 +231,7 @@ class PaperSearch:
         bounds[replicas[:, None] * stages[None] > menu.gpus.sum()] = np.inf
         if self.limits.seconds_max is not None:
             bounds[bounds > self.limits.seconds_max] = np.inf
-        worth = bounds
+        score = bounds
         if self.limits.goal_is_cost:
             usd = cost_bounds_of(
                 menu,
@@ -241,13 +241,13 @@ class PaperSearch:
                 gradient_bytes=float(self.model.gradient_bytes()[-1]),
                 rings=rings,
             )
-            worth = np.where(np.isfinite(bounds), usd, np.inf)
-        return Family(menu, rings, replicas, bounds, worth)
+            score = np.where(np.isfinite(bounds), usd, np.inf)
+        return Family(menu, rings, replicas, bounds, score)
 
     def bound(self, families: list[Family], best: JudgedShape | None, is_complete: bool) -> Bounds:
         """Lower bounds of all plans."""
         seconds = math.inf if best is None else best.verdict.seconds
-        objective = math.inf if best is None else best.worth[0]
+        objective = math.inf if best is None else best.score[0]
         if is_complete and not self.limits.goal_is_cost:
             return Bounds(seconds, objective)
         bounds = certify(self.model, families, self.limits, seconds=seconds, objective=objective)

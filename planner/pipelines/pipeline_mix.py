@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 
-from planner.pipelines.pipeline_template import Step, Template, TemplateMaker
+from planner.pipelines.pipeline_template import Template, TemplateMaker, TemplateStage
 from planner.pipelines.plan_shape import PlanShape
 from planner.problem.inventory import Lot, lots_hold
 from simulator.arrays import Bools, Floats
@@ -78,7 +78,9 @@ def mix_of_shape(shape: PlanShape, maker: TemplateMaker) -> PipelineMix:
     ]
     rows = Counter(zip(*columns, strict=True))
     templates = tuple(
-        maker.timed(tuple(Step(lot, tp, "none") for lot, tp in row), shape.micro_batch, shape.cuts)
+        maker.timed(
+            tuple(TemplateStage(lot, tp, "none") for lot, tp in row), shape.micro_batch, shape.cuts
+        )
         for row in rows
     )
     return PipelineMix(templates, tuple(rows.values()))
@@ -92,7 +94,9 @@ def mix_of_plan(plan: Plan, maker: TemplateMaker) -> PipelineMix | None:
     rows = Counter(pipeline.stages for pipeline in plan.pipelines)
     templates = tuple(
         maker.timed(
-            tuple(Step(lot_of[stage.place], stage.tp, stage.recompute) for stage in stages),
+            tuple(
+                TemplateStage(lot_of[stage.place], stage.tp, stage.recompute) for stage in stages
+            ),
             plan.micro_batch_size,
             (0, *(stage.layers[1] for stage in stages)),
         )

@@ -33,7 +33,7 @@ HALVINGS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TemplateStage:
     """How one stage of a template runs."""
 
     lot: int
@@ -48,7 +48,7 @@ class Template:
     micro_batch: int
     # Times differ for nearly all templates, so hashing them is enough.
     cuts: tuple[int, ...] = field(hash=False)
-    steps: tuple[Step, ...] = field(hash=False)
+    stages: tuple[TemplateStage, ...] = field(hash=False)
     level_s: float
     """Seconds between two micro batches in the steady state."""
     fill_s: float
@@ -68,11 +68,11 @@ class Template:
             tuple(
                 Stage(
                     (self.cuts[s], self.cuts[s + 1]),
-                    step.tp,
-                    (lots[step.lot].place,),
-                    step.recompute,
+                    stage.tp,
+                    (lots[stage.lot].place,),
+                    stage.recompute,
                 )
-                for s, step in enumerate(self.steps)
+                for s, stage in enumerate(self.stages)
             ),
         )
 
@@ -96,7 +96,7 @@ class TemplateMaker:
     _seconds: dict[tuple[str, int, int, Recompute], list[float]] = field(default_factory=dict)
     _rooms: dict[tuple[str, int, int, Recompute, int], Floats] = field(default_factory=dict)
     _parameters: dict[int, list[float]] = field(default_factory=dict)
-    _furthest: dict[tuple[Step, int, int], list[int]] = field(default_factory=dict)
+    _furthest: dict[tuple[TemplateStage, int, int], list[int]] = field(default_factory=dict)
     _made: dict[object, Template | None] = field(default_factory=dict)
     _balanced: dict[object, tuple[int, ...] | None] = field(default_factory=dict)
     """Boundaries by GPU kinds, independent of zones."""
@@ -118,49 +118,49 @@ class TemplateMaker:
         return found
 
     def end_of(
-        self, step: Step, micro_batch: int, *, first: int, in_flight: int, level_s: float
+        self, stage: TemplateStage, micro_batch: int, *, first: int, in_flight: int, level_s: float
     ) -> int:
         """The furthest end of a stage from ``first`` within a time and its devices' memory."""
-        row = self.seconds(self.lots[step.lot].gpu, step.tp, micro_batch, step.recompute)
+        row = self.seconds(self.lots[stage.lot].gpu, stage.tp, micro_batch, stage.recompute)
         end = bisect_right(row, row[first] + level_s * (1 + 1e-12)) - 1
-        return min(end, self._ends(step, micro_batch, in_flight)[first])
+        return min(end, self._ends(stage, micro_batch, in_flight)[first])
 
-    def _ends(self, step: Step, micro_batch: int, in_flight: int) -> list[int]:
-        """By first layer, the furthest end that fits the memory of the step's devices."""
-        key = (step, micro_batch, in_flight)
+    def _ends(self, stage: TemplateStage, micro_batch: int, in_flight: int) -> list[int]:
+        """By first layer, the furthest end that fits the memory of the stage's devices."""
+        key = (stage, micro_batch, in_flight)
         found = self._furthest.get(key)
         if found is None:
-            fits = self.most_in_flight(step, micro_batch, self.pipelines) >= in_flight
+            fits = self.most_in_flight(stage, micro_batch, self.pipelines) >= in_flight
             firsts = np.arange(self.costs.layer_count)
             counts = np.array([int(fits[first, first + 1 :].sum()) for first in firsts])
             found = self._furthest[key] = (firsts + counts).tolist()
         return found
 
-    def most_in_flight(self, step: Step, micro_batch: int, pipelines: int) -> Floats:
-        """How many micro batches' activations a device of the step can hold, by [first layer, end].
+    def most_in_flight(self, stage: TemplateStage, micro_batch: int, pipelines: int) -> Floats:
+        """Micro batches whose activations a device of the stage can hold, by [first layer, end].
 
         It uses the same sums as the memory model.
         """
-        gpu = self.lots[step.lot].gpu
-        key = (gpu, step.tp, micro_batch, step.recompute, self._sharing(pipelines))
+        gpu = self.lots[stage.lot].gpu
+        key = (gpu, stage.tp, micro_batch, stage.recompute, self._sharing(pipelines))
         found = self._rooms.get(key)
         if found is None:
-            found = self._rooms[key] = self._most_in_flight(step, micro_batch, pipelines)
+            found = self._rooms[key] = self._most_in_flight(stage, micro_batch, pipelines)
         return found
 
     def _sharing(self, pipelines: int) -> int:
         """The part of the number of pipelines that memory depends on."""
         return pipelines if self.costs.job.zero else min(pipelines, 2)
 
-    def _most_in_flight(self, step: Step, micro_batch: int, pipelines: int) -> Floats:
-        costs, job, lot = self.costs, self.costs.job, self.lots[step.lot]
+    def _most_in_flight(self, stage: TemplateStage, micro_batch: int, pipelines: int) -> Floats:
+        costs, job, lot = self.costs, self.costs.job, self.lots[stage.lot]
         platform, runtime, layers = platform_of(lot.gpu), costs.runtime, self.costs.layer_count
         first, end = np.arange(layers + 1)[:, None], np.arange(layers + 1)[None, :]
         weight, gradient, moments = bytes_per_parameter(job)
-        held = range_sums(costs.parameters(step.tp))
-        held[0, -1] -= costs.tied_parameters(step.tp)
+        held = range_sums(costs.parameters(stage.tp))
+        held[0, -1] -= costs.tied_parameters(stage.tp)
         states = (weight + gradient + moments / (pipelines if job.zero else 1)) * held
-        states += range_sums(costs.frozen_bytes(step.tp))
+        states += range_sums(costs.frozen_bytes(stage.tp))
         sizes = np.array([0.0, *(costs.output_bytes(n) for n in range(layers - 1)), 0.0])
         sizes *= micro_batch
         messages = np.maximum(sizes[first], sizes[end])
@@ -169,12 +169,12 @@ class TemplateMaker:
         elif pipelines > 1 and not uses_gloo(lot.gpu):
             messages = messages + 2 * runtime.sync_bucket_bytes
         kept = range_sums(
-            costs.kept_bytes(tp=step.tp, samples=micro_batch, recompute=step.recompute)
+            costs.kept_bytes(tp=stage.tp, samples=micro_batch, recompute=stage.recompute)
         )
         if runtime.keeps_stage_outputs:
             kept = kept + sizes[end]
         kept = kept * (1 + platform.fragmentation)
-        work = costs.workspace_bytes(tp=step.tp, samples=micro_batch, recompute=step.recompute)
+        work = costs.workspace_bytes(tp=stage.tp, samples=micro_batch, recompute=stage.recompute)
         room = self.sites.capacity_bytes(lot.place) - platform.context_bytes - states - messages
         room = room - RESERVED_OVER_LIVE * _largest(work)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -182,68 +182,74 @@ class TemplateMaker:
         fits: Floats = np.where((room >= 0) & (first < end), count, 0.0)
         return fits
 
-    def template(self, steps: tuple[Step, ...], micro_batch: int, most: int) -> Template | None:
-        """The template with the best balanced boundaries; ``None`` if the steps cannot fit."""
-        key = (steps, micro_batch, min(most, len(steps)))
+    def template(
+        self, stages: tuple[TemplateStage, ...], micro_batch: int, most: int
+    ) -> Template | None:
+        """The template with the best balanced boundaries; ``None`` if the stages cannot fit."""
+        key = (stages, micro_batch, min(most, len(stages)))
         if key not in self._made:
-            self._made[key] = self._template(steps, micro_batch, most)
+            self._made[key] = self._template(stages, micro_batch, most)
         return self._made[key]
 
-    def _template(self, steps: tuple[Step, ...], micro_batch: int, most: int) -> Template | None:
-        kinds = tuple((self.lots[x.lot].gpu, x.tp, x.recompute) for x in steps)
-        key = (kinds, micro_batch, min(most, len(steps)))
+    def _template(
+        self, stages: tuple[TemplateStage, ...], micro_batch: int, most: int
+    ) -> Template | None:
+        kinds = tuple((self.lots[x.lot].gpu, x.tp, x.recompute) for x in stages)
+        key = (kinds, micro_batch, min(most, len(stages)))
         if key not in self._balanced:
-            self._balanced[key] = self._balance(steps, micro_batch, most)
+            self._balanced[key] = self._balance(stages, micro_batch, most)
         cuts = self._balanced[key]
-        return None if cuts is None else self.timed(steps, micro_batch, cuts)
+        return None if cuts is None else self.timed(stages, micro_batch, cuts)
 
     def _balance(
-        self, steps: tuple[Step, ...], micro_batch: int, most: int
+        self, stages: tuple[TemplateStage, ...], micro_batch: int, most: int
     ) -> tuple[int, ...] | None:
-        if len(steps) > self.costs.layer_count:
+        if len(stages) > self.costs.layer_count:
             return None
-        if self._cuts(steps, micro_batch, most, math.inf) is None:
+        if self._cuts(stages, micro_batch, most, math.inf) is None:
             return None
         totals = [
-            self.seconds(self.lots[x.lot].gpu, x.tp, micro_batch, x.recompute)[-1] for x in steps
+            self.seconds(self.lots[x.lot].gpu, x.tp, micro_batch, x.recompute)[-1] for x in stages
         ]
-        low, high = min(totals) / len(steps) / 2, max(totals)
+        low, high = min(totals) / len(stages) / 2, max(totals)
         for _ in range(HALVINGS):
             middle = math.sqrt(low * high)
-            if self._cuts(steps, micro_batch, most, middle) is None:
+            if self._cuts(stages, micro_batch, most, middle) is None:
                 low = middle
             else:
                 high = middle
-        return self._cuts(steps, micro_batch, most, high)
+        return self._cuts(stages, micro_batch, most, high)
 
-    def timed(self, steps: tuple[Step, ...], micro_batch: int, cuts: tuple[int, ...]) -> Template:
+    def timed(
+        self, stages: tuple[TemplateStage, ...], micro_batch: int, cuts: tuple[int, ...]
+    ) -> Template:
         """The template with given boundaries."""
         levels, hops, beside, synced, home = [], [], [], [], 0.0
-        for s, step in enumerate(steps):
-            gpu = self.lots[step.lot].gpu
-            row = self.seconds(gpu, step.tp, micro_batch, step.recompute)
+        for s, stage in enumerate(stages):
+            gpu = self.lots[stage.lot].gpu
+            row = self.seconds(gpu, stage.tp, micro_batch, stage.recompute)
             platform = platform_of(gpu)
             level = row[cuts[s + 1]] - row[cuts[s]] + (platform.load_s if s == 0 else 0.0)
-            level += platform.message_s * 2 * ((s > 0) + (s + 1 < len(steps)))
+            level += platform.message_s * 2 * ((s > 0) + (s + 1 < len(stages)))
             levels.append(level)
-            if s + 1 < len(steps):
-                pair = (step, steps[s + 1])
+            if s + 1 < len(stages):
+                pair = (stage, stages[s + 1])
                 hops.append(2 * self._message_s(*pair, micro_batch, cuts[s + 1]))
-                is_near = step.lot == steps[s + 1].lot
+                is_near = stage.lot == stages[s + 1].lot
                 beside.append(
                     2 * self._message_s(*pair, micro_batch, cuts[s + 1], is_inside=True)
                     if is_near
                     else hops[-1]
                 )
-            synced.append((4 * self._held(step.tp, cuts[s], cuts[s + 1]), home))
+            synced.append((4 * self._held(stage.tp, cuts[s], cuts[s + 1]), home))
             home += BACKWARD_SHARE * level + (hops[-1] / 2 if hops else 0.0)
         return Template(
             micro_batch,
             cuts,
-            steps,
+            stages,
             *_pace(levels, hops),
             tuple(synced),
-            Counter((step.lot, step.tp) for step in steps),
+            Counter((stage.lot, stage.tp) for stage in stages),
             _pace(levels, beside),
         )
 
@@ -255,7 +261,13 @@ class TemplateMaker:
         return sums[end] - sums[first]
 
     def _message_s(
-        self, one: Step, other: Step, micro_batch: int, cut: int, *, is_inside: bool = False
+        self,
+        one: TemplateStage,
+        other: TemplateStage,
+        micro_batch: int,
+        cut: int,
+        *,
+        is_inside: bool = False,
     ) -> float:
         flows, places = (
             min(one.tp, other.tp),
@@ -267,14 +279,14 @@ class TemplateMaker:
         return self.network.between_nodes(*places, flows=flows, bytes_each=bytes_each)
 
     def _cuts(
-        self, steps: tuple[Step, ...], micro_batch: int, most: int, level_s: float
+        self, stages: tuple[TemplateStage, ...], micro_batch: int, most: int, level_s: float
     ) -> tuple[int, ...] | None:
         """Lay boundaries from the first layer on, each stage as far as it reaches."""
         layers, cuts = self.costs.layer_count, [0]
-        for s, step in enumerate(steps):
-            left = len(steps) - s
+        for s, stage in enumerate(stages):
+            left = len(stages) - s
             end = self.end_of(
-                step, micro_batch, first=cuts[-1], in_flight=min(most, left), level_s=level_s
+                stage, micro_batch, first=cuts[-1], in_flight=min(most, left), level_s=level_s
             )
             end = min(end, layers - (left - 1))
             if end <= cuts[-1]:
@@ -291,15 +303,15 @@ def _pace(levels: Sequence[float], hops: Sequence[float]) -> tuple[float, float]
     return max(*levels, *rounds), sum(levels) + sum(hops)
 
 
-def step_options(
+def stage_options(
     lots: Sequence[Lot],
     chosen: Iterable[int],
     degrees: Sequence[int],
     recomputes: Sequence[Recompute],
-) -> list[Step]:
+) -> list[TemplateStage]:
     """All ways to run a stage on some of the lots."""
     return [
-        Step(lot, tp, recompute)
+        TemplateStage(lot, tp, recompute)
         for lot in chosen
         for tp in degrees
         if lots[lot].room(tp)
@@ -307,10 +319,10 @@ def step_options(
     ]
 
 
-def step_sequences(
-    lots: Sequence[int], options: Sequence[Step], stages_max: int
-) -> Iterator[tuple[Step, ...]]:
-    """Step sequences: all stages alike, or some stages on one lot, then some on another.
+def stage_sequences(
+    lots: Sequence[int], options: Sequence[TemplateStage], stages_max: int
+) -> Iterator[tuple[TemplateStage, ...]]:
+    """Sequences of stages: all stages alike, or some stages on one lot, then some on another.
 
     Of three lots and more, also some stages on each, in any order.
     """
@@ -329,10 +341,10 @@ def step_sequences(
 
 
 def _over_many_lots(
-    lots: Sequence[int], options: Sequence[Step], stages_max: int
-) -> Iterator[tuple[Step, ...]]:
+    lots: Sequence[int], options: Sequence[TemplateStage], stages_max: int
+) -> Iterator[tuple[TemplateStage, ...]]:
     """Some stages on each lot, in any order, all with the same TP degree and recomputation."""
-    ways: dict[tuple[int, Recompute], dict[int, Step]] = {}
+    ways: dict[tuple[int, Recompute], dict[int, TemplateStage]] = {}
     for option in options:
         ways.setdefault((option.tp, option.recompute), {})[option.lot] = option
     alike = [way for way in ways.values() if all(lot in way for lot in lots)]

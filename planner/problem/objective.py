@@ -1,4 +1,4 @@
-"""The objective: what a plan is worth, and which of the job's limits it keeps."""
+"""The objective: a plan's score, and which of the job's limits it keeps."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Breach:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The objective with all its limits. A smaller worth is better."""
+    """The objective with all its limits. A lower score is better."""
 
     objective: Objective
     steps: int | None = None
@@ -75,7 +75,7 @@ class Limits:
             if allowed is not None:
                 yield name, value, allowed
 
-    def worth(self, figures: Figures) -> tuple[float, float] | None:
+    def score(self, figures: Figures) -> tuple[float, float] | None:
         """The objective, then the tie-breaker: lower is better. ``None``: it breaks a limit."""
         if next(self.breaches(figures), None) is not None:
             return None
@@ -158,12 +158,12 @@ class ObjectiveArrays:
         possible = np.isfinite(seconds)
         finite = np.where(possible, seconds, 1.0)
         usd = finite * usd_per_s
-        worth = usd if self.limits.goal_is_cost else finite
+        score = usd if self.limits.goal_is_cost else finite
         for value, most in self.limits.capped(finite, usd, _hourly(finite, usd)):
             possible = possible & (value <= most * ROUGH_TOLERANCE)
             excess = np.minimum(value, most * ROUGH_TOLERANCE) / max(most, 1e-12)
-            worth = worth * np.maximum(1.0, excess) ** 2
-        found: Floats = np.where(possible, worth, np.inf)
+            score = score * np.maximum(1.0, excess) ** 2
+        found: Floats = np.where(possible, score, np.inf)
         return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from planner.pipelines.pipeline_mix import PipelineMix, room_for, take
-from planner.pipelines.pipeline_template import MANY, Step, Template
+from planner.pipelines.pipeline_template import MANY, Template, TemplateStage
 from planner.problem.inventory import Lot
 from planner.replan.damage import Broken
 from planner.search.local_search import EventSearch
@@ -32,7 +32,7 @@ class RepairDrafts:
     def around(self, base: PipelineMix, broken: Sequence[Broken]) -> Iterator[PipelineMix]:
         """Mixes that keep most of the running pipelines, in no order."""
         running = (*base.templates, *(one.template for one in broken))
-        near = {step.lot for template in running for step in template.steps}
+        near = {stage.lot for template in running for stage in template.stages}
         spare = self._fitting(base, [*self._mended(base, broken), *self._known(base, broken)])
         yield from self._refilled(base, spare, near)
         for index, (given_up, count) in enumerate(base.pairs):
@@ -49,7 +49,7 @@ class RepairDrafts:
         self, base: PipelineMix, spare: Sequence[Template], lots: Collection[int]
     ) -> Iterator[PipelineMix]:
         """More of one template; then also of others on these lots; then of any."""
-        near = [t for t in spare if all(step.lot in lots for step in t.steps)]
+        near = [t for t in spare if all(stage.lot in lots for stage in t.stages)]
         for first in spare:
             yield self.filled(base, [first])
             if first in near:
@@ -113,39 +113,41 @@ class RepairDrafts:
         for one in dict.fromkeys(broken):
             template = one.template
             lost = set(one.lost_stages)
-            kept = tuple(step for s, step in enumerate(template.steps) if s not in lost)
+            kept = tuple(stage for s, stage in enumerate(template.stages) if s not in lost)
             if kept:
                 fewer = maker.template(kept, self.micro_batch, self.total)
                 if fewer is not None:
                     yield fewer
             spare = self._spare(base)
-            for s, step in enumerate(template.steps):
+            for s, stage in enumerate(template.stages):
                 if s not in lost:
-                    spare[step.lot] -= step.tp
-            for other in self._replacements(template.steps[one.lost_stages[0]], spare):
-                steps = tuple(other if s in lost else step for s, step in enumerate(template.steps))
-                if self._fits_memory(steps, template.cuts):
-                    yield maker.timed(steps, self.micro_batch, template.cuts)
-                balanced = maker.template(steps, self.micro_batch, self.total)
+                    spare[stage.lot] -= stage.tp
+            for other in self._replacements(template.stages[one.lost_stages[0]], spare):
+                stages = tuple(
+                    other if s in lost else stage for s, stage in enumerate(template.stages)
+                )
+                if self._fits_memory(stages, template.cuts):
+                    yield maker.timed(stages, self.micro_batch, template.cuts)
+                balanced = maker.template(stages, self.micro_batch, self.total)
                 if balanced is not None:
                     yield balanced
 
-    def _fits_memory(self, steps: Sequence[Step], cuts: Sequence[int]) -> bool:
+    def _fits_memory(self, stages: Sequence[TemplateStage], cuts: Sequence[int]) -> bool:
         """Whether stages with these boundaries fit their devices."""
         maker, b = self.templates.maker, self.micro_batch
         return all(
-            maker.most_in_flight(step, b, MANY)[cuts[s], cuts[s + 1]]
-            >= min(self.total, len(steps) - s)
-            for s, step in enumerate(steps)
+            maker.most_in_flight(stage, b, MANY)[cuts[s], cuts[s + 1]]
+            >= min(self.total, len(stages) - s)
+            for s, stage in enumerate(stages)
         )
 
-    def _replacements(self, step: Step, spare: Sequence[int]) -> Iterator[Step]:
+    def _replacements(self, stage: TemplateStage, spare: Sequence[int]) -> Iterator[TemplateStage]:
         """Steps that could replace a lost one, with as many GPUs or fewer."""
         for lot in sorted(range(len(spare)), key=lambda k: (-spare[k], k)):
             degrees = [tp for tp in self.templates.degrees if tp <= spare[lot]]
-            near = [tp for tp in degrees if tp <= step.tp] or degrees[:1]
+            near = [tp for tp in degrees if tp <= stage.tp] or degrees[:1]
             if near and self.lots[lot].room(near[-1]):
-                yield replace(step, lot=lot, tp=near[-1])
+                yield replace(stage, lot=lot, tp=near[-1])
 
 
 def template_lots(lots: Sequence[Lot]) -> list[tuple[int, ...]]:
@@ -158,6 +160,6 @@ def template_lots(lots: Sequence[Lot]) -> list[tuple[int, ...]]:
 def _may_fit(template: Template, spare: Sequence[int]) -> bool:
     """Whether there are enough GPUs, regardless of their machines."""
     needs: dict[int, int] = {}
-    for step in template.steps:
-        needs[step.lot] = needs.get(step.lot, 0) + step.tp
+    for stage in template.stages:
+        needs[stage.lot] = needs.get(stage.lot, 0) + stage.tp
     return all(count <= spare[lot] for lot, count in needs.items())

@@ -29,9 +29,9 @@ ROUGH_WORSE_MAX = 1.5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedPlan:
-    """A plan on nodes, with its estimate and worth; a smaller worth is better."""
+    """A plan on nodes, with its estimate and score; a lower score is better."""
 
-    worth: tuple[float, ...]
+    score: tuple[float, ...]
     plan: Plan
     estimate: Estimate
 
@@ -79,7 +79,7 @@ class ReplanSearch:
         """A better plan near this one, or ``None``."""
         mix = self._mix_by_plan_id.get(id(best.plan)) or self._base()
         found = min(self._best_of(mix), key=by_worth, default=None)
-        return found if found is not None and found.worth < best.worth else None
+        return found if found is not None and found.score < best.score else None
 
     def placed_anew(self, plan: Plan) -> PlacedPlan | None:
         """Judge a plan from elsewhere: with running pipelines at their places, and by its own
@@ -114,10 +114,10 @@ class ReplanSearch:
         if not estimate.fits:
             return None
         figures = Figures(estimate.iteration_s, estimate.money.total_usd, self._spot_share(plan))
-        worth = self.tables.limits.worth(figures)
-        if worth is None:
+        score = self.tables.limits.score(figures)
+        if score is None:
             return None
-        return PlacedPlan((*worth, len(plan.pipelines)), plan, estimate)
+        return PlacedPlan((*score, len(plan.pipelines)), plan, estimate)
 
     def _spot_share(self, plan: Plan) -> float:
         devices: Counter[bool] = Counter()
@@ -170,7 +170,7 @@ class ReplanSearch:
         apart.
         """
         running = self.running.templates
-        used = {step.lot for template in running for step in template.steps}
+        used = {stage.lot for template in running for stage in template.stages}
         cuts = {template.cuts for template in running}
         some = [*mixes, *([base] if base.templates else ())]
         if not some:
@@ -185,11 +185,11 @@ class ReplanSearch:
                 continue
             # Pipelines with equal boundaries synchronise with the fewest messages.
             is_odd = any(template.cuts not in cuts for template in mix.templates)
-            worth = rough * ROUGH_OTHER_CUTS if is_odd else rough
+            score = rough * ROUGH_OTHER_CUTS if is_odd else rough
             counts = dict(mix.pairs)
             changes = sum(abs(counts.get(t, 0) - now.get(t, 0)) for t in {**counts, **now})
-            strays = any(s.lot not in used for t in mix.templates for s in t.steps)
-            order[strays].append((worth, changes, number, mix))
+            strays = any(s.lot not in used for t in mix.templates for s in t.stages)
+            order[strays].append((score, changes, number, mix))
         places = [
             (3 * place + 2 if strays else place + place // 2, mix)
             for strays, some in enumerate(order)
@@ -217,4 +217,4 @@ class ReplanSearch:
 
 def by_worth(placed: PlacedPlan) -> tuple[float, ...]:
     """Sort key: the best plan first."""
-    return placed.worth
+    return placed.score

@@ -106,9 +106,9 @@ def least_usd(
     cheapest = min((plan.usd_per_running_s or 0.0) / plan.rate for plan in figures)
     # Dollars per sample: from those of the cheapest plan to a hundred times as much.
     prices = [cheapest * 100 ** (number / (_PRICES - 1)) for number in range(_PRICES)]
-    worth = [program.best(price, 1.0).value for price in prices]
+    gain = [program.best(price, 1.0).value for price in prices]
     return [
-        max(0.0, *(price * count - value for price, value in zip(prices, worth, strict=True)))
+        max(0.0, *(price * count - value for price, value in zip(prices, gain, strict=True)))
         for count in samples
     ]
 
@@ -152,7 +152,7 @@ class _Program:
         spans, figures, fits = self.spans, self.figures, self.fits
         usd = [(plan.usd_per_s or 0.0) * per_usd for plan in figures]
         running = [(plan.usd_per_running_s or 0.0) * per_usd for plan in figures]
-        worth = [per_sample * plan.rate - each for plan, each in zip(figures, running, strict=True)]
+        gain = [per_sample * plan.rate - each for plan, each in zip(figures, running, strict=True)]
         ways = range(len(figures))
         goes_on: list[_Begin | None] = [None] * len(figures)
         from_start: list[_Begin | None] = [None] * len(figures)
@@ -193,7 +193,7 @@ class _Program:
                 for before, down_s in options:
                     if before.value == -math.inf:
                         continue
-                    lead = before.value - usd[way] * down_s - worth[way] * (now_s + down_s)
+                    lead = before.value - usd[way] * down_s - gain[way] * (now_s + down_s)
                     present = goes_on[way] if was_up else from_start[way]
                     if present is None or lead > present.lead:
                         begin = _Begin(lead, now_s, down_s, before)
@@ -202,10 +202,10 @@ class _Program:
                         else:
                             from_start[way] = begin
             if samples is not None:
-                done = self._reached(samples, end_s, goes_on, from_start, worth)
+                done = self._reached(samples, end_s, goes_on, from_start, gain)
                 if done is not None:
                     return done
-            ends = self._ends(number, goes_on, from_start, worth)
+            ends = self._ends(number, goes_on, from_start, gain)
             stays = max(idle_warm, free, warm, key=_value)
             stays_cold = max(idle_cold, cold, key=_value)
             is_wiped = number + 1 < len(spans) and self._is_wiped(number + 1)
@@ -246,7 +246,7 @@ class _Program:
         number: int,
         goes_on: Sequence[_Begin | None],
         from_start: Sequence[_Begin | None],
-        worth: Sequence[float],
+        gain: Sequence[float],
     ) -> tuple[_End, _End, _End]:
         """The best ends of stretches at the end of a span."""
         free = warm = cold = _NEVER
@@ -261,7 +261,7 @@ class _Program:
                 self._is_hit(way, following) or not self.fits(way, self.spans[following].state)
             )
             if not is_lost:
-                value = best.lead + worth[way] * end_s
+                value = best.lead + gain[way] * end_s
                 if value > free.value:
                     free = _End(value, end_s, best.begin, best.down_s, way, None, best.before)
                 continue
@@ -270,7 +270,7 @@ class _Program:
             found = _NEVER
             if more_s > 0:
                 # It may train on until the machines go.
-                value = best.lead + worth[way] * end_s + max(0.0, worth[way]) * more_s
+                value = best.lead + gain[way] * end_s + max(0.0, gain[way]) * more_s
                 found = _End(value, end_s, best.begin, best.down_s, way, None, best.before)
                 if value > free.value:
                     free = found
@@ -278,16 +278,16 @@ class _Program:
             first = from_start[way]
             later = goes_on[way]
             if later is not None:
-                value = later.lead + worth[way] * end_s
+                value = later.lead + gain[way] * end_s
                 found = _End(value, end_s, later.begin, later.down_s, way, None, later.before)
             if first is not None:
                 trains_s = max(0.0, end_s - first.begin - first.down_s)
                 steps = math.floor(trains_s / plan.iteration_s + _EPS)
                 # Leave out the iteration that the loss breaks off.
                 spared_s = trains_s - steps * plan.iteration_s
-                value = first.lead + worth[way] * (end_s - spared_s)
+                value = first.lead + gain[way] * (end_s - spared_s)
                 if end_s - first.begin < first.down_s:
-                    value = first.lead + worth[way] * end_s
+                    value = first.lead + gain[way] * end_s
                 if value > found.value:
                     found = _End(value, end_s, first.begin, first.down_s, way, steps, first.before)
             if self._survives(way, following):
@@ -302,11 +302,11 @@ class _Program:
         end_s: float,
         goes_on: Sequence[_Begin | None],
         from_start: Sequence[_Begin | None],
-        worth: Sequence[float],
+        gain: Sequence[float],
     ) -> _End | None:
         """The earliest end in a span at which so many samples are trained."""
         found: _End | None = None
-        for way, each in enumerate(worth):
+        for way, each in enumerate(gain):
             for begin in (goes_on[way], from_start[way]):
                 if begin is None:
                     continue

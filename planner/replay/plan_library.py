@@ -61,7 +61,7 @@ class KnownPlan:
             return None
         return self.usd_per_s * self.estimate.iteration_s + self.estimate.money.egress_usd
 
-    def worth(self, goal: Goal) -> tuple[float, float]:
+    def score(self, goal: Goal) -> tuple[float, float]:
         """The objective, then the tie-breaker; smaller is better."""
         # Where the GPUs have no price, egress alone tells plans apart.
         egress_usd = self.estimate.money.egress_usd
@@ -159,10 +159,10 @@ class TracePlans:
         return self._best[state]
 
     def _best_of(self, plans: Sequence[int]) -> int | None:
-        worth = {plan: self.known[plan].worth(self.goal) for plan in plans}
-        least = min((objective for objective, _ in worth.values()), default=math.inf)
-        equal = [plan for plan in plans if worth[plan][0] <= least * (1 + TIE)]
-        return min(equal, key=lambda plan: (worth[plan][1], worth[plan][0], plan), default=None)
+        score = {plan: self.known[plan].score(self.goal) for plan in plans}
+        least = min((objective for objective, _ in score.values()), default=math.inf)
+        equal = [plan for plan in plans if score[plan][0] <= least * (1 + TIE)]
+        return min(equal, key=lambda plan: (score[plan][1], score[plan][0], plan), default=None)
 
     def figures(self) -> tuple[PlanFigures, ...]:
         """All plans, as the player needs them."""

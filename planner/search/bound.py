@@ -24,7 +24,7 @@ from planner.problem.inventory import Grant, Lot
 from planner.problem.objective import Limits
 from planner.search.pricing import FOREVER_S, Priced, Reach, batch_counts, pipeline_prices
 from planner.search.round_trips import RoundTrips
-from planner.search.stage_limits import StageFloors
+from planner.search.stage_limits import StageTimeTables
 from simulator.arrays import Floats, Ints
 
 FREE_USD_PER_HOUR = 1e-12
@@ -88,7 +88,7 @@ class Tariff:
 class EventBound:
     """The bound for one job on one cluster, with the tables that all target times share."""
 
-    floors: StageFloors
+    tables: StageTimeTables
     lots: Sequence[Lot]
     grants: Sequence[Grant]
     limits: Limits
@@ -146,8 +146,8 @@ class EventBound:
             longest_s = min(longest_s, self._longest_s(known))
         if start >= longest_s:
             return known
-        worth = self._least_usd() if is_cost else start
-        root = _Span(worth, start, longest_s, self._every_family())
+        score = self._least_usd() if is_cost else start
+        root = _Span(score, start, longest_s, self._every_family())
         found = self._examined(root, known, is_cost=is_cost)
         if not trips or not self.trips_max or self.is_stopped or found >= known * (1 - self.gap):
             return found
@@ -163,9 +163,9 @@ class EventBound:
         """Lower bound of the objective of plans in a span of time, at most ``known``."""
         queue = [root]
         while self.work < self.work_max and not self.is_stopped:
-            if not queue or queue[0].worth >= known:
+            if not queue or queue[0].score >= known:
                 return known * (1 - ROUNDING)
-            if queue[0].worth >= known * (1 - self.gap):
+            if queue[0].score >= known * (1 - self.gap):
                 break
             span = heapq.heappop(queue)
             try:
@@ -174,7 +174,7 @@ class EventBound:
             except KeyboardInterrupt:
                 heapq.heappush(queue, span)
                 self.is_stopped = True
-        return min([known, *(span.worth for span in queue[:1])]) * (1 - ROUNDING)
+        return min([known, *(span.score for span in queue[:1])]) * (1 - ROUNDING)
 
     def _refine(self, span: _Span, queue: list[_Span], known: float, *, is_cost: bool) -> bool:
         """Examine or halve a span; false, with the span back in the queue, if it is narrow."""
@@ -187,7 +187,7 @@ class EventBound:
             else (self._seen(span, known, is_cost=is_cost),)
         )
         for part in parts:
-            if span.is_seen or part.worth < known:
+            if span.is_seen or part.score < known:
                 heapq.heappush(queue, part)
         return True
 
@@ -201,8 +201,8 @@ class EventBound:
                 return span
             family = waiting.pop()
             usd_per_s = self._usd_per_s(family, span.low, span.high)
-            worth = usd_per_s * span.low if is_cost else span.low
-            if usd_per_s == math.inf or worth >= known:
+            score = usd_per_s * span.low if is_cost else span.low
+            if usd_per_s == math.inf or score >= known:
                 continue
             if family.most > NARROW * family.fewest:
                 waiting += family.halves()
@@ -215,31 +215,31 @@ class EventBound:
                 most = known / span.low if is_cost else math.inf
                 by_trips = self._usd_by_trips(trips, family, span, most)
                 usd_per_s = max(usd_per_s, by_trips)
-                worth = max(worth, usd_per_s * span.low if is_cost else span.low)
-                if usd_per_s == math.inf or worth >= known:
+                score = max(score, usd_per_s * span.low if is_cost else span.low)
+                if usd_per_s == math.inf or score >= known:
                     continue
             left.append(family)
-            least = min(least, worth)
+            least = min(least, score)
             if not is_cost:
                 # One possible range settles the span; the others are examined once it is ruled out.
                 left += reversed(waiting)
                 break
-        return _Span(max(span.worth, least), span.low, span.high, left, is_seen=True)
+        return _Span(max(span.score, least), span.low, span.high, left, is_seen=True)
 
     def _usd_per_s(self, family: PipelineRange, low: float, high: float) -> float:
         """Least dollars per second of a range's plans in a span; infinite if none is possible."""
         b, total = family.micro_batch, self.global_batch // family.micro_batch
         if self._quickest_s(b) > high:
             return math.inf
-        floors, least, tariffs = self.floors, 0.0, self._tariffs(b)
+        tables, least, tariffs = self.tables, 0.0, self._tariffs(b)
         counts = batch_counts(total - family.fewest + 1)
-        most = floors.most(b, high, family.fewest, family.most)
+        most = tables.most(b, high, family.fewest, family.most)
         reach = Reach.of(most, counts)
         pipelines = np.arange(family.fewest, family.most + 1)
         possible = np.ones(len(pipelines), dtype=bool)
         if family.most > NARROW * family.fewest:
             tariffs = tariffs[:1]
-        self.work += floors.table_size * (1 + len(tariffs))
+        self.work += tables.table_size * (1 + len(tariffs))
         if self.limits.needs_prices:
             tariffs = [*tariffs, self._in_dollars(low)]
         for tariff in tariffs:
@@ -254,18 +254,18 @@ class EventBound:
 
     def _stages_max(self, family: PipelineRange) -> int:
         """Most stages of a pipeline: one may be deep while the others stand on a group each."""
-        floors = self.floors
-        others = (family.fewest - 1) * min(choice.tp for choice in floors.choices)
-        return min(floors.costs.layer_count, int(sum(self.gpus.values())) - others)
+        tables = self.tables
+        others = (family.fewest - 1) * min(choice.tp for choice in tables.choices)
+        return min(tables.costs.layer_count, int(sum(self.gpus.values())) - others)
 
     def _priced(self, family: PipelineRange, tariff: Tariff, reach: Reach, high: float) -> Priced:
-        floors, stages_max = self.floors, self._stages_max(family)
+        tables, stages_max = self.tables, self._stages_max(family)
         floor = pipeline_prices(
-            floors.times(family.micro_batch),
+            tables.times(family.micro_batch),
             tariff.prices,
             reach.counts,
             seconds=high,
-            tail_s=floors.end_s(family.micro_batch, family.fewest, family.most),
+            tail_s=tables.end_s(family.micro_batch, family.fewest, family.most),
             stages_max=stages_max,
             per_machine=max(lot.gpus_per_machine for lot in self.lots),
         )
@@ -279,9 +279,9 @@ class EventBound:
             return None
         key = (family.micro_batch, family.fewest, family.most)
         if key not in self._known_trips:
-            self._known_trips[key] = RoundTrips.of(self.floors, *key)
+            self._known_trips[key] = RoundTrips.of(self.tables, *key)
             cases = len(self._known_trips[key].cases)
-            self.work += CASE_WORK * cases * len(self.floors.choices)
+            self.work += CASE_WORK * cases * len(self.tables.choices)
         trips = self._known_trips[key]
         tariff = self._tariffs(family.micro_batch)[0]
         highest = TRIPS_PRICE * tariff.budget / family.fewest
@@ -323,7 +323,7 @@ class EventBound:
         """
         total = self.global_batch // family.micro_batch
         counts = batch_counts(total - family.fewest + 1)
-        most = self.floors.most(family.micro_batch, high, family.fewest, family.most)
+        most = self.tables.most(family.micro_batch, high, family.fewest, family.most)
         reach = Reach.of(most, counts)
         priced = self._priced(family, tariff, reach, high)
         floor = priced.floor
@@ -364,7 +364,7 @@ class EventBound:
     def _tariffs(self, micro_batch: int) -> list[Tariff]:
         """Prices of GPU kinds by their speed, and variations of these."""
         if micro_batch not in self._known_tariffs:
-            times = self.floors.times(micro_batch)
+            times = self.tables.times(micro_batch)
             choices = times.choices
             speed = {}
             for gpu in self.gpus:
@@ -390,7 +390,7 @@ class EventBound:
         budget = math.inf if usd_max is None else usd_max / low
         if o.max_usd_per_hour is not None:
             budget = min(budget, o.max_usd_per_hour / 3600)
-        choices = self.floors.choices
+        choices = self.tables.choices
         return Tariff(np.array([self.usd_per_s[c.gpu] * c.tp for c in choices]), budget)
 
     # -- where times begin and end --------------------------------------------------------------
@@ -402,7 +402,7 @@ class EventBound:
     def _quickest_s(self, micro_batch: int) -> float:
         """Time if all GPUs did the work they are best at, without any pause."""
         if micro_batch not in self._known_quickest:
-            times = self.floors.times(micro_batch)
+            times = self.tables.times(micro_batch)
             total = self.global_batch // micro_batch
             self._known_quickest[micro_batch] = float(times.iteration_s.min()) + max(
                 total * float((tariff.prices[:, None] * times.work).min(axis=0).sum())
@@ -415,7 +415,7 @@ class EventBound:
         """Dollars if each layer ran on the option that is cheapest for it."""
         prices = self._in_dollars(1.0).prices[:, None]
         return min(
-            self.global_batch // b * float((prices * self.floors.times(b).work).min(axis=0).sum())
+            self.global_batch // b * float((prices * self.tables.times(b).work).min(axis=0).sum())
             for b in self.micro_batches
         )
 
@@ -424,8 +424,8 @@ class EventBound:
         prices = self._in_dollars(1.0).prices
         least = math.inf
         for b in self.micro_batches:
-            most = self.floors.most(b, FOREVER_S, 1, 1)
-            stages_max = min(self.floors.costs.layer_count, int(sum(self.gpus.values())))
+            most = self.tables.most(b, FOREVER_S, 1, 1)
+            stages_max = min(self.tables.costs.layer_count, int(sum(self.gpus.values())))
             priced = Reach.of(most, batch_counts(1)).priced(prices, stages_max=stages_max)
             least = min(least, float(priced.least[0]))
         return usd / least if least > 0 else math.inf
@@ -435,21 +435,21 @@ class EventBound:
 class _Span:
     """A span of time, and the ranges of plans that may be possible in it."""
 
-    worth: float
+    score: float
     low: float
     high: float
     families: list[PipelineRange]
     is_seen: bool = False
 
     def __lt__(self, other: _Span) -> bool:
-        return (self.worth, self.low) < (other.worth, other.low)
+        return (self.score, self.low) < (other.score, other.low)
 
     def parts(self, *, is_cost: bool, step: float) -> tuple[_Span, _Span]:
         """The span split at its geometric mean, or one step after its start."""
         middle = min(math.sqrt(self.low * self.high), self.low * step)
-        late = self.worth if is_cost else max(self.worth, middle)
+        late = self.score if is_cost else max(self.score, middle)
         return (
-            _Span(self.worth, self.low, middle, self.families),
+            _Span(self.score, self.low, middle, self.families),
             _Span(late, middle, self.high, self.families),
         )
 

@@ -14,17 +14,17 @@ from dataclasses import dataclass, field, replace
 
 from planner.pipelines.pipeline_mix import PipelineMix, room_for, rough_seconds, take
 from planner.pipelines.pipeline_template import (
-    Step,
     Template,
     TemplateMaker,
-    step_options,
-    step_sequences,
+    TemplateStage,
+    stage_options,
+    stage_sequences,
 )
 from planner.problem.inventory import Grant, Lot
 from planner.problem.job_options import recompute_choices
 from planner.problem.objective import Limits
 from planner.search.pricing import quickest_equal_pipelines
-from planner.search.stage_limits import StageFloors
+from planner.search.stage_limits import StageTimeTables
 from simulator.estimate.event_estimator import EventEstimator
 from simulator.spec.job import Job
 from simulator.spec.plan import Recompute
@@ -77,14 +77,14 @@ class EventDrafts:
     _twins: dict[object, tuple[int, ...]] = field(init=False, default_factory=dict)
     _syncs: dict[object, float] = field(init=False, default_factory=dict)
     _steps: dict[object, float] = field(init=False, default_factory=dict)
-    floors: StageFloors = field(init=False)
+    tables: StageTimeTables = field(init=False)
     """Lower bounds of stage times."""
     alone: TemplateMaker = field(init=False)
     """Makes templates that fit only as the one pipeline of a plan, too."""
 
     def __post_init__(self) -> None:
         self.alone = self.maker.alone()
-        self.floors = StageFloors(
+        self.tables = StageTimeTables(
             self.maker,
             self.lots,
             degrees=self.degrees,
@@ -98,9 +98,9 @@ class EventDrafts:
             return []
         totals = [self.job.global_batch // mix.templates[0].micro_batch for mix in mixes]
         seconds = rough_seconds(mixes, totals).tolist()
-        worths = [self.rough(*pair) for pair in zip(mixes, seconds, strict=True)]
-        order = sorted(range(len(mixes)), key=lambda n: (worths[n], n))
-        return [mixes[n] for n in order if worths[n] < math.inf]
+        scores = [self.rough(*pair) for pair in zip(mixes, seconds, strict=True)]
+        order = sorted(range(len(mixes)), key=lambda n: (scores[n], n))
+        return [mixes[n] for n in order if scores[n] < math.inf]
 
     def mixes(self) -> Iterator[PipelineMix]:
         """Distinct mixes to start from."""
@@ -166,7 +166,7 @@ class EventDrafts:
                 lot_of = dict(zip(twin, lots, strict=True))
                 self._templates[key] = [
                     self.maker.timed(
-                        tuple(replace(step, lot=lot_of[step.lot]) for step in t.steps),
+                        tuple(replace(stage, lot=lot_of[stage.lot]) for stage in t.stages),
                         micro_batch,
                         t.cuts,
                     )
@@ -183,12 +183,12 @@ class EventDrafts:
     def _sorted_templates(
         self, lots: tuple[int, ...], micro_batch: int, total: int
     ) -> list[Template]:
-        options = step_options(self.lots, lots, self.degrees, self.recomputes)
+        options = stage_options(self.lots, lots, self.degrees, self.recomputes)
         found: list[PipelineMix] = []
-        for steps in step_sequences(lots, options, min(STAGES_MAX, self.maker.costs.layer_count)):
-            if len(lots) > 1 and len({step.lot for step in steps}) < len(lots):
+        for stages in stage_sequences(lots, options, min(STAGES_MAX, self.maker.costs.layer_count)):
+            if len(lots) > 1 and len({stage.lot for stage in stages}) < len(lots):
                 continue
-            template = self.maker.template(steps, micro_batch, total)
+            template = self.maker.template(stages, micro_batch, total)
             if template is None:
                 continue
             count = min(room_for(template, self.lots, {}), total)
@@ -198,8 +198,8 @@ class EventDrafts:
         if not found:
             return []
         passes = rough_seconds(found, [total] * len(found)).tolist()
-        worths = [s + self._sync_s(mix) for s, mix in zip(passes, found, strict=True)]
-        order = sorted(range(len(found)), key=worths.__getitem__)
+        scores = [s + self._sync_s(mix) for s, mix in zip(passes, found, strict=True)]
+        order = sorted(range(len(found)), key=scores.__getitem__)
         return list(dict.fromkeys(found[n].templates[0] for n in order))
 
     @property
@@ -244,23 +244,23 @@ class EventDrafts:
         for b in self.micro_batches:
             total = self.job.global_batch // b
             end = len(found) + SINGLE_DRAFTS
-            for steps in self._sequences(stages_max):
+            for stages in self._sequences(stages_max):
                 if len(found) == end:
                     break
-                if self.maker.template(steps, b, total) is not None:
+                if self.maker.template(stages, b, total) is not None:
                     continue
-                template = self.alone.template(steps, b, total)
+                template = self.alone.template(stages, b, total)
                 if template is not None and room_for(template, self.lots, {}):
                     found[PipelineMix((template,), (1,))] = None
         return self.ranked(list(found))[:SINGLE_MAX]
 
-    def _sequences(self, stages_max: int) -> Iterator[tuple[Step, ...]]:
+    def _sequences(self, stages_max: int) -> Iterator[tuple[TemplateStage, ...]]:
         """Sequences of stages on each set of lots, the largest sets first."""
         for lots in reversed(self.lot_sets()):
-            options = step_options(self.lots, lots, self.degrees, self.recomputes)
-            for steps in step_sequences(lots, options, stages_max):
-                if len({step.lot for step in steps}) == len(lots):
-                    yield steps
+            options = stage_options(self.lots, lots, self.degrees, self.recomputes)
+            for stages in stage_sequences(lots, options, stages_max):
+                if len({stage.lot for stage in stages}) == len(lots):
+                    yield stages
 
     def filled(self, first: list[Template], rest: list[Template], total: int) -> PipelineMix:
         """As many pipelines as fit of each template in turn, up to one per micro batch."""
@@ -287,13 +287,13 @@ class EventDrafts:
             for tp, groups in of_lot.items()
         )
         usd = hourly / 3600 * seconds
-        worth = usd if self.limits.goal_is_cost else seconds
+        score = usd if self.limits.goal_is_cost else seconds
         for value, most in self.limits.capped(seconds, usd, hourly):
             if value > most:
                 # Rough times prove nothing, so rank a draft that breaks a limit lower rather than
                 # drop it.
-                worth *= 1 + ROUGH_BREACH * (value / max(most, 1e-12) - 1)
-        return worth
+                score *= 1 + ROUGH_BREACH * (value / max(most, 1e-12) - 1)
+        return score
 
     def _sync_s(self, mix: PipelineMix) -> float:
         members = mix.pipelines
@@ -358,7 +358,7 @@ class EventDrafts:
         for index in sorted(range(len(self.lots)), key=lambda n: (-self.lots[n].gpus, n)):
             shapes.setdefault((self.lots[index].gpu, self.lots[index].machine), index)
         for lot in list(shapes.values())[:EQUAL_LOTS_MAX]:
-            floors = StageFloors(
+            tables = StageTimeTables(
                 self.maker,
                 [self.lots[lot]],
                 degrees=self.degrees,
@@ -366,11 +366,11 @@ class EventDrafts:
                 per_layer_sync=self.judge.overlaps,
                 typical=True,
             )
-            if floors.table_size > EQUAL_TABLE_MAX:
+            if tables.table_size > EQUAL_TABLE_MAX:
                 continue
             for line in quickest_equal_pipelines(
                 self.maker,
-                floors,
+                tables,
                 lot,
                 micro_batches=self.micro_batches,
                 global_batch=self.job.global_batch,
@@ -386,6 +386,6 @@ class EventDrafts:
 
 def family_of(mix: PipelineMix) -> object:
     """The family of a mix: its lots, TP degrees, stage counts, micro batch and placement."""
-    steps = {(step.lot, step.tp) for template in mix.templates for step in template.steps}
-    stages = {len(template.steps) for template in mix.templates}
-    return mix.templates[0].micro_batch, frozenset(steps), frozenset(stages), mix.together
+    used = {(stage.lot, stage.tp) for template in mix.templates for stage in template.stages}
+    depths = {len(template.stages) for template in mix.templates}
+    return mix.templates[0].micro_batch, frozenset(used), frozenset(depths), mix.together

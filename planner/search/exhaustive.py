@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.pipelines.pipeline_template import Step, Template, step_options
+from planner.pipelines.pipeline_template import Template, TemplateStage, stage_options
 from planner.problem.bounds import ROUNDING, TooManyPlansError
 from planner.problem.inventory import Lot, lots_hold
 from planner.problem.objective import Limits
-from planner.search.stage_limits import StageFloors
+from planner.search.stage_limits import StageTimeTables
 from simulator.arrays import Floats, Ints
 from simulator.spec.plan import Recompute
 
@@ -44,7 +44,7 @@ _Groups = tuple[tuple[tuple[int, int], int], ...]
 class BoundedPipeline:
     """A pipeline's stages, and its least seconds for 1, 2, ... micro batches."""
 
-    steps: tuple[Step, ...]
+    stages: tuple[TemplateStage, ...]
     cuts: tuple[int, ...]
     least_s: list[float] = field(compare=False)
 
@@ -58,14 +58,14 @@ class BoundedMix:
     lines: tuple[BoundedPipeline, ...]
     counts: tuple[int, ...]
 
-    def templates(self, floors: StageFloors) -> tuple[Template, ...]:
+    def templates(self, tables: StageTimeTables) -> tuple[Template, ...]:
         """The template of each pipeline."""
-        made = floors.maker.timed
-        return tuple(made(line.steps, self.micro_batch, line.cuts) for line in self.lines)
+        made = tables.maker.timed
+        return tuple(made(line.stages, self.micro_batch, line.cuts) for line in self.lines)
 
 
 def all_bounded_mixes(
-    floors: StageFloors,
+    tables: StageTimeTables,
     recomputes: Sequence[Recompute],
     degrees: Sequence[int],
     limits: Limits,
@@ -75,21 +75,21 @@ def all_bounded_mixes(
     known: float | None,
 ) -> list[BoundedMix] | None:
     """All plans whose bound is at most ``known``, by bound; ``None`` if too many."""
-    lots = floors.lots
+    lots = tables.lots
     gpus = sum(lot.gpus for lot in lots)
     if gpus > GPUS_MAX:
         return None
-    options = step_options(lots, range(len(lots)), degrees, recomputes)
+    options = stage_options(lots, range(len(lots)), degrees, recomputes)
     found: list[BoundedMix] = []
     work = _Work()
     try:
-        orders = _orders(options, lots, min(floors.costs.layer_count, gpus))
+        orders = _orders(options, lots, min(tables.costs.layer_count, gpus))
         for b in micro_batches:
             total = global_batch // b
             for pipelines in range(1, min(total, gpus) + 1):
                 # Each of the other pipelines needs at least one GPU.
                 some = [one for one in orders if _gpus(one[1]) <= gpus - pipelines + 1]
-                enumerator = _Enumerator(floors, limits, some, b, total, pipelines, known, work)
+                enumerator = _Enumerator(tables, limits, some, b, total, pipelines, known, work)
                 found += enumerator.bounded_mixes()
     except TooManyPlansError:
         return None
@@ -98,19 +98,19 @@ def all_bounded_mixes(
 
 
 def _orders(
-    options: Sequence[Step], lots: Sequence[Lot], stages_max: int
-) -> list[tuple[tuple[Step, ...], _Groups]]:
+    options: Sequence[TemplateStage], lots: Sequence[Lot], stages_max: int
+) -> list[tuple[tuple[TemplateStage, ...], _Groups]]:
     """All sequences of stages that the lots can hold, with their groups."""
-    found: list[tuple[tuple[Step, ...], _Groups]] = []
-    last: list[tuple[Step, ...]] = [()]
+    found: list[tuple[tuple[TemplateStage, ...], _Groups]] = []
+    last: list[tuple[TemplateStage, ...]] = [()]
     for _ in range(stages_max):
         longer = []
-        for steps in last:
-            for step in options:
-                groups = Counter((each.lot, each.tp) for each in (*steps, step))
+        for stages in last:
+            for stage in options:
+                groups = Counter((each.lot, each.tp) for each in (*stages, stage))
                 if _fit_together(groups, lots):
-                    longer.append((*steps, step))
-                    found.append(((*steps, step), tuple(sorted(groups.items()))))
+                    longer.append((*stages, stage))
+                    found.append(((*stages, stage), tuple(sorted(groups.items()))))
             if len(found) > ORDERS_MAX:
                 raise TooManyPlansError
         last = longer
@@ -145,9 +145,9 @@ class _Work:
 class _Enumerator:
     """Enumerates the plans of one micro batch size and number of pipelines."""
 
-    floors: StageFloors
+    tables: StageTimeTables
     limits: Limits
-    orders: Sequence[tuple[tuple[Step, ...], _Groups]]
+    orders: Sequence[tuple[tuple[TemplateStage, ...], _Groups]]
     micro_batch: int
     total: int
     pipelines: int
@@ -168,10 +168,10 @@ class _Enumerator:
                     seconds = max(line.least_s[n - 1] for line, n in zip(rows, counts, strict=True))
                     yield BoundedMix(self._worth(seconds, kinds), self.micro_batch, rows, counts)
 
-    # -- worth ----------------------------------------------------------------------------------
+    # -- score ----------------------------------------------------------------------------------
 
     def _usd_per_s(self, kinds: Sequence[_Groups]) -> float:
-        lots = self.floors.lots
+        lots = self.tables.lots
         return sum(
             (lots[lot].price_usd_per_gpu_hour or 0.0) / 3600 * tp * count
             for groups in kinds
@@ -203,37 +203,37 @@ class _Enumerator:
 
     def _lines(self) -> dict[_Groups, list[BoundedPipeline]]:
         """By their GPUs, the pipelines that may be part of a plan as good as the known one."""
-        layers = self.floors.costs.layer_count
+        layers = self.tables.costs.layer_count
         found: dict[_Groups, list[BoundedPipeline]] = {}
-        for steps, groups in self.orders:
+        for stages, groups in self.orders:
             within_s = self._seconds_max([groups])
-            inner = math.comb(layers - 1, len(steps) - 1)
-            entries = inner * self.total * len(steps)
+            inner = math.comb(layers - 1, len(stages) - 1)
+            entries = inner * self.total * len(stages)
             if entries > ENTRIES_MAX:
                 raise TooManyPlansError
-            self.work.add(ORDER_WORK * len(steps) + entries // 500)
+            self.work.add(ORDER_WORK * len(stages) + entries // 500)
             cuts = np.array(
-                [(0, *c, layers) for c in itertools.combinations(range(1, layers), len(steps) - 1)]
+                [(0, *c, layers) for c in itertools.combinations(range(1, layers), len(stages) - 1)]
             )
-            least_s = self._least_s(steps, cuts)
+            least_s = self._least_s(stages, cuts)
             for row in np.flatnonzero(least_s[:, 0] <= within_s).tolist():
-                line = BoundedPipeline(steps, tuple(cuts[row].tolist()), least_s[row].tolist())
+                line = BoundedPipeline(stages, tuple(cuts[row].tolist()), least_s[row].tolist())
                 found.setdefault(groups, []).append(line)
         if sum(map(len, found.values())) * self.total > ENTRIES_MAX:
             raise TooManyPlansError
         return found
 
-    def _least_s(self, steps: tuple[Step, ...], cuts: Ints) -> Floats:
+    def _least_s(self, stages: tuple[TemplateStage, ...], cuts: Ints) -> Floats:
         """Least seconds by [pipeline, micro batches]."""
-        floors, b = self.floors, self.micro_batch
+        tables, b = self.tables, self.micro_batch
         least = np.zeros((len(cuts), self.total))
-        for s, step in enumerate(steps):
-            choice = floors.index_of(floors.lots[step.lot].gpu, step.tp, step.recompute)
-            seconds = floors.stage_s(
+        for s, stage in enumerate(stages):
+            choice = tables.index_of(tables.lots[stage.lot].gpu, stage.tp, stage.recompute)
+            seconds = tables.stage_s(
                 b,
                 self.total,
                 self.pipelines,
-                behind=len(steps) - 1 - s,
+                behind=len(stages) - 1 - s,
                 where=(choice, cuts[:, s], cuts[:, s + 1]),
             )
             np.maximum(least, seconds, out=least)
@@ -243,7 +243,7 @@ class _Enumerator:
 
     def _kinds(self, known: Sequence[_Groups]) -> Iterator[tuple[_Groups, ...]]:
         """All ways to give the pipelines GPUs that fit side by side."""
-        lots = self.floors.lots
+        lots = self.tables.lots
 
         def walk(start: int, chosen: tuple[_Groups, ...]) -> Iterator[tuple[_Groups, ...]]:
             if len(chosen) == self.pipelines:

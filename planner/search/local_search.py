@@ -20,7 +20,7 @@ from planner.pipelines.pipeline_mix import (
     plan_of,
     room_for,
 )
-from planner.pipelines.pipeline_template import Step, Template, TemplateMaker
+from planner.pipelines.pipeline_template import Template, TemplateMaker, TemplateStage
 from planner.problem.inventory import gpus_by_lot, is_supplied, spot_share
 from planner.problem.objective import Figures, Limits
 from planner.search.drafts import EventDrafts, family_of
@@ -44,9 +44,9 @@ PLACED_DRAFTS_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JudgedPlan:
-    """A mix's plan with its estimate and worth: lower is better, infinite if it breaks a limit."""
+    """A mix's plan with its estimate and score: lower is better, infinite if it breaks a limit."""
 
-    worth: tuple[float, ...]
+    score: tuple[float, ...]
     mix: PipelineMix
     plan: Plan
     estimate: Estimate
@@ -54,7 +54,7 @@ class JudgedPlan:
     @property
     def keeps_limits(self) -> bool:
         """Whether it keeps all limits."""
-        return self.worth[0] < math.inf
+        return self.score[0] < math.inf
 
 
 @dataclass(slots=True, eq=False)
@@ -86,11 +86,11 @@ class EventSearch(EventDrafts):
             if not self.judged:
                 raise
             self.is_stopped = True
-            return min(self.judged, key=lambda j: j.worth)
+            return min(self.judged, key=lambda j: j.score)
 
     def _run(self) -> JudgedPlan | None:
         gpus = sum(lot.gpus for lot in self.lots)
-        if fewest_gpus(self.floors, self.micro_batches, gpus) > gpus:
+        if fewest_gpus(self.tables, self.micro_batches, gpus) > gpus:
             self.is_complete = True
             return None
         for plan in self.given:
@@ -114,7 +114,7 @@ class EventSearch(EventDrafts):
             self.judge_mix(mix)
         self.climb_from(self.best_of_families, self.budget)
         self.place(mixes)
-        return self.finished(min(self.judged, key=lambda j: j.worth, default=None))
+        return self.finished(min(self.judged, key=lambda j: j.score, default=None))
 
     def place(self, mixes: list[PipelineMix]) -> None:
         """Judge other placements: of the best plans, and of drafts with these placements.
@@ -156,7 +156,7 @@ class EventSearch(EventDrafts):
         any.
         """
         found: dict[object, JudgedPlan] = {}
-        for judged in sorted(self.judged or self.broken, key=lambda j: j.worth):
+        for judged in sorted(self.judged or self.broken, key=lambda j: j.score):
             found.setdefault(family_of(judged.mix), judged)
         return list(found.values())[:STARTS_MAX]
 
@@ -165,22 +165,22 @@ class EventSearch(EventDrafts):
         if best is not None and not self.proves:
             return best
         bounded_mixes = all_bounded_mixes(
-            self.floors,
+            self.tables,
             self.recomputes,
             self.degrees,
             self.limits,
             micro_batches=self.micro_batches,
             global_batch=self.job.global_batch,
-            known=None if best is None else best.worth[0],
+            known=None if best is None else best.score[0],
         )
         left = EXHAUST_MAX
         for bounded in bounded_mixes or ():
-            if best is not None and bounded.least > best.worth[0]:
+            if best is not None and bounded.least > best.score[0]:
                 break
             if left == 0:
                 return best
             left -= 1
-            templates = bounded.templates(self.floors)
+            templates = bounded.templates(self.tables)
             mix = PipelineMix(templates, (1,) * len(templates))
             pairs = zip(templates, bounded.counts, strict=True)
             pipelines = tuple(t.pipeline(n, self.lots) for t, n in pairs)
@@ -188,7 +188,7 @@ class EventSearch(EventDrafts):
                 found = self.judge_plan(plan, replace(mix, together=plan.together))
                 if found is None or not found.keeps_limits:
                     continue
-                if best is None or found.worth < best.worth:
+                if best is None or found.score < best.score:
                     best = found
         self.is_complete = bounded_mixes is not None
         return best
@@ -227,20 +227,20 @@ class EventSearch(EventDrafts):
         if not estimate.fits:
             return None
         figures = self.figures(plan, estimate)
-        worth = self.limits.worth(figures)
-        if worth is None:
+        score = self.limits.score(figures)
+        if score is None:
             excess = max(breach.excess for breach in self.limits.breaches(figures))
             found = JudgedPlan((math.inf, excess, mix.pipelines), mix, plan, estimate)
             self.broken.append(found)
         else:
-            found = JudgedPlan((*worth, mix.pipelines), mix, plan, estimate)
+            found = JudgedPlan((*score, mix.pipelines), mix, plan, estimate)
             self.judged.append(found)
         return found
 
     def keeping(self, limits: Limits) -> list[JudgedPlan]:
-        """The judged plans that keep other limits, with their worth under them."""
-        worths = ((j, limits.worth(self.figures(j.plan, j.estimate))) for j in self.judged)
-        return [replace(judged, worth=worth) for judged, worth in worths if worth is not None]
+        """The judged plans that keep other limits, with their score under them."""
+        scores = ((j, limits.score(self.figures(j.plan, j.estimate))) for j in self.judged)
+        return [replace(judged, score=score) for judged, score in scores if score is not None]
 
     def figures(self, plan: Plan, estimate: Estimate) -> Figures:
         """The figures of a plan that limits apply to."""
@@ -255,7 +255,7 @@ class EventSearch(EventDrafts):
             if self.evaluations >= end:
                 return None
             found = self.judge_mix(mix)
-            if found is not None and found.worth < best.worth:
+            if found is not None and found.score < best.score:
                 return found
         return None
 
@@ -292,7 +292,7 @@ class EventSearch(EventDrafts):
         for size in near:
             total = self.job.global_batch // size
             maker = self.maker_for(mix)
-            made = [maker.template(each.steps, size, total) for each in mix.templates]
+            made = [maker.template(each.stages, size, total) for each in mix.templates]
             templates = tuple(each for each in made if each is not None)
             if len(templates) == len(made) and mix.pipelines <= total:
                 yield replace(mix, templates=templates)
@@ -303,40 +303,42 @@ class EventSearch(EventDrafts):
 
     def variants(self, template: Template, total: int, maker: TemplateMaker) -> Iterator[Template]:
         """Templates with one boundary, TP degree, recomputation, stage or lot changed."""
-        b, cuts, steps = template.micro_batch, template.cuts, template.steps
-        for s in range(1, len(steps)):
+        b, cuts, stages = template.micro_batch, template.cuts, template.stages
+        for s in range(1, len(stages)):
             for step in (-1, 1):
                 moved = (*cuts[:s], cuts[s] + step, *cuts[s + 1 :])
                 if moved[s - 1] < moved[s] < moved[s + 1]:
-                    yield maker.timed(steps, b, moved)
-        for s, one in enumerate(steps):
+                    yield maker.timed(stages, b, moved)
+        for s, one in enumerate(stages):
             near = [tp for tp in self.degrees if tp < one.tp][-1:]
             near += [tp for tp in self.degrees if tp > one.tp][:1]
-            others = [replace(one, tp=tp) for tp in near]
-            others += [replace(one, recompute=r) for r in self.recomputes if r != one.recompute]
-            for other in others:
+            options = [replace(one, tp=tp) for tp in near]
+            options += [replace(one, recompute=r) for r in self.recomputes if r != one.recompute]
+            for other in options:
                 if self.lots[other.lot].room(other.tp):
-                    changed = (*steps[:s], other, *steps[s + 1 :])
+                    changed = (*stages[:s], other, *stages[s + 1 :])
                     yield maker.timed(changed, b, cuts)
                     balanced = maker.template(changed, b, total)
                     if balanced is not None and balanced.cuts != cuts:
                         yield balanced
-        for other_steps in self.other_stages(steps):
-            other_size = maker.template(other_steps, b, total)
-            if other_size is not None:
-                yield other_size
+        for others in self.other_stages(stages):
+            fitted = maker.template(others, b, total)
+            if fitted is not None:
+                yield fitted
 
-    def other_stages(self, steps: tuple[Step, ...]) -> Iterator[tuple[Step, ...]]:
+    def other_stages(
+        self, stages: tuple[TemplateStage, ...]
+    ) -> Iterator[tuple[TemplateStage, ...]]:
         """Sequences with one stage less, one more, or one on another lot; each once."""
-        seen = {steps}
-        for s, one in enumerate(steps):
+        seen = {stages}
+        for s, one in enumerate(stages):
             moved = (
                 replace(one, lot=index)
                 for index, lot in enumerate(self.lots)
                 if index != one.lot and lot.room(one.tp)
             )
-            less, more = (*steps[:s], *steps[s + 1 :]), (*steps[: s + 1], *steps[s:])
-            others = ((*steps[:s], other, *steps[s + 1 :]) for other in moved)
+            less, more = (*stages[:s], *stages[s + 1 :]), (*stages[: s + 1], *stages[s:])
+            others = ((*stages[:s], other, *stages[s + 1 :]) for other in moved)
             for found in (less, more, *others):
                 if found and found not in seen:
                     seen.add(found)

@@ -14,8 +14,8 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.pipelines.pipeline_template import Step, Template, TemplateMaker
-from planner.search.stage_limits import StageFloors, Times
+from planner.pipelines.pipeline_template import Template, TemplateMaker, TemplateStage
+from planner.search.stage_limits import StageTimeTables, Times
 from simulator.arrays import Bools, Floats, Ints
 
 EVERY = 64
@@ -87,8 +87,8 @@ class Reach:
             best = np.minimum(best, exact[0])
             if (best <= (behind + 2) * prices.min()).all():
                 break
-        floors = best if floor is None else np.maximum(best, floor)
-        return Priced(self, prices, tuple(levels), best, floors)
+        tables = best if floor is None else np.maximum(best, floor)
+        return Priced(self, prices, tuple(levels), best, tables)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,20 +167,20 @@ def _is_above(one: Sequence[float], other: Sequence[float], third: Sequence[floa
     return (other[1] - one[1]) * (third[0] - one[0]) >= (third[1] - one[1]) * (other[0] - one[0])
 
 
-def fewest_gpus(floors: StageFloors, micro_batches: Sequence[int], gpus: int) -> float:
+def fewest_gpus(tables: StageTimeTables, micro_batches: Sequence[int], gpus: int) -> float:
     """GPUs of the smallest pipeline, at most ``gpus``; infinite if even these are too few.
 
     All GPU kinds count alike, as if each were available in any number. This proves a job
     infeasible.
     """
-    prices = np.array([float(choice.tp) for choice in floors.choices])
-    stages_max = min(floors.costs.layer_count, gpus)
+    prices = np.array([float(choice.tp) for choice in tables.choices])
+    stages_max = min(tables.costs.layer_count, gpus)
     least = np.inf
     for b in micro_batches:
         # One micro batch needs the least memory; sharded optimizer states may be smallest with many
         # pipelines.
         for pipelines in (1, gpus):
-            most = floors.most(b, FOREVER_S, pipelines, pipelines)
+            most = tables.most(b, FOREVER_S, pipelines, pipelines)
             priced = Reach.of(most, batch_counts(1)).priced(prices, stages_max=stages_max)
             least = min(least, float(priced.least[0]))
     return float(least) if least <= gpus else np.inf
@@ -293,7 +293,7 @@ class EqualPipelines:
 
 def quickest_equal_pipelines(
     maker: TemplateMaker,
-    floors: StageFloors,
+    tables: StageTimeTables,
     lot: int,
     *,
     micro_batches: Sequence[int],
@@ -306,14 +306,14 @@ def quickest_equal_pipelines(
     other stages are typical ones, so the results are starting points, not bounds.
     """
     gpus = maker.lots[lot].gpus
-    prices = np.array([float(choice.tp) for choice in floors.choices])
+    prices = np.array([float(choice.tp) for choice in tables.choices])
     for b in micro_batches:
         total = global_batch // b
         for pipelines in PIPELINES:
             if pipelines > min(total, gpus):
                 break
             found = _quickest(
-                floors,
+                tables,
                 prices,
                 micro_batch=b,
                 count=-(-total // pipelines),
@@ -323,14 +323,14 @@ def quickest_equal_pipelines(
             )
             if found is not None:
                 seconds, stages = found
-                choices = [floors.choices[choice] for choice, _, _ in stages]
-                steps = tuple(Step(lot, c.tp, c.recompute) for c in choices)
+                choices = [tables.choices[choice] for choice, _, _ in stages]
+                steps = tuple(TemplateStage(lot, c.tp, c.recompute) for c in choices)
                 cuts = (0, *(end for _, _, end in stages))
                 yield EqualPipelines(seconds, pipelines, maker.timed(steps, b, cuts))
 
 
 def _quickest(
-    floors: StageFloors,
+    tables: StageTimeTables,
     prices: Floats,
     *,
     micro_batch: int,
@@ -340,12 +340,12 @@ def _quickest(
     longest_s: float | None,
 ) -> tuple[float, tuple[tuple[int, int, int], ...]] | None:
     """The least time in which a pipeline keeps to its budget of GPUs, and its stages."""
-    work = floors.times(micro_batch).work
+    work = tables.times(micro_batch).work
     low = count * float((prices[:, None] * work).min(axis=0).sum()) / budget
     high = SLOW * low if longest_s is None else longest_s
     if low > high:
         return None
-    seconds = floors.seconds(micro_batch, count, pipelines)[:, :, :-1]
+    seconds = tables.seconds(micro_batch, count, pipelines)[:, :, :-1]
     layers = work.shape[1]
     stages_max = min(layers, int(budget / prices.min() + 1e-9))
     found = None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.search.stage_limits import Neighbourhood, StageFloors, Times
+from planner.search.stage_limits import Neighbourhood, StageTimeTables, Times
 from simulator.arrays import Floats, Ints, prefix_sums
 
 LEVELS_MAX = 96
@@ -64,19 +64,19 @@ class RoundTrips:
     """Least seconds after the last backward."""
 
     @classmethod
-    def of(cls, floors: StageFloors, micro_batch: int, fewest: int, most: int) -> RoundTrips:
+    def of(cls, tables: StageTimeTables, micro_batch: int, fewest: int, most: int) -> RoundTrips:
         """Collect the tables."""
-        times, costs = floors.times(micro_batch), floors.costs
+        times, costs = tables.times(micro_batch), tables.costs
         kinds = tuple(sorted({choice.gpu for choice in times.choices}))
         sizes = np.array([costs.output_bytes(n) * micro_batch for n in range(costs.layer_count)])
         return cls(
             times,
-            floors.neighbourhoods(micro_batch, fewest, most),
-            floors.room(micro_batch, fewest, most),
+            tables.neighbourhoods(micro_batch, fewest, most),
+            tables.room(micro_batch, fewest, most),
             kinds,
-            np.array([[floors.leave_s(c, sizes, gpu) for gpu in kinds] for c in times.choices]),
+            np.array([[tables.leave_s(c, sizes, gpu) for gpu in kinds] for c in times.choices]),
             float(times.work.min(axis=0).sum()),
-            floors.end_s(micro_batch, fewest, most),
+            tables.end_s(micro_batch, fewest, most),
         )
 
     def prices(

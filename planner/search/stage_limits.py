@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.pipelines.pipeline_template import Step, TemplateMaker, range_sums
+from planner.pipelines.pipeline_template import TemplateMaker, TemplateStage, range_sums
 from planner.problem.inventory import Lot
-from planner.search.sync_floor import SyncFloor
+from planner.search.sync_bound import SyncBound
 from simulator.arrays import Floats, Ints, prefix_sums
 from simulator.hardware.runtime_constants import platform_of
 from simulator.spec.plan import Recompute
@@ -95,7 +95,7 @@ class Neighbourhood:
     most: Ints
 
 
-class StageFloors:
+class StageTimeTables:
     """The tables of stage times that one search and its bound use."""
 
     def __init__(
@@ -114,7 +114,7 @@ class StageFloors:
         self.typical = typical
         self.maker, self.lots, self.costs = maker, lots, maker.costs
         self.per_layer_sync = per_layer_sync
-        self.sync = SyncFloor(self.costs, maker.network, lots, degrees, per_layer_sync)
+        self.sync = SyncBound(self.costs, maker.network, lots, degrees, per_layer_sync)
         self.lot_of = {lot.gpu: index for index, lot in reversed(list(enumerate(lots)))}
         self.choices = tuple(
             StageOption(gpu, tp, recompute)
@@ -469,7 +469,7 @@ class StageFloors:
             self._room[key] = np.stack(
                 [
                     self.maker.most_in_flight(
-                        Step(self.lot_of[choice.gpu], choice.tp, choice.recompute),
+                        TemplateStage(self.lot_of[choice.gpu], choice.tp, choice.recompute),
                         micro_batch,
                         pipelines,
                     )

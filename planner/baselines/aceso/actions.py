@@ -28,8 +28,8 @@ SIZES_MAX = 8
 
 def bottleneck(judged: AcesoJudged) -> int:
     """The slowest stage; if memory is exceeded, the stage that holds the most."""
-    worth = judged.times_ms if judged.fits else judged.memory_mb
-    return max(range(len(worth)), key=lambda stage: (worth[stage], -stage))
+    score = judged.times_ms if judged.fits else judged.memory_mb
+    return max(range(len(score)), key=lambda stage: (score[stage], -stage))
 
 
 @dataclass(slots=True)
@@ -78,15 +78,15 @@ class AcesoActions:
         return None if config == start else config
 
     def _partner(self, judged: AcesoJudged, target: int) -> int | None:
-        worth = judged.efficient_ms if judged.fits else [-mb for mb in judged.memory_mb]
+        score = judged.efficient_ms if judged.fits else [-mb for mb in judged.memory_mb]
         open_stages = [
             stage
-            for stage in range(len(worth))
+            for stage in range(len(score))
             if stage != target
             and (judged.config, target, stage) not in self.tried
-            and (worth[stage] > 0 or not judged.fits)
+            and (score[stage] > 0 or not judged.fits)
         ]
-        return max(open_stages, key=lambda stage: (worth[stage], -stage), default=None)
+        return max(open_stages, key=lambda stage: (score[stage], -stage), default=None)
 
     def _goals(self, judged: AcesoJudged, target: int, partner: int) -> list[float]:
         if not judged.fits:

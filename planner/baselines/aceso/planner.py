@@ -190,7 +190,7 @@ class AcesoSearch:
     def _target(self, judged: AcesoJudged, *, again: bool) -> int | None:
         """The worst stage that was not a target here before."""
         config = judged.config
-        worth = judged.times_ms if judged.fits else judged.memory_mb
+        score = judged.times_ms if judged.fits else judged.memory_mb
         open_stages = [
             stage
             for stage in range(len(config.stages))
@@ -198,7 +198,7 @@ class AcesoSearch:
         ]
         if not open_stages:
             return None
-        target = max(open_stages, key=lambda stage: (worth[stage], -stage))
+        target = max(open_stages, key=lambda stage: (score[stage], -stage))
         self.visited.add((config, target))
         return target
 
@@ -226,11 +226,11 @@ class AcesoSearch:
     def _best(self, configs: Iterable[AcesoConfig]) -> AcesoConfig:
         """The fastest that fits, else the one that needs least memory."""
 
-        def worth(config: AcesoConfig) -> tuple[bool, float, AcesoConfig]:
+        def score(config: AcesoConfig) -> tuple[bool, float, AcesoConfig]:
             judged = self.model.judge(config)
             return not judged.fits, judged.ms if judged.fits else max(judged.memory_mb), config
 
-        return min(configs, key=worth)
+        return min(configs, key=score)
 
 
 def search(

@@ -151,12 +151,12 @@ def move_around(
         if here == start:
             break
         gain, movers = _gains(current, inputs, send, locked)
-    worth = [0.0, *(gained[i] + closing[i] for i in range(1, len(moves)))]
-    last = worth.index(max(worth))
+    score = [0.0, *(gained[i] + closing[i] for i in range(1, len(moves)))]
+    last = score.index(max(score))
     for device, origin in reversed(moves[last + 1 :]):
         current[device] = origin
     current[moves[last][0]] = start
-    return current, worth[last]
+    return current, score[last]
 
 
 def _gains(

@@ -103,11 +103,11 @@ def strategies(
                 yield MetisPlan(kinds, groups, tuple(chosen), batches, cuts, len(groups), attempts)
                 if attempts == 1 and not repairs.goes_on:
                     return
-        worth = room or [1 / d for d, _ in chosen]
+        score = room or [1 / d for d, _ in chosen]
         open_stages = [stage for stage, (d, _) in enumerate(chosen) if d != 1]
         if not open_stages:
             return
-        tightest = min(open_stages, key=lambda stage: worth[stage])
+        tightest = min(open_stages, key=lambda stage: score[stage])
         d, t = chosen[tightest]
         chosen[tightest] = (d // 2, 2 * t)
 

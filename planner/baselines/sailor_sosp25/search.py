@@ -132,12 +132,12 @@ class _Walk:
                 part = self.solve(shape, 0, replicas, order, left, self.goal.usd_max)
                 if part is None:
                     continue
-                worth = self._worth(part)
+                score = self._score(part)
                 kept = part.seconds <= self.goal.seconds_max and part.usd <= self.goal.usd_max
-                if worth >= best:
+                if score >= best:
                     break
                 if kept:
-                    best = worth
+                    best = score
                     yield Sosp25Plan(part.seconds, part.usd, b, shape.cuts, tuple(part.columns()))
 
     def replicas(self, b: int) -> list[int]:
@@ -191,7 +191,7 @@ class _Walk:
                 seen.add(alike)
             stage = self._stage(shape, s, column, order[0])
             if self._keeps(stage, usd_max) and (
-                best is None or self._worth(stage) < self._worth(best)
+                best is None or self._score(stage) < self._score(best)
             ):
                 best = stage
         return best
@@ -206,12 +206,12 @@ class _Walk:
         best: Part | None = None
         at = -1
         for bound, index, stage, regions, rest in tries:
-            if best is not None and bound > self._worth(best):
+            if best is not None and bound > self._score(best):
                 break
             part = self._joined(shape, s, stage, regions, rest, usd_max)
             if part is None:
                 continue
-            if best is None or (self._worth(part), index) < (self._worth(best), at):
+            if best is None or (self._score(part), index) < (self._score(best), at):
                 best, at = part, index
         return best
 
@@ -276,7 +276,7 @@ class _Walk:
     def _keeps(self, part: Part, usd_max: float) -> bool:
         return part.usd <= usd_max and part.seconds <= self.goal.seconds_max
 
-    def _worth(self, part: Part) -> float:
+    def _score(self, part: Part) -> float:
         return part.usd if self.goal.by_cost else part.seconds
 
     # -- one stage -------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ def ranked(proposals: Iterable[tuple[int, Proposal]]) -> list[Proposal]:
     Each comes with its number of GPUs, which also counts where there is no plan.
     """
 
-    def worth(found: tuple[int, Proposal]) -> tuple[float, int]:
+    def score(found: tuple[int, Proposal]) -> tuple[float, int]:
         return found[1].seconds, found[0]
 
     def written(found: tuple[int, Proposal]) -> str:
@@ -201,7 +201,7 @@ def ranked(proposals: Iterable[tuple[int, Proposal]]) -> list[Proposal]:
         return found[1].why_not if plan is None else plan_text(plan)
 
     best: list[Proposal] = []
-    for _, equals in groupby(sorted(proposals, key=worth), key=worth):
+    for _, equals in groupby(sorted(proposals, key=score), key=score):
         alike = list(equals)
         if len(alike) > 1:  # Large plans are long to write, and ties are few.
             alike.sort(key=written)

@@ -118,7 +118,7 @@ def test_without_a_known_plan_the_bound_is_that_of_the_families(examples: int) -
             search = search_of(case, Objective(goal=goal, max_usd_per_iteration=1e-9))
             families, inf = search.hopeful_families(), float("inf")
             bounds = certify(search.model, families, search.limits, seconds=inf, objective=inf)
-            least = min((float(family.worth.min()) for family in families), default=inf)
+            least = min((float(family.score.min()) for family in families), default=inf)
             assert bounds.objective == least, (seed, goal)
 
 

@@ -83,14 +83,14 @@ def test_no_plan_of_the_published_space_is_better(examples: int) -> None:
             if is_published(case, plan) and is_possible(case, plan)
             if (estimate := case.paper(plan)) is not None and estimate.fits
         ]
-        worths = [e.money.total_usd if goal == "cost" else e.iteration_s for e in estimates]
-        assert (answer.plan is None) == (not worths), seed
+        scores = [e.money.total_usd if goal == "cost" else e.iteration_s for e in estimates]
+        assert (answer.plan is None) == (not scores), seed
         if answer.plan is None:
             continue
         found += 1
         assert answer.objective is not None
         assert is_published(case, answer.plan) or not answer.batch_exact, seed
-        least = min(worth for worth in worths if worth is not None)
+        least = min(score for score in scores if score is not None)
         if answer.batch_exact:
             assert answer.objective == pytest.approx(least, rel=1e-9), seed
         else:

@@ -12,7 +12,7 @@ from planner.pipelines.pipeline_template import TemplateMaker
 from planner.problem.inventory import Lot, lots_of
 from planner.problem.objective import Limits
 from planner.search.bound import EventBound
-from planner.search.stage_limits import StageFloors
+from planner.search.stage_limits import StageTimeTables
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.spec.job import Objective
 from simulator.spec.plan import Place, Plan
@@ -53,7 +53,7 @@ def just_enough(plan: Plan, world: World) -> Cluster:
 def bound_of(plan: Plan, world: World, lots: tuple[Lot, ...], goal: str) -> EventBound:
     """The bound over all plans of the plan's micro batch size on these GPUs."""
     judge = world.estimator
-    floors = StageFloors(
+    tables = StageTimeTables(
         TemplateMaker(judge.costs, judge.network, judge.sites, lots),
         lots,
         degrees=(1, 2, 4),
@@ -63,7 +63,7 @@ def bound_of(plan: Plan, world: World, lots: tuple[Lot, ...], goal: str) -> Even
     objective = Objective(goal=goal)  # type: ignore[arg-type]  # a literal
     sizes = [plan.micro_batch_size]
     limits = Limits(objective)
-    return EventBound(floors, lots, (), limits, plan.samples_per_iteration, sizes, gap=1e-9)
+    return EventBound(tables, lots, (), limits, plan.samples_per_iteration, sizes, gap=1e-9)
 
 
 def placed_somehow(plan: Plan, rng: random.Random) -> Plan:
@@ -90,7 +90,7 @@ def test_no_plan_is_below_the_bound(goal: str, examples: int) -> None:
         usd = estimate.money.total_usd
         if not estimate.fits or usd is None:
             continue
-        worth = usd if goal == "cost" else estimate.iteration_s
-        bounds = bound_of(plan, world, lots, goal).bounds(2 * estimate.iteration_s, 2 * worth)
-        assert bounds.objective <= worth, seed
+        score = usd if goal == "cost" else estimate.iteration_s
+        bounds = bound_of(plan, world, lots, goal).bounds(2 * estimate.iteration_s, 2 * score)
+        assert bounds.objective <= score, seed
         assert bounds.seconds <= estimate.iteration_s, seed

@@ -15,7 +15,7 @@ from planner.problem.inventory import lots_of
 from planner.problem.objective import Limits
 from planner.problem.question import Answer, Question
 from planner.search.bound import EventBound
-from planner.search.stage_limits import StageFloors
+from planner.search.stage_limits import StageTimeTables
 from simulator.api import estimator
 from simulator.estimate.event_estimator import EventEstimator
 from simulator.layer_costs.profile import LayerSizes, Timing
@@ -84,7 +84,7 @@ def assert_none_is_better(case: SmallCase, seed: int) -> Answer:
     judge = estimator("event", job=case.job, cluster=case.cluster, measurements=case.measurements)
     assert isinstance(judge, EventEstimator)
     lots = lots_of(case.cluster, judge.sites)
-    floors = StageFloors(
+    tables = StageTimeTables(
         TemplateMaker(judge.costs, judge.network, judge.sites, lots),
         lots,
         degrees=(1, 2, 4),
@@ -92,7 +92,7 @@ def assert_none_is_better(case: SmallCase, seed: int) -> Answer:
         per_layer_sync=judge.overlaps,
     )
     sizes = [b for b in (1, 2, 4) if case.job.global_batch % b == 0]
-    bound = EventBound(floors, lots, (), Limits(case.job.objective), case.job.global_batch, sizes)
+    bound = EventBound(tables, lots, (), Limits(case.job.objective), case.job.global_batch, sizes)
     best = fastest = float("inf")
     for plan in every_plan(case):
         if not is_possible(case, plan):

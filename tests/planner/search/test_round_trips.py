@@ -11,10 +11,10 @@ import pytest
 
 from planner.pipelines.pipeline_template import TemplateMaker
 from planner.problem.inventory import lots_of
-from planner.search import sync_floor
+from planner.search import sync_bound
 from planner.search.bound import share_out
 from planner.search.round_trips import RoundTrips, levels_of
-from planner.search.stage_limits import StageFloors
+from planner.search.stage_limits import StageTimeTables
 from simulator.estimate import event_estimator, sync_rings
 from simulator.estimate.machine_layout import lay_out
 from simulator.network import network
@@ -84,7 +84,7 @@ def test_no_pipeline_is_quicker_or_cheaper_than_its_bound(
     examples: int, is_gloo: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_gloo:
-        for module in (event_estimator, network, sync_floor, sync_rings):
+        for module in (event_estimator, network, sync_bound, sync_rings):
             monkeypatch.setattr(module, "uses_gloo", lambda _: True)
     for seed in range(examples):
         rng = random.Random(f"round trips {seed}")
@@ -99,7 +99,7 @@ def test_no_pipeline_is_quicker_or_cheaper_than_its_bound(
         estimate = judge.estimate(plan)
         if not estimate.fits:
             continue
-        floors = StageFloors(
+        tables = StageTimeTables(
             TemplateMaker(judge.costs, judge.network, judge.sites, lots),
             lots,
             degrees=(1, 2, 4),
@@ -107,13 +107,13 @@ def test_no_pipeline_is_quicker_or_cheaper_than_its_bound(
             per_layer_sync=judge.overlaps,
         )
         price = {gpu: rng.uniform(0.3, 3) for gpu in sorted({lot.gpu for lot in lots})}
-        prices = np.array([price[choice.gpu] * choice.tp for choice in floors.choices])
+        prices = np.array([price[choice.gpu] * choice.tp for choice in tables.choices])
         number = len(plan.pipelines)
         fewest = rng.randint(max(1, number - 1), number)
-        trips = RoundTrips.of(floors, plan.micro_batch_size, fewest, number + rng.randint(0, 1))
+        trips = RoundTrips.of(tables, plan.micro_batch_size, fewest, number + rng.randint(0, 1))
         for pipeline, cases in zip(plan.pipelines, cases_of(plan, trips, world), strict=True):
             choices = [
-                floors.index_of(stage.place.gpu, stage.tp, stage.recompute)
+                tables.index_of(stage.place.gpu, stage.tp, stage.recompute)
                 for stage in pipeline.stages
             ]
             least_s = least_seconds(trips, choices, pipeline, cases)

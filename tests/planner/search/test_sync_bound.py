@@ -9,8 +9,8 @@ import pytest
 
 from planner.pipelines.pipeline_template import TemplateMaker
 from planner.problem.inventory import lots_of
-from planner.search import sync_floor
-from planner.search.stage_limits import StageFloors
+from planner.search import sync_bound
+from planner.search.stage_limits import StageTimeTables
 from simulator.estimate import event_estimator, sync_rings
 from simulator.network import network
 from tests.planner.search.test_bound import just_enough
@@ -27,7 +27,7 @@ def test_no_gradient_sum_is_below_its_floor(examples: int) -> None:
         plan = random_plan(rng, world, schedules=("1f1b",), splits=False)
         judge = world.estimator
         lots = lots_of(just_enough(plan, world), judge.sites)
-        floors = StageFloors(
+        tables = StageTimeTables(
             TemplateMaker(judge.costs, judge.network, judge.sites, lots),
             lots,
             degrees=(1, 2, 4),
@@ -41,9 +41,9 @@ def test_no_gradient_sum_is_below_its_floor(examples: int) -> None:
                 gpu, tp = groups.sites[groups.site[row]].gpu, int(groups.tp[row])
                 if job.algorithm == "tied":
                     tied += 1
-                    least = floors.sync.tied_s(gpu, tp, count, count)
+                    least = tables.sync.tied_s(gpu, tp, count, count)
                 else:
-                    least = float(floors.sync.by_layer(gpu, tp, count, count)[first:end].sum())
+                    least = float(tables.sync.by_layer(gpu, tp, count, count)[first:end].sum())
                 assert least <= job.seconds * (1 + 1e-9), (seed, job.algorithm, count)
     assert tied > examples / 10
 
@@ -55,7 +55,7 @@ def test_no_pipeline_is_quicker_than_its_stages(
 ) -> None:
     if is_gloo:
         # Gloo sums in threads side by side; the GPUs of these worlds would use NCCL.
-        for module in (event_estimator, network, sync_floor, sync_rings):
+        for module in (event_estimator, network, sync_bound, sync_rings):
             monkeypatch.setattr(module, "uses_gloo", lambda _: True)
     for seed in range(examples):
         rng = random.Random(f"stage floors {seed}")
@@ -66,7 +66,7 @@ def test_no_pipeline_is_quicker_than_its_stages(
         estimate = judge.estimate(plan)
         if not estimate.fits:
             continue
-        floors = StageFloors(
+        tables = StageTimeTables(
             TemplateMaker(judge.costs, judge.network, judge.sites, lots),
             lots,
             degrees=(1, 2, 4),
@@ -75,9 +75,9 @@ def test_no_pipeline_is_quicker_than_its_stages(
         )
         for pipeline in plan.pipelines:
             for number, stage in enumerate(pipeline.stages):
-                choice = floors.index_of(stage.place.gpu, stage.tp, stage.recompute)
+                choice = tables.index_of(stage.place.gpu, stage.tp, stage.recompute)
                 first, end = stage.layers
-                seconds = floors.stage_s(
+                seconds = tables.stage_s(
                     plan.micro_batch_size,
                     pipeline.micro_batches,
                     len(plan.pipelines),

@@ -36,7 +36,7 @@ Hop = tuple[Place, Place]
 
 
 @dataclass(slots=True, eq=False)
-class SyncFloor:
+class SyncBound:
     """Least seconds to synchronise each layer's gradients over the pipelines of a plan."""
 
     costs: LayerCosts
