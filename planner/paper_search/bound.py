@@ -53,10 +53,10 @@ class Asked:
     """Known lower bound of these plans' seconds."""
 
 
-def certify(
+def lower_bounds(
     model: PaperModel, families: list[Family], limits: Limits, *, seconds: float, objective: float
 ) -> Bounds:
-    """Bounds over all families, at most the known plan's figures."""
+    """Return lower bounds of all families, at most the figures of the known plan."""
     ask = _Questions(model, limits)
     bounds = Bounds(seconds, objective)
     for family in sorted(families, key=lambda f: float(f.score.min())):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.paper_search.bound import certify
+from planner.paper_search.bound import lower_bounds
 from planner.paper_search.chain_search import best_chains
 from planner.paper_search.exhaustive import ExhaustiveSearch
 from planner.paper_search.family_bounds import (
@@ -250,5 +250,7 @@ class PaperSearch:
         objective = math.inf if best is None else best.score[0]
         if is_complete and not self.limits.goal_is_cost:
             return Bounds(seconds, objective)
-        bounds = certify(self.model, families, self.limits, seconds=seconds, objective=objective)
+        bounds = lower_bounds(
+            self.model, families, self.limits, seconds=seconds, objective=objective
+        )
         return Bounds(bounds.seconds, objective) if is_complete else bounds

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from planner.api import plan_job
-from planner.paper_search.bound import certify
+from planner.paper_search.bound import lower_bounds
 from planner.paper_search.formula_tables import PaperModel
 from planner.paper_search.search import PaperSearch
 from planner.problem.inventory import lots_of
@@ -97,7 +97,7 @@ def test_no_plan_is_below_the_bound(examples: int) -> None:
             known = (1.5 * quickest, 1.5 * best)
             if objective.goal == "throughput":
                 known = (1.5 * best, 1.5 * best)
-            bounds = certify(
+            bounds = lower_bounds(
                 search.model,
                 search.hopeful_families(),
                 search.limits,
@@ -117,7 +117,7 @@ def test_without_a_known_plan_the_bound_is_that_of_the_families(examples: int) -
         for goal in ("throughput", "cost"):
             search = search_of(case, Objective(goal=goal, max_usd_per_iteration=1e-9))
             families, inf = search.hopeful_families(), float("inf")
-            bounds = certify(search.model, families, search.limits, seconds=inf, objective=inf)
+            bounds = lower_bounds(search.model, families, search.limits, seconds=inf, objective=inf)
             least = min((float(family.score.min()) for family in families), default=inf)
             assert bounds.objective == least, (seed, goal)
 
