@@ -276,9 +276,9 @@ class Gateway:
         return Delete(self.keys.order(id_))
 
     async def forget_job(self, job: JobId, term: int) -> bool:
-        """Delete all records of an ended job as leader of the term; its state goes last.
+        """Delete all records of an ended job as leader of the term, its state last.
 
-        ``False``: we do not lead, or the job is not ended any more.
+        ``False``: we do not lead, or the job was submitted again.
         """
         state = await self.store.get(self.keys.state(job))
         if state is None:

@@ -45,7 +45,7 @@ class Receiver:
     """Signs each message of our own form; of PagerDuty's it is the routing key."""
     format: Format = "sailor"
     events: tuple[str, ...] = ()
-    """The kinds of events that it gets; empty: those that its format usually gets."""
+    """The kinds of events that it gets; empty: its format's default."""
 
 
 @dataclass(frozen=True, slots=True)

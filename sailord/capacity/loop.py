@@ -49,7 +49,7 @@ READ_S = 300.0
 READ_AGAIN_S = 30.0
 """... after a failure, as no request is sent without them, ..."""
 QUIET_TIMES = 6
-"""So many times ``look_s`` apart are observations while nothing is rented or wanted."""
+"""Observations are this many times ``look_s`` apart while nothing is rented or wanted."""
 QUOTAS_S = 5.0
 """... and for quotas after instances came or went."""
 SAVE_S = 10.0

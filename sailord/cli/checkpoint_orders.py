@@ -70,7 +70,7 @@ def now(client: Client, job: str | None, wait: bool, as_json: bool) -> None:
 
 
 def _expect_running(client: Client, job: str, durable_step: int | None) -> None:
-    """Raise if the job does not run, since no further checkpoint of it will come."""
+    """Raise if the job does not run, since it will make no further checkpoint."""
     state = client.ask("GET", f"/v1/jobs/{part(job)}")["state"]
     if state == "running":
         return

@@ -16,7 +16,7 @@ from sailord.text.capacity_text import capacity_problems
 from sailord.text.units import duration
 
 REFUSALS_MANY = 10
-"""So many refused requests within an hour are a problem; fewer are mistakes of people."""
+"""Refused requests within an hour that are reported; fewer may be typing errors."""
 OVERDUE_S = 60.0
 """Report a node that is still up so long after its notice ran out."""
 

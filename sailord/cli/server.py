@@ -15,7 +15,7 @@ from sailord.client import Client, ServerProblem, client_from, part
 
 T = TypeVar("T")
 GONE = ("done", "failed", "cancelled", "lost")
-"""States of jobs that have ended, and of nodes that have gone."""
+"""States of jobs that have ended, and of lost nodes."""
 NAMES_MAX = 12
 
 
@@ -131,9 +131,9 @@ def order_command(kind: str, name: str, about: str) -> click.Command:
 def ask_about(
     client: Client, kind: str, name: str | None, ask: Callable[[str], T]
 ) -> tuple[str, T]:
-    """Ask about a job or a node by its name, or by the beginning of it; return the name as well.
+    """Ask about a job or node by its name or the beginning of it; return its full name, too.
 
-    ``ask`` gets the name as a part of a path. Without a name it is about the active job.
+    ``ask`` gets the name as a part of a path. Without a name it asks about the active job.
     """
     name = active_job(client) if name is None else name
     try:
@@ -148,7 +148,7 @@ def ask_about(
 
 
 def _begins_with(listed: list[dict[str, Any]], kind: str, name: str) -> str | None:
-    """Return the one name that begins so; of several the one that is still there."""
+    """Return the only name with this beginning; of several, the only one that has not ended."""
     key = {"job": "id", "node": "name"}[kind]
     state_of = {each[key]: each["state"] for each in listed if each[key].startswith(name)}
     if name in state_of or not state_of:

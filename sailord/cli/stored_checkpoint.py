@@ -1,6 +1,6 @@
 """The commands ``checkpoint verify``, ``export`` and ``import``, which read and write the storage.
 
-They ask sailord where a job's checkpoints are, unless ``--at`` says it: then they need no cluster.
+They ask sailord where a job's checkpoints are; with ``--at`` they need no cluster.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def export(
     if out.exists():
         raise InputError(Problem(str(out), "exists", "name a new folder"))
     command = [sys.executable, "-m", "worker", "export-checkpoint", storage.uri_of(name)]
-    # A process of its own, since it imports torch.
+    # In its own process, since it imports torch.
     command += ["--to", str(out), "--form", form]
     command += [] if job_file is None else ["--job", str(job_file)]
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)

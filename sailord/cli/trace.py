@@ -43,8 +43,8 @@ def import_(
 ) -> None:
     """Write a trace from FILES, logs of which nodes were up.
 
-    Read are Bamboo's events and counts, SkyPilot's JSON (one file per zone), Parcae's segments, and
-    sailord's own availability.jsonl. Several files are played side by side, from their beginnings.
+    It reads Bamboo's events and counts, SkyPilot's JSON (one file per zone), Parcae's segments, and
+    sailord's own availability.jsonl. Several files are merged, aligned at their starts.
     """
     check_outputs((save,), files)
     if pools and len(pools) != len(files):
@@ -78,6 +78,6 @@ def _pool_of(path: Path, text: str, given: str | None) -> tuple[str, int]:
     if named is not None and named["gpu"] in _SKYPILOT_GPUS:
         return f"{_SKYPILOT_GPUS[named['gpu']]}@{named['zone']}", int(named["gpus"])
     if text.lstrip().startswith('{"at"'):
-        return "", 1  # sailord's log names its pools.
+        return "", 1  # Lines of sailord's log name their pools.
     what = "does not say which GPUs it is about, nor where"
     raise InputError(Problem(str(path), what, "give --pool GPU@ZONE"))

@@ -28,7 +28,7 @@ class AvailabilityLog:
     _counted_at: float = 0.0
 
     def note(self, state: State) -> None:
-        """Write a line if other GPUs are up than in the last one."""
+        """Write a line if the available GPUs differ from those of the last one."""
         if state.term is None:
             self._last = None
             return

@@ -56,12 +56,12 @@ class ClusterState:
         return replace(self.lifetimes.context(self.state), moves=tuple(self._moves))
 
     def relearn_moves(self, moves: Iterable[ReconfigurationTiming]) -> None:
-        """Take over what earlier leaders measured, in place of what is known."""
+        """Replace the known moves by those that earlier leaders measured."""
         self._moves.clear()
         self.learn_moves(moves)
 
     def learn_moves(self, moves: Iterable[ReconfigurationTiming]) -> None:
-        """Remember what moves took, to predict the next ones."""
+        """Remember measured moves, to predict the next ones."""
         for move in moves:
             if move.uncorrected and "retries" not in dict(move.phases):
                 self._moves.append(PastMove(move.is_planned, move.uncorrected, move.phases))

@@ -1,4 +1,4 @@
-"""How long decisions and reconfigurations take, and how often: since this process began."""
+"""Number and duration of decisions and reconfigurations since this process started."""
 
 from __future__ import annotations
 

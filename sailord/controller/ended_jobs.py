@@ -1,4 +1,4 @@
-"""Deletes records of ended jobs from the store, the oldest first, beyond a number that stays."""
+"""Deletes records of ended jobs from the store, the oldest first, beyond ``ended_jobs_kept``."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ log = structlog.get_logger("sailord")
 
 LOOK_S = 60.0
 AT_ONCE = 20
-"""Jobs deleted at a time, so that other requests of the store come in between."""
+"""Jobs deleted at a time, so that the store can serve other requests in between."""
 
 
 def surplus(state: State) -> tuple[JobId, ...]:
-    """Return the ended jobs beyond ``ended_jobs_kept``, in the order in which they go."""
+    """Return the ended jobs beyond ``ended_jobs_kept``, in the order of their deletion."""
     ended = [job for job in state.jobs.values() if job.state in ENDED]
     ended.sort(key=lambda job: (job.submitted_at, job.id))
     return tuple(job.id for job in ended[: max(0, len(ended) - state.options.ended_jobs_kept)])
@@ -31,16 +31,16 @@ def surplus(state: State) -> tuple[JobId, ...]:
 
 @dataclass(eq=False)
 class EndedJobs:
-    """Keeps the number of ended jobs in bounds while we lead."""
+    """Limits the number of ended jobs while we lead."""
 
     gateway: Gateway
     cluster: ClusterState
     inbox: Inbox
     settle_s: float = 1.0
-    """For the controller to take in what is gone."""
+    """Gets the event that tells the controller which records were deleted."""
 
     async def run(self) -> None:
-        """Delete surplus records now and then, for ever."""
+        """Delete surplus records periodically, forever."""
         while True:
             try:
                 is_more = await self.forget_some()

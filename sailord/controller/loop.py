@@ -105,7 +105,7 @@ class Controller:
         return answer_to(self.cluster.state, report, self.safe_point())
 
     def safe_point(self) -> Point | None:
-        """The newest point that survives the loss of one node, or of a zone if that was asked."""
+        """The newest point that survives the loss of one node, or of a zone where asked."""
         return self._releases.point(self.cluster.state, time.monotonic())
 
 

@@ -18,12 +18,12 @@ from sailord.goodput.core.sight import Price, bill_of, rented_of, sight_of
 from simulator.cluster.cluster import Cluster
 
 LOOK_S = 0.25
-"""How often the nodes are looked at while the phase stays the same, ..."""
+"""Seconds between two looks while the phase stays the same, ..."""
 LOOK_S_PER_NODE = 0.0001
-"""... and with many nodes: so much for each, so that looking takes about 1 % of the time."""
+"""... and at least this per node, so that looking takes about 1 % of the time."""
 SAVE_S, SAVE_S_MIN = 10.0, 1.0
-"""How often the ledger is stored, and how soon after nodes came or went. What a leader saw since
-then is lost with it, and booked by the next one as the stored sight showed it."""
+"""How often the ledger is stored, and how soon after nodes joined or were lost. If a leader dies,
+the next one books the time since then on the stored sight."""
 SHUTDOWN_S = 1.0
 
 
@@ -47,16 +47,16 @@ class Bookkeeper:
     gateway: Gateway
     price: Price
     capacity: Callable[[], CapacityState] | None = None
-    """What is rented; ``None``: no provider is configured."""
+    """The rented instances; ``None``: no provider is configured."""
     ledger: Ledger = field(default_factory=Ledger)
     _phase: object = None
     _looked_at: float = 0.0
     _is_loaded: bool = False
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Nodes came or went: the next leader must know how many are paid for."""
+    """The number of paid GPUs changed, so the ledger is stored soon, for the next leader."""
 
     def observe(self, state: State) -> None:
-        """Book what passed since the last look, if it is time, or the phase has changed."""
+        """Book the time since the last look, if one is due or the phase has changed."""
         if state.term is None:
             self._is_loaded = False
         capacity = None if self.capacity is None else self.capacity()
@@ -80,7 +80,7 @@ class Bookkeeper:
             self._changed.set()
 
     async def load(self) -> None:
-        """Go on where the last leader stopped; raises what the store raises."""
+        """Read the last leader's ledger; raises what the store raises."""
         key = self.gateway.keys.goodput
         entry = await self.gateway.store.get(key)
         try:
@@ -91,7 +91,7 @@ class Bookkeeper:
         self.ledger, self._phase, self._is_loaded = stored, None, True
 
     async def save(self, term: int) -> None:
-        """Store the ledger as leader of the term, unless that would replace what is unreadable."""
+        """Store the ledger as leader of the term; never replace an unreadable one."""
         key = self.gateway.keys.goodput
         if self._is_loaded and key not in self.gateway.unreadable.found:
             await self.gateway.write_as_leader(term, [Put(key, encode(self.ledger))])
@@ -106,7 +106,7 @@ class Bookkeeper:
             await self.save_now(term())
 
     async def save_now(self, term: int | None) -> None:
-        """Store it now if the store answers; otherwise the next time will do."""
+        """Store it now if the store answers; else ``save_often`` tries again."""
         if term is not None:
             with contextlib.suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(SHUTDOWN_S):
@@ -114,7 +114,7 @@ class Bookkeeper:
 
 
 def _phase_of(state: State) -> object:
-    """Return what changes when the job's nodes turn to something else."""
+    """Return a value that changes whenever the job's nodes may change their cause."""
     active = state.active
     if active is None:
         return None

@@ -10,7 +10,7 @@ from typing import Any
 from sailord.client import ServerProblem
 
 CONTROL_SOCKET = "up.sock"
-"""Within the folder of a local cluster."""
+"""The socket's path within the folder of a local cluster."""
 ANSWER_S = 30.0
 
 

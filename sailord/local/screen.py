@@ -1,4 +1,4 @@
-"""What `sailorctl up` does while the cluster runs: it looks after it, and shows it."""
+"""`sailorctl up` while the cluster runs: restarts killed processes, and shows the screen."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Ctrl-C here ends the cluster and deletes its files."""
 
 
 def hints_of(place: Place) -> str:
-    """Return the hints: where the page is, and a cluster that is not in the default folder."""
+    """Return the hints: the page's address, and how to reach a cluster in another folder."""
     hints = f"in a browser: {place.page}\n{HINTS}"
     if place.folder == default_folder():
         return hints
@@ -99,7 +99,7 @@ def _tend(cluster: LocalCluster, control: Control, wait_s: float) -> Iterable[st
 
 
 def _look(cluster: LocalCluster, poller: Poller) -> list[str]:
-    """Look at the cluster, and take the nodes away whose notice ran out; return what was done."""
+    """Ask sailord, and kill nodes whose notice has expired; return what was done."""
     try:
         poller.look()
     except ServerProblem:

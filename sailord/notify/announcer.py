@@ -45,11 +45,11 @@ class Announcer:
     under_way: Reconfiguring | None = None
     """The timing of the reconfiguration that is under way."""
     _evaluated: set[tuple[JobId, str]] = field(default_factory=set)
-    """The evaluations of each job in the history."""
+    """The evaluations in each job's history."""
     _unfit: set[tuple[JobId, str]] = field(default_factory=set)
     """Why nodes cannot run a job, as its history says."""
     _at_risk: set[tuple[JobId, str]] = field(default_factory=set)
-    """Jobs whose budget or deadline is told to be at risk."""
+    """Jobs whose budget or deadline was already announced to be at risk."""
     _unreadable: set[str] = field(default_factory=set)
     """Records that the feed names as unreadable."""
     _lines: asyncio.Queue[tuple[JobId, Transition]] = field(
@@ -151,7 +151,7 @@ class Announcer:
             self._keep(after.active.job, _history_line(event))
 
     def _report_risks(self, state: State) -> None:
-        """Tell once that a job's budget or its deadline is at risk."""
+        """Announce once that a job's budget or deadline is at risk."""
         kinds: tuple[EventKind, ...] = (BUDGET, DEADLINE)
         found = at_risk(state)
         for kind in kinds:

@@ -15,7 +15,7 @@ KINDS = (
 )
 """The kinds of events that are sent."""
 FOR_PEOPLE = ("job_held", "job_finished", "budget_at_risk", "deadline_at_risk")
-"""What a channel or a person on call gets unless ``events`` says otherwise."""
+"""The kinds sent to Slack and PagerDuty unless ``events`` names others."""
 SEVERITY = {"job_held": "critical", "budget_at_risk": "warning", "deadline_at_risk": "warning"}
 MARKS = {
     **{"job_held": ":red_circle:", "job_finished": ":white_check_mark:"},
@@ -26,18 +26,18 @@ WORDS = {
     **{"deadline_at_risk": "deadline at risk", "node_preempted": "node leaves"},
 }
 SUMMARY_MAX = 1024
-"""PagerDuty refuses longer ones."""
+"""PagerDuty refuses longer summaries."""
 
 
 def wants(form: Format, events: tuple[str, ...], kind: str) -> bool:
-    """Return whether a receiver gets an event; of PagerDuty's, what closes an incident as well."""
+    """Return whether a receiver gets an event; PagerDuty also gets what resolves an incident."""
     chosen = events or (KINDS if form == "sailor" else FOR_PEOPLE)
     closes = form == "pagerduty" and "job_held" in chosen
     return kind in chosen or (closes and kind in ("generation_running", "job_finished"))
 
 
 def body_of(form: Format, cluster: str, key: str, raw: bytes) -> bytes:
-    """Return a stored message as the receiver takes it; ``key`` is PagerDuty's routing key."""
+    """Return a stored message in the receiver's format; ``key`` is PagerDuty's routing key."""
     if form == "sailor":
         return raw
     event = json.loads(raw)
@@ -46,7 +46,7 @@ def body_of(form: Format, cluster: str, key: str, raw: bytes) -> bytes:
 
 
 def sentence(event: Mapping[str, Any], cluster: str) -> str:
-    """Return an event as a sentence that says of which job and cluster it is."""
+    """Return an event as a sentence that names its job and cluster."""
     about = event.get("job") or event.get("node") or "cluster"
     word = WORDS.get(str(event["kind"]))
     said = f"{word}: {event['text']}" if word else str(event["text"])
@@ -62,7 +62,8 @@ def _slack(event: Mapping[str, Any], cluster: str) -> dict[str, Any]:
 
 
 def _pagerduty(event: Mapping[str, Any], cluster: str, key: str) -> dict[str, Any]:
-    """An event of PagerDuty's Events API v2. A job that trains again, or ends, closes its hold."""
+    """An event of PagerDuty's Events API v2. A job that trains again or ends resolves the incident
+    of its hold."""
     kind = str(event["kind"])
     about = event.get("job") or event.get("node") or "cluster"
     closes = kind in ("generation_running", "job_finished")

@@ -78,7 +78,7 @@ class Outbox:
 
     @property
     def waiting(self) -> int:
-        """How many messages wait for the store."""
+        """The number of messages that are not stored yet."""
         return self._offered.qsize()
 
     async def load(self) -> None:

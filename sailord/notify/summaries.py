@@ -1,4 +1,4 @@
-"""One line for a whole reconfiguration: its cause, what it led to, and what it cost."""
+"""One line for a whole reconfiguration: its cause, result and cost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STATES = {
     "failed": "failed",
     "could help": "added",
 }
-"""What a trigger says of a node, and the word for it."""
+"""The words of a trigger about a node, and their short form."""
 NAMES_MAX = 4
 
 
@@ -27,7 +27,7 @@ def summary_of(move: ReconfigurationTiming, members: int) -> str:
 
 
 def short_cause(reason: str) -> str:
-    """Return a trigger's reason without its explanations; nodes with one fate are named together.
+    """Return a trigger's reason without explanations, with nodes of the same state named together.
 
     ``a2 is lost: its lease expired; a3 is lost: the same`` becomes ``a2, a3 lost``.
     """

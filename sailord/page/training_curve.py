@@ -8,7 +8,7 @@ from sailord.core.model.phases import Running
 from sailord.core.model.state import State
 
 SAMPLES_MAX = 600
-"""When there are more, every second one is dropped, and the interval doubles."""
+"""Most samples; beyond that every second one is dropped, and the interval doubles."""
 EVERY_S = 1.0
 
 

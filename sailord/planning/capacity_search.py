@@ -136,7 +136,7 @@ def _offer(now: Answer, best: Answer, job: Job, request: CapacityRequest) -> Off
         cost * request.move_s,
         request.move_s,
         +newcomers,
-        # Machines that are not rented yet forgo nothing: only an expected gain rents them.
+        # Nothing is forgone while machines are not rented: only an expected gain justifies renting.
         newcomer_age_s=0.0,
         seconds_left=left_s,
         before=+before,

@@ -187,7 +187,7 @@ class PlannerPool:
             return CapacityAnswer(None, "the planner process died")
 
     async def ask_timeline(self, request: PlanRequest, *, timeout_s: float) -> Any:
-        """Return the predicted schedule of the running plan, or why there is none, as text."""
+        """Return the predicted schedule of the running plan, or a text: why there is none."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._capacity_worker.run(child.call, "timeline.timeline", request)

@@ -53,7 +53,7 @@ class PrecomputedPlans:
 
 
 def _predicted_anew(found: FoundPlan, request: PlanRequest) -> FoundPlan:
-    """Correct the predicted move by those that ended since the answer was computed."""
+    """Correct the predicted move by moves that ended after the answer was computed."""
     before, move = found.proposal, found.about["move"]
     factors = phase_factors(request.past.moves, is_planned=False)
     phases = corrected(dict(before.move_uncorrected), factors)

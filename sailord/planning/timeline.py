@@ -13,9 +13,9 @@ from simulator.inputs.plan_file import plan_from_document
 from simulator.spec.plan import Plan
 
 PIPELINES_MAX = 4
-"""Different pipelines that are drawn."""
+"""Most distinct pipelines in a schedule."""
 PASSES_MAX = 2_000
-"""Passes of a pipeline that are drawn: the schedule repeats itself."""
+"""Most passes of a pipeline in a schedule, which repeats itself."""
 
 
 def timeline(request: PlanRequest) -> dict[str, Any] | str:
@@ -30,7 +30,7 @@ def timeline(request: PlanRequest) -> dict[str, Any] | str:
 
 
 def schedule(plan: Plan, judge: EventEstimator) -> dict[str, Any]:
-    """Return the schedule as plain values; times are seconds from the begin of the iteration."""
+    """Return the schedule as plain values; times are seconds from the iteration's start."""
     details = judge.details(plan)
     same: dict[int, list[int]] = {}
     for number, work in enumerate(details.pipelines):

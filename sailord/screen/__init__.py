@@ -1,1 +1,1 @@
-"""The screen of ``sailorctl up`` and ``status -w``: pure views of what was seen, and its edge."""
+"""The screen of ``sailorctl up`` and ``status -w``: pure views, and the terminal."""

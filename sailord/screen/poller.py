@@ -13,21 +13,21 @@ from sailord.screen.ui import Asked
 from sailord.screen.view import summary
 
 NODES_EVERY_S = 5.0
-"""How often all nodes are asked for if nothing seems to have happened to them."""
+"""Seconds between two reads of all nodes while no event concerns them."""
 NOTICE_S = 30.0
-"""The notice that the key gives."""
+"""Seconds of the notice that the key gives."""
 
 
 @dataclass(eq=False)
 class Poller:
-    """Looks at a sailord, and keeps what it saw."""
+    """Asks a sailord, and keeps its answers."""
 
     client: Client
     seen: Seen = field(default_factory=Seen)
     began: float = field(default_factory=time.monotonic)
     began_at: float = field(default_factory=time.time)
     _before: tuple[str, int, float] = ("", 0, 0.0)
-    """The job, its step and its dollars when it was seen first."""
+    """The job, its step and its dollars at the first answer."""
     _nodes_at: float = float("-inf")
     _nodes_of: Any = None
 

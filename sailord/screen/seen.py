@@ -1,4 +1,4 @@
-"""What a screen has seen so far: the last answers, the events, the losses."""
+"""What the screen has to show: the last answers, the events, the losses."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Seen:
     nodes: list[dict[str, Any]] = field(default_factory=list)
     events: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
     losses: list[tuple[int, float]] = field(default_factory=list)
-    """Loss by step of the job that runs; thinned out where there are too many."""
+    """Loss by step of the running job; thinned out if there are too many."""
     outage: str = ""
-    """Why the last question was not answered; empty: it was."""
+    """Why the last request was not answered; empty: it was."""
     last_event: int = 0
     hints: tuple[str, ...] = ()
-    """What a person may type elsewhere, where there is room for it."""
+    """Commands for another terminal, shown if there is room."""
 
     @property
     def job(self) -> Mapping[str, Any] | None:
@@ -51,7 +51,7 @@ class Seen:
         self.events.append({"id": 0, "at": at, "kind": "said", "text": text})
 
     def _take_loss(self, step: int, loss: float) -> None:
-        # A job that was set back goes over its steps again.
+        # A job that was rolled back repeats steps.
         while self.losses and self.losses[-1][0] >= step:
             self.losses.pop()
         self.losses.append((step, loss))

@@ -41,7 +41,7 @@ def is_usable() -> bool:
 class Terminal:
     """A context manager: draws on the alternate screen, and reads keys one by one.
 
-    Ctrl-C is a signal as ever. At the end the terminal is as it was before.
+    Ctrl-C still sends SIGINT. On exit the terminal is restored.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Terminal:
         os.close(self._wake)
 
     def _on_resize(self, _: int, __: FrameType | None) -> None:
-        with contextlib.suppress(BlockingIOError):  # A wake-up is on its way.
+        with contextlib.suppress(BlockingIOError):  # The wake-up descriptor ends the wait.
             os.write(self._wake, b"!")
 
     @property

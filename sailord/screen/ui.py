@@ -1,4 +1,4 @@
-"""What a person does with the screen: keys change what is shown, or give an order."""
+"""The keys of the screen: they change what is shown, or give an order."""
 
 from __future__ import annotations
 
@@ -12,26 +12,29 @@ PAGE = 10
 
 @dataclass(frozen=True, slots=True)
 class Ui:
-    """How far events are scrolled back, and an order that is being typed."""
+    """How far events are scrolled back, and the order being typed."""
 
     can_kill: bool = False
     """Nodes are processes of this launcher."""
     back: int = 0
-    """So many of the last events are below the edge."""
+    """The number of newest events below the lower edge."""
     verb: OrderKind | None = None
     typed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An order, complete: what to do, and with which node."""
+    """A complete order: what to do, and with which node."""
 
     kind: OrderKind
     node: str = ""
 
 
 def press(ui: Ui, key: str, nodes: list[str]) -> tuple[Ui, Asked | None]:
-    """Return what a key changes. A node is named by the beginning of its name."""
+    """Return the screen's state after a key, and the order that it completed.
+
+    The beginning of a node's name is enough.
+    """
     if ui.verb is not None:
         return _press_in_prompt(ui, ui.verb, key, nodes)
     steps = {"up": 1, "down": -1, "pageup": PAGE, "pagedown": -PAGE}
@@ -67,7 +70,7 @@ def _press_in_prompt(
 
 
 def matches(typed: str, nodes: list[str]) -> list[str]:
-    """Return the node that is named, or those whose names begin so."""
+    """Return the node with this name, or else those whose names begin with it."""
     if typed in nodes:
         return [typed]
     return sorted(name for name in nodes if name.startswith(typed))

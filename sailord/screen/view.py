@@ -1,4 +1,4 @@
-"""The screen as a pure function of what was seen and of its size: whole lines, none too long."""
+"""The screen as a pure function of the last answers and its size: whole lines, none too long."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ WIDTH_MIN, HEIGHT_MIN = 40, 10
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_MAX = 24
 TROUBLE_LINES, TROUBLES_MAX = 3, 5
-"""Lines of one trouble, and of all."""
+"""Most lines of one trouble, and of all together."""
 EVENTS_MIN = 4
-"""Lines that events keep, however many zones there are."""
+"""Least lines for events, however many zones there are."""
 COLOUR_OF_PHASE = {
     **{"running": "bold green", "held": "bold red", "waiting": "bold yellow"},
     **dict.fromkeys(("planning", "opening", "starting", "stopping", "closing"), "bold cyan"),
@@ -71,7 +71,7 @@ def _lines(seen: Seen, ui: Ui, width: int, height: int) -> list[Text]:
 
 
 def headline(seen: Seen, width: int) -> list[Text]:
-    """Return what must always be seen: the job, its progress, its speed and price, its safety."""
+    """Return the lines that are always shown: the job, its progress, speed, price and safety."""
     status, job = seen.status, seen.job
     if status is None:
         return [Text(seen.outage or "waiting for sailord", "yellow")]
@@ -135,7 +135,7 @@ def _progress(job: Mapping[str, Any], at: float, width: int) -> Text:
 
 
 def eta_s(job: Mapping[str, Any]) -> float | None:
-    """Return how many seconds the rest takes at the present speed; ``None``: unknown."""
+    """Return the seconds until the job's end at its present speed; ``None``: unknown."""
     step_s = job["measured"]["iteration_s"]
     if job["steps"] is None or not step_s:
         return None
@@ -213,7 +213,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def _middle(seen: Seen, width: int, room: int) -> list[Text]:
-    """Return the map of zones and the plan, in at most so many lines."""
+    """Return the map of zones and the plan, in at most ``room`` lines."""
     if seen.status is None or room < 2:
         return []
     job = seen.job
@@ -289,9 +289,9 @@ def summary(
     *,
     before: tuple[int, float] = (0, 0.0),
 ) -> str:
-    """Return what was seen in one line: steps, moves, steps lost, downtime, dollars.
+    """Return the run in one line: steps, moves, steps lost, downtime, dollars.
 
-    ``before``: the steps and dollars of the job when it was seen first.
+    ``before``: the steps and dollars of the job at the first answer.
     """
     if job is None:
         return f"no job ran in {duration(ran_s)}"

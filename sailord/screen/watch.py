@@ -1,4 +1,4 @@
-"""``status -w`` on a terminal: looks every second, and serves the keys meanwhile."""
+"""``status -w`` on a terminal: asks sailord every second, and handles keys in between."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOOK_S = 1.0
 
 
 def watch(client: Client) -> str:
-    """Watch until q or Ctrl-C; return a summary. The first look must be answered."""
+    """Watch until q or Ctrl-C; return a summary. Raises if the first request is not answered."""
     poller, ui = Poller(client), Ui()
     poller.look()
     look_at = time.monotonic() + LOOK_S
@@ -47,5 +47,5 @@ def take(poller: Poller, ui: Ui, key: str) -> tuple[Ui, Asked | None]:
 
 
 def draw(terminal: Terminal, poller: Poller, ui: Ui) -> None:
-    """Draw what was seen."""
+    """Draw the last answers."""
     terminal.draw(screen(poller.seen, ui, *terminal.size, is_ascii=terminal.is_ascii))

@@ -22,7 +22,7 @@ MARKS: Mapping[str, tuple[str, str]] = {
     "lost": ("✗", "bold red"),
     "unreadable": ("!", "red"),
 }
-"""By what a node does: its mark and its colour."""
+"""A node's mark and colour, by what it does."""
 UNWELL = ("lost", "suspect", "draining", "slow", "unreadable")
 LOST_SHOWN_S = 60.0
 
@@ -43,7 +43,7 @@ def zone_map(
     lines: int,
     at: float,
 ) -> list[Text]:
-    """Return the map in at most so many lines: with names if they fit, else with numbers."""
+    """Return the map in at most ``room`` lines: with names if they fit, else with numbers."""
     zones: dict[str, list[Mapping[str, Any]]] = {}
     for node in nodes:
         zones.setdefault(node["zone"], []).append(node)
@@ -56,7 +56,7 @@ def zone_map(
     ]
     if len(names) <= lines:
         return names
-    # Those with something wrong first, then the largest.
+    # Zones with troubled nodes first, then the largest.
     order = sorted(zones, key=lambda zone: (-_unwell(zones[zone]), -len(zones[zone]), zone))
     shown = order if len(order) <= lines else order[: lines - 1]
     column = max(len(zone) for zone in shown)
@@ -125,7 +125,7 @@ def _cell(node: Mapping[str, Any], members: Collection[str], at: float) -> Text:
 def _with_numbers(
     zone: str, nodes: Sequence[Mapping[str, Any]], members: Collection[str], *, at: float
 ) -> Text:
-    """One zone in one line: how many nodes do what, then the names of those that are not well."""
+    """One zone in one line: how many nodes do what, then the names of nodes with trouble."""
     counts = Counter(doing_of(node, members) for node in nodes)
     line = Text().append(f"{zone}  ", "bold")
     for doing, (mark, style) in MARKS.items():

@@ -58,7 +58,7 @@ def status_text(status: dict[str, Any]) -> str:
 
 
 def _paused_lines(paused: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the jobs that wait for an operator; an older sailord does not say it."""
+    """Return the jobs that wait for an operator; an older sailord does not report them."""
     lines = [
         f"{job['state']:11} {job['id']}: {job['reason']}; sailorctl resume {job['id']} goes on"
         for job in paused[:CAUSES_MAX]
@@ -68,7 +68,7 @@ def _paused_lines(paused: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def refused_line(status: dict[str, Any]) -> str:
-    """Say how many were refused lately, and who was last; an older sailord does not say it."""
+    """Return how many requests were refused lately, and the last; unknown of an older sailord."""
     refusals = status.get("refusals") or {"last_hour": 0}
     if not refusals["last_hour"]:
         return ""
@@ -148,9 +148,9 @@ def _throughput(measured: dict[str, Any], predicted: dict[str, Any], unit: str) 
 
 
 def share_of_prediction(measured: dict[str, Any], predicted: dict[str, Any]) -> float | None:
-    """Return measured throughput by the predicted one, if a profile was measured.
+    """Return measured over predicted throughput, if the prediction rests on a measured profile.
 
-    What is computed from a GPU's data sheet is no measure, least of all for emulated GPUs.
+    One computed from a GPU's data sheet is too rough, most of all for emulated GPUs.
     """
     actual, expected = measured["tokens_per_s"], predicted["tokens_per_s"]
     is_measured = predicted.get("source") in (None, "measured", "interpolated")
@@ -158,7 +158,7 @@ def share_of_prediction(measured: dict[str, Any], predicted: dict[str, Any]) -> 
 
 
 def at_risk_text(job: dict[str, Any]) -> str:
-    """Return how many steps are lost if one node goes, and if all do."""
+    """Return how many steps are lost if one node is lost, and if all are."""
     all_lost = counted(job["steps_at_risk"], "step")
     if job.get("safe_step") is None:
         return all_lost
@@ -167,7 +167,7 @@ def at_risk_text(job: dict[str, Any]) -> str:
 
 
 def durable_text(job: dict[str, Any]) -> str:
-    """Return what is durable, or why nothing is."""
+    """Return the durable step, or why there is none."""
     if job["durable_step"] is None:
         has_place = job.get("checkpoint_uri", "") is not None  # An older sailord does not say it.
         return "no durable checkpoint yet" if has_place else "it names no place for checkpoints"

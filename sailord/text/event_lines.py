@@ -1,4 +1,4 @@
-"""Events as lines for people: one for each reconfiguration, repeats told once."""
+"""Events as lines for people: one for each reconfiguration, and one for repeats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from sailord.text.units import timestamp
 
 OF_NODES = ("node_lost", "node_preempted")
-"""Events of nodes: the line of the reconfiguration that they led to names the node as well."""
+"""Events of nodes that are left out if they led to a reconfiguration, whose line names the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,11 @@ class EventLine:
 
 
 def fold(events: Iterable[Mapping[str, Any]]) -> list[EventLine]:
-    """Return the lines that tell these events, oldest first.
+    """Return one line for each event, oldest first, with these exceptions.
 
-    The parts of a reconfiguration are left out, but for the last of one that is under way: one line
-    sums it up at its end. A text that comes
-    again before the next reconfiguration is told once, at its last time, with its number; of
-    checkpoints that follow each other, the last.
+    A reconfiguration has one line at its end; while it is under way, its latest part is shown. A
+    text that repeats before the next reconfiguration has one line, with the time of the last and
+    the count. Of checkpoints in a row the last is shown.
     """
     lines: list[EventLine] = []
     since = 0  # The first line after the last reconfiguration.
@@ -56,7 +55,7 @@ def fold(events: Iterable[Mapping[str, Any]]) -> list[EventLine]:
             lines.append(fresh)
             since = len(lines)
             continue
-        # What is told of a job's end or hold, its transition tells again.
+        # A job's end or hold appears twice: as an event, and as a transition.
         lines[since:] = [line for line in lines[since:] if not _is_said_by(line, fresh)]
         found = next((n for n in range(since, len(lines)) if _repeats(lines[n], fresh)), None)
         if found is not None:

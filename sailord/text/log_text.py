@@ -1,4 +1,4 @@
-"""Workers' logs for people: their lines of JSON as sentences, all others as they are."""
+"""Workers' logs for people: JSON lines as sentences, all others unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def log_text(text: str) -> str:
 
 
 def whole_lines(text: str) -> tuple[str, str]:
-    """Split what was read into whole lines, and the beginning of one that is being written."""
+    """Split text into whole lines and an unfinished last one."""
     end = text.rfind("\n") + 1
     return text[:end], text[end:]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 
 LABEL = 12
-"""Columns of the labels of an answer (``throughput  ``): what follows them is indented so far."""
+"""Columns of the labels of an answer (``throughput  ``); continuation lines are indented as far."""
 
 
 def wrapped(text: str, width: int) -> str:
-    """Return the text with longer lines broken between words, what follows indented."""
+    """Return the text with long lines broken between words, and their continuations indented."""
     return "\n".join(part for line in text.split("\n") for part in _parts(line, width))
 
 

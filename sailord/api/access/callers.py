@@ -69,11 +69,11 @@ def _about(uid: int, gid: int, period: int) -> tuple[str, frozenset[str]]:
 
 
 STILL_ADMITTED = "sailor-still-admitted"
-"""A function: would the request be admitted now? For answers that take long."""
+"""A function that says whether the request would still be admitted now, for streams."""
 
 
 def name_of(request: web.Request) -> str:
-    """The caller's name; empty where nobody has to say."""
+    """The caller's name; empty where no authentication is required."""
     caller = caller_of(request)
     return "" if caller is None else caller.name
 

@@ -17,7 +17,7 @@ IN_PROGRESS_MAX = 512
 """Requests in progress on one listener; more are answered with 429."""
 
 STREAMS_MAX = 64
-"""Streams of one person at a time."""
+"""Most open streams of one person."""
 
 
 @dataclass(eq=False)
@@ -26,7 +26,7 @@ class Load:
 
     in_progress: int = 0
     streams: Counter[str] = field(default_factory=Counter)
-    """Open streams of events, by who reads them."""
+    """Number of open event streams, by reader."""
 
     @property
     def is_full(self) -> bool:
@@ -47,7 +47,7 @@ class Load:
 
     @contextlib.contextmanager
     def streaming(self, name: str) -> Iterator[None]:
-        """Count a request as a stream of this person, and not among those in progress."""
+        """Count a request as a stream of this person, and no longer as a request in progress."""
         self.streams[name] += 1
         self.in_progress -= 1
         try:

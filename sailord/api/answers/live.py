@@ -1,6 +1,6 @@
-"""What the page in the browser shows, as one document that is sent whole once and then in patches.
+"""The document behind the page in the browser: sent whole once, then as patches.
 
-Moments are absolute, so that nothing changes only because time passes.
+Times are absolute, so that the document does not change merely because time passes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sailord.core.queries.straggler_queries import straggler_texts
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the document shows beside the controller's state."""
+    """What the document shows besides the controller's state."""
 
     plan: Mapping[str, Any] | None
     about: Mapping[str, Any]
     step_rate: StepRate
     at_of: Mapping[str, float]
-    """When a message was stored; tells when a checkpoint became durable."""
+    """When a message was stored, by its id; tells when a checkpoint became durable."""
     goodput: GoodputView
     capacity: CapacityGlance | None
     store: types.StoreView
@@ -38,15 +38,15 @@ class Surroundings:
 
 @dataclass(eq=False)
 class NodeRows:
-    """The nodes, short: only those that changed are made anew."""
+    """Short rows for the nodes; rebuilds only those of nodes that changed."""
 
     kinds: list[tuple[str, str, str, int, bool]] = field(default_factory=list)
-    """Zone, machine type, GPU, GPUs and spot, by number."""
+    """The distinct (zone, machine type, GPU, GPUs, spot); a row names its own by index."""
     _numbers: dict[tuple[str, str, str, int, bool], int] = field(default_factory=dict)
     _rows: dict[NodeId, tuple[Node, str, bool, dict[str, Any]]] = field(default_factory=dict)
 
     def of(self, state: State) -> dict[NodeId, dict[str, Any]]:
-        """Return a row for each node by its id; what is empty is left out."""
+        """Return a row for each node by its id; empty fields are left out."""
         free, slow = drained(state), straggler_texts(state)
         known, self._rows = self._rows, {}
         for id_, node in state.nodes.items():
@@ -142,7 +142,7 @@ def _job(state: State, active: Active, about: Surroundings) -> dict[str, Any]:
 
 
 def _plan(active: Active | None, about: Surroundings) -> dict[str, Any] | None:
-    """Who computes which layers, and how each stage is predicted to spend an iteration."""
+    """Which ranks compute which layers, and how each stage is predicted to spend an iteration."""
     if active is None or active.generation is None or about.plan is None:
         return None
     stages = (about.about.get("estimate") or {}).get("stages") or []
@@ -191,5 +191,5 @@ def _goodput(view: GoodputView) -> dict[str, Any]:
 
 
 def _digits(value: Any, digits: int = 4) -> Any:
-    """A number with as many digits as a person reads; others as they are."""
+    """Round a number to the digits that a person reads; leave other values unchanged."""
     return float(f"{value:.{digits}g}") if isinstance(value, float) else value

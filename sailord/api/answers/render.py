@@ -113,7 +113,7 @@ def counts_view(state: State) -> dict[str, int]:
 
 
 def queue_view(state: State) -> dict[str, Any]:
-    """The queue, why it stands, and the jobs that wait for an operator."""
+    """The queue, why it does not advance, and the jobs that wait for an operator."""
     queue = tuple(job.id for job in in_queue(state))
     return {
         "queued": len(queue),
@@ -219,7 +219,7 @@ def active_view(
     """The active job: progress, prediction and measurement.
 
     ``reported_at`` has the time of each reported fact, by message id; ``safe`` is the newest point
-    that the loss of any one node leaves.
+    that survives the loss of any one node.
     """
     active = state.active
     if active is None:

@@ -151,7 +151,7 @@ class Predicted:
     tokens_per_s: float | None
     usd_per_hour: float | None
     source: str | None = None
-    """The weakest of what it rests on: ``measured``, ``interpolated``, or computed otherwise."""
+    """Its weakest source: ``measured``, ``interpolated``, or computed otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +210,10 @@ class ActiveView:
     drift: tuple[str, ...]
     """GPU kinds that compute slower or faster than their profile says, beyond its error bar."""
     safe_step: int | None = None
-    """The newest step that the loss of any one node leaves, by copies in memory or a checkpoint;
-    null: not known yet."""
+    """The newest step that survives the loss of any one node, in memory or in a checkpoint; null:
+    not known yet."""
     checkpoint_uri: str | None = None
-    """Where its checkpoints go; null: it names no place, so that none is durable."""
+    """Where its checkpoints go; null: it names no place, so it has no durable ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,14 +279,14 @@ class CapacityGlance:
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """Requests and connections that were refused for want of a token, a certificate or patience."""
+    """Requests and connections refused: no valid token or certificate, or over a limit."""
 
     last_hour: int
-    """At most 1,000 are counted."""
+    """Counted up to 1,000."""
     total: Mapping[str, int]
     """Since this sailord started, by cause, as in ``sailor_requests_refused_total``."""
     at: float | None = None
-    """When the last one came; null: none did."""
+    """When the last one was refused; null: none was."""
     address: str = ""
     cause: str = ""
 
@@ -346,7 +346,7 @@ class GoodputView:
     """Null: nothing was booked yet."""
     until: float
     gpus: int
-    """That are paid for now."""
+    """GPUs that are paid for now."""
     gpu_s: float
     """The sum over causes."""
     usd: float
@@ -357,7 +357,7 @@ class GoodputView:
     """The share of training; null: nothing was booked yet."""
     unpriced_gpu_s: float
     ahead_usd: float
-    """Booked for instances that ended earlier than was known; later bookings make up for it."""
+    """Booked for instances that had already ended; later bookings use it up."""
     causes: tuple[CauseView, ...]
     """The largest first."""
 
@@ -376,7 +376,7 @@ class TimelineView:
     """The predicted schedule of one iteration."""
 
     sha256: str
-    """Of the plan."""
+    """The plan's hash."""
     timeline: Mapping[str, Any] | None
     """Different pipelines with the passes of each stage group; null: see ``why_none``."""
     why_none: str = ""

@@ -51,7 +51,7 @@ async def _stream(
     followed: AsyncIterator[FeedEvent],
     is_admitted: Callable[[], bool],
 ) -> web.StreamResponse:
-    """Send events until the client goes, or its token or certificate is valid no more."""
+    """Send events until the client disconnects, or its token or certificate expires."""
     pending = asyncio.ensure_future(anext(followed))
     written_s = time.monotonic()
     try:

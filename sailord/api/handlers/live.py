@@ -1,4 +1,4 @@
-"""Handler of ``/v1/live``: what the page shows, as server-sent events; and a plan's schedule."""
+"""Handlers of ``/v1/live``, the page's stream of server-sent events, and of a plan's schedule."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from sailord.planning.messages import PlanRequest
 from simulator.documents.problems import Problem
 
 LOOK_S = 0.5
-"""How often watchers are told of changes."""
+"""How often changes are sent to watchers."""
 SHARE_MAX = 0.1
-"""Making the document takes at most this share of the time: of a large cluster it is made less
+"""Largest share of the time spent on making the document; in a large cluster it is made less
 often."""
 QUIET_S = 5.0
-"""A stream without changes sends a comment this often, so that the page knows that it stands."""
+"""How often a stream without changes sends a comment, so that the page knows that it is alive."""
 EVENTS_FIRST = 100
 TIMELINE_S = 30.0
 
@@ -51,7 +51,7 @@ class LiveDocument:
     _making: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def look(self, api: ApiContext) -> dict[str, Any]:
-        """Return the document, made anew if it is older than ``LOOK_S``."""
+        """Return the document, rebuilt if it is older than ``LOOK_S``."""
         async with self._making:
             if time.monotonic() >= self.made_at + max(LOOK_S, self.took_s / SHARE_MAX) * 0.9:
                 plan, about = await plan_of(api, api.last_led)
@@ -115,12 +115,12 @@ async def live(request: web.Request) -> web.StreamResponse:
                 await asyncio.sleep(LOOK_S)
         except ConnectionError:
             pass  # The client has disconnected.
-    return reply  # Another leader knows more: the page asks again.
+    return reply  # Another sailord leads now: the page reconnects to it.
 
 
 @dataclass(eq=False)
 class _Stream:
-    """What one watcher knows."""
+    """One watcher's stream, and what it was sent."""
 
     api: ApiContext
     reply: web.StreamResponse

@@ -26,7 +26,7 @@ from sailord.goodput.core.ledger import IN_STEP
 def metrics_text(api: ApiContext) -> str:
     """All metrics in Prometheus' text format."""
     families = [build_info("sailor_build_info"), *controller_metrics(api)]
-    # What a sailord knew that led before another one is out of date.
+    # A former leader's view of the jobs is out of date.
     if api.state.term is not None or api.leader is None:
         families += [*job_metrics(api), *goodput_metrics(goodput_view(api.goodput.ledger))]
     if api.capacity is not None:

@@ -20,7 +20,7 @@ POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-"""Nothing from elsewhere, nothing inline, and no frame around it."""
+"""Allows nothing from other servers, no inline code, and no embedding in a frame."""
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",

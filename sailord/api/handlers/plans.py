@@ -1,4 +1,4 @@
-"""Reads plans for the handlers: a plan, and the planner's account of it."""
+"""Reads plans for the handlers: a plan, and the planner's explanation of it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sailord.api.handlers.context import ApiContext
 from sailord.core.model.state import Active, State
 
 PLAN_WITHIN_S = 1.0
-"""How long an overview waits for the plan from the store."""
+"""How long a status request waits for the store's plan."""
 
 
 async def read_plan(
     api: ApiContext, job: JobId, sha: str
 ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """A plan and the planner's account of it, cached: a plan never changes.
+    """Return a plan and the planner's explanation of it, cached since a plan never changes.
 
     Raises what the store raises.
     """
@@ -47,7 +47,7 @@ async def plan_of(api: ApiContext, state: State) -> tuple[dict[str, Any] | None,
 
 
 def about_of(api: ApiContext, active: Active) -> dict[str, Any]:
-    """The planner's account of the running plan, if it was read before; empty if not."""
+    """The planner's explanation of the running plan, if it was read before; else empty."""
     if active.generation is None:
         return {}
     sha = active.generation.plan

@@ -28,7 +28,7 @@ async def readyz(request: web.Request) -> web.Response:
     if not api.controller.cluster.store.is_available:
         return refusal(503, Problem("the store", "is unavailable", "check that it runs"))
     leads = api.state.term is not None
-    # The record may still be that of our own last life.
+    # The record may still be from before this process restarted.
     if api.leader is None or (api.leader.address == api.config.address and not leads):
         cure = f"retry in about {api.config.options.lease_s:g} s"
         return refusal(503, Problem("sailord", "no leader elected yet", cure))

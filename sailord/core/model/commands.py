@@ -163,7 +163,7 @@ class Note:
     job: JobId | None = None
     is_transition: bool = False
     is_detail: bool = False
-    """A part of a reconfiguration, whose end is told in one line."""
+    """A part of a reconfiguration, which has one summary line at its end."""
 
 
 Write = WriteGeneration | WriteJob | GiveOrder | SettleOrder | CommitCheckpoint

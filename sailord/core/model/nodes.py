@@ -28,7 +28,7 @@ class Exclusion:
     slow: str = ""
     """Why it is left out as a straggler; empty if it is not."""
     foreign: str = ""
-    """Why what its agent writes is not understood: only what runs there goes on."""
+    """Why its agent's records cannot be read: new plans leave it out, its workers go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class WorkerTrouble:
 
     failed_since: float | None = None
     broken_since: float | None = None
-    """When its workers, sound themselves, lost the connection to a peer."""
+    """When its workers, which did not fail themselves, lost the connection to a peer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class Options:
     slow_share: ClassVar[float] = 0.25
     """At most this share of all nodes is left out as stragglers."""
     ended_jobs_kept: int = 200
-    """Ended jobs whose records stay in the store; those that were submitted first go first."""
+    """Ended jobs whose records stay in the store; the first submitted are deleted first."""
     steps_of_health: int = 20
     """A generation that did so many steps is healthy: earlier failures no longer count."""
 

@@ -31,4 +31,4 @@ class Proposal:
     move_phases: tuple[tuple[str, float], ...] = ()
     """The parts of ``move_s``, under the names under which they are measured."""
     move_uncorrected: tuple[tuple[str, float], ...] = ()
-    """The same without what earlier moves taught."""
+    """The same, not corrected by earlier moves."""

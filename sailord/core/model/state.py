@@ -158,7 +158,8 @@ class Active:
     evaluations: tuple[Evaluation, ...] = ()
     """The last ones that a member reported, the oldest first."""
     may_start_over: bool = False
-    """An operator resumed it when every copy of its state was lost."""
+    """An operator resumed it after every copy of its state was lost, so it may start from step
+    0."""
     rejected: str = ""
     """Why the store will never take what is to be written for the job: it is to be held."""
 

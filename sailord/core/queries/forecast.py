@@ -1,4 +1,4 @@
-"""What the active job will have cost, and when it will be done, at its present speed."""
+"""Forecasts the active job's total cost and end, at its present speed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sailord.core.queries.job_cost import billed
 BUDGET: Literal["budget_at_risk"] = "budget_at_risk"
 DEADLINE: Literal["deadline_at_risk"] = "deadline_at_risk"
 MARGIN = 1.02
-"""A forecast beyond its limit by less than this is noise."""
+"""Seconds beyond a limit that are ignored as noise."""
 
 
 def at_risk(state: State) -> dict[str, str]:
     """Return why the job's budget or its deadline is at risk, by the kind of event.
 
-    Only a generation that has done ``steps_of_health`` steps has a speed to be trusted.
+    The speed is trusted once a generation has done ``steps_of_health`` steps.
     """
     active = state.active
     if active is None or active.generation is None or not isinstance(active.phase, Running):

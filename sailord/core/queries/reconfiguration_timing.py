@@ -48,7 +48,7 @@ class ReconfigurationTiming:
     predicted: tuple[tuple[str, float], ...] = ()
     """The same phases, as predicted."""
     uncorrected: tuple[tuple[str, float], ...] = ()
-    """As predicted without what earlier moves taught."""
+    """The prediction, not corrected by earlier moves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ STEERING = ("cancel", "pause", "resume")
 """Orders about whether a job goes on; the last one given counts."""
 _ON_RANK = re.compile(r"^rank \d+: ")
 _OF_SAMPLE = re.compile(r", in (?:dataset|labels)\b.*")
-"""In which sample a script failed: each rank has others."""
+"""The part of a failure that names the sample; ranks that fail alike name different samples."""
 _CUT_OFF = " lost the connection to "
 NAMED_MAX = 5
 """A sentence names at most so many things."""
@@ -145,7 +145,7 @@ def _losses(state: State, active: Active) -> list[Trigger]:
         due, text = since + state.options.failures_gather_s, _what_broke(state, id_)
         # What a script raises on all ranks alike is told once.
         said = _OF_SAMPLE.sub("", text.partition(" failed: ")[2])
-        # So is a node that several others lost the connection to.
+        # Nor is a node to which several others lost the connection.
         same = _ON_RANK.sub("", said) or text.partition(_CUT_OFF)[2] or text
         if same not in found or due < found[same].due:
             found[same] = Trigger(text, due, is_forced=True)
@@ -161,7 +161,7 @@ def _what_broke(state: State, id_: NodeId) -> str:
     failure = "" if node.report is None else node.report.failure
     if failure:
         return f"{node.record.name} failed: {failure}"
-    # Its workers are sound: whether it, a peer or the network is the cause is not known.
+    # Its workers did not fail: the cause may be this node, a peer or the network.
     peers = () if node.report is None else node.report.broken_peers
     known = sorted(state.nodes[id_].record.name for id_ in peers if id_ in state.nodes)
     return f"{node.record.name}{_CUT_OFF}{few(known, ', ') if known else 'a peer'}"

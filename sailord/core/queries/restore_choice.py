@@ -76,9 +76,9 @@ def restore_now(state: State, active: Active) -> tuple[Restore, Durable | None]:
 
 
 def why_not_from_start(state: State, active: Active, restore: Restore) -> str:
-    """Return why the job may not begin again from step 0 by itself; empty if it may.
+    """Return why the job may not restart from step 0 without an order; empty if it may.
 
-    The few steps before a first copy was complete are simply done again.
+    A job that lost only a few steps, before its first complete copy, may.
     """
     last, limit = active.generation, state.options.steps_of_health
     if restore.source != "start" or last is None:

@@ -9,10 +9,10 @@ from sailord.core.queries.replan_triggers import usable, why_unsound
 
 
 def why_unprepared(state: State, active: Active, since: float) -> str:
-    """Return why no node can run a job that waits since then; empty while one may.
+    """Return why no node can run a job that has waited since then; empty while one may.
 
-    Not before each node had the time for a second attempt, since a package registry may be away:
-    a node in the middle of one may still become usable.
+    Each node has time for a second attempt, since a package registry may be down; while one makes
+    an attempt, the answer is empty.
     """
     if usable(state, active):
         return ""

@@ -1,4 +1,4 @@
-"""The causes on which paid GPU time is booked; every GPU has exactly one at each moment."""
+"""The causes on which paid GPU time is booked; each GPU has exactly one at any moment."""
 
 from __future__ import annotations
 

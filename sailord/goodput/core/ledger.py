@@ -1,10 +1,10 @@
 """The ledger: a fold over sights of the cluster, with sums by cause.
 
 Time is counted in whole microseconds of GPUs, so that the causes sum to the wall clock exactly.
-Between two sights everything counts as the first of them showed it. The time of a running step is
-set apart as ``step_under_way`` until it is known what became of the step: it ended, and is then
-split by what its ranks measured; or it never ended, and then its time was the detection of a loss.
-No sum ever shrinks.
+A *sight* is the state of the cluster at one moment. The time until the next sight is booked as the
+first one shows. A running step is booked on ``step_under_way`` until it ends, and is then split by
+what its ranks measured; if it never ends, its time is booked as the detection of a loss. No sum
+ever shrinks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agents.protocol.records import JobId
 from sailord.goodput.core.causes import Cause
 
 GAP_S = 120.0
-"""Without a sight for longer than this, time is booked as ``unobserved``: a leader was missing."""
+"""A longer time without a sight is booked as ``unobserved``: there was no leader."""
 IN_STEP: Cause = "step_under_way"
 
 
@@ -27,7 +27,7 @@ class Load:
     cause: Cause
     gpus: int
     usd_per_hour: float = 0.0
-    """Without those of unknown price, and without rented ones."""
+    """Of GPUs that are not rented and have a known price."""
     rented_usd_per_hour: float = 0.0
     """Of rented instances: their dollars follow the provider's bill."""
     unpriced_gpus: int = 0
@@ -62,7 +62,7 @@ class Sight:
     step: Step | None = None
     """``None``: no generation trains."""
     ended_by: Cause = "moving_detect"
-    """Where the time of a step is booked that did not end."""
+    """The cause on which a step is booked that never ends."""
     bill_usd: float | None = None
     """The provider's bill for rented instances so far; ``None``: unknown."""
     created: tuple[tuple[float, int], ...] = ()
@@ -71,7 +71,7 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What was booked on one cause."""
+    """The sums of one cause."""
 
     cause: Cause
     gpu_us: int = 0
@@ -83,7 +83,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The highest step of a job: what was done before it is done again after a loss."""
+    """The highest step that a job reached: up to it, steps after a loss are repetitions."""
 
     job: JobId
     step: int
@@ -91,7 +91,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """All that was booked so far, and the last sight. It is stored, for the next leader."""
+    """All bookings so far, and the last sight; stored for the next leader."""
 
     since_us: int | None = None
     """Microseconds since the epoch; ``None``: nothing was seen yet."""
@@ -111,8 +111,7 @@ class Ledger:
 
     @property
     def ahead_usd(self) -> float:
-        """Booked and not in the bill: an instance ended earlier than was known. It is made up for
-        by later bookings."""
+        """Booked beyond the bill, since an instance had already ended; later bookings use it up."""
         return max(self.billed_usd - self.bill_usd, 0.0)
 
     def account(self, cause: Cause) -> Account:
@@ -147,7 +146,7 @@ def fold(ledger: Ledger, sight: Sight) -> Ledger:
         unseen_us = at_us - max(round(created * 1e6), ledger.since_us)
         if 0 < unseen_us < passed_us:
             books.put(Account("booting", gpus * unseen_us))
-    # What was not seen belongs to no step; and a new leader's clock may be behind the last one's.
+    # Unobserved time belongs to no step. A new leader's clock may be behind the last one's.
     shift_us = passed_us if is_gap else min(at_us - ledger.until_us, 0)
     ledger = replace(ledger, step_since_us=ledger.step_since_us + shift_us)
     ledger = _with_bill(ledger, sight, books, passed_us, is_gap=is_gap)
@@ -196,7 +195,7 @@ class _Books:
 def _with_bill(
     ledger: Ledger, sight: Sight, books: _Books, passed_us: int, *, is_gap: bool
 ) -> Ledger:
-    """Book what the bill for rented instances grew by, in proportion to what each cost."""
+    """Book the growth of the bill for rented instances, in proportion to their costs."""
     if sight.bill_usd is None:
         return ledger
     if ledger.bill_from_usd is None:
@@ -218,7 +217,7 @@ def _weights(loads: tuple[Load, ...]) -> Mapping[Cause, float]:
 
 
 def _settle(ledger: Ledger, sight: Sight, books: _Books, at_us: int) -> int:
-    """Book the step under way, if it ended; return when the one that is under way now began."""
+    """Book the step under way if it ended; return when the present one began."""
     before, after = ledger.step, sight.step
     is_same = (
         before is not None
@@ -259,7 +258,7 @@ def _split(left: _Rest, step: Step, *, steps: int, took_us: int) -> None:
 
 @dataclass(eq=False)
 class _Rest:
-    """What is left of an amount while parts of it are booked; dollars follow the time."""
+    """The rest of an amount while parts of it are booked; dollars are split like the time."""
 
     whole: Account
     books: _Books

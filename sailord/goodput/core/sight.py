@@ -41,7 +41,7 @@ class Rented:
     is_leaving: bool
     created_at: float = 0.0
     is_over: bool = False
-    """It is not billed any more; sailord may not have given up its node yet."""
+    """No longer billed, although sailord may not have given up its node yet."""
 
 
 def rented_of(capacity: CapacityState) -> tuple[Rented, ...]:
@@ -76,7 +76,7 @@ def sight_of(
     bill_usd: float | None = None,
     trained: tuple[str, int] | None = None,
 ) -> Sight:
-    """Return what is to be seen now.
+    """Return the sight of this moment.
 
     ``trained``: the job and generation that trained at the last sight. A new leader, which has no
     reports yet, believes that it still does.
@@ -122,7 +122,7 @@ def sight_of(
 
 
 def _newest_lives(state: State) -> Mapping[NodeId, Node]:
-    """Return one node of each name: a machine that rebooted is paid for once."""
+    """Return the newest life of each node, since a machine that rebooted is paid for once."""
     newest: dict[str, Node] = {}
     for node in state.nodes.values():
         known = newest.get(node.record.name)
@@ -155,7 +155,7 @@ def _members(active: Active | None) -> frozenset[NodeId]:
 
 
 def _cause_of_phase(state: State, *, goes_on: bool) -> Cause:
-    """Return what the job's nodes are held by, where they do not say more themselves."""
+    """Return the cause of the job's nodes, unless a node's own report is more precise."""
     active = state.active
     if active is None:
         is_paused = any(job.state == "paused" for job in state.jobs.values())
@@ -265,7 +265,7 @@ def _compute(
 
 
 def _ended_by(active: Active | None) -> Cause:
-    """Where the time of a step is booked that did not end: it was parked, or lost."""
+    """Return the cause for a step that never ended: stopped on order, or lost."""
     if active is None or isinstance(active.phase, Opening | Closing | Starting):
         return "moving_quiesce"
     return "moving_detect"

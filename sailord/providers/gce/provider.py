@@ -184,8 +184,10 @@ class GceProvider(Provider):
         return gce_error(status, errors, message=operation.http_error_message) if errors else None
 
     async def _causes(self, zone: str, group: str) -> list[tuple[str, str]]:
-        """Return the errors of the single instances of a bulk insert, which has a code without a
-        cause itself; none if they cannot be read."""
+        """Return the errors of a bulk insert's single instances; none if they cannot be read.
+
+        They name the cause where the error code of the bulk insert does not.
+        """
         if not group:
             return []
         rule = f'operationGroupId="{group}"'

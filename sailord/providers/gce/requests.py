@@ -124,7 +124,7 @@ def _scheduling(pool: Pool, config: GceConfig) -> dict[str, Any]:
 
 
 def unit(name: str) -> str:
-    """Return a unit for a rented instance: nobody is there whom ``OnFailure=`` tells."""
+    """Return a unit for a rented instance, without ``OnFailure=``: it would notify nobody."""
     lines = _own_file(name).splitlines()
     kept = [line for line in lines if not line.startswith(("OnFailure=", "Documentation="))]
     return "\n".join(kept).replace("=/usr/bin/sailor-agent ", "=/opt/sailor/bin/sailor-agent ")
