@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = (
     *("status", "nodes", "jobs", "why j", "history j", "moves j", "doctor", "logs a"),
-    *("preempt a", "pause j", "checkpoint ls j", "local kill a", "submit job.toml"),
+    *("preempt a", "pause j", "checkpoint ls j", "local kill a", "submit examples/small.toml"),
 )
 
 

@@ -5,19 +5,19 @@ Only a worker process loads torch and runs the user's code.
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from simulator.documents.files import load_document, parse_document, read_bytes
 from simulator.documents.problems import InputError, Problem
-from simulator.inputs.job_file import job_from_document, load_job
-from simulator.spec.job import Job
+
+if TYPE_CHECKING:
+    from simulator.spec.job import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,11 @@ class JobFile:
 
     def load(self) -> Job:
         """Read the job, with its model described."""
+        from simulator.inputs.job_file import (  # noqa: PLC0415 - `submit` reads no job
+            job_from_document,
+            load_job,
+        )
+
         if self.is_script:
             text = describe_script(self.path, self.root(), self.arguments)
         elif self.arguments or self.workdir is not None:
@@ -95,6 +100,9 @@ def _mistakes(told: str) -> str:
 
 
 def _described(job: Path, words: Sequence[str]) -> str:
+    import importlib.util  # noqa: PLC0415 - most job files describe their model themselves
+    import subprocess  # noqa: PLC0415
+
     if importlib.util.find_spec("torch") is None:
         what = "needs torch, which is not installed here, to describe its model"
         raise InputError(Problem(str(job), what, "run this where torch is installed"))

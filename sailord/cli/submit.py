@@ -10,7 +10,6 @@ import click
 
 from sailord.cli.described_job import described_text
 from sailord.cli.options import FILE, show
-from sailord.cli.scripts import ScriptOptions, submitted_script
 from sailord.cli.server import server_command
 from sailord.client import Client, ServerProblem
 from sailord.text import cluster_text as text
@@ -71,6 +70,11 @@ def submit(
     read on the nodes.
     """
     if job.suffix == ".py":
+        from sailord.cli.scripts import (  # noqa: PLC0415 - a job file needs none of it
+            ScriptOptions,
+            submitted_script,
+        )
+
         options = ScriptOptions(workdir, arguments, setup, secret, mount, checkpoint)
         spec = submitted_script(client, job, options)
     elif workdir is not None or arguments or setup or secret or mount or checkpoint is not None:

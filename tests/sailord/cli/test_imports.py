@@ -34,6 +34,12 @@ def test_a_question_imports_click_and_light_parts_of_the_standard_library(comman
     assert excess_of(modules_of(*command.split(), *nowhere)) == set()
 
 
+def test_submit_of_a_job_file_imports_what_reads_toml_besides() -> None:
+    words = ("submit", "examples/small.toml", "--server", "unix:///nonexistent/sailord.sock")
+    tomllib = {"tomllib", "tomllib._parser", "tomllib._re", "tomllib._types"}
+    assert excess_of(modules_of(*words)) == {*tomllib, "simulator.documents.files"}
+
+
 @pytest.mark.parametrize("arguments", [("--help",), ("status", "--help"), ("up", "--help")])
 def test_help_imports_nothing_heavy(arguments: tuple[str, ...]) -> None:
     assert loaded_by(*arguments) == set()
