@@ -75,14 +75,14 @@ class Config:
     """``None``: plain HTTP."""
 
     def options_on(self, *, is_emulated: bool) -> Options:
-        """Return the time limits; a GPU needs longer to leave a generation, unless it is set."""
+        """Return the time limits; unless ``abort_s`` is set, it is longer on GPUs."""
         if is_emulated or self.sets_abort_s:
             return self.options
         return replace(self.options, abort_s=GPU_ABORT_S)
 
     @property
     def shared(self) -> Path:
-        """The folder of all that workers read and write, but snapshots."""
+        """The folder of everything that workers read and write, except snapshots."""
         return self.worker_folder or self.state
 
 

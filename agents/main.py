@@ -143,7 +143,7 @@ def check(config: Path) -> None:
 @main.command()
 @CONFIG
 def workers(config: Path) -> None:
-    """Run workers and setup commands for the agent, as another user than the agent's.
+    """Run workers and setup commands for the agent, as a user of their own.
 
     Exits with 3 if the configuration has no worker_folder.
     """
@@ -192,7 +192,7 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
         options = config.options_on(is_emulated=devices.is_emulated)
         current = Current(initial_state(saved, node, options, clock.now()))
         if config.worker_folder is not None:
-            os.umask(0o027)  # Workers, which have our group, read what is written for them.
+            os.umask(0o027)  # Workers have our group, so that they can read files written for them.
         memory = SnapshotMemory(
             config.memory or _default_memory(config, devices),
             has_worker_user=config.worker_folder is not None,

@@ -295,7 +295,7 @@ class Registration:
         return None
 
     async def packages_agreed(self, job: JobId, mine: str | None) -> str | None:
-        """Return what a job's first node has installed, empty: no node has said so yet.
+        """Return what a job's first node has installed; empty if there is no first node yet.
 
         ``mine`` is recorded if this node is the first. ``None``: the store does not answer.
         """

@@ -2,8 +2,8 @@
 
 The page's files, and the document and patches that sailord makes of its state, are served to a
 headless Chromium. The state is made up: all nodes train, at a step a second, and every 5 s one of
-them gets a notice. Printed are the first paint, the time until every node is drawn, the bytes until
-then and of a minute, and what the document costs sailord.
+them gets a notice. It prints the first paint, the time until every node is drawn, the bytes until
+then and in a minute, and sailord's processor time for the document.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ LONG_TASKS = (
 
 @dataclass(eq=False)
 class MadeUp:
-    """A cluster that trains, at a moment after its begin."""
+    """A made-up cluster that trains, at some time after its start."""
 
     count: int
     begun: float = field(default_factory=time.time)
@@ -141,7 +141,7 @@ class MadeUp:
 
 
 async def _nothing(_: web.Request) -> web.Response:
-    """Answer what the page asks for each plan."""
+    """Answer the page's other requests: no moves, no schedule."""
     return web.json_response({"moves": [], "sha256": "sha", "timeline": None})
 
 

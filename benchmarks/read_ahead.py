@@ -1,4 +1,4 @@
-"""What loading samples ahead gains and costs: steps with it beside steps without it.
+"""Compares steps with and without samples loaded ahead.
 
     python benchmarks/read_ahead.py [--hidden N] [--rounds N]
 

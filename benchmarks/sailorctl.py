@@ -1,4 +1,4 @@
-"""Processor time of commands that ask a sailord, beside a bare Python and another checkout.
+"""Processor time of commands that ask sailord, compared with a bare Python and another checkout.
 
     python benchmarks/sailorctl.py [--server unix:///PATH] [--against FOLDER] [--times N]
 

@@ -1,4 +1,4 @@
-"""What Sailor is made of: a bill of materials, and a comparison with known advisories.
+"""Writes a bill of materials, and compares the pinned packages with known advisories.
 
 ``python scripts/dependencies.py sbom`` writes ``sailor/sbom.cdx.json`` (CycloneDX 1.6), which lies
 in the wheel: every pinned package. ``audit FILE`` compares the pins with the advisories of FILE, a
@@ -34,7 +34,7 @@ class Advisory:
     id: str
     summary: str
     fixed: tuple[str, ...]
-    """The versions that are the first without the fault."""
+    """The first versions without the fault."""
 
     def __str__(self) -> str:
         cure = (
@@ -51,7 +51,7 @@ def pins(text: str) -> dict[str, str]:
 
 
 def bill(project: Mapping[str, Any], pinned: Mapping[str, str]) -> dict[str, Any]:
-    """Return the bill of materials; the same pins make the same bill."""
+    """Return the bill of materials, which depends on the pins alone."""
     name, version = project["name"], project["version"]
     return {
         "bomFormat": "CycloneDX",

@@ -21,7 +21,7 @@ from sailord.screen.view import screen
 
 
 def main() -> None:
-    """Look some times, so that losses make a line, and write the picture."""
+    """Ask several times, so that the losses make a curve, and write the picture."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("server")
     parser.add_argument("out", type=Path)
@@ -36,7 +36,7 @@ def main() -> None:
     console = Console(record=True, width=width, height=height, file=io.StringIO(), highlight=False)
     console.print(screen(poller.seen, Ui(can_kill=True), width, height), end="")
     text = console.export_svg(title="sailorctl up", theme=MONOKAI, unique_id="up")
-    # The letters come from the reader's computer, not from the net.
+    # Use the reader's own fonts, and download none.
     given.out.write_text(re.sub(r"@font-face \{.*?\}\n", "", text, flags=re.DOTALL))
 
 

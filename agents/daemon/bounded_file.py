@@ -1,4 +1,4 @@
-"""Bounds the disk space of log files that others append to, without a rotation."""
+"""Limits the disk space of log files that other processes append to, without rotation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from worker.plain_file import open_plain
 
 DISK_BYTES_MAX = 64 * 2**20
-"""Disk space of one file; beyond this, that of its beginning is freed."""
+"""Most disk space of one file; beyond it, the space of its beginning is freed."""
 KEPT_BYTES = 32 * 2**20
 BOUND_S = 5.0
 """How often files are looked at."""
@@ -23,10 +23,12 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 async def keep_bounded(files: Callable[[], Iterable[Path]]) -> None:
-    """Bound files that others append to, and the one that this process logs to; for ever."""
+    """Limit files that other processes append to, and this process's own log, forever."""
     while True:
         for path in [*files(), *own_log()]:
-            with contextlib.suppress(OSError):  # It has gone, or its file system cannot.
+            with contextlib.suppress(
+                OSError
+            ):  # It was deleted, or its file system cannot free blocks.
                 bound(path)
         await asyncio.sleep(BOUND_S)
 

@@ -42,7 +42,7 @@ def optional(name: str, text: str, value: float | None) -> list[Metric]:
 
 
 def build_info(name: str) -> Metric:
-    """Return what runs: a constant 1 with the versions as labels."""
+    """Return a constant 1 with the running versions as labels."""
     labels = {"version": version("sailor"), "python": platform.python_version()}
     return metric(name, "1; which version runs.", [(labels, 1.0)])
 
@@ -50,7 +50,7 @@ def build_info(name: str) -> Metric:
 def exposition(
     families: Iterable[Metric], histograms: Iterable[Histogram] = (), *, with_process: bool = True
 ) -> str:
-    """Return the text; with what the kernel says of this process, as all clients do."""
+    """Return the text, with the usual metrics of this process."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collected(families))
     for each in histograms:

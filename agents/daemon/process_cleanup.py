@@ -84,7 +84,7 @@ def reap(pids: Iterable[int]) -> None:
 
 
 def exists(pid: int) -> bool:
-    """Return whether there is such a process, of whichever user."""
+    """Return whether there is such a process, of any user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -219,7 +219,7 @@ class Measured:
     evaluation: Evaluation | None = None
     """The last one of this generation."""
     earlier_evaluations: tuple[Evaluation, ...] = ()
-    """Those before it, the oldest first: a report may replace others that were not sent."""
+    """Evaluations before the last, the oldest first, since a report may replace unsent ones."""
 
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
@@ -337,7 +337,7 @@ class Saving:
     survive: Literal["node", "zone"] = "node"
     """What may be lost without falling back to a checkpoint, if there are enough nodes."""
     start_over: bool = False
-    """Begin again from step 0, without being asked, if every copy of the state is lost."""
+    """Restart from step 0 without an order if every copy of the state is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,7 +386,7 @@ class JobRecord:
     bill: Bill = Bill()
     past: Past = Past()
     deadline: float | None = None
-    """By when it should be done, in seconds since 1970; it is told if that is at risk."""
+    """When it should be done, in seconds since 1970; an event warns if that is at risk."""
 
 
 OrderKind = Literal[

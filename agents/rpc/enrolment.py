@@ -32,7 +32,7 @@ RETRY_S = 1.0
 RETRY_S_MAX = 30.0
 CALL_S = 10.0
 COPY_S = 5.0
-"""How often the copies for workers are compared."""
+"""How often the copies for workers are compared with the originals."""
 
 
 @dataclass(eq=False)
@@ -117,14 +117,14 @@ class Enrolment:
 
 
 async def keep_copies(files: TlsFiles, folder: Path) -> None:
-    """Keep copies that workers of another user may read, for ever."""
+    """Keep the copies for workers of another user up to date, forever."""
     while True:
         copies_for_workers(files, folder)
         await asyncio.sleep(COPY_S)
 
 
 def copies_for_workers(files: TlsFiles, folder: Path) -> TlsFiles:
-    """Copy what is no secret into a folder that workers of another user may read."""
+    """Copy the files that are not secret into a folder that workers of another user may read."""
     folder.mkdir(parents=True, exist_ok=True)
     for source, name in ((files.ca, "ca.pem"), (files.revoked, "revoked.pem")):
         if source is not None and source.exists():

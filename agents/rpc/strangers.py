@@ -29,7 +29,7 @@ ADDRESSES_MAX = 10_000
 CONNECTIONS_MAX = 2_048
 """Connections on which nothing was authenticated yet."""
 RECENT_MAX = 1_000
-"""Refusals whose moments are remembered."""
+"""Most refusals whose times are remembered."""
 LOG_S = 60.0
 """At most one line about refusals in so long."""
 

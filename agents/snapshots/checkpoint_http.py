@@ -1,7 +1,7 @@
-"""Committed checkpoints over HTTP, for workers of this node that have a user of their own.
+"""Serves committed checkpoints to workers of this node that have a user of their own.
 
-Storage is read with the agent's rights: its files and a cloud's credentials. A worker may read the
-one manifest that its spec names; the path has the agent's signature of it.
+The agent reads the storage with its own rights: files, and a cloud's credentials. A worker may read
+only the manifest that its spec names: the path contains the agent's signature of it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from worker.checkpoint.fetch import REQUEST_BYTES_MAX, DurableSource, SourceErro
 PREFIX = "/v1/checkpoint/"
 RANGE = re.compile(r"bytes=([0-9]{1,15})-([0-9]{1,15})\Z", re.ASCII)
 KEPT = 2
-"""Manifests that stay open."""
+"""Most manifests that stay open."""
 
 
 def checkpoint_path(key: ClusterKey, job: JobId, manifest: str) -> str:

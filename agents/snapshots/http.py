@@ -41,7 +41,7 @@ class SnapshotRoutes:
     verifier: Verifier
     _coming: set[Path] = field(default_factory=set)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
-    """Two replicas that arrive at once never share the name of a file."""
+    """Makes the temporary file names of replicas that arrive at the same time differ."""
 
     def checks(self, request: web.Request) -> bool:
         """Return whether these routes check the sender of the request themselves."""
@@ -71,7 +71,7 @@ class SnapshotRoutes:
         except OSError:
             raise web.HTTPNotFound(text="no such snapshot on this node any more\n") from None
         with file:
-            # Answers ranges, and sends with sendfile; the name may lead elsewhere by now.
+            # Answers ranges, and sends with sendfile; the name may point to another file by now.
             answer = web.FileResponse(f"/proc/self/fd/{file.fileno()}", chunk_size=CHUNK_BYTES)
             await answer.prepare(request)
             return answer

@@ -51,7 +51,7 @@ class SnapshotMemory:
     changed: Callable[[JobId], None] = lambda _: None
     """Called when a job has more or fewer snapshots here."""
     has_worker_user: bool = False
-    """Workers have a user of their own, and the group of this process."""
+    """Whether workers have a user of their own, with the group of this process."""
     _files: dict[tuple[JobId, Point], dict[str, SnapshotFile]] = field(default_factory=dict)
 
     def open(self) -> None:

@@ -1,4 +1,4 @@
-"""Sets an event whenever keys change: the changes are not looked at, the store is read anew."""
+"""Sets an event whenever keys change; the reader then reads the store, not the changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def signal_changes(
 ) -> NoReturn:
     """Set the event at each change below the prefix; ``small``: a key that is quick to read."""
     while True:
-        with contextlib.suppress(StoreError):  # Who reads the store reports the outage.
+        with contextlib.suppress(StoreError):  # The reader of the store reports the outage.
             after = (await store.snapshot(small)).revision
             async with contextlib.aclosing(store.watch(prefix, after=after)) as changes:
                 async for change in changes:

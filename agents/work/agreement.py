@@ -1,7 +1,7 @@
-"""The packages that all nodes of a job have alike: what the first node's setup installed.
+"""Makes all nodes of a job have the same packages: those that the first node's setup installed.
 
 Later nodes install the same versions, since ``pip`` takes them as constraints. A node whose setup
-installed others all the same says which.
+installed other versions all the same reports them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 SHOWN = 3
 _OF_THE_NODE = frozenset({"pip", "setuptools", "wheel"})
-"""What makes the environment, and differs between versions of Python."""
+"""Packages that make the environment, and differ between versions of Python."""
 
 
 class PackagesDifferError(Exception):
@@ -22,7 +22,7 @@ class PackagesDifferError(Exception):
 def installed(packages: Path) -> dict[str, str]:
     """Return the versions of what is installed in a folder of packages.
 
-    Folders' names say it: no file of the job's is opened.
+    It reads only names of folders, and opens no file of the job.
     """
     found = {}
     for each in packages.glob("*.dist-info"):
@@ -34,7 +34,7 @@ def installed(packages: Path) -> dict[str, str]:
 
 
 def as_text(versions: Mapping[str, str]) -> str:
-    """Return versions as a file of constraints of ``pip``."""
+    """Return versions as a constraints file for ``pip``."""
     return "".join(f"{name}=={version}\n" for name, version in sorted(versions.items()))
 
 

@@ -57,7 +57,7 @@ class Command(Protocol):
 
 
 class Commands(Protocol):
-    """Runs commands as the workers' user, where that is not the agent's."""
+    """Runs commands as the workers' user, if that is not the agent's."""
 
     async def start(
         self, command: str, cwd: Path, variables: Mapping[str, str], output: int
@@ -65,7 +65,7 @@ class Commands(Protocol):
         """Start a shell command, which writes to the descriptor ``output``."""
 
     async def end_all(self) -> None:
-        """End the commands that a killed agent has left running."""
+        """End commands that an agent left running when it was killed."""
 
 
 async def set_up(
@@ -127,7 +127,7 @@ async def _make_as_another_user(folder: WorkFolder, runner: Commands) -> None:
 
 
 def make_environment(environment: Path) -> None:
-    """Make a virtual environment that sees the packages of this Python, and has pip."""
+    """Make a virtual environment with pip that sees this Python's packages."""
     has_pip = importlib.util.find_spec("pip") is not None
     venv.EnvBuilder(symlinks=True, with_pip=not has_pip).create(environment)
     # A virtual environment over another one would see the system's packages, not the other's.

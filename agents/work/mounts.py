@@ -19,7 +19,7 @@ import fsspec
 from agents.work.work_folder import UNFINISHED, WorkFolder
 
 REMOTE = frozenset(("gs", "gcs", "s3", "s3a", "az", "abfs", "abfss", "hf", "https"))
-"""Storage that holds nothing of this machine."""
+"""Kinds of storage that cannot contain files of this machine."""
 
 
 class MountError(Exception):
@@ -53,13 +53,13 @@ def check_paths(mounts: Mapping[str, str]) -> None:
 async def copy_data(
     mounts: Mapping[str, str], cache: Path, *, has_worker_user: bool = False
 ) -> None:
-    """Copy what lies in buckets, unless it is there.
+    """Copy data from buckets, unless it is already here.
 
-    With ``has_worker_user`` the job may read less than this process, so that it must not have
-    files of this machine copied.
+    With ``has_worker_user`` the job may read less than this process, so files of this machine are
+    refused.
 
-    A thread cannot be cancelled, so each attempt has a folder of its own, and what it has copied
-    is renamed here, where a cancelled attempt never arrives.
+    A thread cannot be cancelled, so each attempt copies into a folder of its own, which is renamed
+    at the end unless the attempt was cancelled.
     """
     for name, uri in mounts.items():
         target = copy_of(cache, uri)

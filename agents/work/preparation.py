@@ -72,13 +72,14 @@ class Preparation:
     read_job: Callable[[JobId], Awaitable[str | None]]
     """Reads a job's text from the store; ``None``: not available now."""
     agreed: Callable[[JobId, str | None], Awaitable[str | None]]
-    """Returns the packages of the job's first node, maybe of this one; ``None``: unknown now."""
+    """Returns the packages of the job's first node, which may be this one; ``None``: not known
+    now."""
     feed: Callable[[Event], None]
     clock: Clock
     secrets: Path | None = None
     """The folder with the values of secrets, each a file."""
     commands: Commands | None = None
-    """Runs setup commands as the workers' user; ``None``: that is the agent's."""
+    """Runs setup commands as the workers' user; ``None``: that is the agent's user."""
     retry_s: float = RETRY_S
     job: JobId | None = None
     """The job that the node is prepared for."""

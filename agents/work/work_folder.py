@@ -47,7 +47,7 @@ class WorkFolder:
 
     @property
     def constraints(self) -> Path:
-        """The versions that ``pip`` may install, if another node was the first."""
+        """The versions that ``pip`` may install, if this node is not the job's first."""
         return self.home / "constraints.txt"
 
     @property
@@ -80,7 +80,7 @@ class WorkFolder:
                     path.chmod(path.stat().st_mode | 0o060)
 
     def reject(self) -> None:
-        """Have it made anew by the next attempt."""
+        """Mark it, so that the next attempt makes it anew."""
         (self.home / "ready").unlink(missing_ok=True)
 
     def finish(self) -> None:

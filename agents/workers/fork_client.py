@@ -22,9 +22,9 @@ from worker.plain_file import read_plain
 START_S = 120.0
 """For the fork server to import what workers need."""
 SERVICE_S = 30.0
-"""For a service of another user to be started again."""
+"""Seconds for systemd to restart a service of another user."""
 ANSWER_S = 60.0
-"""A worker of the same user may have stopped a fork server; systemd starts another."""
+"""Seconds for an answer; a worker may have stopped its fork server, and systemd starts another."""
 LOOK_S = 0.02
 EXIT_LOOK_S = 0.05
 KILL_AGAIN_S = 0.5
@@ -41,8 +41,8 @@ class ForkClient:
     orphan_s: float
     """The fork server ends when it has no children and no agent has called for so long."""
     is_service: bool = False
-    """It is a service of another user (``sailor-agent workers``), which this process cannot start,
-    and whose processes it cannot end."""
+    """Whether it is a service of another user (``sailor-agent workers``): this process can then
+    neither start it nor end its processes."""
     _process: asyncio.subprocess.Process | None = None
     """The fork server, if we started it."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -82,11 +82,11 @@ class ForkClient:
         return ForkedCommand(self, home, ProcessId(born["pid"], born["start"]))
 
     async def kill_all(self, home: Path) -> None:
-        """Kill the processes of a folder, and all that they have started."""
+        """Kill the processes of a folder, and all their descendants."""
         await self._ask({"ask": "kill_all", "folder": str(home)})
 
     async def kill(self, id_: ProcessId) -> None:
-        """Kill a process of the fork server's user, and all that it has started."""
+        """Kill a process of the fork server's user, and all its descendants."""
         await self._ask({"ask": "kill", "pid": id_.pid, "start": id_.start})
 
     def _kill_later(self, id_: ProcessId) -> None:
@@ -131,7 +131,7 @@ class ForkClient:
     async def _answers_within(
         self, limit_s: float, process: asyncio.subprocess.Process | None = None
     ) -> bool:
-        """Wait for its first answer; return whether there was one."""
+        """Wait for its first answer; return whether one came."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while process is None or process.returncode is None:
@@ -169,7 +169,7 @@ class ForkClient:
 
 @dataclass(eq=False)
 class ForkedCommand:
-    """A command that the fork server runs, as ``asyncio``'s processes."""
+    """A command that the fork server runs; like a process of ``asyncio``."""
 
     client: ForkClient
     home: Path
@@ -188,7 +188,7 @@ class ForkedCommand:
             await asyncio.sleep(EXIT_LOOK_S)
 
     async def kill(self) -> None:
-        """Kill it and all that it has started; return once it has ended."""
+        """Kill it and all its descendants; return once it has ended."""
         await self.client.kill(self.id)
         await self.wait()
 
@@ -214,7 +214,7 @@ class ForkedCommands:
         return await self.client.run(self.home, command, cwd, variables, output)
 
     async def end_all(self) -> None:
-        """End what a killed agent has left."""
+        """End commands that an agent left running when it was killed."""
         await self.client.kill_all(self.home)
 
 

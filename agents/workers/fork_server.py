@@ -76,7 +76,7 @@ class ForkServer:
                 self.asked_at = time.monotonic()
                 connection, _ = self.listener.accept()
                 with connection, contextlib.suppress(ConnectionError):
-                    # Workers, which have our user, must not keep the agent waiting.
+                    # Workers have our user, and must not be able to keep the agent waiting.
                     if not (self.is_service and peer_of(connection)[1] == os.getuid()):
                         self._serve(connection)
 
@@ -102,7 +102,7 @@ class ForkServer:
                     return
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
-                    # A request is carried out even if the agent died before it reads the answer.
+                    # A request is carried out even if the agent dies before it reads the answer.
                     answer = self._answer(json.loads(line), passed)
                     with contextlib.suppress(BrokenPipeError):
                         connection.sendall(json.dumps(answer).encode() + b"\n")
@@ -184,7 +184,7 @@ class ForkServer:
 
 
 def _become(go: int, become: Callable[[], int]) -> None:
-    """Be a new process; it acts once it is recorded."""
+    """Run in the new process, once the fork server has recorded it."""
     code = 1
     try:
         signal.set_wakeup_fd(-1)
@@ -228,7 +228,7 @@ def main(
 
 def serve_as_a_service(path: Path, module: str) -> None:
     """Serve until the agent ends it, as a user other than the agent's."""
-    os.umask(0o007)  # The agent, which has our group, reads and deletes what workers write.
+    os.umask(0o007)  # The agent has our group, so that it can read and delete files of workers.
     main(str(path), module, "inf", is_service=True)
 
 

@@ -185,7 +185,9 @@ class WorkerGang:
         home = self.folder / "process" / f"{spec['job']}.{spec['generation']}.{spec['rank']}"
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir(parents=True)
-        home.chmod(0o770)  # The fork server writes there; only the folder's parents are closed.
+        home.chmod(
+            0o770
+        )  # The fork server writes there; access is limited by the folder's parents.
         id_ = await self.fork_client.fork(home, spec)
         if self._watch(home, id_, spec) is None:
             self._fail(f"rank {spec['rank']} {describe_exit(home)}", is_bug=is_bug(home))

@@ -34,7 +34,7 @@ def process_start(pid: int) -> int | None:
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Return the pid and the user at the other end of a Unix socket, which the kernel knows."""
+    """Return the pid and user at the other end of a Unix socket, as the kernel reports them."""
     size = struct.calcsize("3i")
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     pid, user, _ = struct.unpack("3i", raw)
@@ -43,7 +43,7 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
 
 def kill_group(pid: int, start: int | None) -> None:
     """Kill the process group of a process that began at ``start``, also after its end."""
-    # The kernel does not reuse the number of a group that has members.
+    # The kernel does not reuse the id of a process group that has members.
     if process_start(pid) in (None, start):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
@@ -56,7 +56,7 @@ class ProcessHandle:
     id: ProcessId
     descriptor: int
     kill_later: Callable[[ProcessId], None] | None = None
-    """Has a process of another user killed; ``None``: it is ours."""
+    """Asks for the kill of a process of another user; ``None``: the process is ours."""
 
     async def wait_ended(self) -> None:
         """Return when the process has ended."""

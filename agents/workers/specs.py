@@ -80,8 +80,8 @@ class WorkerSettings:
     tls: Mapping[str, Any] | None = None
     """What workers verify peers' agents with; ``None``: they speak plain HTTP."""
     checkpoint_path: Callable[[JobId, str], str] | None = None
-    """The path of a manifest below this agent's address, which workers of another user read
-    through; ``None``: they read storage themselves."""
+    """Returns the path of a manifest at this agent, through which workers of another user read it;
+    ``None``: they read the storage themselves."""
 
     @property
     def socket(self) -> Path:

@@ -1,1 +1,1 @@
-"""One command for the day a GPU is there: what works on it, and how fast."""
+"""One command that says what works on a machine's GPUs, and how fast."""

@@ -3,7 +3,7 @@
     python -m benchmarks.gpu_check [--device cuda|cpu] [--quick] [--out FOLDER] [PART ...]
 
 Needs torch with CUDA and numpy; parts that need more say which packages. Each part is a process of
-its own with a time limit, so that one that crashes or hangs leaves the others.
+its own with a time limit, so that one that crashes or hangs does not affect the others.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "snapshots": ("xxhash",),
     "recovery": ("xxhash", "structlog", "pynvml", "etcd3", *CLUSTER.split()),
 }
-"""What parts import beside torch and numpy."""
+"""What parts import besides torch and numpy."""
 ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
 """The line of a trace that says what happened."""
 PACKAGES = {
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_part(name: str, device: str, is_quick: bool, out: Path, left_s: float) -> dict[str, Any]:
-    """Run one part in a process of its own; return what it found, or why it did not."""
+    """Run one part in a process of its own; return its figures, or why it has none."""
     missing = [each for each in ("torch", "numpy", *NEEDS.get(name, ())) if not is_there(each)]
     if missing:
         names = " ".join(PACKAGES.get(each, each) for each in missing)

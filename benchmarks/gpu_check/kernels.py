@@ -1,4 +1,4 @@
-"""What single operations reach: products, attention, the optimizer, copies."""
+"""Speed of single operations: matrix products, attention, the optimizer, copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page that people read: what was found, part by part."""
+"""The page for people: the figures, part by part."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def _measure(cluster: _Cluster, setting: Setting) -> dict[str, Any]:
 
 
 def _after(cluster: _Cluster, do: Callable[[], None]) -> dict[str, Any]:
-    """Do something, and return how long no step ended."""
+    """Call ``do``, and return for how long no step ended."""
     before = cluster.lines()[-1]
     at = time.time()
     do()

@@ -1,4 +1,4 @@
-"""What the parts of the check share: the device, its size, and how time is taken."""
+"""What the parts of the check share: the device, the size of the work, and the clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 ZONE = "us-central1-a"
 UNKNOWN_GPU = "A100-40"
-"""Stands for a CPU, and for a GPU that the catalogue does not know: no prediction means much."""
+"""GPU kind used for a CPU or an unknown GPU, whose predictions then mean little."""
 
 
 class SkippedError(Exception):
@@ -85,7 +85,7 @@ def seconds_of(run: Callable[[], object], place: Any, rounds: int) -> float:
 
 
 def attempt(run: Callable[[], Any]) -> Any:
-    """Return a result, or what went wrong as text: one figure's failure leaves the others."""
+    """Return a result, or an error as text, so that the other figures can still be measured."""
     try:
         return run()
     except SkippedError as error:

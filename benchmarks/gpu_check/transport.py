@@ -28,7 +28,7 @@ from worker.training.trainer import RankTrainer
 RANKS_ON_CPU = 3
 RANKS_MOST = 8
 WITHIN_S = 75.0
-"""Ranks that have not answered by then are killed, and the part says which."""
+"""Seconds after which ranks that do not answer are killed, and named."""
 
 
 def run(setting: Setting) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _all_ranks(setting: Setting) -> dict[str, Any]:
 
 
 def _heard(end: Connection, deadline: float) -> Any:
-    """Return the last that a rank said."""
+    """Return a rank's last message."""
     last: Any = "nothing was heard of this rank"
     try:
         while end.poll(max(deadline - time.monotonic(), 0.0)):

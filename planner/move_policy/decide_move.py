@@ -3,13 +3,13 @@
 The code reads no clock: times and ages are arguments, so the same history gives the same verdict.
 It is a ski rental with advice:
 
-- *Ski rental*: a better plan is moved to once the gain forgone by waiting for it has reached the
-  cost of the move. Waiting and moving then cost at most twice what the better of staying and moving
-  at once would have cost, whatever happens next.
+- *Ski rental*: the job moves to a better plan once the gain forgone by waiting has reached the cost
+of the move. Waiting and moving then cost at most twice what the better of staying and moving at
+once would have cost, whatever happens next.
 - *Advice*: if the gain expected until nodes are next lost or added repays the cost, the job moves
   at once. If it repays half of the cost, the job waits as above; if less, up to twice as long, so
-  that nodes that come for a moment are left alone. How often nodes are lost or added is learned,
-  per pool, from the events observed there, so wrong advice is soon given up.
+  that it does not move to nodes that are lost again soon. How often nodes are lost or added is
+  learned, per pool, from the events observed there, so wrong advice is soon corrected.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Rules:
     """Thresholds of the decision."""
 
     wait_max: float = 2.0
-    """At most this multiple of the cost is forgone, whatever is expected."""
+    """The gain forgone by waiting never exceeds this multiple of the cost."""
     horizon_s: float = 24 * 3600.0
-    """Upper limit of the time for which a gain is expected."""
+    """A gain is expected to last at most this long."""
 
 
 DEFAULT_RULES = Rules()
@@ -50,7 +50,7 @@ class Offer:
     newcomers: Mapping[str, int]
     """Nodes that only the new plan uses, by pool."""
     newcomer_age_s: float
-    """Seconds that they have been up, on average; infinite if there are none."""
+    """How long the new nodes have been up, on average; infinite if there are none."""
     needed: str | None = None
     """Why the old plan cannot go on, if it cannot."""
     seconds_left: float | None = None
@@ -153,14 +153,14 @@ class _Expected:
     life_s: float
     """Until nodes are lost or added, or the job ends."""
     more_hits: float
-    """The chance that the next loss in use would have spared the old plan."""
+    """The chance that the next loss hits the new plan but would not have hit the old one."""
 
 
 def _expected(offer: Offer, history: History, *, now_s: float, rules: Rules) -> _Expected:
     """How long the gain lasts, and the chance that a loss of new nodes ends it.
 
-    Any loss in use ends it: both plans have to be left then. So does an addition, if the next plan
-    is another move away.
+    Any loss of a node in use ends it, since the job must then leave both plans. So does an
+    addition, if the job then moves again.
     """
     ends = [rules.horizon_s]
     if offer.seconds_left is not None:
@@ -175,8 +175,8 @@ def _expected(offer: Offer, history: History, *, now_s: float, rules: Rules) -> 
     hits = history.hits_per_s(all_nodes, now_s)
     spared = hits - history.hits_per_s(offer.before, now_s)
     each_gain = offer.gain_per_s / sum(offer.newcomers.values())
-    # After an addition, who has waited moves once instead of twice, unless the addition is not
-    # worth a second move.
+    # A job that waits for an addition moves once instead of twice, unless the addition is not worth
+    # a second move.
     again = min(1.0, each_gain / (hits * offer.cost)) if hits * offer.cost > 0 else 1.0
     growing = [pool for pool in all_nodes if pool not in offer.full]
     changes = hits + again * history.additions_per_s(growing, now_s)
@@ -188,7 +188,7 @@ def _expected(offer: Offer, history: History, *, now_s: float, rules: Rules) -> 
 def expected_life_s(
     offer: Offer, history: History, *, now_s: float, rules: Rules = DEFAULT_RULES
 ) -> float:
-    """How long the gain of a move is expected to last."""
+    """Return for how long the gain of a move is expected to last."""
     return _expected(offer, history, now_s=now_s, rules=rules).life_s
 
 

@@ -64,7 +64,7 @@ def offer_of(
 
 
 def full_pools(cluster: Cluster, nodes: Sequence[Node]) -> frozenset[str]:
-    """The pools of which all machines that the cluster file counts are up."""
+    """Return the pools whose machines are all up, by the cluster file's count."""
     up: Counter[tuple[PlaceKey, bool]] = Counter()
     for node in nodes:
         up[node.key, node.spot] += node.gpus

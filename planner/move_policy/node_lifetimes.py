@@ -1,7 +1,7 @@
 """How often nodes of a pool are lost or added, learned from what was observed.
 
-Losses come as events: a preemption often takes many nodes of a pool at once, so what counts is how
-often anything happens, and how much of the pool it takes.
+Losses come as events: a preemption often takes many nodes of a pool at once, so the code counts
+events, and the share of the pool that each takes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PRIOR_LIFE_S = 2 * 3600.0
 PRIOR_BETWEEN_S = 3600.0
 """Assumed time between two events in a pool, of several nodes."""
 PRIOR_EVENTS = 0.5
-"""What a prior counts for, in observed events."""
+"""Weight of a prior, in observed events."""
 PRIOR_SHARE = 0.5
 """Assumed share of a pool that a loss takes."""
 FORGET_HALF_LIFE_S = 6 * 3600.0
@@ -85,7 +85,7 @@ class PoolRecord:
         return self._per_s(self.additions, self.additions_lately)
 
     def hit_chance(self, nodes: int) -> float:
-        """Chance that a loss in this pool takes at least one of so many of its nodes."""
+        """Return the chance that a loss in this pool takes at least one of ``nodes`` nodes."""
         total = max(nodes, self.nodes_up)
         if not nodes:
             return 0.0
@@ -95,13 +95,13 @@ class PoolRecord:
         return 1.0 if spared <= 0 else 1.0 - float(spared**taken)
 
     def _per_s(self, events: float, lately: float) -> float:
-        """The rate of late, with the rate of old as its prior."""
+        """Return the recent rate, with the long-term rate as its prior."""
         of_old = (events + PRIOR_EVENTS) / (self.seen_s + PRIOR_EVENTS * PRIOR_BETWEEN_S)
         return (lately + PRIOR_EVENTS) / (self.seen_lately_s + PRIOR_EVENTS / of_old)
 
 
 def _observed(before_s: float, passed_s: float, half_life_s: float) -> float:
-    """Seconds observed, each forgotten as the events in it are."""
+    """Return the seconds observed, weighted with the same half-life as the events."""
     kept: float = 0.5 ** (passed_s / half_life_s)
     return before_s * kept + half_life_s / math.log(2) * (1 - kept)
 

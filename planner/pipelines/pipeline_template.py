@@ -23,9 +23,9 @@ from simulator.spec.plan import Pipeline, Recompute, Stage
 BACKWARD_SHARE = 2 / 3
 """Rough share of the backward pass in a micro batch's time on a stage."""
 MANY = 1 << 30
-MANY_LOTS_MAX = 200
-"""Sequences over three lots or more that are listed for one set of lots."""
 """A number of pipelines larger than that of any plan."""
+MANY_LOTS_MAX = 200
+"""Most sequences that are listed for one set of three lots or more."""
 
 
 HALVINGS = 10
@@ -92,7 +92,7 @@ class TemplateMaker:
     sites: PlaceFacts
     lots: tuple[Lot, ...]
     pipelines: int = MANY
-    """So many pipelines sum their gradients, for which memory is set aside."""
+    """Number of pipelines that sum their gradients, for which memory is reserved."""
     _seconds: dict[tuple[str, int, int, Recompute], list[float]] = field(default_factory=dict)
     _rooms: dict[tuple[str, int, int, Recompute, int], Floats] = field(default_factory=dict)
     _parameters: dict[int, list[float]] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class TemplateMaker:
         return min(end, self._ends(stage, micro_batch, in_flight)[first])
 
     def _ends(self, stage: TemplateStage, micro_batch: int, in_flight: int) -> list[int]:
-        """By first layer, the furthest end that fits the memory of the stage's devices."""
+        """By first layer, the largest end that fits into the memory of the stage's devices."""
         key = (stage, micro_batch, in_flight)
         found = self._furthest.get(key)
         if found is None:

@@ -92,7 +92,7 @@ class MoveCost:
 
     phases: Phases
     uncorrected: Phases
-    """The same without what earlier moves taught."""
+    """The same, not corrected by earlier moves."""
     steps_lost: float
     """Iterations of the old plan that are repeated, on average."""
     step_s: float

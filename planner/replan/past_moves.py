@@ -1,8 +1,8 @@
-"""What earlier moves of a cluster took, against their prediction, corrects the next prediction.
+"""Corrects the predicted duration of a move by earlier moves of the cluster.
 
-The constants of a prediction were measured elsewhere. The same phase of a few moves says how far
-off they are here: a phase is multiplied by the median of measured over predicted seconds. Planned
-moves and losses are apart, as they leave the old plan in different ways.
+The constants of a prediction were measured elsewhere, so each phase is multiplied by the median of
+measured over predicted seconds in the last moves. Planned moves and losses are kept apart, since
+they leave the old plan in different ways.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 RECENT = 8
-"""So many moves count, the last ones: what is measured changes with the cluster."""
+"""How many of the last moves count; older ones do not, since durations change."""
 LEAST_S = 0.02
-"""A phase that is predicted as less counts as this long."""
+"""Least predicted seconds of a phase, to divide by."""
 FACTOR_MAX = 50.0
 WHILE_TRAINING = frozenset({"detect", "plan", "quiesce"})
-"""Phases in which a job trains if its move is planned: they may last long, until new nodes are
-prepared, and are no part of its downtime."""
+"""Phases during which a job trains if its move is planned; they are not part of its downtime, and
+last until new nodes are prepared."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Policies that finish a job's steps by a deadline, as cheaply as possible.
 
-Spot GPUs are cheap and come and go, on-demand GPUs are always there. All policies have a safety
-net: when only on-demand GPUs can still make it, they are taken and kept to the end. Otherwise the
-job runs on spot GPUs where it can; the policies differ in what they do while it cannot.
+Spot GPUs are cheap and come and go, on-demand GPUs are always available. All policies have a safety
+net: when only on-demand GPUs can still meet the deadline, the job changes to them for good.
+Otherwise it runs on spot GPUs while there are any; the policies differ in what they do while there
+are none.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from simulator.traces.play_types import (
 )
 
 Rule = Literal["sailor", "uniform-progress", "safety-net"]
-"""Without spot GPUs, ``uniform-progress`` buys on demand if the job is behind an even pace (Can't
-Be Late, NSDI'24), ``sailor`` if besides the spot time that it expects until the deadline does not
-suffice, ``safety-net`` never before it must."""
+"""While there are no spot GPUs, ``uniform-progress`` buys on demand if the job is behind an even
+pace (Can't Be Late, NSDI'24); ``sailor`` only if, in addition, the spot time expected until the
+deadline does not suffice; ``safety-net`` only when it must."""
 DEADLINE_RULES: tuple[Rule, ...] = ("sailor", "uniform-progress", "safety-net")
 LITTLE = 2.0
 """Spot GPUs on which a step takes this multiple of one on demand are not used alone."""
 SIMILAR = 1.05
 """A running plan is kept unless another is faster by this factor."""
 PRIOR_S = 2 * 3600.0
-"""What the prior of spot availability counts for, in seconds observed."""
+"""Weight of the prior of spot availability, in seconds observed."""
 PRIOR_SHARE = 0.5
 """Assumed share of time with spot GPUs before anything was observed."""
 
@@ -47,7 +48,7 @@ class DeadlinePolicy:
     deadline_s: float
     is_live: bool = True
     is_committed: bool = False
-    """The safety net was taken."""
+    """Whether the job has changed to on-demand GPUs for good."""
     looked_s: float = 0.0
     had_spot: bool = False
     spot_s: float = 0.0
@@ -72,7 +73,7 @@ class DeadlinePolicy:
         if spot is not None:
             if self._is_as_good(view, spot):
                 return self._wake(view, view.plan, slack_s, steady)
-            # From on demand to spot only if that leaves time to come back.
+            # From on demand to spot only if there is time to change back.
             if view.plan == steady and slack_s <= self._back_s(spot):
                 return self._wake(view, steady, slack_s, steady)
             return self._wake(view, spot, slack_s, steady)
@@ -81,7 +82,7 @@ class DeadlinePolicy:
         return self._wake(view, None, slack_s, steady)
 
     def _is_as_good(self, view: PolicyInput, spot: int) -> bool:
-        """Whether a spot plan runs that is about as fast as the best one, and may go on."""
+        """Whether the running spot plan is about as fast as the best one, and may go on."""
         if view.plan is None or view.leaves_s < math.inf:
             return False
         uses_others = any(
@@ -108,7 +109,7 @@ class DeadlinePolicy:
         return most_s + running_s + self.figures[steady].iteration_s
 
     def _back_s(self, spot: int) -> float:
-        """What a change to spot GPUs and back costs at worst."""
+        """Most seconds that a change to spot GPUs and back can cost."""
         costs = self.costs
         most_s = max(costs.restart_s, costs.planned_s, costs.unplanned_s)
         return costs.planned_s + 2 * most_s + costs.checkpoint_every_s + self._each_s(spot)

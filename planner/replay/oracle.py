@@ -40,7 +40,7 @@ from simulator.traces.play_types import (
 ORACLE = "oracle"
 _EPS = 1e-6
 _PRICES = 24
-"""Prices that are tried for each bound of dollars."""
+"""Number of prices tried for each bound of dollars."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +53,7 @@ class _End:
     down_s: float = 0.0
     way: int | None = None
     steps: int | None = None
-    """Whole iterations of the stretch, where only these count."""
+    """Whole iterations of the stretch, if only these count."""
     before: _End | None = None
 
 
@@ -62,7 +62,7 @@ _NEVER = _End(-math.inf, 0.0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Begin:
-    """The best beginning of a stretch that goes on."""
+    """The best beginning of a stretch that is still running."""
 
     lead: float
     """Its value less what the plan would have gained from 0 until training begins."""
@@ -156,9 +156,9 @@ class _Program:
         ways = range(len(figures))
         goes_on: list[_Begin | None] = [None] * len(figures)
         from_start: list[_Begin | None] = [None] * len(figures)
-        # The best ends at the present moment: of plans that could go on, of plans that lost
-        # machines and left the state in memory or did not, and of no plan, with the state in memory
-        # and without.
+        # The best ends at the present moment: of plans that could go on; of plans that lost
+        # machines, with the state still in memory or not; and of no plan, with the state in memory
+        # or not.
         free, warm, cold = _NEVER, _NEVER, _NEVER
         idle_warm, idle_cold = _NEVER, _End(0.0, 0.0)
         up = [False] * len(figures)
@@ -269,7 +269,7 @@ class _Program:
             more_s = self.spans[following].notice_s
             found = _NEVER
             if more_s > 0:
-                # It may train on until the machines go.
+                # It may train on until the machines are lost.
                 value = best.lead + gain[way] * end_s + max(0.0, gain[way]) * more_s
                 found = _End(value, end_s, best.begin, best.down_s, way, None, best.before)
                 if value > free.value:
@@ -283,7 +283,7 @@ class _Program:
             if first is not None:
                 trains_s = max(0.0, end_s - first.begin - first.down_s)
                 steps = math.floor(trains_s / plan.iteration_s + _EPS)
-                # Leave out the iteration that the loss breaks off.
+                # Leave out the iteration that the loss interrupts.
                 spared_s = trains_s - steps * plan.iteration_s
                 value = first.lead + gain[way] * (end_s - spared_s)
                 if end_s - first.begin < first.down_s:
@@ -304,7 +304,7 @@ class _Program:
         from_start: Sequence[_Begin | None],
         gain: Sequence[float],
     ) -> _End | None:
-        """The earliest end in a span at which so many samples are trained."""
+        """The earliest end in a span by which ``samples`` are trained."""
         found: _End | None = None
         for way, each in enumerate(gain):
             for begin in (goes_on[way], from_start[way]):

@@ -1,7 +1,7 @@
 """The plans that a replay uses: searched once for each availability, then looked up.
 
-Spot and on-demand pools of one machine type are one place to a plan, and two pools here: a plan is
-known once for each way of taking its GPUs from the pools, with the dollars of that way.
+A plan does not distinguish spot and on-demand pools of one machine type; here they are two pools.
+So a plan is stored once for each way to take its GPUs from the pools, with its dollars.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEFAULT_SEARCHES = 32
 """Availabilities that are searched, the longest first. The others take the best known plan that
 fits, and are searched only if none does."""
 TIE = 0.001
-"""Plans whose objectives differ by less than this share count as equal: the cheaper is taken."""
+"""Plans whose objectives differ by less than this share are equal; the cheaper one is taken."""
 Search = Callable[[Question], Answer]
 Way = tuple[tuple[tuple[int, int], ...], ...]
 """Device groups that a plan takes from each pool, as pairs of TP degree and number."""
@@ -63,7 +63,7 @@ class KnownPlan:
 
     def score(self, goal: Goal) -> tuple[float, float]:
         """The objective, then the tie-breaker; smaller is better."""
-        # Where the GPUs have no price, egress alone tells plans apart.
+        # If the GPUs have no price, plans are compared by egress alone.
         egress_usd = self.estimate.money.egress_usd
         seconds, usd = self.estimate.iteration_s, egress_usd if self.usd is None else self.usd
         return (usd, seconds) if goal == "cost" else (seconds, usd)
@@ -225,7 +225,7 @@ def _taken(
     pools: Sequence[tuple[int, Pool]],
     gpus: GpuCounts,
 ) -> Way | None:
-    """The groups that each pool gives, the first pools first; ``None`` if they do not fit."""
+    """The groups taken from each pool, in the order of the pools; ``None`` if they do not fit."""
     taken: list[dict[int, int]] = [{} for _ in pools]
     for key, groups in wanted.items():
         here = [(number, pool) for number, pool in pools if pool.key == key]

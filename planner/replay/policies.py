@@ -74,7 +74,7 @@ class SkiRental:
     """Gain forgone since the running plan was chosen, in samples or dollars."""
     looked_s: float = 0.0
     per_s: float = 0.0
-    """What is forgone per second, since it last looked."""
+    """Gain forgone per second since its last decision."""
     plan: int | None = None
     name: str = "ski-rental"
     is_live: bool = True
@@ -126,7 +126,7 @@ class Sailor:
     span: int = -1
     """The last span that it looked at."""
     came_s: list[list[float]] = field(default_factory=list)
-    """When each GPU of each pool came, the longest up first."""
+    """When each GPU of each pool was added, the oldest first."""
     wished: int | None = None
     """The plan that it last asked to move to voluntarily."""
     moved_s: float | None = None
@@ -215,7 +215,7 @@ class Sailor:
         ]
         down_s = self.costs.restart_s if view.is_cold else self.costs.planned_s
         if view.now_s < view.resumes_s:
-            # What is under way is broken off, and begins again.
+            # The reconfiguration under way is cancelled, and a new one begins.
             down_s = max(0.0, view.now_s + down_s - view.resumes_s)
         gain, cost, unit = gain_and_cost(self.plans, self.figures, way, best, down_s)
         full = frozenset(

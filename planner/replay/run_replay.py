@@ -37,13 +37,13 @@ class Replay:
     policy_results: tuple[PolicyResult, ...]
     """In the order of ``POLICIES``, or of those with a deadline."""
     least_usd: tuple[float | None, ...]
-    """The least dollars for which any policy could train what each policy trained."""
+    """For each policy, the least dollars for which any policy could train as many samples."""
     ideal_samples: float
     """Samples if the best plan of each span ran and reconfigurations cost nothing."""
     deadline_s: float | None = None
-    """By when the job has to be done, from the beginning."""
+    """Seconds from the beginning within which the job has to be done."""
     slowest_s: float | None = None
-    """How long it takes on the on-demand GPUs of the beginning alone, if there are any."""
+    """How long it takes on the first on-demand GPUs alone, if there are any."""
 
     def share_of_ideal(self, result: PolicyResult) -> float | None:
         """What a policy trained until its job ended, as a share of the ideal until then."""

@@ -40,9 +40,9 @@ GAP_WORK_MAX = 1e9
 NARROW = 1.2
 """Ranges of pipeline counts narrower than this ratio are not halved."""
 SINGLE_MAX = 48
-"""Ranges with at most so many pipelines are split into single numbers of them."""
+"""Ranges of at most this many pipelines are examined for each number of pipelines."""
 TRIPS_TIMES = 2
-"""Exact round trips may take so many times the work of the rest."""
+"""Work limit of exact round trips, as a multiple of the rest of the bound's work."""
 TRIPS_STEP = 1.03
 """Factor between the ends of a span that is examined with them."""
 TRIPS_ROUNDS = 10
@@ -52,7 +52,7 @@ CASE_WORK = 40_000
 SHARE_WORK = 200
 """Table entries that take as long as to share out one micro batch."""
 TRIPS_PRICE = 2.2
-"""Pipelines cost at most so many times the average, or count as if they did."""
+"""Cap on a pipeline's price, as a multiple of the average."""
 TRIPS_COUNTS = (0.5, 0.75, 0.9, 1.0, 1.1, 1.3, 1.7)
 """Numbers of micro batches that are solved first, as shares of the average."""
 TILTS = (0.6, 1.6)
@@ -128,7 +128,7 @@ class EventBound:
         if not self.limits.goal_is_cost:
             least = self.least(seconds, seconds, is_cost=False)
             return Bounds(least, least)
-        # Round trips raised none of five bounds in dollars that were tried.
+        # Round trips did not raise any of the five bounds in dollars that were tried.
         usd = self.least(math.inf, objective, is_cost=True, trips=self.gap > 0)
         self.work_max = self.work + self.work_max / 4
         return Bounds(self.least(seconds, seconds, is_cost=False, trips=False), usd)
@@ -138,7 +138,7 @@ class EventBound:
     def least(self, longest_s: float, known: float, *, is_cost: bool, trips: bool = True) -> float:
         """Lower bound of the objective of plans up to ``longest_s``, at most ``known``.
 
-        The exact round trips of pipelines raise it where there is time for them.
+        The exact round trips of pipelines raise it, if the work limit allows them.
         """
         start = min(self._quickest_s(b) for b in self.micro_batches)
         longest_s = min(longest_s, self.limits.seconds_max or math.inf)
@@ -317,9 +317,9 @@ class EventBound:
     ) -> float:
         """Lower bound of what the pipelines cost together.
 
-        They share out the micro batches as cheaply as they can. The price of a pipeline is
-        computed for the numbers of micro batches that matter, until those of the cheapest way to
-        share them out are known.
+        They divide the micro batches among themselves as cheaply as possible. A pipeline's price is
+        computed only for some numbers of micro batches, until all in the cheapest division are
+        known.
         """
         total = self.global_batch // family.micro_batch
         counts = batch_counts(total - family.fewest + 1)

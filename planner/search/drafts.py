@@ -50,13 +50,13 @@ EQUAL_TABLE_MAX = 60_000
 LOTS_MAX = 5
 """Up to this many lots, every subset of them is tried."""
 SMALL_GPUS = 32
-"""On so few GPUs pipelines may pass three lots and more, and a single pipeline may be best."""
+"""With at most this many GPUs, pipelines over three lots or more, and single ones, are tried."""
 SMALL_LOTS = 4
-"""Lots that a drafted pipeline passes at most."""
+"""Most lots of a drafted pipeline."""
 SINGLE_MAX = 24
-"""Single pipelines that are judged."""
+"""Most single pipelines that are judged."""
 SINGLE_DRAFTS = 150
-"""Single pipelines that are drafted for each size of a micro batch."""
+"""Most single pipelines that are drafted for each micro batch size."""
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +80,7 @@ class EventDrafts:
     tables: StageTimeTables = field(init=False)
     """Lower bounds of stage times."""
     alone: TemplateMaker = field(init=False)
-    """Makes templates that fit only as the one pipeline of a plan, too."""
+    """Also makes templates that fit only as the single pipeline of a plan."""
 
     def __post_init__(self) -> None:
         self.alone = self.maker.alone()
@@ -235,7 +235,7 @@ class EventDrafts:
     def single_pipelines(self) -> list[PipelineMix]:
         """On few GPUs the quickest single pipelines that would not fit beside others.
 
-        A single pipeline sets no memory aside for sums of gradients.
+        A single pipeline reserves no memory for gradient sums.
         """
         if not self.is_small:
             return []

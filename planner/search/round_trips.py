@@ -1,13 +1,13 @@
-"""The least price of a pipeline, given the round trips through the stages that it really has.
+"""The least price of a pipeline, computed with the exact round trips through its stages.
 
 ``pricing`` takes the best times for the stages behind another one. Here a dynamic program builds
 pipelines from their last stage on, and keeps, for each number of stages, first layer, GPU kind and
 price so far, the least time of a micro batch's round trip. A stage is added if it can process its
 micro batches in the time that its round trip and its neighbourhood (``stage_limits``) leave.
 
-Neighbouring stages on one machine share its NIC, and others pay for the hop between machines: so
-the stages of a machine are added one after the other, and are complete only if they are as many as
-their times assume.
+Neighbouring stages on one machine share its NIC; stages on different machines pay for the hop. So
+the stages of a machine are added one after the other, and a machine is complete only when it holds
+as many stages as their times assume.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from planner.search.stage_limits import Neighbourhood, StageTimeTables, Times
 from simulator.arrays import Floats, Ints, prefix_sums
 
 LEVELS_MAX = 96
-"""Prices that are told apart; between them prices are rounded down."""
+"""Most distinct prices; others are rounded down to one of them."""
 STEP_WORK = 6000
 """Table entries that take as long as the steps that do not depend on their number."""
 EASED = 1 + 1e-9
 """Tolerance of comparisons between sums that were rounded differently."""
 
 WHOLE = -1
-"""In the place of a case: the first machine holds all stages that it shall hold."""
+"""Instead of a case: the first machine is complete."""
 
 _Tables = dict[tuple[int, int, int], Floats]
-"""Least round trips by [first layer, level of price, index of the count].
-
-By the GPU kind of the first stage, its case, and the stages on its machine so far."""
+"""Least round trips as arrays [first layer, level of price, index of the count], by the GPU kind of
+the first stage, its case, and the stages on its machine so far."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +48,7 @@ class _Stage:
 
 @dataclass(frozen=True, eq=False)
 class RoundTrips:
-    """What does not depend on the target time, for one micro batch size and range of pipelines."""
+    """Tables of one micro batch size and range of pipelines, for any target time."""
 
     times: Times
     cases: Sequence[Neighbourhood]
@@ -111,7 +110,7 @@ def levels_of(prices: Floats, highest: float) -> Floats:
         if len(known) > LEVELS_MAX * 40:
             return np.linspace(0.0, highest, LEVELS_MAX)
     found = np.array(sorted(known))
-    # Sums that differ by rounding alone are one level, the least of them.
+    # Sums that differ only by rounding become one level: the least of them.
     found = found[np.diff(found, prepend=-highest) > 1e-9 * highest]
     return found if len(found) <= LEVELS_MAX else np.linspace(0.0, highest, LEVELS_MAX)
 
@@ -210,7 +209,7 @@ class _Search:
         else:
             finite = np.flatnonzero(np.isfinite(after).any(axis=(0, 2)))
             used = np.arange(finite[0], finite[-1] + 1)
-        # Rising prices rise to rising levels, so that the last ones are too high.
+        # Levels stay in order when a price is added, so only the last ones can be too high.
         used = used[row[used] >= 0]
         if not len(used):
             return

@@ -24,7 +24,7 @@ from simulator.hardware.runtime_constants import platform_of
 from simulator.spec.plan import Recompute
 
 STAGES_BESIDE = (0, 1, 2, 4, 8, 1 << 30)
-"""Numbers of stages on one machine up to each of these are bounded together."""
+"""Upper ends of the ranges in which numbers of stages on one machine are bounded together."""
 BEHIND_MAX = 11
 """Stages with more stages behind them are treated as having this many."""
 
@@ -81,7 +81,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Neighbourhood:
-    """What else a stage's machine holds; arrays are by choice, and as in ``Times``."""
+    """A case of what else a stage's machine holds; arrays are by choice, as in ``Times``."""
 
     rest: Floats
     """By [choice, first layer, end]: least seconds of an iteration before the stage's first pass

@@ -19,7 +19,7 @@ _ARCHITECTURES = {
 
 
 def config_of(model: Model, dtype: str) -> dict[str, Any] | None:
-    """Return the config of a model; ``None`` if it would describe another model than this one."""
+    """Return the config of a model; ``None`` if no config describes exactly this model."""
     if model.architecture is None or model.family not in _ARCHITECTURES:
         return None
     config = {
@@ -37,7 +37,7 @@ def config_of(model: Model, dtype: str) -> dict[str, Any] | None:
 
 
 def _numbers(model: Model) -> dict[str, Any]:
-    """Return what each family calls its numbers."""
+    """Return the model's sizes under the names that its family uses."""
     how = model.architecture
     assert how is not None
     blocks, activation = len(model.layers) - 2, _GELU[how.nonlinearity]

@@ -71,7 +71,7 @@ class Checkpoint:
     keep: int = 3
     survive: Literal["node", "zone"] = "node"
     start_over: bool = False
-    """Begin again from step 0, without being asked, if every copy of the state is lost."""
+    """Restart from step 0 without an order if every copy of the state is lost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class RunLimits:
 
 @dataclass(frozen=True, slots=True)
 class PlanFigures:
-    """What the player needs to know of a plan."""
+    """What the player needs to know about a plan."""
 
     iteration_s: float
     samples: int
@@ -83,9 +83,9 @@ class AvailabilitySpan:
     up: GpuCounts
     """GPUs that are up, by pool."""
     lost: LostSlots
-    """Which GPUs of each pool went at its start; a plan uses the first ones."""
+    """Which GPUs of each pool were lost at its start; a plan uses the first ones."""
     notice_s: float = 0.0
-    """For how long a plan may still use them, since their loss was announced."""
+    """How long a plan may still use GPUs whose loss is announced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +106,9 @@ class PolicyInput:
     is_cold: bool = False
     """Whether the state is still to be read from the durable checkpoint."""
     leaves_s: float = math.inf
-    """When announced losses take GPUs of the plan."""
+    """Times at which announced losses will take GPUs of the plan."""
     lost: LostSlots = ()
-    """GPUs that went at the start of the current span, by pool."""
+    """GPUs lost at the start of the current span, by pool."""
     steps: int = 0
     """Steps that are done and count so far."""
     usd: float | None = 0.0

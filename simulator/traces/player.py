@@ -94,7 +94,7 @@ class _Run:
     leaves_s: float = math.inf
     """When announced losses take GPUs of the plan."""
     remains: list[int] = field(default_factory=list)
-    """GPUs of the plan that no loss was announced for, by pool."""
+    """GPUs of the plan whose loss is not announced, by pool."""
     done: _Marks = field(default_factory=_Marks)
     durable: _Marks = field(default_factory=_Marks)
     carry_s: float = 0.0
@@ -199,7 +199,8 @@ class _Run:
         elif self.policy.is_live and not self.is_cold:
             down_s = self.costs.planned_s if before is not None else self.costs.unplanned_s
             if before is not None and not resumed:
-                # What is broken off begins again; a loss is not mended sooner by changing plans.
+                # A cancelled reconfiguration starts anew; changing plans does not shorten the
+                # recovery from a loss.
                 down_s = max(down_s, under_way_s)
         self.resumes_s = now_s + down_s
         self.holders = None
@@ -283,7 +284,7 @@ class _Run:
         each_s = plan.iteration_s
         steps = math.floor(ran_s / step_s + _EPS)
         first, every = self._checkpoint_steps(each_s)
-        # A checkpoint whose writing a loss broke off is none.
+        # A checkpoint that a loss interrupted does not count.
         written = steps if is_planned else math.floor((ran_s - plan.checkpoint_s) / step_s + _EPS)
         safe = 0 if written < first else first + (written - first) // every * every
         if safe:

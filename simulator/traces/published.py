@@ -30,7 +30,7 @@ class Series:
     """GPUs over time: each count holds until the next one."""
 
     points: tuple[tuple[float, Counts], ...]
-    """In order of time, the first at 0."""
+    """Ordered by time, the first at 0."""
     end_s: float
 
 
@@ -76,7 +76,7 @@ def format_of(file: LogFile) -> str:
 
 
 def merged(series: Sequence[Series]) -> Series:
-    """Several logs that begin at one moment as one; it ends with the first of them."""
+    """Merge logs, aligned at their starts; the result ends with the shortest."""
     end_s = min(each.end_s for each in series)
     moments = sorted({at_s for each in series for at_s, _ in each.points if at_s < end_s})
     points: list[tuple[float, Counts]] = []
@@ -112,7 +112,7 @@ _Points = list[tuple[float, Counts]]
 
 
 def _from_zero(points: _Points) -> Iterator[tuple[float, Counts]]:
-    """The last entry of each moment, from the first one on, where it changes something."""
+    """Yield the last entry of each moment, counted from the first, if it changes something."""
     start_s, before = points[0][0], None
     for number, (at_s, counts) in enumerate(points):
         follows = number + 1 < len(points) and points[number + 1][0] == at_s
@@ -141,7 +141,10 @@ def _bamboo_events(file: LogFile) -> tuple[_Points, float]:
 
 
 def _step_s(points: _Points) -> float:
-    """The interval of the log, for which its last entry holds: the least between two moments."""
+    """The interval of the log: the shortest between two entries.
+
+    Its last entry holds for as long.
+    """
     times = sorted({at_s for at_s, _ in points})
     return min((two - one for one, two in pairwise(times)), default=0.0)
 

@@ -33,7 +33,7 @@ class Trace:
     name: str
     intervals: tuple[Interval, ...]
     notice_s: float = 0.0
-    """How long before a loss it is announced; the counts exclude what is about to go."""
+    """How long before a loss it is announced; the counts exclude GPUs whose loss is announced."""
     starts_at: str | None = None
     """The date and time of second 0, if it is known."""
 

@@ -25,7 +25,7 @@ GPUS_MAX = 10**7
 COLLECTIONS = ("availability", "planner_experiments")
 """Keys under which a file may hold several named traces."""
 ABOUT_KEYS = ("description", "source", "units", "conventions", "timestamp_of_zero")
-"""Keys of published files that say where they come from; nothing is read from them."""
+"""Keys of published files that name their origin; they are ignored."""
 COUNT_KEYS = ("gpus", "gpus_change", "machines", "machines_change")
 
 
@@ -91,7 +91,7 @@ def usable_points(points: Points, *, boot_s: float, notice_s: float) -> Points:
     times = [at_s for at_s, _ in points]
     found: Points = []
     for now_s in sorted(moments):
-        # From the start on, as if the first GPUs had been up for ever.
+        # At the start, as if the first GPUs had always been up.
         first = max(0, bisect_right(times, now_s - boot_s) - 1)
         last = bisect_right(times, now_s + notice_s)
         counts = [gpus for _, gpus in points[first:last]]
