@@ -1,4 +1,4 @@
-"""Opens a file in a folder that others may write to: never a link, a pipe or a device."""
+"""Opens files in folders that others may write to, but no link, pipe or device."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import IO
 
 
 def open_plain(path: Path, mode: str = "rb") -> IO[bytes]:
-    """Open a regular file, ``rb`` or ``r+b``; ``OSError`` if another kind has its name.
+    """Open a regular file, ``rb`` or ``r+b``; ``OSError`` if it is anything else.
 
-    A link would lead to what only this process may read, and a pipe would block it.
+    A link could lead to a file that only this process may read, and a pipe would block it.
     """
     access = os.O_RDONLY if mode == "rb" else os.O_RDWR
     descriptor = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -99,7 +99,7 @@ def piece_digests(buffers: Mapping[int, LayerBuffer], shape: StateShape) -> dict
 def bit_sums(
     buffers: Mapping[int, LayerBuffer], shape: StateShape, *, zero: int
 ) -> tuple[list[PieceKey], Tensor | None]:
-    """Return the pieces that a rank holds, and of each the sum of its bits as integers.
+    """Return the pieces that a rank holds, each with the sum of its bits as integers.
 
     One pass on the device, without waiting for it. A flipped bit changes the sum. With ZeRO-1 not
     all holders have the moments, so the weights alone count.

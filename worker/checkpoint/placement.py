@@ -92,7 +92,7 @@ def keepers_of(
     nodes: Mapping[int, str],
     zones: Mapping[str, str],
 ) -> dict[PieceKey, tuple[int, ...]]:
-    """Return, for each piece, the holders that keep it in snapshots: enough of them, and no more.
+    """Return, for each piece, which of its holders keep it in their snapshots.
 
     These are one rank in each zone, since restoring from another zone costs money, and at least two
     ranks on two nodes, if two nodes hold the piece. The bytes are balanced over ranks.

@@ -351,7 +351,7 @@ def create(path: Path, size: int) -> int:
     A file in tmpfs that grows while it is written kills the writer when memory is full.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The group: an agent and workers of another user share the folder, which is closed to others.
+    # Readable by the group: an agent and workers of another user share the folder.
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o660)
     try:
         os.posix_fallocate(file, 0, max(size, 1))

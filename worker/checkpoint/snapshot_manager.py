@@ -248,7 +248,7 @@ class SnapshotManager:
     def _compare(self) -> None:
         """Check that all holders had the same bits at the last point, if it becomes durable.
 
-        Not only those that keep a piece: a replica that has drifted trains with wrong weights. GPU
+        All holders are compared, since one that has drifted trains with wrong weights. GPU
         kinds may round differently, so only ranks with the GPU kind of a piece's writer are
         compared.
         """

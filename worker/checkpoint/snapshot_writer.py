@@ -63,10 +63,10 @@ class _SnapshotSlot:
 
 
 class SnapshotCopier:
-    """Copies a rank's state into files, beside training.
+    """Copies a rank's state into files while training goes on.
 
-    On a GPU it has one stream for life, into memory that is pinned: a copy to pageable memory would
-    hold up its thread, and torch gives the streams of a pool to others as well.
+    On a GPU it keeps one stream of its own, since torch shares the streams of a pool, and copies
+    into pinned memory, since a copy to pageable memory would block its thread.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class SnapshotCopier:
             if ready is None:
                 torch._foreach_copy_(targets, sources)
                 return
-            # A new thread would use GPU 0, and make a context there.
+            # Otherwise a new thread would use GPU 0, and open a CUDA context there.
             _cuda.set_device(sources[0].device)
             if self._stream is None:
                 self._stream = _cuda.Stream(sources[0].device)
@@ -300,7 +300,7 @@ class CopySources:
 
 
 def pin(body: mmap.mmap) -> bool:
-    """Pin a mapped file for copies from a GPU; without it they are slower and hold up a thread."""
+    """Pin a mapped file for copies from a GPU; else they are slower and block a thread."""
     failed = int(_cuda.cudart().cudaHostRegister(_address(body), len(body), 0))
     if failed:
         print(

@@ -53,7 +53,7 @@ from worker.training.trainer import NotANumberError, RankTrainer, StepReport, fi
 FAIL_POINT = "SAILOR_FAIL_AT"
 """Environment variable for tests: ``RANK:WHERE:STEP@GENERATION``, or the path of a fail file."""
 EVALUATIONS_MAX = 32
-"""So many evaluations are in each status: the leader may be away for some seconds."""
+"""How many evaluations each status repeats, since the leader may be down for some seconds."""
 Report = Callable[[dict[str, Any], bool], None]
 """Reports the worker's status to the agent; with True, the report must be delivered."""
 
@@ -380,7 +380,7 @@ class GenerationRun:
         try:
             self._save_step()
         except Exception as second:
-            # What was sealed before stays; whoever is lost is still to be named.
+            # Earlier snapshots stay; the original failure is still reported.
             print(f"the last step is not saved: {sentence(second, hide)}", flush=True)
             self._is_reusable = isinstance(second, OSError)
         if not self._ended.is_set():

@@ -36,7 +36,7 @@ class Packed:
         pad_id: int = 0,
         segments: bool = False,
     ) -> None:
-        """Give ``lengths``, if they are known; else all samples are read once, here.
+        """Take ``lengths`` if they are known; else read all samples once.
 
         ``cache`` names a file that keeps the lengths for processes that start later.
         """
@@ -129,7 +129,7 @@ def pack(lengths: Sequence[int], length: int) -> list[tuple[int, ...]]:
 
 
 def _kept(cache: Path, count: int) -> list[int] | None:
-    """Read the lengths of so many samples; ``None``: they are not there."""
+    """Read the cached lengths of ``count`` samples; ``None``: there are none."""
     try:
         with cache.open("rb") as file:
             found = np.load(file, allow_pickle=False)
@@ -140,7 +140,7 @@ def _kept(cache: Path, count: int) -> list[int] | None:
 
 
 def _keep(lengths: Sequence[int], cache: Path) -> None:
-    """Write the lengths; processes that do so at once write the same."""
+    """Write the lengths; several processes may do so at once, and write the same."""
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=cache.parent, delete=False) as file:

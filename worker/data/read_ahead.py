@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from worker.data.batch import DataSource, Samples
 
 AHEAD = 2
-"""So many micro batches are loaded before they are asked for."""
+"""How many micro batches are loaded ahead."""
 
 Micro = tuple[int, range]
 """A micro batch: the step, and the positions of its samples in the step's batch."""
@@ -21,9 +21,9 @@ Micro = tuple[int, range]
 class ReadAhead:
     """The micro batches of one rank, which asks for the same positions in every step.
 
-    They are loaded one after the other, in the order in which they are asked for. What a data set
-    raises is raised where its micro batch is asked for. A rank that asks for another one than the
-    next, as after a step that is repeated, is given that, and what follows it.
+    They are loaded one after the other, in the order of use. An exception of a data set is raised
+    when its micro batch is asked for. If a rank asks for another micro batch than the expected one,
+    as when it repeats a step, loading continues from there.
     """
 
     def __init__(
@@ -31,8 +31,8 @@ class ReadAhead:
     ) -> None:
         """Load micro batches at these positions of steps below ``steps``, if that is known."""
         self._shelf = _Shelf(source, tuple(positions), steps)
-        # The thread holds the shelf alone, so it ends with this object. Nothing waits for it then:
-        # what drops the last reference may hold a lock that the thread waits for.
+        # The thread refers to the shelf only, so it ends when this object is deleted. Do not wait
+        # for it then: the caller may hold a lock that the thread waits for.
         weakref.finalize(self, self._shelf.end).atexit = False
 
     def batch(self, step: int, positions: range) -> Samples:
@@ -41,13 +41,13 @@ class ReadAhead:
         return self._shelf.take((step, positions))
 
     def close(self) -> None:
-        """Wait for what is being loaded, and load nothing more."""
+        """Stop loading; wait for the micro batch that is being loaded."""
         self._shelf.close()
 
 
 @dataclass(eq=False)
 class _Shelf:
-    """What is loaded and not yet asked for, and the thread that loads it."""
+    """The micro batches loaded ahead, and the thread that loads them."""
 
     source: DataSource
     positions: tuple[range, ...]
@@ -55,7 +55,7 @@ class _Shelf:
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _loaded: deque[tuple[Micro, Samples | BaseException]] = field(default_factory=deque)
     _next: Micro | None = None
-    """What is loaded next, or being loaded; ``None``: nothing until more is asked for."""
+    """The micro batch to load next, or being loaded; ``None``: none until one is asked for."""
     _turn: int = 0
     """Grows when another micro batch than the next is asked for."""
     _is_closed: bool = False
@@ -72,7 +72,7 @@ class _Shelf:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._load, name="data", daemon=True)
                 self._thread.start()
-                # A thread that computes while the interpreter ends would crash the process.
+                # The process would crash if the thread still computed while the interpreter exits.
                 atexit.register(self.close)
             while not self._loaded:
                 assert not self._is_closed, "nothing is asked for after the end"
@@ -106,7 +106,7 @@ class _Shelf:
             try:
                 found = self.source.batch(*micro)
             except BaseException as error:
-                # It belongs to the rank, which has not asked for this micro batch yet.
+                # Raised in the rank, once it asks for this micro batch.
                 found = error
             with self._changed:
                 if turn == self._turn:

@@ -1,4 +1,4 @@
-"""Which device a rank computes on, how it is set up, and how its errors are told apart."""
+"""Chooses and sets up a rank's device, and recognises its errors."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ class DeviceMissingError(RuntimeError):
 
 
 def rank_device(number: int, promised: DeviceType | None) -> torch.device:
-    """Return the device of a rank; ``promised`` is what its agent found, if it says so."""
+    """Return the device of a rank; ``promised`` is the kind of device that its agent found."""
     # Counting devices initialises none of them.
     is_gpu = promised == "cuda" or (promised is None and torch.cuda.device_count() > number)
     return torch.device("cuda", number) if is_gpu else torch.device("cpu")
 
 
 def set_up(device: torch.device) -> None:
-    """Make a GPU this thread's, and let matrix products in fp32 run as TF32, as is planned.
+    """Select a GPU for this thread, and allow TF32 for fp32 matrix products, as the planner
+    assumes.
 
     A rank that finds no GPU where there is one must not compute on the CPU: its peers would wait
     for it in groups of GPUs.
@@ -51,19 +52,19 @@ def allow_tf32() -> None:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Return whether a device computes in bf16; else it is computed as fp32, as is planned."""
+    """Return whether a device computes in bf16; if not, it uses fp32, as the planner assumes."""
     return device.type != "cuda" or _cuda.get_device_capability(device) >= _BF16_SINCE
 
 
 def has_flash(device: torch.device) -> bool:
-    """Return whether the fused attention takes heads in groups; else a slow kernel would do so."""
+    """Return whether the fused attention supports grouped heads; otherwise it would be slow."""
     return device.type != "cuda" or _cuda.get_device_capability(device) >= _FLASH_SINCE
 
 
 def to_device(value: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """Move a tensor without waiting for the device.
 
-    A copy from pageable memory would wait for all that is queued there.
+    A copy from pageable memory would wait for all work queued on it.
     """
     if device.type == "cuda" and value.device.type == "cpu":
         value = value.pin_memory().to(device, non_blocking=True)

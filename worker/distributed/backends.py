@@ -1,9 +1,9 @@
-"""How a library makes groups of ranks, and breaks them: gloo on CPUs, NCCL on GPUs.
+"""Opens, aborts and closes groups of ranks: gloo on CPUs, NCCL on GPUs.
 
 The two have opposite rules. A gloo operation blocks the host, and raises if a peer is lost; its
-``abort`` ends no wait. An NCCL operation is a kernel: it blocks the device, ends in silence when
-its communicator is aborted, and else waits for ever. Making a communicator blocks the host until
-all members take part, and nothing interrupts that.
+``abort`` ends no wait. An NCCL operation is a kernel: it blocks the device, ends without an error
+when its communicator is aborted, and otherwise waits forever. Making a communicator blocks the host
+until all members take part, and cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _UNUSED_TAG = 2
 
 NCCL_SETTINGS = {
     # torch's watchdog ends the process after an error or a timeout. Survivors of a lost peer must
-    # not end: our own monitor notices, aborts the communicators and keeps the process.
+    # go on: our own monitor detects the loss and aborts the communicators.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    "TORCH_NCCL_DESYNC_DEBUG": "0",  # It would switch error handling on again.
+    "TORCH_NCCL_DESYNC_DEBUG": "0",  # If on, it switches error handling on again.
     "TORCH_NCCL_BLOCKING_WAIT": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # Ends a process whose watchdog is stuck.
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # Ends a process after it has written the dump.
@@ -34,7 +34,7 @@ NCCL_SETTINGS = {
 }
 """Set in the environment before the first group, whatever was set there."""
 NCCL_DEFAULTS = {
-    # Else connections of another algorithm are made in the middle of a step, by blocked hosts.
+    # Otherwise the first use of another algorithm connects, and blocks the host, in mid-step.
     "NCCL_RUNTIME_CONNECT": "0",
 }
 """Set unless the environment has another value."""
@@ -44,10 +44,11 @@ class Backends(Protocol):
     """Makes and breaks the groups of one library."""
 
     uses_channels: bool
-    """Transfers between two ranks run in order within a group, so each direction between two
-    ranks has a group of its own. Else all transfers share the group of all ranks."""
+    """Whether transfers within a group run in order, so that each direction between two ranks needs
+    a group of its own. If not, all transfers share the group of all ranks."""
     blocks_device: bool
-    """A wait returns at once and never fails: the device waits, until the group is aborted."""
+    """Whether waits return at once and never fail, since the device waits until the group is
+    aborted."""
 
     def open(self, name: str, store: Store, index: int, size: int) -> Any:
         """Make a group, as its member ``index``; blocks until all members do so."""
@@ -56,10 +57,10 @@ class Backends(Protocol):
         """Prepare a new thread for calls to the library."""
 
     def abort(self, groups: Sequence[Any]) -> list[threading.Thread]:
-        """Break all pending operations; return threads that still do so."""
+        """Abort all pending operations; return the threads that are still at it."""
 
     def close(self, groups: Sequence[Any]) -> list[threading.Thread]:
-        """Close groups without pending operations; return threads that still do so."""
+        """Close groups without pending operations; return the threads that are still at it."""
 
 
 class GlooBackends:
@@ -125,7 +126,7 @@ class NcclBackends:
         return group
 
     def enter_thread(self) -> None:
-        """A new thread would use GPU 0, and make a context there."""
+        """Select the GPU; a new thread would use GPU 0, and open a CUDA context there."""
         torch.cuda.set_device(self._device)
 
     def abort(self, groups: Sequence[Any]) -> list[threading.Thread]:
@@ -141,7 +142,7 @@ class NcclBackends:
 
 
 def prepare_environment() -> None:
-    """Set how torch and NCCL treat errors; both read it when a group is made."""
+    """Set how torch and NCCL handle errors; both read it when they make a group."""
     os.environ.update(NCCL_SETTINGS)
     for name, value in NCCL_DEFAULTS.items():
         os.environ.setdefault(name, value)
@@ -155,7 +156,7 @@ def at_once(calls: Sequence[Any], enter_thread: Any = lambda: None) -> list[thre
         try:
             call()
         except RuntimeError as error:
-            # The group is given up in any case.
+            # The group is abandoned in any case.
             print(f"closing a group: {str(error).partition(chr(10))[0]}", flush=True)
 
     threads = [

@@ -92,7 +92,7 @@ class Transport(Protocol):
     is_stuck: bool
     """A group did not open or close, so this process cannot be used again."""
     requests_early: bool
-    """Nothing is sent before the receiver has asked for it, and asking early costs nothing."""
+    """Whether a sender waits for the receiver's request, so that early requests save time."""
 
     def open(self, groups: Sequence[tuple[int, ...]], channels: Sequence[tuple[int, int]]) -> None:
         """Connect this rank in every way that training needs, before its first step.

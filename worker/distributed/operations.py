@@ -1,7 +1,7 @@
-"""The numbered operations of one rank: what it has started in each group, and waits for now.
+"""Numbers the operations of one rank, to find out which rank is to blame for a hang.
 
 Members of a group start its operations in one order, so an operation has the same number on all of
-them. Whoever has not started the number that others wait for holds them up (``stalls``).
+them. A rank that has not started the number that others wait for is to blame (``stalls``).
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ class OperationLog:
         return operation
 
     def begin_wait(self, operation: Operation) -> None:
-        """The host waits for an operation from now on, unless waits do not block it."""
+        """Record that the host waits for an operation, unless waits do not block it."""
         if self._keeps_unfinished:
             return
         operation.begun_s = self._now()
         self._waiting = operation
 
     def end_wait(self) -> None:
-        """The host waits no longer."""
+        """Record that the host no longer waits."""
         self._waiting = None
 
     def position(self, activity: str) -> Position:
-        """Return where this rank is, for peers that wait for it."""
+        """Return this rank's position, for peers that wait for it."""
         oldest = self.oldest()
         if oldest is None:
             return Position(dict(self.counts), None, activity)
@@ -83,7 +83,8 @@ class OperationLog:
             while self._unfinished and _is_over(self._unfinished[0]):
                 self._unfinished.popleft()
                 if self._unfinished:
-                    # Operations of a device queue up: the next one has waited for this one.
+                    # The device runs operations in order, so the next one began to wait when this
+                    # one ended.
                     after = self._unfinished[0]
                     after.begun_s = max(after.begun_s, self._now())
             waiting = self._unfinished[0] if self._unfinished else None

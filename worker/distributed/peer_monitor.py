@@ -29,7 +29,8 @@ GREETING_S = 30.0
 STRANGERS_MAX = 64
 """Connections that have not proved themselves."""
 KEEPALIVE_S, KEEPALIVES = 1, 4
-"""A peer whose machine does not answer for 5 s is lost; processes that hang still answer."""
+"""A peer is lost if its machine's kernel does not answer for 5 s; it answers for a hung process,
+too."""
 _POLL_S = 0.002
 """Seconds between two checks whether the other ranks have connected, or the meeting is over."""
 
@@ -103,7 +104,7 @@ class PeerMonitor:
             return [*([self._sent_vote] if self._sent_vote else []), *self._peer_votes.values()]
 
     def ask_positions(self, wait_s: float) -> dict[int, dict[str, Any]]:
-        """Ask all peers where they are; return the answers that come in time.
+        """Ask all peers for their positions; return the answers that come in time.
 
         The threads that answer do nothing else, so one that is silent belongs to a process that is
         stopped, or to a machine that hangs.
@@ -227,7 +228,7 @@ def _connect(
 
 
 def _notice_power_loss(peer: socket.socket) -> None:
-    """Have the kernel ask an idle peer: a machine without power closes no connection."""
+    """Switch on TCP keep-alive, since a machine that loses power does not close its connections."""
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)

@@ -2,7 +2,7 @@
 
 There is no global group and no global state, so a process can leave one generation and join the
 next. All groups are opened before the first step, in one order on all ranks: opening one blocks the
-host, and in the middle of a step ranks would wait for each other in a circle.
+host, and in the middle of a step that could deadlock.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _CAUSE_S = 0.5
 _POLL_S = 0.001
 """Seconds between two checks whether the other ranks have arrived."""
 FIRST_STALL_S = 60.0
-"""The same, before the time of a step is known: libraries are loaded, kernels chosen."""
+"""The same in the first step, in which libraries are loaded and kernels chosen."""
 STALL_LEAST_S = 3.0
 ANSWER_S = 1.0
-"""Seconds in which a peer says where it is."""
+"""Seconds for a peer to answer with its position."""
 WATCH_S = 0.5
 CLOSE_S = 20.0
 """Seconds for groups to close; a process in which one does not is not used again."""
@@ -77,7 +77,7 @@ class ProcessTransport:
     ) -> None:
         """Connect to the other ranks; ``check_cancelled`` raises once the generation is over.
 
-        Without a ``secret`` the ranks trust everybody who can reach ``host``. By default
+        Without a ``secret`` the ranks accept any connection to ``host``. By default
         ``backends`` are those of the device.
         """
         self._check_cancelled = check_cancelled
@@ -101,11 +101,11 @@ class ProcessTransport:
         self.is_stuck = False
         """A group did not open or close, so this process cannot be used again."""
         self.stall_after_s = FIRST_STALL_S
-        """An operation that takes longer is looked into; twice the time of a step is enough."""
+        """An operation that takes longer is investigated; set to twice the time of a step."""
         self.stall: Blame | None = None
-        """Who holds up this rank, if it waits for longer."""
+        """The rank to blame, if this rank has waited for longer."""
         self.activity: Callable[[], str] = lambda: "computing"
-        """Says what this rank does when it waits for nothing."""
+        """Returns what this rank does while it waits for no operation."""
         self.on_stall: Callable[[Blame], None] = _print_blame
         self.operations = OperationLog(keeps_unfinished=self._library.blocks_device)
         self.operations.members[_ALL] = tuple(range(size))
@@ -196,7 +196,7 @@ class ProcessTransport:
             self._groups[name] = group
 
     def _interruptibly(self, act: Callable[[], Result], doing: str) -> Result:
-        """Run a call that nothing interrupts; after a failure, leave it behind in its thread."""
+        """Run a call that cannot be interrupted; after a failure, leave it behind in its thread."""
         found: list[Result] = []
         errors: list[BaseException] = []
 
@@ -215,7 +215,7 @@ class ProcessTransport:
                 self._check_cancelled()
                 self.check()
             except BaseException:
-                thread.join(_CAUSE_S)  # It may notice, too.
+                thread.join(_CAUSE_S)  # The library may fail as well.
                 self.is_stuck = self.is_stuck or thread.is_alive()
                 raise
             if time.monotonic() > deadline:
@@ -265,7 +265,8 @@ class ProcessTransport:
     ) -> Pending:
         """Start an operation on a group unless a failure is known.
 
-        ``log`` is under which name it is numbered: transfers share a group, and not their numbers.
+        ``log`` names the sequence in which it is numbered: transfers that share a group are
+        numbered by channel.
         """
         if self._monitor.failure is not None:
             raise _seen_from(self._monitor.failure, doing)
@@ -320,7 +321,7 @@ class ProcessTransport:
         self._monitor.fail(DeadlineError(doing, seconds=self.deadline_s, why=why))
 
     def _watch(self) -> None:
-        """Look into operations that take long, and give up those that block the device."""
+        """Investigate operations that take long; abort those that block the device too long."""
         self._library.enter_thread()
         told: Operation | None = None
         while not self._ended.wait(min(WATCH_S, self.deadline_s / 4)):
@@ -348,7 +349,7 @@ class ProcessTransport:
         return find_blame(self.rank, positions, _Members(members), queues=queues)
 
     def _abort_all(self) -> None:
-        """Break all pending operations, and wait for none; called from any thread."""
+        """Abort all pending operations, and wait for none; called from any thread."""
         with self._lock:
             groups = [*self._groups.values(), *self._external()]
             groups = [group for group in groups if id(group) not in self._broken]
@@ -374,7 +375,7 @@ class ProcessTransport:
 
 
 class _Closed:
-    """Of a closed transport: holds nothing of the library."""
+    """Replaces the library in a closed transport, so that its memory is freed."""
 
     uses_channels = blocks_device = False
 
@@ -387,7 +388,7 @@ def _print_blame(blame: Blame) -> None:
 
 
 class _Members(dict[str, tuple[int, ...]]):
-    """The ranks of each group, read from its name where this rank is not a member."""
+    """The ranks of each group; those of groups without this rank are read from the name."""
 
     def __missing__(self, name: str) -> tuple[int, ...]:
         return tuple(int(part) for part in name.replace(" to ", "-").split("-"))

@@ -10,7 +10,7 @@ _NONCE_BYTES = 16
 
 
 def receive_proof(peer: socket.socket, secret: bytes, purpose: bytes, listener: int) -> int:
-    """Challenge who connected, and answer; return its rank, or raise ``ConnectionError``."""
+    """Challenge a caller, answer its challenge, return its rank; else raise ``ConnectionError``."""
     ours = secrets.token_bytes(_NONCE_BYTES)
     peer.sendall(ours)
     caller = int.from_bytes(receive_exactly(peer, 4), "little")
@@ -36,7 +36,7 @@ def prove(
 
 
 def receive_exactly(peer: socket.socket, count: int) -> bytes:
-    """Receive so many bytes."""
+    """Receive exactly ``count`` bytes."""
     content = b""
     while len(content) < count:
         received = peer.recv(count - len(content))

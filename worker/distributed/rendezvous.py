@@ -58,7 +58,7 @@ class Meeting:
     """The store where the ranks of a generation meet, and the way to it."""
 
     address: str
-    """Of the gate, with the generation's secret."""
+    """The gate's address, with the generation's secret."""
     store: Store
     relay: StoreRelay
 

@@ -1,4 +1,4 @@
-"""Who holds up a stalled operation, from what each rank has started and waits for. Pure."""
+"""Finds the rank to blame for a hang, from what each rank has started and waits for. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where one rank is."""
+    """How far one rank is: what it has started, and what it waits for."""
 
     counts: Mapping[str, int]
     """How many operations it has started in each of its groups."""
@@ -19,12 +19,12 @@ class Position:
     """That operation in words or, if it waits for none, what it does."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is sent to a peer."""
+        """Return the message for a peer."""
         return {"counts": dict(self.counts), "waiting": self.waiting, "what": self.what}
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> Position:
-        """Read what a peer has sent."""
+        """Read a peer's message."""
         waiting = said["waiting"]
         return cls(
             said["counts"], None if waiting is None else (waiting[0], waiting[1]), said["what"]
@@ -33,7 +33,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Who holds up an operation."""
+    """The ranks to blame for a hang."""
 
     ranks: tuple[int, ...]
     text: str
@@ -46,11 +46,12 @@ def find_blame(
     *,
     queues: bool,
 ) -> Blame | None:
-    """Return who holds up rank ``first``; ``None``: it waits for nothing.
+    """Return which ranks make rank ``first`` wait; ``None``: it does not wait.
 
-    A rank that has not started what others wait for holds them up, or whoever it waits for itself.
-    One without a position has not answered. ``queues``: operations are started long before the
-    device reaches them, so that one that waits for another has not reached this one.
+    A rank that has not started what others wait for is to blame, or the rank that it waits for
+    itself. A rank without a position has not answered. ``queues``: operations are started long
+    before the device reaches them, so a rank that waits for another operation has not reached this
+    one.
     """
     path: list[int] = [first]
     while True:
@@ -71,7 +72,7 @@ def find_blame(
         if not missing:
             text = f"all have started {here.what}: the link between them is slow, or a kernel hangs"
             return Blame(tuple(sorted(members[group])), text)
-        # Somebody that computes explains more than one that waits, too.
+        # Prefer a rank that computes to one that waits itself.
         missing.sort(key=lambda each: (positions[each].waiting is not None, each))
         following = missing[0]
         if following in path:

@@ -1,8 +1,8 @@
-"""The only way from other machines to the ranks' store, which itself asks nobody who they are.
+"""The only way from other machines to the ranks' store, which itself does not authenticate.
 
-torch's ``TCPStore`` listens on the loopback device of rank 0. A *gate* there admits connections
-that know the generation's secret and relays them; each other rank has a *tunnel*, a port on its own
-loopback device, whose connections it proves at the gate.
+torch's ``TCPStore`` listens on the loopback device of rank 0. A *gate* there relays connections
+that prove that they know the generation's secret. Each other rank has a *tunnel*: a port on its own
+loopback device, whose connections it takes through the gate.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ LOOPBACK = "127.0.0.1"
 GREETING_S = 30.0
 CONNECT_S = 10.0
 STRANGERS_MAX = 64
-"""Connections that have not proved themselves."""
+"""Most connections that have not proved yet that they know the secret."""
 _READ_BYTES = 1 << 16
 _WAITING_BYTES_MAX = 1 << 20
-"""No more is read for an end that does not take what it has been sent."""
+"""Bytes that wait for a slow receiver; with more, reading from its sender stops."""
 
 
 def open_gate(host: str, secret: bytes, store: tuple[str, int], ranks: int) -> StoreRelay:
@@ -134,7 +134,7 @@ class StoreRelay:
             threading.Thread(target=self._connect, args=(caller,), daemon=True).start()
 
     def _connect(self, caller: socket.socket) -> None:
-        """Open the other end, in a thread: a silent stranger delays nobody."""
+        """Open the other end, in a thread, so that a silent caller does not delay others."""
         try:
             other = self.connect(caller)
         except OSError as error:
@@ -169,14 +169,14 @@ class StoreRelay:
 
 @dataclass(eq=False)
 class _End:
-    """One of two connections, and what waits to be sent on it."""
+    """One of two connections, and the bytes to be sent on it."""
 
     line: socket.socket
     waiting: bytearray = field(default_factory=bytearray)
     other: _End = field(init=False)
 
     def wanted(self) -> int:
-        """Return what to wait for."""
+        """Return the events to wait for."""
         reads = len(self.other.waiting) < _WAITING_BYTES_MAX
         return reads * selectors.EVENT_READ | bool(self.waiting) * selectors.EVENT_WRITE
 
@@ -198,7 +198,7 @@ class _End:
         return True
 
     def flush(self) -> None:
-        """Send what can be sent now."""
+        """Send as much as is possible without waiting."""
         with contextlib.suppress(BlockingIOError):
             while self.waiting:
                 del self.waiting[: self.line.send(self.waiting)]

@@ -56,7 +56,7 @@ class Recorder:
 
     @property
     def activity_text(self) -> str:
-        """What this rank does, for peers that wait for it."""
+        """Return what this rank does now, for peers that wait for it."""
         return f"in {self._activity} of step {self.step}"
 
     def at_step(self, step: int) -> None:

@@ -292,7 +292,7 @@ class Recipe:
     def metrics(self, output: Any, batch: Any) -> Metrics:
         """Return the loss and other metrics of an evaluation, each as a sum and a count."""
         output = tree_map(_wide, output)
-        # A metric may draw, and must not do so in the middle of a sample that is being loaded.
+        # A metric may draw random numbers, which must not disturb those of a sample being loaded.
         with drawing:
             found = {"loss": self.losses(output, batch)}
             for name, metric in self.more_metrics.items():
@@ -309,7 +309,7 @@ class Recipe:
 
     def report(self, step: int, values: Mapping[str, float]) -> None:
         """Hand the figures of a step or an evaluation to loggers and callbacks."""
-        # They may draw, and must not do so in the middle of a sample that is being loaded.
+        # Callbacks may draw random numbers, which must not disturb those of a sample being loaded.
         with drawing:
             self._report(step, values)
 

@@ -33,9 +33,9 @@ def script_line(error: BaseException) -> str | None:
 
 
 def sentence(error: BaseException, hide: Callable[[str], str] = str) -> str:
-    """Say in one line what was raised, and where in the script; ``hide`` removes secrets.
+    """Return one line: the exception, and its place in the script; ``hide`` removes secrets.
 
-    Notes that were added on the way, such as which sample it was, belong to where.
+    The place includes notes that were added on the way, such as the sample.
     """
     message = hide(str(error)).partition("\n")[0][:MESSAGE_MAX]
     what = type(error).__name__ + (f": {message}" if message else "")

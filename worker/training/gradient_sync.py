@@ -23,7 +23,7 @@ class _RunningSum:
     pending: Pending
     span: Span
     is_copy: bool
-    """Whether the values are not the buffer itself, and take memory until they are written back."""
+    """Whether the values are a copy of the buffer, which takes memory until it is written back."""
 
 
 class GradientSync:
@@ -77,7 +77,7 @@ class GradientSync:
         self._under_way.clear()
 
     def _write_back(self) -> None:
-        """Write back the copies whose sums have ended, so that their memory is free."""
+        """Write back the copies whose sums have ended, to free their memory."""
         ended = [each for each in self._under_way if each.is_copy and each.pending.is_done()]
         for each in ended:
             self._under_way.remove(each)

@@ -28,7 +28,7 @@ _CHUNK_ELSEWHERE = 2**24
 
 
 FUSED = frozenset({"adam", "adamw"})
-"""The optimizers of which torch has a fused kernel that fits."""
+"""The optimizers for which torch has a suitable fused kernel."""
 
 
 def learning_rate(job: Job, step: int) -> float:
@@ -77,7 +77,7 @@ def groups_in(
 def is_fused(job: Job, plan: Plan, device: torch.device) -> bool:
     """Return whether the update is one fused kernel: on GPUs of one kind, for Adam.
 
-    Not for the exact family, whose updates are the same bits on a CPU.
+    Not for the exact family, whose updates must be bit-equal to those on a CPU.
     """
     kinds = {place.gpu for each in plan.pipelines for s in each.stages for place in s.places}
     fits = job.optimizer in FUSED and job.model.family != "exact"
@@ -124,7 +124,7 @@ class OptimizerStep:
             self.of_group(group).apply(weight[part], gradient[part], here)
 
     def apply(self, weight: Tensor, gradient: Tensor, moments: tuple[Tensor, ...]) -> None:
-        """Update the weights in place; only the exact form leaves the gradient as it is."""
+        """Update the weights in place; only the exact form leaves the gradient unchanged."""
         if self.is_fused:
             self._fused(weight, gradient, *moments)
             return

@@ -27,7 +27,7 @@ class Precision:
     scales_loss: bool = False
     """Gradients may underflow, so the loss is scaled up before the backward pass."""
     wire_as: torch.dtype | None = None
-    """The format of activations between stages, if it is not the one to compute in."""
+    """The format of activations between stages, if it differs from that of the computation."""
 
     @property
     def wire(self) -> torch.dtype:
@@ -63,7 +63,7 @@ def precision_of(job: Job) -> Precision:
 
 
 def on_device(precision: Precision, device: torch.device) -> Precision:
-    """Return the number formats on a device: without bf16 in hardware it computes in fp32."""
+    """Return the number formats on a device; one without bf16 in hardware computes in fp32."""
     if precision.compute == torch.bfloat16 and not has_bf16(device):
         return replace(precision, compute=torch.float32, wire_as=torch.bfloat16)
     return precision
@@ -72,9 +72,9 @@ def on_device(precision: Precision, device: torch.device) -> Precision:
 GROWTH_STEPS = 500
 """The scale doubles after so many steps without overflow."""
 FIRST_PER_TOKEN = 4.0
-"""The first scale of a token's loss: that of torch, 2^16 for a mean, with 16,384 tokens."""
+"""The first scale of a token's loss: torch's 2^16 for a mean, taken over 16,384 tokens."""
 SCALE_MOST = 2.0**40
-"""Far above any that does not overflow; the scale is divided by the tokens of a whole batch."""
+"""Largest scale, far above any that does not overflow; it is divided by the batch's tokens."""
 
 
 @dataclass(frozen=True, slots=True)

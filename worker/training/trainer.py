@@ -180,7 +180,7 @@ class RankTrainer:
         module: ModuleSource | None = None,
         fuses_update: bool | None = None,
     ) -> None:
-        """``fuses_update``: with a fused optimizer; by default where the device allows it."""
+        """``fuses_update``: use a fused optimizer; by default if the device allows it."""
         self.job, self.plan, self.rank = job, plan, rank
         self.device = torch.device(device)
         self.precision = on_device(precision or precision_of(job), self.device)

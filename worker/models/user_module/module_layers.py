@@ -163,8 +163,8 @@ class ModuleLayer:
             cure = "draw with the samples first, or leave it out"
             raise InputError(Problem(place, str(error), cure)) from None
         finally:
-            # Code that has drawn nothing in its first pass is not watched any more. Evaluations,
-            # in which dropout draws nothing, say nothing of it.
+            # Code that drew no random numbers in its first training pass is no longer watched.
+            # Evaluations do not count, since dropout draws nothing in them.
             if self.module.module.training:
                 self.draws[layer] = self.draws.get(layer, False) or random.has_drawn
 
