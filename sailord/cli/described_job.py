@@ -35,7 +35,7 @@ class JobFile:
 
     def load(self) -> Job:
         """Read the job, with its model described."""
-        from simulator.inputs.job_file import (  # noqa: PLC0415 - `submit` reads no job
+        from simulator.inputs.job_file import (  # noqa: PLC0415 - submit reads no job
             job_from_document,
             load_job,
         )
@@ -101,7 +101,7 @@ def _mistakes(told: str) -> str:
 
 def _described(job: Path, words: Sequence[str]) -> str:
     import importlib.util  # noqa: PLC0415 - most job files describe their model themselves
-    import subprocess  # noqa: PLC0415
+    import subprocess  # noqa: PLC0415 - only for the module of a user
 
     if importlib.util.find_spec("torch") is None:
         what = "needs torch, which is not installed here, to describe its model"
