@@ -107,7 +107,7 @@ class AgentLoop:
         return self.current.state
 
     async def run(self) -> None:
-        """Handle events, for ever."""
+        """Handle events, forever."""
         async with self._tasks:
             self._start(self._tick())
             while True:

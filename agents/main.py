@@ -417,7 +417,7 @@ async def _run_until_stopped(
 
 
 async def _monitor_devices(loop: AgentLoop, devices: Devices, state: Path) -> None:
-    """Test the devices until they pass, then watch for faults; repeat for ever."""
+    """Test the devices until they pass, then watch for faults; repeat forever."""
     with listen_for_xids(devices) as listener:
         while True:
             await _test_until_passed(loop, devices, state)

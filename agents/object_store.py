@@ -1,6 +1,6 @@
 """Writes objects once: on a file system, or in an object store that fsspec supports.
 
-An object has one name for ever and appears as a whole or not at all. On a file system it is
+An object has one name forever and appears as a whole or not at all. On a file system it is
 written to a temporary file, flushed to the disk and renamed. An object store is asked to create
 the object only if the name is free, and the object is read back.
 """

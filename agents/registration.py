@@ -96,7 +96,7 @@ class Registration:
         self._changed.set()
 
     async def keep_registered(self) -> None:
-        """Renew the lease, and write the node whenever it changes; for ever."""
+        """Renew the lease, and write the node whenever it changes, forever."""
         while True:
             self._changed.clear()
             try:
@@ -151,7 +151,7 @@ class Registration:
         self._orders.put_nowait(order)
 
     async def store_orders(self) -> None:
-        """Store queued notices, with retries; for ever.
+        """Store queued notices, with retries, forever.
 
         Writes are idempotent, and in order: a withdrawal before its notice would have no effect.
         """
@@ -166,7 +166,7 @@ class Registration:
     # ---- reading --------------------------------------------------------------------------------
 
     async def poll(self, node: NodeId, held: Callable[[], JobId | None]) -> None:
-        """Read the generation after each change and at least every ``POLL_S_MAX``; for ever."""
+        """Read the generation after each change and at least every ``POLL_S_MAX``, forever."""
         while True:
             self.woken.clear()
             try:
@@ -187,7 +187,7 @@ class Registration:
         found = (await self.store.snapshot(self.keys.jobs)).entries
         unreadable: dict[str, str] = {}
         jobs = {job.id: job for job in self._read_all(JobRecord, "state", found, unreadable)}
-        # An unreadable job stays what it was: its work folder and its snapshots are not given up.
+        # An unreadable job keeps its work folder and its snapshots.
         kept = {id_: job for id_, job in self.jobs.items() if self.keys.state(id_) in unreadable}
         self.jobs = kept | jobs
         records = self._read_all(GenerationRecord, "gen", found, unreadable)
@@ -264,7 +264,7 @@ class Registration:
         return leader.address
 
     async def watch(self) -> None:
-        """Poll at once when a job's records change; for ever."""
+        """Poll at once when a job's records change, forever."""
         await signal_changes(self.store, self.keys.jobs, self.woken, small=self.keys.leader)
 
     async def details_of(self, record: GenerationRecord) -> GenerationDetails | None:
@@ -308,7 +308,7 @@ class Registration:
         return None
 
     async def package_sources(self) -> list[str]:
-        """Return who may have a job's package: the leader, then all other nodes."""
+        """Return addresses that may have a job's package: the leader, then all other nodes."""
         nodes = [node.address for node in await self.nodes() if node.address]
         return [*([] if self.leader is None else [self.leader]), *nodes]
 

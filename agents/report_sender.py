@@ -56,7 +56,7 @@ class ReportSender:
             self._changed.set()
 
     async def run(self) -> None:
-        """Send reports, for ever."""
+        """Send reports, forever."""
         while True:
             await self._changed.wait()
             self._changed.clear()

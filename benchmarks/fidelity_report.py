@@ -47,7 +47,7 @@ def write_report(folder: Path) -> None:
 
 
 def row_of(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is told of one plan."""
+    """Return the report's lines about one plan."""
     predicted, measured = run["predicted"], run["measured"]
     return {
         "plan": name,

@@ -51,7 +51,7 @@ from worker.profiling.activity_board import ActivityBoard
 
 MACHINES = {4: FIRST_NODES[1:4] + FIRST_NODES[5:6], 8: FIRST_NODES, 16: FIRST_NODES * 2}
 MEMORY_GIB = {(4, 128): 1.413, (8, 128): 1.408, (16, 128): 1.408, (8, 352): 1.463}
-"""So that there are two pipelines or more, and one of them where a few nodes are gone."""
+"""Makes two pipelines or more, and one after a few nodes are lost."""
 STEPS_BEFORE_KILL = 6
 TURNS = 5
 WITHIN_S = 300.0
@@ -82,7 +82,7 @@ def under_sailor(processes: int, hidden: int, keep: Path) -> list[dict[str, Any]
             director.give_notice()
         director.lose_a_replica()
         director.lose_the_only_copy()
-        if processes < 16:  # Of so many, enough are idle by now; two more would change nothing.
+        if processes < 16:  # With this many workers enough are idle; two more would change nothing.
             director.add_machines(("large", "zone-a"), ("large", "zone-b"))
             director.lose_beside_hung_workers()
         if processes <= 4:

@@ -83,7 +83,7 @@ async def put_to_watch(store: Store, other: Store, lease: int) -> float:
 async def at_once(
     call: Callable[[Input], Awaitable[Output]], inputs: Iterable[Input], *, width: int
 ) -> list[Output]:
-    """Call for each input, so many at a time."""
+    """Call for each input, ``at_once`` at a time."""
     rest = iter(inputs)
     found: list[Output] = []
 

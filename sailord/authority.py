@@ -150,7 +150,7 @@ class Authority:
         owner = self._identity(role, name)
         if bool(hosts) != (role == "store"):
             what = "has no --host" if role == "store" else "has a --host"
-            cure = "give the addresses of members of etcd, and of nobody else"
+            cure = "give only addresses of members of etcd"
             raise InputError(Problem(str(owner), what, cure))
         key = new_key()
         with self._locked():
@@ -192,7 +192,7 @@ class Authority:
             return self._sign(wanted, public, days)
 
     def _check_name(self, wanted: Identity, *, is_renewal: bool) -> None:
-        """Refuse a name that was revoked, or that somebody else has."""
+        """Refuse a name that was revoked, or that another certificate has."""
         last = next((each for each in reversed(self.issued()) if each.uri == wanted.uri), None)
         if last is None or last.may_return or last.state(time.time()) == "expired":
             return

@@ -218,7 +218,7 @@ def _with_tls(provider: GceConfig, tls: TlsSettings | None, address: str, top: T
     place = top.place_of("provider")
     if tls.by is None:
         cure = "set authority under [tls] (docs/security.md)"
-        top.problems.add(place, "rents machines, whose certificates nobody signs", cure)
+        top.problems.add(place, "rents machines, but nothing signs their certificates", cure)
         return provider
     if "ca=" not in provider.store:
         cure = "append ?ca=FILE&cert=FILE&key=FILE as they lie on those machines (docs/gce.md)"
@@ -374,7 +374,11 @@ def _key_set(table: Table, folder: Path) -> Path | str:
         return folder / text
     if not re.match(r"https://[^/\s]+|http://(127\.0\.0\.1|localhost)[:/]", text):
         cure = "give a file or an https:// address; left out, Google's is used"
-        table.report("keys", f"is {quote(text)}: who can change the answer can push", cure)
+        table.report(
+            "keys",
+            f"is {quote(text)}: an attacker who can change the answer could push notices",
+            cure,
+        )
     return text
 
 

@@ -70,7 +70,7 @@ def run(config: Path) -> None:
     # As Python's own exit would do; it holds the sockets of the planner processes.
     shutil.rmtree(util.get_temp_dir(), ignore_errors=True)
     # Everything of ours is closed. A planner process that was killed during a request leaves an
-    # executor thread that would wait for it for ever.
+    # executor thread that would wait for it forever.
     sys.stderr.flush()
     os._exit(0)
 

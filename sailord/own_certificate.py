@@ -29,7 +29,7 @@ def open_tls(config: Config) -> Tls | None:
 
 
 async def keep_certificate(config: Config) -> None:
-    """Renew the certificate in time, for ever."""
+    """Renew the certificate in time, forever."""
     while True:
         await asyncio.sleep(LOOK_S)
         try:

@@ -141,7 +141,7 @@ class TokenFile:
         self._seen: tuple[int, int] | None = None
         self._tokens: tuple[Token, ...] = ()
         self.problem = ""
-        """Why the file cannot be read; nobody but the admin is known then."""
+        """Why the file cannot be read; only the admin is known then."""
 
     def find(self, shown: bytes) -> Token | None:
         """The valid token that was shown."""

@@ -153,7 +153,7 @@ def build_environment(folder: Path, final: Path, groups: list[str], alike: list[
         _run(sys.executable, "-m", "venv", "--without-pip", folder)
     (folder / "needs").write_text(_needs(groups), encoding="utf-8")
     with tempfile.TemporaryDirectory() as temporary:
-        # pip comes from an environment of its own, so that it is none of what is installed.
+        # pip comes from an environment of its own, so that it is not installed with Sailor.
         tools, source = Path(temporary, "tools"), Path(temporary, "source")
         _run(sys.executable, "-m", "venv", tools)
         left_out = shutil.ignore_patterns(

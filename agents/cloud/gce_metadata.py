@@ -22,7 +22,7 @@ WAIT_S = 5.0
 """The server answers at once after a change; a dead connection is noticed after this time."""
 RETRY_S = 0.5
 RETRY_S_MAX = 5.0
-"""Between attempts as long as the server has never answered."""
+"""Seconds between attempts until the server has answered once."""
 INSTANCE_S = 10.0
 """How long to wait for a slow server to identify the instance."""
 HEADERS = {"Metadata-Flavor": "Google"}
@@ -71,7 +71,7 @@ async def _ask_until_answered(session: aiohttp.ClientSession, what: str) -> str 
 
 
 async def follow(session: aiohttp.ClientSession, what: str) -> AsyncIterator[str | None]:
-    """Yield the value now, and again whenever it may have changed; for ever."""
+    """Yield the value now, and again whenever it may have changed, forever."""
     answer: MetadataValue | None = None
     backoff, loop = Backoff(RETRY_S, RETRY_S_MAX), asyncio.get_running_loop()
     while True:

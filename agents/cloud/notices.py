@@ -20,7 +20,7 @@ from agents.protocol.records import NodeId
 PREFIX = "going-"
 PREEMPTED, MAINTENANCE, SHUTDOWN = "preempted", "maintenance-event", "shutdown"
 LEAVING_VALUES = {PREEMPTED: "TRUE", MAINTENANCE: "TERMINATE_ON_HOST_MAINTENANCE"}
-"""The metadata server's values that announce a departure; a live migration is none."""
+"""The metadata server's values that are notices; a live migration is not one."""
 
 
 @dataclass(eq=False)
@@ -64,7 +64,7 @@ class Notices:
         return not any(self._said.get(source, unread) for source, unread in sources.items())
 
     async def watch(self, session: aiohttp.ClientSession) -> None:
-        """Follow the metadata server, for ever."""
+        """Follow the metadata server, forever."""
         async with asyncio.TaskGroup() as group:
             for source in LEAVING_VALUES:
                 group.create_task(self._watch(session, source))

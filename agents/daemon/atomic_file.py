@@ -18,7 +18,7 @@ def replacing(path: Path, *, is_durable: bool = True, suffix: str = "new") -> It
     same time need different values of ``suffix``.
     """
     temporary = path.with_name(f".{path.name}.{suffix}")
-    # A new file in any case: what lies there is left from a crash, or a link that somebody placed.
+    # Always a new file: an existing one is left from a crash, or is a link that an attacker placed.
     temporary.unlink(missing_ok=True)
     try:
         with temporary.open("xb") as file:

@@ -1,4 +1,4 @@
-"""Records and messages that this process cannot read: each is told once, counted, and left alone.
+"""Records and messages that this process cannot read: each is logged once, counted, and left alone.
 
 A newer version wrote them, or they are damaged.
 """
@@ -18,7 +18,7 @@ NAMES_MAX = 1000
 
 @dataclass(eq=False)
 class UnreadableRecords:
-    """What could not be read, and why, until it can be read or is gone."""
+    """Unreadable records by key, with the reason, until they can be read or are deleted."""
 
     found: dict[str, str] = field(default_factory=dict)
     """By the store's key of a record, or by who sent a message."""

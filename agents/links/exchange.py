@@ -26,7 +26,7 @@ class _Flow:
 def exchange(
     connections: Sequence[socket.socket], *, send: int, receive: int, end_at: float
 ) -> None:
-    """Send and receive so many bytes on each connection; raise ``LinkBroken`` if one fails."""
+    """Send and receive these bytes on each connection; raise ``LinkBroken`` if one fails."""
     into = bytearray(CHUNK)
     flows = {c.fileno(): _Flow(c, send, receive) for c in connections}
     while True:

@@ -30,7 +30,7 @@ def read_header(data: bytes) -> tuple[int, bool]:
 
 
 def receive_exactly(connection: socket.socket, count: int, end_at: float) -> bytes:
-    """Receive so many bytes; fewer (or none) if the peer closes the connection."""
+    """Receive ``count`` bytes; fewer (or none) if the peer closes the connection."""
     data = b""
     while len(data) < count:
         wait_s = end_at - time.monotonic()

@@ -61,7 +61,7 @@ class Enrolment:
         return Tls(TlsFiles(self.settings.files.ca), self.owner.cluster, self.owner.role)
 
     async def keep(self, tls: Tls) -> None:
-        """Renew the certificate in time, and fetch the revoked ones, for ever."""
+        """Renew the certificate in time, and fetch the revoked ones, forever."""
         files = self.settings.files
         assert files.certificate is not None
         while self.settings.by is not None:

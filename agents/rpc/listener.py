@@ -131,7 +131,10 @@ class Listener:
                 ssl=context,
                 ssl_handshake_timeout=None if context is None else HANDSHAKE_S,
             )
-        except (OSError, TimeoutError) as error:  # It has gone, or failed the handshake.
+        except (
+            OSError,
+            TimeoutError,
+        ) as error:  # The client disconnected, or failed the handshake.
             if context is not None:
                 self._refusals.note(peer, explain(error))
             wire.close()

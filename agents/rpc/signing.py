@@ -71,7 +71,7 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
 
 @dataclass(eq=False)
 class ClusterKey:
-    """A cluster's name and its keys, read anew when their file changes."""
+    """A cluster's name and its keys, read again when their file changes."""
 
     cluster: str
     keys: tuple[bytes, ...]
@@ -137,7 +137,7 @@ def ticket(key: ClusterKey, job: str, generation: int, reader: str, *, at: float
 
 
 def check_ticket(key: ClusterKey, job: str, shown: str | None, *, at: float) -> str:
-    """Return who reads; raise ``SignatureError`` unless the ticket is the job's, and valid now."""
+    """Return the reader's name; raise ``SignatureError`` unless the ticket is valid for the job."""
     form = _TICKET.match(shown or "")
     if form is None:
         raise SignatureError("the ticket is missing or malformed")

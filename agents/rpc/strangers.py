@@ -59,7 +59,7 @@ class Budget:
 
 @dataclass(eq=False)
 class Budgets:
-    """A budget for each sender, of whom only so many are remembered."""
+    """A budget for each sender; remembers a limited number of senders."""
 
     per_s: float
     burst: float

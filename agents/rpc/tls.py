@@ -147,7 +147,7 @@ class Tls:
 
     @property
     def server(self) -> ssl.SSLContext:
-        """The context of new connections from others, who may show a certificate."""
+        """The context of incoming connections, whose clients may show a certificate."""
         self._look()
         assert self._server is not None, "a server has a certificate"
         return self._server

@@ -86,7 +86,7 @@ class SnapshotMemory:
         return snapshot
 
     def _drop_missing(self, job: JobId) -> None:
-        """Forget files that are gone: a worker may reuse the file of an older point."""
+        """Forget files that were removed: a worker may reuse the file of an older point."""
         for point in self._points(job):
             files = self._files[job, point]
             for name in [name for name, snapshot in files.items() if not snapshot.path.exists()]:
@@ -127,7 +127,7 @@ class SnapshotMemory:
     def link(self, snapshot: SnapshotFile) -> SnapshotFile | None:
         """Hard-link a file, so that it stays as it is whatever its worker does with its own name.
 
-        ``None``: the file is gone already. The caller deletes the link.
+        ``None``: the file no longer exists. The caller deletes the link.
         """
         point = snapshot.point
         name = f"{snapshot.job}.{point.generation}.{point.step}.{snapshot.header.rank}"

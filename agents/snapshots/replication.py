@@ -73,7 +73,7 @@ class Replicator:
         self._woken.set()
 
     async def run(self) -> None:
-        """Replicate, for ever."""
+        """Replicate, forever."""
         while True:
             await self._woken.wait()
             while self._waiting:

@@ -1,4 +1,4 @@
-"""Uploads snapshots to the durable store: one object for each file, under a name for ever.
+"""Uploads snapshots to the durable store: one object for each file, under a name used once.
 
 The name holds the generation, the step, the rank and the node's id, so that no two writers use
 the same name.
@@ -54,7 +54,7 @@ class Uploader:
         self._waiting.put_nowait(snapshot)
 
     async def run(self) -> None:
-        """Upload, for ever, ``THREADS`` snapshots at a time."""
+        """Upload, forever, ``THREADS`` snapshots at a time."""
         async with asyncio.TaskGroup() as group:
             for _ in range(THREADS):
                 group.create_task(self._work())

@@ -51,7 +51,7 @@ CREATE TABLE changes (
     revision INTEGER NOT NULL, key BLOB NOT NULL, value BLOB,
     created INTEGER, lease INTEGER, PRIMARY KEY (revision, key)
 );
--- AUTOINCREMENT: the number of a lease that is gone is never given again.
+-- AUTOINCREMENT: the number of a deleted lease is never used again.
 CREATE TABLE leases (id INTEGER PRIMARY KEY AUTOINCREMENT, ttl_s REAL NOT NULL);
 -- A process may still hold a lease of a file that was here before: numbers begin at a random one.
 INSERT INTO leases VALUES (abs(random() >> 14), 0);

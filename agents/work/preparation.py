@@ -118,7 +118,7 @@ class Preparation:
             self._begin(chosen.id, PREPARING)  # An operator has mended what failed.
 
     async def view(self, job: JobId) -> Mapping[str, Any] | str:
-        """Return what workers are told of the work folder; a text: why the node has none."""
+        """Return the work folder as workers need it; a text: why the node has none."""
         self._awaited = job
         try:
             if job != self.job or not await asyncio.to_thread(self._has_data):
@@ -157,7 +157,7 @@ class Preparation:
         self._changed.set()
 
     async def _prepare(self, job: JobId) -> None:
-        """Prepare the node; after a failure try again, for ever."""
+        """Prepare the node; after a failure try again, forever."""
         backoff, failure = Backoff(self.retry_s, RETRY_S_MAX), ""
         fetch_backoff = Backoff(min(self.retry_s, FETCH_AGAIN_S), FETCH_AGAIN_S_MAX)
         while self._view is None:
@@ -169,7 +169,7 @@ class Preparation:
                     self._view = {} if work is None else await self._made(job, work)
                 self._set_unfit("")
             except Exception as error:
-                # Nothing that a job brings may end the agent, or let it wait for ever.
+                # Whatever a job contains must not end the agent or make it wait forever.
                 if late is not None:
                     late.cancel()
                 # Another attempt may say the same differently.

@@ -26,7 +26,7 @@ KEPT = 4
 SETUP = "SAILOR_SETUP"
 """Marks the processes of setup commands: the folder that they prepare."""
 UNFINISHED = "unfinished-"
-"""How the names begin of what is still being copied beside what is complete."""
+"""Prefix of the names of incomplete copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def work_folder(base: Path, work: Work) -> WorkFolder:
 
 
 def worker_view(folder: WorkFolder, secrets: Mapping[str, Path | None]) -> dict[str, Any]:
-    """Return what a worker is told of its work folder, as plain values for JSON.
+    """Return what a worker needs to know about its work folder, as plain values for JSON.
 
     ``secrets`` are the files of the secrets; ``None``: the agent's environment has its value.
     """

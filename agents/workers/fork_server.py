@@ -5,7 +5,7 @@
 that it starts: it listens to the agent only, and ends processes for it. It serves
 one connection to its end before it accepts the next, so that a new agent's first request is
 answered only when all requests of the previous agent are done. It outlives agents, and workers
-outlive it. It ends when its socket is gone, or when no agent has called for ``ORPHAN_S`` and no
+outlive it. It ends when its socket is deleted, or when no agent has called for ``ORPHAN_S`` and no
 worker is left. SIGTERM while no agent runs, as systemd sends it to whatever is left at a shutdown,
 ends it and its workers; while one runs, the agent decides.
 """
@@ -111,7 +111,7 @@ class ForkServer:
                     os.close(descriptor)
 
     def _is_orphaned(self) -> bool:
-        """Return whether the socket is gone, or no agent calls and no worker is left."""
+        """Return whether the socket was deleted, or no agent calls and no worker is left."""
         try:
             is_reachable = self.path.stat().st_ino == self.inode
         except OSError:

@@ -46,7 +46,7 @@ class GenerationJoiner:
     gang: WorkerGang
     rendezvous: Rendezvous
     work_of: Callable[[JobId], Awaitable[Mapping[str, Any] | str]]
-    """What workers are told of the job's work folder; a text: why this node has none."""
+    """The job's work folder as workers need it; a text: why this node has none."""
     _search: asyncio.Task[None] | None = None
     _tasks: Tasks = field(default_factory=Tasks)
 

@@ -68,7 +68,7 @@ class Question:
     """Whether a small case is searched exhaustively, and the bound takes its time. Switch it off
     where latency matters more than a proof."""
     gap: float | None = None
-    """Search until no plan can be better by more than this share, or as long as it may help."""
+    """Search until no plan can be better by more than this share, up to the largest budget."""
 
 
 @dataclass(frozen=True, slots=True)

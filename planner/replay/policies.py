@@ -154,7 +154,7 @@ class Sailor:
             return self._run(best, view)
         if verdict.ask_again_s is None:
             return Decision(view.plan)
-        # Wait at least 1 ms: rounding to zero would loop for ever.
+        # Wait at least 1 ms: rounding to zero would loop forever.
         return Decision(view.plan, view.now_s + max(verdict.ask_again_s, 1e-3))
 
     def _run(self, plan: int | None, view: PolicyInput) -> Decision:

@@ -123,7 +123,7 @@ class CapacityLoop:
         return CapacityRecord() if entry is None else decode(CapacityRecord, entry.value)
 
     async def run(self) -> None:
-        """Run for ever; act only while this process is the leader."""
+        """Run forever; act only while this process is the leader."""
         try:
             async with asyncio.TaskGroup() as group:
                 for work in (
@@ -359,7 +359,7 @@ class CapacityLoop:
         if self.cluster.state.unreadable:
             return  # A job whose record cannot be read may have the cluster.
         if active is not None and isinstance(active.phase, Held):
-            # The instances hold the job's state while an operator decides, but not for ever.
+            # The instances hold the job's state while an operator decides, but not forever.
             rents = any(m.instance.request_id for m in self.state.machines.values())
             if rents and now >= active.phase.since + self.policy.idle_s:
                 why = f"{HELD_TOO_LONG} ([capacity] idle_s): {active.phase.reason}"

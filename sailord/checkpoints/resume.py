@@ -33,8 +33,8 @@ NEWEST = "newest"
 def begins_from(job: Job, id_: JobId, uri: str | None, resume: str | None) -> Durable | None:
     """The checkpoint to start from, or ``None``; raises ``InputError``.
 
-    A job may not start anew in a storage with checkpoints of a job of the same id, since the two
-    histories could not be distinguished.
+    A job may not start from step 0 in a storage with checkpoints of a job of the same id, since the
+    two histories could not be distinguished.
     """
     if uri is None:
         if resume is None:

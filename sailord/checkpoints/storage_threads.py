@@ -19,10 +19,10 @@ PATIENCE_S = 60.0
 
 @dataclass(eq=False)
 class StorageThreads:
-    """A few threads, for which only so many operations may wait."""
+    """A few threads, with a limited queue of operations."""
 
     patience_s: float | None = PATIENCE_S
-    """How long a caller waits; the operation itself goes on. ``None``: for ever."""
+    """How long a caller waits; the operation itself goes on. ``None``: forever."""
     waiting_max: int = WAITING_MAX
     _open: int = 0
     _pool: ThreadPoolExecutor = field(

@@ -102,7 +102,7 @@ class Election:
         self._alive_s = since_boot_s()
 
     async def keep_renewing(self) -> None:
-        """Renew the lease for ever while we lead and the controller lives."""
+        """Renew the lease forever while we lead and the controller lives."""
         while True:
             if self.term is not None and since_boot_s() - self._alive_s < self.hung_s:
                 await self.renew()

@@ -55,7 +55,7 @@ class Controller:
     _releases: ReleaseCache = field(default_factory=ReleaseCache)
 
     async def run(self) -> None:
-        """Decide for ever; a violated invariant ends the process."""
+        """Decide forever; a violated invariant ends the process."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._decide_all())
             group.create_task(self.writer.run())

@@ -65,7 +65,7 @@ class StoreWriter:
         self._writes.put_nowait((term, write))
 
     async def run(self) -> None:
-        """Carry out the writes, for ever."""
+        """Carry out the writes, forever."""
         while True:
             term, write = await self._writes.get()
             while term == self.cluster.term and not await self._try(term, write):

@@ -88,7 +88,7 @@ class NetworkProfiler:
         ]
 
     async def run(self) -> None:
-        """Run for ever."""
+        """Run forever."""
         try:
             self.history.load()
         except OSError as error:

@@ -60,7 +60,7 @@ class WebhookSender:
                 await self.set_cursor(receiver, now, term)
 
     async def run(self) -> None:
-        """Send the outbox, and each new message, for ever."""
+        """Send the outbox, and each new message, forever."""
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as group:
             for receiver in self.receivers:

@@ -26,7 +26,7 @@ def warnings_of(job: Job) -> tuple[str, ...]:
 
 
 def _warning(name: str) -> str:
-    # Whether an absolute path exists on sailord's host concerns nobody who may submit jobs.
+    # Do not tell people who submit jobs which absolute paths exist on sailord's host.
     if not Path(name).is_absolute():
         return "is relative: each agent resolves it in the data folder of its configuration"
     return ""

@@ -25,7 +25,7 @@ class MoveContext:
     history: History = field(default_factory=History)
     """Losses and lifetimes of nodes by pool."""
     age_s: tuple[tuple[str, float], ...] = ()
-    """Uptime of each node; a node that is missing counts as up for ever."""
+    """Uptime of each node; a node that is missing counts as up forever."""
     last_move_s: float | None = None
     """When the job last reconfigured voluntarily."""
     settle_s: float = 30.0

@@ -128,7 +128,7 @@ async def test_half_bodies_at_an_agent_end_and_leave_no_trace(tmp_path, cost):
         log = (tmp_path / "agent.log").read_text()
         assert "Traceback" not in log
         assert KEY.keys[0].decode() not in log
-        cost("8 half bodies at an agent, 600", "alive for ever; a trace each when they left",
+        cost("8 half bodies at an agent, 600", "alive forever; a trace each when they left",
              f"401 at once or 408 after 5 s; log {len(log)} bytes")  # fmt: skip
 
 

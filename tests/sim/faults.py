@@ -108,7 +108,7 @@ class FaultInjector:
             machine.ahead_s = ahead_s
 
     def _slow(self) -> None:
-        """Make a machine slower, for a while or for ever; its peers wait for it."""
+        """Make a machine slower, for a while or forever; its peers wait for it."""
         if machine := self._random_machine():
             machine.times_slower = self.random.choice((1.3, 1.8, 3.0, 3.0))
             # The reconfiguration that follows is planned and may cost no step.

@@ -57,7 +57,7 @@ _AHEAD_BYTES = 16 * 2**20
 
 @dataclass(frozen=True)
 class SavedState:
-    """An intact checkpoint; tensors are in memory only while somebody uses them."""
+    """An intact checkpoint; tensors are in memory only while they are used."""
 
     job: Job
     progress: snapshot_file.SavedProgress

@@ -239,7 +239,7 @@ def _notice_power_loss(peer: socket.socket) -> None:
 
 @dataclass(eq=False)
 class _Meeting:
-    """Accepts the higher ranks' connections, each in a thread: a silent stranger delays nobody."""
+    """Accepts the higher ranks' connections, each in a thread, so a silent one delays no other."""
 
     server: socket.socket
     secret: bytes
@@ -251,7 +251,7 @@ class _Meeting:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def end(self) -> None:
-        """Accept nobody else."""
+        """Accept no further connections."""
         with self._lock:
             self._is_over = True
 

@@ -384,7 +384,7 @@ _CLOSED: Any = _Closed()
 
 
 def _print_blame(blame: Blame) -> None:
-    print(f"a stall: {blame.text}", flush=True)
+    print(f"a hang: {blame.text}", flush=True)
 
 
 class _Members(dict[str, tuple[int, ...]]):

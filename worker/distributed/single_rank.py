@@ -20,7 +20,7 @@ class SingleRankTransport(Transport):
         self._votes: list[VoteRecord] = []
 
     def open(self, groups: Sequence[tuple[int, ...]], channels: Sequence[tuple[int, int]]) -> None:
-        """A single rank has nobody to connect to."""
+        """Do nothing: a single rank has no peers."""
 
     def group(self, ranks: tuple[int, ...]) -> NoReturn:
         raise AssertionError(f"a single rank opens no group of ranks {ranks}")

@@ -58,7 +58,9 @@ def find_blame(
         rank = path[-1]
         here = positions[rank]
         if here.waiting is None:
-            return Blame((rank,), f"rank {rank} is not there: {here.what}") if path[1:] else None
+            return (
+                Blame((rank,), f"rank {rank} has not arrived ({here.what})") if path[1:] else None
+            )
         group, number = here.waiting
         others = [each for each in members[group] if each != rank]
         silent = [each for each in others if each not in positions]

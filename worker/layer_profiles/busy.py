@@ -16,7 +16,7 @@ _FORK_SERVER = b"agents.workers.fork_server"
 
 
 def why_busy(place: torch.device) -> str:
-    """Say what uses a device; empty: nothing does, or nobody can tell."""
+    """Return what uses a device; empty: nothing does, or it is unknown."""
     if place.type == "cuda":
         return gpu_users(str(torch.cuda.get_device_properties(place).uuid), own=os.getpid())
     cores = len(os.sched_getaffinity(0))

@@ -178,6 +178,6 @@ class _Run:
         last = stage == self.pipeline.stages - 1
         if self.mode == "published" and kind == "B" and not last and not self.pipeline.recomputes:
             # Kept: gradients queue newest first, so that with two of them waiting the stage
-            # looks at the wrong one, for ever.
+            # looks at the wrong one, forever.
             return bool(waiting) and waiting[-1] == m
         return m in waiting

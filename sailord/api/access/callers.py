@@ -58,7 +58,7 @@ def caller_at(request: web.Request, config: Config) -> Caller | None:
 
 @lru_cache(maxsize=256)
 def _about(uid: int, gid: int, period: int) -> tuple[str, frozenset[str]]:
-    """Return the user's name and groups; they are asked for anew in each period."""
+    """Return the user's name and groups; they are looked up again in each period."""
     del period
     try:
         name = pwd.getpwuid(uid).pw_name
@@ -79,6 +79,6 @@ def name_of(request: web.Request) -> str:
 
 
 def caller_of(request: web.Request) -> Caller | None:
-    """Who sent the request; ``None`` where nobody has to say."""
+    """The sender of the request; ``None`` where no authentication is required."""
     found = request.get(CALLER)
     return found if isinstance(found, Caller) else None

@@ -268,7 +268,7 @@ class CapacityGlance:
     resting: int
     """Pools in backoff after a refusal."""
     stopped: tuple[str, ...]
-    """Pools of which nothing is requested since no instance brings up an agent, and why."""
+    """Pools that are stopped since no instance brings up an agent, and why."""
     usd_per_hour: float
     spent_usd: float
     stop: str

@@ -14,7 +14,7 @@ from sailord.capacity.core.model import BootRecord, CapacityState
 from sailord.providers.interface import Pool
 
 POOLS_STOPPED_MAX = 3
-"""Failures that would stop so many pools stop all of them: the fault is not a pool's."""
+"""Failures that would stop this many pools stop all pools: the fault is not a pool's."""
 RETRY = "mend it, then order `sailorctl capacity --retry`"
 NO_LIMIT = 10**6
 

@@ -389,7 +389,7 @@ def _has_all(state: CapacityState, live: Mapping[Pool, list[RentedInstance]]) ->
 def _blocking_surplus(state: CapacityState, spare: list[RentedInstance]) -> list[RentedInstance]:
     """Return the surplus in use that must go so that the budget can pay for the target.
 
-    Without this the job would keep it for ever, and the target would never be requested.
+    Without this the job would keep it forever, and the target would never be requested.
     """
     most = usd_per_hour_limit(state)
     if most is None or not spare:
@@ -415,7 +415,7 @@ def _blocking_surplus(state: CapacityState, spare: list[RentedInstance]) -> list
 
 
 def _delete(state: CapacityState) -> Decision:
-    """Delete marked instances; repeat every ``delete_again_s`` until they are gone."""
+    """Delete marked instances; repeat every ``delete_again_s`` until they no longer exist."""
     due: list[str] = []
     machines = dict(state.machines)
     for id_, machine in state.machines.items():

@@ -52,7 +52,7 @@ class Policy:
     boot_s: float = 600.0
     """Timeout from a running instance to its registered agent."""
     lost_s: float = 60.0
-    """Delete an instance whose agent was gone for this long, whatever the provider says."""
+    """Delete an instance whose agent was lost for this long, whatever the provider says."""
     doubt_s: float = 120.0
     """Give up a request with unknown outcome if no observation shows it for this long."""
     surplus_s: float = 300.0
@@ -83,7 +83,7 @@ class RentedInstance:
     known_since: float
     paid_usd: float = 0.0
     was_seen: bool = False
-    """An observation has shown it; a later one without it means that it is gone."""
+    """Whether it was observed; a later observation without it then means that it was deleted."""
     running_since: float | None = None
     joined_at: float | None = None
     """When its agent registered."""
@@ -219,7 +219,7 @@ class CapacityState:
     """... and since when without a gap: an agent that could not be counted is not late."""
     observed_at: float | None = None
     spent_usd: float = 0.0
-    """Cost of instances that are gone."""
+    """Cost of instances that no longer exist."""
     stop: Stop = ""
 
 

@@ -36,7 +36,7 @@ def adopt(
 
 
 def observe(state: CapacityState, seen: Observation) -> tuple[CapacityState, tuple[Command, ...]]:
-    """Apply an observation; settle the cost of instances that are gone."""
+    """Apply an observation; settle the cost of instances that no longer exist."""
     there = {i.id: i for i in seen.instances if i.state != "gone"}
     taken = {p.instance: p.at for p in seen.preemptions}
     for instance in there.values():
@@ -85,7 +85,7 @@ def _end_of(
 
 
 def _is_gone(state: CapacityState, machine: RentedInstance, seen: Observation) -> bool:
-    """Return whether an observation without the instance means that it is gone."""
+    """Return whether an observation without the instance means that it was deleted."""
     if machine.instance.pool.zone in seen.unseen_zones:
         return False
     return machine.was_seen or seen.at >= machine.known_since + state.policy.doubt_s

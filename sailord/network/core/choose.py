@@ -81,7 +81,7 @@ def _open(
             pairs[each.question].add((each.sender, each.receiver))
     doubted = Counter(each.question for each in known.flagged if each.at >= fresh_at)
     if since is not None:
-        # Agents that contradict each other are not asked for ever in one round.
+        # Agents that contradict each other are not asked forever in one round.
         for question, count in doubted.items():
             if count >= FLAGGED_MAX:
                 pairs[question].add(("", ""))

@@ -1,4 +1,4 @@
-// The live stream: server-sent events over fetch, which can carry a token; reconnects for ever.
+// The live stream: server-sent events over fetch, which can carry a token; reconnects forever.
 
 export const SILENT_S = 12;
 const PAUSES_S = [0.25, 0.5, 1, 2, 4, 5];

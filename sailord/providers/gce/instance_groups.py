@@ -35,7 +35,7 @@ async def create(api: GceClient, config: GceConfig, ask: InstanceRequest) -> Any
 async def wait_created(api: GceClient, config: GceConfig, ask: InstanceRequest) -> GceError | None:
     """Wait for all instances; return why some are missing, after removing those from the group.
 
-    A group retries for ever, so a missing instance could appear later and be billed unnoticed.
+    A group retries forever, so a missing instance could appear later and be billed unnoticed.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + config.operation_s

@@ -17,6 +17,6 @@ def test_a_stopped_agent_stays_while_other_nodes_fetch_from_it() -> None:
     after, commands = act(leaving, Ticked(NOW + 59))
     assert (commands, after.is_leaving) == ((), True)
     assert act(after, SnapshotsChanged(NOW + 59, (), JOB))[1] == (Exit(),)
-    assert act(after, Ticked(NOW + 60))[1] == (Exit(),), "not for ever"
+    assert act(after, Ticked(NOW + 60))[1] == (Exit(),), "not forever"
     elsewhere = replace(NEXT, restore=Restore(Point(40, 3), "durable"))
     assert act(replace(leaving, record=elsewhere), Ticked(NOW + 1))[1] == (Exit(),)

@@ -59,7 +59,7 @@ def test_an_object_is_a_sealed_file_of_the_chosen_pieces(tmp_path, kind):
         piece.key: snapshot_file.read_piece(tmp_path / "back.snap", piece) for piece in back.pieces
     }
     assert found == {key: PIECES[key] for key in ((0, 1), (1, 2))}
-    assert not fsspec.core.url_to_fs(uri)[0].transaction.files, "each upload is kept for ever"
+    assert not fsspec.core.url_to_fs(uri)[0].transaction.files, "each upload is kept forever"
 
 
 @pytest.mark.parametrize("kind", ["file", "memory"])

@@ -18,7 +18,7 @@ from tests.sailord.daemon.running import JOB, ROOT, free_port, wait_until
 
 
 class Scripted(http.server.ThreadingHTTPServer):
-    """Answers each request as the next line of a script says, and the last one for ever."""
+    """Answers each request as the next line of a script says, and the last one forever."""
 
     daemon_threads = True
 

@@ -60,7 +60,7 @@ def test_systemd_is_notified_of_ready_watchdog_and_stopping(place, tmp_path):
 
 
 def test_stuck_event_loop_stops_feeding_the_watchdog(place, tmp_path):
-    """Its log has no reader: the next line that it writes blocks it for ever."""
+    """Its log has no reader: the next line that it writes blocks it forever."""
     end, begin = os.pipe()
     fcntl.fcntl(begin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     with notify_socket(tmp_path) as systemd, run(place, systemd, begin):

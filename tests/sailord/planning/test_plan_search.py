@@ -128,5 +128,5 @@ def test_new_node_of_a_stormy_pool_is_used_once_waiting_has_cost_enough():
     later_s = 2.0 + waits.ask_again_s
     old = replace(young, age_s=tuple((record.id, later_s) for record in nodes), history=stormy)
     assert judged(old).is_worth_it
-    # As if it had been up for ever, but the job has just moved.
+    # As if it had been up forever, but the job has just moved.
     assert not judged(replace(old, age_s=(), last_move_s=59.0)).is_worth_it

@@ -33,7 +33,7 @@ NONSENSE = 7.25
 """What an aborted operation leaves behind."""
 _POLL_S = 0.0005
 GIVE_UP_S = 60.0
-"""A test ends although a rule of NCCL would keep it for ever."""
+"""A test ends although a rule of NCCL would keep it forever."""
 
 
 class HangError(AssertionError):
@@ -49,7 +49,7 @@ class Device:
     was_killed: bool = False
     """The watchdog has ended the process."""
     hangs: bool = False
-    """An abort would wait for ever."""
+    """An abort would wait forever."""
     unfinished: set[_Work] = field(default_factory=set)
     threads: set[int] = field(default_factory=set)
     """Those that have said which device they use."""
@@ -128,7 +128,7 @@ class _Work:
             if self.group.device.is_dead:
                 raise SystemExit
             if time.monotonic() > deadline:
-                raise HangError(f"{self.key} waits for ever")
+                raise HangError(f"{self.key} waits forever")
             time.sleep(_POLL_S)
         if self.group.is_aborted:
             self.group.watchdog()  # It has seen the error before our monitor did.
@@ -162,7 +162,7 @@ class Group:
             if self.device.is_dead:
                 raise SystemExit
             if time.monotonic() > deadline:
-                raise HangError(f"making {self._name} waits for ever")
+                raise HangError(f"making {self._name} waits forever")
             time.sleep(_POLL_S)
         self.communicator = made
 

@@ -169,7 +169,7 @@ def _live(
 
 @contextmanager
 def closing_within(seconds: float) -> Iterator[None]:
-    """Set how long a transport waits for its groups, and what counts as for ever."""
+    """Set how long a transport waits for its groups, and what counts as forever."""
     before = process_groups.CLOSE_S, nccl_rules.GIVE_UP_S
     process_groups.CLOSE_S = nccl_rules.GIVE_UP_S = seconds
     try:

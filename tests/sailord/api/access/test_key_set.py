@@ -153,7 +153,7 @@ def test_a_file_is_read_each_time(tmp_path: Path):
         ("", GOOGLE_KEYS),
         ('keys = "jwks"', Path("jwks")),
         ('keys = "https://certs.example/v3"', "https://certs.example/v3"),
-        ('keys = "http://certs.example/v3"', "who can change the answer can push"),
+        ('keys = "http://certs.example/v3"', "an attacker who can change the answer could push"),
     ],
 )
 def test_keys_come_from_google_a_file_or_an_https_address(tmp_path: Path, line, source):

@@ -77,7 +77,7 @@ def test_next_snapshot_waits_for_the_last_to_settle():
     throttled = chosen(stall_s=1.5, late_s=1.5, settle_s=2.5)
     assert throttled.memory_every == 3
     assert chosen(every=3, settle_s=2.5).memory_every == 3, "it swings from one to the other"
-    assert chosen(every=50, settle_s=0.4).memory_every == 1, "what was rare stays so for ever"
+    assert chosen(every=50, settle_s=0.4).memory_every == 1, "what was rare stays so forever"
 
 
 def test_replication_time_is_not_snapshot_cost():
