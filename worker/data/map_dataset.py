@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import random
 import struct
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from simulator.documents.problems import InputError, Problem
 from worker.data.batch import DIGEST_BYTES, Samples
 from worker.data.blend import Blend
+from worker.data.generator_turns import turn
 from worker.data.sample_checks import Limits, check_sample
 from worker.data.shuffle import sample_numbers
 from worker.data.stream import Stream, StreamReader
@@ -163,14 +163,10 @@ def sizes_of(dataset: Dataset) -> tuple[int, ...]:
     return (len(dataset),)
 
 
-drawing = threading.Lock()
-"""Held while the generators of the process, which all threads share, are those of a sample."""
-
-
 @contextmanager
 def _own_randomness() -> Iterator[None]:
     """Keep what a data set draws apart from other random numbers."""
-    with drawing, torch.random.fork_rng(devices=[]):
+    with turn(), torch.random.fork_rng(devices=[]):
         python, numbers = random.getstate(), np.random.get_state()
         try:
             yield

@@ -21,12 +21,12 @@ from simulator.spec.job import Data, Job, ParameterGroup
 from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Stage
 from worker.data.batch import DataSource
 from worker.data.blend import Blend
+from worker.data.generator_turns import turn
 from worker.data.map_dataset import (
     Collate,
     Dataset,
     MapData,
     default_collate,
-    drawing,
     plain,
     sizes_of,
 )
@@ -293,7 +293,7 @@ class Recipe:
         """Return the loss and other metrics of an evaluation, each as a sum and a count."""
         output = tree_map(_wide, output)
         # A metric may draw random numbers, which must not disturb those of a sample being loaded.
-        with drawing:
+        with turn():
             found = {"loss": self.losses(output, batch)}
             for name, metric in self.more_metrics.items():
                 found[name] = sum_and_count(metric(output, batch), batch)
@@ -310,7 +310,7 @@ class Recipe:
     def report(self, step: int, values: Mapping[str, float]) -> None:
         """Hand the figures of a step or an evaluation to loggers and callbacks."""
         # Callbacks may draw random numbers, which must not disturb those of a sample being loaded.
-        with drawing:
+        with turn():
             self._report(step, values)
 
     def _report(self, step: int, values: Mapping[str, float]) -> None:

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job, ParameterGroup
+from worker.data.generator_turns import turn_if_free, turns_taken
 from worker.data.map_dataset import MapData
 from worker.data.sample_checks import row_out_of_bounds
 from worker.distributed.interface import Collective
@@ -23,6 +24,7 @@ from worker.models.random_numbers.keyed_random import (
     FusedAttentionDropoutError,
     KeyedRandom,
     RandomnessError,
+    generator_state,
 )
 from worker.models.random_numbers.microbatch_context import MicroBatch, MicroBatchContext
 from worker.models.user_module.cut_module import CutModule
@@ -145,28 +147,60 @@ class ModuleLayer:
     def _by_sample(
         self, current: MicroBatch, compute: Callable[[KeyedRandom | None], T], *, layer: int = 0
     ) -> T:
-        """Compute with random numbers that depend on the samples alone."""
-        if self.draws.get(layer) is False:
-            return compute(None)
+        """Compute with random numbers that depend on the samples alone.
+
+        Watching takes time, so code that drew nothing in its first pass is watched only while a
+        data set uses the generators. If they have moved after another pass, that one is computed
+        again.
+        """
+        was_quiet = self.draws.get(layer) is False
+        if was_quiet and self.entry is None:
+            with turn_if_free() as is_mine:
+                if is_mine:
+                    before = generator_state()
+                    found = compute(None)
+                    if generator_state() == before:
+                        return found
+                    del found
+        elif was_quiet:
+            # Ranks that share a layer cannot compute it again each by itself. A turn would make a
+            # rank that loads samples wait for one that waits for it, if both are of one process.
+            with turn_if_free() as is_mine:
+                before, taken = generator_state(), turns_taken()
+            if is_mine:
+                found = compute(None)
+                if generator_state() != before and turns_taken() == taken:
+                    raise self._late_draws()
+                return found
         random = KeyedRandom(current, layer=layer)
         try:
             if self.plain_attention:
                 with sdpa_kernel(SDPBackend.MATH), random:
-                    return compute(random)
-            with random:
-                return compute(random)
+                    found = compute(random)
+            else:
+                with random:
+                    found = compute(random)
         except FusedAttentionDropoutError:
             self.plain_attention = True
             return self._by_sample(current, compute, layer=layer)
         except RandomnessError as error:
-            place = f"model: {self.module.cut.layer_name(self.index)}"
             cure = "draw with the samples first, or leave it out"
-            raise InputError(Problem(place, str(error), cure)) from None
+            raise InputError(Problem(self._place(), str(error), cure)) from None
         finally:
-            # Code that drew no random numbers in its first training pass is no longer watched.
             # Evaluations do not count, since dropout draws nothing in them.
             if self.module.module.training:
                 self.draws[layer] = self.draws.get(layer, False) or random.has_drawn
+        if was_quiet and random.has_drawn and self.entry is not None:
+            raise self._late_draws()
+        return found
+
+    def _late_draws(self) -> InputError:
+        what = "draws random numbers in a later pass than its first, and several ranks share it"
+        cure = "draw in every pass, or give sailor.Trainer(..., max_tp=1)"
+        return InputError(Problem(self._place(), what, cure))
+
+    def _place(self) -> str:
+        return f"model: {self.module.cut.layer_name(self.index)}"
 
     def metrics(self, x: Tensor, current: MicroBatch) -> Metrics:
         """Compute this layer, which must be the head, and the metrics of an evaluation."""

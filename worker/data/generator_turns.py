@@ -1,0 +1,38 @@
+"""Takes turns with the process's random generators, which all of its threads share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_in_use = threading.Lock()
+_waiting: list[None] = []
+"""One entry for each thread that waits for its turn."""
+_taken = [0]
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    """Wait until no other thread uses the generators, and keep them."""
+    _waiting.append(None)
+    with _in_use:
+        _waiting.pop()
+        _taken[0] += 1
+        yield
+
+
+@contextmanager
+def turn_if_free() -> Iterator[bool]:
+    """Keep the generators unless another thread has them or waits for them; tell which."""
+    is_mine = not _waiting and _in_use.acquire(blocking=False)
+    try:
+        yield is_mine
+    finally:
+        if is_mine:
+            _in_use.release()
+
+
+def turns_taken() -> int:
+    """Return how often a thread has begun to use the generators."""
+    return _taken[0]
