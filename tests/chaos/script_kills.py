@@ -106,20 +106,21 @@ def kill_nodes(
         def is_over() -> bool:
             return job()["state"] not in {"queued", "running"}
 
-        def trains_again(after: float, steps: int) -> bool:
-            fresh = [each for each in log.steps.values() if each.at > after]
+        def trains_again(after: int, steps: int) -> bool:
+            fresh = [each for each in log.steps.values() if each.generation > after]
             return len(fresh) >= steps or is_over()
 
-        killed, missing, at = 0, 0, 0.0
+        killed, missing, generation = 0, 0, 0
         while killed < kills:
-            wait("it does not train", partial(trains_again, at, dice.randint(1, 6)))
+            # Two losses in one generation may take the last copy of its state.
+            wait("it does not train", partial(trains_again, generation, dice.randint(1, 6)))
             if is_over():
                 break
-            members = cluster.client.ask("GET", "/v1/status")["job"]["members"]
-            alive = [name for name in members if name in cluster.nodes]
+            status = cluster.client.ask("GET", "/v1/status")["job"]
+            alive = [name for name in status["members"] if name in cluster.nodes]
             if not alive:
                 continue
-            at = time.time()
+            generation = status["generation"]["number"]
             node = cluster.nodes[dice.choice(alive)]
             cluster.kill_node(node.name)
             killed += 1

@@ -76,6 +76,8 @@ class SavedProgress:
     label_tokens: int
     nonfinite: int = 0
     """Absent from files of before, when no such step was skipped."""
+    data: str = ""
+    """Which files the samples are from; absent from files of before."""
 
 
 @dataclass(frozen=True, slots=True)

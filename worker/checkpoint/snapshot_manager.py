@@ -130,7 +130,7 @@ def load_snapshot(
 ) -> None:
     """Continue from fetched pieces."""
     fill_buffers(trainer.buffers, bodies, state_shape(trainer.job), trainer.precision)
-    trainer.progress = progress_from(saved)
+    trainer.progress = progress_from(saved).on(trainer.progress.data)
     trainer.import_state()
 
 

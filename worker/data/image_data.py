@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from simulator.documents.problems import InputError, Problem
 from worker.data.batch import Samples, samples_of
+from worker.data.data_files import DataFile, data_file
 from worker.data.npy import open_array
 from worker.data.shuffle import sample_numbers
 
@@ -30,6 +31,10 @@ class Album(Protocol):
     def labels(self) -> NDArray[np.int64]:
         """The class of each image."""
 
+    @property
+    def files(self) -> tuple[DataFile, ...]:
+        """The files that must stay as they are."""
+
     def pixels(self, number: int) -> Pixels:
         """Return one image; byte values are scaled to -1 to 1."""
 
@@ -42,7 +47,13 @@ class ImageData:
     global_batch: int
     seed: int
 
+    @property
+    def files(self) -> tuple[DataFile, ...]:
+        return self.album.files
+
     def batch(self, step: int, positions: Sequence[int]) -> Samples:
+        for file in self.files:
+            file.check()
         labels = self.album.labels
         numbers = sample_numbers(
             step, positions, global_batch=self.global_batch, count=len(labels), seed=self.seed
@@ -58,6 +69,7 @@ class ImageArrays:
     images: NDArray[Any]
     labels: NDArray[np.int64]
     channels_last: bool
+    files: tuple[DataFile, ...] = ()
 
     def pixels(self, number: int) -> Pixels:
         image = self.images[number]
@@ -72,6 +84,8 @@ class ImageFolder:
     labels: NDArray[np.int64]
     image: int
     channels: int
+    files: tuple[DataFile, ...] = ()
+    """None: an image that changes is read as it is now."""
 
     def pixels(self, number: int) -> Pixels:
         from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - only folders need it
@@ -114,7 +128,8 @@ def open_image_arrays(
         place = int(np.argmax(wrong))
         what = f"image {place} is of class {numbers[place]}, but the model has {classes} classes"
         raise InputError(Problem(labels_path.name, what, "count classes from 0"))
-    return ImageArrays(images, numbers, channels_last=images.shape[1:] != first)
+    files = (data_file(images_path), data_file(labels_path))
+    return ImageArrays(images, numbers, channels_last=images.shape[1:] != first, files=files)
 
 
 def open_image_folder(path: Path, *, image: int, channels: int, classes: int) -> ImageFolder:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from simulator.documents.problems import InputError, Problem
 from worker.data.batch import DIGEST_BYTES, Samples
 from worker.data.blend import Blend
+from worker.data.data_files import DataFile, files_of
 from worker.data.generator_turns import turn
 from worker.data.sample_checks import Limits, check_sample
 from worker.data.shuffle import sample_numbers
@@ -61,6 +62,13 @@ class MapData:
         self.sizes = self.sizes or sizes_of(self.dataset)
         if isinstance(self.dataset, Stream):
             self._reader = StreamReader(self.dataset, self.global_batch)
+
+    @property
+    def files(self) -> tuple[DataFile, ...]:
+        """The token files of all data sets."""
+        blend = self.dataset.parts if isinstance(self.dataset, Blend) else ()
+        data = [part.dataset for part in blend] or [self.dataset]
+        return tuple(file for each in data for file in files_of(each))
 
     def batches(self) -> int:
         """Return in how many batches all samples are; the last one may be smaller."""

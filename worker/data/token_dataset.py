@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worker.data.data_files import data_file
 from worker.data.token_file import open_token_array
 
 
@@ -21,6 +22,7 @@ class Tokens:
     def __init__(self, path: str | Path, sequence: int) -> None:
         self.sequence = sequence
         self._tokens = open_token_array(Path(path), at_least=sequence)
+        self.files = (data_file(Path(path)),)
 
     def __len__(self) -> int:
         return len(self._tokens) // self.sequence
@@ -28,6 +30,7 @@ class Tokens:
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         if not 0 <= index < len(self):
             raise IndexError(index)
+        self.files[0].check()
         piece = self._tokens[index * self.sequence : (index + 1) * self.sequence]
         tokens = torch.from_numpy(piece.astype(np.int64))
         return {"input_ids": tokens, "labels": tokens.clone()}

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from simulator.documents.problems import InputError, Problem
 from worker.data.batch import Samples, samples_of
+from worker.data.data_files import DataFile, data_file
 from worker.data.npy import open_array
 from worker.data.shuffle import sample_numbers
 
@@ -32,6 +33,7 @@ class TokenFile:
     sequence: int
     vocabulary: int
     seed: int
+    files: tuple[DataFile, ...] = ()
 
     @property
     def count(self) -> int:
@@ -39,6 +41,8 @@ class TokenFile:
         return (len(self.tokens) - 1) // self.sequence
 
     def batch(self, step: int, positions: Sequence[int]) -> Samples:
+        for each in self.files:
+            each.check()
         numbers = sample_numbers(
             step, positions, global_batch=self.global_batch, count=self.count, seed=self.seed
         )
@@ -79,7 +83,8 @@ def open_tokens(
 ) -> TokenFile:
     """Map a token file into memory; ``InputError`` says what is wrong with it."""
     array = open_token_array(path, at_least=sequence + 1)
-    file = TokenFile(path.name, array, global_batch, sequence, vocabulary, seed)
+    files = (data_file(path),)
+    file = TokenFile(path.name, array, global_batch, sequence, vocabulary, seed, files)
     file.check(end=checked)
     return file
 

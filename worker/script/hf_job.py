@@ -16,6 +16,7 @@ from simulator.inputs.job_file import job_from_document
 from simulator.models.layers import Model
 from simulator.spec.job import Job
 from worker.data.batch import DataSource, Samples
+from worker.data.data_files import DataFile, files_of
 from worker.data.open_data import SampleForm, open_samples
 from worker.script.hf_model import hf
 from worker.script.losses import cross_entropy
@@ -31,6 +32,10 @@ class NamedSamples:
 
     source: DataSource
     name: str
+
+    @property
+    def files(self) -> tuple[DataFile, ...]:
+        return files_of(self.source)
 
     def batch(self, step: int, positions: Sequence[int]) -> Samples:
         """Return the samples at these positions of the batch of this step."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from simulator.spec.job import Job, ParameterGroup
 from simulator.spec.plan import Plan
 from worker.data.batch import FIRST_HASH, DataSource, next_hash
+from worker.data.data_files import check_identity, identity_of
 from worker.data.map_dataset import MapData
 from worker.distributed.interface import Transport
 from worker.layout.rank_layout import (
@@ -104,6 +105,13 @@ class TrainingProgress:
     label_tokens: int = 0
     nonfinite: int = 0
     """Steps in a row whose update was skipped although no smaller loss scale would help."""
+    data: str = ""
+    """Which files the samples are from, if they are from files."""
+
+    def on(self, data: str) -> TrainingProgress:
+        """Go on with these files; ``InputError`` if they are others than before."""
+        check_identity(data, self.data)
+        return replace(self, data=data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +201,9 @@ class RankTrainer:
         self.update_complete = True
         """Weights and moments match ``progress``: no update was interrupted."""
         self._transport = transport
-        self.progress = TrainingProgress(scale=LossScale.first(self.precision, job))
+        self.progress = TrainingProgress(
+            scale=LossScale.first(self.precision, job), data=identity_of(data)
+        )
         self._is_fused = is_fused(job, plan, self.device) if fuses_update is None else fuses_update
         self._module = module
         self.place = rank_places(plan)[rank]
@@ -416,7 +426,7 @@ class RankTrainer:
         """Continue from full tensors, which any plan may have produced."""
         for buffer in self.buffers.values():
             load_full_tensors(buffer, logical, self.precision)
-        self.progress = progress
+        self.progress = progress.on(self.progress.data)
 
     def _recomputed(self) -> frozenset[int]:
         """Return the layers that keep only their input; not the head, used again at once."""

@@ -1,0 +1,106 @@
+"""Files of samples that change while a job trains, or before it goes on."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+import numpy as np
+
+import sailor
+from simulator.documents.problems import InputError
+from simulator.spec.job import Data
+from tests.worker.training_runs import alone, small_job
+from worker.data.image_data import ImageData, open_image_arrays
+from worker.data.map_dataset import MapData, default_collate
+from worker.data.open_data import open_data
+from worker.distributed.single_rank import SingleRankTransport
+from worker.layout.tensor_table import tensors_of
+from worker.training.full_tensors import merge_ranks, rank_tensors
+from worker.training.trainer import RankTrainer
+
+pytestmark = pytest.mark.torch
+
+
+def of_token_file(folder):
+    return open_data(small_job(data=Data(tokens="a.npy")), folder)
+
+
+def of_script(folder):
+    parts = [(sailor.Tokens(folder / "a.npy", 6), 0.5) for _ in range(2)]
+    return MapData(sailor.Blend(*parts), default_collate, 2, 0)
+
+
+def of_images(folder):
+    np.save(folder / "a.npy", np.load(folder / "a.npy").astype(np.uint8))
+    np.save(folder / "labels.npy", np.zeros(500, dtype=np.int64))
+    arrays = open_image_arrays(
+        folder / "a.npy", folder / "labels.npy", image=2, channels=1, classes=2
+    )
+    return ImageData(arrays, 8, 0)
+
+
+@pytest.fixture
+def array(tmp_path):
+    file = tmp_path / "a.npy"
+
+    def save(items, seed=0):
+        draw = np.random.default_rng(seed)
+        np.save(file, draw.integers(0, 30, items).astype(np.uint16))
+        return tmp_path
+
+    return save
+
+
+@pytest.mark.parametrize(
+    ("items", "opened"), [(2000, of_token_file), (2000, of_script), ((500, 1, 2, 2), of_images)]
+)
+def test_file_that_shrinks_is_refused_by_name_instead_of_crashing_the_process(array, items, opened):
+    source = opened(array(items))
+    source.batch(0, range(2))
+    (file, *_) = source.files
+    # A mapped file whose end is gone would end the process by a signal.
+    os.truncate(file.path, 200)
+    with pytest.raises(InputError, match=r"a.npy was changed while the job trains: it has"):
+        source.batch(1, range(2))
+
+
+def test_file_that_is_replaced_or_gone_is_refused(array):
+    source = of_token_file(array(2000))
+    array(2000, seed=1)
+    with pytest.raises(InputError, match=r"a.npy was changed while the job trains; keep the data"):
+        source.batch(1, range(2))
+    source.files[0].path.unlink()
+    with pytest.raises(InputError, match=r"a.npy cannot be read any more: No such file"):
+        source.batch(1, range(2))
+
+
+@pytest.mark.parametrize(
+    ("items", "seed", "said"),
+    [
+        (1990, 0, "it has 4,108 bytes, and had 4,128"),
+        (2000, 1, "a.npy: is not the file that the job was trained on so far; keep the data"),
+        (2000, 0, None),
+    ],
+    ids=["shorter", "other content", "a copy"],
+)
+def test_training_goes_on_with_the_same_file_alone(array, items, seed, said):
+    def trainer(folder):
+        job = small_job(data=Data(tokens="a.npy"))
+        data = open_data(job, folder)
+        return RankTrainer(job, alone(job), 0, SingleRankTransport(), data)
+
+    first = trainer(array(2000))
+    first.step()
+    state = merge_ranks([rank_tensors(first.buffers.values())], tensors_of(first.job))
+    second = trainer(array(items, seed))
+    if said is None:
+        second.restore(state, first.progress)
+        assert second.progress == first.progress
+    else:
+        with pytest.raises(InputError, match=said):
+            second.restore(state, first.progress)
+    first.close()
+    second.close()
