@@ -73,6 +73,16 @@ def image_model() -> nn.Module:
     return model
 
 
+def images(count: int = 20) -> list[dict[str, Tensor]]:
+    """Return noise as images, each of one of five classes."""
+    draw = torch.Generator().manual_seed(0)
+    pixels = torch.randn(count, 3, 16, 16, generator=draw, dtype=torch.float64)
+    return [
+        {"pixel_values": image, "labels": torch.tensor(number % 5)}
+        for number, image in enumerate(pixels)
+    ]
+
+
 def sentences(count: int = 20) -> list[dict[str, Tensor]]:
     """Return samples of different lengths, padded, without labels on the padding."""
     found = []

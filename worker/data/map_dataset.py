@@ -159,6 +159,19 @@ class MapData:
                 raise InputError(Problem(name, what, _CURE))
 
 
+@dataclass(frozen=True, slots=True)
+class OneEpoch:
+    """The first epoch of a data set, whose last batch may be smaller."""
+
+    data: MapData
+
+    def batch(self, step: int, positions: Sequence[int]) -> Samples:
+        """Return those of the samples that there are."""
+        there = self.data.positions_in(step, positions)
+        none = torch.empty(0, dtype=torch.int64)
+        return self.data.batch(step, there) if there else Samples(None, None, none)
+
+
 _CURE = "keep the data as it was while a job trains; start a new job for other data"
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from simulator.estimate.pass_order import Op, device_orders
 from simulator.spec.plan import Plan
 from worker.data.batch import NO_LABEL, DataSource
-from worker.data.map_dataset import MapData
+from worker.data.map_dataset import MapData, OneEpoch
 from worker.data.read_ahead import ReadAhead
 from worker.devices.rank_device import to_device
 from worker.distributed.interface import Transport
@@ -80,6 +80,7 @@ class PipelineRank:
         orders = device_orders(plan.schedule, stages=place.stages, micro_batches=count)
         self._order: list[Op] = orders[place.stage]
         forward = [self._positions(op) for op in self._order if op.kind == "F"]
+        self._forward_positions = forward
         self._data = ReadAhead(data, forward, steps=steps)
         is_early = transport.requests_early and not of_module
         self._expected_first, self._expected_after = requests_of(self._order, is_early=is_early)
@@ -142,6 +143,13 @@ class PipelineRank:
 
     def evaluate(self, data: MapData) -> dict[str, list[float]]:
         """Run forward passes over a data set; the last stage returns sums and counts."""
+        ahead = ReadAhead(OneEpoch(data), self._forward_positions, steps=data.batches())
+        try:
+            return self._evaluate(data, ahead)
+        finally:
+            ahead.close()
+
+    def _evaluate(self, data: MapData, ahead: ReadAhead) -> dict[str, list[float]]:
         found: dict[str, list[float]] = {}
         for number in range(data.batches()):
             for op in self._order:
@@ -149,9 +157,10 @@ class PipelineRank:
                 if op.kind == "B" or not positions:
                     continue
                 arrived = self._take(op)
+                samples = ahead.batch(number, self._positions(op))
                 indices = torch.tensor(positions, device=self._device)
                 current = MicroBatch(self._random_seed, number, indices)
-                current.inputs = self._on_device(data.batch(number, positions).inputs)
+                current.inputs = self._on_device(samples.inputs)
                 x = torch.empty(0, device=self._device) if arrived is None else arrived
                 result = self._stage.evaluate(x, current=current)
                 if isinstance(result, Tensor):

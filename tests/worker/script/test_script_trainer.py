@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -192,6 +193,27 @@ def test_a_saved_module_reads_back(script, warm):
     assert done.code == 0, done.err
     weights = load_file(folder / "model.safetensors")
     assert set(weights) == {"0.weight", "0.bias", "3.weight", "3.bias"}
+
+
+class Recorded(list):
+    """Samples, and the threads that loaded them."""
+
+    def __getitem__(self, index):
+        loaded_by.add(threading.current_thread().name)
+        return super().__getitem__(index)
+
+
+loaded_by: set[str] = set()
+
+
+def test_evaluations_load_their_samples_beside_the_thread_that_computes(script):
+    recipe = load_script(script)
+    held_back = Recorded(recipe.dataset[:11])
+    trainer = sailor.Trainer(**_given(recipe), eval_dataset=held_back, eval_every=2)
+    loaded_by.clear()
+    trainer.train()
+    assert sorted(trainer.evaluations) == [1, 3]
+    assert loaded_by == {"data"}
 
 
 EVALUATED = SCRIPT.replace(

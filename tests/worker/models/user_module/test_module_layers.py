@@ -21,6 +21,8 @@ from tests.worker.hf_families import (
     MIXTURES,
     VOCABULARY,
     all_in_fp64,
+    image_model,
+    images,
     language_model,
     sentences,
 )
@@ -99,13 +101,15 @@ def assert_close(found, wanted, where, rel=1e-10):
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("family", [*FAMILIES, *MIXTURES])
+@pytest.mark.parametrize("family", [*FAMILIES, *MIXTURES, "vit"])
 def test_any_plan_trains_a_model_of_transformers_as_a_plain_loop_does(family, examples):
     with all_in_fp64():
-        module = language_model(family)
-        recipe = recipe_of(lambda: language_model(family))
+        if family == "vit":
+            recipe = recipe_of(image_model, dataset=images())
+        else:
+            recipe = recipe_of(lambda: language_model(family))
         job = recipe.job()
-        wanted = plain_loop(recipe, module.train())
+        wanted = plain_loop(recipe, recipe.model().train())
         assert_close(trained(recipe, job, alone(job)), wanted, "alone")
         for seed in range(max(examples // 6, 2)):
             plan = any_plan(drawn(seed), job, ranks_max=6)
