@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -28,9 +25,7 @@ from tests.worker.hf_families import (
 )
 from tests.worker.random_plan import any_plan
 from tests.worker.threads import run_as_threads
-from tests.worker.training_runs import alone, drawn, plan_of
-from worker.data.generator_turns import turn
-from worker.data.shuffle import sample_numbers
+from tests.worker.training_runs import alone, drawn
 from worker.distributed.single_rank import SingleRankTransport
 from worker.layout.tensor_table import tensors_of
 from worker.script.losses import default_loss
@@ -229,96 +224,6 @@ def test_weights_tied_by_hand_and_rising_dropout_train_alike_under_any_plan():
     for seed in range(4):
         plan = any_plan(drawn(seed), job, ranks_max=5)
         assert_close(trained(recipe, job, plan), wanted, f"seed {seed}: {plan}")
-
-
-class Noisy(torch.nn.Module):
-    """A block that adds noise to marked samples, and draws it always or where it needs it."""
-
-    splits = {"up": "columns", "down": "rows"}  # noqa: RUF012 - as a user would write it
-
-    def __init__(self, *, always):
-        super().__init__()
-        self.always = always
-        self.up, self.down = torch.nn.Linear(16, 24), torch.nn.Linear(24, 16)
-
-    def forward(self, x):
-        marked = x[:, 2:3, :1] > 0.5
-        if self.always or marked.any():
-            x = torch.where(marked, x + 0.1 * torch.rand_like(x), x)
-        return torch.cat((x[..., :1], self.down(self.up(x).tanh())[..., 1:]), -1)
-
-
-class Loaded(list):
-    """Samples, of which it is known when each has been loaded by so many ranks."""
-
-    left = None
-
-    def begin(self, ranks):
-        self.left, self.all = Counter(dict.fromkeys(range(len(self)), ranks)), threading.Event()
-
-    def __getitem__(self, index):
-        if self.left is not None:
-            self.left -= Counter([index])
-            if not self.left:
-                self.all.set()
-        return super().__getitem__(index)
-
-
-class Late(torch.nn.Module):
-    """A model that adds noise to marked samples; only the second step has any."""
-
-    def __init__(self, *, always):
-        super().__init__()
-        torch.manual_seed(1)
-        self.embed = torch.nn.Embedding(VOCABULARY, 16)
-        with torch.no_grad():
-            self.embed.weight[:, 0] = (torch.arange(VOCABULARY) == 5).float()
-        self.blocks = torch.nn.Sequential(*(Noisy(always=always) for _ in range(3)))
-        self.head = torch.nn.Linear(16, VOCABULARY)
-        self.double()
-
-    def forward(self, tokens):
-        return self.head(self.blocks(self.embed(tokens)))
-
-
-def train_late(*, always=False, in_use=False, tp=1):
-    """Train while no samples are loaded; return the losses of each rank."""
-    rows = torch.randint(6, VOCABULARY, (24, 6), generator=torch.Generator().manual_seed(3))
-    order = {"global_batch": 8, "count": 24, "seed": recipe_of(Hand).seed}
-    rows[sample_numbers(1, range(3, 5), **order), 2] = 5
-    loaded = Loaded([{"input_ids": row, "labels": row} for row in rows])
-    recipe = recipe_of(
-        lambda: Late(always=always),
-        dataset=loaded,
-        call_module=lambda module, batch: module(batch["input_ids"]),
-    )
-    job = recipe.job()
-    loaded.begin(tp)
-    plan = plan_of(8, (1, [(0, len(job.model.layers), tp)]))
-
-    def body(transport):
-        rank = RankTrainer(
-            *(job, plan, transport.rank, transport, recipe.data()), module=recipe, precision=FP64
-        )
-        found = [rank.step().loss]
-        assert loaded.all.wait(60)
-        with turn() if in_use else nullcontext():
-            found += [rank.step().loss for _ in range(2)]
-        rank.close()
-        return found
-
-    return run_as_threads(tp, body)
-
-
-@pytest.mark.parametrize("in_use", [False, True], ids=["generators free", "generators in use"])
-def test_code_that_draws_only_after_its_first_pass_draws_by_sample(in_use):
-    """Passes are computed again, or are watched while a data set uses the generators."""
-    assert train_late(in_use=in_use) == train_late(always=True)
-
-
-def test_code_of_several_ranks_that_draws_only_after_its_first_pass_is_refused():
-    with pytest.raises(InputError, match=r"model: blocks\.\d: draws random numbers in a later"):
-        train_late(tp=2)
 
 
 def test_a_data_set_that_draws_gives_every_stage_the_same():

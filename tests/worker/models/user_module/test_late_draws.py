@@ -1,0 +1,118 @@
+"""Code of a module that draws its first random number after its first pass."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from contextlib import nullcontext
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+from simulator.documents.problems import InputError
+from tests.worker.threads import run_as_threads
+from tests.worker.training_runs import plan_of
+from worker.data.generator_turns import turn
+from worker.data.shuffle import sample_numbers
+from worker.script.recipe import Recipe
+from worker.training.precision import FP64
+from worker.training.trainer import RankTrainer
+
+pytestmark = pytest.mark.torch
+
+VOCABULARY = 40
+
+
+class Noisy(torch.nn.Module):
+    """A block that adds noise to marked samples, and draws it always or where it needs it."""
+
+    splits = {"up": "columns", "down": "rows"}  # noqa: RUF012 - as a user would write it
+
+    def __init__(self, *, always):
+        super().__init__()
+        self.always = always
+        self.up, self.down = torch.nn.Linear(16, 24), torch.nn.Linear(24, 16)
+
+    def forward(self, x):
+        marked = x[:, 2:3, :1] > 0.5
+        if self.always or marked.any():
+            x = torch.where(marked, x + 0.1 * torch.rand_like(x), x)
+        return torch.cat((x[..., :1], self.down(self.up(x).tanh())[..., 1:]), -1)
+
+
+class Loaded(list):
+    """Samples, of which it is known when each has been loaded by so many ranks."""
+
+    left = None
+
+    def begin(self, ranks):
+        self.left, self.all = Counter(dict.fromkeys(range(len(self)), ranks)), threading.Event()
+
+    def __getitem__(self, index):
+        if self.left is not None:
+            self.left -= Counter([index])
+            if not self.left:
+                self.all.set()
+        return super().__getitem__(index)
+
+
+class Late(torch.nn.Module):
+    """A model that adds noise to marked samples; only the second step has any."""
+
+    def __init__(self, *, always):
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed = torch.nn.Embedding(VOCABULARY, 16)
+        with torch.no_grad():
+            self.embed.weight[:, 0] = (torch.arange(VOCABULARY) == 5).float()
+        self.blocks = torch.nn.Sequential(*(Noisy(always=always) for _ in range(3)))
+        self.head = torch.nn.Linear(16, VOCABULARY)
+        self.double()
+
+    def forward(self, tokens):
+        return self.head(self.blocks(self.embed(tokens)))
+
+
+def train_late(*, always=False, in_use=False, tp=1):
+    """Train while no samples are loaded; return the losses of each rank."""
+    rows = torch.randint(6, VOCABULARY, (24, 6), generator=torch.Generator().manual_seed(3))
+    order = {"global_batch": 8, "count": 24, "seed": 0}
+    rows[sample_numbers(1, range(3, 5), **order), 2] = 5
+    loaded = Loaded([{"input_ids": row, "labels": row} for row in rows])
+    recipe = Recipe(
+        model=lambda: Late(always=always),
+        dataset=loaded,
+        batch_size=8,
+        steps=3,
+        make_optimizer=lambda module: torch.optim.AdamW(module.parameters(), lr=1e-2),
+        call_module=lambda module, batch: module(batch["input_ids"]),
+    )
+    assert recipe.seed == order["seed"]
+    job = recipe.job()
+    loaded.begin(tp)
+    plan = plan_of(8, (1, [(0, len(job.model.layers), tp)]))
+
+    def body(transport):
+        rank = RankTrainer(
+            *(job, plan, transport.rank, transport, recipe.data()), module=recipe, precision=FP64
+        )
+        found = [rank.step().loss]
+        assert loaded.all.wait(60)
+        with turn() if in_use else nullcontext():
+            found += [rank.step().loss for _ in range(2)]
+        rank.close()
+        return found
+
+    return run_as_threads(tp, body)
+
+
+@pytest.mark.parametrize("in_use", [False, True], ids=["generators free", "generators in use"])
+def test_code_that_draws_only_after_its_first_pass_draws_by_sample(in_use):
+    """Passes are computed again, or are watched while a data set uses the generators."""
+    assert train_late(in_use=in_use) == train_late(always=True)
+
+
+def test_code_of_several_ranks_that_draws_only_after_its_first_pass_is_refused():
+    with pytest.raises(InputError, match=r"model: blocks\.\d: draws random numbers in a later"):
+        train_late(tp=2)
