@@ -24,6 +24,7 @@ from simulator.layer_costs import roofline
 from simulator.validate_runs import Report, validate
 
 GPU = "T4"
+PAIRS = ("rank_correlation", "pairs_right", "pairs_apart", "apart_right", "tied_right")
 STEPS = (0.2, 0.1)
 """Steps of the refit, as logarithms."""
 
@@ -114,8 +115,7 @@ def row(name: str, figures: dict[str, Any]) -> str:
     """Return a line of a table."""
     errors = [f"{figures[key]:.1f} %" for key in ("mean_abs_pct", "median_abs_pct", "max_abs_pct")]
     order = [
-        "-" if figures[key] is None else f"{figures[key]:.3f}"
-        for key in ("rank_correlation", "pairs_right", "regret_max")
+        "-" if figures[key] is None else f"{figures[key]:.3f}" for key in (*PAIRS, "regret_max")
     ]
     cells = [name, str(figures["n"]), *errors, f"{figures['bias_pct']:+.1f} %", *order]
     return f"| {' | '.join(cells)} |"
@@ -144,10 +144,11 @@ def main() -> None:
     catalogue = load_catalogue(options.catalogue)
     runs = cast(list[Any], load_document(options.runs).data["runs"])
     report = predicted(runs, catalogue, today(catalogue))
-    print(
-        "| source | runs | mean | median | max | bias | rank correlation | pairs right | regret |"
+    order = (
+        "rank correlation | pairs right | told apart | of these right | of others right | regret"
     )
-    print("|---" * 9 + "|")
+    print(f"| source | runs | mean | median | max | bias | {order} |")
+    print("|---" * 12 + "|")
     for name, figures in report.to_json()["sources"].items():
         print(row(name, figures))
     inside = [

@@ -1,9 +1,11 @@
 """How good plans and bounds are on random heterogeneous clusters, class by class.
 
-    python benchmarks/plan_quality.py [--cases N] [--budget N] [--json FILE] [--against FILE]
+    python benchmarks/plan_quality.py [--cases N] [--budget N] [--prefer simple] [--json FILE]
+        [--against FILE]
 
 One line per case with the objective, the gap and the processor seconds of plan and bound; then the
-median and the worst gap of each class. ``--against`` compares with an earlier ``--json`` file.
+median and the worst gap of each class. ``--against`` compares with an earlier ``--json`` file,
+``--prefer simple`` takes the cheaper and simpler plan among those that cannot be told apart.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.hardware.catalogue import load_catalogue
 from simulator.models.presets import preset
-from simulator.spec.job import Job, Objective
+from simulator.spec.job import Job, Objective, Preference
 
 KINDS = ("A100-40", "V100-16", "T4", "A100-80", "L4")
 PRICES = {"A100-40": 2.9, "V100-16": 1.8, "T4": 0.45, "A100-80": 3.9, "L4": 0.8}
@@ -83,9 +85,9 @@ def class_of(question: Question) -> str:
     return CLASSES[min(most, 3) - 1]
 
 
-def measured(seed: int, budget: int | None) -> dict[str, Any]:
+def measured(seed: int, budget: int | None, prefer: Preference) -> dict[str, Any]:
     """The figures of one case."""
-    question = random_question(seed, budget)
+    question = replace(random_question(seed, budget), prefer=prefer)
     started = time.process_time()
     answer = plan_job(question)
     seconds = time.process_time() - started
@@ -101,6 +103,7 @@ def measured(seed: int, budget: int | None) -> dict[str, Any]:
         "gap": answer.gap,
         "judged": answer.evaluations,
         "seconds": seconds,
+        "instead_of": answer.instead_of and answer.instead_of.to_json(),
     }
 
 
@@ -122,6 +125,7 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=60)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--budget", type=int)
+    parser.add_argument("--prefer", default="fastest")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--against", type=Path)
     given = parser.parse_args()
@@ -130,7 +134,7 @@ def main() -> int:
         known = {one["case"]: one for one in json.loads(given.against.read_text(encoding="utf-8"))}
     found = []
     for seed in range(given.first, given.first + given.cases):
-        found.append(measured(seed, given.budget))
+        found.append(measured(seed, given.budget, given.prefer))
         if given.json:
             given.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
     header = ["case", "class", "model", "goal", "plan", "gap", "judged", "s"]
@@ -142,6 +146,11 @@ def main() -> int:
         if gaps:
             print(f"{name}: {len(gaps)} cases, gap {statistics.median(gaps):.1%} at the median, "
                   f"{max(gaps):.1%} at worst")  # fmt: skip
+    taken = [one["instead_of"] for one in found if one["instead_of"]]
+    if taken:
+        print(f"{len(taken)} of {len(found)} cases prefer another plan, which gives away"
+              f" {statistics.fmean(one['loses'] for one in taken):.2%} on average, and saves"
+              f" {statistics.fmean(one['saves'] or 0.0 for one in taken):.1%}")  # fmt: skip
     seconds = [one["seconds"] for one in found]
     print(f"processor seconds: {statistics.median(seconds):.2f} at the median, {max(seconds):.2f}")
     return 0

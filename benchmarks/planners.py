@@ -2,7 +2,8 @@
 
 Run ``python benchmarks/planners.py FOLDER`` with the folder that holds ``planner_cases.json``,
 its profiles and ``network.json``; ``--budget N`` searches longer, ``--estimator event`` plans
-for the event estimator, where the published plans are judged by it too.
+for the event estimator, where the published plans are judged by it too, and ``--prefer simple``
+takes the cheaper and simpler of those that cannot be told apart, and says what that gives away.
 """
 
 from __future__ import annotations
@@ -120,6 +121,8 @@ def row_of(case: dict[str, Any], question: Question) -> list[str]:
         f"{known:.4f}" if known else "-",
         f"{100 * (ours / known - 1):+.2f}" if known and ours else "-",
         f"{answer.gap:.1%}" if answer.gap is not None else "-",
+        f"{answer.instead_of.loses:.2%}" if answer.instead_of else "-",
+        f"{answer.instead_of.saves:.1%}" if answer.instead_of and answer.instead_of.saves else "-",
         f"{seconds:.3f}",
         f"{case['sailor_search_s']:.3f}",
         str(answer.evaluations),
@@ -130,23 +133,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--budget", type=int)
+    parser.add_argument("--prefer", default="fastest")
     parser.add_argument("--estimator", default="paper")
     parser.add_argument("--only", nargs="*")
     given = parser.parse_args()
     document = json.loads((given.folder / "planner_cases.json").read_text(encoding="utf-8"))
     measurements = load_measurements(given.folder, catalogue=load_catalogue())
+    options = {name: getattr(given, name) for name in ("estimator", "budget", "prefer")}
     rows = [
-        row_of(
-            case,
-            question_of(
-                case, document, measurements, estimator=given.estimator, budget=given.budget
-            ),
-        )
+        row_of(case, question_of(case, document, measurements, **options))
         for case in document["cases"]
         if not given.only or case["name"] in given.only
     ]
-    header = ["case", "ours", "published", "%", "best known", "%", "gap", "search s", "published s"]
-    print(table([*header, "judged"], rows))
+    header = ["case", "ours", "published", "%", "best known", "%", "gap", "given away", "saved"]
+    print(table([*header, "search s", "published s", "judged"], rows))
     return 0
 
 

@@ -14,14 +14,17 @@ from planner.problem.bounds import ROUNDING, Bounds
 from planner.problem.inventory import Lot, grants_of
 from planner.problem.job_options import micro_batch_sizes, tp_degrees
 from planner.problem.objective import Limits
-from planner.problem.question import DEFAULT_BUDGETS, Answer, Question
+from planner.problem.preference import error_between, objective_of, simpler_by
+from planner.problem.question import DEFAULT_BUDGETS, Answer, BestByEstimate, Question
 from planner.search.bound import GAP_WORK_MAX, QUICK_WORK_MAX, TRIPS_TIMES, WORK_MAX, EventBound
 from planner.search.local_search import EventSearch, JudgedPlan
 from planner.search.search_cache import SearchCache
+from planner.search.simpler import simpler_or_cheaper
 from simulator.documents.problems import InputError, Problem
 from simulator.estimate.event_estimator import EventEstimator
 from simulator.inputs.plan_check import check_plan
 from simulator.inputs.plan_file import complete_plan
+from simulator.spec.job import Goal
 from simulator.spec.plan import Plan
 
 FORMULA_PLACES_MAX = 6
@@ -94,16 +97,40 @@ def plan_by_events(
         assert best is not None, "the given plan is judged first"
         evaluations += search.evaluations
         bounds, note = _bounds(search, best, question, GAP_WORK_MAX)
-    figures = (evaluations, bounds.objective, bounds.seconds)
-    rejected, why = explain_event(search, best)
+    taken = best
+    if question.prefer == "simple" and not search.is_stopped:
+        before = search.evaluations
+        taken = simpler_or_cheaper(search, best)
+        evaluations += search.evaluations - before
+    rejected, why = explain_event(search, taken)
     return Answer(
-        best.plan,
-        best.estimate,
-        *figures,
+        taken.plan,
+        taken.estimate,
+        evaluations,
+        bounds.objective,
+        bounds.seconds,
         job.objective.goal,
         rejected=rejected,
         why=why,
         note=note,
+        instead_of=_instead_of(best, taken, job.objective.goal),
+    )
+
+
+def _instead_of(best: JudgedPlan, taken: JudgedPlan, goal: Goal) -> BestByEstimate | None:
+    """The best plan by its estimate, if another one was taken."""
+    if taken is best:
+        return None
+    usd, least = best.estimate.money.total_usd, objective_of(best, goal)
+    spends = taken.estimate.money.total_usd
+    return BestByEstimate(
+        goal,
+        best.estimate.iteration_s,
+        usd,
+        loses=objective_of(taken, goal) / least - 1 if least > 0 else 0.0,
+        error=error_between(best, taken),
+        saves=1 - spends / usd if usd and spends is not None else None,
+        simpler=simpler_by(taken.plan, best.plan),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -14,12 +14,14 @@ from simulator.api import Measurements, estimator
 from simulator.cluster.cluster import Cluster
 from simulator.documents.files import Document
 from simulator.documents.problems import InputError, Problem, Problems
+from simulator.estimate.difference import are_told_apart, difference_error
 from simulator.estimate.result import Estimate
 from simulator.hardware.catalogue import Catalogue
 from simulator.inputs.plan_check import check_plan
 from simulator.layer_costs.profile import Profile
 from simulator.published_cases import PublishedCase
 from simulator.run_file import MeasuredRun, read_run
+from simulator.spec.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class Comparison:
     error_bar: float
     provenance: str
     notes: tuple[str, ...]
+    plan: Plan
 
     @property
     def time_error_pct(self) -> float | None:
@@ -122,37 +125,53 @@ def order_figures(runs: Iterable[Comparison]) -> dict[str, float | None]:
 
     ``rank_correlation`` is Spearman's, the mean of the groups of three runs or more weighted by
     their size. ``pairs_right`` is the share of pairs inside groups that are ordered as measured.
+    ``pairs_apart`` is the share of pairs whose predictions can be told apart, ``apart_right`` the
+    share of these, and ``tied_right`` that of the others, that are ordered as measured.
     The regret of a group is the measured time of the plan predicted to be fastest over the least.
     """
-    correlations, weights, right, regrets = [], [], [], []
-    for measured, predicted in _groups(runs):
+    correlations, weights, regrets = [], [], []
+    by_apart: dict[bool, list[bool]] = {True: [], False: []}
+    for group in _groups(runs):
+        measured = [run.time_measured_s or 0.0 for run in group]
+        predicted = [run.time_predicted_s for run in group]
         if len(measured) > 2:
             correlations.append(rank_correlation(measured, predicted))
             weights.append(len(measured))
-        right += [
-            float((measured[a] - measured[b]) * (predicted[a] - predicted[b]) > 0)
-            for a, b in combinations(range(len(measured)), 2)
-            if measured[a] != measured[b]
-        ]
+        for a, b in combinations(range(len(group)), 2):
+            if measured[a] != measured[b]:
+                is_right = (measured[a] - measured[b]) * (predicted[a] - predicted[b]) > 0
+                by_apart[_are_told_apart(group[a], group[b])].append(is_right)
         if len(measured) > 1:
             regrets.append(measured[predicted.index(min(predicted))] / min(measured))
     return {
         "rank_correlation": statistics.fmean(correlations, weights) if correlations else None,
-        "pairs_right": statistics.fmean(right) if right else None,
+        "pairs_right": _share([*by_apart[True], *by_apart[False]]),
+        "pairs_apart": _share([True] * len(by_apart[True]) + [False] * len(by_apart[False])),
+        "apart_right": _share(by_apart[True]),
+        "tied_right": _share(by_apart[False]),
         "regret_mean": statistics.fmean(regrets) if regrets else None,
         "regret_max": max(regrets, default=None),
     }
 
 
-def _groups(runs: Iterable[Comparison]) -> Iterator[tuple[list[float], list[float]]]:
-    """Yield measured and predicted times of each group."""
-    found: dict[object, list[tuple[float, float]]] = {}
+def _share(answers: Sequence[bool]) -> float | None:
+    return statistics.fmean(answers) if answers else None
+
+
+def _are_told_apart(one: Comparison, other: Comparison) -> bool:
+    error = difference_error(
+        one.plan, other.plan, one_error=one.error_bar, other_error=other.error_bar
+    )
+    return are_told_apart(one.time_predicted_s, other.time_predicted_s, error)
+
+
+def _groups(runs: Iterable[Comparison]) -> Iterable[list[Comparison]]:
+    """The measured runs of each group."""
+    found: dict[object, list[Comparison]] = {}
     for run in runs:
         if run.time_measured_s is not None:
-            times = (run.time_measured_s, run.time_predicted_s)
-            found.setdefault(run.group, []).append(times)
-    for pairs in found.values():
-        yield [measured for measured, _ in pairs], [predicted for _, predicted in pairs]
+            found.setdefault(run.group, []).append(run)
+    return found.values()
 
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
@@ -241,6 +260,7 @@ def _compare(run: MeasuredRun, measurements: Measurements, estimator_name: str) 
         error_bar=estimate.provenance.relative_error,
         provenance=estimate.provenance.source,
         notes=(*run.notes, *estimate.notes, *estimate.provenance.notes),
+        plan=run.plan,
     )
 
 

@@ -66,6 +66,7 @@ class Entry:
             "planner": self.planner,
             "search": search,
             "batch_exact": True,
+            "best_by_estimate": None,
             "passed_over": dict(self.passed_over),
             "own_iteration_s": self.own_seconds,
             "own_error": self.own_error,

@@ -11,6 +11,7 @@ from planner.paper_search.search import PaperResult, PaperSearch
 from planner.pipelines.plan_shape import PlanShape
 from planner.problem.inventory import Lot, gpus_by_lot
 from planner.problem.objective import Limits
+from planner.problem.preference import error_between
 from planner.problem.question import Idle, Rejected, Why
 from planner.search.local_search import EventSearch, JudgedPlan
 
@@ -29,6 +30,8 @@ class _Judged:
     usd: float | None
     used: dict[int, int]
     """GPUs by lot."""
+    judged: JudgedPlan | None = None
+    """The plan, where the error bars of differences are known."""
 
 
 def explain_paper(
@@ -64,7 +67,7 @@ def explain_event(search: EventSearch, best: JudgedPlan) -> tuple[tuple[Rejected
     def judged(one: JudgedPlan) -> _Judged:
         estimate, used = one.estimate, gpus_by_lot(one.plan, search.lots)
         name = _mix_family(search.lots, one)
-        return _Judged(name, one.score, estimate.iteration_s, estimate.money.total_usd, used)
+        return _Judged(name, one.score, estimate.iteration_s, estimate.money.total_usd, used, one)
 
     found = [judged(one) for one in search.judged]
     return _explain(search.lots, search.limits, found, judged(best), best.estimate.bottleneck)
@@ -83,8 +86,13 @@ def _explain(
         # Where the best plan costs nothing, no share says how much worse another is.
         return one.score[0] / best.score[0] - 1 if best.score[0] > 0 else None
 
+    def error(one: _Judged) -> float | None:
+        if one.judged is None or best.judged is None:
+            return None
+        return error_between(one.judged, best.judged)
+
     rejected = tuple(
-        Rejected(one.family, one.seconds, one.usd, loses(one))
+        Rejected(one.family, one.seconds, one.usd, loses(one), error(one))
         for one in sorted(families.values(), key=lambda one: one.score)[:REJECTED_MAX]
     )
     sentences = (f"bottleneck: {bottleneck}", *_binding(limits, best.seconds, best.usd))

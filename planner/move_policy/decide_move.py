@@ -63,6 +63,8 @@ class Offer:
     """Pools to which no node can be added."""
     loss_cost: float = 0.0
     """What the loss of a node in use costs, in ``unit``."""
+    tied: str | None = None
+    """Why the new plan cannot be told apart from the old one, if it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,8 @@ def judge_move(
         return verdict(True, offer.needed)
     if offer.gain_per_s <= 0:
         return verdict(False, "no better plan found")
+    if offer.tied is not None:
+        return verdict(False, f"the best plan is {offer.tied}")
     rate, price = _amount(offer.gain_per_s, offer.unit), _amount(cost, offer.unit)
     left_s = rules.horizon_s if offer.seconds_left is None else offer.seconds_left
     if offer.gain_per_s * max(0.0, min(left_s, rules.horizon_s) - offer.downtime_s) <= offer.cost:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from planner.move_policy.decide_move import Offer, Unit
+from planner.problem.preference import PlanEstimate, why_tied
 from planner.replan.damage import Running
 from planner.replan.move_cost import MoveCost
 from planner.replan.nodes import Node, nodes_used
@@ -47,6 +48,8 @@ def offer_of(
     if unit == "$":
         worth_per_s = (estimate.money.total_usd or 0.0) / estimate.iteration_s
     is_same = plan == running.plan
+    # Who only takes up idle nodes cannot swing between plans, whatever their error.
+    tied = None if before < after else why_tied(running, PlanEstimate(plan, estimate), goal)
     return Offer(
         gain_per_s=0.0 if is_same else gain,
         unit=unit,
@@ -60,6 +63,7 @@ def offer_of(
         after=_by_pool(node for node in nodes if node.id in after),
         full=full,
         loss_cost=loss_s * worth_per_s,
+        tied=tied,
     )
 
 

@@ -9,11 +9,12 @@ from typing import Any, Literal
 from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster
 from simulator.documents.problems import Problem
+from simulator.estimate.difference import are_told_apart
 from simulator.estimate.result import Estimate
 from simulator.hardware.catalogue import Catalogue
 from simulator.inputs.plan_file import plan_to_json
 from simulator.layer_costs.profile import Profile, profile_name
-from simulator.spec.job import Job
+from simulator.spec.job import Goal, Job, Preference
 from simulator.spec.plan import Plan
 
 Space = Literal["full", "paper"]
@@ -69,6 +70,8 @@ class Question:
     where latency matters more than a proof."""
     gap: float | None = None
     """Search until no plan can be better by more than this share, up to the largest budget."""
+    prefer: Preference = "fastest"
+    """Which of the plans that cannot be told apart is taken, under the event estimator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +83,59 @@ class Rejected:
     usd: float | None
     loses: float | None
     """How much worse than the chosen plan, as a share of the objective; ``None`` if that is 0."""
+    error: float | None = None
+    """Error bar of this difference; ``None`` where it is not known."""
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether it cannot be told apart from the chosen plan."""
+        if self.loses is None or self.error is None:
+            return False
+        return not are_told_apart(1.0, 1.0 + self.loses, self.error)
 
     def __str__(self) -> str:
         worse = "" if self.loses is None else f", {self.loses:+.1%}"
-        return f"rejected: {self.family}: {self.iteration_s:.4g} s{worse}"
+        tied = f" (±{self.error:.1%}: cannot be told apart)" if self.is_tied else ""
+        return f"rejected: {self.family}: {self.iteration_s:.4g} s{worse}{tied}"
+
+
+@dataclass(frozen=True, slots=True)
+class BestByEstimate:
+    """The best plan by its estimate, where a cheaper or simpler one was taken instead."""
+
+    goal: Goal
+    iteration_s: float
+    usd: float | None
+    loses: float
+    """How much worse the plan taken is, as a share of the objective."""
+    error: float
+    """Error bar of this difference."""
+    saves: float | None
+    """Share of its dollars that the plan taken saves; ``None`` where a price is unknown."""
+    simpler: str
+    """What the plan taken has less of; empty: it is only cheaper."""
+
+    def __str__(self) -> str:
+        slower, fastest = ("dearer", "cheapest") if self.goal == "cost" else ("slower", "fastest")
+        gains = [] if not self.saves or self.saves <= 0 else [f"{self.saves:.1%} cheaper"]
+        gains += [self.simpler] if self.simpler else []
+        return (
+            f"{self.loses:.1%} {slower} than the {fastest} plan, {self._figure}, ±{self.error:.1%}:"
+            f" cannot be told apart; {', '.join(gains) or 'as simple'}"
+        )
+
+    @property
+    def _figure(self) -> str:
+        return f"$ {self.usd:.4g}" if self.goal == "cost" else f"{self.iteration_s:.4g} s"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "iteration_s": self.iteration_s,
+            "cost_usd_per_iteration": self.usd,
+            "loses": self.loses,
+            "error": self.error,
+            "saves": self.saves,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +156,8 @@ class Idle:
         if self.loses is None:
             evidence = "no judged plan uses more of them"
         else:
-            evidence = f"the best judged plan with more of them is {self.loses:.1%} worse"
+            worse = "worse" if self.loses >= 0 else "better, which cannot be told apart"
+            evidence = f"the best judged plan with more of them is {abs(self.loses):.1%} {worse}"
         parts = [self.reason, self.because or evidence]
         said = ": ".join(part for part in parts if part)
         return f"idle: {self.gpus} of {self.of} {self.gpu} in {self.zone}; {said}"
@@ -166,6 +219,8 @@ class Answer:
     """Which plans the bounds cover."""
     note: str = ""
     """Why the search ended before it was done, or short of the gap that was asked for."""
+    instead_of: BestByEstimate | None = None
+    """The best plan by its estimate, if this one was preferred to it."""
 
     @property
     def objective(self) -> float | None:
@@ -178,7 +233,8 @@ class Answer:
     def explain(self) -> tuple[str, ...]:
         """All reasons for this plan, as sentences."""
         idle, one_more = map(str, self.why.idle), map(str, self.why.one_more)
-        return (*self.why.sentences, *idle, *one_more, *map(str, self.rejected))
+        taken = [] if self.instead_of is None else [f"preferred: {self.instead_of}"]
+        return (*self.why.sentences, *taken, *idle, *one_more, *map(str, self.rejected))
 
     @property
     def gap(self) -> float | None:
@@ -205,6 +261,7 @@ class Answer:
                 **({"note": self.note} if self.note else {}),
             },
             "batch_exact": self.batch_exact,
+            "best_by_estimate": self.instead_of and self.instead_of.to_json(),
             "explain": list(self.explain),
             "idle": [asdict(idle) for idle in self.why.idle],
             "one_more": [asdict(one) for one in self.why.one_more],
@@ -214,6 +271,8 @@ class Answer:
                     "iteration_s": r.iteration_s,
                     "cost_usd_per_iteration": r.usd,
                     "loses": r.loses,
+                    "error": r.error,
+                    "told_apart": None if r.error is None else not r.is_tied,
                 }
                 for r in self.rejected
             ],

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.api import plan_job
+from planner.problem.preference import are_tied, objective_of, preferred
 from planner.problem.question import Question
 from planner.replan.damage import Running
 from planner.replan.move_cost import MoveCost, cost_of_move, usd_per_hour_of
@@ -96,17 +97,44 @@ class Replanner(ReplanTables):
         problems: tuple[Problem, ...] = ()
         if nodes:
             answer = plan_job(
-                Question(self.job, cluster, self.measurements, seconds_left=self.seconds_left)
+                Question(
+                    self.job,
+                    cluster,
+                    self.measurements,
+                    seconds_left=self.seconds_left,
+                    prefer=self.job.objective.prefer,
+                )
             )
             problems = answer.problems
             if answer.plan is not None:
-                best = _better(best, search.placed_anew(answer.plan))
+                best = self._preferred(running, best, search.placed_anew(answer.plan), search)
         if best is None:
             problems = problems or (
                 Problem("cluster", "no node is up", "wait for a node, or add one"),
             )
             return Replan(None, None, None, None, search.needed, search.evaluations, problems)
         return self._result(running, best, search)
+
+    def _preferred(
+        self,
+        running: Running,
+        near: PlacedPlan | None,
+        anew: PlacedPlan | None,
+        search: ReplanSearch,
+    ) -> PlacedPlan | None:
+        """The better one; or the one that the job prefers if they cannot be told apart, and it can
+        be told apart from the plan that runs.
+        """
+        better, objective = _better(near, anew), self.job.objective
+        if better is None or objective.prefer == "fastest":
+            return better
+        others = [one for one in (near, anew) if one is not None]
+        taken = preferred(better, others, objective.goal)
+        now = objective_of(running, objective.goal)
+        is_worth_it = objective_of(taken, objective.goal) < now and not are_tied(
+            running, taken, objective.goal
+        )
+        return taken if search.needed is not None or is_worth_it else better
 
     def _result(self, running: Running, best: PlacedPlan, search: ReplanSearch) -> Replan:
         transfers = transfers_of(

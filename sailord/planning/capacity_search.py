@@ -14,6 +14,7 @@ from dataclasses import replace
 from planner.api import plan_job
 from planner.move_policy.decide_move import Offer, Unit, judge_move
 from planner.move_policy.move_gain import pool_name
+from planner.problem.preference import PlanEstimate, why_tied
 from planner.problem.question import Answer, Question, read_ahead
 from planner.replan.nodes import Node, cluster_with
 from sailord.planning.job_spec import read_job
@@ -45,7 +46,8 @@ def choose_capacity(request: CapacityRequest) -> CapacityAnswer:
             cluster.catalogue,
         )
         now = plan_job(Question(job, cluster_with(cluster, up), measurements)) if up else None
-        best = plan_job(Question(job, cluster_with(cluster, (*up, *obtainable)), measurements))
+        every = cluster_with(cluster, (*up, *obtainable))
+        best = plan_job(Question(job, every, measurements, prefer=job.objective.prefer))
     except InputError as error:
         return CapacityAnswer(None, "; ".join(map(str, error.problems)))
     if best.plan is None or best.estimate is None:
@@ -111,7 +113,9 @@ def _counts(answer: Answer, request: CapacityRequest) -> tuple[int, ...]:
 
 
 def _offer(now: Answer, best: Answer, job: Job, request: CapacityRequest) -> Offer:
+    assert now.plan is not None
     assert now.estimate is not None
+    assert best.plan is not None
     assert best.estimate is not None
     old, new = now.estimate, best.estimate
     counts = _counts(best, request)
@@ -142,6 +146,9 @@ def _offer(now: Answer, best: Answer, job: Job, request: CapacityRequest) -> Off
         before=+before,
         after=+after,
         loss_cost=loss * request.move_s,
+        tied=why_tied(
+            PlanEstimate(now.plan, old), PlanEstimate(best.plan, new), job.objective.goal
+        ),
     )
 
 

@@ -128,7 +128,8 @@ def _from_nothing(job: Job, nodes: Sequence[Node], request: PlanRequest) -> Foun
     replanner = replanner_for(request, nodes)
     cluster = cluster_with(replanner.cluster, nodes)
     # Nothing runs: proving the plan optimal would take longer than finding it.
-    found = plan_job(Question(job, cluster, replanner.measurements, proves=False))
+    prefer = job.objective.prefer
+    found = plan_job(Question(job, cluster, replanner.measurements, proves=False, prefer=prefer))
     if found.plan is None:
         return "; ".join(map(str, found.problems)) or "no plan fits"
     assert found.estimate is not None

@@ -29,6 +29,7 @@ from simulator.spec.job import (
     Job,
     Objective,
     Optimizer,
+    Preference,
     RecomputePolicy,
     UpdateSettings,
 )
@@ -36,6 +37,7 @@ from simulator.spec.job import (
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 POLICIES: tuple[RecomputePolicy, ...] = get_args(RecomputePolicy)
 GOALS: tuple[Goal, ...] = get_args(Goal)
+PREFERENCES: tuple[Preference, ...] = get_args(Preference)
 DATA_KINDS: tuple[DataKind, ...] = get_args(DataKind)
 GRADIENT_SYNCS: tuple[Literal["overlap", "serial"], ...] = ("overlap", "serial")
 SCHEDULES: tuple[Literal["constant", "cosine", "linear"], ...] = ("constant", "cosine", "linear")
@@ -223,6 +225,7 @@ def _objective(table: Table) -> Objective:
         min_iterations_per_s=table.number("min_iterations_per_s", above=0),
         deadline=table.value("deadline", valid_timestamp),
         max_spot_share=table.number("max_spot_share", least=0, most=1),
+        prefer=table.choice("prefer", PREFERENCES, default="simple"),
     )
     table.finish()
     return objective

@@ -10,6 +10,7 @@ from simulator.models.layers import Model, Precision
 Optimizer = Literal["adam", "adamw", "sgd"]
 RecomputePolicy = Literal["none", "full", "auto"]
 Goal = Literal["throughput", "cost"]
+Preference = Literal["simple", "fastest"]
 DataKind = Literal["synthetic", "tokens", "images"]
 Engine = Literal["sailor", "deepspeed"]
 
@@ -28,6 +29,8 @@ class Objective:
     min_iterations_per_s: float | None = None
     deadline: str | None = None
     max_spot_share: float | None = None
+    prefer: Preference = "simple"
+    """Among plans that cannot be told apart: the cheaper and simpler, or the best by estimate."""
 
 
 @dataclass(frozen=True, slots=True)

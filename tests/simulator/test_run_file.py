@@ -18,6 +18,7 @@ from simulator.documents.files import Document, load_document
 from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import load_catalogue
 from simulator.run_file import read_run
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from simulator.validate_runs import Comparison, Report, order_figures, rank_correlation, validate
 from tests.simulator.worlds import cases
 
@@ -148,7 +149,8 @@ def test_schema_and_documentation_describe_runs() -> None:
 
 
 def compared(group: object, measured: float | None, predicted: float) -> Comparison:
-    return Comparison("", "", group, measured, predicted, None, 0.0, 0.1, "", ())
+    plan = Plan(1, (Pipeline(1, (Stage((0, 1), 1, (Place("T4", "m", "z"),)),)),))
+    return Comparison("", "", group, measured, predicted, None, 0.0, 0.1, "", (), plan)
 
 
 def test_order_figures_by_hand() -> None:
@@ -159,6 +161,9 @@ def test_order_figures_by_hand() -> None:
     # Group a: ranks 1 2 3 against 2 1 3; b has two runs; c has one, and says nothing.
     assert found["rank_correlation"] == pytest.approx(0.5)
     assert found["pairs_right"] == pytest.approx(2 / 4)
+    # All four are further apart than 2 %.
+    assert (found["pairs_apart"], found["apart_right"]) == (1.0, pytest.approx(2 / 4))
+    assert found["tied_right"] is None
     assert found["regret_mean"] == pytest.approx((2.0 / 1.0 + 5.0 / 4.0) / 2)
     assert found["regret_max"] == 2.0
     assert set(order_figures([]).values()) == {None}
@@ -198,6 +203,12 @@ def test_published_runs_of_other_systems(reference: Path) -> None:
     assert sources["amp-homogeneous"]["rank_correlation"] > 0.98
     assert sources["amp-homogeneous"]["regret_max"] == 1.0
     assert sources["vtrain-multi"]["regret_max"] < 1.05
+    # Plans that can be told apart are ordered as measured, others hardly better than by chance.
+    t4, a100 = sources["amp-homogeneous"], sources["vtrain-multi"]
+    assert t4["apart_right"] > 0.97
+    assert a100["apart_right"] > 0.8
+    assert t4["tied_right"] < 0.8
+    assert a100["tied_right"] < 0.6
     inside = [
         abs(run["predicted_s"] / run["measured_s"] - 1) <= run["error_bar"] for run in found["runs"]
     ]

@@ -30,7 +30,9 @@ from sailord.plots.figure import check_picture
 from sailord.plots.plan import write_plot
 from simulator.documents.problems import InputError, Problem
 from simulator.estimate.result import Estimate
+from simulator.inputs.job_file import PREFERENCES
 from simulator.inputs.plan_file import plan_text
+from simulator.spec.job import Preference
 from simulator.spec.plan import Plan
 
 
@@ -82,6 +84,12 @@ def _share(_context: click.Context, _option: click.Parameter, text: str | None) 
     help="Search until no plan in the searched space can be better by more than this, e.g. 5%, or"
     " say why not; Ctrl-C prints the best plan so far.",
 )
+@click.option(
+    "--prefer",
+    type=click.Choice(PREFERENCES),
+    help="Among plans that cannot be told apart, take the cheaper and simpler one, or the best by"
+    " estimate; default: the job's, which is simple, and fastest with --gap.",
+)
 @click.option("--save", type=FILE, metavar="PLAN", help="Write the plan to this file.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the plan as .svg or .png.")
 @click.option("--explain", is_flag=True, help="Say why this plan won, and why others did not.")
@@ -96,6 +104,7 @@ def plan(
     space: Space,
     budget: int | None,
     gap: float | None,
+    prefer: Preference | None,
     save: Path | None,
     plot: Path | None,
     explain: bool,
@@ -113,7 +122,8 @@ def plan(
         *(job, cluster, profiles, estimator_name), space=space, budget=budget, has_deadline=True
     )
     if planner == SAILOR:
-        found = _search(replace(question, gap=gap), explain=explain)
+        prefer = _preference(prefer, question, gap)
+        found = _search(replace(question, gap=gap, prefer=prefer), explain=explain)
     else:
         found = _run_baseline(question, planner, mode)
     if isinstance(found, list):
@@ -124,6 +134,19 @@ def plan(
         write_plot(found.plan, found.estimate, judge_of(question), plot)
     page = estimate_text(found.plan, question.job, found.estimate)
     show(found.document, as_json, lambda _: "\n".join([page, *found.lines]))
+
+
+def _preference(asked: Preference | None, question: Question, gap: float | None) -> Preference:
+    """What to take among plans that cannot be told apart."""
+    is_event = question.estimator == "event"
+    if asked == "simple" and (gap is not None or not is_event):
+        what = (
+            "simple takes the error bars of the event estimator, and --gap asks for the best plan"
+        )
+        raise InputError(Problem("--prefer", what, "leave it out, or say fastest"))
+    if gap is not None or not is_event:
+        return "fastest"
+    return asked or question.job.objective.prefer
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +179,22 @@ def _search_line(answer: Answer, seconds: float) -> str:
         f"bound       {answer.lower_bound:.4g} {unit} over the searched space"
         f" ({answer.space}); gap {answer.gap or 0:.1%}"
         + (f"\n            {answer.note}" if answer.note else "")
+        + _tied_line(answer)
+    )
+
+
+def _tied_line(answer: Answer) -> str:
+    """What the plan cannot be told apart from: the best by estimate, or else the next best."""
+    if answer.instead_of is not None:
+        return f"\npreferred   {answer.instead_of} (--prefer fastest takes that plan)"
+    tied = next((one for one in answer.rejected if one.is_tied), None)
+    if tied is None or tied.loses is None or tied.error is None:
+        return ""
+    better = "cheaper" if answer.goal == "cost" else "faster"
+    share = 1 - 1 / (1 + tied.loses)
+    return (
+        f"\nnext best   {share:.1%} {better} than {tied.family}, ±{tied.error:.1%}:"
+        " cannot be told apart"
     )
 
 

@@ -112,7 +112,7 @@ def test_unknown_names_are_mistakes(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    result = run(tmp_path_factory.mktemp("ours"), "--json")
+    result = run(tmp_path_factory.mktemp("ours"), "--json", "--prefer", "fastest")
     found: dict[str, Any] = json.loads(result.stdout)
     return found
 

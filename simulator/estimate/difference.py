@@ -1,0 +1,62 @@
+"""The error bar of a difference: how far apart two plans of one job must be to be told apart.
+
+Predictions of one job share most of their errors, so a difference is surer than either of them.
+What does not cancel depends on what the plans do differently (docs/accuracy.md; ADR 98).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
+
+REPEATED = 0.02
+"""Error between plans with pipelines of the same shape, as of measured layers."""
+OTHER_SHAPE = 0.046
+"""Error that is added where pipelines differ in depth, micro batch size or recomputation."""
+OTHER_TP = 0.07
+"""Error that is added where the work runs under another TP degree."""
+Key = Callable[[Pipeline, Stage, Place], Hashable]
+
+
+def difference_error(
+    one: Plan, other: Plan, *, one_error: float = 0.0, other_error: float = 0.0
+) -> float:
+    """The error bar of the ratio of two predicted times or costs of one job.
+
+    ``one_error`` and ``other_error`` are the plans' own error bars: they count for work on other
+    kinds of GPUs, whose errors have nothing in common.
+    """
+
+    def moved(key: Key) -> float:
+        here, there = _work(one, key), _work(other, key)
+        return 1.0 - sum(min(share, there.get(each, 0.0)) for each, share in here.items())
+
+    sizes = {id(p): plan.micro_batch_size for plan in (one, other) for p in plan.pipelines}
+    return math.hypot(
+        REPEATED,
+        OTHER_SHAPE * moved(lambda p, s, _: (sizes[id(p)], len(p.stages), s.recompute)),
+        OTHER_TP * moved(lambda _, stage, __: stage.tp),
+        math.hypot(one_error, other_error) * moved(lambda _, __, place: place.gpu),
+    )
+
+
+def are_told_apart(one: float, other: float, error: float) -> bool:
+    """Whether two predicted times or costs differ by more than their error bar."""
+    low, high = sorted((one, other))
+    return high > low * (1 + error)
+
+
+def _work(plan: Plan, key: Key) -> dict[Hashable, float]:
+    """The shares of the work, in layers and samples, by what does it."""
+    work: dict[Hashable, float] = {}
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            layers = stage.layers[1] - stage.layers[0]
+            each = pipeline.micro_batches * layers / sum(stage.split)
+            for place, share in zip(stage.places, stage.split, strict=True):
+                name = key(pipeline, stage, place)
+                work[name] = work.get(name, 0.0) + each * share
+    total = sum(work.values())
+    return {name: amount / total for name, amount in work.items()}

@@ -1,0 +1,68 @@
+"""A plan that cannot be told apart from the running one is left, unless it only takes up nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+from planner.move_policy.decide_move import judge_move
+from planner.move_policy.move_gain import offer_of
+from planner.move_policy.node_lifetimes import History
+from planner.replan.damage import Running
+from planner.replan.nodes import Node, nodes_of
+from planner.replan.replanner import Replan, Replanner
+from simulator.api import Measurements
+from simulator.cluster.cluster import Cluster, Pool
+from simulator.hardware.catalogue import load_catalogue
+from simulator.inputs.job_file import load_job
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
+
+POOL = Pool("us-central1-a", "A100-40", "a2-highgpu-4g", 4, 8)
+JOB = load_job(Path(__file__).parents[3] / "examples" / "opt-350m.toml")
+PLACE = Place(*POOL.key)
+REPLANNER = Replanner(JOB, Cluster((POOL,), load_catalogue()), Measurements())
+NODES = nodes_of(REPLANNER.cluster)
+
+
+def plan_of(pipelines: int, *cuts: int) -> Plan:
+    """Equal pipelines with micro batches of four samples."""
+    stages = tuple(Stage((a, b), 1, (PLACE,)) for a, b in pairwise(cuts))
+    each = Pipeline(JOB.global_batch // 4 // pipelines, stages)
+    return Plan(4, (each,) * pipelines, together=1)
+
+
+def moved(before: Plan, after: Plan, nodes: tuple[Node, ...] = NODES) -> tuple[Running, Replan]:
+    placed = REPLANNER.place(before, nodes)
+    assert placed is not None
+    running = REPLANNER.prepare(placed)
+    found = REPLANNER.replan_as(running, NODES, after)
+    assert found is not None
+    return running, found
+
+
+def reason_to_stay(running: Running, found: Replan, **ages: float) -> str:
+    age_s = {node.id: 1e6 for node in NODES} | ages
+    verdict = judge_move(
+        offer_of(running, found, NODES, goal="throughput", age_s=age_s), History(), now_s=1e6
+    )
+    return "" if verdict.moves else verdict.reason
+
+
+def test_the_job_stays_with_a_plan_that_a_better_one_cannot_be_told_apart_from() -> None:
+    """Pairs of stages are 1 % faster than whole pipelines, ±5 %."""
+    running, found = moved(plan_of(8, 0, 26), plan_of(4, 0, 14, 26))
+    assert found.estimate is not None
+    share = running.estimate.iteration_s / found.estimate.iteration_s - 1
+    assert 0 < share < 0.05
+    assert "±5.0%: cannot be told apart" in reason_to_stay(running, found)
+    # Twice as fast is more than the error bar.
+    slow = replace(running.estimate, iteration_s=2 * running.estimate.iteration_s)
+    assert reason_to_stay(replace(running, estimate=slow), found) == ""
+
+
+def test_idle_nodes_are_taken_up_for_less_than_the_error_bar() -> None:
+    running, found = moved(plan_of(4, 0, 26), plan_of(4, 0, 14, 26), NODES[:1])
+    assert found.estimate is not None
+    near = replace(running.estimate, iteration_s=1.01 * found.estimate.iteration_s)
+    assert reason_to_stay(replace(running, estimate=near), found) == ""
