@@ -47,6 +47,8 @@ class Entry:
     """Number of plans before the answer, by rejection reason."""
     why_not: str = ""
     """Why there is no plan: the reason of a plan that came closest."""
+    given_gpus: int = 0
+    """GPUs of the cluster that it was given."""
 
     @property
     def own_error(self) -> float | None:
@@ -93,6 +95,7 @@ def enter(
 ) -> Entry:
     """Run one planner and judge its first plan that can run."""
     limits = Limits(case.job.objective, case.job.steps, seconds_left)
+    gpus = sum(pool.gpus for pool in case.cluster.pools)
     unpriced = missing_price(lots_of(case.cluster, case.sites))
     if unpriced is not None and limits.needs_prices:
         raise InputError(unpriced)
@@ -103,13 +106,13 @@ def enter(
         if isinstance(found[0], Plan):
             plan, estimate = found
             own = proposal.seconds if math.isfinite(proposal.seconds) else None
-            return Entry(planner.name, plan, estimate, own, passed)
+            return Entry(planner.name, plan, estimate, own, passed, given_gpus=gpus)
         lacks, reasons[lacks] = found
         passed[lacks] += 1
         if passed["beyond_limits"] + passed["not_judged"] >= JUDGED_MAX:
             break
     why_not = next((reasons[k] for k in reversed(LACKS) if k in reasons), "it proposed no plan")
-    return Entry(planner.name, None, None, None, passed, why_not)
+    return Entry(planner.name, None, None, None, passed, why_not, gpus)
 
 
 def _judged(

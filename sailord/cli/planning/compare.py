@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import math
-import time
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from planner.api import plan_job
-from planner.compare.interface import Case, Mode
+from planner.compare.interface import Mode
 from planner.compare.judge_all import Entry, case_of, enter
 from planner.compare.registry import SAILOR, baseline, names
+from planner.compare.sub_clusters import sub_clusters
+from planner.problem.preference import PlanEstimate, why_tied
 from planner.problem.question import Question
 from sailord.cli.described_job import JobFile
 from sailord.cli.exit_codes import FAILED
 from sailord.cli.inputs import ESTIMATOR, PROFILES, takes_script
 from sailord.cli.options import FILE, JSON, show
+from sailord.cli.planning.measured import measured
 from sailord.cli.planning.question import chosen_names, judge_of, read_question, rejected_text
 from sailord.text.table import table
 from simulator.api import Estimator
 from simulator.documents.problems import InputError
+from simulator.spec.job import Goal
 
 
 @click.command()
@@ -44,6 +49,12 @@ from simulator.documents.problems import InputError
     help="Planners of the literature with their known defects fixed, or as published.",
 )
 @ESTIMATOR
+@click.option(
+    "--whole",
+    is_flag=True,
+    help="Ask about the whole cluster only. By default planners of the literature are also asked"
+    " about parts of it, and the best answer counts.",
+)
 @click.option("--budget", type=click.IntRange(min=1), help="Plans judged at most by our planner.")
 @JSON
 def compare(
@@ -53,6 +64,7 @@ def compare(
     profiles: Path | None,
     mode: Mode,
     estimator_name: str,
+    whole: bool,
     budget: int | None,
     as_json: bool,
 ) -> None:
@@ -65,36 +77,74 @@ def compare(
     question = read_question(
         *(job, cluster, profiles, estimator_name), budget=budget, has_deadline=True
     )
-    case, judge = case_of(question), judge_of(question)
-    rows = []
-    for name in wanted:
-        started = time.perf_counter()
-        entry = _enter(question, name, mode, case, judge)
-        rows.append((entry, time.perf_counter() - started))
-    document = [_to_json(*row) for row in rows]
-    show(document, as_json, lambda _: _text(rows, question.job.objective.goal))
-    if all(entry.plan is None for entry, _ in rows):
+    judge, goal = judge_of(question), question.job.objective.goal
+    rows = [_best_row(question, name, mode, judge, whole=whole) for name in wanted]
+    show([row.to_json() for row in rows], as_json, lambda _: _text(rows, goal))
+    if all(row.entry.plan is None for row in rows):
         raise SystemExit(FAILED)
 
 
-def _enter(question: Question, name: str, mode: Mode, case: Case, judge: Estimator) -> Entry:
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A planner's answer with what its search took, and how many clusters it was asked about."""
+
+    entry: Entry
+    search_s: float
+    peak_bytes: int | None
+    tried: int = 1
+    tried_s: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """One entry of ``compare --json``."""
+        return _to_json(self.entry) | {
+            "search_s": self.search_s,
+            "peak_bytes": self.peak_bytes,
+            "tried": self.tried,
+            "tried_s": self.tried_s,
+        }
+
+
+def _best_row(question: Question, name: str, mode: Mode, judge: Estimator, *, whole: bool) -> _Row:
+    """The planner's best answer for the cluster and for parts of it; ours chooses by itself."""
+    is_whole = whole or name == SAILOR
+    clusters = (question.cluster,) if is_whole else sub_clusters(question.cluster)
+    found = [
+        measured(partial(_enter, replace(question, cluster=cluster), name, mode, judge))
+        for cluster in clusters
+    ]
+    goal = question.job.objective.goal
+    best = min(found, key=lambda one: _objective(one.result, goal))
+    seconds = sum(one.seconds for one in found)
+    return _Row(best.result, best.seconds, best.peak_bytes, len(found), seconds)
+
+
+def _enter(question: Question, name: str, mode: Mode, judge: Estimator) -> Entry:
     """Run one planner; one that cannot take this case enters with the reason."""
     try:
         if name != SAILOR:
-            return enter(baseline(name), case, mode, judge, question.seconds_left)
+            return enter(baseline(name), case_of(question), mode, judge, question.seconds_left)
         answer = plan_job(question)
     except InputError as error:
         return Entry(name, None, None, why_not=str(error.problems[0]))
     why_not = str(answer.problems[0]) if answer.problems else ""
-    return Entry(SAILOR, answer.plan, answer.estimate, why_not=why_not)
+    gpus = sum(pool.gpus for pool in question.cluster.pools)
+    return Entry(SAILOR, answer.plan, answer.estimate, why_not=why_not, given_gpus=gpus)
 
 
-def _to_json(entry: Entry, seconds: float) -> dict[str, Any]:
+def _objective(entry: Entry, goal: str) -> float:
+    """What is minimised; infinite without a plan."""
+    if entry.estimate is None:
+        return math.inf
+    value = entry.estimate.money.total_usd if goal == "cost" else entry.estimate.iteration_s
+    return math.inf if value is None else value
+
+
+def _to_json(entry: Entry) -> dict[str, Any]:
     estimate = entry.estimate
     found: dict[str, Any] = {
         "planner": entry.planner,
         "found": entry.plan is not None,
-        "search_s": seconds,
+        "given_gpus": entry.given_gpus,
         "rejected": dict(entry.passed_over),
     }
     if entry.plan is None or estimate is None:
@@ -109,24 +159,40 @@ def _to_json(entry: Entry, seconds: float) -> dict[str, Any]:
     }
 
 
-def _text(rows: list[tuple[Entry, float]], goal: str) -> str:
+def _text(rows: list[_Row], goal: Goal) -> str:
     header = ["planner", "s/iteration", "samples/s", "$/iteration", "GPUs", "pipelines",
-              "rejected", "own error", "search s"]  # fmt: skip
-
-    def objective(row: tuple[Entry, float]) -> float:
-        estimate = row[0].estimate
-        if estimate is None:
-            return math.inf
-        value = estimate.money.total_usd if goal == "cost" else estimate.iteration_s
-        return math.inf if value is None else value
-
-    ranked = sorted(rows, key=objective)
+              "rejected", "own error", "search s", "MiB"]  # fmt: skip
+    ranked = sorted(rows, key=lambda row: _objective(row.entry, goal))
     cells, reasons = [], []
-    for entry, seconds in ranked:
-        cells.append([entry.planner, *_cells(entry), f"{seconds:.2f}"])
+    for row in ranked:
+        entry, peak = row.entry, row.peak_bytes
+        mib = "-" if peak is None else f"{peak / 2**20:.0f}"
+        cells.append([entry.planner, *_cells(entry), f"{row.search_s:.2f}", mib])
         if entry.plan is None:
             reasons.append(f"no plan of {entry.planner}: {entry.why_not}")
-    return "\n".join([table(header, cells), *reasons])
+    fewer = sum(row.tried > 1 for row in rows)
+    tried = max(row.tried for row in rows)
+    note = f"each planner was asked about {tried} parts of the cluster; its best answer counts"
+    return "\n".join(
+        [table(header, cells), *reasons, *([note] if fewer else []), *_ties(ranked, goal)]
+    )
+
+
+def _ties(ranked: list[_Row], goal: Goal) -> list[str]:
+    """What cannot be told apart from the first answer, under the event estimator."""
+    judged = [
+        (row.entry.planner, PlanEstimate(row.entry.plan, row.entry.estimate))
+        for row in ranked
+        if row.entry.plan is not None and row.entry.estimate is not None
+    ]
+    if not judged or judged[0][1].estimate.estimator != "event":
+        return []
+    (first, best), others = judged[0], judged[1:]
+    return [
+        f"{first} is {why} from {name}"
+        for name, other in others
+        if (why := why_tied(other, best, goal)) is not None
+    ]
 
 
 def _cells(entry: Entry) -> list[str]:
