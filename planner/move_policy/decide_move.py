@@ -130,7 +130,7 @@ def judge_move(
     if offer.gain_per_s * max(0.0, min(left_s, rules.horizon_s) - offer.downtime_s) <= offer.cost:
         return verdict(False, f"gains {rate}/s until the job ends, less than the {price} it costs")
     sums = (
-        f"gains {rate}/s for {_span(life_s)}, in all {_amount(gain, offer.unit)}, and costs {price}"
+        f"gains {rate}/s for {span(life_s)}, in all {_amount(gain, offer.unit)}, and costs {price}"
     )
     waits_for = cost
     if offer.newcomers:
@@ -142,12 +142,12 @@ def judge_move(
     waited_s = max(0.0, min(offer.newcomer_age_s, since_s))
     wait_s = waits_for / offer.gain_per_s - waited_s
     if wait_s <= 0:
-        forgone = "" if waited_s == math.inf else f"; waiting for {_span(waited_s)} cost enough"
+        forgone = "" if waited_s == math.inf else f"; waiting for {span(waited_s)} cost enough"
         return verdict(True, sums + forgone)
     return verdict(
         False,
         f"{sums}; the gain forgone by waiting reaches {_amount(waits_for, offer.unit)}"
-        f" in {_span(wait_s)}",
+        f" in {span(wait_s)}",
         wait_s,
     )
 
@@ -200,7 +200,7 @@ def _amount(value: float, unit: Unit) -> str:
     return f"${value:,.4g}" if unit == "$" else f"{value:,.4g} samples"
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
     """A duration in a readable unit."""
     for size, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if seconds >= 2 * size:

@@ -84,13 +84,17 @@ class PoolRecord:
         """Events per second at which nodes are added."""
         return self._per_s(self.additions, self.additions_lately)
 
+    @property
+    def loss_share(self) -> float:
+        """Share of the pool that a loss takes."""
+        return (self.shares + PRIOR_SHARE) / (self.events + 1)
+
     def hit_chance(self, nodes: int) -> float:
         """Return the chance that a loss in this pool takes at least one of ``nodes`` nodes."""
         total = max(nodes, self.nodes_up)
         if not nodes:
             return 0.0
-        share = (self.shares + PRIOR_SHARE) / (self.events + 1)
-        taken = max(1.0, share * total)
+        taken = max(1.0, self.loss_share * total)
         spared = 1.0 - nodes / total
         return 1.0 if spared <= 0 else 1.0 - float(spared**taken)
 

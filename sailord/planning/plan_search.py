@@ -15,6 +15,7 @@ from agents.protocol.records import Busy, NodeId, NodeRecord, Peak
 from planner.api import plan_job
 from planner.move_policy.decide_move import judge_move
 from planner.move_policy.move_gain import full_pools, offer_of
+from planner.move_policy.spot_losses import expected_losses
 from planner.problem.question import Question, read_ahead
 from planner.replan.answers_ahead import Precomputed
 from planner.replan.damage import Running
@@ -136,7 +137,8 @@ def _from_nothing(job: Job, nodes: Sequence[Node], request: PlanRequest) -> Foun
     placed = replanner.place(found.plan, nodes)
     assert placed is not None, "a plan for these nodes has room on them"
     again = _again(replanner, placed, found.estimate, nodes)
-    return _found(job, placed, found.estimate, again=again, why=found.explain)
+    why = (*found.explain, *_warnings(replanner, placed, found.estimate, nodes, request.past))
+    return _found(job, placed, found.estimate, again=again, why=why)
 
 
 def _from_running(
@@ -254,7 +256,11 @@ def _judged(
         plan,
         estimate,
         again=again,
-        why=(verdict.sentence,),
+        why=(
+            verdict.sentence,
+            # After a loss the job waits for this answer.
+            *(() if found.needed else _warnings(replanner, plan, estimate, nodes, past)),
+        ),
         reason=verdict.reason,
         is_worth_it=verdict.moves,
         move_s=move.seconds,
@@ -311,6 +317,18 @@ def build_tables(request: PlanRequest) -> None:
     before = _running_plan(request)
     if before is not None:
         _tables_for(request, before)
+
+
+def _warnings(
+    replanner: Replanner,
+    plan: Plan,
+    estimate: Estimate,
+    nodes: Sequence[Node],
+    past: MoveContext,
+) -> tuple[str, ...]:
+    """What losses of spot nodes cost, if they are in every pipeline."""
+    losses = expected_losses(replanner, plan, estimate, nodes, past.history, now_s=past.now_s)
+    return () if losses is None else (losses.sentence,)
 
 
 def _again(

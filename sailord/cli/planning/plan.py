@@ -13,7 +13,11 @@ from planner.api import plan_job
 from planner.compare.interface import Mode
 from planner.compare.judge_all import Entry, case_of, enter
 from planner.compare.registry import SAILOR, baseline, names
+from planner.move_policy.node_lifetimes import History
+from planner.move_policy.spot_losses import expected_losses, history_of
 from planner.problem.question import DEFAULT_BUDGETS, SPACES, Answer, Question, Space
+from planner.replan.nodes import nodes_of
+from planner.replan.replan_tables import ReplanTables
 from planner.what_if import explained
 from sailord.cli.described_job import JobFile
 from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs, takes_script
@@ -34,6 +38,7 @@ from simulator.inputs.job_file import PREFERENCES
 from simulator.inputs.plan_file import plan_text
 from simulator.spec.job import Preference
 from simulator.spec.plan import Plan
+from simulator.traces.trace_file import load_trace
 
 
 def _share(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
@@ -90,6 +95,12 @@ def _share(_context: click.Context, _option: click.Parameter, text: str | None) 
     help="Among plans that cannot be told apart, take the cheaper and simpler one, or the best by"
     " estimate; default: the job's, which is simple, and fastest with --gap.",
 )
+@click.option(
+    "--trace",
+    type=FILE,
+    help="An availability trace: losses as in it, for the warning about spot machines, instead of"
+    " one an hour that takes half of a pool.",
+)
 @click.option("--save", type=FILE, metavar="PLAN", help="Write the plan to this file.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the plan as .svg or .png.")
 @click.option("--explain", is_flag=True, help="Say why this plan won, and why others did not.")
@@ -105,6 +116,7 @@ def plan(
     budget: int | None,
     gap: float | None,
     prefer: Preference | None,
+    trace: Path | None,
     save: Path | None,
     plot: Path | None,
     explain: bool,
@@ -128,6 +140,7 @@ def plan(
         found = _run_baseline(question, planner, mode)
     if isinstance(found, list):
         exit_without_plan(found)
+    found = _with_spot_losses(found, question, trace)
     if save is not None:
         save.write_text(plan_text(found.plan), encoding="utf-8")
     if plot is not None:
@@ -170,6 +183,27 @@ def _search(question: Question, *, explain: bool) -> _Found | list[Problem]:
         answer = explained(question, answer)
         lines += ["", *answer.explain]
     return _Found(plan, estimate, answer.to_json(seconds=seconds), tuple(lines))
+
+
+def _with_spot_losses(found: _Found, question: Question, trace: Path | None) -> _Found:
+    """The plan with a warning if losses of spot machines could hit all its pipelines."""
+    history, now_s, source = History(), 0.0, "assumed"
+    if trace is not None:
+        history, now_s = history_of(load_trace(trace, question.cluster), question.cluster)
+        source = f"as in {trace.name}"
+    losses = None
+    if any(pool.spot for pool in question.cluster.pools) and question.estimator == "event":
+        tables = ReplanTables(question.job, question.cluster, question.measurements)
+        nodes = nodes_of(question.cluster)
+        placed = tables.place(found.plan, nodes)
+        if placed is not None:
+            losses = expected_losses(tables, placed, found.estimate, nodes, history, now_s=now_s)
+    lines = [] if losses is None else [f"warning     {losses.sentence} (losses {source})"]
+    return replace(
+        found,
+        document=found.document | {"spot_losses": losses and losses.to_json()},
+        lines=(*lines, *found.lines),
+    )
 
 
 def _search_line(answer: Answer, seconds: float) -> str:

@@ -134,6 +134,63 @@ def test_every_planner_of_the_literature_plans_in_the_same_form(
     assert document["estimate"]["iteration_s"] >= ours["estimate"]["iteration_s"] * (1 - 1e-9)
 
 
+def test_what_is_preferred_comes_from_the_job_and_the_command(tmp_path: Path) -> None:
+    """Two T4 are 0.9 % faster than one, for twice the dollars."""
+    pools = CLUSTER.replace("A100-40", "T4")
+    for options, objective in (
+        (("--prefer", "fastest"), ""),
+        ((), 'prefer = "fastest"'),
+        (("--gap", "50%"), ""),
+        (("--prefer", "fastest"), 'prefer = "simple"'),
+    ):
+        result = run(tmp_path, "--json", *options, objective=objective, pools=pools)
+        found = json.loads(result.stdout)
+        assert found["gpus_used"] == {"T4@us-central1-a": 2}, options
+        assert found["best_by_estimate"] is None
+    simple = json.loads(run(tmp_path, "--json", pools=pools).stdout)
+    assert simple["gpus_used"] == {"T4@us-central1-a": 1}
+    best = simple["best_by_estimate"]
+    assert best["iteration_s"] == found["estimate"]["iteration_s"]
+    assert 0 < best["loses"] < 0.02 < best["error"]
+    assert best["saves"] > 0.45
+    text = run(tmp_path, "--explain", pools=pools).stdout
+    assert "% slower than the fastest plan, 0.1145 s, ±5.0%: cannot be told apart; 49.6%" in text
+    assert "(--prefer fastest takes that plan)" in text
+
+
+def test_simple_needs_error_bars_and_no_gap(tmp_path: Path) -> None:
+    result = run(tmp_path, "--prefer", "simple", "--gap", "5%")
+    assert result.exit_code == 2
+    assert "--prefer" in result.stderr
+
+
+SPOT = CLUSTER + "spot = true\n"
+
+
+def test_spot_in_every_pipeline_is_warned_of(tmp_path: Path) -> None:
+    text = run(tmp_path, pools=SPOT).stdout
+    assert "spot nodes are in every pipeline: a loss every 60 min takes" in text
+    assert "hits all pipelines at once" in text
+    assert "(losses assumed)" in text
+    lost = json.loads(run(tmp_path, "--json", pools=SPOT).stdout)["spot_losses"]
+    assert lost["losses_per_s"] == pytest.approx(1 / 3600)
+    assert 0 < lost["all_lost_per_s"] <= lost["losses_per_s"]
+    assert 0 < lost["down_s"] <= lost["restore_s"]
+    assert lost["expected_samples_per_s"] < lost["samples_per_s"]
+    assert json.loads(run(tmp_path, "--json").stdout)["spot_losses"] is None
+
+
+def test_losses_of_a_trace_replace_the_assumed_ones(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.toml"
+    events = (f"[[event]]\ntime_s = {600 * n}\ngpus = {4 - 2 * (n % 2)}\n" for n in range(12))
+    trace.write_text("end_s = 7200\n" + "".join(events), encoding="utf-8")
+    result = run(tmp_path, "--json", "--trace", str(trace), pools=SPOT)
+    assert result.exit_code == 0, result.output
+    lost = json.loads(result.stdout)["spot_losses"]
+    # Six losses in two hours, instead of one an hour.
+    assert 2 / 3600 < lost["losses_per_s"] < 4 / 3600
+
+
 def test_a_planner_without_a_plan_says_what_it_passed_over(tmp_path: Path) -> None:
     result = run(tmp_path, "--planner", "varuna", objective="max_usd_per_iteration = 1e-12")
     assert result.exit_code == 1
