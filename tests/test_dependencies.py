@@ -58,12 +58,12 @@ def test_the_bill_of_materials_in_the_wheel_is_that_of_the_pins(dependencies):
         ("1.5", [], False),
     ],
 )
-def test_ranges_of_versions(dependencies, version, events, applies):
+def test_versions_in_a_range_are_recognised(dependencies, version, events, applies):
     found = list(dependencies.applying({"some-package": version}, [advisory(*events)]))
     assert bool(found) is applies
 
 
-def test_each_range_counts_for_itself_in_any_order(dependencies):
+def test_each_range_of_an_advisory_counts_in_any_order(dependencies):
     late = {"type": "ECOSYSTEM", "events": [{"introduced": "2"}, {"fixed": "3"}]}
     early = {"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "1.2"}]}
     both = advisory()
@@ -75,7 +75,7 @@ def test_each_range_counts_for_itself_in_any_order(dependencies):
     assert applies == {"1.0": True, "1.5": False, "2.5": True, "3": False}
 
 
-def test_what_is_no_advisory_for_us_is_passed_over(dependencies):
+def test_advisories_for_other_packages_are_ignored(dependencies):
     every = {"introduced": "0"}
     others = [
         advisory(every, name="another"),

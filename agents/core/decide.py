@@ -323,7 +323,7 @@ def _apply_first_rule(state: State) -> Decision | None:
 
 
 def _join(state: State) -> Decision | None:
-    """Join the open generation of which this node is a member."""
+    """Join the open generation if this node is a member."""
     record = state.record
     if record is None or not _may_join(state, record):
         return None

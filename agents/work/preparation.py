@@ -60,7 +60,7 @@ EXPECTED = (
     SetupError,
     OSError,
 )
-"""Failures of which the log needs no trace."""
+"""Failures that are logged without a trace."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -111,7 +111,7 @@ class Preparation:
         was, self._state = self._state, None if chosen is None else chosen.state
         awaited = None if self._awaited is None else jobs.get(self._awaited)
         if self._awaited is not None and (awaited is None or awaited.state in (*LIVE, "queued")):
-            return  # A generation waits for it, of which this look may not know yet.
+            return  # A newer generation, not read yet, may wait for it.
         if chosen is None or chosen.id != self.job:
             self._begin(None if chosen is None else chosen.id)
         elif (was, chosen.state) == ("held", "running") and self._unfit not in ("", PREPARING):

@@ -60,7 +60,7 @@ def capacity(client: Client, retry: bool, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("-f", "--follow", is_flag=True, help="Keep printing new events, each by itself.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new events, one line each.")
 @click.option("--all", "is_whole", is_flag=True, help="Each step of a reconfiguration, too.")
 @server_command
 def events(client: Client, follow: bool, is_whole: bool, as_json: bool) -> None:

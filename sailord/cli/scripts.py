@@ -61,7 +61,7 @@ def submitted_script(client: Client, script: Path, options: ScriptOptions) -> st
     if mounts:
         text += section("data.mounts", mounts)
     if options.checkpoint is None:
-        what = "without --checkpoint the weights are gone when the job ends"
+        what = "without --checkpoint the weights are lost when the job ends"
         click.echo(f"note: {what}, or all its nodes are lost", err=True)
     else:
         text += section("checkpoint", {"uri": options.checkpoint})

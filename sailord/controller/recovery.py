@@ -41,7 +41,7 @@ class Recovery:
     gateway: Gateway
     agents: AgentClient
     unknown: Mapping[str, str] = field(default_factory=dict)
-    """By key: jobs that nodes train, and of which the store knows nothing."""
+    """By key: jobs that nodes train but that the store does not have."""
 
     async def recover(self, world: World, state: State) -> bool:
         """Store what agents know better; return whether anything was stored."""

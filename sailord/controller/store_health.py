@@ -15,7 +15,7 @@ class StoreHealth:
     refused_write: str = ""
     """Why the store refuses the write at hand; the controller retries it."""
     rejected_writes: int = 0
-    """Writes that the store will never take, and that were dropped."""
+    """Writes that the store rejected for good, and that were dropped."""
 
     @property
     def is_available(self) -> bool:

@@ -47,7 +47,7 @@ RETRY_S = 0.3
 class StoreWriter:
     """Writes in order; a write that fails is retried until it succeeds or our term ends.
 
-    One that the store will never take is dropped, with what follows for the same job; the core is
+    One that the store rejects for good is dropped, with later ones of the same job; the core is
     told, and holds the job.
     """
 
@@ -99,7 +99,7 @@ class StoreWriter:
     def _reject(self, write: Write, why: str) -> None:
         """Drop a write, and the later ones of its job: they follow from it."""
         job, kind = _job_of(write), type(write).__name__
-        log.error("the store will never take a write", write=kind, job=job, error=why)
+        log.error("the store rejects a write for good", write=kind, job=job, error=why)
         self.cluster.store.rejected_writes += 1
         if isinstance(write, CommitCheckpoint):
             self._fail_commit(write, why)  # Training goes on without it.

@@ -9,9 +9,9 @@ been elected, reads the store and goes on from there.
     Running, Starting -> Stopping -> Opening       a better plan, a notice, a drain
     Running, Starting -> Opening                   no time to stop, or a rollback was ordered
     Starting, Running -> Waiting                   a loss or a failure
-    Stopping -> Waiting                            a node of the next plan is gone
+    Stopping -> Waiting                            a node of the next plan is lost
     Stopping -> Closing                            paused, with no step lost
-    Opening, Stopping -> Closing                   the store will never take what is to be written
+    Opening, Stopping -> Closing                   the store rejects a write for good
     Waiting, Starting, Running, Held -> Closing    cancelled, done, or too many failures
     Closing -> Held -> Waiting                     held until an operator resumes it, or until the
                                                    next job can have the cluster: then it is paused
@@ -47,7 +47,7 @@ RULES: tuple[Rule, ...] = (
     # The next generation may begin from the checkpoint that is on its way into the store, so no
     # rule below may open one, close one, or go back to an older checkpoint until its fate is known.
     await_commit,
-    # Before any rule that would write again what the store never takes.
+    # Before any rule that would repeat a write that the store rejects.
     hold_rejected,
     # Before the other orders: it only chooses the snapshot to make durable, and has to do so before
     # a pause or a cancel ends the generation.

@@ -43,7 +43,7 @@ from sailord.core.queries.timeouts import adopted_start_s, stop_s
 from sailord.core.rules.checkpoint_rules import take_storage_outcome
 
 MARKS_MAX = 4096
-"""Orders are remembered for at most so many nodes that are gone."""
+"""Most lost nodes whose orders are remembered."""
 _ORDERED: dict[tuple[JobState, OrderKind], JobState] = {
     ("queued", "cancel"): "cancelled",
     ("queued", "pause"): "paused",
@@ -199,7 +199,7 @@ def _lives_by_name(state: State) -> dict[str, NodeId]:
 
 
 def _without_old_marks(state: State) -> Step:
-    """Forget the oldest orders about nodes that are gone, here and in the store."""
+    """Forget the oldest orders about lost nodes, here and in the store."""
     too_many = len(state.marks) - MARKS_MAX
     if too_many <= 0:
         return Step(state)

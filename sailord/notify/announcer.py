@@ -207,7 +207,7 @@ class Announcer:
         try:
             await self.gateway.write_transition(job, line)
         except WriteRejected as error:
-            log.error("the store will never take a line of the history", job=job, error=str(error))
+            log.error("the store rejects a line of the history for good", job=job, error=str(error))
         except StoreError:
             return False
         return True

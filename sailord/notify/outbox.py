@@ -137,7 +137,7 @@ class Outbox:
         try:
             await self.gateway.write_as_leader(event.term, operations)
         except WriteRejected as error:
-            log.error("the store will never take a message", message=id_, error=str(error))
+            log.error("the store rejects a message for good", message=id_, error=str(error))
         except StoreError:
             return False
         for old in stale:

@@ -17,7 +17,7 @@ from agents.daemon.oom_score import end_before_the_daemon
 
 
 def start(niceness: int) -> None:
-    """Lower the priority, ignore Ctrl-C, and exit when sailord is gone."""
+    """Lower the priority, ignore Ctrl-C, and exit when sailord has ended."""
     os.nice(niceness)
     end_before_the_daemon()
     # Ctrl-C reaches the whole process group; sailord ends its planner processes itself.

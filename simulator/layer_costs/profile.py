@@ -88,7 +88,7 @@ class Profile:
     fingerprint: str = ""
     """Of the model that was measured; empty: not known."""
     did_not_fit: frozenset[tuple[str, int, int]] = field(default_factory=frozenset)
-    """(GPU kind, TP degree, micro batch) of what a device had too little memory for."""
+    """The (GPU kind, TP degree, micro batch) combinations for which memory was too small."""
 
     @property
     def is_own(self) -> bool:

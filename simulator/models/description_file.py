@@ -253,4 +253,4 @@ _POSITIVE = {
     *("shape", "ways", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"),
     *("sequence_max", "embedding_width"),
 }
-"""Counts of which there is at least one."""
+"""Counts that are at least one."""

@@ -138,7 +138,7 @@ class _Run:
         return self.done.steps + math.floor(ran + _EPS)
 
     def apply_losses(self, span: AvailabilitySpan, fits: Fits) -> None:
-        """Stop the plan if a change of capacity broke it, and roll back if the state is gone."""
+        """Stop the plan if a change of capacity broke it, and roll back if the state is lost."""
         if self.plan is None and self.holders is None:
             return
         is_leaving = self.leaves_s < math.inf

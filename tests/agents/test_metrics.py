@@ -20,7 +20,7 @@ def lines(state: State) -> dict[str, float]:
     return {name: float(value) for name, value in re.findall(r"^(sailor\S+) (\S+)$", text, re.M)}
 
 
-def test_metrics_say_what_the_node_does_and_what_is_wrong() -> None:
+def test_metrics_show_what_the_node_does_and_its_trouble() -> None:
     found = lines(State(NODE, last_report=SAID, trouble="full", store_silent_since=90.0))
     assert found['sailor_agent_taking{taking="running"}'] == 1
     assert found['sailor_agent_taking{taking="idle"}'] == 0

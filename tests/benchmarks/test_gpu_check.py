@@ -15,7 +15,7 @@ from benchmarks.gpu_check.setting import SkippedError, attempt
 ROOT = gpu_check.ROOT
 
 
-def test_page_says_what_was_skipped_and_what_failed():
+def test_page_lists_skipped_and_failed_parts():
     parts = {
         "machine": {"state": "done", "seconds": 1.0, "found": {"cores": 2, "NCCL": None}},
         "kernels": {"state": "failed", "why": "did not end within 70 s: it hung", "seconds": 70.0},
@@ -41,7 +41,7 @@ def test_missing_packages_are_named_as_pip_knows_them(tmp_path, monkeypatch):
     assert found == {"state": "skipped", "why": "missing packages: pip install grpcio"}
 
 
-def test_one_figure_that_fails_leaves_the_others():
+def test_a_failed_figure_does_not_affect_the_others():
     def fails():
         raise RuntimeError("CUDA error: no kernel image\nmore")
 
@@ -55,7 +55,7 @@ def test_one_figure_that_fails_leaves_the_others():
     )
 
 
-def test_part_that_hangs_is_ended_and_says_so(tmp_path, monkeypatch):
+def test_part_that_hangs_is_ended_and_reported(tmp_path, monkeypatch):
     monkeypatch.setitem(gpu_check.LIMITS_S, "machine", 0.2)
     monkeypatch.setattr(gpu_check, "LIMIT_LEAST_S", 0.0)
     found = gpu_check.run_part("machine", "cpu", True, tmp_path, 60.0)

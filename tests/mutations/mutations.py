@@ -61,7 +61,7 @@ MUTATIONS = [
             "is_alive(state, active):",
         ),
         (
-            "a generation opens on a node that is gone",
+            "a generation opens on a lost node",
             "if not set(phase.then.members) <= set(usable(state, active)):",
             "if not phase.then.members:",
         ),

@@ -15,7 +15,7 @@ from tests.simulator.worlds import random_plan, random_world
 
 
 @pytest.mark.sim
-def test_a_stage_fits_from_the_byte_on_that_the_memory_model_says(examples: int) -> None:
+def test_a_stage_fits_exactly_from_the_memory_that_the_memory_model_requires(examples: int) -> None:
     """The planner computes for all ranges of layers what the simulator does for one plan."""
     stages = 0
     for seed in range(examples):

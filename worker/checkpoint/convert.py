@@ -186,7 +186,7 @@ def created_folder(out: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class ForeignCheckpoint:
-    """An open checkpoint of another program, of which tensors are read one at a time."""
+    """An open checkpoint of another program; its tensors are read one at a time."""
 
     place: str
     stored: Mapping[str, StoredTensor]
@@ -300,7 +300,7 @@ def _universal(folder: Path) -> tuple[Path, int, int]:
 
 
 def _parameter(file: Path) -> Tensor:
-    """Return a mapped tensor, of which only what is used is read."""
+    """Return a mapped tensor; only the parts that are used are read."""
     try:
         found = _loaded(file)["param"]
         assert isinstance(found, Tensor), "a parameter is a tensor"

@@ -18,7 +18,7 @@ from torch.serialization import _get_layout, get_unsafe_globals_in_checkpoint, s
 
 
 class _Sealed(type):
-    """A class of which a pickle cannot set attributes: the process would keep them."""
+    """A class whose attributes a pickle cannot set, since the process would keep them."""
 
     def __setattr__(cls, name: str, value: object) -> None:
         raise pickle.UnpicklingError(f"it changes {cls.__name__}.{name}")

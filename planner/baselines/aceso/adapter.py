@@ -15,7 +15,7 @@ from simulator.spec.plan import Plan
 
 MB = 2.0**20
 SAMPLES = (1, 2, 4, 8)
-"""Micro batches of which profiles are made."""
+"""Micro batches for which profiles are made."""
 TOKEN_BYTES = 4
 """What the first operator receives per token."""
 

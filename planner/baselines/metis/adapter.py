@@ -25,7 +25,7 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Plan, Stage
 
 SAMPLES = (1, 2, 4, 8)
-"""Micro batches of which profiles are made."""
+"""Micro batches for which profiles are made."""
 MB = 2.0**20
 
 

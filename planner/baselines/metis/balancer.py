@@ -29,8 +29,8 @@ def binary_digits(number: int) -> list[int]:
 def balance_layers(capacities: Sequence[float], demands: Sequence[float]) -> tuple[int, ...]:
     """Layer boundaries that bring the stages' demands close to their capacities.
 
-    A layer of which no stage won most slices vanishes, and the last boundary is below the number of
-    layers (quirk, kept here: the caller decides).
+    A layer without a stage that has most of its slices vanishes, and the last boundary is below the
+    number of layers (quirk, kept here: the caller decides).
     """
     owners = _share_slices(capacities, demands)
     layers: list[list[int]] = [[] for _ in capacities]

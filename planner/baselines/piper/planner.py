@@ -2,7 +2,7 @@
 
 A dynamic program over suffixes of the layer chain (Tarnawski, Narayanan, Phanishayee, NeurIPS
 2021). It supports equal devices and one bandwidth, so it runs once per GPU kind; a sample is a
-micro batch, so it runs once per micro batch size. A stage of which Piper would recompute only some
+micro batch, so it runs once per micro batch size. A stage for which Piper would recompute only some
 layers cannot be expressed.
 
 ``published`` uses one micro batch size (the smallest) and gives one plan; ``fixed`` tries all sizes

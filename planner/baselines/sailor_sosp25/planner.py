@@ -94,7 +94,7 @@ def _kind(case: Case, fleet: Fleet, mode: Mode) -> Kind:
     )
     size = fleet.gpus_per_machine
     if mode == "published":
-        # Kept: a machine of which fewer GPUs are there is asked for as many as it should have.
+        # Kept from the original: a machine with fewer GPUs up is still asked for all of its GPUs.
         size = max(p.gpus_per_machine for p in case.cluster.pools if p.gpu == fleet.gpu)
     for tp in tp_degrees(case, size):
         if tp not in DEGREES:

@@ -117,7 +117,7 @@ def even_plan(
 
 
 def fits(case: Case, plan: Plan | str) -> bool:
-    """Whether there is a plan of which every device fits the common memory model."""
+    """Whether there is a plan whose devices all fit the common memory model."""
     if isinstance(plan, str):
         return False
     memory = MemoryModel(plan, case.costs, case.sites.capacity_bytes)

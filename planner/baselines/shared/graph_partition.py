@@ -33,7 +33,7 @@ def _parts(weights: Floats, edges: Floats, mine: list[int], count: int) -> list[
 
 
 def _bisect(weights: Floats, edges: Floats, *, half: int, count: int) -> Bools:
-    """Two sides, of which the first gets ``half`` of ``count`` parts."""
+    """Two sides; the first gets ``half`` of ``count`` parts."""
     target = weights.sum() * half / count
     most = len(weights) - (count - half)
     starts = [_block(weights, target), _scattered(weights, target)]

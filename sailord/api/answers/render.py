@@ -69,7 +69,7 @@ def _node_state(node: Node) -> types.SeenState:
 
 
 def nodes_view(state: State, unreadable: Mapping[str, str] = MappingProxyType({})) -> types.Nodes:
-    """All nodes, by name; ``unreadable``: those of which only the id is known, and why."""
+    """All nodes, by name; ``unreadable``: the ids of nodes with unreadable records, and why."""
     free = drained(state)
     slow = straggler_texts(state)
     views = [

@@ -47,7 +47,7 @@ def controller_metrics(api: ApiContext) -> list[Metric]:
         metric("sailor_leads", "1 on the leader.", float(api.state.term is not None)),
         metric("sailor_store_up", "1 while the store is available.",
                 float(controller.cluster.store.is_available)),
-        metric("sailor_writes_rejected_total", "Writes that the store will never take.",
+        metric("sailor_writes_rejected_total", "Writes that the store rejected for good.",
                 controller.cluster.store.rejected_writes, "counter"),
         metric("sailor_generation", "Generation of the active job.",
                 0 if generation is None else generation.number),

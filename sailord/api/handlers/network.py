@@ -56,7 +56,7 @@ class NetworkView:
     links: tuple[LinkView, ...]
     flagged: tuple[FlaggedView, ...]
     liars: tuple[str, ...]
-    """Nodes of which no report is used."""
+    """Nodes whose reports are not used."""
     failures: tuple[Failure, ...]
     """The last ones."""
 

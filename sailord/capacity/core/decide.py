@@ -42,7 +42,7 @@ from sailord.providers.interface import (
 
 MACHINES_PER_REQUEST_MAX = 16
 COUNTS_S = 30.0
-"""A longer gap between two counts of agents means that sailord or the store was away."""
+"""A longer gap between two counts of agents means that sailord or the store was down."""
 Decision = tuple[CapacityState, tuple[model.Command, ...]]
 
 

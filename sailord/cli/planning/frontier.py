@@ -1,4 +1,4 @@
-"""The command ``frontier``: the plans of which none is both faster and cheaper than another."""
+"""The command ``frontier``: plans that no other plan beats in both speed and cost."""
 
 from __future__ import annotations
 

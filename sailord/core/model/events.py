@@ -137,7 +137,7 @@ class WriteRefused:
 
 @dataclass(frozen=True, slots=True)
 class WriteRejected:
-    """The store will never take a write of this job: it is too long, or not permitted."""
+    """The store rejects a write of this job for good: it is too long, or not permitted."""
 
     at: float
     job: JobId
@@ -184,7 +184,7 @@ class DurableChecked:
     why: str = ""
     """What is wrong with the newer ones, or with all."""
     is_away: bool = False
-    """The durable store does not answer: nothing is known of what it holds."""
+    """The durable store does not answer: its content is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class Options:
     stall_s: float = 120.0
     """A running generation is stuck after so long without a step, ..."""
     stall_steps: ClassVar[float] = 20.0
-    """... or after the time of so many steps, if that is longer; see ``timeouts``."""
+    """... or after the time of this many steps, if that is longer; see ``timeouts``."""
     broken_s: float = 1.0
     """A generation whose members lost connections ends after so long, regardless of cause."""
     probe_s: float = 0.2

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """It has a lease, and nothing speaks against it."""
+    """It has a lease, and no sign of trouble."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,7 @@ class Active:
     """An operator resumed it after every copy of its state was lost, so it may start from step
     0."""
     rejected: str = ""
-    """Why the store will never take what is to be written for the job: it is to be held."""
+    """Why the store rejects a write of the job for good, so that the job must be held."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The restore point: the newest point of which every piece has a sealed copy on a live node."""
+"""The restore point: the newest point whose pieces all have sealed copies on live nodes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def complete_points(
     copies: int = 1,
     domains: Mapping[NodeId, str] | None = None,
 ) -> set[Point]:
-    """Return the points of which each piece has copies in so many failure domains.
+    """Return the points whose pieces all have copies in this many failure domains.
 
     Nodes without a domain do not count; without ``domains`` each node is one of its own.
     """

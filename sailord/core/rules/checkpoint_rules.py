@@ -213,7 +213,7 @@ def _answer(state: State, active: Active, orders: tuple[Order, ...], text: str) 
 
 
 def newest_complete(state: State, active: Active, record: GenerationRecord) -> Point | None:
-    """Return the newest point of the generation of which memory has every piece."""
+    """Return the generation's newest point whose pieces are all in memory."""
     held = in_memory(state, active)
     shape = state.job.layers, state.job.atoms
     points = (p for p in complete_points(held, *shape) if p.generation == record.number)

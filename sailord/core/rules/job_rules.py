@@ -52,7 +52,7 @@ def _has_workers(state: State, active: Active) -> bool:
 
 
 def hold_rejected(state: State, active: Active) -> RuleAnswer:
-    """Hold a job of which the store will never take a write; what it took before stands."""
+    """Hold a job if the store rejects a write of it for good; earlier writes stand."""
     why = active.rejected
     if not why:
         return PASS
@@ -60,7 +60,7 @@ def hold_rejected(state: State, active: Active) -> RuleAnswer:
     state = replace(state, active=active)
     if isinstance(active.phase, Held):
         return Step(state)  # The store does not know it; the log says so.
-    reason = f"the store will never take what is to be stored for it: {why}"
+    reason = f"the store rejects its record for good: {why}"
     if not isinstance(active.phase, Closing):
         return close(state, active, "held", reason)
     # Not even the end of its generation: the agents must hear of it from us.

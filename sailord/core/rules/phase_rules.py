@@ -91,7 +91,7 @@ def _while_stopping(state: State, active: Active, phase: Stopping) -> RuleAnswer
     if stopped is None and not is_informed(state, active):
         return WAIT
     if not set(phase.then.members) <= set(usable(state, active)):
-        return enter(state, Waiting(f"{phase.reason}; a node of the new plan is gone", state.now))
+        return enter(state, Waiting(f"{phase.reason}; a node of the new plan is lost", state.now))
     return open_next(state, active, phase.then, phase.reason, stopped)
 
 

@@ -31,7 +31,7 @@ def answer_question(state: State, active: Active) -> RuleAnswer:
     if not alive and not isinstance(active.phase, Waiting):
         return fail(state, active)
     if not set(question.nodes) <= set(usable(state, active)):
-        return _drop(state, active)  # One of its nodes is gone; the next question is without it.
+        return _drop(state, active)  # One of its nodes is lost; the next question leaves it out.
     kept = answer_to_slow(state, active, question)
     if kept is not None:
         return kept

@@ -71,7 +71,7 @@ def _is_to_probe(state: State, suspect: Node) -> bool:
     if suspect.is_lost:
         return False
     if isinstance(suspect.standing, Unreachable):
-        return False  # It has a lease; if its agent recovers, it reports by itself.
+        return False  # It has a lease; if its agent recovers, it will report.
     return not _was_just_probed(state, suspect)
 
 

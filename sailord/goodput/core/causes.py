@@ -49,7 +49,7 @@ TEXTS: Mapping[Cause, str] = {
     "unused": "up, and the plan does not use it",
     "booting": "rented or registered, and not ready for work yet",
     "leaving": "draining, and no longer in the plan",
-    "lost": "paid for, and its agent is gone",
+    "lost": "paid for, but the node is lost",
     "unobserved": "no sailord was the leader",
     "step_under_way": "the step under way; it is booked when it ends",
 }

@@ -43,7 +43,7 @@ class Verdict:
     good: tuple[Measurement, ...]
     flagged: tuple[Flagged, ...]
     liars: frozenset[str]
-    """Nodes of which no report is used."""
+    """Nodes whose reports are not used."""
 
 
 def judge(

@@ -160,7 +160,7 @@ export function renderDetails(doc, parts = partsByNode(doc.plan)) {
   const node = doc.nodes?.[selected];
   byId("details").hidden = false;
   if (!node) {
-    fillPairs(byId("details-facts"), [["state", "it is gone"]]);
+    fillPairs(byId("details-facts"), [["state", "it no longer exists"]]);
     return;
   }
   const [zone, machine, gpu, gpus, spot] = doc.kinds[node.kind];

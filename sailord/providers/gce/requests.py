@@ -115,7 +115,7 @@ def _scheduling(pool: Pool, config: GceConfig) -> dict[str, Any]:
         "automatic_restart": False,
         # A stopped instance would keep its name and its disk.
         "instance_termination_action": "DELETE",
-        # If sailord is gone for good, this ends the bill.
+        # If sailord never returns, this ends the bill.
         "max_run_duration": {"seconds": config.max_run_s},
     }
     if not pool.spot:

@@ -29,7 +29,7 @@ def bucket(request, tmp_path):
 
 
 @pytest.mark.parametrize("end", ["", "/"])
-def test_a_folder_is_copied_with_all_below_it(bucket, tmp_path, end):
+def test_a_folder_is_copied_with_its_subfolders(bucket, tmp_path, end):
     _copy("data", bucket + end, tmp_path / "copy")
     found = {
         str(path.relative_to(tmp_path / "copy")): path.read_bytes()

@@ -92,7 +92,7 @@ def test_invalid_marks_are_refused(mark: str) -> None:
     assert not MARK.match(mark)
 
 
-def test_a_log_without_end_keeps_its_end_and_its_offsets(tmp_path: Path, monkeypatch) -> None:
+def test_an_endless_log_keeps_its_last_lines_and_its_offsets(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(bounded_file, "DISK_BYTES_MAX", 300_000)
     monkeypatch.setattr(bounded_file, "KEPT_BYTES", 100_000)
     path = process(tmp_path, "j.1.0", "first\n")

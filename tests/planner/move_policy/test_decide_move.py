@@ -177,7 +177,7 @@ def test_the_loss_of_a_newcomer_counts_as_a_cost() -> None:
     assert judge_move(swap, calm, now_s=3600.0).cost == 1200.0
 
 
-def test_without_newcomers_moves_are_as_far_apart_as_they_cost() -> None:
+def test_without_newcomers_the_next_move_waits_until_the_gain_forgone_equals_its_cost() -> None:
     """Prices and links that swing back and forth do not move the job each time."""
     swing = offer(newcomers={}, newcomer_age_s=math.inf)
     assert judge_move(swing, History(), now_s=100.0).moves

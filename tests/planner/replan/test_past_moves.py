@@ -17,31 +17,31 @@ def test_without_moves_nothing_is_corrected():
     assert corrected(dict(PREDICTED), phase_factors((), is_planned=True)) == dict(PREDICTED)
 
 
-def test_a_phase_is_predicted_as_it_was_measured_at_the_median():
+def test_a_phase_is_corrected_by_the_median_of_measured_over_predicted():
     moves = [move(quiesce=each, first_step=2.0) for each in (0.1, 0.05, 9.0)]
     found = corrected(dict(PREDICTED), phase_factors(moves, is_planned=False))
     assert found == pytest.approx({**dict(PREDICTED), "quiesce": 0.1, "first_step": 2.0})
 
 
-def test_a_phase_that_was_predicted_as_nothing_takes_what_it_took():
+def test_a_phase_predicted_as_0_s_is_corrected_to_its_measured_time():
     found = corrected(dict(PREDICTED), phase_factors([move(rebuild=0.3)], is_planned=False))
     assert found["rebuild"] == pytest.approx(0.3)
 
 
-def test_planned_moves_and_losses_are_apart():
+def test_planned_moves_and_losses_are_corrected_separately():
     moves = [move(first_step=2.0), move(is_planned=True, first_step=0.5)]
     assert phase_factors(moves, is_planned=False) == {"first_step": 2.0}
     assert phase_factors(moves, is_planned=True) == {"first_step": 0.5}
 
 
-def test_what_is_done_while_the_job_trains_is_no_downtime():
+def test_phases_in_which_the_job_trains_are_not_downtime():
     """A planned move may wait for new nodes to be prepared before the old plan stops."""
     planned = move(is_planned=True, plan=7.0, quiesce=20.0)
     assert phase_factors([planned], is_planned=True) == {}
     assert phase_factors([move(plan=0.1)], is_planned=False) == {"plan": 2.0}
 
 
-def test_only_the_last_moves_count_and_none_counts_without_measure():
+def test_only_the_last_measured_moves_count():
     moves = [move(quiesce=50.0)] * 20 + [move(quiesce=0.5)] * 5 + [move()]
     assert phase_factors(moves, is_planned=False)["quiesce"] == 1.0
 

@@ -66,12 +66,12 @@ def test_a_deadline_that_on_demand_gpus_can_meet_is_met(
         assert each.duration_s <= DAY_S
 
 
-def test_spot_gpus_that_last_are_all_that_is_used() -> None:
+def test_spot_gpus_that_last_are_used_alone() -> None:
     for policy in POLICIES_BY_DEADLINE[:-1]:
         assert on_demand(outcome(played((0, 16), steps=15000), policy)) == 0
 
 
-def test_on_demand_gpus_are_bought_only_for_what_spot_time_leaves() -> None:
+def test_on_demand_gpus_are_bought_only_if_spot_time_does_not_suffice() -> None:
     """Spot GPUs for half of the day, and a job that needs two thirds of it."""
     result = played(
         *((3000.0 * n, 16 * (n % 2)) for n in range(28)), steps=int(DAY_S / STEP_S / 1.5)
@@ -92,7 +92,7 @@ def test_a_job_that_is_ahead_buys_nothing_while_it_waits() -> None:
     assert outcome(result, "sailor").idle_s > 0
 
 
-def test_a_deadline_beyond_all_gpus_is_told() -> None:
+def test_a_deadline_that_no_gpus_can_meet_is_reported() -> None:
     result = played((0, 0), steps=int(1.1 * DAY_S / STEP_S))
     assert result.slowest_s is not None
     assert result.slowest_s > DAY_S

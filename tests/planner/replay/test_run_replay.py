@@ -205,7 +205,7 @@ def test_spot_and_on_demand_gpus_of_one_place_keep_their_prices() -> None:
         assert egress == pytest.approx(0.01 * trained_s)
 
 
-def test_of_equally_fast_plans_the_cheaper_is_taken() -> None:
+def test_the_cheaper_of_equally_fast_plans_is_taken() -> None:
     result = replay_both((0, (16, 16)), (500, (8, 16)), end_s=1000)
     ours = outcome(result, "sailor")
     on_demand, spot = ours.gpu_seconds
@@ -217,7 +217,7 @@ def test_of_equally_fast_plans_the_cheaper_is_taken() -> None:
     assert (on_demand, spot) == pytest.approx((16 * 500 + 8 * 500, 16 * 1000))
 
 
-def test_egress_tells_plans_apart_where_prices_are_unknown() -> None:
+def test_plans_without_prices_are_compared_by_egress() -> None:
     def known(egress_usd: float, seconds: float) -> tuple[Plan, Estimate]:
         asked = per_machine(question())
         assert asked.plan is not None

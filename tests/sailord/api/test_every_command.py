@@ -294,7 +294,7 @@ def test_each_command_answers_in_text_and_json(cluster, said, number):
 
 @pytest.mark.parametrize("typed", ["status", "why j", "doctor", "logs a", "checkpoint ls j"])
 @pytest.mark.usefixtures("said")
-def test_what_prints_an_answer_imports_click_and_light_parts_of_the_standard_library(
+def test_modules_that_print_answers_import_click_and_light_parts_of_the_standard_library(
     cluster, typed
 ):
     words = (*typed.split(), "--server", f"unix://{cluster.head.socket}")

@@ -29,7 +29,9 @@ def loaded_by(*arguments: str) -> set[str]:
 
 
 @pytest.mark.parametrize("command", QUESTIONS)
-def test_a_question_imports_click_and_light_parts_of_the_standard_library(command: str) -> None:
+def test_a_command_that_only_asks_imports_click_and_light_parts_of_the_standard_library(
+    command: str,
+) -> None:
     nowhere = ("--server", "unix:///nonexistent/sailord.sock")
     assert excess_of(modules_of(*command.split(), *nowhere)) == set()
 

@@ -27,5 +27,5 @@ def test_changes_of_capacity_are_logged_while_leading(tmp_path):
     assert series.end_s == 80
 
 
-def test_a_log_that_cannot_be_written_stops_nothing(tmp_path):
+def test_an_unwritable_log_stops_nothing(tmp_path):
     AvailabilityLog(tmp_path).note(state(None, node(A)))

@@ -106,7 +106,7 @@ async def test_a_job_that_is_queued_again_is_left_alone(tmp_path):
 
 
 @pytest.mark.asyncio
-async def test_one_who_no_longer_leads_deletes_nothing(tmp_path):
+async def test_a_former_leader_deletes_nothing(tmp_path):
     jobs = [ended(number) for number in range(KEPT + 1)]
     gateway, work = await in_a_store(tmp_path, knowing(*jobs), jobs)
     await gateway.store.transact([], [Delete(KEYS.leader)])

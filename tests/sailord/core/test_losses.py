@@ -340,7 +340,7 @@ def test_broken_connection_between_live_nodes_ends_the_generation() -> None:
     assert lost(after) == {}
 
 
-def test_one_cut_off_node_is_told_once_and_no_reporter_is_blamed() -> None:
+def test_one_cut_off_node_is_named_once_and_no_reporter_is_blamed() -> None:
     cut = [
         node(id_, report(id_, "broken", broken_peers=(C,)), broken_since=NOW - 1) for id_ in (A, B)
     ]

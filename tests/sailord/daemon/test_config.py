@@ -29,7 +29,7 @@ def test_all_mistakes_are_reported_at_once(tmp_path):
     assert "Traceback" not in done.output
 
 
-def test_receivers_of_other_forms_are_read(tmp_path):
+def test_receivers_of_each_format_are_read(tmp_path):
     (tmp_path / "slack.url").write_text("https://hooks.example/T0/B0\n")
     (tmp_path / "routing").write_text("a-routing-key-of-32-characters!!\n")
     (tmp_path / "key").write_text("k" * 64)

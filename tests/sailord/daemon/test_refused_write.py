@@ -1,4 +1,4 @@
-"""A write that the store will never take holds its job, and nothing else waits for it."""
+"""A write that the store rejects for good holds its job, and nothing else waits for it."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_job_whose_plan_is_too_long_for_etcd_is_held_and_the_next_one_runs(tmp_p
             assert submit(place, "j", SPEC + f"# {'long ' * 100}\n") == 201
             wait_until(lambda: (place.status()["job"] or {}).get("state") == "held")
             reason = place.status()["job"]["phase"]["reason"]
-            assert "the store will never take what is to be stored for it" in reason
+            assert "the store rejects its record for good" in reason
             assert "request is too large" in reason
             assert submit(place, "k") == 201
             wait_until(lambda: place.ask("GET", "/v1/jobs/k")[1]["state"] == "held")

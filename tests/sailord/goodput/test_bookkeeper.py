@@ -44,7 +44,7 @@ async def booked(gateway: Gateway, *moments: float) -> Bookkeeper:
     return books
 
 
-def test_the_next_leader_goes_on_where_the_last_one_stored(tmp_path: Path) -> None:
+def test_the_next_leader_continues_from_the_stored_ledger(tmp_path: Path) -> None:
     async def play(gateway: Gateway) -> Bookkeeper:
         term = await lead(gateway)
         await (await booked(gateway, NOW, NOW + 10)).save(term)
@@ -78,7 +78,7 @@ def test_an_unreadable_ledger_is_left_alone(tmp_path: Path) -> None:
     assert TEST.goodput in unreadable
 
 
-def test_nothing_is_booked_by_one_that_does_not_lead(tmp_path: Path) -> None:
+def test_only_the_leader_books(tmp_path: Path) -> None:
     async def play(gateway: Gateway) -> Bookkeeper:
         books = await booked(gateway, NOW)
         books.observe(replace(state(None), now=NOW + 5, term=None))

@@ -151,7 +151,7 @@ def test_a_step_that_never_ended_is_booked_on_the_detection_of_the_loss() -> Non
     assert found == {"moving_detect": 48.0, "moving_plan": 3.0}
 
 
-def test_steps_done_again_after_a_loss_are_recovering() -> None:
+def test_steps_repeated_after_a_loss_are_booked_on_recovering() -> None:
     moved = {"generation": 2, "first": 3, "usual_s": 0.0, "stall_s": 0.0, "slow_s": 0.0}
     found = run(
         Sight(100.0, HELD, at_step(5)),
@@ -176,7 +176,7 @@ def test_time_without_a_leader_is_unobserved_and_belongs_to_no_step() -> None:
     assert found == {"unobserved": 4 * gap, "training": 8.0}
 
 
-def test_a_corrected_bill_is_made_up_for_by_later_bookings() -> None:
+def test_later_bookings_use_up_a_corrected_bill() -> None:
     up = (Load("training", 8, 0.0, 30.0),)
     ledger = Ledger()
     for at, bill in ((0.0, 5.0), (60.0, 6.0), (120.0, 5.9), (180.0, 6.5)):

@@ -63,12 +63,12 @@ def test_members_of_a_running_generation_are_in_a_step_and_others_unused() -> No
         ("running", "moving_first_step"),
     ],
 )
-def test_a_starting_member_is_booked_on_what_it_reports(taking: Any, cause: str) -> None:
+def test_a_starting_member_is_booked_on_its_reported_phase(taking: Any, cause: str) -> None:
     starts = state(Starting(NOW, NOW + 60, 1.0), node(A, report(A, taking)), node(B))
     assert held(starts)[cause] == 2 if taking == "running" else 1
 
 
-def test_a_new_leader_believes_that_what_trained_still_does() -> None:
+def test_a_new_leader_assumes_that_the_generation_still_trains() -> None:
     starts = state(Starting(NOW, NOW + 60, 1.0), replace(node(A), report=None), node(B))
     assert held(starts, trained=(JOB, G.number)) == {"step_under_way": 2}
     assert "step_under_way" not in held(starts, trained=(JOB, G.number - 1))
@@ -88,14 +88,14 @@ def test_each_phase_of_a_job_that_does_not_train_is_a_cause(phase: Any, cause: s
     assert held(state(phase)) == {cause: 2}
 
 
-def test_waiting_is_for_capacity_after_a_refusal_and_recovering_during_a_backoff() -> None:
+def test_waiting_is_booked_on_capacity_after_a_refusal_and_on_recovering_during_a_backoff() -> None:
     waits = Waiting("a loss", NOW)
     idle = (node(A, report(A, "idle")), node(B, report(B, "idle")))
     assert held(state(waits, *idle, is_refused=True)) == {"waiting_for_capacity": 2}
     assert held(state(waits, *idle, not_before=NOW + 5)) == {"recovering": 2}
 
 
-def test_a_parked_member_waits_for_the_others_to_stop() -> None:
+def test_a_stopped_member_waits_for_the_others() -> None:
     stops = Stopping(proposal(A, B), "a better plan", NOW + 60)
     here = state(stops, node(A, report(A, "stopped")), node(B))
     assert held(here, trained=(JOB, G.number)) == {"moving_quiesce": 1, "step_under_way": 1}
@@ -114,7 +114,7 @@ def test_nodes_outside_the_plan_are_booked_on_their_own_state() -> None:
     assert held(state(None, node(A), node(B), prepares))["booting"] == 1
 
 
-def test_without_a_job_nodes_are_booked_on_why() -> None:
+def test_without_a_job_nodes_are_booked_on_the_reason() -> None:
     idle = replace(state(None), active=None)
     assert held(idle) == {"paused": 2} if idle.jobs[JOB].state == "paused" else {"no_job": 2}
     assert held(replace(idle, jobs={JOB: job(state="paused")})) == {"paused": 2}

@@ -49,11 +49,11 @@ def test_a_job_that_trains_again_or_ends_resolves_its_incident(kind):
     }
 
 
-def test_pagerduty_refuses_no_summary_for_its_length():
+def test_summaries_for_pagerduty_are_cut_to_its_limit():
     assert len(told("pagerduty", text="x" * 5_000)["payload"]["summary"]) == 1024
 
 
-def test_people_get_what_concerns_them_and_programs_everything():
+def test_people_get_selected_events_and_programs_get_all():
     assert {kind for kind in KINDS if wants("slack", (), kind)} == set(FOR_PEOPLE)
     assert {kind for kind in KINDS if wants("pagerduty", (), kind)} == {
         *(*FOR_PEOPLE, "generation_running")
@@ -61,7 +61,7 @@ def test_people_get_what_concerns_them_and_programs_everything():
     assert all(wants("sailor", (), kind) for kind in KINDS)
 
 
-def test_chosen_events_replace_the_usual_ones():
+def test_chosen_events_replace_the_default_ones():
     assert [kind for kind in KINDS if wants("slack", ("node_preempted",), kind)] == [
         "node_preempted"
     ]

@@ -76,7 +76,7 @@ def test_figures_agree_with_the_api(browse: Browse, cluster: Cluster) -> None:
     browse(play)
 
 
-def test_a_preemption_shows_at_once_and_the_plan_without_the_node(
+def test_a_preemption_and_the_plan_without_the_node_show_at_once(
     browse: Browse, cluster: Cluster
 ) -> None:
     async def play(tab: Tab) -> None:
@@ -128,7 +128,7 @@ def test_an_operator_gives_orders_after_a_confirmation(browse: Browse, cluster: 
         cluster.head.ask("POST", "/v1/nodes/a1/uncordon", {})
 
 
-def test_a_viewer_sees_all_and_orders_nothing(browse: Browse, cluster: Cluster) -> None:
+def test_a_viewer_sees_everything_and_cannot_give_orders(browse: Browse, cluster: Cluster) -> None:
     token = create_token(cluster.folder / "tokens", f"eve-{id(browse)}", "viewer", None)
 
     async def play(tab: Tab) -> None:
@@ -152,7 +152,7 @@ def test_without_a_token_the_page_asks_for_one(browse: Browse, cluster: Cluster)
     browse(play)
 
 
-def test_a_lost_connection_is_told_and_comes_back(browse: Browse, cluster: Cluster) -> None:
+def test_a_lost_connection_is_shown_and_reopened(browse: Browse, cluster: Cluster) -> None:
     async def play(tab: Tab) -> None:
         await whole(tab)
         await asyncio.to_thread(cluster.head.stop_all)

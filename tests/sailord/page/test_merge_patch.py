@@ -32,7 +32,7 @@ def applied(target: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(documents, documents)
-def test_a_patch_makes_one_document_of_another(before: Any, after: Any) -> None:
+def test_a_patch_turns_one_document_into_the_other(before: Any, after: Any) -> None:
     assert applied(before, merge_patch(before, after)) == after
 
 

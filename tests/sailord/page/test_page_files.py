@@ -19,7 +19,7 @@ def texts() -> dict[str, str]:
     return {name: each.body.decode() for name, each in page_files().items()}
 
 
-def test_no_file_names_an_address_elsewhere() -> None:
+def test_no_file_names_another_servers_address() -> None:
     for name, text in texts().items():
         assert not re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]", text.replace(NAMESPACE, "")), (
             name

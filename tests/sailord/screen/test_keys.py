@@ -41,7 +41,7 @@ def test_escape_gives_no_order():
     assert pressed("k", "b", "escape", "enter") == (Ui(can_kill=True), [])
 
 
-def test_letters_of_a_name_are_no_commands():
+def test_letters_of_a_typed_name_are_not_commands():
     ui, given = pressed("p", "q", "backspace", "a", "2", "tab", "enter")
     assert given == [Asked("preempt", "a2")]
     assert ui.verb is None

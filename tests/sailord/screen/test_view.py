@@ -116,7 +116,7 @@ def test_headline_newest_event_and_keys_are_on_every_screen(of, size):
     assert any(newest in line for line in lines)
 
 
-def test_every_node_that_is_not_well_is_named_among_five_hundred():
+def test_every_node_with_trouble_is_named_among_five_hundred():
     text = "\n".join(shown(five_hundred(), 200, 60))
     for node in five_hundred().nodes:
         assert (node["name"] in text) or node["state"] == "ready"
@@ -130,14 +130,14 @@ def test_events_scroll_back_to_the_first_and_not_further():
     assert title == "events  3 newer ones below"
 
 
-def test_a_prompt_shows_the_nodes_that_it_may_mean():
+def test_a_prompt_shows_the_nodes_that_match():
     last = shown(eight(), 80, 24, Ui(can_kill=True, verb="kill", typed="a"))[-1]
     assert last.startswith("kill which node? a_")
     assert last.endswith("a1 a2 a3")
 
 
 @pytest.mark.parametrize(("size", "count"), [((80, 24), 1), ((120, 40), 3)])
-def test_the_first_hint_is_shown_where_not_all_fit(size, count):
+def test_the_first_hint_is_shown_if_not_all_fit(size, count):
     seen = eight()
     seen.hints = (
         "in a browser: http://127.0.0.1:7077/",
@@ -152,7 +152,7 @@ def test_terminals_without_utf8_get_ascii():
     assert "\n".join(shown(eight(), 80, 24, is_ascii=True)).isascii()
 
 
-def test_held_and_paused_jobs_say_what_ends_it():
+def test_held_and_paused_jobs_name_the_command_that_resumes_them():
     seen = eight()
     phase = {"name": "held", "since": None, "deadline": None, "reason": "3 attempts failed"}
     job = STORM["status"]["job"] | {"phase": phase}
@@ -164,7 +164,7 @@ def test_held_and_paused_jobs_say_what_ends_it():
     assert "other is paused: pause was ordered" in text
 
 
-def test_screen_says_why_there_is_no_answer_and_keeps_what_it_saw():
+def test_screen_says_why_there_is_no_answer_and_keeps_the_last_one():
     seen = eight()
     seen.outage = "unix:///x did not answer: Connection refused"
     lines = shown(seen, 80, 24)
@@ -199,7 +199,7 @@ def test_summary_sums_moves_and_leaves_the_start_out():
     assert "; $0.01;" in since
 
 
-def test_no_colour_is_used_where_a_person_asked_for_none(monkeypatch):
+def test_no_color_switches_colours_off(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=80, height=24, highlight=False)

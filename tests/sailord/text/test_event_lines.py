@@ -28,11 +28,11 @@ def test_a_reconfiguration_is_one_line():
     assert said(*LOSS) == ["a2 lost → moved to 6 nodes, 0 steps lost, 0.6 s"]
 
 
-def test_a_lost_node_is_told_until_the_job_has_moved():
+def test_a_lost_node_is_shown_until_the_job_has_moved():
     assert said(*LOSS[:-1]) == ["a2 is lost: its lease expired", "generation 2 is open"]
 
 
-def test_of_a_reconfiguration_that_is_under_way_the_last_part_is_told():
+def test_a_reconfiguration_under_way_shows_its_last_part():
     asks = event("note", "planning for 7 nodes", is_detail=True)
     assert said(asks) == ["planning for 7 nodes"]
     assert said(asks, event("note", "stays: no better plan")) == ["stays: no better plan"]
@@ -43,18 +43,18 @@ def test_a_node_that_no_reconfiguration_names_stays():
     assert said(other, *LOSS) == [other["text"], LOSS[-1]["text"]]
 
 
-def test_what_repeats_is_told_once_with_its_number_at_its_last_time():
+def test_repeats_are_one_line_with_their_count_and_last_time():
     full = [event("note", "checkpoint storage: no space") | {"at": float(n)} for n in range(6)]
     (*_, last) = fold([*full[:3], event("note", "other"), *full[3:]])
     assert (last.said, last.at) == ("checkpoint storage: no space (6 times)", 5.0)
 
 
-def test_of_checkpoints_that_follow_each_other_the_last_is_told():
+def test_only_the_last_of_consecutive_checkpoints_is_shown():
     steps = [event("checkpoint_committed", f"step {n} is durable") for n in (20, 40, 60)]
     assert said(*steps) == ["step 60 is durable (3 checkpoints)"]
 
 
-def test_repeats_are_told_again_after_a_reconfiguration():
+def test_repeats_are_shown_again_after_a_reconfiguration():
     assert said(event("note", "x"), *LOSS, event("note", "x")) == ["x", LOSS[-1]["text"], "x"]
 
 
@@ -64,6 +64,6 @@ def test_a_hold_and_its_transition_are_one_line():
     assert said(ended, event("transition", "done: why")) == ["done: why"]
 
 
-def test_an_older_sailord_marks_no_details():
+def test_events_of_an_older_sailord_have_no_details():
     plain = [{k: v for k, v in each.items() if k != "is_detail"} for each in LOSS]
     assert len(said(*plain)) == 4

@@ -15,16 +15,16 @@ def test_a_step_is_one_sentence_with_four_digits():
     assert text == "08:24:47  step 33 of tale: loss 2.998, 0.4312 s, samples 16\n"
 
 
-def test_an_evaluation_says_so():
+def test_an_evaluation_is_named_as_one():
     line = '{"job": "j", "step": 20, "evaluation": {"loss": 1.23456, "accuracy": null}}\n'
     assert log_text(line) == "evaluation after step 20 of j: loss 1.235, accuracy -\n"
 
 
-def test_what_a_script_prints_is_left_alone():
+def test_output_of_a_script_is_printed_unchanged():
     text = 'hello\n{"not": "ours"}\n{broken\n==> rank 0 <==\n{"step": "x"}'
     assert log_text(text) == text
 
 
-def test_a_line_that_is_being_written_waits_for_its_end():
+def test_an_unfinished_line_is_printed_once_complete():
     assert whole_lines("a\nb") == ("a\n", "b")
     assert whole_lines("b") == ("", "b")

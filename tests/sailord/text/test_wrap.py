@@ -5,12 +5,12 @@ from __future__ import annotations
 from sailord.text.wrap import wrapped
 
 
-def test_lines_that_fit_stay_as_they_are():
+def test_lines_that_fit_are_unchanged():
     text = "job         tale: running\n\na  b"
     assert wrapped(text, 60) == text
 
 
-def test_what_follows_a_label_stays_in_its_column():
+def test_continuation_lines_stay_in_the_labels_column():
     assert wrapped(
         "throughput  1,966 tokens/s (predicted 1,063, computed without a profile)", 44
     ) == ("throughput  1,966 tokens/s (predicted 1,063,\n            computed without a profile)")

@@ -26,7 +26,7 @@ def test_the_config_of_a_model_is_read_as_that_model(family):
     assert (config["vocab_size"], config["dtype"]) == (211, "float32")
 
 
-def test_no_config_is_given_that_describes_another_model():
+def test_no_config_is_written_that_would_describe_another_model():
     model = build_model("llama", name="mine", place="model", **SIZES, ffn=96)
     odd = replace(model, architecture=replace(model.architecture, embedding_width=48))
     assert config_of(odd, "float32") is None

@@ -69,13 +69,13 @@ def test_published_formats_are_read(
         ('[0, "add", {"nodes": ["a"]}]', "could not be read as parcae"),
     ],
 )
-def test_other_files_are_mistakes(text: str, told: str) -> None:
+def test_files_of_unknown_formats_are_mistakes(text: str, told: str) -> None:
     with pytest.raises(InputError) as caught:
         read(text)
     assert told in str(caught.value.problems[0])
 
 
-def test_zones_are_played_side_by_side() -> None:
+def test_files_of_several_zones_are_merged() -> None:
     one = series_of(LogFile("a", SKYPILOT, "V100-16@a", 8))
     two = series_of(LogFile("b", COUNTS, "V100-16@b", 1))
     both = merged([one, two])

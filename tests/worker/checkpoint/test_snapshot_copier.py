@@ -54,7 +54,7 @@ def cuda(monkeypatch):
     return fake
 
 
-def test_each_thread_takes_its_device_and_one_stream_serves_for_life(cuda):
+def test_each_thread_selects_its_device_and_keeps_one_stream(cuda):
     copier, source, target = SnapshotCopier(), torch.arange(4.0), torch.zeros(4)
     for number in range(3):
         thread = threading.Thread(

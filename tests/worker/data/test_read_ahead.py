@@ -44,7 +44,7 @@ def places(steps):
     return [(step, positions) for step in steps for positions in POSITIONS]
 
 
-def test_micro_batches_come_in_order_and_not_beyond_the_last_step():
+def test_micro_batches_are_loaded_in_order_up_to_the_last_step():
     source = Noting()
     ahead = ReadAhead(source, POSITIONS, steps=3)
     for step, positions in places(range(3)):
@@ -63,7 +63,7 @@ def test_two_micro_batches_are_loaded_before_they_are_asked_for():
     assert threading.current_thread() not in source.threads
 
 
-def test_a_repeated_step_is_loaded_anew():
+def test_a_repeated_step_is_loaded_again():
     source = Noting()
     ahead = ReadAhead(source, POSITIONS, steps=None)
     for step, positions in [*places(range(2)), *places(range(1, 3))]:
@@ -71,7 +71,7 @@ def test_a_repeated_step_is_loaded_anew():
     ahead.close()
 
 
-def test_an_error_belongs_to_its_own_micro_batch():
+def test_an_error_is_raised_for_its_own_micro_batch():
     source = Noting(bad=(0, POSITIONS[2]))
     ahead = ReadAhead(source, POSITIONS, steps=None)
     ahead.batch(0, POSITIONS[0])
@@ -84,7 +84,7 @@ def test_an_error_belongs_to_its_own_micro_batch():
     assert source.loaded == [*places(range(1)), (0, POSITIONS[2])], "nothing is read behind it"
 
 
-def test_the_thread_ends_with_what_it_loads_for():
+def test_the_thread_ends_when_its_owner_is_deleted():
     source = Noting()
     ahead = ReadAhead(source, POSITIONS, steps=None)
     ahead.batch(0, POSITIONS[0])
@@ -95,7 +95,7 @@ def test_the_thread_ends_with_what_it_loads_for():
     assert not thread.is_alive()
 
 
-def test_dropping_it_does_not_wait_for_what_is_being_loaded():
+def test_deleting_it_does_not_wait_for_the_load_under_way():
     """The garbage collector may drop it while its caller has a lock that the thread waits for."""
     may_go_on = threading.Event()
 
@@ -120,7 +120,7 @@ def test_dropping_it_does_not_wait_for_what_is_being_loaded():
     assert len(source.loaded) == 2
 
 
-def test_what_is_drawn_elsewhere_does_not_reach_a_sample():
+def test_random_numbers_drawn_elsewhere_do_not_affect_a_sample():
     class Drawing:
         def __len__(self):
             return 100

@@ -38,7 +38,7 @@ def test_emulated_devices_never_take_a_gpu(monkeypatch):
     assert rank_device.rank_device(1, None) == GPU
 
 
-def test_fp32_products_run_as_tf32_as_is_planned(monkeypatch):
+def test_fp32_products_run_as_tf32_as_the_planner_assumes(monkeypatch):
     before, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     used = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -117,7 +117,7 @@ def test_stages_on_gpus_with_and_without_bf16_train_together():
         ("NCCL error: remote process exited or there was a network error", None),
     ],
 )
-def test_errors_of_the_own_device_are_not_taken_for_lost_peers(text, word):
+def test_errors_of_the_ranks_own_device_are_not_reported_as_lost_peers(text, word):
     assert device_error(RuntimeError(text)) == word
 
 

@@ -141,7 +141,7 @@ def test_thirty_reconfigurations_in_one_process_leave_nothing_behind():
     assert len(os.listdir("/proc/self/fd")) <= files
 
 
-def test_silence_ends_at_the_deadline(monkeypatch):
+def test_a_blocked_operation_ends_at_the_deadline(monkeypatch):
     """A kernel never fails by itself: our own thread gives it up."""
     cast = StepVote.cast
 

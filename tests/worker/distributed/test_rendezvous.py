@@ -50,7 +50,7 @@ def test_ranks_with_the_secret_share_a_store(meeting):
 
 
 @pytest.mark.parametrize("said", [b"", b"\0" * 52, b"\x01\x3c\x85\xf3\x03" + b"x" * 100])
-def test_a_stranger_gets_no_byte_of_the_store(meeting, said):
+def test_an_unauthenticated_connection_gets_no_byte_of_the_store(meeting, said):
     """Nor does one who speaks the store's own protocol, whose first byte is a query."""
     with socket.create_connection(gate_of(meeting), timeout=10.0) as stranger:
         assert len(stranger.recv(100)) == 16  # The challenge.
@@ -78,7 +78,7 @@ def test_silent_strangers_do_not_delay_the_ranks(meeting):
             assert meeting.store.get("a") == b"b"
 
 
-def test_the_store_itself_listens_on_the_loopback_device_alone(meeting):
+def test_the_store_itself_listens_on_the_loopback_device_only(meeting):
     assert meeting.store.host == "127.0.0.1"
     assert meeting.store.port != meeting.relay.port
     assert secret_of(meeting.address)

@@ -44,7 +44,7 @@ def test_silent_rank_is_blamed_before_those_that_answer():
     assert blamed(positions) == (2,)
 
 
-def test_circle_is_a_deadlock():
+def test_ranks_that_wait_in_a_circle_are_reported_as_a_deadlock():
     positions = {
         0: Position({"0 to 1": 0, "1 to 0": 1}, ("1 to 0", 1), "x"),
         1: Position({"0 to 1": 1, "1 to 0": 0}, ("0 to 1", 1), "x"),
@@ -52,13 +52,13 @@ def test_circle_is_a_deadlock():
     assert blamed(positions) == (0, 1)
 
 
-def test_operation_that_all_have_started_is_a_slow_link():
+def test_operation_that_all_have_started_is_blamed_on_the_link():
     positions = {rank: at(("0-1-2", 5), g0_1_2=5) for rank in range(3)}
     assert blamed(positions) == (0, 1, 2)
     assert blamed({**positions, 0: at(None)}) is None
 
 
-def test_device_that_has_not_reached_an_operation_holds_it_up():
+def test_device_that_has_not_reached_an_operation_is_blamed():
     positions = {
         0: at(("0-1-2", 5), g0_1_2=5),
         1: at(("1-2", 3), g0_1_2=5, g1_2=3),
@@ -92,7 +92,7 @@ def simulated(draw, ranks):
     return culprit, found, members
 
 
-def test_culprit_of_random_stalls_is_named(examples):
+def test_culprit_of_random_hangs_is_named(examples):
     draw, right, judged = Random("stalls"), 0, 0
     for _ in range(max(200, examples)):
         culprit, positions, members = simulated(draw, draw.randint(2, 8))
@@ -105,7 +105,7 @@ def test_culprit_of_random_stalls_is_named(examples):
     assert right == judged
 
 
-def test_stall_of_real_ranks_names_the_one_that_is_missing():
+def test_hang_of_real_ranks_names_the_missing_one():
     store, told, release = HashStore(), [], threading.Event()
 
     def run(rank):

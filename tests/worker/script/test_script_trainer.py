@@ -283,7 +283,7 @@ def test_a_script_that_ends_its_process_is_refused(script, warm):
     assert "error: the script: ended its process, with exit code 3" in done.err
 
 
-def test_a_label_that_a_loss_of_ones_own_refuses_is_named():
+def test_a_label_that_a_users_loss_refuses_is_named():
     tokens = torch.arange(6)
     samples = [(tokens, tokens)] * 5 + [(tokens, torch.full((6,), 77))]
 

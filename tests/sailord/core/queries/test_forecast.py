@@ -43,5 +43,5 @@ def test_forecasts_need_an_end_a_speed_and_a_running_generation():
     assert forecast(phase=WAITING, bill=budget(1.0)) == {}
 
 
-def test_what_is_over_by_less_than_the_margin_is_noise():
+def test_forecasts_within_the_margin_are_not_reported():
     assert forecast(bill=budget(14.9)) == {}

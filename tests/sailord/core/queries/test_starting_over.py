@@ -29,7 +29,7 @@ def test_a_job_whose_copies_are_all_lost_does_not_start_over():
     assert "a resume begins again from step 0" in text
 
 
-def test_the_few_steps_before_a_first_copy_are_done_again():
+def test_the_few_steps_before_a_first_copy_are_repeated():
     assert why(LIMIT) == ""
     assert why(LIMIT + 1) != ""
 
@@ -39,7 +39,7 @@ def test_a_job_that_allows_it_starts_over():
     assert why(163, state=RUNS.with_job(replace(RUNS.job, saving=saving))) == ""
 
 
-def test_a_person_who_resumes_it_has_allowed_it():
+def test_a_resume_allows_the_start_from_step_0():
     assert why(163, active=replace(BEGAN, may_start_over=True)) == ""
 
 
@@ -51,5 +51,5 @@ def test_steps_of_earlier_generations_count():
 
 
 @pytest.mark.parametrize("source", ["memory", "durable"])
-def test_a_job_with_a_copy_goes_on(source):
+def test_a_job_with_a_copy_of_its_state_resumes(source):
     assert why(163, restore=Restore(Point(160, 1), source)) == ""

@@ -163,7 +163,7 @@ PLANS: list[Row] = [
         (),
     ),
     (
-        "a node of the question is gone: ask again",
+        "a node of the question is lost: ask again",
         state(replace(FROM_NOTHING, nodes=(A, B, C)), node(A), node(B), node(C, lost_at=NOW)),
         PlanFound(NOW, 4, proposal(A, B, C)),
         Planning(1, (A, B), "a reason", True, NOW + 60, before=ASKED),

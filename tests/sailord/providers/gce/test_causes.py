@@ -27,7 +27,7 @@ from tests.gce.cloud import HERE, ask, provider
         ),
     ],
 )
-def test_the_cause_of_a_group_of_instances_is_that_of_a_single_one(behave, kind, words):
+def test_a_failed_bulk_insert_reports_the_cause_of_a_single_instance(behave, kind, words):
     """A bulk insert may say no more than that it made too few."""
     with provider(Cloud(hides_causes=True, **behave)) as gce:
         outcome = asyncio.run(gce.create(ask(2)))
