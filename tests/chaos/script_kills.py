@@ -108,11 +108,15 @@ def kill_nodes(
 
         def trains_again(after: int, steps: int) -> bool:
             fresh = [each for each in log.steps.values() if each.generation > after]
-            return len(fresh) >= steps or is_over()
+            return (len(fresh) >= steps and survives_a_loss()) or is_over()
+
+        def survives_a_loss() -> bool:
+            active = cluster.client.ask("GET", "/v1/status")["job"]
+            return active is not None and active["safe_step"] is not None
 
         killed, missing, generation = 0, 0, 0
         while killed < kills:
-            # Two losses in one generation may take the last copy of its state.
+            # A loss before the state has a copy elsewhere may take the last one.
             wait("it does not train", partial(trains_again, generation, dice.randint(1, 6)))
             if is_over():
                 break
@@ -134,6 +138,7 @@ def kill_nodes(
         return {
             "script": script,
             "state": job()["state"],
+            "reason": job()["reason"],
             "kills": killed,
             "generations": len({generation for generation, _ in log.steps}),
             "steps_lost": sum(move["steps_lost"] for move in moves),

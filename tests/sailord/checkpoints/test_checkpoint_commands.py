@@ -30,6 +30,8 @@ def test_checkpoints_are_listed_pinned_and_rolled_back_to(place):
     other = call(place, "submit", str(changed), "--id", JOB, "--resume", "20")
     assert "the model was changed since step 20" in other.output
     assert call(place, "submit", str(file), "--id", JOB, "--resume", "newest").exit_code == 0
+    again = call(place, "submit", str(file), "--id", JOB, "--resume", "newest")
+    assert "job j exists already; use another id; `sailorctl checkpoint export j" in again.output
     wait_until(lambda: "running" in call(place, "status").output)
     assert _generation(place, 1)["generation"]["restore"]["point"]["step"] == 20
 
