@@ -35,7 +35,7 @@ CURE = "make tokens with: sailorctl token create NAME --role viewer"
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What is kept of a token."""
+    """A token as the file stores it."""
 
     name: str
     role: Role

@@ -1,4 +1,4 @@
-"""Which process the kernel ends first when memory is short."""
+"""Sets which process the kernel ends first when memory is short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said on a connection of a measurement: the secret, then a header before each transfer.
+"""The bytes on a measurement's connection: the secret, then a header before each transfer.
 
 The sender writes a header and then ``size`` bytes. If the transfer goes both ways, the receiver
 writes as many. Then the receiver writes a receipt of one byte.

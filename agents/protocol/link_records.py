@@ -1,4 +1,4 @@
-"""What sailord and agents tell each other to measure the network between two nodes."""
+"""Messages between sailord and agents for measurements of the network between two nodes."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ LOG_S = 60.0
 
 @dataclass(eq=False)
 class Budget:
-    """What an address may still cost: it fills by ``per_s`` a second, up to ``burst``."""
+    """A token bucket for one address: fills by ``per_s`` a second, up to ``burst``."""
 
     per_s: float
     burst: float

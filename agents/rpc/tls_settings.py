@@ -18,7 +18,7 @@ CURE = (
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """What the section says."""
+    """The settings of the section ``[tls]``."""
 
     files: TlsFiles
     by: str | None = None

@@ -52,7 +52,7 @@ class WorkFolder:
 
     @property
     def log(self) -> Path:
-        """What the setup commands wrote."""
+        """The file with the output of the setup commands."""
         return self.home / "setup.log"
 
     @property

@@ -1,4 +1,4 @@
-"""What the table of routes says of each address."""
+"""The columns of the table of routes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the capacity loop reads of the controller."""
+"""The part of the controller's state that the capacity loop reads."""
 
 from __future__ import annotations
 

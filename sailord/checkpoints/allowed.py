@@ -22,7 +22,7 @@ CURE = "ask the operator, who names prefixes as allowed under [checkpoints] of s
 
 
 def check_prefix(prefix: str) -> str:
-    """What is wrong with a prefix that the operator names; an empty text: nothing."""
+    """Return what is wrong with a prefix of the operator's; empty: nothing."""
     if prefix == ANY:
         return ""
     if _FORM.match(prefix) is None:

@@ -37,7 +37,7 @@ class TrainingSettings:
     softmax: Literal["fused", "fp32"] | None = None
 
     def options(self) -> dict[str, Any]:
-        """What every builder of a model takes of them."""
+        """The options that every builder of a model takes."""
         is_megatron = self.runtime == "megatron-deepspeed"
         return {
             "kernels": replace(MEGATRON, softmax=self.softmax or MEGATRON.softmax)

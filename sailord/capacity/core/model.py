@@ -284,7 +284,7 @@ class QuotasRead:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """What the decisions need of a registered agent."""
+    """What the decisions need to know about a registered agent."""
 
     gpus: int
     is_leaving: bool = False

@@ -1,1 +1,1 @@
-"""What the core talks about: the state and its parts, events, commands, and what a rule answers."""
+"""The nouns of the core: the state and its parts, events, commands, and answers of rules."""

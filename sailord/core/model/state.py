@@ -25,7 +25,7 @@ from sailord.core.model.stragglers import Speeds, Straggler
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the planner was asked; it is open beside the phase, and what runs goes on meanwhile."""
+    """An open question to the planner; the phase, and the running generation, go on meanwhile."""
 
     request: int
     nodes: tuple[NodeId, ...]
@@ -67,7 +67,7 @@ class Attempts:
 
 @dataclass(frozen=True, slots=True)
 class LastQuestion:
-    """What the planner was asked last: the same is not asked again at once."""
+    """The last question to the planner, so that the same is not asked again at once."""
 
     nodes: frozenset[NodeId] = frozenset()
     at: float = 0.0

@@ -1,4 +1,4 @@
-"""What is known of stragglers: their measurements, which to leave out, and what to show of them."""
+"""Questions about stragglers: their measurements, which to leave out, and what to show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which measurements are believed: absurd ones, and agents that report such, are set aside."""
+"""Decides which measurements to use: leaves out impossible ones, and agents that report them."""
 
 from __future__ import annotations
 
