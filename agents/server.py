@@ -124,7 +124,7 @@ class AgentServer:
             self.state(),
             now=self.clock.now(),
             answered_s=self.answered_s(),
-            refused=self.strangers.refused,
+            refused=self.strangers.by_cause(),
             unreadable=len(self.unreadable.found),
         )
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})

@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, Literal, get_args
 
 import structlog
 from aiohttp import web
@@ -22,6 +23,7 @@ from aiohttp.http import HttpProcessingError
 
 log = structlog.get_logger("sailor.strangers")
 
+RefusalCause = Literal["certificate", "crowd", "flood", "malformed", "signature", "token", "user"]
 BURST = 2_000.0
 PER_S = 200.0
 """Connections and unauthenticated requests that an address may begin with, and per second."""
@@ -116,7 +118,7 @@ class Strangers:
     """Limits for connections and requests that are not authenticated."""
 
     budgets: Budgets = field(default_factory=lambda: Budgets(PER_S, BURST))
-    refused: Counter[str] = field(default_factory=Counter)
+    refused: Counter[RefusalCause] = field(default_factory=Counter)
     """How many requests and connections were refused, by cause."""
     last: tuple[float, str, str] | None = None
     """When, whom and why we refused last."""
@@ -159,12 +161,17 @@ class Strangers:
             if not of_address:
                 del self._connected[connection.address]
 
+    def by_cause(self) -> Mapping[str, int]:
+        """Return how many were refused by each cause, also by none: a counter that appears with
+        its first fifty at once did not grow, to Prometheus."""
+        return {cause: self.refused[cause] for cause in get_args(RefusalCause)}
+
     def count_within(self, seconds: float) -> int:
         """Return how many were refused within this time, up to ``RECENT_MAX``."""
         since = time.monotonic() - seconds
         return sum(moment >= since for moment in self._moments)
 
-    def refuse(self, address: str, why: str) -> None:
+    def refuse(self, address: str, why: RefusalCause) -> None:
         """Count a refusal, and tell of it now and then."""
         self.refused[why] += 1
         self.last = time.time(), address, why
@@ -200,7 +207,7 @@ def note_authenticated(request: web.Request) -> None:
         connection.strangers.budgets.of(connection.address).left += 1
 
 
-def charge(request: web.Request, why: str) -> bool:
+def charge(request: web.Request, why: RefusalCause | Literal[""]) -> bool:
     """Have the sender of an unauthenticated request pay; ``False`` if he cannot.
 
     The first request of a connection was paid for with it.

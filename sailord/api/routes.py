@@ -87,6 +87,8 @@ ROUTES: tuple[Route, ...] = (
     _post(f"{_CHECKPOINT}/rollback", "rollback", checkpoints.roll_back, types.Taken,
           body="Rollback", success=202, refuses=(409, 502, 503)),
     _get("/v1/nodes", "nodes", nodes.list_nodes, types.Nodes),
+    _get("/v1/scrape-targets", "scrape_targets", nodes.list_scrape_targets,
+         tuple[types.ScrapeTarget, ...]),
     _get("/v1/nodes/{node}/logs", "logs", nodes.logs, _TEXT, refuses=(502,)),
     _post(_NODE_ORDER, "order_node", nodes.order_node, types.Taken, body="Order", success=202,
           refuses=(409, 503)),

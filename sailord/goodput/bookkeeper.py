@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.records import NodeRecord
@@ -14,7 +14,7 @@ from sailord.capacity.core.model import CapacityState
 from sailord.cluster_records import Gateway
 from sailord.core.model.state import State
 from sailord.goodput.core.ledger import Ledger, fold, gpus_of
-from sailord.goodput.core.sight import Price, bill_of, rented_of, sight_of
+from sailord.goodput.core.sight import Price, Rented, bill_of, ends_of, rented_of, sight_of
 from simulator.cluster.cluster import Cluster
 
 LOOK_S = 0.25
@@ -49,6 +49,11 @@ class Bookkeeper:
     capacity: Callable[[], CapacityState] | None = None
     """The rented instances; ``None``: no provider is configured."""
     ledger: Ledger = field(default_factory=Ledger)
+    stored: Ledger = field(default_factory=Ledger)
+    """As last stored. Metrics show this one: what a leader booked after it is lost if the leader
+    dies, and no counter may go back."""
+    _rented: tuple[Rented, ...] = ()
+    """As at the last look."""
     _phase: object = None
     _looked_at: float = 0.0
     _is_loaded: bool = False
@@ -68,15 +73,19 @@ class Bookkeeper:
             return
         self._phase, self._looked_at = phase, state.now
         step = self.ledger.step
+        rented = () if capacity is None else rented_of(capacity)
+        before, self._rented = self._rented, rented
         sight = sight_of(
             state,
             self.price,
-            rented=() if capacity is None else rented_of(capacity),
+            rented=rented,
             bill_usd=None if capacity is None else bill_of(capacity, state.now),
             trained=None if step is None else (step.job, step.generation),
+            over=frozenset(self.ledger.over).union(each.name for each in before),
         )
-        before, self.ledger = self.ledger, fold(self.ledger, sight)
-        if gpus_of(before) != gpus_of(self.ledger):
+        sight = replace(sight, ended=ends_of(before, rented))
+        old, self.ledger = self.ledger, fold(self.ledger, sight)
+        if gpus_of(old) != gpus_of(self.ledger):
             self._changed.set()
 
     async def load(self) -> None:
@@ -88,13 +97,16 @@ class Bookkeeper:
         except WireError as error:
             self.gateway.unreadable.note(key, str(error))
             stored = Ledger()
-        self.ledger, self._phase, self._is_loaded = stored, None, True
+        self.ledger = self.stored = stored
+        self._phase, self._rented, self._is_loaded = None, (), True
 
     async def save(self, term: int) -> None:
         """Store the ledger as leader of the term; never replace an unreadable one."""
         key = self.gateway.keys.goodput
         if self._is_loaded and key not in self.gateway.unreadable.found:
-            await self.gateway.write_as_leader(term, [Put(key, encode(self.ledger))])
+            ledger = self.ledger
+            if await self.gateway.write_as_leader(term, [Put(key, encode(ledger))]):
+                self.stored = ledger
 
     async def save_often(self, term: Callable[[], int | None]) -> None:
         """Store it from time to time while this sailord is the leader."""

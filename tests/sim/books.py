@@ -55,7 +55,7 @@ class Books:
                 True,
                 False,
                 EPOCH_S + m.booted_at,
-                self._end_of(m) is not None,
+                None if (end := self._end_of(m)) is None else EPOCH_S + end,
             )
             for m in world.machines.values()
         ]

@@ -15,12 +15,13 @@ def goodput_view(ledger: Ledger) -> GoodputView:
         since=None if ledger.since_us is None else ledger.since_us / 1e6,
         until=ledger.until_us / 1e6,
         gpus=gpus_of(ledger),
-        gpu_s=gpu_us / 1e6,
+        gpu_s=(gpu_us - ledger.ahead_us) / 1e6,
         usd=sum(each.usd for each in accounts) - ledger.ahead_usd,
         usd_per_hour=sum(each.usd_per_hour + each.rented_usd_per_hour for each in ledger.loads),
         goodput=ledger.account("training").gpu_us / gpu_us if gpu_us else None,
         unpriced_gpu_s=sum(each.unpriced_gpu_us for each in accounts) / 1e6,
         ahead_usd=ledger.ahead_usd,
+        ahead_gpu_s=ledger.ahead_us / 1e6,
         causes=tuple(
             CauseView(
                 each.cause,

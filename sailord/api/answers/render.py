@@ -81,6 +81,12 @@ def nodes_view(state: State, unreadable: Mapping[str, str] = MappingProxyType({}
     return types.Nodes(tuple(sorted(views, key=lambda view: (view.name, view.id))))
 
 
+def scrape_targets_view(state: State) -> tuple[types.ScrapeTarget, ...]:
+    """The agents that Prometheus should ask for metrics: those of all nodes that are not lost."""
+    records = sorted((n.record for n in state.nodes.values() if not n.is_lost), key=lambda r: r.id)
+    return tuple(types.ScrapeTarget((r.address,), {"node": r.name}) for r in records)
+
+
 def _unreadable_node(id_: str, why: str) -> types.NodeView:
     """A node that sailord knows nothing of but the key of its record."""
     return types.NodeView(

@@ -104,6 +104,14 @@ class Nodes:
 
 
 @dataclass(frozen=True, slots=True)
+class ScrapeTarget:
+    """An agent as Prometheus' `http_sd_configs` wants it."""
+
+    targets: tuple[str, ...]
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class PhaseView:
     """A job's phase, its begin and its deadline."""
 
@@ -348,7 +356,7 @@ class GoodputView:
     gpus: int
     """GPUs that are paid for now."""
     gpu_s: float
-    """The sum over causes."""
+    """The sum over causes, less ``ahead_gpu_s``."""
     usd: float
     """The sum over causes, less ``ahead_usd``: what was paid."""
     usd_per_hour: float
@@ -358,6 +366,8 @@ class GoodputView:
     unpriced_gpu_s: float
     ahead_usd: float
     """Booked for instances that had already ended; later bookings use it up."""
+    ahead_gpu_s: float
+    """The same in time."""
     causes: tuple[CauseView, ...]
     """The largest first."""
 

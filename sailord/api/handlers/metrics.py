@@ -28,7 +28,10 @@ def metrics_text(api: ApiContext) -> str:
     families = [build_info("sailor_build_info"), *controller_metrics(api)]
     # A former leader's view of the jobs is out of date.
     if api.state.term is not None or api.leader is None:
-        families += [*job_metrics(api), *goodput_metrics(goodput_view(api.goodput.ledger))]
+        families += job_metrics(api)
+        # A new leader has to read the ledger first: no counter may start from 0 until then.
+        if api.goodput.stored.since_us is not None:
+            families += goodput_metrics(goodput_view(api.goodput.stored))
     if api.capacity is not None:
         families += capacity_metrics(capacity_of(api))
         families += refusal_metrics(api.capacity.state)
@@ -62,7 +65,7 @@ def controller_metrics(api: ApiContext) -> list[Metric]:
         metric("sailor_records_unreadable_total", "Those found since the start.",
                 unreadable.total, "counter"),
         metric("sailor_requests_refused_total", "Unauthenticated requests refused, by cause.",
-                [({"why": why}, count) for why, count in sorted(api.strangers.refused.items())],
+                [({"why": why}, count) for why, count in api.strangers.by_cause().items()],
                 "counter"),
         metric("sailor_decisions_total", "Decisions made.", durations.decisions, "counter"),
         metric("sailor_elections_total", "How often this sailord was elected.",

@@ -28,6 +28,11 @@ async def list_nodes(request: web.Request) -> web.Response:
     return answer(render.nodes_view(api.last_led, unreadable))
 
 
+async def list_scrape_targets(request: web.Request) -> web.Response:
+    """List the agents to scrape, for Prometheus' `http_sd_configs`."""
+    return answer(render.scrape_targets_view(request.app[CONTEXT].last_led))
+
+
 async def order_node(request: web.Request) -> web.Response:
     """Drain, cordon or uncordon a node, give it a preemption notice or withdraw one."""
     nodes_of(request)

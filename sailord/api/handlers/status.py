@@ -71,7 +71,7 @@ async def status(request: web.Request) -> web.Response:
 
 def _refusals_of(strangers: Strangers) -> types.Refusals:
     at, address, why = strangers.last or (None, "", "")
-    total = dict(sorted(strangers.refused.items()))
+    total = {cause: count for cause, count in strangers.by_cause().items() if count}
     return types.Refusals(strangers.count_within(HOUR_S), total, at, address, why)
 
 

@@ -25,6 +25,8 @@ Stop = Literal["", "parting", "ended"]
 """What a spent total budget demands. ``parting``: save and give back; ``ended``: delete all."""
 CooldownKind = Literal[RefusalKind, "boot"]
 """``boot``: its last instance brought up no agent; only an agent that registers ends this."""
+CLOSED_MAX = 100
+"""Instances that are gone and still known."""
 COOLDOWN_S: Mapping[CooldownKind, float] = {
     "stockout": 60.0,
     "quota": 300.0,
@@ -204,6 +206,8 @@ class CapacityState:
     """The planner has set a target in this term: until then nothing is surplus."""
     asks: Mapping[str, PendingRequest] = field(default_factory=dict)
     machines: Mapping[str, RentedInstance] = field(default_factory=dict)
+    closed: tuple[RentedInstance, ...] = ()
+    """The last ones that are gone, each with its end; the ledger asks for it."""
     deleted: frozenset[str] = frozenset()
     """Instances known to be deleted; an older observation may still list them."""
     cooldowns: Mapping[Pool, Cooldown] = field(default_factory=dict)

@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from sailord.capacity.core import boots
-from sailord.capacity.core.model import CapacityState, Command, Log, PendingRequest, RentedInstance
+from sailord.capacity.core.model import (
+    CLOSED_MAX,
+    CapacityState,
+    Command,
+    Log,
+    PendingRequest,
+    RentedInstance,
+)
 from sailord.providers.interface import Instance, Observation
 
 
@@ -43,7 +50,7 @@ def observe(state: CapacityState, seen: Observation) -> tuple[CapacityState, tup
         asked = state.asks.get(instance.request_id)
         price = state.prices.get(instance.pool) if asked is None else asked.usd_per_hour
         state = adopt(state, instance, price, was_seen=True)
-    machines, closed_usd, told = {}, 0.0, []
+    machines, closed_usd, told, closed = {}, 0.0, [], list(state.closed)
     for id_, machine in state.machines.items():
         name, end = machine.instance.name, _end_of(machine, taken, seen.ended_at)
         is_gone = id_ not in there and (id_ in seen.ended_at or _is_gone(state, machine, seen))
@@ -51,7 +58,8 @@ def observe(state: CapacityState, seen: Observation) -> tuple[CapacityState, tup
         if is_gone and end is None:
             machines[id_] = replace(machine, ended_at=seen.at, is_missed=True)
         elif is_gone:
-            closed_usd += replace(machine, ended_at=end).usd(max(state.now, seen.at))
+            closed.append(replace(machine, ended_at=end))
+            closed_usd += closed[-1].usd(max(state.now, seen.at))
             told.append(Log(f"{name} is gone: {machine.why or 'deleted by the provider'}"))
         elif is_taken and machine.ended_at is None:
             why = "preempted"
@@ -67,7 +75,7 @@ def observe(state: CapacityState, seen: Observation) -> tuple[CapacityState, tup
     spent = state.spent_usd + closed_usd
     deleted = state.deleted | (state.machines.keys() & seen.ended_at.keys() - machines.keys())
     state = replace(state, machines=machines, asks=asks, spent_usd=spent, observed_at=seen.at)
-    state = replace(state, deleted=deleted)
+    state = replace(state, deleted=deleted, closed=tuple(closed[-CLOSED_MAX:]))
     return state, tuple(told)
 
 

@@ -67,6 +67,10 @@ class Sight:
     """The provider's bill for rented instances so far; ``None``: unknown."""
     created: tuple[tuple[float, int], ...] = ()
     """When each rented instance was created, and its GPUs: it is paid for since then."""
+    ended: tuple[tuple[float, int], ...] = ()
+    """When instances ended that counted until this sight, and their GPUs."""
+    over: tuple[str, ...] = ()
+    """Nodes whose instances are no longer billed, and that sailord has not given up yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,11 @@ class Ledger:
     step_since_us: int = 0
     """When the step under way began."""
     reached: Reached | None = None
+    over: tuple[str, ...] = ()
+    """As last seen: these nodes are not paid for, although they are still known."""
+    ahead_us: int = 0
+    """GPU microseconds booked of instances after their end, before that was known. It is made up
+    for by later bookings."""
     bill_from_usd: float | None = None
     """The provider's bill when this ledger began."""
     billed_usd: float = 0.0
@@ -135,13 +144,19 @@ def fold(ledger: Ledger, sight: Sight) -> Ledger:
             step=sight.step,
             step_since_us=at_us,
             reached=_reached(None, sight.step),
+            over=sight.over,
             bill_from_usd=sight.bill_usd,
         )
     books = _Books({each.cause: each for each in ledger.accounts})
     passed_us = max(at_us - ledger.until_us, 0)
     is_gap = passed_us > GAP_S * 1e6
+    ahead_us = ledger.ahead_us
+    for ended, gpus in sight.ended:
+        ahead_us += gpus * min(max(at_us - round(ended * 1e6), 0), at_us - ledger.since_us)
     for load in ledger.loads:
-        books.add("unobserved" if is_gap else load.cause, load, passed_us)
+        less_us = min(ahead_us, load.gpus * passed_us) if load.rented_usd_per_hour > 0 else 0
+        ahead_us -= less_us
+        books.add("unobserved" if is_gap else load.cause, load, passed_us, less_us)
     for created, gpus in sight.created:
         unseen_us = at_us - max(round(created * 1e6), ledger.since_us)
         if 0 < unseen_us < passed_us:
@@ -159,6 +174,8 @@ def fold(ledger: Ledger, sight: Sight) -> Ledger:
         step=_later(ledger.step, sight.step),
         step_since_us=step_since_us,
         reached=_reached(ledger.reached, sight.step),
+        over=sight.over,
+        ahead_us=ahead_us,
     )
 
 
@@ -168,10 +185,15 @@ class _Books:
 
     by_cause: dict[Cause, Account] = field(default_factory=dict)
 
-    def add(self, cause: Cause, load: Load, us: int) -> None:
-        """Book time of a load at its own prices."""
+    def add(self, cause: Cause, load: Load, us: int, less_us: int) -> None:
+        """Book time of a load at its own prices, less what was booked too early."""
         self.put(
-            Account(cause, load.gpus * us, load.usd_per_hour * us / 3.6e9, load.unpriced_gpus * us)
+            Account(
+                cause,
+                load.gpus * us - less_us,
+                load.usd_per_hour * us / 3.6e9,
+                load.unpriced_gpus * us,
+            )
         )
 
     def put(self, more: Account) -> None:

@@ -40,8 +40,12 @@ class Rented:
     has_joined: bool
     is_leaving: bool
     created_at: float = 0.0
-    is_over: bool = False
-    """No longer billed, although sailord may not have given up its node yet."""
+    ended_at: float | None = None
+    """Since when it is no longer billed, although sailord may not have given up its node yet."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.ended_at is not None
 
 
 def rented_of(capacity: CapacityState) -> tuple[Rented, ...]:
@@ -54,9 +58,20 @@ def rented_of(capacity: CapacityState) -> tuple[Rented, ...]:
             each.joined_at is not None,
             bool(each.why) or each.is_leaving or each.is_drained,
             each.instance.created_at,
-            each.ended_at is not None,
+            each.ended_at,
         )
-        for each in capacity.machines.values()
+        for each in (*capacity.closed, *capacity.machines.values())
+    )
+
+
+def ends_of(before: Iterable[Rented], now: Iterable[Rented]) -> tuple[tuple[float, int], ...]:
+    """Return when instances ended that were billed at the last sight, and their GPUs."""
+    billed = {each.name for each in before if not each.is_over}
+    newest = {each.name: each for each in now}.values()
+    return tuple(
+        (each.ended_at, each.gpus)
+        for each in newest
+        if each.name in billed and each.ended_at is not None
     )
 
 
@@ -75,8 +90,12 @@ def sight_of(
     rented: Iterable[Rented] = (),
     bill_usd: float | None = None,
     trained: tuple[str, int] | None = None,
+    over: frozenset[str] = frozenset(),
 ) -> Sight:
     """Return the sight of this moment.
+
+    ``over``: names of nodes whose instances the provider no longer lists. Until sailord gives such
+    a node up, it would count as one that nobody rents.
 
     ``trained``: the job and generation that trained at the last sight. A new leader, which has no
     reports yet, believes that it still does.
@@ -86,6 +105,8 @@ def sight_of(
     by_phase = _cause_of_phase(state, goes_on=goes_on)
     members = _members(active)
     by_name = {each.name: each for each in rented}
+    over -= by_name.keys()
+    still_known = []
     created = tuple((c.created_at, c.gpus) for c in by_name.values() if not c.is_over)
     found: dict[Cause, list[float]] = {}
 
@@ -100,6 +121,9 @@ def sight_of(
     for id_, node in _newest_lives(state).items():
         contract = by_name.get(node.record.name)
         if node.is_lost or not node.record.gpus or (contract is not None and contract.is_over):
+            continue
+        if node.record.name in over:
+            still_known.append(node.record.name)
             continue
         cause = _cause_of_node(state, id_, node, members, by_phase, goes_on=goes_on)
         if contract is None:
@@ -118,7 +142,8 @@ def sight_of(
         for cause, (gpus, usd, rented_usd, unpriced) in sorted(found.items())
     )
     step = _step_of(state, active) if active is not None and goes_on else None
-    return Sight(state.now, loads, step, _ended_by(active), bill_usd, created)
+    ended_by, known = _ended_by(active), tuple(sorted(still_known))
+    return Sight(state.now, loads, step, ended_by, bill_usd, created, over=known)
 
 
 def _newest_lives(state: State) -> Mapping[NodeId, Node]:

@@ -86,3 +86,17 @@ def test_only_the_leader_books(tmp_path: Path) -> None:
         return books
 
     assert in_a_store(tmp_path, play).ledger.until_us == NOW * 1e6
+
+
+def test_what_metrics_show_is_never_more_than_the_next_leader_knows(tmp_path: Path) -> None:
+    async def play(gateway: Gateway) -> tuple[Bookkeeper, Bookkeeper]:
+        term = await lead(gateway)
+        books = await booked(gateway, NOW, NOW + 10)
+        assert books.stored.until_us == 0
+        await books.save(term)
+        books.observe(replace(state(None), now=NOW + 20, term=TERM))
+        return books, await booked(gateway)
+
+    first, following = in_a_store(tmp_path, play)
+    assert first.stored == following.stored == following.ledger
+    assert first.stored.until_us == (NOW + 10) * 1e6

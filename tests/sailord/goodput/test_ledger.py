@@ -187,6 +187,19 @@ def test_later_bookings_use_up_a_corrected_bill() -> None:
     assert ledger.ahead_usd == 0
 
 
+def test_time_of_an_instance_that_had_ended_is_made_up_for_by_later_bookings() -> None:
+    both = (Load("unused", 3, rented_usd_per_hour=3.0),)
+    one = (Load("unused", 1, rented_usd_per_hour=1.0), Load("held", 5))
+    ledger = fold(fold(Ledger(), Sight(100.0, both)), Sight(110.0, both))
+    ledger = fold(ledger, Sight(111.0, one, ended=((104.0, 2),)))
+    assert ledger.account("unused").gpu_us == 30e6, "a sum never shrinks"
+    assert ledger.ahead_us == 2 * 7e6 - 3e6
+    ledger = fold(ledger, Sight(131.0, one))
+    assert ledger.ahead_us == 0
+    assert ledger.account("unused").gpu_us == (3 * 4 + 27) * 1e6
+    assert ledger.account("held").gpu_us == 5 * 20e6, "what nobody rents is not made up with"
+
+
 def test_the_stored_ledger_stays_small() -> None:
     full = Ledger(1, 2**60, tuple(Account(cause, 2**60, 1e9 / 3, 2**60) for cause in TEXTS),
                   tuple(Load(c, 10**6, 1e6 / 3, 1e6 / 3) for c in TEXTS), FIRST)  # fmt: skip

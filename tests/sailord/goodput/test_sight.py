@@ -12,7 +12,7 @@ from sailord.core.model.phases import Closing, Held, Opening, Starting, Stopping
 from sailord.core.model.state import State
 from sailord.core.model.stragglers import Speeds, Straggler
 from sailord.goodput.core.ledger import Sight
-from sailord.goodput.core.sight import Rented, sight_of
+from sailord.goodput.core.sight import Rented, ends_of, sight_of
 from tests.sailord.core.states import (
     BEGAN,
     JOB,
@@ -123,12 +123,26 @@ def test_without_a_job_nodes_are_booked_on_the_reason() -> None:
 def test_rented_instances_are_paid_for_from_their_creation_to_their_end() -> None:
     boots = Rented("machine-x", 8, 20.0, has_joined=False, is_leaving=False, created_at=BEGAN)
     gone = replace(boots, name="machine-y", has_joined=True)
-    over = replace(boots, name="machine-b", has_joined=True, is_over=True)
+    over = replace(boots, name="machine-b", has_joined=True, ended_at=BEGAN + 1)
     found = seen(state(None), rented=(boots, gone, over))
     assert {each.cause: each.gpus for each in found.loads} == {
         "step_under_way": 1, "booting": 8, "lost": 8,
     }  # fmt: skip
     assert found.created == ((BEGAN, 8), (BEGAN, 8))
+
+
+def test_a_node_whose_instance_is_gone_is_not_taken_for_one_that_nobody_rents() -> None:
+    found = seen(state(None), over=frozenset({"machine-b", "forgotten"}))
+    assert {each.cause: each.gpus for each in found.loads} == {"step_under_way": 1}
+    assert found.over == ("machine-b",)
+
+
+def test_an_instance_ends_once() -> None:
+    boots = Rented("machine-x", 8, 20.0, has_joined=False, is_leaving=False)
+    over = replace(boots, ended_at=NOW)
+    assert ends_of([boots], [over]) == ((NOW, 8),)
+    assert ends_of([over], [over]) == ()
+    assert ends_of([boots], [over, boots]) == (), "another one has its name"
 
 
 def test_a_machine_that_rebooted_is_paid_for_once() -> None:
