@@ -94,7 +94,7 @@ def load_config(path: Path) -> Config:
     name = top.value("name", _name)
     host_name = socket.gethostname().partition(".")[0].lower()
     if name is None and "name" not in top and not NAME.match(host_name):
-        top.report("name", "is missing, and the host name is no valid node name", "set name")
+        top.report("name", "is missing, and the host name is not a valid node name", "set name")
     state = top.text("state", required=True)
     store = top.text("store", required=True)
     key = top.text("key", required=True)

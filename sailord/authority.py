@@ -181,7 +181,7 @@ class Authority:
         except (ValueError, x509.ExtensionNotFound, InvalidSignature, TypeError):
             public, wanted = None, None
         if wanted is None or not isinstance(public, ec.EllipticCurvePublicKey):
-            raise InputError(Problem("body", "is no request for a certificate"))
+            raise InputError(Problem("body", "is not a request for a certificate"))
         if wanted.role != "agent" or wanted.cluster != self.cluster:
             what = f"asks for {wanted.uri}"
             raise InputError(Problem("body", what, f"ask for an agent of {self.cluster}"))
@@ -289,7 +289,7 @@ class Authority:
             try:
                 return x509.load_pem_x509_certificate(path.read_bytes())
             except ValueError:
-                raise InputError(Problem(str(path), "is no certificate")) from None
+                raise InputError(Problem(str(path), "is not a certificate")) from None
 
     def _key(self) -> ec.EllipticCurvePrivateKey:
         path = self.folder / "ca.key"
@@ -297,7 +297,7 @@ class Authority:
         try:
             key = serialization.load_pem_private_key(path.read_bytes(), None)
         except (ValueError, TypeError):
-            raise InputError(Problem(str(path), "is no private key")) from None
+            raise InputError(Problem(str(path), "is not a private key")) from None
         assert isinstance(key, ec.EllipticCurvePrivateKey)
         return key
 
@@ -319,7 +319,7 @@ def _host_name(host: str) -> x509.GeneralName:
     except ValueError:
         pass
     if host.endswith(".sailor") or not _HOST.match(host):
-        raise InputError(Problem("--host", f'"{host}" is no address or host name'))
+        raise InputError(Problem("--host", f'"{host}" is not an address or a host name'))
     return x509.DNSName(host)
 
 

@@ -257,7 +257,7 @@ def read_certificate(path: Path) -> tuple[Identity, float]:
         until = found.not_valid_after_utc.timestamp()
     owner = read_identity(uris[0]) if len(uris) == 1 else None
     if owner is None:
-        what = "is no certificate of a cluster's authority"
+        what = "is not a certificate of a cluster's authority"
         raise InputError(Problem(str(path), what, "make one: sailorctl ca issue"))
     return owner, until
 
@@ -271,7 +271,7 @@ def _read_revoked(path: Path | None) -> frozenset[int]:
         return frozenset(each.serial_number for each in x509.load_pem_x509_crl(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise InputError(
-            Problem(str(path), f"is no list of revoked certificates: {error}")
+            Problem(str(path), f"is not a list of revoked certificates: {error}")
         ) from None
 
 

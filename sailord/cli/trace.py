@@ -55,7 +55,7 @@ def import_(
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "is no text"
+            reason = error.strerror if isinstance(error, OSError) else "is not text"
             raise InputError(Problem(str(path), f"could not be read: {reason}", "")) from None
         pool, gpus = _pool_of(path, text, pools[number] if pools else None)
         found.append(series_of(LogFile(path.name, text, pool, gpus_per_node or gpus)))

@@ -95,7 +95,7 @@ def test_only_agents_of_this_cluster_are_enrolled(authority):
     ):
         with pytest.raises(InputError, match="asks for"):
             authority.enrol(request_of(wrong)[1], None)
-    with pytest.raises(InputError, match="is no request"):
+    with pytest.raises(InputError, match="is not a request"):
         authority.enrol(b"-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n", None)
 
 
@@ -115,7 +115,10 @@ def test_the_command_line_makes_lists_renews_and_revokes(tmp_path):
         (("issue", "root/bob", "--out", out), "is not a member's name"),
         (("issue", "store/one", "--out", out), "has no --host"),
         (("issue", "agent/n1", "--out", out, "--host", "10.0.0.1"), "has a --host"),
-        (("issue", "store/one", "--out", out, "--host", "head.sailord.prod.sailor"), "no address"),
+        (
+            ("issue", "store/one", "--out", out, "--host", "head.sailord.prod.sailor"),
+            "not an address",
+        ),
     ]:
         refused = sailorctl("ca", *words, *ca)
         assert refused.exit_code == 2

@@ -178,10 +178,10 @@ def _about(given: Any) -> dcp.TensorStorageMetadata | dcp.BytesStorageMetadata:
 
 def _properties_of(given: Any) -> dcp.TensorProperties:
     if type(given) is not _Properties:
-        raise TypeError(f"{type(given).__name__} is no properties")
+        raise TypeError(f"{type(given).__name__} is not a mapping of properties")
     dtype, layout, requires_grad, memory_format, pin_memory = given.state
     if type(dtype) is not torch.dtype:
-        raise TypeError(f"{dtype!r} is no type of numbers")
+        raise TypeError(f"{dtype!r} is not a type of numbers")
     found = dcp.TensorProperties(dtype)
     if type(layout) is str:
         layout = _get_layout(layout)  # type: ignore[no-untyped-call] # of torch
@@ -199,7 +199,7 @@ def _index_of(given: Any) -> dcp.MetadataIndex:
 def _place_of(state: dict[str, Any]) -> _StorageInfo:
     path = state["relative_path"]
     if type(path) is not str:
-        raise TypeError("a file's name is no text")
+        raise TypeError("a file's name is not text")
     if path.startswith("/") or ".." in path.split("/"):
         raise ValueError(f"it names a file outside the folder: {path!r}")
     return _StorageInfo(path, state["offset"], state["length"], state.get("transform_descriptors"))

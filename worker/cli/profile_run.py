@@ -61,7 +61,7 @@ def profile(options: ProfileOptions) -> None:
     name = options.name or job.profile or profile_name(job.model.name)
     if name != profile_name(name):
         cure = f"use letters, digits, dots and dashes, such as {profile_name(name)}"
-        raise InputError(Problem("--name", f"{name!r} is no name of a file", cure))
+        raise InputError(Problem("--name", f"{name!r} is not the name of a file", cure))
     path = options.out / f"profiles_{name}.json"
     before = _before(path, catalogue)
     request = Request(

@@ -131,7 +131,9 @@ def _package(request: web.Request) -> Package:
 def _part(request: web.Request) -> int:
     text = request.match_info["part"]
     if not (text.isascii() and text.isdecimal() and len(text) <= 4):
-        raise Refusal(404, Problem(text[:20], "is no part", "give a whole number"))
+        raise Refusal(
+            404, Problem(text[:20], "is not a part of the package", "give a whole number")
+        )
     return int(text)
 
 

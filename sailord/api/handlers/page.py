@@ -44,7 +44,7 @@ async def page_file(request: web.Request) -> web.Response:
 def _file(request: web.Request, name: str) -> web.Response:
     found = page_files().get(name)
     if found is None:
-        raise Refusal(404, Problem(name[:64], "is no file of the page", "open / instead"))
+        raise Refusal(404, Problem(name[:64], "is not a file of the page", "open / instead"))
     headers = {**HEADERS, "ETag": f'"{found.tag}"'}
     if request.headers.get("If-None-Match") == headers["ETag"]:
         return web.Response(status=304, headers=headers)

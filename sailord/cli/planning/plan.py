@@ -51,7 +51,7 @@ def _share(_context: click.Context, _option: click.Parameter, text: str | None) 
     except ValueError:
         share = -1.0
     if not 0 <= share < 1:
-        raise InputError(Problem("--gap", f'"{text}" is no share', "write 5% or 0.05"))
+        raise InputError(Problem("--gap", f'"{text}" is not a share', "write 5% or 0.05"))
     return share
 
 

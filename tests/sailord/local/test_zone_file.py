@@ -44,7 +44,7 @@ def test_link_may_be_one_way(tmp_path):
         ('[[zone]]\nname = "zone-a"\n[[zone]]\nname = "zone-a"\n', ['is "zone-a" again']),
         (
             '[[zone]]\nname = "zone-a"\n[[link]]\nfrom = "zone-a"\nto = "zone-b"\ndelay_ms = -1\n',
-            ['"zone-b", which is no zone here', "at least 0"],
+            ['"zone-b", which is not a zone here', "at least 0"],
         ),
         ('[[zone]]\nname = "zone-a"\n[[link]]\nfrom = "zone-a"\nto = "zone-a"\n', ["comes from"]),
         ('[[zone]]\nname = "zone-a"\nspeed = 3\n', ['unknown key "speed"']),

@@ -149,7 +149,7 @@ def test_where_nothing_can_be_written_nothing_is_measured(
     monkeypatch.setattr(
         "worker.cli.profile_run.profile_job", lambda *_, **__: pytest.fail("it ran")
     )
-    with pytest.raises(InputError, match=r"is no name of a file; use .* such as b"):
+    with pytest.raises(InputError, match=r"is not the name of a file; use .* such as b"):
         profiled(name="../b")
     (tmp_path / "profiles").write_text("a file")
     with pytest.raises(InputError, match="cannot be made: File exists"):
