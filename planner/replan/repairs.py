@@ -33,7 +33,7 @@ class RepairDrafts:
         """Mixes that keep most of the running pipelines, in no order."""
         running = (*base.templates, *(one.template for one in broken))
         near = {stage.lot for template in running for stage in template.stages}
-        spare = self._fitting(base, [*self._mended(base, broken), *self._known(base, broken)])
+        spare = self._fitting(base, [*self._repaired(base, broken), *self._known(base, broken)])
         yield from self._refilled(base, spare, near)
         for index, (given_up, count) in enumerate(base.pairs):
             # One pipeline less: cheaper by itself, or making room for others.
@@ -107,7 +107,7 @@ class RepairDrafts:
                 mixed = self.templates.templates(pair, self.micro_batch, self.total)
                 yield from mixed[:MIXED_PER_PAIR]
 
-    def _mended(self, base: PipelineMix, broken: Sequence[Broken]) -> Iterator[Template]:
+    def _repaired(self, base: PipelineMix, broken: Sequence[Broken]) -> Iterator[Template]:
         """Broken pipelines without their lost stages, or with other GPUs in their place."""
         maker = self.templates.maker
         for one in dict.fromkeys(broken):

@@ -30,9 +30,14 @@ from sailord.core.model.commands import Command, Resign, WriteJob
 from sailord.core.model.events import Elected, Event, WriteRefused
 from sailord.core.model.rule import PASS, RuleAnswer, Step, state_note
 from sailord.core.model.state import Active, State
-from sailord.core.rules.checkpoint_rules import await_commit, commit_next, obey_checkpoint, sweep
+from sailord.core.rules.checkpoint_rules import (
+    await_commit,
+    commit_next,
+    follow_checkpoint_order,
+    sweep,
+)
 from sailord.core.rules.job_rules import hold_rejected, keep_budget, take_next_job
-from sailord.core.rules.operator_orders import obey
+from sailord.core.rules.operator_orders import follow_order
 from sailord.core.rules.phase_rules import advance
 from sailord.core.rules.planner_answer import answer_question
 from sailord.core.rules.probing import probe_suspects
@@ -51,9 +56,9 @@ RULES: tuple[Rule, ...] = (
     hold_rejected,
     # Before the other orders: it only chooses the snapshot to make durable, and has to do so before
     # a pause or a cancel ends the generation.
-    obey_checkpoint,
+    follow_checkpoint_order,
     # Before the job's own progress: an operator's order overrides what the phase would do next.
-    obey,
+    follow_order,
     # After orders: a pause or a cancel decides how an overspent job ends.
     keep_budget,
     # Before the phase's rule, which may end the generation, and with it what can be committed.

@@ -22,7 +22,7 @@ INSTEAD: dict[JobState, str] = {
 """What can be ordered of a job that does not have the cluster."""
 
 
-def objection(state: State, order: Order) -> Problem | None:
+def why_without_effect(state: State, order: Order) -> Problem | None:
     """Return why the order would have no effect, and what would; ``None``: it has one.
 
     A repeated id is accepted: the sender did not receive our answer.

@@ -18,7 +18,7 @@ from sailord.api.answers.responses import answer, refusal
 from sailord.api.answers.types import Taken
 from sailord.api.handlers.bodies import check_id, check_moment, read_object
 from sailord.api.handlers.context import CONTEXT, ApiContext
-from sailord.core.order_validation import objection
+from sailord.core.order_validation import why_without_effect
 from simulator.documents.problems import Problem
 
 log = structlog.get_logger("sailord.api")
@@ -64,7 +64,7 @@ def named(request: web.Request, order: Order) -> Order:
 
 async def store_order(api: ApiContext, order: Order) -> web.Response:
     """Store an order; refuse one that would change nothing, and say what would."""
-    useless = objection(api.state, order)
+    useless = why_without_effect(api.state, order)
     if useless is not None:
         return refusal(409, useless)
     given = await api.gateway.give_order(order)

@@ -51,7 +51,7 @@ def pool_supplies(
     others: Counter[Pool] = Counter()
     for node in state.nodes.values():
         record = node.record
-        is_useful = not node.is_lost and not node.is_draining and not node.is_set_apart
+        is_useful = not node.is_lost and not node.is_draining and not node.is_closed_to_new_plans
         if is_useful and record.gpus and record.name not in rented:
             pool = Pool(record.zone, record.machine, record.gpu, record.gpus, record.spot)
             others[pool] += 1

@@ -100,10 +100,10 @@ class Node:
             return False
         if self.exclusion.slow or self.why_unsound:  # Its record in the store may not say so yet.
             return False
-        return self.record.state == "ready" and (is_member or not self.is_set_apart)
+        return self.record.state == "ready" and (is_member or not self.is_closed_to_new_plans)
 
     @property
-    def is_set_apart(self) -> bool:
+    def is_closed_to_new_plans(self) -> bool:
         """New plans leave it out, unless the job runs on it already."""
         return self.exclusion.is_cordoned or bool(self.exclusion.foreign)
 

@@ -87,7 +87,7 @@ def _is_preparing(node: Node) -> bool:
 def usable(state: State, active: Active) -> tuple[NodeId, ...]:
     """Return the nodes that a new plan may use, sorted."""
     nodes, members = state.nodes, active.generation.members if active.generation else ()
-    kept = (id_ for id_ in members if id_ in nodes and nodes[id_].is_set_apart)
+    kept = (id_ for id_ in members if id_ in nodes and nodes[id_].is_closed_to_new_plans)
     stay = [id_ for id_ in kept if nodes[id_].is_usable(is_member=True)]
     return tuple(sorted((*nodes.free, *stay))) if stay else nodes.free
 

@@ -11,7 +11,7 @@ from sailord.core.queries.replan_triggers import next_order, usable, why_no_node
 from sailord.core.queries.restore_point import failure_domains, release_point, restore_point
 
 
-def is_informed(state: State, active: Active) -> bool:
+def holders_reported(state: State, active: Active) -> bool:
     """Return whether every possible snapshot holder has reported or timed out.
 
     A new leader does not know yet what is in the nodes' memory; and a node without a lease may be
@@ -20,16 +20,16 @@ def is_informed(state: State, active: Active) -> bool:
     if active.generation is None:
         return True
     members = (state.nodes.get(id_) for id_ in active.generation.members)
-    heard = all(n is None or n.is_lost or _speaks(n) or _is_mute(state, n) for n in members)
+    heard = all(n is None or n.is_lost or _speaks(n) or _ignores_probes(state, n) for n in members)
     # Unused nodes may hold replicas, too.
     return heard and not any(
-        node.report is None and node.absent_since is None and not _is_mute(state, node)
+        node.report is None and node.absent_since is None and not _ignores_probes(state, node)
         for node in state.nodes.values()
         if not node.is_lost
     )
 
 
-def _is_mute(state: State, node: Node) -> bool:
+def _ignores_probes(state: State, node: Node) -> bool:
     """Return whether it has a lease, had time to report, and left a probe unanswered.
 
     A firewall may block it, or its clock be far from ours.

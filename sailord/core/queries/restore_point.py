@@ -24,7 +24,7 @@ def restore_point(
     state: what a generation did after it was abandoned is void.
     """
     complete = complete_points(held, layers, atoms)
-    on_line = [point for point in complete if last is not None and is_on_line(point, last)]
+    on_line = [point for point in complete if last is not None and is_in_lineage(point, last)]
     newest = max(on_line, default=None)
     if newest is not None and (durable is None or newest.step >= durable.point.step):
         return Restore(newest, "memory")
@@ -91,7 +91,7 @@ def failure_domains(zones: Mapping[NodeId, str], survive: str) -> dict[NodeId, s
     return {id_: zone if by_zone else id_ for id_, zone in zones.items()}
 
 
-def is_on_line(point: Point, last: GenerationRecord) -> bool:
+def is_in_lineage(point: Point, last: GenerationRecord) -> bool:
     """Return whether the point is an ancestor of the last generation's state, or its own.
 
     The line is the last generation, then each restore point on the way back: of the generation

@@ -32,6 +32,6 @@ def _has_failed(node: Node) -> bool:
 
 def _may_be_usable(node: Node) -> bool:
     """Return whether it may become usable without an operator."""
-    if node.is_draining or node.is_set_apart or node.exclusion.slow:
+    if node.is_draining or node.is_closed_to_new_plans or node.exclusion.slow:
         return False
     return not _has_failed(node) and not (node.report is not None and node.report.fault)

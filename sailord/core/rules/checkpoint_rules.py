@@ -180,7 +180,7 @@ def secure(state: State, active: Active, point: Point | None) -> RuleAnswer:
     return PASS if state.now >= wanted.until else WAIT
 
 
-def obey_checkpoint(state: State, active: Active) -> RuleAnswer:
+def follow_checkpoint_order(state: State, active: Active) -> RuleAnswer:
     """Make the newest complete snapshot durable, as an operator ordered."""
     orders = tuple(order for order in active.orders if order.kind == "checkpoint")
     record = active.generation

@@ -11,7 +11,7 @@ from sailord.core.model.state import Active, Progress, State
 from sailord.core.queries.active_job import is_writing
 from sailord.core.queries.job_cost import over_budget
 from sailord.core.queries.job_queue import next_in_queue
-from sailord.core.queries.restore_choice import is_informed, unsaved_steps
+from sailord.core.queries.restore_choice import holders_reported, unsaved_steps
 from sailord.core.rules.transitions import close, finish
 
 
@@ -36,7 +36,7 @@ def yield_cluster(state: State, active: Active, phase: Held) -> RuleAnswer:
     following = next_in_queue(state)
     if state.now <= phase.since:
         return PASS  # One decision later, so that receivers are told that it was held.
-    if following is None or not is_informed(state, active) or _has_workers(state, active):
+    if following is None or not holders_reported(state, active) or _has_workers(state, active):
         return PASS
     if unsaved_steps(state, active):
         return PASS

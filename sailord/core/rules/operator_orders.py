@@ -18,7 +18,7 @@ from sailord.core.queries.replan_triggers import next_order
 from sailord.core.rules.transitions import close, enter, stop, without
 
 
-def obey(state: State, active: Active) -> RuleAnswer:
+def follow_order(state: State, active: Active) -> RuleAnswer:
     """Carry out the next order."""
     order = next_order(active)
     if order is None or is_writing(active):

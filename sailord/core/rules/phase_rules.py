@@ -24,7 +24,7 @@ from sailord.core.queries.replan_triggers import (
     replan_trigger,
     usable,
 )
-from sailord.core.queries.restore_choice import is_informed
+from sailord.core.queries.restore_choice import holders_reported
 from sailord.core.queries.timeouts import stall_s, start_s
 from sailord.core.queries.unprepared_nodes import why_unprepared
 from sailord.core.rules.checkpoint_rules import secure
@@ -35,10 +35,10 @@ from sailord.core.rules.transitions import (
     enter,
     fail,
     finish,
-    forgive,
     is_healthy,
     note,
     open_next,
+    reset_failures,
     without,
 )
 
@@ -88,7 +88,7 @@ def _while_stopping(state: State, active: Active, phase: Stopping) -> RuleAnswer
         is_kept = goes_on or not is_alive(state, active)
         kept = PASS if is_kept else secure(state, active, stopped)
         return close(state, active, phase.then, phase.reason) if kept is PASS else kept
-    if stopped is None and not is_informed(state, active):
+    if stopped is None and not holders_reported(state, active):
         return WAIT
     if not set(phase.then.members) <= set(usable(state, active)):
         return enter(state, Waiting(f"{phase.reason}; a node of the new plan is lost", state.now))
@@ -148,7 +148,7 @@ def _while_running(state: State, active: Active) -> RuleAnswer:
     if state.now >= active.progress.advanced_at + stall_s(state.options, active):
         return fail(state, active)
     if active.attempts.failures and is_healthy(state, active):
-        return forgive(state, active)
+        return reset_failures(state, active)
     trigger = replan_trigger(state, active)
     return ask(state, active, trigger) if is_due(state, active, trigger) else PASS
 

@@ -17,7 +17,7 @@ from sailord.core.queries.active_job import (
     with_ask_again,
 )
 from sailord.core.queries.replan_triggers import usable
-from sailord.core.queries.restore_choice import is_informed
+from sailord.core.queries.restore_choice import holders_reported
 from sailord.core.rules.straggler_rules import answer_to_slow, leave_out
 from sailord.core.rules.transitions import check_before_restore, fail, note, open_next, stop
 
@@ -48,10 +48,10 @@ def answer_question(state: State, active: Active) -> RuleAnswer:
             refused = replace(active, asked=replace(active.asked, is_refused=True))
             return _drop(state, refused, note(active, f"no plan: {why}"))
         case Proposal() as proposal if alive:
-            return _weigh(state, active, question, proposal)
+            return _change_or_stay(state, active, question, proposal)
         case Proposal() as proposal:
             # Nothing runs that must be stopped, but every snapshot holder must be heard first.
-            is_time = is_informed(state, active)
+            is_time = holders_reported(state, active)
             return open_next(state, active, proposal, question.reason) if is_time else WAIT
 
 
@@ -60,7 +60,9 @@ def _drop(state: State, active: Active, *said: Note) -> Step:
     return Step(replace(state, active=replace(active, question=None)), said)
 
 
-def _weigh(state: State, active: Active, question: Question, proposal: Proposal) -> RuleAnswer:
+def _change_or_stay(
+    state: State, active: Active, question: Question, proposal: Proposal
+) -> RuleAnswer:
     """Change to the proposed plan, or keep what runs."""
     if is_rolling_back(active):
         return open_next(state, active, proposal, question.reason)
@@ -69,7 +71,7 @@ def _weigh(state: State, active: Active, question: Question, proposal: Proposal)
         return _drop(state, later, note(active, f"stays: {proposal.why}"))
     if is_running_plan(active, proposal):
         return _drop(state, active, note(active, "stays: no better plan"))
-    cannot_stop = is_too_late_to_stop(state, active, proposal) and is_informed(state, active)
+    cannot_stop = is_too_late_to_stop(state, active, proposal) and holders_reported(state, active)
     if cannot_stop and (looked := check_before_restore(state, active)) is not PASS:
         return looked
     reason, written = question.reason, tuple[Command, ...]()

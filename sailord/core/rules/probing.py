@@ -39,7 +39,7 @@ def suspects_to_probe(state: State, generation: GenerationRecord) -> tuple[NodeI
         node = state.nodes[id_]
         if node.report is not None and node.report.speaks_of(generation):
             named.update(node.report.broken_peers)
-        if (id_ in members and _is_silent(state, node)) or _is_unheard(state, node):
+        if (id_ in members and _is_silent(state, node)) or _never_reported(state, node):
             named.add(id_)
     suspects = [state.nodes[id_] for id_ in named if id_ in state.nodes]
     asked = sum(_was_just_probed(state, suspect) for suspect in suspects)
@@ -60,7 +60,7 @@ def _is_silent(state: State, node: Node) -> bool:
     return state.now >= max(quiet_since, state.trusted_since(node) - options.suspect_s)
 
 
-def _is_unheard(state: State, node: Node) -> bool:
+def _never_reported(state: State, node: Node) -> bool:
     """Return whether it has a lease and never reported, though it had time to."""
     since = max(state.leases_since, node.since) + state.options.suspect_s
     is_there = node.absent_since is None and bool(node.record.address)

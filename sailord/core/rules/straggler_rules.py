@@ -24,7 +24,7 @@ from sailord.core.queries.straggler_queries import room_for_stragglers, undecide
 def decide_stragglers(state: State, active: Active) -> RuleAnswer:
     """Take marked stragglers back, or keep those that are too many to leave out."""
     if isinstance(active.phase, Waiting):
-        return _take_back(state, active)
+        return _readmit(state, active)
     return _keep_too_many(state, active) if is_alive(state, active) else PASS
 
 
@@ -69,7 +69,7 @@ def leave_out(state: State, question: Question) -> tuple[State, tuple[Command, .
     return _said(replace(state, nodes=state.nodes.with_(marked)), orders)
 
 
-def _take_back(state: State, active: Active) -> RuleAnswer:
+def _readmit(state: State, active: Active) -> RuleAnswer:
     """Take stragglers back if there is no plan without them."""
     if not active.asked.is_refused:
         return PASS

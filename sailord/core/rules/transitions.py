@@ -203,7 +203,7 @@ def is_healthy(state: State, active: Active) -> bool:
     return steps_done >= state.options.steps_of_health
 
 
-def forgive(state: State, active: Active) -> Step:
+def reset_failures(state: State, active: Active) -> Step:
     """Forget earlier failures."""
     forgiven = replace(active, attempts=replace(active.attempts, failures=0))
     said = note(active, "healthy again: earlier failures no longer count")

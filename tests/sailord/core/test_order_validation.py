@@ -13,7 +13,7 @@ from sailord.core.model.events import OrderGiven, Ticked
 from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Closing, Held, Running, Stopping, Waiting
 from sailord.core.model.state import State
-from sailord.core.order_validation import objection
+from sailord.core.order_validation import why_without_effect
 from tests.sailord.core.states import (
     BEGAN,
     JOB,
@@ -80,7 +80,7 @@ USELESS = [
 def test_order_without_effect_is_rejected_with_a_hint(
     before: State, kind: str, target: str, why: str, cure: str
 ) -> None:
-    problem = objection(before, order(kind, target))
+    problem = why_without_effect(before, order(kind, target))
     assert problem is not None
     assert problem.place in {target, "machine-a"}
     assert why in problem.what
@@ -112,7 +112,7 @@ USEFUL = [
 
 @pytest.mark.parametrize(("before", "kind", "target"), USEFUL)
 def test_order_with_an_effect_is_accepted(before: State, kind: str, target: str) -> None:
-    assert objection(before, order(kind, target)) is None
+    assert why_without_effect(before, order(kind, target)) is None
     after, _ = decide(before, OrderGiven(NOW, order(kind, target, "new")))
     is_kept = after.active is not None and any(each.id == "new" for each in after.active.orders)
     assert is_kept or has_effect(before, kind, target)
@@ -138,16 +138,16 @@ def has_effect(before: State, kind: str, target: str) -> bool:
 
 def test_repeated_order_id_is_accepted() -> None:
     before = replace(waits("done"), known_orders=frozenset({"order"}))
-    assert objection(before, order("cancel", OTHER)) is None
+    assert why_without_effect(before, order("cancel", OTHER)) is None
 
 
 def test_follower_rejects_no_order() -> None:
-    assert objection(replace(waits("done"), term=None), order("cancel", OTHER)) is None
+    assert why_without_effect(replace(waits("done"), term=None), order("cancel", OTHER)) is None
 
 
 def test_earlier_departure_time_has_an_effect() -> None:
     before = nodes(draining_since=NOW)
-    assert objection(before, order("preempt", A, leaves_at=NOW + 30)) is None
+    assert why_without_effect(before, order("preempt", A, leaves_at=NOW + 30)) is None
 
 
 def test_a_drain_of_the_agents_own_is_not_withdrawn_by_an_order() -> None:
@@ -155,7 +155,7 @@ def test_a_drain_of_the_agents_own_is_not_withdrawn_by_an_order() -> None:
     stopped = node(A, draining_since=NOW - 1)
     stopped = replace(stopped, record=replace(stopped.record, state="draining"))
     before = replace(state(), nodes=Nodes({A: stopped, B: node(B)}))
-    said = objection(before, order("withdraw", A))
+    said = why_without_effect(before, order("withdraw", A))
     assert said is not None
     assert "start sailor-agent there again" in said.cure
-    assert objection(nodes(draining_since=NOW), order("withdraw", A)) is None
+    assert why_without_effect(nodes(draining_since=NOW), order("withdraw", A)) is None

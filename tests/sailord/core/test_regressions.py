@@ -37,7 +37,7 @@ from sailord.core.model.events import (
 from sailord.core.model.phases import Closing, Held, Opening, Running, Starting, Stopping, Waiting
 from sailord.core.model.state import State
 from sailord.core.model.stragglers import Speeds, Straggler
-from sailord.core.order_validation import objection
+from sailord.core.order_validation import why_without_effect
 from tests.sailord.core.states import (
     BEGAN,
     FROM_NOTHING,
@@ -114,7 +114,7 @@ BACK = order("rollback", id_="back", durable=durable(20))
 def test_rollback_of_an_overspent_job_is_refused() -> None:
     closed = replace(G, state="closed")
     before = state(Held("it is spent", BEGAN), job=job(state="held", **SPENT), generation=closed)
-    problem = objection(before, BACK)
+    problem = why_without_effect(before, BACK)
     assert problem is not None
     assert "is spent" in problem.what
     after, commands = act(before, OrderGiven(NOW, BACK))
@@ -169,7 +169,7 @@ def test_order_given_while_a_pause_is_stored_counts(given: tuple[str, ...], beco
 def test_rollback_is_refused_while_pausing() -> None:
     before = state(Stopping("paused", "lunch", NOW + 9), generation=STOPPED,
                    orders=(order("pause", id_="first"),))  # fmt: skip
-    problem = objection(before, BACK)
+    problem = why_without_effect(before, BACK)
     assert problem is not None
     assert "being paused" in problem.what
 

@@ -27,7 +27,7 @@ from sailord.core.model.state import Check, Commit, State
 from sailord.core.queries.restore_choice import release_now
 from sailord.core.queries.restore_point import (
     failure_domains,
-    is_on_line,
+    is_in_lineage,
     release_point,
     restore_point,
 )
@@ -169,7 +169,7 @@ LINE = replace(G, lineage=(Point(4, 1),))
 def test_steps_after_a_generation_was_abandoned_are_void(
     point: Point, expected: bool
 ) -> None:  # a column of the table
-    assert is_on_line(point, LINE) == expected
+    assert is_in_lineage(point, LINE) == expected
 
 
 @pytest.mark.parametrize(
