@@ -30,15 +30,18 @@ def short_cause(reason: str) -> str:
     """Return a trigger's reason without explanations, with nodes of the same state named together.
 
     ``a2 is lost: its lease expired; a3 is lost: the same`` becomes ``a2, a3 lost``.
+    Of a failure the explanation stays.
     """
     names: dict[str, list[str]] = {}
     for part in reason.split("; "):
-        said = part.partition(": ")[0]
+        said, _, why = part.partition(": ")
         state = next((state for state in STATES if said.endswith(f" {state}")), None)
         if state is None:
             names.setdefault(said, [])
         else:
-            names.setdefault(STATES[state], []).append(said.removesuffix(f" {state}"))
+            # A failure may be an error of the user's script.
+            word = f"failed: {why}" if state == "failed" and why else STATES[state]
+            names.setdefault(word, []).append(said.removesuffix(f" {state}"))
     return "; ".join(f"{_some(who)} {word}" if who else word for word, who in names.items())
 
 

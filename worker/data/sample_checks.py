@@ -70,9 +70,9 @@ def _check_below(value: Any, name: str, limit: int, place: str) -> None:
         raise InputError(Problem(place, what, cure))
 
 
-def row_out_of_bounds(error: IndexError, batch: Any) -> int | None:
-    """Return which row of a batch has the label that torch's own losses refused, if one does."""
-    told = re.search(r"Target (-?\d+) is out of bounds", str(error))
+def row_out_of_bounds(error: IndexError | RuntimeError, batch: Any) -> int | None:
+    """Return which row of a batch has the label that torch refused, in a loss or as an index."""
+    told = re.search(r"(?:Target|index) (-?\d+) is out of bounds", str(error))
     if told is None:
         return None
     for name, value in _entries(batch):

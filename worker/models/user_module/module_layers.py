@@ -124,7 +124,7 @@ class ModuleLayer:
             output = self._output(x, current, random)
             try:
                 total, count = self.source.losses(output, current.inputs)
-            except IndexError as error:
+            except (IndexError, RuntimeError) as error:
                 row = row_out_of_bounds(error, current.inputs)
                 if row is not None:
                     position = int(current.samples[row])

@@ -1,0 +1,23 @@
+"""A reconfiguration's cause in a few words."""
+
+from __future__ import annotations
+
+import pytest
+
+from sailord.notify.summaries import short_cause
+
+
+@pytest.mark.parametrize(
+    ("reason", "short"),
+    [
+        ("a2 is lost: its lease expired; a3 is lost: the same", "a2, a3 lost"),
+        (
+            "c1 failed: rank 0: after 18 steps: ValueError: no (train.py:11 in check)",
+            "c1 failed: rank 0: after 18 steps: ValueError: no (train.py:11 in check)",
+        ),
+        ("c1 failed", "c1 failed"),
+        ("a4 could help", "a4 added"),
+    ],
+)
+def test_cause_keeps_the_explanation_of_a_failure_alone(reason, short):
+    assert short_cause(reason) == short
