@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from planner.pipelines.pipeline_mix import PipelineMix, room_for, take
-from planner.pipelines.pipeline_template import MANY, Template, TemplateStage
+from planner.pipelines.pipeline_template import Template, TemplateMaker, TemplateStage
 from planner.problem.inventory import Lot
 from planner.replan.damage import Broken
 from planner.search.local_search import EventSearch
@@ -35,6 +35,10 @@ class RepairDrafts:
         near = {stage.lot for template in running for stage in template.stages}
         spare = self._fitting(base, [*self._repaired(base, broken), *self._known(base, broken)])
         yield from self._refilled(base, spare, near)
+        if not base.templates:
+            # A single pipeline sets no memory aside for sums of gradients.
+            for template in self._fitting(base, self._repaired(base, broken, is_alone=True)):
+                yield PipelineMix((template,), (1,), base.together)
         for index, (given_up, count) in enumerate(base.pairs):
             # One pipeline less: cheaper by itself, or making room for others.
             fewer = base.with_count(index, count - 1)
@@ -107,9 +111,11 @@ class RepairDrafts:
                 mixed = self.templates.templates(pair, self.micro_batch, self.total)
                 yield from mixed[:MIXED_PER_PAIR]
 
-    def _repaired(self, base: PipelineMix, broken: Sequence[Broken]) -> Iterator[Template]:
+    def _repaired(
+        self, base: PipelineMix, broken: Sequence[Broken], *, is_alone: bool = False
+    ) -> Iterator[Template]:
         """Broken pipelines without their lost stages, or with other GPUs in their place."""
-        maker = self.templates.maker
+        maker = self.templates.alone if is_alone else self.templates.maker
         for one in dict.fromkeys(broken):
             template = one.template
             lost = set(one.lost_stages)
@@ -126,17 +132,19 @@ class RepairDrafts:
                 stages = tuple(
                     other if s in lost else stage for s, stage in enumerate(template.stages)
                 )
-                if self._fits_memory(stages, template.cuts):
+                if self._fits_memory(maker, stages, template.cuts):
                     yield maker.timed(stages, self.micro_batch, template.cuts)
                 balanced = maker.template(stages, self.micro_batch, self.total)
                 if balanced is not None:
                     yield balanced
 
-    def _fits_memory(self, stages: Sequence[TemplateStage], cuts: Sequence[int]) -> bool:
+    def _fits_memory(
+        self, maker: TemplateMaker, stages: Sequence[TemplateStage], cuts: Sequence[int]
+    ) -> bool:
         """Whether stages with these boundaries fit their devices."""
-        maker, b = self.templates.maker, self.micro_batch
+        b = self.micro_batch
         return all(
-            maker.most_in_flight(stage, b, MANY)[cuts[s], cuts[s + 1]]
+            maker.most_in_flight(stage, b, maker.pipelines)[cuts[s], cuts[s + 1]]
             >= min(self.total, len(stages) - s)
             for s, stage in enumerate(stages)
         )

@@ -19,11 +19,13 @@ from planner.replan.answers_ahead import Precomputed
 from planner.replan.assign_nodes import stage_is_alive
 from planner.replan.damage import Running
 from planner.replan.nodes import Node, cluster_with, is_placed, nodes_of, nodes_used
+from planner.replan.replan_search import ReplanSearch
 from planner.replan.replanner import REPLAN_BUDGET, Replan, Replanner
 from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import load_catalogue
+from simulator.hardware.runtime_constants import PLATFORMS
 from simulator.inputs.job_file import load_job
 from simulator.inputs.plan_check import check_plan, split_in_proportion
 from simulator.inputs.plan_file import plan_text
@@ -31,6 +33,7 @@ from simulator.models.presets import preset
 from simulator.spec.job import Job, Objective
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from tests.planner.small_cases import SmallCase, random_case
+from tests.planner.tight_memory import demo
 
 ROOT = Path(__file__).resolve().parents[3]
 GPUS_MIN = 12
@@ -392,3 +395,25 @@ def test_a_better_placement_of_the_running_pipelines_is_found() -> None:
     _, estimate, transfers, _ = found.found
     assert estimate.iteration_s < 0.8 * running.estimate.iteration_s
     assert transfers.network_bytes > 0
+
+
+def test_a_repaired_single_pipeline_needs_no_room_for_sums(tmp_path, monkeypatch) -> None:
+    """Its layers are balanced anew over a large node that takes the place of a small one."""
+    for gpu in ("emulated-large", "emulated-small"):
+        monkeypatch.setitem(PLATFORMS, gpu, replace(PLATFORMS[gpu], transport="nccl"))
+    asked = demo(1.42, 2, 1, 2, folder=tmp_path)
+    answer = plan_job(asked)
+    assert answer.plan is not None
+    assert len(answer.plan.pipelines) == 1
+    pools = tuple(replace(pool, gpus=pool.gpus + 1) for pool in asked.cluster.pools)
+    cluster = replace(asked.cluster, pools=pools)
+    replanner, nodes = Replanner(asked.job, cluster, asked.measurements), nodes_of(cluster)
+    placed = replanner.place(answer.plan, nodes)
+    assert placed is not None
+    running = replanner.prepare(placed)
+    lost = max(nodes_used(placed))
+    assert "small" in lost
+    live = tuple(node for node in nodes if node.id != lost)
+    found = ReplanSearch(replanner, running, live, REPLAN_BUDGET).first()
+    assert found is not None
+    assert found.estimate.iteration_s < running.estimate.iteration_s

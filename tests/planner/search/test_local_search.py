@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +11,13 @@ from planner.api import plan_job
 from planner.problem.question import Question
 from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool
-from simulator.cluster.cluster_file import load_cluster
 from simulator.hardware.catalogue import load_catalogue
 from simulator.hardware.runtime_constants import PLATFORMS
 from simulator.inputs.job_file import load_job
+from tests.planner.tight_memory import demo
 
 ROOT = Path(__file__).parents[3]
-EXAMPLES, DATA = ROOT / "examples", ROOT / "sailord" / "local" / "data"
+EXAMPLES = ROOT / "examples"
 
 
 def test_pipelines_are_placed_one_by_one_where_that_is_faster() -> None:
@@ -31,17 +30,6 @@ def test_pipelines_are_placed_one_by_one_where_that_is_faster() -> None:
     assert answer.plan.together == 1
     assert answer.estimate is not None
     assert answer.estimate.iteration_s < 4.96
-
-
-def demo(memory_gib: float, *machines: int, folder: Path) -> Question:
-    """The cluster of `sailorctl up` with so many machines of each zone, one GPU each."""
-    catalogue = (DATA / "catalogue.toml").read_text(encoding="utf-8")
-    (folder / "catalogue.toml").write_text(catalogue.replace("= 1.408", f"= {memory_gib}"))
-    shutil.copy(DATA / "cluster.toml", folder)
-    cluster = load_cluster(folder / "cluster.toml")
-    pools = zip(cluster.pools, machines, strict=True)
-    some = replace(cluster, pools=tuple(replace(pool, gpus=n) for pool, n in pools))
-    return Question(load_job(DATA / "job.toml"), some, Measurements(), proves=False)
 
 
 @pytest.mark.parametrize(
