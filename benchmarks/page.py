@@ -4,6 +4,9 @@ The page's files, and the document and patches that sailord makes of its state, 
 headless Chromium. The state is made up: all nodes train, at a step a second, and every 5 s one of
 them gets a notice. It prints the first paint, the time until every node is drawn, the bytes until
 then and in a minute, and sailord's processor time for the document.
+
+``python -m benchmarks.page --preemptions N`` runs a sailord and four emulated nodes that train, and
+prints how long after a node's notice the page shows that it leaves, and who computes instead.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import statistics
 import tempfile
 import time
 from dataclasses import dataclass, field, replace
@@ -44,10 +48,26 @@ from sailord.core.model.state import Active, Progress, State
 from sailord.goodput.core.ledger import Ledger, fold
 from sailord.goodput.core.sight import sight_of
 from sailord.page.merge_patch import merge_patch
+from tests.control.cluster import Cluster
+from tests.sailord.daemon.running import TOKEN, Place, wait_until
 from tests.sailord.page.browser import Tab, open_browser
 
 JOB, STAGES, NOTICE_S = JobId("job"), 8, 5
 FIRST_PAINT = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+TRAINS = "#map .node[data-works=yes]"
+AFTER_NOTICE = """
+window.shown = new Promise(done => {
+  const box = document.getElementById('map'), at = [];
+  new MutationObserver((_, watch) => {
+    if (!at.length && box.querySelector('[data-mood=leave]')) at.push(Date.now());
+    if (at.length && box.querySelectorAll('.node[data-works=yes]').length === 3) {
+      watch.disconnect();
+      done([...at, Date.now()]);
+    }
+  }).observe(box, {subtree: true, attributes: true, childList: true});
+}); 1
+"""
+"""When the map changed; what a frame takes until it is painted is not in it."""
 LONG_TASKS = (
     "window.busy = []; new PerformanceObserver(list => window.busy.push("
     "...list.getEntries().map(e => e.duration))).observe({type: 'longtask'}); 1"
@@ -150,9 +170,53 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--preemptions", type=int, default=0, metavar="N")
     options = parser.parse_args()
     with report_stolen_time():
-        asyncio.run(_measure(options.nodes, options.seconds))
+        if options.preemptions:
+            _preempt(options.preemptions)
+        else:
+            asyncio.run(_measure(options.nodes, options.seconds))
+
+
+def _preempt(times: int) -> None:
+    """Announce preemptions to a cluster that trains, and time the page."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        cluster = Cluster(folder, [Place(folder)])
+        try:
+            cluster.begin("a1", "a2", "b1", "b2")
+            asyncio.run(_time_notices(cluster, times))
+        finally:
+            cluster.end()
+
+
+async def _time_notices(cluster: Cluster, times: int) -> None:
+    def all_ready() -> bool:
+        return bool(cluster.head.status()["nodes"].get("ready") == 4)
+
+    leaves: list[float] = []
+    moved: list[float] = []
+    async with open_browser(cluster.folder) as tab:
+        await tab.screen(1280, 900)
+        await tab.open(f"http://127.0.0.1:{cluster.head.port}/#token={TOKEN}")
+        for _ in range(times):
+            await asyncio.to_thread(wait_until, all_ready, within_s=120)
+            await asyncio.to_thread(wait_until, cluster.is_running, within_s=120)
+            await tab.wait(f"document.querySelectorAll({TRAINS!r}).length === 4", within_s=120)
+            await tab.run(AFTER_NOTICE)
+            ordered_ms = time.time() * 1e3
+            code, said = await asyncio.to_thread(
+                cluster.head.ask, "POST", "/v1/nodes/b2/preempt", {"reason": "benchmark"}
+            )
+            assert code == 202, said
+            shown = await tab.run("window.shown")
+            leaves.append(shown[0] - ordered_ms)
+            moved.append(shown[1] - ordered_ms)
+            await asyncio.to_thread(cluster.head.ask, "POST", "/v1/nodes/b2/withdraw", {})
+    print(f"{times} preemptions, ms after the order: median, most")
+    for what, found in (("shows that the node leaves", leaves), ("the plan without it", moved)):
+        print(f"  {what:<44}{statistics.median(found):.0f}, {max(found):.0f}")
 
 
 async def _measure(nodes: int, seconds: float) -> None:
