@@ -334,7 +334,12 @@ def _assemble(
         api.capacity = CapacityLoop(
             config, provider, config.capacity, cluster, planner,
             Gateway(store, keys, gateway.unreadable), clock,
+            lambda job, text, is_at_risk: controller.announcer.tell_deadline(
+                JobId(job), text, cluster.state, is_at_risk=is_at_risk
+            ),
         )  # fmt: skip
+        controller.effects.is_behind = api.capacity.is_behind
+        controller.announcer.keeps_deadline = api.capacity.keeps_deadline
     recovery = Recovery(Gateway(store, keys, gateway.unreadable), controller.effects.agents)
     rented = api.capacity
     if rented is not None:

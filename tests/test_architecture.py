@@ -95,6 +95,7 @@ WINGS: dict[str, dict[str, str]] = {
         ".": "links devices cloud work workers snapshots store",
     },
     "sailord": {
+        "text": "",
         "core.model": "agents.protocol",
         "core.queries": "core.model",
         "core.rules": "core.queries",
@@ -110,7 +111,7 @@ WINGS: dict[str, dict[str, str]] = {
         "providers.gce": "providers.interface",
         "providers": "providers.gce agents.daemon",
         "capacity.core.model": "providers.interface",
-        "capacity.core": "capacity.core.model planning",
+        "capacity.core": "capacity.core.model core.queries planning text",
         "network.core": "agents.protocol",
         "notify.message_formats": "",
         "config": "notify.message_formats tokens checkpoints.allowed network.core core.model "
@@ -131,7 +132,6 @@ WINGS: dict[str, dict[str, str]] = {
         "api": "api.handlers",
         "plots": "planner",
         "client": "agents.rpc simulator",
-        "text": "",
         "screen": "client text",
         "local": "screen authority agents.store",
         "cli": "local plots api",

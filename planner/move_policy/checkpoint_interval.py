@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import math
 
+from planner.replan.move_cost import DEFAULT_TIMES
+from planner.replan.state_map import STATE_BYTES
+from simulator.spec.job import OPTIMIZER_MOMENTS, Job
+
 PRIOR_S = 6 * 3600.0
 """Assumed time between two losses before anything was observed."""
+
+
+def write_s(job: Job, machines: int) -> float:
+    """Seconds in which so many machines write the job's state, each at the assumed rate."""
+    parameters = sum(layer.parameters() for layer in job.model.layers)
+    size = parameters * STATE_BYTES * (1 + OPTIMIZER_MOMENTS[job.optimizer])
+    return size / max(1, machines) / DEFAULT_TIMES.restore_bytes_per_s
 
 
 def checkpoint_every_s(

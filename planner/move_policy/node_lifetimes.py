@@ -148,6 +148,15 @@ class History:
             total += record.losses_per_s * record.hit_chance(nodes)
         return total
 
+    def hits(self, nodes_by_pool: Mapping[str, int], now_s: float) -> tuple[float, float]:
+        """Losses that would have taken at least one of these nodes, and the seconds observed.
+
+        Both as older observations count less.
+        """
+        records = [(self.record(pool, now_s), nodes) for pool, nodes in nodes_by_pool.items()]
+        losses = sum(record.events * record.hit_chance(nodes) for record, nodes in records)
+        return losses, max((record.seen_s for record, _ in records), default=0.0)
+
     def additions_per_s(self, pools: Iterable[str], now_s: float) -> float:
         """How often nodes are added to these pools."""
         return sum(self.record(pool, now_s).additions_per_s for pool in sorted(pools))

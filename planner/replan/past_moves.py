@@ -30,6 +30,15 @@ class PastMove:
     measured: tuple[tuple[str, float], ...]
 
 
+def downtime_s(move: PastMove) -> float:
+    """Return for how long the job did not train."""
+    return sum(
+        seconds
+        for name, seconds in move.measured
+        if not (move.is_planned and name in WHILE_TRAINING)
+    )
+
+
 def phase_factors(moves: Iterable[PastMove], *, is_planned: bool) -> Mapping[str, float]:
     """Return a factor for each phase that was measured: measured over predicted seconds."""
     ratios: dict[str, list[float]] = {}

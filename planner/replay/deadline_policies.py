@@ -1,18 +1,12 @@
-"""Policies that finish a job's steps by a deadline, as cheaply as possible.
-
-Spot GPUs are cheap and come and go, on-demand GPUs are always available. All policies have a safety
-net: when only on-demand GPUs can still meet the deadline, the job changes to them for good.
-Otherwise it runs on spot GPUs while there are any; the policies differ in what they do while there
-are none.
-"""
+"""Policies that finish a job's steps by a deadline, as cheaply as possible, on a trace."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from planner.move_policy.deadline import DeadlineView, Rule, judge_deadline
 from planner.replay.plan_library import TracePlans
 from simulator.traces.play_types import (
     Decision,
@@ -21,19 +15,8 @@ from simulator.traces.play_types import (
     ReconfigurationCosts,
 )
 
-Rule = Literal["sailor", "uniform-progress", "safety-net"]
-"""While there are no spot GPUs, ``uniform-progress`` buys on demand if the job is behind an even
-pace (Can't Be Late, NSDI'24); ``sailor`` only if, in addition, the spot time expected until the
-deadline does not suffice; ``safety-net`` only when it must."""
-DEADLINE_RULES: tuple[Rule, ...] = ("sailor", "uniform-progress", "safety-net")
-LITTLE = 2.0
-"""Spot GPUs on which a step takes this multiple of one on demand are not used alone."""
 SIMILAR = 1.05
 """A running plan is kept unless another is faster by this factor."""
-PRIOR_S = 2 * 3600.0
-"""Weight of the prior of spot availability, in seconds observed."""
-PRIOR_SHARE = 0.5
-"""Assumed share of time with spot GPUs before anything was observed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +31,7 @@ class DeadlinePolicy:
     deadline_s: float
     is_live: bool = True
     is_committed: bool = False
-    """Whether the job has changed to on-demand GPUs for good."""
+    """The safety net was taken."""
     looked_s: float = 0.0
     had_spot: bool = False
     spot_s: float = 0.0
@@ -64,22 +47,35 @@ class DeadlinePolicy:
         self._observe(view.now_s, has_spot=spot is not None)
         if steady is None:
             return Decision(self.plans.best(view.state))
-        if spot is not None and self._each_s(spot) > LITTLE * self._each_s(steady):
-            spot = None
-        slack_s = self._slack_s(view, steady)
-        if self.is_committed or slack_s <= 0:
-            self.is_committed = True
+        verdict = judge_deadline(self._view(view, spot, steady), self.rule)
+        self.is_committed = verdict.is_committed
+        if self.is_committed:
             return Decision(steady)
-        if spot is not None:
-            if self._is_as_good(view, spot):
-                return self._wake(view, view.plan, slack_s, steady)
-            # From on demand to spot only if there is time to change back.
-            if view.plan == steady and slack_s <= self._back_s(spot):
-                return self._wake(view, steady, slack_s, steady)
-            return self._wake(view, spot, slack_s, steady)
-        if self._buys(view, steady):
-            return self._wake(view, steady, slack_s, steady)
-        return self._wake(view, None, slack_s, steady)
+        if verdict.use == "spot":
+            assert spot is not None
+            plan = view.plan if self._is_as_good(view, spot) else spot
+        else:
+            plan = steady if verdict.use == "on demand" else None
+        # Ask again before the slack can be used up; it shrinks by at most a second each second.
+        wait_s = max(60.0, verdict.slack_s / 2) if plan == steady else max(1.0, verdict.slack_s)
+        return Decision(plan, view.now_s + wait_s)
+
+    def _view(self, view: PolicyInput, spot: int | None, steady: int) -> DeadlineView:
+        is_on_demand = view.plan == steady
+        return DeadlineView(
+            view.now_s,
+            self.deadline_s,
+            self.steps,
+            view.steps,
+            self._each_s(steady),
+            None if spot is None else self._each_s(spot),
+            is_on_demand,
+            max(0.0, view.resumes_s - view.now_s) if is_on_demand else self._change_s(view, steady),
+            0.0 if spot is None else self._back_s(spot),
+            self.spot_s,
+            self.is_committed,
+            2 * self._most_s if is_on_demand else 0.0,
+        )
 
     def _is_as_good(self, view: PolicyInput, spot: int) -> bool:
         """Whether the running spot plan is about as fast as the best one, and may go on."""
@@ -94,45 +90,23 @@ class DeadlinePolicy:
     def _each_s(self, plan: int) -> float:
         return self.figures[plan].iteration_s * (1 + self.costs.checkpoint_share)
 
-    def _slack_s(self, view: PolicyInput, steady: int) -> float:
-        """Time to spare if the job changed to on-demand GPUs now, after the worst loss."""
-        left = max(0, self.steps - view.steps)
-        needs_s = left * self._each_s(steady)
-        if view.plan == steady:
-            return self.deadline_s - view.now_s - max(0.0, view.resumes_s - view.now_s) - needs_s
-        redo_s = 0.0 if view.is_cold else self.costs.checkpoint_every_s
-        return self.deadline_s - view.now_s - needs_s - redo_s - self._change_s(view, steady)
-
     def _change_s(self, view: PolicyInput, steady: int) -> float:
+        """What a change to on-demand GPUs costs at worst, with what is done again."""
         running_s = 0.0 if view.plan is None else self.figures[view.plan].iteration_s
-        most_s = max(self.costs.restart_s, self.costs.planned_s, self.costs.unplanned_s)
-        return most_s + running_s + self.figures[steady].iteration_s
+        redo_s = 0.0 if view.is_cold else self.costs.checkpoint_every_s
+        return redo_s + self._most_s + running_s + self.figures[steady].iteration_s
 
     def _back_s(self, spot: int) -> float:
         """Most seconds that a change to spot GPUs and back can cost."""
         costs = self.costs
-        most_s = max(costs.restart_s, costs.planned_s, costs.unplanned_s)
-        return costs.planned_s + 2 * most_s + costs.checkpoint_every_s + self._each_s(spot)
+        once_s = costs.planned_s + costs.checkpoint_every_s + self._each_s(spot)
+        return once_s + 2 * self._most_s
 
-    def _wake(self, view: PolicyInput, plan: int | None, slack_s: float, steady: int) -> Decision:
-        """Ask again before the slack can be used up; it shrinks by at most a second each second."""
-        if plan == steady:
-            return Decision(plan, view.now_s + max(60.0, slack_s / 2))
-        return Decision(plan, view.now_s + max(1.0, slack_s))
+    @property
+    def _most_s(self) -> float:
+        return max(self.costs.restart_s, self.costs.planned_s, self.costs.unplanned_s)
 
     def _observe(self, now_s: float, *, has_spot: bool) -> None:
         if self.had_spot:
             self.spot_s += now_s - self.looked_s
         self.looked_s, self.had_spot = now_s, has_spot
-
-    def _buys(self, view: PolicyInput, steady: int) -> bool:
-        """Whether to run on demand while there are no spot GPUs."""
-        left = self.steps - view.steps
-        if self.rule == "safety-net":
-            return False
-        is_behind = view.steps < self.steps * view.now_s / self.deadline_s
-        if self.rule == "uniform-progress" or not is_behind:
-            return is_behind
-        share = (self.spot_s + PRIOR_SHARE * PRIOR_S) / (view.now_s + PRIOR_S)
-        expected = share * (self.deadline_s - view.now_s) / self._each_s(steady)
-        return left > expected

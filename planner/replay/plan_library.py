@@ -12,16 +12,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import le
 
+from planner.move_policy.checkpoint_interval import write_s
 from planner.problem.inventory import Lot
 from planner.problem.objective import Figures, Limits
 from planner.problem.question import Answer, Question
-from planner.replan.move_cost import DEFAULT_TIMES
-from planner.replan.state_map import STATE_BYTES
 from simulator.cluster.cluster import Pool
 from simulator.cluster.place_facts import PlaceFacts
 from simulator.estimate.result import Estimate
 from simulator.inputs.supply_check import groups_by_place
-from simulator.spec.job import OPTIMIZER_MOMENTS, Goal
+from simulator.spec.job import Goal
 from simulator.spec.plan import PlaceKey, Plan
 from simulator.traces.play_types import (
     AvailabilitySpan,
@@ -169,17 +168,13 @@ class TracePlans:
         return tuple(self._figures(known) for known in self.known)
 
     def _figures(self, known: KnownPlan) -> PlanFigures:
-        job = self.question.job
-        parameters = sum(layer.parameters() for layer in job.model.layers)
-        size = parameters * STATE_BYTES * (1 + OPTIMIZER_MOMENTS[job.optimizer])
-        machines = max(1, sum(self.machines(known.gpus)))
         return PlanFigures(
             known.estimate.iteration_s,
             known.estimate.samples_per_iteration,
             known.gpus,
             known.usd_per_s,
             known.estimate.money.egress_usd,
-            size / machines / DEFAULT_TIMES.restore_bytes_per_s,
+            write_s(self.question.job, sum(self.machines(known.gpus))),
         )
 
     def add(self, plan: Plan, estimate: Estimate) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from planner.move_policy.deadline import DEADLINE_RULES
 from planner.problem.question import Question
-from planner.replay.deadline_policies import DEADLINE_RULES, DeadlinePolicy
+from planner.replay.deadline_policies import DeadlinePolicy
 from planner.replay.oracle import ORACLE, best_possible, ideal_samples, least_usd
 from planner.replay.plan_library import Search, TracePlans, plans_for, spans_of
 from planner.replay.policies import Greedy, IgnoreAdditions, Restart, Sailor, SkiRental

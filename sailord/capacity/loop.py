@@ -20,12 +20,19 @@ from agents.daemon.tasks import Tasks
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.records import JobId, Order, OrderKind
 from agents.store.interface import Put, StoreError
+from planner.replan.past_moves import downtime_s
 from sailord.capacity.cluster_view import ClusterView
 from sailord.capacity.core import model
 from sailord.capacity.core.budget import usd_left, usd_per_hour_limit
 from sailord.capacity.core.decide import decide, record_of
 from sailord.capacity.core.model import CapacityRecord, CapacityState
-from sailord.capacity.core.planner_view import agents_of, pool_supplies, target_of
+from sailord.capacity.core.planner_view import (
+    agents_of,
+    options_of,
+    pool_supplies,
+    progress_of,
+    target_of,
+)
 from sailord.cluster_records import Gateway
 from sailord.config import Config
 from sailord.core.model.phases import Held
@@ -77,6 +84,8 @@ class CapacityLoop:
     planner: PlannerPool
     gateway: Gateway
     clock: Clock
+    tell: Callable[[str, str, bool], None] = lambda _job, _text, _is_at_risk: None
+    """Tells what is rented for the deadline of a job, and whether the deadline is at risk."""
     new_id: Callable[[], str] = lambda: str(uuid.uuid4())
     """A globally unique id."""
     state: CapacityState = field(init=False)
@@ -165,10 +174,22 @@ class CapacityLoop:
                 self._tasks.start(self._drain(command))
             case model.PauseJob():
                 self._tasks.start(self._pause("budget", command.why))
+            case model.Tell():
+                self.tell(command.job, command.text, command.is_at_risk)
             case model.Log():
                 log.info("capacity", text=command.text)
             case _:
                 assert_never(command)
+
+    def is_behind(self, job: JobId) -> bool:
+        """Whether on-demand instances are wanted for the deadline of this job."""
+        pace = self.state.pace
+        return pace is not None and pace.job == job and pace.uses_on_demand
+
+    def keeps_deadline(self, job: JobId) -> bool:
+        """Whether instances are rented so that this job meets its deadline."""
+        pace, options = self.state.pace, self.state.options
+        return options is not None and pace is not None and pace.job == job
 
     def report_stock(self, zone: str, gpu: str) -> None:
         """End the cooldown of pools with such GPUs that were out of stock."""
@@ -179,6 +200,14 @@ class CapacityLoop:
         """Request instances of pools that were stopped since none brought up an agent."""
         if self._term is not None:
             self._feed(model.BootsRetried(self.clock.now()))
+
+    def _progress(self) -> model.JobProgress | None:
+        """How far the active job is; a move takes as long as the longest of the last ones."""
+        found = progress_of(self.cluster.state)
+        if found is None or found.deadline is None:
+            return found
+        moves = self.cluster.move_context.moves
+        return replace(found, move_s=max(map(downtime_s, moves), default=MOVE_S))
 
     # ---- leadership and storage ---------------------------------------------------------------
 
@@ -194,6 +223,7 @@ class CapacityLoop:
                 if self.cluster.is_store_available:
                     agents, in_use = agents_of(self.cluster.state)
                     self._feed(model.AgentsCounted(now, agents, in_use))
+                    self._feed(model.ProgressSeen(now, self._progress()))
                 self._feed(model.Tick(now))
             await asyncio.sleep(TICK_S)
 
@@ -381,6 +411,9 @@ class CapacityLoop:
         after = pool_supplies(self.state, self.provider.pools, self.cluster.state)
         if _up(after) != _up(pools):
             self._asked = ()  # Outdated: instances that came meanwhile are no surplus.
+        elif wanted.choices is not None:
+            options = options_of(self.provider.pools, pools, wanted.choices)
+            self._feed(model.TargetSet(self.clock.now(), options.spot, options))
         elif wanted.counts is not None:
             target = target_of(self.provider.pools, pools, wanted.counts)
             self._feed(model.TargetSet(self.clock.now(), target))
@@ -394,6 +427,8 @@ class CapacityLoop:
             return None
         if spec is None:
             return None
+        record = self.cluster.state.jobs.get(job)
+        has_deadline = record is not None and None not in (record.deadline, record.steps)
         request = CapacityRequest(
             spec=spec,
             cluster_file=self.config.cluster_file,
@@ -405,6 +440,7 @@ class CapacityLoop:
             usd_left=usd_left(self.state),
             on_demand_min=self.policy.on_demand_min,
             past=self.cluster.move_context,
+            has_deadline=has_deadline,
         )
         return await self.planner.ask_capacity(request, timeout_s=WANT_TIMEOUT_S)
 
@@ -417,4 +453,4 @@ def _there(state: CapacityState) -> tuple[frozenset[str], frozenset[str]]:
 
 def _up(pools: tuple[PoolSupply, ...]) -> list[PoolSupply]:
     """Return what is up or requested, without what is available."""
-    return [replace(pool, obtainable=0, usd_per_hour=None) for pool in pools]
+    return [replace(pool, obtainable=0, usd_per_hour=None, ready=0) for pool in pools]

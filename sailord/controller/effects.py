@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
@@ -67,6 +67,8 @@ class Effects:
     plans: dict[str, FoundPlan]
     """Answers of the planner, by hash; shared with the store writer."""
     plan_requests: int = 0
+    is_behind: Callable[[JobId], bool] = lambda _job: False
+    """Whether on-demand machines are rented for a job's deadline."""
     _precomputed_for: tuple[JobId, int] | None = None
     """The generation whose losses are being precomputed."""
     _tasks: Tasks = field(default_factory=Tasks)
@@ -195,6 +197,7 @@ class Effects:
             ran_on=tuple(record for record in ran_on if record.gpus),
             is_urgent=is_urgent,
             past=past,
+            is_behind=self.is_behind(job),
         )
 
     async def _plan_text(self, job: JobId, record: GenerationRecord) -> bytes | None:

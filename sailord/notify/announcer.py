@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -42,6 +42,8 @@ class Announcer:
     gateway: Gateway
     feed: Feed
     outbox: Outbox
+    keeps_deadline: Callable[[JobId], bool] = lambda _job: False
+    """Whether instances are rented for a job's deadline: its present speed does not tell then."""
     under_way: Reconfiguring | None = None
     """The timing of the reconfiguration that is under way."""
     _evaluated: set[tuple[JobId, str]] = field(default_factory=set)
@@ -158,13 +160,26 @@ class Announcer:
             if kind not in found or state.active is None:
                 continue
             job = state.active.job
-            if (job, kind) in self._at_risk:
-                continue
-            self._at_risk.add((job, kind))
-            event = _event(kind, found[kind], state, job=job)
-            log.warning(found[kind], job=job)
-            self.feed.add(replace(event, id=self.feed.next_id(state.now)))
-            self.outbox.offer(f"{job}.{kind}", event)
+            if kind == BUDGET or not self.keeps_deadline(job):
+                self._report_risk(kind, found[kind], job, state)
+
+    def _report_risk(self, kind: EventKind, text: str, job: JobId, state: State) -> None:
+        if (job, kind) in self._at_risk:
+            return
+        self._at_risk.add((job, kind))
+        event = _event(kind, text, state, job=job)
+        log.warning(text, job=job)
+        self.feed.add(replace(event, id=self.feed.next_id(state.now)))
+        self.outbox.offer(f"{job}.{kind}", event)
+
+    def tell_deadline(self, job: JobId, text: str, state: State, *, is_at_risk: bool) -> None:
+        """Tell what is rented for a job's deadline, and once that the deadline is at risk."""
+        active = state.active
+        if active is None or active.job != job:
+            return
+        self.note(Note(text, job, is_transition=True), state, "deadline", state.now)
+        if is_at_risk:
+            self._report_risk(DEADLINE, text, job, state)
 
     def tell_unreadable(self, records: Iterable[str], state: State) -> None:
         """Tell once of each record in the store that cannot be read; the log has it already."""

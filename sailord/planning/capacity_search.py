@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 from planner.api import plan_job
 from planner.move_policy.decide_move import Offer, Unit, judge_move
@@ -18,36 +19,45 @@ from planner.problem.preference import PlanEstimate, why_tied
 from planner.problem.question import Answer, Question, read_ahead
 from planner.replan.nodes import Node, cluster_with
 from sailord.planning.job_spec import read_job
-from sailord.planning.messages import CapacityAnswer, CapacityRequest, PoolSupply
+from sailord.planning.messages import (
+    CapacityAnswer,
+    CapacityRequest,
+    DeadlineChoices,
+    EndRequest,
+    MachineChoice,
+    PoolSupply,
+)
 from sailord.planning.plan_search import cluster_of
 from sailord.planning.spot_mix import Place, split_by_pool
-from simulator.api import load_measurements
+from simulator.api import Measurements, load_measurements
 from simulator.cluster.cluster import Cluster
+from simulator.cluster.cluster_file import load_cluster
 from simulator.documents.problems import InputError
 from simulator.estimate.result import Estimate
-from simulator.spec.job import Job
+from simulator.spec.job import Goal, Job, Preference
 
 
 def choose_capacity(request: CapacityRequest) -> CapacityAnswer:
-    """Return how many machines of each pool there should be, and why."""
+    """Return how many machines of each pool there should be, and why.
+
+    For a job with a deadline these are without on-demand machines that are rented for it, and the
+    answer has the choices with them.
+    """
+    if not request.has_deadline or {pool.spot for pool in request.pools} != {True, False}:
+        return _choose(request)
+    base = replace(request, pools=tuple(_without_rent(p, request) for p in request.pools))
+    found = _choose(base)
+    return replace(found, choices=_choices(base, found, request))
+
+
+def _choose(request: CapacityRequest) -> CapacityAnswer:
     try:
-        job = _within_budget(read_job(request.spec), request.usd_per_hour_max)
+        asker = _Asker.of(request)
         up, obtainable = _nodes_of(request.pools, "up"), _nodes_of(request.pools, "obtainable")
         if not up and not obtainable:
             return CapacityAnswer(None, "no machine is up or obtainable")
-        cluster = _priced(cluster_of(request.cluster_file, (*up, *obtainable)), request.pools)
-        measurements = read_ahead(
-            load_measurements(
-                request.profiles,
-                catalogue=cluster.catalogue,
-                links=request.links and request.links[0],
-            ),
-            job,
-            cluster.catalogue,
-        )
-        now = plan_job(Question(job, cluster_with(cluster, up), measurements)) if up else None
-        every = cluster_with(cluster, (*up, *obtainable))
-        best = plan_job(Question(job, every, measurements, prefer=job.objective.prefer))
+        now = asker.ask(up) if up else None
+        best = asker.ask((*up, *obtainable), prefer=asker.job.objective.prefer)
     except InputError as error:
         return CapacityAnswer(None, "; ".join(map(str, error.problems)))
     if best.plan is None or best.estimate is None:
@@ -59,13 +69,124 @@ def choose_capacity(request: CapacityRequest) -> CapacityAnswer:
             _counts(best, request), "the machines that are up are not enough for the job"
         )
     verdict = judge_move(
-        _offer(now, best, job, request),
+        _offer(now, best, asker.job, request),
         request.past.history,
         now_s=request.past.now_s,
     )
     if verdict.moves:
         return CapacityAnswer(_counts(best, request), verdict.sentence)
     return CapacityAnswer(_counts(now, request), verdict.sentence)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asker:
+    """Asks the planner about a job on machines of the request's pools."""
+
+    job: Job
+    cluster: Cluster
+    measurements: Measurements
+
+    @staticmethod
+    def of(request: CapacityRequest) -> _Asker:
+        job = _within_budget(read_job(request.spec), request.usd_per_hour_max)
+        nodes = [*_nodes_of(request.pools, "up"), *_nodes_of(request.pools, "obtainable")]
+        cluster = _priced(cluster_of(request.cluster_file, nodes), request.pools)
+        measurements = load_measurements(
+            request.profiles,
+            catalogue=cluster.catalogue,
+            links=request.links and request.links[0],
+        )
+        return _Asker(job, cluster, read_ahead(measurements, job, cluster.catalogue))
+
+    def ask(
+        self,
+        nodes: Sequence[Node] | None,
+        *,
+        goal: Goal | None = None,
+        prefer: Preference = "fastest",
+        proves: bool = True,
+    ) -> Answer:
+        """Return the best plan on these machines, by the job's goal or another one.
+
+        ``None``: on those of the cluster.
+        """
+        job = self.job
+        if goal is not None:
+            job = replace(job, objective=replace(job.objective, goal=goal))
+        cluster = self.cluster if nodes is None else cluster_with(self.cluster, nodes)
+        asked = Question(job, cluster, self.measurements, proves=proves, prefer=prefer)
+        return plan_job(asked)
+
+
+def shortest_s(request: EndRequest) -> float | str:
+    """Return the seconds that all steps take on the fastest plan, or why there is none."""
+    try:
+        job = read_job(request.spec)
+        pools = request.pools
+        if pools is None:
+            file = load_cluster(request.cluster_file)
+            found = load_measurements(request.profiles, catalogue=file.catalogue)
+            asker = _Asker(job, file, read_ahead(found, job, file.catalogue))
+            best = asker.ask(None, goal="throughput", proves=False)
+        else:
+            asked = CapacityRequest(
+                request.spec, request.cluster_file, request.profiles, pools,
+                request.usd_per_hour_max, 0.0, request.links,
+            )  # fmt: skip
+            nodes = (*_nodes_of(pools, "up"), *_nodes_of(pools, "obtainable"))
+            best = _Asker.of(asked).ask(nodes, goal="throughput", proves=False)
+    except InputError as error:
+        return "; ".join(map(str, error.problems))
+    if best.estimate is None:
+        return "; ".join(map(str, best.problems)) or "no plan fits"
+    assert job.steps is not None
+    return job.steps * best.estimate.iteration_s
+
+
+# ---- deadlines ----------------------------------------------------------------------------------
+
+
+def _without_rent(pool: PoolSupply, request: CapacityRequest) -> PoolSupply:
+    """The supply of a pool without on-demand machines that are rented for a deadline."""
+    if pool.spot:
+        return pool
+    up = min(pool.up, pool.unrented + request.on_demand_min)
+    more = min(pool.obtainable, max(pool.unrented + request.on_demand_min - up, 0))
+    return replace(pool, up=up, obtainable=more, ready=min(pool.ready, up))
+
+
+def _choices(
+    base: CapacityRequest, found: CapacityAnswer, request: CapacityRequest
+) -> DeadlineChoices:
+    """What the job could run on: spot machines alone, or on-demand ones alone."""
+    kept = tuple(pool.up for pool in base.pools)
+    spot = kept if found.counts is None else found.counts
+    steady = tuple(replace(p, up=0, obtainable=0) if p.spot else p for p in request.pools)
+    now = tuple(replace(p, up=p.ready, obtainable=0) for p in base.pools)
+    ask = partial(_choice, request)
+    on_demand, why_not = ask(steady)
+    is_fast = read_job(request.spec).objective.goal == "throughput"
+    fastest = on_demand if is_fast or on_demand is None else ask(steady, "throughput")[0]
+    return DeadlineChoices(spot, ask(now)[0], on_demand, fastest, why_not)
+
+
+def _choice(
+    request: CapacityRequest, pools: tuple[PoolSupply, ...], goal: Goal | None = None
+) -> tuple[MachineChoice | None, str]:
+    """The best plan on machines of these pools, or why there is none."""
+    asked = replace(request, pools=pools, on_demand_min=max(request.on_demand_min, 1))
+    nodes = (*_nodes_of(pools, "up"), *_nodes_of(pools, "obtainable"))
+    if not nodes:
+        return None, "none can be had"
+    try:
+        best = _Asker.of(asked).ask(nodes, goal=goal, proves=False)
+    except InputError as error:
+        return None, "; ".join(map(str, error.problems))
+    if best.plan is None or best.estimate is None:
+        return None, "; ".join(map(str, best.problems)) or "no plan fits them"
+    step_s, usd = best.estimate.iteration_s, best.estimate.money.total_usd
+    per_hour = None if usd is None else usd / step_s * 3600
+    return MachineChoice(_counts(best, asked), step_s, per_hour), ""
 
 
 def _within_budget(job: Job, usd_per_hour_max: float | None) -> Job:

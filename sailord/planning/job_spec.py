@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from agents.protocol.records import Saving
 from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError, Problem
@@ -28,6 +30,13 @@ def read_job(spec: str) -> Job:
         what = f"names a file of the model with {named[0]}"
         raise InputError(Problem("job: [model]", what, "describe the model by a family"))
     return job_from_document(document)
+
+
+def in_haste(job: Job, *, is_behind: bool) -> Job:
+    """Return the job with speed as its goal, if it is behind its deadline."""
+    if not is_behind:
+        return job
+    return replace(job, objective=replace(job.objective, goal="throughput"))
 
 
 def job_shape(job: Job) -> tuple[int, int]:

@@ -62,6 +62,8 @@ class PlanRequest:
     slow: tuple[tuple[str, float], ...] = ()
     """Stragglers of the running plan, left out of ``nodes``, and their slowdown factors: is
     there a better plan without them?"""
+    is_behind: bool = False
+    """On-demand machines were rented for the job's deadline: speed counts, not cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,7 @@ def repeat_plan(
         peaks=record.peaks,
         move_phases=predicted_phases(again),
         move_uncorrected=predicted_phases(again, "uncorrected"),
+        write_s=about.get("write_s", 0.0),
     )
     return FoundPlan(proposal, plan, {**about, "why": [proposal.why], "move": again})
 
@@ -133,6 +136,8 @@ class PoolSupply:
     usd_per_hour: float | None
     unrented: int = 0
     """Of those that are up: machines that were not rented by sailord."""
+    ready: int = 0
+    """Of those that are up: machines that the job could use now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +158,46 @@ class CapacityRequest:
     on_demand_min: int = 0
     """At least this many machines are on demand, where available."""
     past: MoveContext = NO_CONTEXT
+    has_deadline: bool = False
+    """The job has to be done by a deadline: on-demand machines are looked at apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndRequest:
+    """How soon could the job be done?"""
+
+    spec: str
+    cluster_file: Path
+    profiles: Path | None
+    links: tuple[Path, int] | None
+    pools: tuple[PoolSupply, ...] | None
+    """All machines that there could be; ``None``: those of the cluster file."""
+    usd_per_hour_max: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MachineChoice:
+    """Machines by pool, in the request's order, and what the best plan on them does."""
+
+    counts: tuple[int, ...]
+    step_s: float
+    usd_per_hour: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineChoices:
+    """What a job with a deadline could run on; ``None``: there is no plan."""
+
+    spot: tuple[int, ...]
+    """Machines to have while the job does without on-demand ones that are rented for it."""
+    spot_now: MachineChoice | None
+    """The best plan on those of them that it could use now."""
+    on_demand: MachineChoice | None
+    """The best plan on on-demand machines alone, by the job's goal, ..."""
+    fastest: MachineChoice | None
+    """... and the fastest one."""
+    why_not: str = ""
+    """Why there is no plan on on-demand machines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +206,5 @@ class CapacityAnswer:
 
     counts: tuple[int, ...] | None
     why: str
+    choices: DeadlineChoices | None = None
+    """For a job with a deadline, if there are machines of both contracts."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -13,8 +14,9 @@ from typing import Any
 
 from agents.protocol.records import Busy, NodeId, NodeRecord, Peak
 from planner.api import plan_job
+from planner.move_policy.checkpoint_interval import write_s
 from planner.move_policy.decide_move import judge_move
-from planner.move_policy.move_gain import full_pools, offer_of
+from planner.move_policy.move_gain import full_pools, offer_of, pool_name
 from planner.move_policy.spot_losses import expected_losses
 from planner.problem.question import Question, read_ahead
 from planner.replan.answers_ahead import Precomputed
@@ -25,7 +27,7 @@ from planner.replan.replanner import Replan, Replanner
 from planner.replan.state_map import placed_stages
 from planner.replan.transfers import transfers_of
 from sailord.core.model.proposal import Proposal
-from sailord.planning.job_spec import read_job
+from sailord.planning.job_spec import in_haste, read_job
 from sailord.planning.messages import FoundPlan, MoveContext, PlanRequest, predicted_phases
 from simulator.api import load_measurements
 from simulator.cluster.cluster import Cluster, Pool
@@ -42,12 +44,14 @@ from simulator.spec.plan import Plan
 def answer(request: PlanRequest) -> FoundPlan | str:
     """Answer one question."""
     try:
-        job = read_job(request.spec)
+        job = in_haste(read_job(request.spec), is_behind=request.is_behind)
         nodes = tuple(planner_node(record) for record in request.nodes)
         before = _running_plan(request)
         if before is None:
-            return _from_nothing(job, nodes, request)
-        return _from_running(job, nodes, before, request)
+            found = _from_nothing(job, nodes, request)
+        else:
+            found = _from_running(job, nodes, before, request)
+        return found if isinstance(found, str) else _with_hazard(found, job, nodes, request.past)
     except InputError as error:
         return "; ".join(map(str, error.problems))
 
@@ -84,8 +88,9 @@ def _replanner(
     links: tuple[Path, int] | None,
     kinds: tuple[Node, ...],
     live: tuple[Correction, ...],
+    is_behind: bool,
 ) -> Replanner:
-    cluster, job = cluster_of(file, kinds), read_job(spec)
+    cluster, job = cluster_of(file, kinds), in_haste(read_job(spec), is_behind=is_behind)
     found = load_measurements(
         profiles, catalogue=cluster.catalogue, links=None if links is None else links[0]
     )
@@ -99,7 +104,7 @@ def replanner_for(
     """The cached replanner; one for all requests about the same kinds of machines."""
     kinds = {(n.gpu, n.machine, n.zone, n.spot): replace(n, id="") for n in sorted(nodes)}
     about = request.spec, request.cluster_file, request.profiles, request.links
-    return _replanner(*about, tuple(kinds.values()), live)
+    return _replanner(*about, tuple(kinds.values()), live, request.is_behind)
 
 
 def _live_corrections(
@@ -269,6 +274,16 @@ def _judged(
     )
 
 
+def _with_hazard(found: FoundPlan, job: Job, nodes: Sequence[Node], past: MoveContext) -> FoundPlan:
+    """Add what the interval of checkpoints follows from: observed losses, and the state's size."""
+    members = frozenset(found.proposal.members)
+    pools = Counter(pool_name(node) for node in nodes if node.id in members)
+    losses, observed_s = past.history.hits(pools, past.now_s)
+    writes_s = write_s(job, len(members))
+    proposal = replace(found.proposal, losses=losses, observed_s=observed_s, write_s=writes_s)
+    return replace(found, proposal=proposal, about={**found.about, "write_s": writes_s})
+
+
 # ---- precomputed plans ----------------------------------------------------------------------
 
 
@@ -294,7 +309,8 @@ def start_precomputing(request: PlanRequest) -> None:
     replanner, running = _tables_for(request, before)
     nodes = tuple(planner_node(record) for record in request.nodes)
     ahead = Precomputed(replanner, running, nodes)
-    _AHEAD.append(_Ahead(request, read_job(request.spec), ahead, ahead.steps()))
+    job = in_haste(read_job(request.spec), is_behind=request.is_behind)
+    _AHEAD.append(_Ahead(request, job, ahead, ahead.steps()))
 
 
 def precompute_next() -> tuple[frozenset[str], frozenset[str], FoundPlan] | None:
@@ -308,6 +324,7 @@ def precompute_next() -> tuple[frozenset[str], frozenset[str], FoundPlan] | None
             nodes = ahead.without(lost)
             past = current.request.past
             judged = _judged(ahead.replanner, current.job, ahead.running, found, nodes, past)
+            judged = _with_hazard(judged, current.job, nodes, past)
             return lost, ahead.used, judged
     return None
 

@@ -24,6 +24,7 @@ from sailord.planning import child
 from sailord.planning.messages import (
     CapacityAnswer,
     CapacityRequest,
+    EndRequest,
     FoundPlan,
     NoAnswer,
     PlanRequest,
@@ -185,6 +186,20 @@ class PlannerPool:
         except BrokenProcessPool:
             self._capacity_worker.kill()
             return CapacityAnswer(None, "the planner process died")
+
+    async def ask_shortest(self, request: EndRequest, *, timeout_s: float) -> float | str:
+        """Return the seconds that all steps take on the fastest plan, or why there is none."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                found: float | str = await self._capacity_worker.run(
+                    child.call, "capacity_search.shortest_s", request
+                )
+                return found
+        except TimeoutError:
+            return NoAnswer(f"the planner found nothing within {timeout_s:g} s")
+        except BrokenProcessPool:
+            self._capacity_worker.kill()
+            return NoAnswer("the planner process died")
 
     async def ask_timeline(self, request: PlanRequest, *, timeout_s: float) -> Any:
         """Return the predicted schedule of the running plan, or a text: why there is none."""

@@ -34,7 +34,8 @@ class PrecomputedPlans:
         If nodes have joined since, the answer asks to be reconsidered once they have settled.
         """
         ours = self.request
-        if request.slow or (request.running, request.spec) != (ours.running, ours.spec):
+        about = (request.running, request.spec, request.is_behind)
+        if request.slow or about != (ours.running, ours.spec, ours.is_behind):
             return None
         there = {node.id for node in request.nodes}
         lost = frozenset(node.id for node in ours.nodes if node.id not in there)

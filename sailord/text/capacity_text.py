@@ -34,6 +34,8 @@ def capacity_text(capacity: dict[str, Any]) -> str:
             why = f": {machine['why']}" if machine["why"] else ""
             state = STATES.get(machine["state"], machine["state"])
             lines.append(f"{machine['name']} is {state}{why}")
+    if capacity.get("deadline"):
+        lines.append(f"deadline: {capacity['deadline']}")
     lines += [f"{name} could not be deleted and is still billed" for name in capacity["orphans"]]
     if capacity["strangers"]:
         lines.append(f"nodes not from this provider: {', '.join(capacity['strangers'])}")

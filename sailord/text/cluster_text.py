@@ -53,6 +53,8 @@ def status_text(status: dict[str, Any]) -> str:
         lines.append(f"            {node['name']} leaves{left}{drained}{stuck}")
     if status["capacity"] is not None:
         lines.append(f"instances   {glance_text(status['capacity'])}")
+        if status["capacity"].get("deadline"):
+            lines.append(f"deadline    {status['capacity']['deadline']}")
     plan = status["job"]["plan"] if status["job"] else None
     return "\n".join([*lines, *(plan_lines(plan) if plan else [])])
 
@@ -303,6 +305,8 @@ def why_text(why: dict[str, Any]) -> str:
         lines.append(cure_of_hold(why["job"], why.get("spent")))
     if why["generation_reason"]:
         lines.append(f"this generation: {why['generation_reason']}")
+    if why.get("deadline"):
+        lines.append(f"deadline: {why['deadline']}")
     lines += [f"this plan: {sentence}" for sentence in why["plan"]]
     lines += [f"draining, but cannot: {stuck}" for stuck in why["stuck"]]
     lines += [f"steps: {drift}; sailorctl profile model measures it" for drift in why["drift"]]

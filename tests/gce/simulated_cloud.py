@@ -33,6 +33,8 @@ POOLS = tuple(
     for spot in (False, True)
 )
 PRICES = {p: (1.0 if p.gpus == 1 else 9.0) * (0.4 if p.spot else 1.0) for p in POOLS}
+BEGIN, STEPS = 1_000_000.0, 200
+"""When a script begins, and the steps of its job, if that has a deadline."""
 STORM_S = 30.0
 """Longest time without an answer of the cloud; budgets keep a longer reserve."""
 RUN_S, ALONE_S = 2700.0, 900.0
@@ -58,7 +60,7 @@ class Run:
 
     seed: int
     policy: Policy
-    now: float = 1_000_000.0
+    now: float = BEGIN
     calm: bool = False
     sent: Counter[str] = field(default_factory=Counter)
     asked: dict[str, InstanceRequest] = field(default_factory=dict)
@@ -84,6 +86,10 @@ class Run:
     _storm_until: float = 0.0
     _rotten_until: dict[Pool, float] = field(default_factory=dict)
     """Pools whose machines boot without an agent."""
+    step: int = 0
+    """Of the job, if it has a deadline."""
+    told: int = 0
+    """How often people were told about that."""
     away_usd: float = 0.0
     """What was spent while no sailord was there."""
 
@@ -95,6 +101,8 @@ class Run:
             z: self.random.choice((0, 4, 12, 60)) for z in ("zone-a", "zone-b", "zone-c")
         }
         self.want: Counter[Pool] = Counter()
+        self.chances = random.Random(-self.seed)
+        self.has_deadline = self.seed % 2 == 1
 
     # ---- time ---------------------------------------------------------------------------------
 
@@ -183,6 +191,8 @@ class Run:
                 self.drained.add(command.node)
             case model.PauseJob():
                 self.at(self.random.uniform(1, 60), self.stop_work)
+            case model.Tell():
+                self.told += 1
             case model.Log():
                 self.said.append(command.text)
 
@@ -197,7 +207,33 @@ class Run:
             )
         if not self.works or self.state.stop:
             self.want = Counter()
-        self.feed(model.TargetSet(self.now, dict(self.want)))
+        self.feed(model.TargetSet(self.now, dict(self.want), self.options()))
+
+    def options(self) -> model.DeadlineOptions | None:
+        """What a job with a deadline could run on, in half of the scripts."""
+        if self.calm or not self.want or not self.has_deadline:
+            return None
+        spot, firm = ({p: n for p, n in self.want.items() if p.spot is s} for s in (True, False))
+        chance = self.chances.random
+        now = model.Choice(spot, self.chances.uniform(5.0, 40.0), 2.0) if chance() < 0.5 else None
+        steady = model.Choice(firm, 10.0, 4.0) if any(firm.values()) else None
+        return model.DeadlineOptions(spot, now, steady, steady, "none")
+
+    def progress(self) -> None:
+        """Report the progress of a job that is sometimes faster than an even pace."""
+        if not self.has_deadline or not self.works:
+            return
+        if self.chances.random() < 0.5:
+            self.step = min(self.step + self.chances.randint(0, 4), STEPS)
+        self.feed(
+            model.ProgressSeen(
+                self.now,
+                model.JobProgress(
+                    "job", BEGIN, self.step, STEPS, BEGIN + 2400.0, is_running=bool(self.step),
+                    redo_s=self.chances.uniform(0.0, 60.0),
+                ),
+            )
+        )  # fmt: skip
 
     def read(self) -> None:
         if self.is_storm():
@@ -218,6 +254,7 @@ class Run:
         pools = {m.instance.node: m.instance.pool for m in self.machines.values()}
         kept = frozenset(name for name in in_use if pools[name] in wanted) - self.drained
         self.feed(model.AgentsCounted(self.now, agents, kept))
+        self.progress()
 
     # ---- the cloud's side ---------------------------------------------------------------------
 

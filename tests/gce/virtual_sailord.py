@@ -22,7 +22,13 @@ from sailord.capacity.core.model import PendingRequest, Policy
 from sailord.capacity.loop import CapacityLoop
 from sailord.core.model.nodes import Exclusion, Node, Nodes
 from sailord.core.model.state import State
-from sailord.planning.messages import CapacityAnswer, CapacityRequest, PoolSupply
+from sailord.planning.messages import (
+    NO_CONTEXT,
+    CapacityAnswer,
+    CapacityRequest,
+    MoveContext,
+    PoolSupply,
+)
 from sailord.providers.gce.config import GceConfig
 from sailord.providers.gce.provider import GceProvider
 from sailord.providers.gce.requests import REQUEST_LABEL, request_uuid
@@ -68,7 +74,7 @@ class SeenCluster:
 
     state: State
     world: World
-    move_context: None = None
+    move_context: MoveContext = NO_CONTEXT
 
     @property
     def is_store_available(self) -> bool:

@@ -19,6 +19,8 @@ from agents.protocol.records import (
     Point,
     Sealed,
 )
+from sailord.capacity.core.planner_view import progress_of
+from sailord.core.queries.forecast import at_risk
 
 if TYPE_CHECKING:
     from sailord.core.model.state import State
@@ -88,6 +90,19 @@ class Checker:
             self.failures_max = max(self.failures_max, after.active.attempts.failures)
         if before.term != after.term:
             self.lines.append(Line(self.clock.now, f"{who}: term {before.term} -> {after.term}"))
+
+    def forecast(self, state: State) -> None:
+        """Check what is told of the job's deadline, and what is rented by: its progress."""
+        at_risk(state)
+        found = progress_of(state)
+        if found is None:
+            return
+        assert found.step >= 0
+        assert found.redo_s >= 0
+        assert found.slower > 0
+        assert found.is_running + (found.starting_since is not None) <= 1
+        if found.starting_since is not None:
+            assert found.starting_since <= state.now
 
     def stored(self, key: str, value: object) -> None:
         """Check one write to the store; called in the order of writes."""

@@ -73,6 +73,7 @@ class Head(Process):
         self.state, decided = controller.decide(before, event)
         invariants.check(before, self.state, decided)
         self.world.checker.decided(self.name, before, self.state)
+        self.world.checker.forecast(self.state)
         if self.world.books is not None:
             self.world.books.decided(self)
         for command in decided:

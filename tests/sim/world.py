@@ -20,7 +20,7 @@ from agents.protocol.records import (
 from sailord.core.model.options import Options
 from tests.sim.books import Books
 from tests.sim.checker import Checker
-from tests.sim.clock import Clock
+from tests.sim.clock import EPOCH_S, Clock
 from tests.sim.heads import Head
 from tests.sim.machines import Machine
 from tests.sim.objects import Objects
@@ -91,6 +91,7 @@ class World:
 
     def __init__(self, seed: int, faults: Faults, planner: Planner | None = None) -> None:
         self.random, self.faults = Random(seed), faults
+        self.seed = seed
         self.step_s = LONG_STEP_S if seed % 4 == 0 else STEP_S
         self.lease_s = LEASES_S[seed % 3]
         self.clock = Clock()
@@ -133,7 +134,13 @@ class World:
         )
         has_end = self.random.random() < (0.75 if self.why_unfit else 0.25)
         steps = self.random.randint(20, 60) if has_end else None
-        self.submit(JobRecord(JOB, "queued", steps=steps, layers=LAYERS, atoms=1, saving=saving))
+        # A stream of its own, so that lives of before stay what they were.
+        due_at = Random(-self.seed).choice((None, EPOCH_S + 60.0, EPOCH_S + 600.0))
+        self.submit(
+            JobRecord(
+                JOB, "queued", steps=steps, layers=LAYERS, atoms=1, saving=saving, deadline=due_at
+            )
+        )
         if has_end:
             other = JobRecord(OTHER, "queued", submitted_at=1.0, layers=LAYERS, atoms=1)
             self.clock.after(self.random.uniform(0.0, 60.0), lambda: self.submit(other))

@@ -283,6 +283,8 @@ class CapacityGlance:
     """Of a total budget: empty, ``parting`` (unused machines go) or ``ended`` (all go)."""
     orphans: tuple[str, ...]
     """Machines that could not be deleted and are still billed."""
+    deadline: str = ""
+    """What is rented for the active job's deadline, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,6 +429,8 @@ class Why:
     """Nodes whose drain cannot end, why, and what ends it."""
     spent: Spent | None = None
     """If it has the cluster: what it cost."""
+    deadline: str = ""
+    """If it has one: what is rented for it, and why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,8 @@ class CapacityView:
     strangers: tuple[str, ...]
     """Registered nodes that the provider does not list."""
     money: MoneyView
+    deadline: str = ""
+    """What is rented for the active job's deadline, and why; empty: it has none."""
 
 
 async def show_capacity(request: web.Request) -> web.Response:
@@ -170,7 +172,16 @@ def capacity_view(
         orphans=tuple(m.instance.name for m in machines if m.deletions >= ORPHAN_AFTER),
         strangers=_strangers(capacity, state),
         money=_money_view(capacity),
+        deadline=deadline_of(capacity),
     )
+
+
+def deadline_of(capacity: CapacityState, job: str | None = None) -> str:
+    """What is rented for a deadline and why: of this job, or of the active one."""
+    pace, progress = capacity.pace, capacity.progress
+    if pace is None or capacity.options is None or progress is None or pace.job != progress.job:
+        return ""
+    return pace.why if job in (None, pace.job) else ""
 
 
 def glance_of(api: ApiContext) -> CapacityGlance | None:
@@ -189,6 +200,7 @@ def glance_of(api: ApiContext) -> CapacityGlance | None:
         spent_usd=view.money.spent_usd,
         stop=view.money.stop,
         orphans=view.orphans,
+        deadline=view.deadline,
     )
 
 

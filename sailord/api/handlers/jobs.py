@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -17,10 +18,12 @@ from sailord.api.access.callers import caller_of
 from sailord.api.answers import render, types
 from sailord.api.answers.responses import Refusal, answer, refusal
 from sailord.api.handlers.bodies import check_id, read_object
+from sailord.api.handlers.capacity import deadline_of
 from sailord.api.handlers.context import CONTEXT, ApiContext
 from sailord.api.handlers.orders import handle_order, wait_until
 from sailord.api.handlers.packages import check_package, delete_unused, package_storage
 from sailord.api.handlers.plans import read_plan
+from sailord.capacity.core.planner_view import possible_supplies
 from sailord.checkpoints.allowed import check_uri
 from sailord.checkpoints.object_storage import StorageError
 from sailord.checkpoints.resume import begins_from
@@ -28,9 +31,13 @@ from sailord.cluster_records import Transition
 from sailord.core.queries.restore_choice import why_queue_stands
 from sailord.planning.job_spec import job_shape, read_job, saving_of
 from sailord.planning.job_warnings import warnings_of
+from sailord.planning.messages import EndRequest
+from sailord.text.units import duration, timestamp
 from simulator.documents.problems import InputError, Problem, nearest
 
 PRIORITY_MAX = 1_000_000
+SHORTEST_S = 8.0
+"""How long a submission waits to hear how soon a job with a deadline could be done."""
 
 
 async def list_jobs(request: web.Request) -> web.Response:
@@ -50,6 +57,9 @@ async def submit_job(request: web.Request) -> web.Response:
     if abs(priority) > PRIORITY_MAX:
         cure = f"give a number from -{PRIORITY_MAX:,} to {PRIORITY_MAX:,}"
         raise InputError(Problem("priority", "out of range", cure))
+    if job.objective.deadline is not None and job.steps is None:
+        what, cure = "needs the number of steps", "set training.steps, or leave the deadline out"
+        raise InputError(Problem("objective.deadline", what, cure))
     if job.work is not None:
         await asyncio.to_thread(check_package, package_storage(api), job.work.package)
     layers, atoms = job_shape(job)
@@ -89,11 +99,47 @@ async def submit_job(request: web.Request) -> web.Response:
     before = render.waits_for(led, id_)
     submitted = types.Submitted(
         **render.fields_of(record),
-        warnings=warnings_of(job),
+        warnings=(*warnings_of(job), *await _deadline_warnings(api, record, body["job"])),
         waits_for=before,
         blocked=why_queue_stands(led) if before else "",
     )
     return answer(submitted, status=201, headers={"Location": f"/v1/jobs/{id_}"})
+
+
+async def _deadline_warnings(api: ApiContext, record: JobRecord, spec: str) -> tuple[str, ...]:
+    """Why the job's deadline cannot be met or not be guaranteed, as far as the planner knows."""
+    if record.deadline is None:
+        return ()
+    config, rented = api.config, api.capacity
+    offered = () if rented is None else rented.provider.pools
+    pools = possible_supplies(rented.state, offered) if rented is not None and offered else None
+    asked = EndRequest(
+        spec, config.cluster_file, config.profiles, config.measured_links, pools,
+        config.capacity.usd_per_hour_max,
+    )  # fmt: skip
+    planner = api.controller.effects.planner
+    found = await planner.ask_shortest(asked, timeout_s=SHORTEST_S)
+    return deadline_warnings(record, found)
+
+
+def deadline_warnings(record: JobRecord, shortest_s: float | str) -> tuple[str, ...]:
+    """Return what is wrong with a deadline, given what all steps take on the fastest plan."""
+    assert record.deadline is not None
+    told = []
+    if isinstance(shortest_s, str):
+        told.append(f"deadline: whether it can be met is not known: {shortest_s}")
+    elif record.submitted_at + shortest_s > record.deadline:
+        ends_at = record.submitted_at + shortest_s
+        told.append(
+            f"deadline: it cannot be met: by the best plan all steps are done at"
+            f" {timestamp(ends_at)} UTC, {duration(ends_at - record.deadline)} later"
+        )
+    if record.saving.uri is None:
+        told.append(
+            "deadline: without a place for checkpoints ([checkpoint] uri) a loss of all copies"
+            " in memory begins at step 0 again"
+        )
+    return tuple(told)
 
 
 def job_of(request: web.Request) -> types.JobView:
@@ -136,7 +182,11 @@ async def show_why(request: web.Request) -> web.Response:
     if job.generation is not None:
         with contextlib.suppress(StoreError):  # The answer then lacks the planner's reasons.
             _, about = await read_plan(api, job.id, job.generation.plan)
-    return answer(render.why_view(api.last_led, job, about, history, unavailable_since))
+    why = render.why_view(api.last_led, job, about, history, unavailable_since)
+    rented = api.capacity
+    return answer(
+        why if rented is None else replace(why, deadline=deadline_of(rented.state, job.id))
+    )
 
 
 async def order_job(request: web.Request) -> web.Response:

@@ -28,6 +28,12 @@ from sailord.capacity.core.budget import (
     usd_per_hour,
     usd_per_hour_limit,
 )
+from sailord.capacity.core.deadline import (
+    keep_deadline,
+    keep_job_budget,
+    pace_of,
+    pace_record,
+)
 from sailord.capacity.core.model import CapacityState, RentedInstance
 from sailord.capacity.core.reconcile import adopt, observe
 from sailord.capacity.core.retirement import is_replaced, retire
@@ -52,13 +58,18 @@ def decide(state: CapacityState, event: model.Event) -> Decision:
     if not state.prefix:
         return state, ()
     state, stopped = _check_budget(state)
+    state, paced = keep_deadline(state)
+    state, parted = keep_job_budget(state)
     state, doubted = _expire_doubts(state)
     state, faulty = _mark_unusable(state)
     state, retired = retire(state)
     state, drained = _shrink(state)
     state, deleted = _delete(state)
     state, created = _grow(state)
-    return state, (*logged, *stopped, *doubted, *faulty, *retired, *drained, *deleted, *created)
+    return state, (
+        *(*logged, *stopped, *paced, *parted, *doubted),
+        *(*faulty, *retired, *drained, *deleted, *created),
+    )
 
 
 def record_of(state: CapacityState) -> model.CapacityRecord:
@@ -73,6 +84,7 @@ def record_of(state: CapacityState) -> model.CapacityRecord:
         stopped,
         tuple(state.boots.values()),
         state.boots_failed,
+        pace_record(state.pace),
     )
 
 
@@ -125,7 +137,10 @@ def _apply(state: CapacityState, event: model.Event) -> Decision:
         case model.AgentsCounted():
             return _count_agents(state, event), ()
         case model.TargetSet():
-            return replace(state, target=dict(event.target), is_target_set=True), ()
+            target, options = dict(event.target), event.options
+            return replace(state, target=target, options=options, is_target_set=True), ()
+        case model.ProgressSeen():
+            return replace(state, progress=event.progress), ()
         case model.StockReported():
             return _end_stockouts(state, event), ()
         case model.BootsRetried():
@@ -154,6 +169,7 @@ def _take_over(state: CapacityState, event: model.TookOver) -> Decision:
         stop=books.stop if is_spent else "",
         boots={record.pool: record for record in books.boots},
         boots_failed=books.boots_failed,
+        pace=pace_of(books.pace, state.now),
     )
     return state, tuple(_drain(m) for m in books.machines if m.is_drained and not m.why)
 

@@ -175,6 +175,88 @@ class BootRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """Instances to have, and what the best plan on them does."""
+
+    target: Mapping[Pool, int]
+    step_s: float
+    usd_per_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineOptions:
+    """What a job with a deadline could run on; ``None``: there is no plan."""
+
+    spot: Mapping[Pool, int]
+    """Instances to have while the job does without on-demand ones."""
+    spot_now: Choice | None
+    """The best plan on those of them that the job could use now."""
+    on_demand: Choice | None
+    """The best plan on on-demand instances alone, by the job's goal, ..."""
+    fastest: Choice | None
+    """... and the fastest one."""
+    why_not: str = ""
+    """Why there is no plan on on-demand instances."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """The active job's deadline and budget, and how far it is."""
+
+    job: str
+    begun_at: float
+    """When it was submitted: an even pace begins here."""
+    step: int
+    steps: int | None
+    deadline: float | None
+    is_running: bool = False
+    starting_since: float | None = None
+    """Since when a generation is being opened, if one is."""
+    slower: float = 1.0
+    """Measured over predicted seconds of a step."""
+    redo_s: float = 0.0
+    """Training since the last checkpoint: the worst loss repeats it."""
+    move_s: float = 60.0
+    """What a reconfiguration takes."""
+    usd_left: float | None = None
+    """Of the job's own budget."""
+    usd_per_hour: float = 0.0
+    """What its plan costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How the deadline of a job is kept."""
+
+    job: str
+    spot_s: float = 0.0
+    """Seconds so far in which the job could run on spot instances, ..."""
+    counted_at: float = 0.0
+    """... up to this moment."""
+    had_spot: bool = False
+    is_committed: bool = False
+    """Only on-demand instances can make it; they are kept to the end."""
+    slack_s: float = 0.0
+    """Time to spare until that."""
+    uses_on_demand: bool = False
+    why: str = ""
+    """What is rented for the deadline, and why."""
+    said: str = ""
+    """What was told last, without its figures."""
+    is_late: bool = False
+    """It was told that the deadline is at risk."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaceRecord:
+    """What the next leader must know of a ``Pace``."""
+
+    job: str
+    spot_s: float = 0.0
+    is_committed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class CapacityRecord:
     """What the next leader must know; stored before a request is sent."""
 
@@ -187,6 +269,7 @@ class CapacityRecord:
     boots: tuple[BootRecord, ...] = ()
     boots_failed: int = 0
     """Instances of all pools without an agent since the last one that registered."""
+    pace: PaceRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +308,13 @@ class CapacityState:
     spent_usd: float = 0.0
     """Cost of instances that no longer exist."""
     stop: Stop = ""
+    options: DeadlineOptions | None = None
+    """Of the active job, if it has a deadline and there are instances of both contracts."""
+    progress: JobProgress | None = None
+    """``None``: no job is active, or it is held."""
+    pace: Pace | None = None
+    paused: str = ""
+    """The job that was paused before its budget is spent."""
 
 
 # ---- events -----------------------------------------------------------------------------------
@@ -309,6 +399,15 @@ class TargetSet:
 
     at: float
     target: Mapping[Pool, int]
+    options: DeadlineOptions | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressSeen:
+    """How far the active job is; ``None``: none is active, or it is held."""
+
+    at: float
+    progress: JobProgress | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +443,7 @@ Event = (
     | QuotasRead
     | AgentsCounted
     | TargetSet
+    | ProgressSeen
     | StockReported
     | BootsRetried
     | Tick
@@ -385,10 +485,19 @@ class PauseJob:
 
 
 @dataclass(frozen=True, slots=True)
+class Tell:
+    """Tell what is rented for a job's deadline, or that it is at risk."""
+
+    job: str
+    text: str
+    is_at_risk: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Log:
     """Log a sentence."""
 
     text: str
 
 
-Command = Create | Delete | Drain | PauseJob | Log
+Command = Create | Delete | Drain | PauseJob | Tell | Log

@@ -7,11 +7,18 @@ from collections.abc import Mapping, Sequence
 
 from agents.protocol.records import NodeId
 from sailord.capacity.core.decide import obtainable, supply
-from sailord.capacity.core.model import Agent, CapacityState
-from sailord.core.model.phases import Opening, Stopping
+from sailord.capacity.core.model import (
+    Agent,
+    CapacityState,
+    Choice,
+    DeadlineOptions,
+    JobProgress,
+)
+from sailord.core.model.phases import Held, Opening, Running, Starting, Stopping
 from sailord.core.model.proposal import Proposal
 from sailord.core.model.state import State
-from sailord.planning.messages import PoolSupply
+from sailord.core.queries.job_cost import billed, costs
+from sailord.planning.messages import DeadlineChoices, MachineChoice, PoolSupply
 from sailord.providers.interface import Pool
 
 
@@ -42,18 +49,68 @@ def agents_of(state: State) -> tuple[Mapping[str, Agent], frozenset[str]]:
     return agents, frozenset(names[id_] for id_ in members if id_ in names)
 
 
+def progress_of(state: State) -> JobProgress | None:
+    """Return how far the active job is; ``None``: none is active, or it is held."""
+    active = state.active
+    if active is None or isinstance(active.phase, Held):
+        return None
+    job, ran, step = state.job, active.generation, active.progress.step
+    predicted_s = 0.0 if ran is None else ran.step_s
+    step_s = active.progress.step_s or predicted_s
+    durable = state.durables.get(job.id)
+    is_saved = job.saving.uri is not None
+    since = max(step - (0 if durable is None else durable.point.step), 0) if is_saved else 0
+    bill = billed(job, ran, state.now)
+    return JobProgress(
+        job.id,
+        job.submitted_at,
+        step,
+        job.steps,
+        job.deadline,
+        is_running=isinstance(active.phase, Running),
+        starting_since=active.phase.since if isinstance(active.phase, Starting) else None,
+        slower=step_s / predicted_s if predicted_s else 1.0,
+        redo_s=since * step_s,
+        usd_left=None if bill.usd_max is None else bill.usd_max - bill.usd,
+        usd_per_hour=(ran.usd_per_hour or 0.0) if costs(ran) and ran is not None else 0.0,
+    )
+
+
+def options_of(
+    offered: Sequence[Pool], pools: Sequence[PoolSupply], choices: DeadlineChoices
+) -> DeadlineOptions:
+    """Return what a job with a deadline could run on, as targets."""
+
+    def choice(found: MachineChoice | None) -> Choice | None:
+        if found is None:
+            return None
+        target = target_of(offered, pools, found.counts)
+        return Choice(target, found.step_s, found.usd_per_hour)
+
+    return DeadlineOptions(
+        target_of(offered, pools, choices.spot),
+        choice(choices.spot_now),
+        choice(choices.on_demand),
+        choice(choices.fastest),
+        choices.why_not,
+    )
+
+
 def pool_supplies(
     capacity: CapacityState, offered: Sequence[Pool], state: State
 ) -> tuple[PoolSupply, ...]:
     """Return each pool's supply: up or requested, available, and nodes that are not rented."""
     there = supply(capacity)
     rented = {machine.instance.node for machine in capacity.machines.values()}
-    others: Counter[Pool] = Counter()
+    others, ready = Counter[Pool](), Counter[Pool]()
     for node in state.nodes.values():
         record = node.record
         is_useful = not node.is_lost and not node.is_draining and not node.is_closed_to_new_plans
-        if is_useful and record.gpus and record.name not in rented:
-            pool = Pool(record.zone, record.machine, record.gpu, record.gpus, record.spot)
+        if not is_useful or not record.gpus:
+            continue
+        pool = Pool(record.zone, record.machine, record.gpu, record.gpus, record.spot)
+        ready[pool] += node.absent_since is None and record.leaves_at is None
+        if record.name not in rented:
             others[pool] += 1
     pools = sorted({*offered, *there, *others})
     return tuple(
@@ -67,9 +124,33 @@ def pool_supplies(
             obtainable(capacity, pool, there) if pool in offered else 0,
             capacity.prices.get(pool),
             others[pool],
+            min(ready[pool], there[pool] + others[pool]),
         )
         for pool in pools
         if there[pool] + others[pool] or pool in offered
+    )
+
+
+def possible_supplies(capacity: CapacityState, offered: Sequence[Pool]) -> tuple[PoolSupply, ...]:
+    """Return how many instances of each pool there could ever be, whatever is refused now."""
+    quotas = capacity.quotas or ()
+    return tuple(
+        PoolSupply(
+            pool.zone,
+            pool.machine,
+            pool.gpu,
+            pool.gpus,
+            pool.spot,
+            0,
+            min(
+                [
+                    capacity.policy.machines_per_pool_max,
+                    *(int(q.limit_gpus) // pool.gpus for q in quotas if pool in q.pools),
+                ]
+            ),
+            capacity.prices.get(pool),
+        )
+        for pool in sorted(offered)
     )
 
 

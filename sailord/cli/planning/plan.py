@@ -13,6 +13,7 @@ from planner.api import plan_job
 from planner.compare.interface import Mode
 from planner.compare.judge_all import Entry, case_of, enter
 from planner.compare.registry import SAILOR, baseline, names
+from planner.move_policy.deadline_outlook import Outlook, deadline_outlook
 from planner.move_policy.node_lifetimes import History
 from planner.move_policy.spot_losses import expected_losses, history_of
 from planner.problem.question import DEFAULT_BUDGETS, SPACES, Answer, Question, Space
@@ -32,6 +33,7 @@ from sailord.cli.planning.question import (
 )
 from sailord.plots.figure import check_picture
 from sailord.plots.plan import write_plot
+from sailord.text.units import duration
 from simulator.documents.problems import InputError, Problem
 from simulator.estimate.result import Estimate
 from simulator.inputs.job_file import PREFERENCES
@@ -141,6 +143,10 @@ def plan(
     if isinstance(found, list):
         exit_without_plan(found)
     found = _with_spot_losses(found, question, trace)
+    if question.seconds_left is not None:
+        outlook = deadline_outlook(question, found.estimate, plan_job)
+        document = found.document | {"deadline": outlook.to_json()}
+        found = replace(found, document=document, lines=(*found.lines, *_deadline_lines(outlook)))
     if save is not None:
         save.write_text(plan_text(found.plan), encoding="utf-8")
     if plot is not None:
@@ -204,6 +210,26 @@ def _with_spot_losses(found: _Found, question: Question, trace: Path | None) -> 
         document=found.document | {"spot_losses": losses and losses.to_json()},
         lines=(*lines, *found.lines),
     )
+
+
+def _deadline_lines(outlook: Outlook) -> tuple[str, ...]:
+    """Return whether the plan meets the deadline, and what spot with a safety net would cost."""
+    usd = "" if outlook.usd is None else f", for ${outlook.usd:,.2f}"
+    verdict = "met" if outlook.slack_s >= 0 else "MISSED"
+    spare = f"{duration(abs(outlook.slack_s))} {'to spare' if outlook.slack_s >= 0 else 'late'}"
+    lines = [
+        f"deadline    in {duration(outlook.seconds_left)}: {verdict}, {spare};"
+        f" all steps take {duration(outlook.run_s)}{usd}"
+    ]
+    mix = outlook.mixture
+    if mix is not None:
+        net = "guaranteed" if mix.is_guaranteed else "not guaranteed: on demand alone is too slow"
+        lines.append(
+            f"mixture     spot while there is any, else on demand in time: ${mix.expected_usd:,.2f}"
+            f" expected\n            if spot is there {mix.spot_share:.0%} of the time, at most"
+            f" ${mix.most_usd:,.2f}; {net}"
+        )
+    return tuple(lines)
 
 
 def _search_line(answer: Answer, seconds: float) -> str:

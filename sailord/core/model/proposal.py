@@ -32,3 +32,9 @@ class Proposal:
     """The parts of ``move_s``, under the names under which they are measured."""
     move_uncorrected: tuple[tuple[str, float], ...] = ()
     """The same, not corrected by earlier moves."""
+    losses: float = 0.0
+    """Losses that would have taken one of its members, as far as they were observed, ..."""
+    observed_s: float = 0.0
+    """... in these seconds; both with older ones counting less."""
+    write_s: float = 0.0
+    """Seconds in which its members write a checkpoint, by the size of the state."""

@@ -15,7 +15,7 @@ def next_record(
 ) -> GenerationRecord:
     """Return the record of the generation that carries out the proposal."""
     last = active.generation
-    often = intervals_now(state, active, proposal.iteration_s)
+    often = intervals_now(state, active, proposal)
     step_s = step_of(active, proposal)
     assert state.term is not None, "only the leader opens a generation"
     return GenerationRecord(

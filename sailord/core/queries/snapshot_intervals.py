@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 from agents.protocol.records import Saving
+from sailord.core.model.proposal import Proposal
 from sailord.core.model.state import Active, State
 
 STALL_SHARE = 0.03
@@ -51,9 +52,17 @@ NOTHING_SEEN = Seen(1)
 
 
 def intervals(
-    saving: Saving, *, step_s: float, seen: Seen, observed_s: float, departed: int
+    saving: Saving,
+    *,
+    step_s: float,
+    seen: Seen,
+    observed_s: float,
+    departed: float,
+    write_s: float = 0.0,
 ) -> Intervals:
     """Return the intervals; what the job sets itself is kept.
+
+    A checkpoint begins after the last one was written, which takes ``write_s``.
 
     ``step_s`` is as observed, with stalls. Before anything is measured, every step takes a
     snapshot, and a checkpoint is assumed to cost a whole step.
@@ -66,7 +75,8 @@ def intervals(
         stall_s = seen.stall_s
         cost_s = step_s if stall_s is None else max(stall_s, COST_SHARE_MIN * step_s)
         between_s = (observed_s + PRIOR_S) / (departed + 1)
-        persist = max(1, round(math.sqrt(2 * cost_s * between_s) / step_s))
+        every_s = max(write_s, math.sqrt(2 * cost_s * between_s))
+        persist = max(1, round(every_s / step_s))
     return Intervals(memory, -(-persist // memory) * memory)
 
 
@@ -80,15 +90,23 @@ def _memory_every(step_s: float, seen: Seen) -> int:
     return max(1, settled, math.ceil(copying_s / (STALL_SHARE * bare_s)))
 
 
-def intervals_now(state: State, active: Active, predicted_s: float) -> Intervals:
-    """Return the intervals of the next generation, from the reports of the last."""
+def intervals_now(state: State, active: Active, proposal: Proposal) -> Intervals:
+    """Return the intervals of the next generation, from the reports of the last.
+
+    The cluster's losses count before the job itself was observed for as long.
+    """
     past = state.job.past
+    observed_s = 0.0 if past.since is None else max(0.0, state.now - past.since)
+    departed: float = departures(state, active)
+    if proposal.observed_s > observed_s:
+        observed_s, departed = proposal.observed_s, max(proposal.losses, departed)
     return intervals(
         state.job.saving,
-        step_s=active.progress.step_s or predicted_s,
+        step_s=active.progress.step_s or proposal.iteration_s,
         seen=_seen(state, active),
-        observed_s=0.0 if past.since is None else max(0.0, state.now - past.since),
-        departed=departures(state, active),
+        observed_s=observed_s,
+        departed=departed,
+        write_s=proposal.write_s,
     )
 
 

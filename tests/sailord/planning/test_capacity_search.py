@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sailord.planning.capacity_search import choose_capacity
-from sailord.planning.messages import CapacityRequest, PoolSupply
+from sailord.planning.capacity_search import choose_capacity, shortest_s
+from sailord.planning.messages import CapacityRequest, EndRequest, PoolSupply
 from tests.control.cluster import JOB
 
 CLUSTER = Path(__file__).resolve().parents[3] / "examples" / "three-zones.toml"
@@ -34,3 +34,51 @@ def test_the_target_keeps_the_on_demand_minimum():
     three = replace(QUESTION, pools=(POOL, firm), usd_per_hour_max=9.5)
     assert choose_capacity(three).counts == (2, 1)
     assert choose_capacity(replace(three, on_demand_min=1)).counts == (2, 1)
+
+
+DUE = replace(
+    QUESTION,
+    has_deadline=True,
+    pools=(POOL, replace(POOL, spot=False, up=0, obtainable=2, usd_per_hour=5.0)),
+)
+
+
+@pytest.mark.slow
+def test_a_deadline_gets_each_contract_apart():
+    found = choose_capacity(DUE)
+    assert found.counts == (3, 0), "without what is rented for the deadline"
+    choices = found.choices
+    assert choices.spot == (3, 0)
+    assert choices.on_demand.counts == (0, 2)
+    assert choices.on_demand == choices.fastest
+    assert choices.spot_now is None, "no agent is there yet"
+    ready = (replace(POOL, ready=1), DUE.pools[1])
+    now = choose_capacity(replace(DUE, pools=ready)).choices.spot_now
+    assert now.counts == (1, 0)
+    assert now.step_s > choices.on_demand.step_s
+    assert choose_capacity(replace(DUE, pools=DUE.pools[:1])).choices is None
+
+
+@pytest.mark.slow
+def test_a_job_whose_goal_is_cost_has_a_fastest_choice_besides():
+    cheap = JOB + '\n[objective]\ngoal = "cost"\n'
+    pools = (POOL, replace(DUE.pools[1], obtainable=4))
+    choices = choose_capacity(replace(DUE, spec=cheap, pools=pools)).choices
+    assert choices.fastest.step_s <= choices.on_demand.step_s
+    assert choices.fastest.usd_per_hour >= choices.on_demand.usd_per_hour
+
+
+@pytest.mark.slow
+def test_no_on_demand_machine_is_told():
+    none = replace(DUE.pools[1], obtainable=0)
+    choices = choose_capacity(replace(DUE, pools=(POOL, none))).choices
+    assert (choices.on_demand, choices.why_not) == (None, "none can be had")
+
+
+@pytest.mark.slow
+def test_how_soon_a_job_could_be_done():
+    steps = JOB.replace("[training]", "[training]\nsteps = 100", 1)
+    alone = EndRequest(steps, CLUSTER, None, None, (POOL,))
+    more = replace(alone, pools=(replace(POOL, obtainable=7),))
+    assert 0 < shortest_s(more) < shortest_s(alone)
+    assert shortest_s(replace(alone, pools=None)) > 0

@@ -74,6 +74,21 @@ def test_measured_moves_correct_predictions_also_of_plans_computed_before_them()
     assert ahead.answer(question) == plain
 
 
+def test_a_proposal_says_how_often_its_nodes_are_lost_and_how_long_a_checkpoint_takes():
+    calm = answer(QUESTION)
+    assert isinstance(calm, FoundPlan)
+    assert (calm.proposal.losses, calm.proposal.observed_s) == (0.0, 0.0)
+    assert calm.proposal.write_s == calm.about["write_s"] > 0
+    history = History()
+    for hour in range(4):
+        pool = pool_of(NODES[0])
+        history = history.seen(3600.0 * hour, up={pool: len(NODES)}, lost={pool: hour > 0})
+    stormy = answer(replace(QUESTION, past=MoveContext(now_s=3 * 3600.0, history=history)))
+    assert isinstance(stormy, FoundPlan)
+    assert 0 < stormy.proposal.losses < 3, "some of the three did not hit the plan's nodes"
+    assert 0 < stormy.proposal.observed_s < 3 * 3600
+
+
 def test_unknown_machines_are_reconstructed_from_the_running_plan():
     first = answer(QUESTION)
     assert isinstance(first, FoundPlan)
@@ -101,6 +116,25 @@ def test_unchanged_cluster_keeps_the_running_plan():
     again = answer(replace(QUESTION, running=first.plan, ran_on=NODES))
     assert isinstance(again, FoundPlan)
     assert not again.proposal.is_worth_it or again.proposal.plan == first.proposal.plan
+
+
+def test_a_job_behind_its_deadline_is_planned_for_speed():
+    """Nodes that cost most of the money are left out by goal cost, and used in haste."""
+    spec = (ROOT / "examples" / "opt-350m.toml").read_text(encoding="utf-8")
+    cheap = spec.replace('goal = "throughput"', 'goal = "cost"')
+    nodes = (node("a", gpus=4), node("b", gpus=4))
+    first = answer(replace(QUESTION, spec=cheap, nodes=nodes[:1]))
+    assert isinstance(first, FoundPlan)
+    grown = replace(QUESTION, spec=cheap, nodes=nodes, running=first.plan, ran_on=nodes[:1])
+    found, hasty = answer(grown), answer(replace(grown, is_behind=True))
+    assert isinstance(found, FoundPlan)
+    assert isinstance(hasty, FoundPlan)
+    assert hasty.proposal.iteration_s < found.proposal.iteration_s
+    assert hasty.proposal.is_worth_it
+    ahead = PrecomputedPlans(grown)
+    ahead.add(frozenset(), frozenset(), found)
+    assert ahead.answer(grown) is not None
+    assert ahead.answer(replace(grown, is_behind=True)) is None
 
 
 def test_new_node_of_a_stormy_pool_is_used_once_waiting_has_cost_enough():

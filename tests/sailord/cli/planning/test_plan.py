@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -251,3 +251,30 @@ def test_time_left_ends_at_the_deadline() -> None:
     assert seconds_left(replace(job, objective=Objective()), now) is None
     with pytest.raises(InputError, match=r"training\.steps"):
         seconds_left(replace(job, steps=None), now)
+
+
+def test_the_answer_says_whether_the_deadline_is_met_and_what_a_mixture_costs(
+    tmp_path: Path,
+) -> None:
+    due = datetime.now(UTC) + timedelta(days=20)
+    objective = f'deadline = "{due:%Y-%m-%dT%H:%M:%SZ}"'
+    pools = "".join(
+        f'[[pool]]\nzone = "us-central1-a"\ngpu = "A100-40"\ngpus_per_machine = 1\ngpus = 2\n'
+        f"spot = {spot}\nprice_usd_per_gpu_hour = {usd}\n"
+        for spot, usd in (("false", 3.0), ("true", 1.0))
+    )
+    result = run(tmp_path, "--json", objective=objective, training="steps = 100", pools=pools)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    told, estimate = found["deadline"], found["estimate"]
+    assert told["is_met"]
+    assert told["run_s"] == pytest.approx(100 * estimate["iteration_s"])
+    assert told["slack_s"] == pytest.approx(told["seconds_left"] - told["run_s"])
+    assert told["usd"] == pytest.approx(100 * estimate["cost_usd_per_iteration"])
+    mix = told["mixture"]
+    # Half of 20 days is more than the job needs: spot alone, at a third of the price.
+    assert mix["expected_usd"] == pytest.approx(mix["most_usd"] / 3)
+    assert mix["is_guaranteed"]
+    text = run(tmp_path, objective=objective, training="steps = 100", pools=pools).output
+    assert "deadline    in 20.0 days: met, " in text
+    assert "mixture     spot while there is any" in text

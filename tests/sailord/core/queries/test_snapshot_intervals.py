@@ -6,14 +6,16 @@ import math
 
 import pytest
 
-from agents.protocol.records import Saving
+from agents.protocol.records import Past, Saving
 from sailord.core.queries.snapshot_intervals import (
     NOTHING_SEEN,
     PRIOR_S,
     STALL_SHARE,
     Seen,
     intervals,
+    intervals_now,
 )
+from tests.sailord.core.states import NOW, job, proposal, state
 
 HERE = Saving("file:///x")
 
@@ -92,3 +94,24 @@ def test_replication_time_is_not_snapshot_cost():
 def test_short_generation_keeps_the_interval():
     found = intervals(HERE, step_s=1.0, seen=Seen(7), observed_s=0.0, departed=0)
     assert found.memory_every == 7
+
+
+def test_a_checkpoint_waits_until_the_last_one_is_written():
+    def every(write_s):
+        return intervals(
+            HERE, step_s=2.0, seen=Seen(1, 0.02), observed_s=0.0, departed=0, write_s=write_s
+        ).persist_every
+
+    assert every(1000.0) == 500
+    assert every(1.0) == every(0.0) < 500
+
+
+def test_losses_of_the_cluster_count_until_the_job_was_observed_for_longer():
+    leader = state(job=job(saving=HERE, past=Past(since=NOW - 100.0)))
+    often = [
+        intervals_now(leader, leader.active, proposal(losses=n, observed_s=s))
+        for n, s in ((0.0, 0.0), (0.0, 40_000.0), (50.0, 40_000.0), (50.0, 1.0))
+    ]
+    first, calm, wild, short = (each.persist_every for each in often)
+    assert wild < first < calm
+    assert short == first, "a second of the cluster says less than the job's own history"

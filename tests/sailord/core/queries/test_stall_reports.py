@@ -24,6 +24,7 @@ from tests.sailord.core.states import (
     generation,
     job,
     node,
+    proposal,
     report,
     state,
 )
@@ -73,7 +74,7 @@ def chosen(said: Report, *, every: int, step_s: float) -> int:
     record = generation(A, memory_every=every)
     about = {"job": job(saving=Saving()), "generation": record, "step_s": step_s}
     now = state(Running(BEGAN), node(A, said), **about)
-    return intervals_now(now, active_of(now), predicted_s=step_s).memory_every
+    return intervals_now(now, active_of(now), proposal(iteration_s=step_s)).memory_every
 
 
 def slowed(monkeypatch: pytest.MonkeyPatch, module: Any, what: str, *, waited_for_by: str) -> None:

@@ -1,0 +1,98 @@
+"""What a deadline will cost before the job begins: the plan alone, and spot with a safety net."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from planner.move_policy.deadline import LITTLE, PRIOR_SHARE
+from planner.problem.question import Answer, Question
+from simulator.estimate.result import Estimate
+
+CHANGE_S = 300.0
+"""Assumed for renting on-demand machines and restarting on them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Spot machines while there are any, on-demand machines for what they leave."""
+
+    spot_share: float
+    """Assumed share of time with spot machines."""
+    expected_usd: float
+    most_usd: float
+    """If spot machines never come."""
+    is_guaranteed: bool
+    """On-demand machines alone make it, and one change to them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Whether a plan meets the deadline, and what that costs."""
+
+    seconds_left: float
+    run_s: float
+    """What all steps take on the plan, without any loss."""
+    usd: float | None
+    mixture: Mixture | None
+    """``None``: the cluster has one contract only, a price is unknown, or one of the two alone
+    has no plan, or none that is worth running on spot machines."""
+
+    @property
+    def slack_s(self) -> float:
+        """Time to spare; negative if the deadline is missed."""
+        return self.seconds_left - self.run_s
+
+    def to_json(self) -> dict[str, Any]:
+        """The form that ``sailorctl plan --json`` prints."""
+        return {**asdict(self), "slack_s": self.slack_s, "is_met": self.slack_s >= 0}
+
+
+def deadline_outlook(
+    question: Question, estimate: Estimate, search: Callable[[Question], Answer]
+) -> Outlook:
+    """Return what becomes of a deadline on a plan, and on a mixture of contracts.
+
+    The mixture is searched by the job's goal on each contract alone, without its deadline.
+    """
+    steps, left = question.job.steps, question.seconds_left
+    assert steps is not None
+    assert left is not None
+    usd = estimate.money.total_usd
+    spot, on_demand = (_alone(question, search, spot=spot) for spot in (True, False))
+    mixture = None if spot is None or on_demand is None else _mixture(steps, left, spot, on_demand)
+    return Outlook(
+        left, steps * estimate.iteration_s, None if usd is None else steps * usd, mixture
+    )
+
+
+def _alone(
+    question: Question, search: Callable[[Question], Answer], *, spot: bool
+) -> Estimate | None:
+    """The best plan on the machines of one contract; ``None``: there are none, or no plan."""
+    cluster = question.cluster
+    pools = tuple(pool for pool in cluster.pools if pool.spot == spot and pool.gpus)
+    if not pools:
+        return None
+    objective = replace(question.job.objective, deadline=None)
+    job = replace(question.job, objective=objective)
+    asked = replace(
+        question, job=job, cluster=replace(cluster, pools=pools), seconds_left=None, proves=False
+    )
+    return search(asked).estimate
+
+
+def _mixture(steps: int, left_s: float, spot: Estimate, on_demand: Estimate) -> Mixture | None:
+    spot_usd, on_demand_usd = spot.money.total_usd, on_demand.money.total_usd
+    if spot_usd is None or on_demand_usd is None:
+        return None
+    if spot.iteration_s > LITTLE * on_demand.iteration_s:
+        return None
+    by_spot = max(min(steps, PRIOR_SHARE * left_s / spot.iteration_s), 0.0)
+    return Mixture(
+        PRIOR_SHARE,
+        by_spot * spot_usd + (steps - by_spot) * on_demand_usd,
+        steps * on_demand_usd,
+        steps * on_demand.iteration_s + CHANGE_S <= left_s,
+    )

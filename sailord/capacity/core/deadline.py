@@ -1,0 +1,247 @@
+"""Rents on-demand instances for a job's deadline in time, and ends a job before its budget does.
+
+What the job could run on comes from the planner; what it should run on now follows from its
+progress by ``planner.move_policy.deadline``, as in replays. On-demand instances are wanted while
+the job is behind an even pace and no spot instances are there, and to the end once only they can
+still make it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from planner.move_policy.deadline import (
+    DeadlineVerdict,
+    DeadlineView,
+    can_run_on_spot,
+    judge_deadline,
+)
+from sailord.capacity.core.budget import usd_per_hour_limit
+from sailord.capacity.core.model import (
+    CapacityState,
+    Choice,
+    Command,
+    DeadlineOptions,
+    JobProgress,
+    Pace,
+    PaceRecord,
+    PauseJob,
+    Tell,
+)
+from sailord.providers.interface import Pool
+from sailord.text.units import duration
+
+BOOT_S = 180.0
+"""Assumed from a request to a registered agent, until it was seen."""
+LATE_SHARE = 0.02
+"""A forecast beyond the deadline by less than this share of what is left is noise."""
+RECORD_S = 60.0
+"""The stored time with spot instances is rounded down to this, so that it is seldom stored."""
+Decision = tuple[CapacityState, tuple[Command, ...]]
+
+
+def pace_record(pace: Pace | None) -> PaceRecord | None:
+    """Return what is stored of a pace."""
+    if pace is None:
+        return None
+    return PaceRecord(pace.job, pace.spot_s // RECORD_S * RECORD_S, pace.is_committed)
+
+
+def pace_of(record: PaceRecord | None, now: float) -> Pace | None:
+    """Return the pace that an earlier leader stored."""
+    if record is None:
+        return None
+    return Pace(record.job, record.spot_s, now, is_committed=record.is_committed)
+
+
+def keep_job_budget(state: CapacityState) -> Decision:
+    """Pause a job whose budget lasts for no more than what it needs to save its state."""
+    job, policy = state.progress, state.policy
+    if job is None or job.usd_left is None or state.paused == job.job or not job.is_running:
+        return state, ()
+    if job.usd_left > job.usd_per_hour / 3600 * (policy.parting_s + policy.look_s):
+        return state, ()
+    why = f"${job.usd_left:,.2f} of its budget are left, which is kept for saving its state"
+    return replace(state, paused=job.job), (PauseJob(why),)
+
+
+def keep_deadline(state: CapacityState) -> Decision:
+    """Set the target by the job's deadline, if it has one; tell when that changes."""
+    job, options = state.progress, state.options
+    if job is None or options is None or not job.steps or job.deadline is None:
+        return state, ()
+    pace = state.pace
+    if pace is None or pace.job != job.job:
+        pace = Pace(job.job, counted_at=state.now)
+    if options.on_demand is None or options.fastest is None:
+        pace = replace(pace, uses_on_demand=False)
+        why = f"no on-demand instances can be had for the deadline: {options.why_not}"
+        return _told(replace(state, target=options.spot), pace, why, "none", is_late=False)
+    steady, view, verdict = _judged(state, job, options, pace)
+    pace = _counted(pace, state.now, has_spot=can_run_on_spot(view))
+    pace = replace(pace, slack_s=verdict.slack_s)
+    refusal = _unpaid(job, options, steady, verdict)
+    uses = verdict.use == "on demand" and not refusal
+    is_committed = uses and verdict.is_committed
+    pace = replace(pace, uses_on_demand=uses, is_committed=is_committed)
+    target = dict(options.spot)
+    if uses:
+        target = dict(steady.target) if is_committed else _both(state, steady.target, target)
+    late_s = _late_s(view)
+    is_late = late_s > LATE_SHARE * (view.steps - view.done) * view.on_demand_each_s
+    rented = _named(steady.target) if uses else ""
+    key = f"{verdict.use} {is_committed} {bool(refusal)} {is_late} {rented}"
+    why = _why(verdict, steady, refusal)
+    if is_late:
+        why = f"the deadline will be missed by {duration(late_s)} or more: {why}"
+    return _told(replace(state, target=target), pace, why, key, is_late=is_late)
+
+
+def _judged(
+    state: CapacityState, job: JobProgress, options: DeadlineOptions, pace: Pace
+) -> tuple[Choice, DeadlineView, DeadlineVerdict]:
+    """Judge by the on-demand plan that the job's goal prefers, or by the fastest if it must be."""
+    assert options.on_demand is not None
+    assert options.fastest is not None
+    view = _view(state, job, options, options.on_demand, pace)
+    verdict = judge_deadline(view)
+    if verdict.slack_s > 0 or options.fastest == options.on_demand:
+        return options.on_demand, view, verdict
+    view = _view(state, job, options, options.fastest, pace)
+    return options.fastest, view, judge_deadline(view)
+
+
+def _view(
+    state: CapacityState, job: JobProgress, options: DeadlineOptions, steady: Choice, pace: Pace
+) -> DeadlineView:
+    assert job.steps is not None
+    assert job.deadline is not None
+    is_steady = job.is_running and _is_on_demand(state)
+    move_s = job.move_s + job.slower * steady.step_s
+    change_s = state.policy.look_s + _boot_s(state, steady) + move_s + job.redo_s
+    if job.starting_since is not None and _is_on_demand(state):
+        change_s -= min(state.now - job.starting_since, change_s)
+    now = options.spot_now
+    return DeadlineView(
+        now_s=state.now - job.begun_at,
+        deadline_s=max(job.deadline - job.begun_at, 1.0),
+        steps=job.steps,
+        done=job.step,
+        on_demand_each_s=job.slower * steady.step_s,
+        spot_each_s=None if now is None else job.slower * now.step_s,
+        is_on_demand=is_steady,
+        change_s=0.0 if is_steady else change_s,
+        back_s=change_s + move_s + _full_boot_s(state),
+        spot_s=pace.spot_s,
+        is_committed=pace.is_committed,
+        ahead_s=_full_boot_s(state) + 2 * move_s if pace.uses_on_demand else 0.0,
+    )
+
+
+def _is_on_demand(state: CapacityState) -> bool:
+    """Return whether the job uses rented instances, and none of them is a spot instance."""
+    used = [m for m in state.machines.values() if m.instance.node in state.in_use]
+    return bool(used) and not any(m.instance.pool.spot for m in used)
+
+
+def _boot_s(state: CapacityState, steady: Choice) -> float:
+    """Return how long it takes until the on-demand instances are up."""
+    full_s, longest_s = _full_boot_s(state), 0.0
+    for pool, count in steady.target.items():
+        left = [
+            0.0 if m.joined_at is not None else full_s - (state.now - m.instance.created_at)
+            for m in state.machines.values()
+            if m.is_live and m.instance.pool == pool
+        ]
+        for asked in state.asks.values():
+            if asked.ask.pool == pool:
+                left += [full_s - (state.now - asked.since)] * asked.ask.count
+        missing = [full_s] * (count - len(left))
+        longest_s = max([longest_s, *sorted(left)[:count], *missing])
+    return longest_s
+
+
+def _full_boot_s(state: CapacityState) -> float:
+    """Return the longest time from a creation to its agent that was seen, or the assumed one."""
+    seen = (
+        machine.joined_at - machine.instance.created_at
+        for machine in state.machines.values()
+        if machine.joined_at is not None and machine.instance.request_id
+    )
+    return min(max(seen, default=BOOT_S), state.policy.boot_s)
+
+
+def _counted(pace: Pace, now: float, *, has_spot: bool) -> Pace:
+    """Count the time with spot instances."""
+    more_s = now - pace.counted_at if pace.had_spot else 0.0
+    return replace(pace, spot_s=pace.spot_s + more_s, counted_at=now, had_spot=has_spot)
+
+
+def _both(
+    state: CapacityState, chosen: Mapping[Pool, int], spot: Mapping[Pool, int]
+) -> dict[Pool, int]:
+    """Return the on-demand instances, and the spot ones as well where the budgets pay for both."""
+    both = {pool: max(chosen.get(pool, 0), spot.get(pool, 0)) for pool in {*chosen, *spot}}
+    most = usd_per_hour_limit(state)
+    rate = sum(count * state.prices.get(pool, 0.0) for pool, count in both.items())
+    return both if most is None or rate <= most else dict(chosen)
+
+
+def _unpaid(
+    job: JobProgress, options: DeadlineOptions, steady: Choice, verdict: DeadlineVerdict
+) -> str:
+    """Return why the job's budget forbids on-demand instances now; empty: it does not.
+
+    To the end they must pay for all steps that are left; until the job has caught up the rest must
+    last for these steps at the price of spot instances, where that is known.
+    """
+    if job.usd_left is None or verdict.use != "on demand" or steady.usd_per_hour is None:
+        return ""
+    by, now = steady, options.spot_now
+    if not verdict.is_committed and now is not None and now.usd_per_hour is not None:
+        by = now
+    assert job.steps is not None
+    assert by.usd_per_hour is not None
+    usd = (job.steps - job.step) * job.slower * by.step_s * by.usd_per_hour / 3600
+    if usd <= job.usd_left:
+        return ""
+    return f"${job.usd_left:,.2f} of its budget do not pay for the steps left (${usd:,.2f})"
+
+
+def _late_s(view: DeadlineView) -> float:
+    """Return how late the job will be even if it ran on demand from this moment on."""
+    return view.now_s + (view.steps - view.done) * view.on_demand_each_s - view.deadline_s
+
+
+def _why(verdict: DeadlineVerdict, chosen: Choice, refusal: str) -> str:
+    """Return what is rented for the deadline, and why."""
+    at = f"{'behind' if verdict.behind_s > 0 else 'ahead of'} an even pace by"
+    pace, spare = f"{at} {duration(abs(verdict.behind_s))}", duration(verdict.slack_s)
+    if refusal:
+        return f"{pace}: no on-demand instances are rented, since {refusal}"
+    if verdict.is_committed:
+        return f"only on-demand instances can still make it: {_named(chosen.target)} to the end"
+    if verdict.use == "on demand":
+        return f"{pace}: {_named(chosen.target)} until caught up or spot instances come"
+    if verdict.use == "spot":
+        return f"{pace}: spot instances do; {spare} to spare"
+    return f"{pace}: waits for spot instances; {spare} to spare"
+
+
+def _named(target: Mapping[Pool, int]) -> str:
+    """Return the on-demand instances of a target, by machine type."""
+    counts: dict[str, int] = {}
+    for pool, count in target.items():
+        if count and not pool.spot:
+            counts[pool.machine] = counts.get(pool.machine, 0) + count
+    return ", ".join(f"{count} on-demand {machine}" for machine, count in sorted(counts.items()))
+
+
+def _told(state: CapacityState, pace: Pace, why: str, key: str, *, is_late: bool) -> Decision:
+    """Keep the reason, and tell it if it is another one than before."""
+    is_new = key != pace.said
+    told = replace(pace, why=why, said=key, is_late=pace.is_late or is_late)
+    risk = is_late and not pace.is_late
+    commands = (Tell(pace.job, why, is_at_risk=risk),) if is_new else ()
+    return replace(state, pace=told), commands

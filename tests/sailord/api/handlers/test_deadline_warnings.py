@@ -1,0 +1,30 @@
+"""A deadline that cannot be kept is told when the job is submitted."""
+
+from __future__ import annotations
+
+import pytest
+
+from agents.protocol.records import JobId, JobRecord, Saving
+from sailord.api.handlers.jobs import deadline_warnings
+
+PLACE = Saving(uri="file:///checkpoints")
+JOB = JobRecord(JobId("j"), "queued", submitted_at=0.0, steps=10, saving=PLACE, deadline=7200.0)
+
+
+def test_the_earliest_end_is_told_if_it_is_too_late() -> None:
+    assert deadline_warnings(JOB, 7200.0) == ()
+    (told,) = deadline_warnings(JOB, 14_400.0)
+    assert told.startswith("deadline: it cannot be met: by the best plan all steps are done at")
+    assert "1970-01-01 04:00:00 UTC, 2.0 h later" in told
+
+
+@pytest.mark.parametrize("why", ["no plan fits", "the planner found nothing within 8 s"])
+def test_it_is_told_if_nobody_knows(why: str) -> None:
+    (told,) = deadline_warnings(JOB, why)
+    assert why in told
+
+
+def test_a_job_without_checkpoints_is_told_that_it_may_begin_again() -> None:
+    record = JobRecord(JobId("j"), "queued", steps=10, deadline=7200.0)
+    (told,) = deadline_warnings(record, 10.0)
+    assert "[checkpoint] uri" in told

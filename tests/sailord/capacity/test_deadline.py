@@ -1,0 +1,211 @@
+"""On-demand instances are wanted for a deadline in time, and no longer than it takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sailord.capacity.core import model
+from sailord.capacity.core.model import (
+    BootRecord,
+    CapacityRecord,
+    Choice,
+    DeadlineOptions,
+    JobProgress,
+    PaceRecord,
+    PauseJob,
+    Tell,
+)
+from sailord.providers.interface import Pool
+from tests.sailord.capacity.story import A, Story, machine
+
+FIRM = Pool("zone-a", "large", "gpu", 4, spot=False)
+PRICES = {A: 1.0, FIRM: 4.0}
+HOUR = 3600.0
+ALONE = Choice({FIRM: 2}, 10.0, 8.0)
+STARVED = DeadlineOptions({A: 0}, None, ALONE, ALONE)
+FED = replace(STARVED, spot={A: 2}, spot_now=Choice({A: 2}, 10.0, 2.0))
+JOB = JobProgress("j", 0.0, 0, 360, 3 * HOUR)
+"""An hour of work on demand in three hours, begun at 0."""
+
+
+class Due(Story):
+    """A story of a job with a deadline."""
+
+    def __init__(self, options=STARVED, policy=None, books=None) -> None:
+        super().__init__(policy or model.Policy(surplus_s=60.0), books)
+        self.hear(model.PricesRead(0.0, PRICES))
+        self.see(0.0)
+        self.hear(model.TargetSet(0.0, options.spot, options))
+
+    def at(self, now: float, step: int = 0, **about) -> Due:
+        self.hear(model.ProgressSeen(now, replace(JOB, step=step, **about)))
+        return self
+
+    def options(self, options: DeadlineOptions) -> Due:
+        self.hear(model.TargetSet(self.state.now, options.spot, options))
+        return self
+
+    @property
+    def firm(self) -> int:
+        """On-demand instances that are wanted."""
+        return self.state.target.get(FIRM, 0)
+
+    @property
+    def why(self) -> str:
+        return self.state.pace.why
+
+    def told(self):
+        return [(order.text, order.is_at_risk) for order in self.of(Tell)]
+
+
+def test_a_job_that_is_ahead_waits_for_spot():
+    story = Due().at(600.0, step=60)
+    assert story.firm == 0
+    assert "ahead of an even pace by 20 min: waits for spot instances" in story.why
+
+
+def test_a_job_that_falls_behind_buys_on_demand_and_says_so_once():
+    story = Due().at(1000.0, step=90)
+    assert story.firm == 0
+    story.at(3600.0, step=90)
+    assert story.firm == 2, "half of the time left is expected to have spot, and does not suffice"
+    text = "behind an even pace by 15 min: 2 on-demand large until caught up or spot instances come"
+    assert story.told() == [(text, False)]
+    assert story.asks() == [(FIRM, 2)]
+    assert story.at(3601.0, step=90).told() == [], "the figures alone are no news"
+
+
+def test_on_demand_goes_once_the_job_has_caught_up_for_good():
+    story = Due().at(3600.0, step=90)
+    story.at(4000.0, step=135)
+    assert story.firm == 2, "as soon as it were given back it would be behind again"
+    story.at(5000.0, step=235)
+    assert story.firm == 0
+    assert "waits" in story.why
+
+
+def test_on_demand_goes_once_spot_instances_are_there():
+    story = Due().at(3600.0, step=90)
+    assert story.firm == 2
+    story.options(FED).at(3700.0, step=95)
+    assert story.state.target == {A: 2}
+    assert "spot instances do" in story.why
+
+
+def test_the_last_chance_is_taken_and_kept():
+    work_s = 360 * 10.0
+    change_s = 10.0 + 180.0 + 60.0 + 10.0
+    for_sure = 3 * HOUR - work_s - change_s
+    story = Due(FED)
+    assert story.at(for_sure - 1.0).state.target == {A: 2}, "spot instances do until then"
+    story.at(for_sure)
+    assert story.state.target == {FIRM: 2}
+    assert "only on-demand instances can still make it: 2 on-demand large to the end" in story.why
+    story.at(for_sure + 100.0, step=200)
+    assert story.state.target == {FIRM: 2}, "there is no way back"
+    assert story.state.pace.is_committed
+
+
+def test_work_that_a_loss_repeats_brings_the_last_chance_forward():
+    story = Due(FED).at(5000.0)
+    assert story.firm == 0
+    assert story.at(5000.0, redo_s=2000.0).firm == 2
+
+
+def test_steps_that_are_slower_than_predicted_bring_it_forward():
+    assert Due(FED).at(5000.0, slower=2.0).firm == 2
+
+
+def test_few_spot_instances_are_kept_beside_on_demand_ones():
+    slow = Choice({A: 1}, 30.0, 1.0)
+    story = Due(replace(STARVED, spot={A: 1}, spot_now=slow)).at(3600.0, step=90)
+    assert story.state.target == {A: 1, FIRM: 2}
+    assert "2 on-demand large until" in story.why
+
+
+def test_no_spot_is_sought_beside_on_demand_that_the_hourly_budget_does_not_pay_for():
+    policy = model.Policy(usd_per_hour_max=9.0)
+    story = Due(replace(STARVED, spot={A: 2}), policy).at(3600.0, step=90)
+    assert story.state.target == {FIRM: 2}
+    story = Due(replace(STARVED, spot={A: 2})).at(3600.0, step=90)
+    assert story.state.target == {A: 2, FIRM: 2}
+
+
+def test_a_plan_that_is_cheaper_is_given_up_for_the_fastest_when_it_must_be():
+    cheap = Choice({FIRM: 1}, 20.0, 4.0)
+    options = replace(STARVED, on_demand=cheap)
+    story = Due(options).at(1800.0, step=0)
+    assert story.firm == 1
+    story = Due(options).at(5000.0, step=0)
+    assert story.firm == 2
+    assert "until caught up" in story.why, "the fastest plan has time to spare"
+
+
+def test_a_deadline_that_will_be_missed_is_told_once_as_at_risk():
+    story = Due().at(8000.0)
+    ((text, risk),) = story.told()
+    assert risk
+    assert text.startswith("the deadline will be missed by 13 min or more: only on-demand")
+    assert story.at(8600.0).told() == []
+    assert story.firm == 2, "it is to be late by as little as possible"
+
+
+def test_no_on_demand_instance_to_be_had_is_told():
+    story = Due(replace(STARVED, on_demand=None, fastest=None, why_not="no quota"))
+    story.at(5000.0)
+    assert story.told() == [("no on-demand instances can be had for the deadline: no quota", False)]
+    assert story.firm == 0
+
+
+def test_the_jobs_budget_is_no_smaller_than_what_on_demand_costs_to_the_end():
+    # An hour of two instances at $4.
+    assert Due(FED).at(7000.0, usd_left=8.1).firm == 2
+    story = Due(FED).at(7000.0, usd_left=7.9)
+    assert story.firm == 0
+    assert "$7.90 of its budget do not pay for the steps left ($8.00)" in story.why
+    assert not story.state.pace.is_committed
+
+
+@pytest.mark.parametrize(("usd_left", "pauses"), [(0.5, False), (0.4, True)])
+def test_a_job_is_paused_while_its_budget_pays_for_saving_its_state(usd_left, pauses):
+    # $8 an hour for 180 s and one observation of 10 s.
+    story = Due(FED).at(100.0, step=10, is_running=True, usd_left=usd_left, usd_per_hour=8.0)
+    assert bool(story.of(PauseJob)) is pauses
+    story.at(101.0, step=10, is_running=True, usd_left=usd_left, usd_per_hour=8.0)
+    assert story.of(PauseJob) == [], "once"
+
+
+def test_a_new_leader_goes_on_from_the_stored_pace():
+    books = CapacityRecord(pace=PaceRecord("j", 1200.0, is_committed=True))
+    story = Due(FED, books=books).at(100.0, step=10)
+    assert story.state.target == {FIRM: 2}
+    assert story.state.pace.spot_s == 1200.0
+    other = Due(FED, books=replace(books, pace=PaceRecord("k", 1200.0, is_committed=True)))
+    assert other.at(100.0, step=10).state.target == {A: 2}, "that was another job"
+
+
+def test_time_with_spot_counts_towards_what_is_expected():
+    story = Due(FED)
+    for at in range(0, 3600, 60):
+        story.at(float(at))
+    assert story.state.pace.spot_s == pytest.approx(3540.0)
+
+
+def test_instances_that_are_up_need_no_boot():
+    books = CapacityRecord(
+        pace=PaceRecord("j", 0.0, is_committed=True), boots=(BootRecord(FIRM, has_joined=True),)
+    )
+    story = Due(FED, books=books).at(1.0)
+    assert story.asks() == [(FIRM, 2)]
+    assert story.state.pace.slack_s == pytest.approx(3 * HOUR - 1.0 - HOUR - 260.0)
+    story.at(61.0)
+    assert story.state.pace.slack_s == pytest.approx(3 * HOUR - 1.0 - HOUR - 260.0), "it boots"
+    story.see(70.0, machine(1, FIRM), machine(2, FIRM))
+    agents = {"n1": model.Agent(4), "n2": model.Agent(4)}
+    story.hear(model.AgentsCounted(80.0, agents, frozenset(agents)))
+    story.at(90.0, starting_since=85.0)
+    assert story.state.pace.slack_s == pytest.approx(3 * HOUR - 90.0 - HOUR - 75.0)
+    story.at(100.0, is_running=True)
+    assert story.state.pace.slack_s == pytest.approx(3 * HOUR - 100.0 - HOUR)
