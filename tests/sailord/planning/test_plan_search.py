@@ -118,6 +118,7 @@ def test_unchanged_cluster_keeps_the_running_plan():
     assert not again.proposal.is_worth_it or again.proposal.plan == first.proposal.plan
 
 
+@pytest.mark.slow
 def test_a_job_behind_its_deadline_is_planned_for_speed():
     """Nodes that cost most of the money are left out by goal cost, and used in haste."""
     spec = (ROOT / "examples" / "opt-350m.toml").read_text(encoding="utf-8")
