@@ -94,9 +94,7 @@ def _add_link(table: Table, zones: Mapping[str, Zone], links: dict[tuple[str, st
     table.finish()
     for key, name in zip(("from", "to"), ends, strict=True):
         if name is not None and name not in zones:
-            table.report(
-                key, f"is {quote(name)}, which is not a zone here", nearest(name, zones)
-            )
+            table.report(key, f"is {quote(name)}, which is not a zone here", nearest(name, zones))
     begin, end = ends
     if begin is None or end is None:
         return
