@@ -192,9 +192,8 @@ class DeadlineOptions:
     spot_now: Choice | None
     """The best plan on those of them that the job could use now."""
     on_demand: Choice | None
-    """The best plan on on-demand instances alone, by the job's goal, ..."""
+    """The best plan on on-demand instances alone, by the job's goal."""
     fastest: Choice | None
-    """... and the fastest one."""
     why_not: str = ""
     """Why there is no plan on on-demand instances."""
 
@@ -217,11 +216,9 @@ class JobProgress:
     redo_s: float = 0.0
     """Training since the last checkpoint: the worst loss repeats it."""
     move_s: float = 60.0
-    """What a reconfiguration takes."""
     usd_left: float | None = None
     """Of the job's own budget."""
     usd_per_hour: float = 0.0
-    """What its plan costs."""
 
 
 @dataclass(frozen=True, slots=True)
