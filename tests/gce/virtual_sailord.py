@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from agents.protocol.records import NodeRecord, Order
+from agents.protocol.records import JobId, JobRecord, NodeRecord, Order
 from sailord.capacity.core.budget import spent_usd
 from sailord.capacity.core.model import PendingRequest, Policy
 from sailord.capacity.loop import CapacityLoop
@@ -54,6 +54,7 @@ KINDS = (
     *("blind", "zone", "denied", "expired", "kill", "store", "odd", "wish", "wish", "lost"),
 )
 """Events that may happen at any second."""
+JOB = JobId("tale")
 BEGIN = 1_700_000_000.0
 UNANSWERED = "it was never answered"
 STORM_S = 30.0
@@ -265,7 +266,12 @@ class World(Hooks):
     def _lead(self) -> None:
         self._gateway.term += 1
         api = VirtualClient(self._rest, self._config, self._lag)
-        state = State(term=self._gateway.term, nodes=Nodes(self._nodes), active=self._job())
+        state = State(
+            term=self._gateway.term,
+            nodes=Nodes(self._nodes),
+            jobs={JOB: JobRecord(JOB, "running")},
+            active=self._job(),
+        )
         capacity = CapacityLoop(
             SimpleNamespace(
                 cluster_name="test", cluster_file=None, profiles=None, measured_links=None
@@ -291,8 +297,11 @@ class World(Hooks):
         if not self._works:
             return None
         members = [id_ for id_, node in self._nodes.items() if not node.is_draining]
-        generation = SimpleNamespace(state="running", members=members)
-        return SimpleNamespace(job=SimpleNamespace(id="tale"), phase=None, generation=generation)
+        generation = SimpleNamespace(
+            state="running", members=members, step_s=0.0, usd_per_hour=None
+        )
+        progress = SimpleNamespace(step=0, step_s=0.0)
+        return SimpleNamespace(job=JOB, phase=None, generation=generation, progress=progress)
 
     async def _plan(self, request: CapacityRequest, **_: Any) -> CapacityAnswer:
         """Set a random target among running and available machines."""
