@@ -361,7 +361,10 @@ def _why_unneeded(state: CapacityState, machine: RentedInstance) -> str:
 
 
 def _shrink(state: CapacityState) -> Decision:
-    """Give up what was surplus for ``surplus_s``: unused instances first, the youngest first."""
+    """Give up what was surplus for ``surplus_s``: unused instances first, the youngest first.
+
+    Above the hourly limit none of it may stay so long.
+    """
     if not state.is_target_set:
         return state, ()
     live: dict[Pool, list[RentedInstance]] = {}
@@ -376,7 +379,7 @@ def _shrink(state: CapacityState) -> Decision:
         if too_many <= 0:
             continue
         since[pool] = state.surplus_since.get(pool, state.now)
-        if state.now < since[pool] + state.policy.surplus_s:
+        if state.now < since[pool] + state.policy.surplus_s and is_affordable(state, 0.0):
             continue
         unused = [m for m in present if m.instance.node not in state.in_use]
         unused.sort(key=lambda m: (m.joined_at is not None, -m.instance.created_at))
@@ -403,7 +406,7 @@ def _has_all(state: CapacityState, live: Mapping[Pool, list[RentedInstance]]) ->
 
 
 def _blocking_surplus(state: CapacityState, spare: list[RentedInstance]) -> list[RentedInstance]:
-    """Return the surplus in use that must go so that the budget can pay for the target.
+    """Return the surplus in use that must go so that the budget can pay for the rest and the target.
 
     Without this the job would keep it forever, and the target would never be requested.
     """
@@ -424,7 +427,7 @@ def _blocking_surplus(state: CapacityState, spare: list[RentedInstance]) -> list
 
     leaving: list[RentedInstance] = []
     for machine in sorted(spare, key=usd_per_gpu, reverse=True):
-        if needed and room < needed:
+        if room < needed:
             leaving.append(machine)
             room += machine.usd_per_hour or 0.0
     return leaving

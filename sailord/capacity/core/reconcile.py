@@ -43,7 +43,12 @@ def adopt(
 
 
 def observe(state: CapacityState, seen: Observation) -> tuple[CapacityState, tuple[Command, ...]]:
-    """Apply an observation; settle the cost of instances that no longer exist."""
+    """Apply an observation; settle the cost of instances that no longer exist.
+
+    One that began before the last was slow to arrive: it lacks what was rented since.
+    """
+    if state.observed_at is not None and seen.at < state.observed_at:
+        return state, ()
     there = {i.id: i for i in seen.instances if i.state != "gone"}
     taken = {p.instance: p.at for p in seen.preemptions}
     for instance in there.values():

@@ -242,11 +242,24 @@ def test_surplus_in_use_that_blocks_the_target_by_cost_is_drained():
     assert story.of(Drain) == []
 
 
-@pytest.mark.parametrize("usd_per_hour_max", [None, 14.4, 7.1], ids=["no limit", "enough", "never"])
+@pytest.mark.parametrize("usd_per_hour_max", [None, 14.5, 7.2], ids=["no limit", "enough", "never"])
 def test_surplus_in_use_stays_if_its_cost_would_not_suffice(usd_per_hour_max):
-    story = _surplus_in_use(usd_per_hour_max).hear(TargetSet(30.0, {B: 1}))
+    story = _surplus_in_use(usd_per_hour_max).hear(PricesRead(25.0, {**PRICES, B: 7.3}))
+    story.hear(TargetSet(30.0, {B: 1}))
     assert story.hear(Tick(331.0)).of(Drain) == []
     assert story.hear(Tick(9999.0)).of(Drain) == []
+
+
+def test_surplus_above_the_hourly_limit_goes_at_once():
+    agents = {"n1": Agent(4), "n2": Agent(4)}
+    story = Story(Policy(usd_per_hour_max=7.2)).see(11.0, machine(1), machine(2))
+    story.hear(AgentsCounted(20.0, agents, frozenset({"n2"}))).hear(TargetSet(30.0, {A: 1}))
+    assert story.of(Delete) == []
+    assert story.hear(PricesRead(40.0, {**PRICES, A: 3.7})).of(Delete) == [Delete(("1",))]
+    story = _surplus_in_use(7.1).hear(TargetSet(30.0, {}))
+    assert [order.node for order in story.of(Drain)] == ["n1", "n2"], "the whole target is there"
+    story = _surplus_in_use(7.1).hear(TargetSet(30.0, {B: 1}))
+    assert [order.node for order in story.of(Drain)] == ["n1"], "the job keeps the other one"
 
 
 def test_surplus_in_use_stays_while_the_target_is_unavailable():
@@ -330,6 +343,16 @@ def test_an_observation_older_than_an_instance_does_not_end_it():
     story.hear(Observed(12.0, Observation(9.0, ())))
     assert "1" in story.state.machines
     assert story.asks() == []
+
+
+def test_an_observation_that_arrives_after_a_newer_one_is_ignored():
+    story = Story(Policy(usd_per_hour_max=7.2)).hear(TargetSet(1.0, {A: 2})).see(2.0)
+    assert story.asks() == [(A, 2)]
+    both = machine(1), machine(2)
+    story.hear(RequestAnswered(9.0, Granted(FIRST, both))).see(11.0, *both)
+    story.hear(Observed(12.0, Observation(5.0, ())))
+    assert story.asks() == []
+    assert [m.ended_at for m in story.state.machines.values()] == [None, None]
 
 
 def test_cost_ends_at_the_time_that_the_provider_reports():
