@@ -442,7 +442,16 @@ class CapacityLoop:
             past=self.cluster.move_context,
             has_deadline=has_deadline,
         )
-        return await self.planner.ask_capacity(request, timeout_s=WANT_TIMEOUT_S)
+        asked = asyncio.ensure_future(self.planner.ask_capacity(request, timeout_s=WANT_TIMEOUT_S))
+        try:
+            while not asked.done():
+                await asyncio.wait([asked], timeout=TICK_S)
+                active = self.cluster.state.active
+                if active is None or active.job != job:
+                    return None  # Its instances are given back now, not after the answer.
+            return await asked
+        finally:
+            asked.cancel()
 
 
 def _there(state: CapacityState) -> tuple[frozenset[str], frozenset[str]]:

@@ -183,6 +183,9 @@ class PlannerPool:
         except TimeoutError:
             self._capacity_worker.kill()
             return CapacityAnswer(None, f"the planner found nothing within {timeout_s:g} s")
+        except asyncio.CancelledError:  # The job ended; the next question must not wait.
+            self._capacity_worker.kill()
+            raise
         except BrokenProcessPool:
             self._capacity_worker.kill()
             return CapacityAnswer(None, "the planner process died")

@@ -19,7 +19,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,6 +109,19 @@ class Bill:
         return sum(s for s, _ in spans) * GPUS, sum(s * usd / 3600 for s, usd in spans)
 
 
+def unlike(
+    causes: Iterable[Mapping[str, Any]], gpu_s: Mapping[str, float], usd: Mapping[str, float]
+) -> list[str]:
+    """Say which sums of a ledger differ from those that were scraped."""
+    return [
+        f"{each['cause']}: {told} {each[told]}, scraped {scraped.get(each['cause'], 0.0)}"
+        for each in causes
+        for scraped, told in ((gpu_s, "gpu_s"), (usd, "usd"))
+        if each["cause"] != "step_under_way"
+        and abs(scraped.get(each["cause"], 0.0) - each[told]) > 1e-6
+    ]
+
+
 @dataclass(frozen=True)
 class Result:
     """What is known when the storm is over."""
@@ -124,9 +137,9 @@ class Result:
     scraped_usd: dict[str, float]
     shrunk: dict[str, float]
     """Counters that went back, and how often."""
-    targets_down: dict[str, str]
-    """Targets at the height of the storm's end, which should all have been up, and why not."""
-    targets: int
+    targets: dict[str, str]
+    """What Prometheus scraped, or should have, when the job had begun and when it trained again
+    after the faults; and what was wrong with each; empty: nothing."""
     broken_rules: dict[str, str]
     prometheus: dict[str, float]
     """What Prometheus counts of itself that is not zero and should be."""
@@ -142,13 +155,9 @@ class Result:
             found.append(f"{causes_gpu_s:.3f} GPU s on causes, {self.bill_gpu_s:.3f} on the bill")
         if abs(causes_usd - self.bill_usd) > USD_MAX:
             found.append(f"${causes_usd:.4f} on causes, ${self.bill_usd:.4f} on the bill")
-        for each in said["causes"]:
-            for scraped, told in ((self.scraped_gpu_s, "gpu_s"), (self.scraped_usd, "usd")):
-                there = scraped.get(each["cause"], 0.0)
-                if each["cause"] != "step_under_way" and abs(there - each[told]) > 1e-6:
-                    found.append(f"{each['cause']}: {told} {each[told]}, scraped {there}")
+        found += unlike(said["causes"], self.scraped_gpu_s, self.scraped_usd)
         found += [f"{name} shrank {times:.0f} times" for name, times in self.shrunk.items()]
-        found += [f"target {name}: {why}" for name, why in self.targets_down.items()]
+        found += [f"target {name}: {why}" for name, why in self.targets.items() if why]
         found += [f"rule {name}: {why}" for name, why in self.broken_rules.items()]
         found += [f"{name} is {value:.0f}" for name, value in self.prometheus.items()]
         found += [f"{name} did not fire" for name in sorted(MUST_FIRE - self.fired)]
@@ -162,13 +171,14 @@ class LedgerStorm:
 
     folder: Path
     rng: random.Random
+    machines: int = MACHINES
     faults: Counter[str] = field(default_factory=Counter)
     _due: list[tuple[float, Callable[[], object]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         pools = "".join(
             f'[[provider.pool]]\nzone = "{zone}"\nmachine = "a2-highgpu-2g"\nspot = true\n'
-            f"usd_per_hour = {usd}\nmachines_max = {MACHINES}\n"
+            f"usd_per_hour = {usd}\nmachines_max = {self.machines}\n"
             for zone, usd in USD_PER_HOUR.items()
         )
         provider = '[provider]\nkind = "emulated"\nfolder = "machines"\nagent = "agent.toml"\n'
@@ -181,14 +191,14 @@ class LedgerStorm:
         self.bill = Bill(self.folder / "machines")
         self.prometheus = Prometheus(self.folder / "prometheus", f"127.0.0.1:{self.place.port}")
 
-    def run(self, seconds: float) -> Result:
-        """Play the storm, and return what is known after it."""
+    def run(self, faults: Iterable[tuple[float, str]]) -> Result:
+        """Play faults, each after a pause in seconds, and return what is known after them."""
         watch = threading.Thread(target=self.bill.watch)
         watch.start()
         self.head = self.place.start()
         try:
             self.prometheus.start()
-            return self._run(seconds)
+            return self._run(faults)
         finally:
             self.prometheus.stop()
             self.place.stop_all()
@@ -197,27 +207,30 @@ class LedgerStorm:
             self.bill.stop()
             watch.join()
 
-    def _run(self, seconds: float) -> Result:
+    def _run(self, faults: Iterable[tuple[float, str]]) -> Result:
         begun = time.monotonic()
         wait_until(lambda: self.place.ask("GET", "/readyz")[1].get("leads"))
         code, said = self.place.ask("POST", "/v1/jobs", {"job": SMALL, "id": "j"})
         assert code == 201, said
-        wait_until(self._trains, within_s=WAIT_S)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            self._live(self.rng.uniform(0.2, 1.8) * EVERY_S)
-            kind = self.rng.choices(list(FAULTS), list(FAULTS.values()))[0]
-            self.faults[kind] += 1
+        targets = self._targets(at_least=2)
+        for pause_s, kind in faults:
+            self._live(pause_s)
             with suppress(OSError, IndexError):  # sailord is away, or nothing is rented.
                 getattr(self, "_" + kind.replace(" ", "_"))()
+                self.faults[kind] += 1
         while self._due:
             self._live(0.2)
-        wait_until(self._trains, within_s=WAIT_S)
-        time.sleep(3)  # A restarted sailord's counter must be scraped before it grows.
+        targets |= self._targets(at_least=1)
         self._be_refused()
-        targets = self._targets()
         self._give_all_back()
-        return self._result(time.monotonic() - begun, *targets)
+        return self._result(time.monotonic() - begun, targets)
+
+    def at_random(self, seconds: float) -> Iterator[tuple[float, str]]:
+        """Draw faults for so long."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            kind = self.rng.choices(list(FAULTS), list(FAULTS.values()))[0]
+            yield self.rng.uniform(0.2, 1.8) * EVERY_S, kind
 
     def _live(self, seconds: float) -> None:
         """Let time pass, and do what is due."""
@@ -278,7 +291,12 @@ class LedgerStorm:
         self.place.ask("POST", f"/v1/nodes/m-{instance.name}/{order}", body)
 
     def _be_refused(self) -> None:
-        """Ask 60 times with a wrong token, as an attack would."""
+        """Ask 60 times with a wrong token, as an attack would.
+
+        A restarted sailord's counter must be scraped before it grows.
+        """
+        begun = f"timestamp(sailor_requests_refused_total) > {time.time()}"
+        wait_until(lambda: self.prometheus.query(begun))
         for number in range(60):
             asked = urllib.request.Request(f"http://127.0.0.1:{self.place.port}/v1/status")
             asked.add_header("Authorization", f"Bearer {number}")
@@ -286,6 +304,18 @@ class LedgerStorm:
                 urllib.request.urlopen(asked, timeout=10).close()
 
     # ---- the end --------------------------------------------------------------------------------
+
+    def _rented(self) -> set[str]:
+        """The nodes of the provider's instances, by the provider's folder."""
+        found = (self.folder / "machines").glob("*/instance.json")
+        return {f"m-{path.parent.name}" for path in found}
+
+    def _nodes(self) -> dict[str, str]:
+        """The address of each node that is not lost, by name."""
+        code, said = self.place.ask("GET", "/v1/nodes")
+        assert code == 200, said
+        listed = said["nodes"]
+        return {each["name"]: each["address"] for each in listed if each["state"] != "lost"}
 
     def _trains(self) -> bool:
         job = self.place.status()["job"]
@@ -295,22 +325,28 @@ class LedgerStorm:
             return False
         return bool(job["phase"]["name"] == "running" and job["step_age_s"] < 2)
 
-    def _targets(self) -> tuple[int, dict[str, str]]:
-        """Return how many targets there are, once each node is one, and which are down."""
+    def _targets(self, at_least: int) -> dict[str, str]:
+        """Return what is wrong with each target, at best nothing.
 
-        def nodes() -> set[str]:
-            listed = self.place.ask("GET", "/v1/nodes")[1]["nodes"]
-            return {each["address"] for each in listed if each["state"] != "lost"}
+        Waits until the job trains and the nodes are the instances that are rented, so many at
+        least: an instance that was killed just now is still a target.
+        """
+        found: dict[str, str] = {}
 
-        def found() -> dict[str, str] | None:
-            known = dict(self.prometheus.targets())
-            return known if set(known) == {*nodes(), self.prometheus.head} else None
+        def are_right() -> bool:
+            nodes, rented, known = self._nodes(), self._rented(), self.prometheus.targets()
+            expected = {*nodes.values(), self.prometheus.head}
+            found.clear()
+            found.update(dict.fromkeys(expected, "not scraped") | dict(known))
+            found.update(dict.fromkeys(known.keys() - expected, "not a node"))
+            is_whole = set(nodes) == rented and len(rented) >= at_least
+            return is_whole and not any(found.values()) and self._trains()
 
-        known = wait_until(found)
-        with suppress(TimeoutError):
-            wait_until(lambda: not any(self.prometheus.targets().values()))
-        known = dict(self.prometheus.targets())
-        return len(known), {name: why for name, why in known.items() if why}
+        try:
+            wait_until(are_right, within_s=WAIT_S)
+        except TimeoutError as error:
+            found["all"] = f"no rest within {WAIT_S:.0f} s, {len(self._rented())} rented: {error}"
+        return found
 
     def _give_all_back(self) -> None:
         self.place.ask("POST", "/v1/jobs/j/cancel", {})
@@ -318,7 +354,15 @@ class LedgerStorm:
         wait_until(lambda: not list(machines.glob("*/instance.json")), within_s=WAIT_S)
         wait_until(lambda: self.place.ask("GET", "/v1/goodput")[1]["gpus"] == 0, within_s=WAIT_S)
         wait_until(lambda: not self.prometheus.query("sailor_paid_gpus > 0"), within_s=WAIT_S)
-        time.sleep(15)  # Longer than the ledger waits to be stored.
+        with suppress(TimeoutError):  # The ledger is stored some seconds later, and then scraped.
+            wait_until(lambda: not self._unscraped(), within_s=30)
+
+    def _unscraped(self) -> list[str]:
+        causes = self.place.ask("GET", "/v1/goodput")[1]["causes"]
+        return unlike(causes, self._scraped("gpu_seconds"), self._scraped("usd"))
+
+    def _scraped(self, unit: str) -> dict[str, float]:
+        return dict(self.prometheus.values(f"sailor_goodput_{unit}_total", "cause"))
 
     def _goodput(self) -> dict[str, Any]:
         done = subprocess.run(
@@ -329,7 +373,7 @@ class LedgerStorm:
         said: dict[str, Any] = json.loads(done.stdout)
         return said
 
-    def _result(self, seconds: float, targets: int, down: dict[str, str]) -> Result:
+    def _result(self, seconds: float, targets: dict[str, str]) -> Result:
         within, ask = f"{int(seconds) + 60}s", self.prometheus
         shrunk = {
             f"{name}{{{label}}}": times
@@ -344,10 +388,9 @@ class LedgerStorm:
             gpu_s,
             usd,
             self._goodput(),
-            dict(ask.values("sailor_goodput_gpu_seconds_total", "cause")),
-            dict(ask.values("sailor_goodput_usd_total", "cause")),
+            self._scraped("gpu_seconds"),
+            self._scraped("usd"),
             shrunk,
-            down,
             targets,
             {name: why for name, why in ask.rules().items() if why},
             dict(ask.faults()),
@@ -366,7 +409,7 @@ def report(result: Result) -> str:
         f"GPU time: causes {gpu_s:.3f} s, bill {result.bill_gpu_s:.3f} s, "
         f"off by {gpu_s / result.bill_gpu_s - 1:+.4%}",
         f"dollars: causes {usd:.4f}, bill {result.bill_usd:.4f}, off {usd - result.bill_usd:+.4f}",
-        f"goodput {said['goodput']:.1%}; Prometheus: {result.targets} targets; "
+        f"goodput {said['goodput']:.1%}; Prometheus: {len(result.targets)} targets; "
         f"fired: {', '.join(sorted(result.fired)) or 'none'}",
         *(f"  {each['cause']:<22}{each['gpu_s']:>12.1f} s {each['usd']:>9.4f}"
           for each in said["causes"]),
@@ -382,7 +425,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         storm = LedgerStorm(Path(folder), random.Random(given.seed))
-        result = storm.run(given.minutes * 60)
+        result = storm.run(storm.at_random(given.minutes * 60))
     print(report(result))
     sys.exit(1 if result.problems() else 0)
 

@@ -27,12 +27,16 @@ CALM = Result(
     scraped_gpu_s={"training": 100.05},
     scraped_usd={"training": 1.001},
     shrunk={},
-    targets_down={},
-    targets=3,
+    targets={"n:1": ""},
     broken_rules={},
     prometheus={},
     fired=frozenset(MUST_FIRE),
 )
+
+FAULTS = ((0.5, "workers"), (2.0, "instance"), (0.7, "sailord"))
+"""Each fault after a pause in seconds. sailord is killed just after one of two instances ended, and
+trains on without another one: to choose it takes a planner in the background a minute on a busy
+machine."""
 
 
 @pytest.mark.parametrize(
@@ -43,7 +47,7 @@ CALM = Result(
         ({"bill_usd": 1.02}, ["$1.0010 on causes, $1.0200 on the bill"]),
         ({"scraped_usd": {}}, ["training: usd 1.001, scraped 0.0"]),
         ({"shrunk": {"x": 2.0}}, ["x shrank 2 times"]),
-        ({"targets_down": {"n:1": "refused"}}, ["target n:1: refused"]),
+        ({"targets": {"n:1": "refused"}}, ["target n:1: refused"]),
         ({"broken_rules": {"A": "parse"}}, ["rule A: parse"]),
         ({"prometheus": {"failures": 2.0}}, ["failures is 2"]),
         ({"fired": frozenset()}, ["SailorRefusedRequests did not fire"]),
@@ -58,8 +62,10 @@ def test_each_disagreement_is_told(changed: dict[str, Any], said: list[str]) -> 
 @pytest.mark.slow
 @pytest.mark.chaos
 def test_ledger_bill_and_a_real_prometheus_agree_over_a_storm(tmp_path: Path) -> None:
-    result = LedgerStorm(tmp_path, random.Random(1)).run(40.0)
+    storm = LedgerStorm(tmp_path, random.Random(1), machines=1)
+    result = storm.run(FAULTS)
     # GPU time is off where sailord was killed as an instance ended: docs/open.md.
     told = [each for each in result.problems() if "GPU s on" not in each]
     assert told == []
-    assert result.targets >= 3
+    assert len(result.targets) >= 3
+    assert result.faults.total() == len(FAULTS)

@@ -406,7 +406,7 @@ def _has_all(state: CapacityState, live: Mapping[Pool, list[RentedInstance]]) ->
 
 
 def _blocking_surplus(state: CapacityState, spare: list[RentedInstance]) -> list[RentedInstance]:
-    """Return the surplus in use that must go so that the budget can pay for the rest and the target.
+    """Return the surplus in use that must go so that the budget pays for the rest and the target.
 
     Without this the job would keep it forever, and the target would never be requested.
     """

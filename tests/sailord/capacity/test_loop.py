@@ -93,3 +93,37 @@ def test_a_provider_notice_drains_the_node_under_one_id():
     }
     assert len(given) == 2
     assert len({each.id for each in given}) == 1, "the store takes an id once"
+
+
+def test_a_question_to_the_planner_ends_with_its_job():
+    asked = []
+
+    class SlowPlanner:
+        async def ask_capacity(self, _request, *, timeout_s):
+            try:
+                await asyncio.sleep(timeout_s)
+            except asyncio.CancelledError:
+                asked.append("abandoned")
+                raise
+
+    async def play() -> float:
+        begun = asyncio.get_running_loop().time()
+        gateway = Gateway(lambda: False, None)
+        gateway.read_spec = lambda _: asyncio.sleep(0.0, "a job")
+        active = SimpleNamespace(job="job", phase=None)
+        state = SimpleNamespace(active=active, jobs={}, unreadable=frozenset(), nodes={})
+        cluster = SimpleNamespace(state=state, move_context=())
+        config = SimpleNamespace(cluster_file=None, profiles=(), measured_links=())
+        loop = CapacityLoop(
+            config, Warner(), Policy(), cluster, SlowPlanner(), gateway,
+            SimpleNamespace(now=lambda: 100.0),
+        )  # fmt: skip
+        asyncio.get_running_loop().call_later(3.0, setattr, state, "active", None)
+        await loop._want()
+        await loop._want()
+        assert loop._events.get_nowait().target == {}, "nothing is wanted any more"
+        return asyncio.get_running_loop().time() - begun
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert runner.run(play()) < 5.0
+    assert asked == ["abandoned"]
