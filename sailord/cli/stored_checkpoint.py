@@ -105,6 +105,9 @@ def verify(storage: Storage, job: JobId, name: str, as_json: bool) -> None:
     Default JOB: the active one; default STEP: the newest.
     """
     faults = _all_faults(storage, job, name)
+    if faults and not _is_there(storage, name):
+        cure = f"verify again, or pin one first: sailorctl checkpoint pin {job} STEP"
+        raise InputError(Problem(storage.uri_of(name), "was deleted while it was read", cure))
     older = _next_older(storage, job, name) if faults else None
     uri = storage.uri_of(name)
     value = {"job": job, "step": _step_of(name), "manifest": uri}
@@ -137,6 +140,12 @@ def _all_faults(storage: Storage, job: JobId, name: str) -> list[str]:
         return faults_of(storage, manifest, job=job, is_thorough=True)
     except (ManifestError, StorageError) as error:
         return [str(error)]
+
+
+def _is_there(storage: Storage, name: str) -> bool:
+    """Return whether a manifest still exists: retention deletes it before the objects."""
+    folder, _, file = name.rpartition("/")
+    return any(entry.name == file for entry in storage.entries(folder))
 
 
 def _step_of(name: str) -> int:

@@ -22,6 +22,7 @@ from sailord.checkpoints.catalog import _check
 from sailord.checkpoints.manifest import manifest_bytes, read_manifest
 from sailord.checkpoints.object_storage import StorageError, open_storage
 from sailord.checkpoints.verify import compose, faults_of
+from sailord.cli import stored_checkpoint
 from sailord.cli.main import main
 from sailord.core.model.commands import CheckDurable, WriteManifest
 from tests.sailord.checkpoints.made import JOB, SPEC, chain, flip, make
@@ -88,6 +89,24 @@ def test_thorough_check_of_a_damaged_checkpoint_falls_back_to_the_older_one(tmp_
     words = verify("j", "--at", tmp_path).output
     assert ": damaged" in words
     assert "the next older intact one: step 10" in words
+
+
+def test_checkpoint_that_retention_deletes_while_it_is_read_is_not_called_damaged(
+    tmp_path, monkeypatch
+):
+    chain(tmp_path, 10, 20)
+
+    def slow_faults_of(*args, **kwargs):
+        for path in sorted((tmp_path / "j" / "1-20").iterdir()):
+            path.unlink()
+        return faults_of(*args, **kwargs)
+
+    monkeypatch.setattr(stored_checkpoint, "faults_of", slow_faults_of)
+    done = verify("j", "--at", f"file://{tmp_path}")
+    assert done.exit_code == 2
+    assert "damaged" not in done.output
+    assert "1-20/manifest-3.json: was deleted while it was read" in done.output
+    assert "sailorctl checkpoint pin j STEP" in done.output
 
 
 def test_checkpoint_of_another_job_is_skipped(tmp_path):
