@@ -50,13 +50,14 @@ class Agent:
     process: subprocess.Popen[bytes] | None = None
     environment: dict[str, str] = field(default_factory=dict)
     """Of the agent, beside this process's."""
+    lease_s: float = LEASE_S
 
     def start(self) -> None:
         """Start the agent, or restart it with the same node id."""
         config = self.folder / f"{self.name}.toml"
         config.write_text(
             f'cluster_name = "test"\nname = "{self.name}"\nstate = "{self.name}"\nkey = "key"\n'
-            f'lease_s = {LEASE_S}\nstore = "{self.store}"\nzone = "us-central1-b"\n'
+            f'lease_s = {self.lease_s}\nstore = "{self.store}"\nzone = "us-central1-b"\n'
             f'worker = "tests.fakes.worker"\n'
             f"[listen]\nport = 0\n[options]\npark_s = {PARK_S}\n"
         )
@@ -126,6 +127,8 @@ class Cluster:
     agents: dict[str, Agent] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
     """Addresses of metadata servers, by node."""
+    agents_lease_s: float = LEASE_S
+    """Longer where agents are restarted: on a busy machine that takes seconds."""
 
     @property
     def head(self) -> Place:
@@ -151,6 +154,7 @@ class Cluster:
         """Start nodes, and return when they are ready."""
         for name in names:
             self.agents[name] = Agent(self.folder, name, self.heads[0].store_url)
+            self.agents[name].lease_s = self.agents_lease_s
             self.agents[name].metadata = self.metadata.get(name, Agent.metadata)
             self.agents[name].start()
         wait_until(lambda: self.head.status()["nodes"].get("ready") == len(self.agents))

@@ -87,7 +87,7 @@ def test_job_continues_when_sailord_is_killed_at_any_failpoint(stored):
 
 def test_workers_survive_the_kill_of_their_agents(cluster):
     """Kill a random agent each time, and every fourth time sailord with it."""
-    chance = random.Random(13)
+    chance, cluster.agents_lease_s = random.Random(13), 30.0
     cluster.begin(*NAMES)
     workers, adopted_s = cluster.workers(), []
     head = cluster.heads[0].processes[0]
