@@ -101,6 +101,8 @@ class Config:
     """Prefixes of URIs where jobs may have checkpoints."""
     tls: TlsSettings | None = None
     """``None``: plain HTTP."""
+    otlp: str | None = None
+    """Address of the OpenTelemetry collector that gets a trace of each reconfiguration."""
 
     @property
     def network_file(self) -> Path:
@@ -151,6 +153,9 @@ def load_config(path: Path) -> Config:
     options = _limits(top.section("options"), Options())
     webhooks = _webhooks(top, path.parent)
     capacity = _limits(top.section("capacity"), Policy(), least=0)
+    telemetry = top.section("telemetry")
+    otlp = telemetry.value("otlp", _url, required="telemetry" in top)
+    telemetry.finish()
     network = _limits(top.section("network"), NetworkPolicy(), least=0)
     checkpoints = _checkpoints(top.section("checkpoints"))
     cluster = None
@@ -208,6 +213,7 @@ def load_config(path: Path) -> Config:
         viewers=viewers,
         checkpoints=checkpoints,
         tls=tls,
+        otlp=otlp,
     )
 
 

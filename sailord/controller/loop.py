@@ -35,6 +35,7 @@ from sailord.core.queries.report_reply import answer_to
 from sailord.notify.announcer import Announcer
 from sailord.notify.feed import Feed
 from sailord.notify.outbox import Outbox
+from sailord.notify.telemetry import TraceSender
 from sailord.planning.pool import PlannerPool
 
 log = structlog.get_logger("sailord")
@@ -61,6 +62,7 @@ class Controller:
             group.create_task(self.writer.run())
             group.create_task(self.announcer.run())
             group.create_task(self.announcer.outbox.run())
+            group.create_task(self.announcer.telemetry.run())
 
     async def _decide_all(self) -> None:
         while True:
@@ -127,5 +129,6 @@ def build_controller(
         clock,
         writer.plans,
     )
-    announcer = Announcer(gateway, Feed(), outbox)
+    telemetry = TraceSender(config.otlp, config.cluster_name)
+    announcer = Announcer(gateway, Feed(), outbox, telemetry)
     return Controller(clock, cluster, inbox, writer, effects, announcer)

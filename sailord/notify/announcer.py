@@ -24,6 +24,7 @@ from sailord.core.queries.reconfiguration_timing import (
 from sailord.notify.feed import EventKind, Feed, FeedEvent
 from sailord.notify.outbox import Outbox, committed_id
 from sailord.notify.summaries import summary_of
+from sailord.notify.telemetry import TraceSender
 
 log = structlog.get_logger("sailord")
 
@@ -42,6 +43,7 @@ class Announcer:
     gateway: Gateway
     feed: Feed
     outbox: Outbox
+    telemetry: TraceSender = field(default_factory=lambda: TraceSender(None, ""))
     keeps_deadline: Callable[[JobId], bool] = lambda _job: False
     """Whether instances are rented for a job's deadline: its present speed does not tell then."""
     under_way: Reconfiguring | None = None
@@ -111,6 +113,7 @@ class Announcer:
         )  # fmt: skip
         self.feed.add(event)
         self._keep(job, _history_line(event, move))
+        self.telemetry.offer(move, job, state)
 
     def _report_evaluation(self, found: Evaluation, active: Active, state: State) -> None:
         """Keep the metrics of an evaluation in the history, once."""

@@ -39,7 +39,11 @@ def cluster(tmp_path) -> Iterator[Cluster]:
     """Two sailords on an etcd."""
     with contextlib.ExitStack() as stack:
         etcd = stack.enter_context(closing(Etcd(1)))
-        made = Cluster(tmp_path, [Place(tmp_path, name, store=etcd.url) for name in ("h", "i")], agents_lease_s=30.0)
+        made = Cluster(
+            tmp_path,
+            [Place(tmp_path, name, store=etcd.url) for name in ("h", "i")],
+            agents_lease_s=30.0,
+        )
         stack.callback(made.end)
         yield made
 

@@ -18,6 +18,7 @@ def delivered(tmp_path_factory):
     folder, receiver = tmp_path_factory.mktemp("told"), Receiver()
     (folder / "secret").write_text(SECRET)
     webhooks = f'[[webhooks.receiver]]\nurl = "{receiver.url}"\nsecret_file = "secret"\n'
+    webhooks += f'[telemetry]\notlp = "{receiver.url}"\n'
     cluster = Cluster(folder, [Place(folder, webhooks=webhooks)])
     found = {}
 
@@ -41,11 +42,20 @@ def delivered(tmp_path_factory):
             cluster.head.ask("POST", "/v1/jobs", {"job": JOB + NO_BUDGET, "id": "poor"})[0] == 201
         )
         wait_for_event("job_held")
+        found["traces"] = wait_until(lambda: list(receiver.traces), within_s=90.0)
         yield found
     finally:
         cluster.end()
         receiver.shutdown()
         receiver.server_close()
+
+
+def test_opentelemetry_collector_gets_the_start_of_a_job(delivered):
+    # These workers count steps and measure no phases of their own.
+    (resource,) = delivered["traces"][0]["resourceSpans"]
+    whole, *parts = resource["scopeSpans"][0]["spans"]
+    assert whole["name"] == "reconfiguration"
+    assert [part["name"] for part in parts] == ["detect", "plan", "quiesce", "move"]
 
 
 @pytest.mark.parametrize(

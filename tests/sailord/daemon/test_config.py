@@ -58,6 +58,18 @@ def test_receivers_of_each_format_are_read(tmp_path):
         assert word in str(told.value)
 
 
+def test_address_of_the_collector_is_read(place):
+    file = place.config
+    begin = file.read_text()
+    assert load_config(file).otlp is None
+    file.write_text(f'{begin}\n[telemetry]\notlp = "http://127.0.0.1:4318"\n')
+    assert load_config(file).otlp == "http://127.0.0.1:4318"
+    for wrong in ('otlp = "localhost:4318"', "", 'oltp = "http://h"'):
+        file.write_text(f"{begin}\n[telemetry]\n{wrong}\n")
+        with pytest.raises(InputError, match="telemetry"):
+            load_config(file)
+
+
 def test_check_reports_missing_files(place):
     said = CliRunner().invoke(main, ["check", "--config", str(place.config)])
     assert said.exit_code == 0

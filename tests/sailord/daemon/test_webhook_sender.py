@@ -9,6 +9,7 @@ import random
 import signal
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,8 @@ class Receiver(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Take)
         self.is_willing = True
         self.taken: list[dict[str, object]] = []
+        self.traces: list[dict[str, Any]] = []
+        """Sent to the same address as an OpenTelemetry collector's."""
         self.refused = 0
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -43,7 +46,12 @@ class _Take(http.server.BaseHTTPRequestHandler):
     server: Receiver
 
     def do_POST(self) -> None:
-        body, header = self.rfile.read(int(self.headers["Content-Length"])), ""
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/in/v1/traces":
+            self.server.traces.append(json.loads(body))
+            self.send_response(200)
+            self.end_headers()
+            return
         header = self.headers["Sailor-Webhook"]
         moment = float(header.split(",")[0].removeprefix("t="))
         assert header == sign(SECRET.encode(), body, moment)

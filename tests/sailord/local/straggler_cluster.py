@@ -20,7 +20,7 @@ from worker.profiling.compute_time import SLOW
 
 MACHINES = (*(("large", "zone-a"),) * 2, *(("large", "zone-b"),) * 2)
 TIMES_SLOWER = 24
-"""Tests that run beside this one make all nodes wait for cores, some of them three times as long."""
+"""Tests that run beside this one make all nodes wait for cores, some three times as long."""
 STEPS_BEFORE = 12
 WITHIN_S = 150.0
 OPTIONS = "slow_times = 2.5\nslow_steps = 3\nslow_s = 2.0\n"
