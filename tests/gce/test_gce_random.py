@@ -16,8 +16,10 @@ from tests.fakes.gce.cloud import InjectedFailure
 from tests.gce.virtual_client import VirtualLoop
 from tests.gce.virtual_sailord import POOLS, World
 
-SCRIPTS = int(os.environ.get("SAILOR_SCRIPTS", "500"))
+SCRIPTS = int(os.environ.get("SAILOR_SCRIPTS", "100"))
 """They take half a second each and more, on one core."""
+SEEDS_OF_BUGS = (371,)
+"""Seeds that once found a bug."""
 GROUPS = 25
 UNSEEN_USD = 0.2
 """The dearest machine costs that in a minute and a half, in which storm and list may hide it."""
@@ -90,6 +92,11 @@ def test_a_failed_reading_of_quotas_is_retried_soon():
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(play())
+
+
+@pytest.mark.parametrize("seed", SEEDS_OF_BUGS)
+def test_scripts_that_once_failed_keep_all_invariants(seed):
+    play_alone(seed)
 
 
 @pytest.mark.parametrize("group", the_first_quick(range(GROUPS), quick=1))

@@ -18,7 +18,7 @@ from tests.conftest import the_first_quick
 from tests.gce.simulated_cloud import POOLS, RUN_S, Run
 
 SCRIPTS = int(os.environ.get("SAILOR_SCRIPTS", "200"))
-"""Fewer than ``test_gce_random`` plays, whose scripts have all of this in them and a cloud."""
+"""``test_gce_random`` plays further ones, with all of this in them and a cloud."""
 GROUPS = 10
 UNSEEN_USD = 0.2
 """The dearest machine costs that in the time for which a request may be in doubt."""
