@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from agents.protocol.records import NodeId
 from sailord.capacity.core.decide import obtainable, supply
@@ -115,16 +116,12 @@ def pool_supplies(
     pools = sorted({*offered, *there, *others})
     return tuple(
         PoolSupply(
-            pool.zone,
-            pool.machine,
-            pool.gpu,
-            pool.gpus,
-            pool.spot,
-            there[pool] + others[pool],
-            obtainable(capacity, pool, there) if pool in offered else 0,
-            capacity.prices.get(pool),
-            others[pool],
-            min(ready[pool], there[pool] + others[pool]),
+            **asdict(pool),
+            up=there[pool] + others[pool],
+            obtainable=obtainable(capacity, pool, there) if pool in offered else 0,
+            usd_per_hour=capacity.prices.get(pool),
+            unrented=others[pool],
+            ready=min(ready[pool], there[pool] + others[pool]),
         )
         for pool in pools
         if there[pool] + others[pool] or pool in offered
@@ -133,22 +130,15 @@ def pool_supplies(
 
 def possible_supplies(capacity: CapacityState, offered: Sequence[Pool]) -> tuple[PoolSupply, ...]:
     """Return how many instances of each pool there could ever be, whatever is refused now."""
-    quotas = capacity.quotas or ()
+    most, quotas = capacity.policy.machines_per_pool_max, capacity.quotas or ()
     return tuple(
         PoolSupply(
-            pool.zone,
-            pool.machine,
-            pool.gpu,
-            pool.gpus,
-            pool.spot,
-            0,
-            min(
-                [
-                    capacity.policy.machines_per_pool_max,
-                    *(int(q.limit_gpus) // pool.gpus for q in quotas if pool in q.pools),
-                ]
+            **asdict(pool),
+            up=0,
+            obtainable=min(
+                [most, *(int(q.limit_gpus) // pool.gpus for q in quotas if pool in q.pools)]
             ),
-            capacity.prices.get(pool),
+            usd_per_hour=capacity.prices.get(pool),
         )
         for pool in sorted(offered)
     )
