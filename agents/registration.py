@@ -270,7 +270,7 @@ class Registration:
     async def details_of(self, record: GenerationRecord) -> GenerationDetails | None:
         """Read all that workers need of a generation; ``None``: not available now."""
         with contextlib.suppress(StoreError, UnicodeDecodeError, WireError):  # The poll tells it.
-            plan, spec, durable, nodes = await asyncio.gather(
+            plan, spec, durable, (nodes, left) = await asyncio.gather(
                 self.store.get(self.keys.plan(record.job, record.plan)),
                 self.store.get(self.keys.spec(record.job)),
                 self.store.get(self.keys.durable(record.job)),
@@ -284,6 +284,7 @@ class Registration:
                 spec.value.decode(),
                 nodes,
                 None if durable is None else decode(Durable, durable.value),
+                left,
             )
         return None
 
@@ -332,11 +333,11 @@ class Registration:
             return nodes
         return ()
 
-    async def _nodes_known(self) -> tuple[NodeRecord, ...]:
-        """Return registered nodes and those that left lately: their agents may still answer."""
+    async def _nodes_known(self) -> tuple[tuple[NodeRecord, ...], tuple[NodeRecord, ...]]:
+        """Return the registered nodes, and those that left lately."""
         present = await self.nodes()
         names = {node.id for node in present}
-        return (*present, *(node for id_, node in self.known.items() if id_ not in names))
+        return present, tuple(node for id_, node in self.known.items() if id_ not in names)
 
 
 def choose(

@@ -249,7 +249,7 @@ class Report(Measured):
     broken_peers: tuple[NodeId, ...] = ()
     """Nodes to which a worker lost the connection."""
     failure: str = ""
-    """Why ``taking`` is ``failed``."""
+    """Why ``taking`` is ``failed``, or which state lost peers had that is missing."""
     is_bug: bool = False
     """The job's own fault (an exception, out of memory), not a lost machine."""
     job: JobId | None = None

@@ -15,8 +15,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 
 from agents.daemon.failpoints import failpoint
 from agents.protocol.names import JOB_ID
@@ -31,6 +33,23 @@ from worker.plain_file import open_plain
 POINT = re.compile(r"([0-9]{1,12})-([0-9]{1,12})\Z", re.ASCII)
 CHUNK_BYTES = 1 << 20
 DONE = "the replica is here\n"
+
+
+class _OpenFileResponse(web.FileResponse):
+    """Answers ranges of an open file with sendfile; its name may lead to another file by now.
+
+    aiohttp calls ``prepare``, once. A handler that did so itself would have it called again, after
+    the file was closed, and the connection would break after the answer.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(f"/proc/self/fd/{file.fileno()}", chunk_size=CHUNK_BYTES)
+        self._file = file
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Send the file, and close it."""
+        with self._file:
+            return await super().prepare(request)
 
 
 @dataclass(eq=False)
@@ -70,11 +89,7 @@ class SnapshotRoutes:
             file = open_plain(self.memory.path(job, point, name))
         except OSError:
             raise web.HTTPNotFound(text="no such snapshot on this node any more\n") from None
-        with file:
-            # Answers ranges, and sends with sendfile; the name may point to another file by now.
-            answer = web.FileResponse(f"/proc/self/fd/{file.fileno()}", chunk_size=CHUNK_BYTES)
-            await answer.prepare(request)
-            return answer
+        return _OpenFileResponse(file)
 
     def _admit(self, request: web.Request) -> tuple[JobId, Point]:
         job, point = _named(request)

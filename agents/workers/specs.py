@@ -62,6 +62,8 @@ class GenerationDetails:
     """The job file, as it was submitted."""
     nodes: tuple[NodeRecord, ...]
     durable: Durable | None
+    left: tuple[NodeRecord, ...] = ()
+    """Nodes whose lease has ended lately: their agents may still answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +127,13 @@ def specs(
     if (durable := details.durable) is not None and durable.point == record.restore.point:
         manifest = durable.manifest  # It is read where memory does not have the restore point.
     peers = {
-        peer.id: {"address": peer.address, "zone": peer.zone, "name": peer.name}
-        for peer in details.nodes
+        peer.id: {
+            "address": peer.address,
+            "zone": peer.zone,
+            "name": peer.name,
+            "has_left": peer in details.left,
+        }
+        for peer in (*details.nodes, *details.left)
     }
     for rank, device in rank_map.devices.items():
         folder = home / str(rank)

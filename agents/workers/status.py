@@ -54,6 +54,7 @@ def combine(statuses: Sequence[WorkerStatus], *, at: float = 0.0) -> GangReporte
         taking="broken" if "broken" in takings else least,
         step=min(status.step for status in statuses),
         broken_peers=tuple(sorted({peer for status in statuses for peer in status.broken_peers})),
+        failure=next((f"rank {at.rank}: {at.failure}" for at in statuses if at.failure), ""),
         measured=_measured(statuses),
     )
 

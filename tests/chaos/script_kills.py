@@ -122,8 +122,8 @@ def kill_nodes(
                 break
             status = cluster.client.ask("GET", "/v1/status")["job"]
             alive = [name for name in status["members"] if name in cluster.nodes]
-            if not alive:
-                continue
+            if not alive or status["safe_step"] is None:
+                continue  # Another generation has begun meanwhile.
             generation = status["generation"]["number"]
             node = cluster.nodes[dice.choice(alive)]
             cluster.kill_node(node.name)

@@ -40,8 +40,21 @@ class SourceError(Exception):
     """A source does not answer, or answers wrongly."""
 
 
+class UnreachableError(SourceError):
+    """The connection to a node's agent failed."""
+
+    def __init__(self, text: str, node: str) -> None:
+        super().__init__(text)
+        self.node = node
+
+
 class PieceNotFoundError(Exception):
     """No source has an intact copy of some piece; the message says which and why."""
+
+    def __init__(self, text: str, unreachable: Iterable[str] = ()) -> None:
+        super().__init__(text)
+        self.unreachable = frozenset(unreachable)
+        """The nodes that may have had it: they were there, and do not answer now."""
 
 
 class Source(Protocol):
@@ -111,7 +124,8 @@ def fetch(
         for source in itertools.chain.from_iterable(groups):
             source.close()
     if search.header is None or search.missing:
-        raise PieceNotFoundError(_not_found_message(search.missing, search.problems))
+        message = _not_found_message(search.missing, search.problems)
+        raise PieceNotFoundError(message, search.unreachable)
     return FetchedPieces(
         search.header, search.bodies, search.bytes_by_source, tuple(search.problems)
     )
@@ -128,6 +142,7 @@ class _Search:
     bodies: dict[PieceKey, Body] = field(default_factory=dict)
     bytes_by_source: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    unreachable: set[str] = field(default_factory=set)
     tried: set[tuple[str, str, PieceKey]] = field(default_factory=set)
 
     def is_done(self) -> bool:
@@ -144,13 +159,19 @@ class _Search:
         try:
             files = self._matching(source, answer.result())
         except SourceError as error:
-            self.problems.append(str(error))
+            self.note(error)
             return
         # A piece that is damaged in one file may be intact in another.
         while runs := list(_adjacent(self.candidates(source, files))):
             for body, run in pool.map(self.read, runs):
                 self.keep(body, run)
             self.missing -= self.bodies.keys()
+
+    def note(self, error: SourceError) -> None:
+        """Note a source's problem, and whose connection failed."""
+        self.problems.append(str(error))
+        if isinstance(error, UnreachableError) and error.node:
+            self.unreachable.add(error.node)
 
     def _matching(
         self, source: Source, files: Mapping[str, snapshot_file.Header]
@@ -177,7 +198,7 @@ class _Search:
             self.tried |= {(source.name, file, candidate.piece.key) for candidate in wanted}
             yield wanted
 
-    def read(self, candidates: list[_Candidate]) -> tuple[Body | str, list[_Candidate]]:
+    def read(self, candidates: list[_Candidate]) -> tuple[Body | SourceError, list[_Candidate]]:
         """Read adjacent pieces with one request."""
         first, last = candidates[0].piece, candidates[-1].piece
         try:
@@ -185,12 +206,12 @@ class _Search:
             size = last.offset + last.bytes - first.offset
             return candidates[0].source.read(candidates[0].file, first.offset, size), candidates
         except SourceError as error:
-            return str(error), candidates
+            return error, candidates
 
-    def keep(self, body: Body | str, candidates: list[_Candidate]) -> None:
+    def keep(self, body: Body | SourceError, candidates: list[_Candidate]) -> None:
         """Keep the pieces whose checksums match."""
-        if isinstance(body, str):
-            self.problems.append(body)
+        if isinstance(body, SourceError):
+            self.note(body)
             return
         view = memoryview(body)
         for candidate in candidates:
@@ -297,6 +318,8 @@ class PeerSource:
     tls: PeerTls | None = None
     node: str = ""
     """The node of the agent that serves it, if the source has another name."""
+    life: str = ""
+    """The node's id; empty if its lease had ended before: then nothing is expected of it."""
     _local: threading.local = field(default_factory=threading.local)
     _connections: list[http.client.HTTPConnection] = field(default_factory=list)
     _is_closed: bool = False
@@ -310,11 +333,13 @@ class PeerSource:
         job: str,
         tls: PeerTls | None = None,
         *,
+        life: str = "",
         generation: int,
         step: int,
     ) -> PeerSource:
         """Return the source of one snapshot."""
-        return cls(name, address, f"/v1/memory/{job}/{generation}-{step}", ticket, tls)
+        path = f"/v1/memory/{job}/{generation}-{step}"
+        return cls(name, address, path, ticket, tls, life=life)
 
     def files(self) -> Mapping[str, snapshot_file.Header]:
         status, body = self._get(self.path, {})
@@ -340,13 +365,14 @@ class PeerSource:
             connection.close()
 
     def _get(self, path: str, headers: dict[str, str]) -> tuple[int, bytearray]:
-        """Send a request, on one connection for each thread."""
+        """Send a request, on one connection for each thread; a new one if the agent closed it."""
         connection = getattr(self._local, "connection", None)
         if connection is None:
             connection = self._local.connection = http.client.HTTPConnection(
                 self.address, timeout=CONNECT_S
             )
             self._connections.append(connection)
+        is_reused = connection.sock is not None
         try:
             if connection.sock is None:
                 _connect(connection, self.tls, self.node or self.name)
@@ -355,7 +381,10 @@ class PeerSource:
             return answer.status, _read_all(answer)
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise SourceError(f"{self.name}: {error or type(error).__name__}") from None
+            if is_reused and isinstance(error, ConnectionError):
+                return self._get(path, headers)
+            text = f"{self.name}: {error or type(error).__name__}"
+            raise UnreachableError(text, self.life) from None
         finally:
             if self._is_closed:  # This thread may have connected after that.
                 connection.close()

@@ -103,7 +103,13 @@ class Assignment:
             groups.append(
                 [
                     PeerSource.at(
-                        peer["name"], peer["address"], spec["ticket"], self.job, tls, **point
+                        peer["name"],
+                        peer["address"],
+                        spec["ticket"],
+                        self.job,
+                        tls,
+                        life="" if peer["has_left"] else node,
+                        **point,
                     )
                     for node, peer in peers.items()
                     if node != spec["node"] and (peer["zone"] == zone) == is_near

@@ -156,7 +156,9 @@ class GenerationRun:
             if error.__cause__ is not None:
                 print_script_traceback(error.__cause__)
             self._fail("; ".join(map(str, error.problems)), is_bug=True)
-        except (PieceNotFoundError, DeviceMissingError) as error:
+        except PieceNotFoundError as error:
+            self._fail_to_fetch(error)
+        except DeviceMissingError as error:
             self._fail(str(error), is_bug=False)
         except (NotANumberError, ReplicaMismatchError) as error:
             self._fail(str(error), is_bug=True)
@@ -386,6 +388,19 @@ class GenerationRun:
         if not self._ended.is_set():
             nodes = {self.assignment.node_of(rank) for rank in lost} - {None}
             self._extra_status["broken_peers"] = sorted(nodes)
+            self._set_state("broken")
+
+    def _fail_to_fetch(self, error: PieceNotFoundError) -> None:
+        """Report nodes that no longer answer as lost peers: what is missing may have been there."""
+        if not error.unreachable:
+            self._fail(str(error), is_bug=False)
+            return
+        print(error, flush=True)
+        if self._transport is not None:
+            self._transport.abort(str(error))
+        if not self._ended.is_set():
+            lost = {"failure": str(error), "broken_peers": sorted(error.unreachable)}
+            self._extra_status |= lost
             self._set_state("broken")
 
     def _save_step(self) -> None:

@@ -219,7 +219,7 @@ class ActiveView:
     """GPU kinds that compute slower or faster than their profile says, beyond its error bar."""
     safe_step: int | None = None
     """The newest step that survives the loss of any one node, in memory or in a checkpoint; null:
-    not known yet."""
+    none, or not known yet."""
     checkpoint_uri: str | None = None
     """Where its checkpoints go; null: it names no place, so it has no durable ones."""
 

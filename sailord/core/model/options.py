@@ -58,7 +58,7 @@ class Options:
     ended_jobs_kept: int = 200
     """Ended jobs whose records stay in the store; the first submitted are deleted first."""
     steps_of_health: int = 20
-    """A generation that did so many steps is healthy: earlier failures no longer count."""
+    """So many steps after a failure it no longer counts."""
 
     def last_step_s(self, lease_s: float) -> float:
         """Return the age up to which a step proves that a member without a lease was alive.

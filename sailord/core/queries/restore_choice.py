@@ -147,6 +147,19 @@ def release_now(state: State) -> Point | None:
     return point
 
 
+def safe_point(state: State, released: Point | None) -> Point | None:
+    """Return the newest point that survives the loss of any one node; ``None``: not known.
+
+    ``released`` is up to where snapshots may be released. A lone node may release what the loss of
+    that node takes all the same: then only a checkpoint is safe.
+    """
+    active = state.active
+    if active is None or len(_copy_zones(state, active)) > 1:
+        return released
+    durable = state.durables.get(active.job)
+    return None if durable is None else durable.point
+
+
 def _copy_zones(state: State, active: Active) -> dict[NodeId, str]:
     """Return the zones of all nodes that hold replicas, or could: members and unused nodes.
 

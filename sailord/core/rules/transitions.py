@@ -192,14 +192,12 @@ def fail(state: State, active: Active) -> Step:
 
 
 def is_healthy(state: State, active: Active) -> bool:
-    """Return whether the generation did enough new steps for earlier failures to be forgotten.
+    """Return whether enough new steps were done for earlier failures to be forgotten.
 
-    Steps that an earlier generation had done count only up to where it failed: a step that always
-    fails may be far from the snapshot before it.
+    They count from where the last attempt failed, in whatever generations: lost nodes may end each
+    of them early. A step that always fails may be far from the snapshot before it.
     """
-    assert active.generation is not None
-    begin = max(active.generation.restore.point.step, active.attempts.failed_at)
-    steps_done = active.progress.step - begin
+    steps_done = active.progress.step - active.attempts.failed_at
     return steps_done >= state.options.steps_of_health
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import time
@@ -217,6 +218,25 @@ async def test_workers_of_the_job_can_list_and_read_ranges(served):
     assert status == 206
     snapshot_file.check_piece(data, piece, name="x")
     assert await served.get("/v1/memory/job/1-4") == (200, b"[]")
+
+
+@pytest.mark.asyncio
+async def test_several_ranges_are_read_over_one_connection(served):
+    header = write_snapshot(served.memory.folder, step=3)
+    served.memory.open()
+    shown = {TICKET_HEADER: ticket(KEY, "job", 1, "b", at=time.time())}
+
+    def read() -> None:
+        line = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10.0)
+        for piece in 2 * header.pieces:
+            span = f"bytes={piece.offset}-{piece.offset + piece.bytes - 1}"
+            line.request("GET", "/v1/memory/job/1-3/0.snap", headers={**shown, "Range": span})
+            answer = line.getresponse()
+            assert answer.status == 206
+            snapshot_file.check_piece(answer.read(), piece, name="x")
+        line.close()
+
+    await asyncio.to_thread(read)
 
 
 @pytest.mark.asyncio

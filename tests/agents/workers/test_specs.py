@@ -34,6 +34,19 @@ def test_a_spec_holds_the_predicted_peak_and_the_timeout(tmp_path):
     assert {seat["device_bytes"] for seat in (first, second)} == {5 << 30}
 
 
+def test_a_spec_says_which_peers_had_left(tmp_path):
+    there, gone = replace(NODE, id=NodeId("b"), name="b"), replace(NODE, id=NodeId("c"), name="c")
+    site = WorkerSettings(tmp_path, tmp_path, ClusterKey("test", (b"key",)), None, 1.0, 1, None)
+    details = GenerationDetails(RECORD, "", "", (NODE, there), None, left=(gone,))
+    site.home(1).mkdir(parents=True)
+    (spec,) = specs(site, details, RankMap(1, {0: 0}, None), NODE, {})
+    assert {id_: peer["has_left"] for id_, peer in spec["peers"].items()} == {
+        "a": False,
+        "b": False,
+        "c": True,
+    }
+
+
 def test_a_spec_without_predictions_has_no_peak(tmp_path):
     (seat, _) = told(tmp_path, replace(RECORD, peaks=()), None)
     assert (seat["peak"], seat["device_bytes"]) == (None, None)

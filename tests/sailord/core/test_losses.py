@@ -85,7 +85,7 @@ def test_broken_device_counts_no_failure_and_excludes_its_node() -> None:
 
 
 def test_node_without_memory_counts_no_failure_and_is_excluded() -> None:
-    after, _ = act(state(step=20, failures=2), failing(unfit="no memory", step=20))
+    after, _ = act(state(step=20, failures=2, failed_at=10), failing(unfit="no memory", step=20))
     assert active_of(after).phase == Waiting("machine-a failed: no memory", NOW)
     assert (active_of(after).attempts.failures, active_of(after).attempts.not_before) == (2, NOW)
     assert usable(after, active_of(after)) == (B,)
@@ -102,7 +102,8 @@ def test_job_waits_and_says_why_if_no_node_has_memory() -> None:
 
 def test_backoff_doubles_with_each_failure() -> None:
     after, _ = act(
-        state(step=20, failures=1), Reported(NOW, report(A, "failed", step=20, number=6))
+        state(step=20, failures=1, failed_at=10),
+        Reported(NOW, report(A, "failed", step=20, number=6)),
     )
     assert (active_of(after).attempts.failures, active_of(after).attempts.not_before) == (
         2,
@@ -114,18 +115,22 @@ def test_lost_machine_counts_no_failure() -> None:
     broken = report(A, "broken", step=20, broken_peers=(B,))
     gone = node(B, unreachable_since=NOW - 1)
     after, _ = act(
-        state(None, node(A), gone, failures=1, step=20), Reported(NOW, replace(broken, number=6))
+        state(None, node(A), gone, failures=1, failed_at=10, step=20),
+        Reported(NOW, replace(broken, number=6)),
     )
     assert isinstance(active_of(after).phase, Waiting)
     assert (active_of(after).attempts.failures, active_of(after).attempts.not_before) == (1, NOW)
 
 
 def test_healthy_steps_clear_failures() -> None:
-    assert G.restore.point.step == 10
     healthy, _ = act(
-        state(step=30, failures=2), Reported(NOW, report(A, "failed", step=30, number=6))
+        state(step=30, failures=2, failed_at=10),
+        Reported(NOW, report(A, "failed", step=30, number=6)),
     )
-    ill, _ = act(state(step=29, failures=1), Reported(NOW, report(A, "failed", step=29, number=6)))
+    ill, _ = act(
+        state(step=29, failures=1, failed_at=10),
+        Reported(NOW, report(A, "failed", step=29, number=6)),
+    )
     assert (active_of(healthy).attempts.failures, active_of(ill).attempts.failures) == (1, 2)
 
 
@@ -141,8 +146,16 @@ def test_steps_before_the_failure_do_not_count_as_healthy() -> None:
     assert active_of(later).attempts.failures == 1
 
 
+def test_healthy_steps_count_through_generations_that_lost_nodes_ended() -> None:
+    """Each began only a few steps before its node was lost."""
+    assert G.restore.point.step == 10
+    before = state(step=25, failures=2, failed_at=5)
+    after, _ = act(before, Reported(NOW, report(A, "failed", step=25, number=6)))
+    assert active_of(after).attempts.failures == 1
+
+
 def test_three_failures_hold_the_job() -> None:
-    before = state(step=20, failures=2)
+    before = state(step=20, failures=2, failed_at=10)
     after, commands = act(
         before, Reported(NOW, report(A, "failed", step=20, number=6, failure="no"))
     )

@@ -31,7 +31,7 @@ from sailord.core.model.standing import Present
 from sailord.core.model.state import Check, Commit, Securing, State
 from sailord.core.model.stragglers import Speeds, Straggler
 from sailord.core.queries.report_reply import answer_to
-from sailord.core.queries.restore_choice import in_memory, release_now
+from sailord.core.queries.restore_choice import in_memory, release_now, safe_point
 from tests.sailord.core.states import (
     BEGAN,
     FROM_NOTHING,
@@ -299,7 +299,7 @@ def test_resume_checks_the_checkpoint_again() -> None:
 
 
 def test_healthy_generation_clears_failures() -> None:
-    before = state(step=29, failures=2)
+    before = state(step=29, failures=2, failed_at=10)
     ill, _ = act(before, Ticked(NOW))
     healthy, _ = act(before, Reported(NOW, report(A, step=30, number=6)))
     assert (active_of(ill).attempts.failures, active_of(healthy).attempts.failures) == (2, 0)
@@ -410,6 +410,10 @@ def test_lost_node_is_no_failure_domain() -> None:
     lost = node(B, report(B, sealed=()), lost_at=NOW - 1, why_lost="gone")
     assert release_now(state(None, alone, node(B, report(B, sealed=())))) is None
     assert release_now(state(None, alone, lost)) == Point(40, 3)
+    assert safe_point(state(None, alone, lost), Point(40, 3)) is None, "its loss takes all"
+    kept = replace(state(None, alone, lost), durables={JOB: durable(30)})
+    assert safe_point(kept, Point(40, 3)) == Point(30, 3)
+    assert safe_point(state(None, alone, node(B)), Point(39, 3)) == Point(39, 3)
 
 
 @pytest.mark.parametrize(("kept", "becomes"), [(20, Stopping), (40, Closing)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -98,14 +99,41 @@ def test_reads_of_one_thread_share_a_connection_and_none_stays_open_after_the_en
     assert connection.sock is None
 
 
+def test_read_whose_connection_was_closed_is_sent_again(peer):
+    source, memory = peer
+    found = write(memory, header_of(*SIZES))
+    piece = next(piece for piece in found.header.pieces if piece.bytes)
+    want = source.read(found.path.name, piece.offset, piece.bytes)
+    (connection,) = source._connections
+    connection.sock.shutdown(socket.SHUT_RDWR)
+    assert source.read(found.path.name, piece.offset, piece.bytes) == want
+    source.close()
+
+
 def test_missing_pieces_are_named(peer):
     write(peer[1], header_of(100, 0))
-    gone = PeerSource.at("gone", "127.0.0.1:1", "t", "j1", **POINT)
+    gone = PeerSource.at("gone", "127.0.0.1:1", "t", "j1", life="gone.1", **POINT)
+    left = PeerSource.at("left", "127.0.0.1:1", "t", "j1", **POINT)
     with pytest.raises(
         PieceNotFoundError, match="no source has piece 0 of layer 1, piece 1 of layer 1"
     ) as raised:
-        fetch(KEYS, [[peer[0]], [gone]], model=MODEL)
+        fetch(KEYS, [[peer[0]], [gone, left]], model=MODEL)
     assert "gone: " in str(raised.value)
+    assert raised.value.unreachable == {"gone.1"}, "nothing was expected of a node that had left"
+
+
+def test_source_that_dies_after_its_listing_is_named(peer, monkeypatch):
+    source, memory = peer
+    write(memory, header_of(*SIZES))
+    source.life = "b.1"
+    listing = source.files()
+    source.close()
+    source.address = "127.0.0.1:1"
+    source._local = threading.local()
+    monkeypatch.setattr(source, "files", lambda: listing)
+    with pytest.raises(PieceNotFoundError) as raised:
+        fetch(KEYS, [[source]], model=MODEL)
+    assert raised.value.unreachable == {"b.1"}
 
 
 def test_cancellation_ends_the_search(tmp_path):

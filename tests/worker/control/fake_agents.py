@@ -197,7 +197,12 @@ class Agents:
             "memory_every": 1,
             "persist_every": None,
             "peers": {
-                name: {"address": f"127.0.0.1:{server.server_port}", "zone": "z", "name": name}
+                name: {
+                    "address": f"127.0.0.1:{server.server_port}",
+                    "zone": "z",
+                    "name": name,
+                    "has_left": False,
+                }
                 for name, server in self._servers.items()
             },
             "ticket": "t",
@@ -380,9 +385,13 @@ class Agents:
             except ProcessLookupError:
                 continue
         self._socket.close()
-        for server in self._servers.values():
-            server.shutdown()
-            server.server_close()
+        for node in self._servers:
+            self.close_server(node)
+
+    def close_server(self, node: str) -> None:
+        """Serve a node's snapshots no longer, as when its agent is killed."""
+        self._servers[node].shutdown()
+        self._servers[node].server_close()
 
 
 @contextmanager

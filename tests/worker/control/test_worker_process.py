@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -98,6 +99,22 @@ def test_killed_rank_loses_no_step_that_survivors_completed(agents, expected):
     assert survivor in agents.gang(2)
     assert min(step for generation, step, _ in agents.logged_losses() if generation == 2) == at + 1
     assert len(agents.check_losses(expected)) > 4
+
+
+def test_source_that_no_longer_answers_is_reported_as_a_lost_peer(agents):
+    """Its node died with pieces that only it had, and its lease stands."""
+    agents.start(TWO, 1, memory_every=1000)
+    restore = {"step": agents.stop(1, after=1), "generation": 1, "source": "memory"}
+    agents.leave(1)
+    shutil.rmtree(agents.memory("a"))
+    agents.close_server("b")
+    agents.start(ALONE, 2, restore)
+    (reader,) = agents.gang(2)
+    agents.wait(lambda: reader.status["taking"] in {"broken", "failed"}, needs=[reader])
+    assert (reader.status["taking"], reader.status["broken_peers"]) == ("broken", ["b"])
+    assert "no source has" in reader.status["failure"]
+    agents.leave(2)
+    assert "failure" not in reader.status
 
 
 @pytest.mark.slow

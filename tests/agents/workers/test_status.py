@@ -1,0 +1,16 @@
+"""The statuses of a node's workers, taken together."""
+
+from __future__ import annotations
+
+from agents.protocol.records import NodeId
+from agents.workers.status import WorkerStatus, combine
+
+
+def test_missing_state_is_told_beside_the_peers_that_may_have_had_it():
+    fetched = WorkerStatus(generation=2, rank=0, taking="rebuilding")
+    missing = WorkerStatus(
+        2, 1, "broken", broken_peers=(NodeId("b"),), failure="no source has piece 2 of layer 1"
+    )
+    told = combine([fetched, missing])
+    assert (told.taking, told.broken_peers) == ("broken", ("b",))
+    assert told.failure == "rank 1: no source has piece 2 of layer 1"
