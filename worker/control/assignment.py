@@ -108,7 +108,9 @@ class Assignment:
                         spec["ticket"],
                         self.job,
                         tls,
-                        life="" if peer["has_left"] else node,
+                        life=""
+                        if peer.get("has_left")
+                        else node,  # An older agent does not say so.
                         **point,
                     )
                     for node, peer in peers.items()
