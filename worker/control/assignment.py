@@ -99,7 +99,7 @@ class Assignment:
         zone = peers.get(spec["node"], {}).get("zone")
         groups: list[list[Source]] = [[LocalSource.at(Path(spec["memory"]), self.job, **point)]]
         tls = PeerTls.of(spec.get("tls"))
-        for is_near in (True, False):
+        for is_near in (True, False):  # An agent of an older version does not say who has left.
             groups.append(
                 [
                     PeerSource.at(
@@ -108,9 +108,7 @@ class Assignment:
                         spec["ticket"],
                         self.job,
                         tls,
-                        life=""
-                        if peer.get("has_left")
-                        else node,  # An older agent does not say so.
+                        life="" if peer.get("has_left") else node,
                         **point,
                     )
                     for node, peer in peers.items()
