@@ -32,7 +32,6 @@ from sailord.core.model.commands import Command, Note, Resign, Write
 from sailord.core.model.events import Ticked
 from sailord.core.model.state import State
 from sailord.core.queries.report_reply import answer_to
-from sailord.core.queries.restore_choice import safe_point
 from sailord.notify.announcer import Announcer
 from sailord.notify.feed import Feed
 from sailord.notify.outbox import Outbox
@@ -105,14 +104,12 @@ class Controller:
 
     def answer_to(self, report: Report) -> ReportReply:
         """The answer to an agent's report."""
-        return answer_to(self.cluster.state, report, self._released())
+        released = self._releases.released(self.cluster.state, time.monotonic())
+        return answer_to(self.cluster.state, report, released)
 
     def safe_point(self) -> Point | None:
         """The newest point that survives the loss of any one node, or of a zone where asked."""
-        return safe_point(self.cluster.state, self._released())
-
-    def _released(self) -> Point | None:
-        return self._releases.point(self.cluster.state, time.monotonic())
+        return self._releases.safe(self.cluster.state, time.monotonic())
 
 
 def build_controller(

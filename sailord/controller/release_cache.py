@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from agents.protocol.records import GenerationRecord, Point
 from sailord.core.model.state import State
-from sailord.core.queries.restore_choice import release_now
+from sailord.core.queries.restore_choice import release_now, safe_point
 
 AGE_S = 0.2
 """Maximum age of the cached point; more for large clusters, where it takes longer to compute."""
@@ -15,16 +15,27 @@ NODES_PER_S = 2000
 
 @dataclass(eq=False)
 class ReleaseCache:
-    """The last release point, and its generation."""
+    """The last points, and their generation."""
 
     _generation: GenerationRecord | None = None
     _at: float = float("-inf")
-    _point: Point | None = None
+    _released: Point | None = None
+    _safe: Point | None = None
 
-    def point(self, state: State, now: float) -> Point | None:
+    def released(self, state: State, now: float) -> Point | None:
         """Older snapshots of the active job may be deleted; ``None``: none of them."""
+        self._refresh(state, now)
+        return self._released
+
+    def safe(self, state: State, now: float) -> Point | None:
+        """The newest point that survives the loss of any one node, or of a zone where asked."""
+        self._refresh(state, now)
+        return self._safe
+
+    def _refresh(self, state: State, now: float) -> None:
+        """Compute both of one state: another node may have come since an older one."""
         present = None if state.active is None else state.active.generation
         age_s = max(AGE_S, len(state.nodes) / NODES_PER_S)
         if present != self._generation or now >= self._at + age_s:
-            self._generation, self._at, self._point = present, now, release_now(state)
-        return self._point
+            self._generation, self._at, self._released = present, now, release_now(state)
+            self._safe = safe_point(state, self._released)

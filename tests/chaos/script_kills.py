@@ -32,10 +32,12 @@ TOLERANCE = 1e-6
 """Larger relative differences of a loss are errors, if it was computed in fp64."""
 WITHIN_S = 240.0
 """Seconds for the next event; the machine may be busy."""
+UNHANDLED = "Unhandled exception"
+"""In the log of an agent or of sailord: a request ended by an error in our code."""
 
 
 def main() -> int:
-    """Run what the command line asks for; fail if a loss or a sample is wrong."""
+    """Run what the command line asks for; fail if a loss, a sample or a log is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.script_kills")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
@@ -61,7 +63,7 @@ def main() -> int:
     found |= compared(found.pop("steps"), alone)
     print(json.dumps(found))
     is_over = found["state"] == "done" and found["kills"] == asked.kills
-    is_right = not (found["steps_missing"] or found["wrong_samples"])
+    is_right = not (found["steps_missing"] or found["wrong_samples"] or found["unhandled"])
     if asked.exact:
         is_right = is_right and found["first_wrong"] is None
     return 0 if is_over and is_right else 1
@@ -143,6 +145,7 @@ def kill_nodes(
             "generations": len({generation for generation, _ in log.steps}),
             "steps_lost": sum(move["steps_lost"] for move in moves),
             "steps": list(log.steps.values()),
+            "unhandled": sum(UNHANDLED in each.read_text() for each in folder.glob("*.log")),
         }
 
 
