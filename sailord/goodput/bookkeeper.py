@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.records import NodeRecord
@@ -14,7 +14,7 @@ from sailord.capacity.core.model import CapacityState
 from sailord.cluster_records import Gateway
 from sailord.core.model.state import State
 from sailord.goodput.core.ledger import Ledger, fold, gpus_of
-from sailord.goodput.core.sight import Price, Rented, bill_of, ends_of, rented_of, sight_of
+from sailord.goodput.core.sight import Price, Renting, renting_of, sight_of
 from simulator.cluster.cluster import Cluster
 
 LOOK_S = 0.25
@@ -52,8 +52,6 @@ class Bookkeeper:
     stored: Ledger = field(default_factory=Ledger)
     """As last stored. Metrics show this one: what a leader booked after it is lost if the leader
     dies, and no counter may go back."""
-    _rented: tuple[Rented, ...] = ()
-    """As at the last look."""
     _phase: object = None
     _looked_at: float = 0.0
     _is_loaded: bool = False
@@ -65,7 +63,7 @@ class Bookkeeper:
         if state.term is None:
             self._is_loaded = False
         capacity = None if self.capacity is None else self.capacity()
-        if not self._is_loaded or (capacity is not None and not capacity.prefix):
+        if not self._is_loaded or (capacity is not None and not _is_known(capacity)):
             return
         phase = _phase_of(state)
         pause_s = max(LOOK_S, len(state.nodes) * LOOK_S_PER_NODE)
@@ -73,17 +71,12 @@ class Bookkeeper:
             return
         self._phase, self._looked_at = phase, state.now
         step = self.ledger.step
-        rented = () if capacity is None else rented_of(capacity)
-        before, self._rented = self._rented, rented
         sight = sight_of(
             state,
             self.price,
-            rented=rented,
-            bill_usd=None if capacity is None else bill_of(capacity, state.now),
+            Renting() if capacity is None else renting_of(capacity, state.now),
             trained=None if step is None else (step.job, step.generation),
-            over=frozenset(self.ledger.over).union(each.name for each in before),
         )
-        sight = replace(sight, ended=ends_of(before, rented))
         old, self.ledger = self.ledger, fold(self.ledger, sight)
         if gpus_of(old) != gpus_of(self.ledger):
             self._changed.set()
@@ -98,7 +91,7 @@ class Bookkeeper:
             self.gateway.unreadable.note(key, str(error))
             stored = Ledger()
         self.ledger = self.stored = stored
-        self._phase, self._rented, self._is_loaded = None, (), True
+        self._phase, self._is_loaded = None, True
 
     async def save(self, term: int) -> None:
         """Store the ledger as leader of the term; never replace an unreadable one."""
@@ -123,6 +116,12 @@ class Bookkeeper:
             with contextlib.suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(SHUTDOWN_S):
                     await self.save(term)
+
+
+def _is_known(capacity: CapacityState) -> bool:
+    """Whether all rented instances are known: a new leader finds what the last one had requested
+    only in its first observation."""
+    return bool(capacity.prefix) and (capacity.observed_at is not None or not capacity.asks)
 
 
 def _phase_of(state: State) -> object:

@@ -34,6 +34,8 @@ from sailord.providers.interface import (
 )
 
 CARD = "instance.json"
+ENDED = "ended.json"
+"""When instances ended, by id, for the next leader, as a cloud's log of operations tells it."""
 ENDED_MAX = 1000
 
 
@@ -58,6 +60,10 @@ class EmulatedProvider(Provider):
     now: Callable[[], float]
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _ended_at: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        with suppress(FileNotFoundError, ValueError):  # ValueError: the file was damaged.
+            self._ended_at = json.loads((self.folder / ENDED).read_bytes())
 
     @property
     def pools(self) -> Sequence[Pool]:
@@ -163,7 +169,8 @@ class EmulatedProvider(Provider):
         process = self._processes.pop(id_, None)
         if process is not None:
             await asyncio.to_thread(process.wait)
-        self._ended_at[id_] = self.now()
+        self._ended_at.setdefault(id_, self.now())
         while len(self._ended_at) > ENDED_MAX:
             del self._ended_at[next(iter(self._ended_at))]
+        replace_file(self.folder / ENDED, json.dumps(self._ended_at), is_durable=False)
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)

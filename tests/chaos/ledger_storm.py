@@ -79,33 +79,28 @@ class Bill:
     """What the provider's folder says: each instance from its creation to its end."""
 
     folder: Path
-    lives: dict[str, tuple[float, float | None, float]] = field(default_factory=dict)
-    """By id: created, ended, dollars an hour."""
+    lives: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """By id: created, dollars an hour."""
     _is_over: threading.Event = field(default_factory=threading.Event)
 
     def watch(self) -> None:
         """Look again and again until told to stop."""
         while not self._is_over.wait(LOOK_S):
-            there = {path.parent.name: path for path in self.folder.glob("*/instance.json")}
-            now = time.time()
-            for id_, path in there.items():
-                if id_ not in self.lives:
+            for path in self.folder.glob("*/instance.json"):
+                if path.parent.name not in self.lives:
                     with suppress(FileNotFoundError):
                         card = json.loads(path.read_bytes())
                         usd = USD_PER_HOUR[card["pool"]["zone"]]
-                        self.lives[id_] = card["created_at"], None, usd
-            for id_, (created, ended, usd) in list(self.lives.items()):
-                if ended is None and id_ not in there:
-                    self.lives[id_] = created, now, usd
+                        self.lives[path.parent.name] = card["created_at"], usd
 
     def stop(self) -> None:
         """End the watch."""
         self._is_over.set()
 
     def sums(self) -> tuple[float, float]:
-        """Return GPU seconds and dollars so far."""
-        now = time.time()
-        spans = [((ended or now) - begun, usd) for begun, ended, usd in self.lives.values()]
+        """Return GPU seconds and dollars, once all instances ended."""
+        ended = json.loads((self.folder / "ended.json").read_bytes())
+        spans = [(ended[id_] - begun, usd) for id_, (begun, usd) in self.lives.items()]
         return sum(s for s, _ in spans) * GPUS, sum(s * usd / 3600 for s, usd in spans)
 
 

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from agents.protocol.codec import encode
 from agents.protocol.store_keys import Keys
 from agents.store.interface import Entry, StoreUnavailable
-from sailord.capacity.core.model import CapacityRecord, Policy, RentedInstance
+from sailord.capacity.core.model import CapacityRecord, Policy
+from sailord.capacity.core.rented_instance import RentedInstance
 from sailord.capacity.loop import CapacityLoop
 from sailord.local.paths import Place
 from sailord.main import main

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
 from agents.protocol.codec import decode, encode
 from sailord.goodput.core.ledger import Ledger, fold, gpus_of
-from sailord.goodput.core.sight import Rented, sight_of
-from tests.sim.clock import EPOCH_S
+from sailord.goodput.core.sight import Rented, Renting, sight_of
 
 if TYPE_CHECKING:
     from tests.sim.heads import Head
@@ -47,23 +47,21 @@ class Books:
             stored = Ledger() if self.stored is None else decode(Ledger, self.stored)
             known = state.term, stored
         ledger, step = known[1], known[1].step
-        rented = [
-            Rented(
-                m.name,
-                m.record.gpus,
-                USD_PER_HOUR,
-                True,
-                False,
-                EPOCH_S + m.booted_at,
-                None if (end := self._end_of(m)) is None else EPOCH_S + end,
-            )
-            for m in world.machines.values()
-        ]
+        machines, now = list(world.machines.values()), world.clock.now
+        renting = Renting(
+            tuple(
+                Rented(m.name, m.record.gpus, USD_PER_HOUR, True, False)
+                for m in machines
+                if self._end_of(m) is None
+            ),
+            frozenset(m.name for m in machines if self._end_of(m) is not None),
+            self.bill(head, now),
+            sum(m.record.gpus * round(s * 1e6) for m, s in self._paid_s(head, 0.0, now)),
+        )
         sight = sight_of(
             state,
             lambda _: None,
-            rented=rented,
-            bill_usd=self.bill(head, world.clock.now),
+            renting,
             trained=None if step is None else (step.job, step.generation),
         )
         ledger = fold(ledger, sight)
@@ -86,12 +84,13 @@ class Books:
 
     def machine_s(self, head: Head, since: float, until: float) -> float:
         """Seconds of machines that were up between two moments."""
-        total = 0.0
+        return sum(seconds for _, seconds in self._paid_s(head, since, until))
+
+    def _paid_s(self, head: Head, since: float, until: float) -> Iterator[tuple[Machine, float]]:
         for machine in head.world.machines.values():
             end = self._end_of(machine)
             end = until if end is None else min(end, until)
-            total += max(end - max(machine.booted_at, since), 0.0)
-        return total
+            yield machine, max(end - max(machine.booted_at, since), 0.0)
 
     def bill(self, head: Head, until: float) -> float:
         """What the provider has billed up to a moment."""

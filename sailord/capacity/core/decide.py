@@ -34,8 +34,9 @@ from sailord.capacity.core.deadline import (
     pace_of,
     pace_record,
 )
-from sailord.capacity.core.model import CapacityState, RentedInstance
+from sailord.capacity.core.model import CapacityState
 from sailord.capacity.core.reconcile import adopt, observe
+from sailord.capacity.core.rented_instance import RentedInstance
 from sailord.capacity.core.retirement import is_replaced, retire
 from sailord.providers.interface import (
     Granted,
@@ -85,6 +86,8 @@ def record_of(state: CapacityState) -> model.CapacityRecord:
         tuple(state.boots.values()),
         state.boots_failed,
         pace_record(state.pace),
+        state.spent_gpu_us,
+        state.ended_nodes,
     )
 
 
@@ -170,6 +173,8 @@ def _take_over(state: CapacityState, event: model.TookOver) -> Decision:
         boots={record.pool: record for record in books.boots},
         boots_failed=books.boots_failed,
         pace=pace_of(books.pace, state.now),
+        spent_gpu_us=books.spent_gpu_us,
+        ended_nodes=books.ended_nodes,
     )
     return state, tuple(_drain(m) for m in books.machines if m.is_drained and not m.why)
 
@@ -251,8 +256,13 @@ def _at_price(machine: RentedInstance, price: float | None, now: float) -> Rente
         return machine
     if machine.usd_per_hour is None:
         return replace(machine, usd_per_hour=price)
-    since, paid = max(now, machine.priced_from), machine.usd(now)
-    return replace(machine, usd_per_hour=price, priced_from=since, paid_usd=paid)
+    return replace(
+        machine,
+        usd_per_hour=price,
+        priced_from=max(now, machine.priced_from),
+        paid_usd=machine.usd(now),
+        paid_gpu_us=machine.gpu_us(now),
+    )
 
 
 def _count_agents(state: CapacityState, event: model.AgentsCounted) -> CapacityState:

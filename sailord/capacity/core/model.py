@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 from uuid import UUID, uuid5
 
+from sailord.capacity.core.rented_instance import RentedInstance
 from sailord.providers.interface import (
     DeleteResult,
-    Instance,
     InstanceRequest,
     Observation,
     Outcome,
@@ -25,8 +25,8 @@ Stop = Literal["", "parting", "ended"]
 """What a spent total budget demands. ``parting``: save and give back; ``ended``: delete all."""
 CooldownKind = Literal[RefusalKind, "boot"]
 """``boot``: its last instance brought up no agent; only an agent that registers ends this."""
-CLOSED_MAX = 100
-"""Instances that are gone and still known."""
+ENDED_MAX = 1000
+"""Names of nodes that are kept after their instances ended."""
 COOLDOWN_S: Mapping[CooldownKind, float] = {
     "stockout": 60.0,
     "quota": 300.0,
@@ -71,58 +71,6 @@ class Policy:
     and so many of a pool are up at once until its first agent registers."""
     idle_s: float = 1800.0
     """Pause a job that was held for this long, so that its instances are given back."""
-
-
-@dataclass(frozen=True, slots=True)
-class RentedInstance:
-    """An instance, with its cost, its agent and its deletion."""
-
-    instance: Instance
-    usd_per_hour: float | None
-    """``None``: unknown."""
-    priced_from: float
-    """When this price began; earlier cost is in ``paid_usd``."""
-    known_since: float
-    paid_usd: float = 0.0
-    was_seen: bool = False
-    """Whether it was observed; a later observation without it then means that it was deleted."""
-    running_since: float | None = None
-    joined_at: float | None = None
-    """When its agent registered."""
-    absent_since: float | None = None
-    """Since when its agent is no longer registered."""
-    is_leaving: bool = False
-    is_drained: bool = False
-    """The job was ordered to move off it."""
-    is_retiring: bool = False
-    """The provider will soon delete it by itself: another one is requested."""
-    gpus: int | None = None
-    """As reported by its agent."""
-    ended_at: float | None = None
-    """Since when it costs nothing."""
-    is_missed: bool = False
-    """The last observation did not show it and its end is not known yet; assumed to be that
-    observation until the next one."""
-    deletion_at: float | None = None
-    """When its deletion was last ordered."""
-    deletions: int = 0
-    """How often its deletion was ordered."""
-    why: str = ""
-    """Why it is marked for deletion; empty: it is not."""
-
-    def usd(self, now: float) -> float:
-        """Return what it has cost up to ``now``."""
-        end = now if self.ended_at is None else min(self.ended_at, now)
-        hours = max(end - self.priced_from, 0.0) / 3600
-        return self.paid_usd + (self.usd_per_hour or 0.0) * hours
-
-    @property
-    def is_live(self) -> bool:
-        """Whether it is usable: up, its agent present, not draining, not marked for deletion."""
-        is_up = self.instance.state in ("pending", "running") and self.ended_at is None
-        is_going = self.is_leaving or self.is_drained or self.is_retiring
-        is_well = not is_going and self.absent_since is None
-        return is_up and is_well and not self.why
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +215,8 @@ class CapacityRecord:
     boots_failed: int = 0
     """Instances of all pools without an agent since the last one that registered."""
     pace: PaceRecord | None = None
+    spent_gpu_us: int = 0
+    ended_nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,8 +236,9 @@ class CapacityState:
     """The planner has set a target in this term: until then nothing is surplus."""
     asks: Mapping[str, PendingRequest] = field(default_factory=dict)
     machines: Mapping[str, RentedInstance] = field(default_factory=dict)
-    closed: tuple[RentedInstance, ...] = ()
-    """The last ones that are gone, each with its end; the ledger asks for it."""
+    ended_nodes: tuple[str, ...] = ()
+    """Names of the nodes whose instances ended last: sailord gives such a node up later, and until
+    then it is not one that nobody rents."""
     deleted: frozenset[str] = frozenset()
     """Instances known to be deleted; an older observation may still list them."""
     cooldowns: Mapping[Pool, Cooldown] = field(default_factory=dict)
@@ -303,7 +254,9 @@ class CapacityState:
     """... and since when without a gap: an agent that could not be counted is not late."""
     observed_at: float | None = None
     spent_usd: float = 0.0
-    """Cost of instances that no longer exist."""
+    """Cost of instances that no longer exist, ..."""
+    spent_gpu_us: int = 0
+    """... and the GPU microseconds that they were paid for."""
     stop: Stop = ""
     options: DeadlineOptions | None = None
     """Of the active job, if it has a deadline and there are instances of both contracts."""

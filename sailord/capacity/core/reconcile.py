@@ -12,13 +12,13 @@ from dataclasses import replace
 
 from sailord.capacity.core import boots
 from sailord.capacity.core.model import (
-    CLOSED_MAX,
+    ENDED_MAX,
     CapacityState,
     Command,
     Log,
     PendingRequest,
-    RentedInstance,
 )
+from sailord.capacity.core.rented_instance import RentedInstance
 from sailord.providers.interface import Instance, Observation
 
 
@@ -55,7 +55,9 @@ def observe(state: CapacityState, seen: Observation) -> tuple[CapacityState, tup
         asked = state.asks.get(instance.request_id)
         price = state.prices.get(instance.pool) if asked is None else asked.usd_per_hour
         state = adopt(state, instance, price, was_seen=True)
-    machines, closed_usd, told, closed = {}, 0.0, [], list(state.closed)
+    machines, told = {}, []
+    spent_usd, spent_gpu_us = state.spent_usd, state.spent_gpu_us
+    ended_nodes = list(state.ended_nodes)
     for id_, machine in state.machines.items():
         name, end = machine.instance.name, _end_of(machine, taken, seen.ended_at)
         is_gone = id_ not in there and (id_ in seen.ended_at or _is_gone(state, machine, seen))
@@ -63,8 +65,9 @@ def observe(state: CapacityState, seen: Observation) -> tuple[CapacityState, tup
         if is_gone and end is None:
             machines[id_] = replace(machine, ended_at=seen.at, is_missed=True)
         elif is_gone:
-            closed.append(replace(machine, ended_at=end))
-            closed_usd += closed[-1].usd(max(state.now, seen.at))
+            ended, now = replace(machine, ended_at=end), max(state.now, seen.at)
+            spent_usd, spent_gpu_us = spent_usd + ended.usd(now), spent_gpu_us + ended.gpu_us(now)
+            ended_nodes.append(machine.instance.node or machine.instance.id)
             told.append(Log(f"{name} is gone: {machine.why or 'deleted by the provider'}"))
         elif is_taken and machine.ended_at is None:
             why = "preempted"
@@ -77,11 +80,10 @@ def observe(state: CapacityState, seen: Observation) -> tuple[CapacityState, tup
         else:
             machines[id_] = replace(machine, ended_at=end)
     asks = _still_open(state, seen, there)
-    spent = state.spent_usd + closed_usd
     deleted = state.deleted | (state.machines.keys() & seen.ended_at.keys() - machines.keys())
-    state = replace(state, machines=machines, asks=asks, spent_usd=spent, observed_at=seen.at)
-    state = replace(state, deleted=deleted, closed=tuple(closed[-CLOSED_MAX:]))
-    return state, tuple(told)
+    state = replace(state, machines=machines, asks=asks, observed_at=seen.at, deleted=deleted)
+    state = replace(state, spent_usd=spent_usd, spent_gpu_us=spent_gpu_us)
+    return replace(state, ended_nodes=tuple(ended_nodes[-ENDED_MAX:])), tuple(told)
 
 
 def _end_of(

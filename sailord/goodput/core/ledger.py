@@ -31,6 +31,8 @@ class Load:
     rented_usd_per_hour: float = 0.0
     """Of rented instances: their dollars follow the provider's bill."""
     unpriced_gpus: int = 0
+    rented_gpus: int = 0
+    """Part of ``gpus``: their time follows the bill, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +67,8 @@ class Sight:
     """The cause on which a step is booked that never ends."""
     bill_usd: float | None = None
     """The provider's bill for rented instances so far; ``None``: unknown."""
-    created: tuple[tuple[float, int], ...] = ()
-    """When each rented instance was created, and its GPUs: it is paid for since then."""
-    ended: tuple[tuple[float, int], ...] = ()
-    """When instances ended that counted until this sight, and their GPUs."""
-    over: tuple[str, ...] = ()
-    """Nodes whose instances are no longer billed, and that sailord has not given up yet."""
+    bill_gpu_us: int | None = None
+    """The GPU microseconds on that bill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +104,21 @@ class Ledger:
     step_since_us: int = 0
     """When the step under way began."""
     reached: Reached | None = None
-    over: tuple[str, ...] = ()
-    """As last seen: these nodes are not paid for, although they are still known."""
-    ahead_us: int = 0
-    """GPU microseconds booked of instances after their end, before that was known. It is made up
-    for by later bookings."""
     bill_from_usd: float | None = None
     """The provider's bill when this ledger began."""
     billed_usd: float = 0.0
     """Booked for rented instances."""
     bill_usd: float = 0.0
     """Their bill since this ledger began."""
+    bill_from_us: int | None = None
+    """The same of the GPU microseconds on the bill."""
+    billed_us: int = 0
+    bill_us: int = 0
+
+    @property
+    def ahead_us(self) -> int:
+        """GPU microseconds booked beyond the bill, as ``ahead_usd``."""
+        return max(self.billed_us - self.bill_us, 0)
 
     @property
     def ahead_usd(self) -> float:
@@ -144,26 +146,18 @@ def fold(ledger: Ledger, sight: Sight) -> Ledger:
             step=sight.step,
             step_since_us=at_us,
             reached=_reached(None, sight.step),
-            over=sight.over,
             bill_from_usd=sight.bill_usd,
+            bill_from_us=sight.bill_gpu_us,
         )
     books = _Books({each.cause: each for each in ledger.accounts})
     passed_us = max(at_us - ledger.until_us, 0)
     is_gap = passed_us > GAP_S * 1e6
-    ahead_us = ledger.ahead_us
-    for ended, gpus in sight.ended:
-        ahead_us += gpus * min(max(at_us - round(ended * 1e6), 0), at_us - ledger.since_us)
     for load in ledger.loads:
-        less_us = min(ahead_us, load.gpus * passed_us) if load.rented_usd_per_hour > 0 else 0
-        ahead_us -= less_us
-        books.add("unobserved" if is_gap else load.cause, load, passed_us, less_us)
-    for created, gpus in sight.created:
-        unseen_us = at_us - max(round(created * 1e6), ledger.since_us)
-        if 0 < unseen_us < passed_us:
-            books.put(Account("booting", gpus * unseen_us))
+        books.add("unobserved" if is_gap else load.cause, load, passed_us)
     # Unobserved time belongs to no step. A new leader's clock may be behind the last one's.
     shift_us = passed_us if is_gap else min(at_us - ledger.until_us, 0)
     ledger = replace(ledger, step_since_us=ledger.step_since_us + shift_us)
+    ledger = _with_gpu_bill(ledger, sight, books, passed_us, is_gap=is_gap)
     ledger = _with_bill(ledger, sight, books, passed_us, is_gap=is_gap)
     step_since_us = _settle(ledger, sight, books, at_us)
     return replace(
@@ -174,8 +168,6 @@ def fold(ledger: Ledger, sight: Sight) -> Ledger:
         step=_later(ledger.step, sight.step),
         step_since_us=step_since_us,
         reached=_reached(ledger.reached, sight.step),
-        over=sight.over,
-        ahead_us=ahead_us,
     )
 
 
@@ -185,12 +177,12 @@ class _Books:
 
     by_cause: dict[Cause, Account] = field(default_factory=dict)
 
-    def add(self, cause: Cause, load: Load, us: int, less_us: int) -> None:
-        """Book time of a load at its own prices, less what was booked too early."""
+    def add(self, cause: Cause, load: Load, us: int) -> None:
+        """Book time of a load at its own prices; that of rented GPUs follows the bill."""
         self.put(
             Account(
                 cause,
-                load.gpus * us - less_us,
+                (load.gpus - load.rented_gpus) * us,
                 load.usd_per_hour * us / 3.6e9,
                 load.unpriced_gpus * us,
             )
@@ -212,6 +204,31 @@ class _Books:
         """Return those that are not empty, in a fixed order."""
         found = (each for _, each in sorted(self.by_cause.items()))
         return tuple(each for each in found if each.gpu_us or each.usd)
+
+
+def _with_gpu_bill(
+    ledger: Ledger, sight: Sight, books: _Books, passed_us: int, *, is_gap: bool
+) -> Ledger:
+    """Book the time of rented GPUs: as it was seen, and in all what the bill grew by.
+
+    It grew by more if an instance was created since the last sight, and by less if one had ended
+    before that was known.
+    """
+    seen = [(each.cause, each.rented_gpus * passed_us) for each in ledger.loads]
+    whole = sum(us for _, us in seen)
+    bill, begun = sight.bill_gpu_us, ledger.bill_from_us
+    owed = whole if bill is None or begun is None else max(bill - begun - ledger.billed_us, 0)
+    booked = upto = 0
+    for cause, us in seen:
+        upto += us
+        part = min(owed, whole) * upto // whole - booked if whole else 0
+        booked += part
+        books.put(Account("unobserved" if is_gap else cause, part))
+    books.put(Account("unobserved" if is_gap else "booting", owed - booked))
+    if begun is None:
+        return replace(ledger, bill_from_us=bill)
+    ledger = replace(ledger, billed_us=ledger.billed_us + owed)
+    return ledger if bill is None else replace(ledger, bill_us=bill - begun)
 
 
 def _with_bill(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from agents.protocol.records import PREPARING, GenerationRecord, NodeId, NodeRecord, Report
-from sailord.capacity.core.model import CapacityState, RentedInstance
+from sailord.capacity.core.model import CapacityState
+from sailord.capacity.core.rented_instance import RentedInstance
 from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Closing, Held, Opening, Running, Starting, Stopping, Waiting
 from sailord.core.model.state import Active, State
@@ -39,63 +40,51 @@ class Rented:
     usd_per_hour: float | None
     has_joined: bool
     is_leaving: bool
-    created_at: float = 0.0
-    ended_at: float | None = None
-    """Since when it is no longer billed, although sailord may not have given up its node yet."""
-
-    @property
-    def is_over(self) -> bool:
-        return self.ended_at is not None
 
 
-def rented_of(capacity: CapacityState) -> tuple[Rented, ...]:
-    """Return the instances that the provider bills, or billed until recently."""
-    return tuple(
+@dataclass(frozen=True, slots=True)
+class Renting:
+    """What is rented, and the provider's bill for all that was."""
+
+    instances: tuple[Rented, ...] = ()
+    ended_nodes: frozenset[str] = frozenset()
+    """Nodes that are not paid for any more, although sailord may not have given them up yet."""
+    bill_usd: float | None = None
+    """``None``: there is no provider."""
+    bill_gpu_us: int | None = None
+
+
+def renting_of(capacity: CapacityState, now: float) -> Renting:
+    """Return what the provider bills."""
+    machines: Collection[RentedInstance] = capacity.machines.values()
+    rented = tuple(
         Rented(
             each.instance.node or each.instance.id,
             each.instance.pool.gpus,
             each.usd_per_hour,
             each.joined_at is not None,
             bool(each.why) or each.is_leaving or each.is_drained,
-            each.instance.created_at,
-            each.ended_at,
         )
-        for each in (*capacity.closed, *capacity.machines.values())
+        for each in machines
+        if each.ended_at is None
     )
-
-
-def ends_of(before: Iterable[Rented], now: Iterable[Rented]) -> tuple[tuple[float, int], ...]:
-    """Return when instances ended that were billed at the last sight, and their GPUs."""
-    billed = {each.name for each in before if not each.is_over}
-    newest = {each.name: each for each in now}.values()
-    return tuple(
-        (each.ended_at, each.gpus)
-        for each in newest
-        if each.name in billed and each.ended_at is not None
+    ended = (each.instance.node for each in machines if each.ended_at is not None)
+    return Renting(
+        rented,
+        frozenset((*capacity.ended_nodes, *ended)),
+        capacity.spent_usd + sum(each.usd(now) for each in machines),
+        capacity.spent_gpu_us + sum(each.gpu_us(now) for each in machines),
     )
-
-
-def bill_of(capacity: CapacityState, now: float) -> float | None:
-    """Return the provider's bill so far; ``None``: the record was not read yet."""
-    if not capacity.prefix:
-        return None
-    machines: Iterable[RentedInstance] = capacity.machines.values()
-    return capacity.spent_usd + sum(each.usd(now) for each in machines)
 
 
 def sight_of(
     state: State,
     price: Price,
+    renting: Renting,
     *,
-    rented: Iterable[Rented] = (),
-    bill_usd: float | None = None,
     trained: tuple[str, int] | None = None,
-    over: frozenset[str] = frozenset(),
 ) -> Sight:
     """Return the sight of this moment.
-
-    ``over``: names of nodes whose instances the provider no longer lists. Until sailord gives such
-    a node up, it would count as one that nobody rents.
 
     ``trained``: the job and generation that trained at the last sight. A new leader, which has no
     reports yet, believes that it still does.
@@ -104,15 +93,14 @@ def sight_of(
     goes_on = active is not None and _trains(active, trained)
     by_phase = _cause_of_phase(state, goes_on=goes_on)
     members = _members(active)
-    by_name = {each.name: each for each in rented}
-    over -= by_name.keys()
-    still_known = []
-    created = tuple((c.created_at, c.gpus) for c in by_name.values() if not c.is_over)
+    by_name = {each.name: each for each in renting.instances}
+    ended_nodes = renting.ended_nodes - by_name.keys()
     found: dict[Cause, list[float]] = {}
 
     def add(cause: Cause, gpus: int, usd_per_hour: float | None, *, is_rented: bool) -> None:
-        sums = found.setdefault(cause, [0, 0.0, 0.0, 0])
+        sums = found.setdefault(cause, [0, 0.0, 0.0, 0, 0])
         sums[0] += gpus
+        sums[4] += gpus if is_rented else 0
         if usd_per_hour is None:
             sums[3] += gpus
         else:
@@ -120,10 +108,7 @@ def sight_of(
 
     for id_, node in _newest_lives(state).items():
         contract = by_name.get(node.record.name)
-        if node.is_lost or not node.record.gpus or (contract is not None and contract.is_over):
-            continue
-        if node.record.name in over:
-            still_known.append(node.record.name)
+        if node.is_lost or not node.record.gpus or node.record.name in ended_nodes:
             continue
         cause = _cause_of_node(state, id_, node, members, by_phase, goes_on=goes_on)
         if contract is None:
@@ -132,18 +117,16 @@ def sight_of(
             del by_name[node.record.name]
             add(cause, contract.gpus, contract.usd_per_hour, is_rented=True)
     for each in by_name.values():
-        if each.is_over:
-            continue
         gone: Cause = "lost" if each.has_joined else "booting"
         cause = "leaving" if each.is_leaving else gone
         add(cause, each.gpus, each.usd_per_hour, is_rented=True)
     loads = tuple(
-        Load(cause, int(gpus), usd, rented_usd, int(unpriced))
-        for cause, (gpus, usd, rented_usd, unpriced) in sorted(found.items())
+        Load(cause, int(gpus), usd, rented_usd, int(unpriced), int(rented))
+        for cause, (gpus, usd, rented_usd, unpriced, rented) in sorted(found.items())
     )
     step = _step_of(state, active) if active is not None and goes_on else None
-    ended_by, known = _ended_by(active), tuple(sorted(still_known))
-    return Sight(state.now, loads, step, ended_by, bill_usd, created, over=known)
+    bills = renting.bill_usd, renting.bill_gpu_us
+    return Sight(state.now, loads, step, _ended_by(active), *bills)
 
 
 def _newest_lives(state: State) -> Mapping[NodeId, Node]:

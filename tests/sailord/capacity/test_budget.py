@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sailord.capacity.core.budget import usd_left, usd_per_hour_limit
-from sailord.capacity.core.model import CapacityState, Policy, RentedInstance
+from sailord.capacity.core.model import CapacityState, Policy
+from sailord.capacity.core.rented_instance import RentedInstance
 from sailord.providers.interface import Instance, Pool
 
 

@@ -11,8 +11,10 @@ from typing import Any
 from agents.protocol.store_keys import Keys
 from agents.store.factory import open_store
 from agents.store.interface import Put
+from sailord.capacity.core.model import CapacityState, PendingRequest
 from sailord.cluster_records import Gateway
 from sailord.goodput.bookkeeper import Bookkeeper
+from sailord.providers.interface import InstanceRequest, Pool
 from tests.sailord.core.states import NOW, TERM, state
 
 TEST = Keys("test")
@@ -86,6 +88,25 @@ def test_only_the_leader_books(tmp_path: Path) -> None:
         return books
 
     assert in_a_store(tmp_path, play).ledger.until_us == NOW * 1e6
+
+
+def test_nothing_is_booked_until_the_requests_of_the_last_leader_were_looked_for(
+    tmp_path: Path,
+) -> None:
+    pool = Pool("zone-a", "large", "gpu", 4, spot=True)
+    asked = PendingRequest(InstanceRequest("r", pool, 1), 3.6, NOW)
+    unknown = CapacityState(prefix="t1", asks={"r": asked})
+
+    async def play(gateway: Gateway) -> list[int]:
+        found = []
+        for capacity in (unknown, replace(unknown, observed_at=NOW), replace(unknown, asks={})):
+            books = Bookkeeper(gateway, lambda _: 2.0, lambda capacity=capacity: capacity)
+            await books.load()
+            books.observe(replace(state(None), now=NOW, term=TERM))
+            found.append(books.ledger.until_us)
+        return found
+
+    assert in_a_store(tmp_path, play) == [0, NOW * 1e6, NOW * 1e6]
 
 
 def test_what_metrics_show_is_never_more_than_the_next_leader_knows(tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ usd = st.floats(0, 100)
 def loads(draw: st.DrawFn) -> tuple[Load, ...]:
     held = draw(st.lists(causes, unique=True, max_size=4))
     return tuple(
-        Load(cause, n := draw(st.integers(0, 64)), draw(usd), draw(usd), draw(st.integers(0, n)))
+        Load(cause, n := draw(st.integers(0, 64)), draw(usd), draw(usd), draw(st.integers(0, n)),
+             draw(st.integers(0, n)))
         for cause in held
     )  # fmt: skip
 
@@ -54,15 +55,14 @@ ENDINGS: tuple[Cause, ...] = ("moving_detect", "moving_quiesce")
 @st.composite
 def sights(draw: st.DrawFn) -> list[tuple[Sight, bool]]:
     """Moments with random gaps, some at a clock set back, each with or without a change of leader;
-    and a bill that may be corrected downwards."""
+    and bills that may be corrected downwards."""
     at, found = 1e9, []
     for _ in range(draw(st.integers(1, 12))):
         at += draw(st.sampled_from((0.0, 1e-6, 0.3, 7.0, 119.0, 3600.0, -5.0)))
         bill = draw(st.none() | st.floats(0, 1000))
-        came = tuple(
-            draw(st.lists(st.tuples(st.floats(at - 200, at), st.integers(0, 8)), max_size=2))
-        )
-        sight = Sight(at, draw(loads()), draw(steps), draw(st.sampled_from(ENDINGS)), bill, came)
+        gpu_bill = draw(st.none() | st.integers(0, 10**10))
+        ended_by = draw(st.sampled_from(ENDINGS))
+        sight = Sight(at, draw(loads()), draw(steps), ended_by, bill, gpu_bill)
         found.append((sight, draw(st.booleans())))
     return found
 
@@ -72,9 +72,9 @@ def test_causes_sum_to_the_wall_clock_exactly_and_dollars_to_the_bill(
     seen: list[tuple[Sight, bool]],
 ) -> None:
     ledger, before = Ledger(), None
-    gpu_us = unpriced_us = begun = 0
+    gpu_us = unpriced_us = rented_us = 0
     usd = 0.0
-    bill_from = bill = None
+    bill_from = bill = gpu_bill_from = gpu_bill = None
     for sight, is_new_leader in seen:
         known = ledger
         ledger = fold(ledger, sight)
@@ -85,28 +85,31 @@ def test_causes_sum_to_the_wall_clock_exactly_and_dollars_to_the_bill(
                 assert later.usd >= account.usd, "a sum of dollars has shrunk"
         if before is not None:
             passed_us = max(round(sight.at * 1e6) - round(before.at * 1e6), 0)
-            gpu_us += sum(each.gpus for each in before.loads) * passed_us
-            gpu_us += sum(_unseen_us(sight.at, at, begun, passed_us) * n for at, n in sight.created)
+            gpu_us += sum(each.gpus - each.rented_gpus for each in before.loads) * passed_us
+            if gpu_bill_from is None:  # Seen, while no bill was known.
+                gpu_us += sum(each.rented_gpus for each in before.loads) * passed_us
+            elif sight.bill_gpu_us is None:
+                rented_us += sum(each.rented_gpus for each in before.loads) * passed_us
+            else:
+                rented_us = max(rented_us, sight.bill_gpu_us - gpu_bill_from)
             unpriced_us += sum(each.unpriced_gpus for each in before.loads) * passed_us
             usd += sum(each.usd_per_hour for each in before.loads) * passed_us / 3.6e9
         bill_from = sight.bill_usd if bill_from is None else bill_from
         bill = bill if sight.bill_usd is None else sight.bill_usd
-        begun, before = begun or round(sight.at * 1e6), sight
+        gpu_bill_from = sight.bill_gpu_us if gpu_bill_from is None else gpu_bill_from
+        gpu_bill = gpu_bill if sight.bill_gpu_us is None else sight.bill_gpu_us
+        before = sight
         if is_new_leader:
             ledger = decode(Ledger, encode(ledger))
-    assert sum(each.gpu_us for each in ledger.accounts) == gpu_us
+    assert sum(each.gpu_us for each in ledger.accounts) == gpu_us + rented_us
+    if gpu_bill is not None and gpu_bill_from is not None:
+        assert ledger.ahead_us == max(rented_us - (gpu_bill - gpu_bill_from), 0)
     assert sum(each.unpriced_gpu_us for each in ledger.accounts) == unpriced_us
     assert all(each.gpu_us >= 0 for each in ledger.accounts)
     booked = sum(each.usd for each in ledger.accounts)
     billed = 0.0 if bill is None or bill_from is None else bill - bill_from
     if billed >= 0:
         assert booked - ledger.ahead_usd == pytest.approx(usd + billed, abs=1e-6)
-
-
-def _unseen_us(at: float, created: float, begun: int, passed_us: int) -> int:
-    """How long an instance was paid for before it was seen, if it came after the last sight."""
-    unseen_us = round(at * 1e6) - max(round(created * 1e6), begun)
-    return unseen_us if 0 < unseen_us < passed_us else 0
 
 
 def run(*sights: Sight, ledger: Ledger | None = None) -> dict[Cause, float]:
@@ -188,16 +191,32 @@ def test_later_bookings_use_up_a_corrected_bill() -> None:
 
 
 def test_time_of_an_instance_that_had_ended_is_made_up_for_by_later_bookings() -> None:
-    both = (Load("unused", 3, rented_usd_per_hour=3.0),)
-    one = (Load("unused", 1, rented_usd_per_hour=1.0), Load("held", 5))
-    ledger = fold(fold(Ledger(), Sight(100.0, both)), Sight(110.0, both))
-    ledger = fold(ledger, Sight(111.0, one, ended=((104.0, 2),)))
+    three = (Load("unused", 3, rented_usd_per_hour=3.0, rented_gpus=3),)
+    one = (Load("held", 5), Load("unused", 1, rented_usd_per_hour=1.0, rented_gpus=1))
+    ledger = Ledger()
+    # At 111 two of them turn out to have ended at 104.
+    for at, loads, bill_s in ((100.0, three, 0), (110.0, three, 30), (111.0, one, 3 * 4 + 7)):
+        ledger = fold(ledger, Sight(at, loads, bill_gpu_us=bill_s * 10**6))
     assert ledger.account("unused").gpu_us == 30e6, "a sum never shrinks"
     assert ledger.ahead_us == 2 * 7e6 - 3e6
-    ledger = fold(ledger, Sight(131.0, one))
+    ledger = fold(ledger, Sight(131.0, one, bill_gpu_us=(3 * 4 + 27) * 10**6))
     assert ledger.ahead_us == 0
     assert ledger.account("unused").gpu_us == (3 * 4 + 27) * 1e6
     assert ledger.account("held").gpu_us == 5 * 20e6, "what nobody rents is not made up with"
+
+
+def test_what_the_bill_grew_by_beyond_what_was_seen_is_the_boot_of_a_new_instance() -> None:
+    seen = (Load("held", 2, rented_gpus=2),)
+    assert run(Sight(100.0, seen, bill_gpu_us=0), Sight(110.0, seen, bill_gpu_us=26 * 10**6)) == {
+        "held": 20.0, "booting": 6.0,
+    }  # fmt: skip
+
+
+def test_an_instance_that_ended_takes_its_part_of_each_cause() -> None:
+    seen = (Load("held", 2, rented_gpus=2), Load("unused", 4, rented_gpus=1))
+    assert run(Sight(100.0, seen, bill_gpu_us=0), Sight(110.0, seen, bill_gpu_us=15 * 10**6)) == {
+        "held": 10.0, "unused": 35.0,
+    }  # fmt: skip
 
 
 def test_the_stored_ledger_stays_small() -> None:

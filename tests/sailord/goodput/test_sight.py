@@ -12,7 +12,7 @@ from sailord.core.model.phases import Closing, Held, Opening, Starting, Stopping
 from sailord.core.model.state import State
 from sailord.core.model.stragglers import Speeds, Straggler
 from sailord.goodput.core.ledger import Sight
-from sailord.goodput.core.sight import Rented, ends_of, sight_of
+from sailord.goodput.core.sight import Rented, Renting, sight_of
 from tests.sailord.core.states import (
     BEGAN,
     JOB,
@@ -33,13 +33,15 @@ from tests.sailord.core.states import (
     state,
 )
 
-
-def seen(state: State, **others: Any) -> Sight:
-    return sight_of(state, lambda _: 2.0, **others)
+NOTHING = Renting()
 
 
-def held(state: State, **others: Any) -> dict[str, int]:
-    return {each.cause: each.gpus for each in seen(state, **others).loads}
+def seen(state: State, renting: Renting = NOTHING, **others: Any) -> Sight:
+    return sight_of(state, lambda _: 2.0, renting, **others)
+
+
+def held(state: State, renting: Renting = NOTHING, **others: Any) -> dict[str, int]:
+    return {each.cause: each.gpus for each in seen(state, renting, **others).loads}
 
 
 IDLE_C, IDLE_D = node(C, report(C, "idle")), node(D, report(D, "idle"))
@@ -120,29 +122,20 @@ def test_without_a_job_nodes_are_booked_on_the_reason() -> None:
     assert held(replace(idle, jobs={JOB: job(state="paused")})) == {"paused": 2}
 
 
-def test_rented_instances_are_paid_for_from_their_creation_to_their_end() -> None:
-    boots = Rented("machine-x", 8, 20.0, has_joined=False, is_leaving=False, created_at=BEGAN)
-    gone = replace(boots, name="machine-y", has_joined=True)
-    over = replace(boots, name="machine-b", has_joined=True, ended_at=BEGAN + 1)
-    found = seen(state(None), rented=(boots, gone, over))
-    assert {each.cause: each.gpus for each in found.loads} == {
-        "step_under_way": 1, "booting": 8, "lost": 8,
+def test_rented_instances_are_paid_for_while_no_agent_runs_there() -> None:
+    boots = Rented("machine-x", 8, 20.0, has_joined=False, is_leaving=False)
+    gone, used = (replace(boots, name=f"machine-{x}", has_joined=True) for x in "ya")
+    found = seen(state(None), Renting((boots, gone, used)))
+    assert {each.cause: (each.gpus, each.rented_gpus) for each in found.loads} == {
+        "step_under_way": (9, 8), "booting": (8, 8), "lost": (8, 8),
     }  # fmt: skip
-    assert found.created == ((BEGAN, 8), (BEGAN, 8))
 
 
 def test_a_node_whose_instance_is_gone_is_not_taken_for_one_that_nobody_rents() -> None:
-    found = seen(state(None), over=frozenset({"machine-b", "forgotten"}))
-    assert {each.cause: each.gpus for each in found.loads} == {"step_under_way": 1}
-    assert found.over == ("machine-b",)
-
-
-def test_an_instance_ends_once() -> None:
-    boots = Rented("machine-x", 8, 20.0, has_joined=False, is_leaving=False)
-    over = replace(boots, ended_at=NOW)
-    assert ends_of([boots], [over]) == ((NOW, 8),)
-    assert ends_of([over], [over]) == ()
-    assert ends_of([boots], [over, boots]) == (), "another one has its name"
+    ended = frozenset({"machine-b", "forgotten"})
+    assert held(state(None), Renting(ended_nodes=ended)) == {"step_under_way": 1}
+    again = Rented("machine-b", 1, 20.0, has_joined=True, is_leaving=False)
+    assert held(state(None), Renting((again,), ended)) == {"step_under_way": 2}, "a new one"
 
 
 def test_a_machine_that_rebooted_is_paid_for_once() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import pytest
 from click.testing import CliRunner
@@ -16,8 +18,11 @@ from sailord.api.handlers.capacity import CapacityView
 from sailord.cli.main import main
 from sailord.client import Client
 from sailord.local.paths import Place
+from sailord.providers.emulated import CARD, EmulatedProvider
+from sailord.providers.interface import Observation, Pool
 from tests.sailord.providers.emulated_cluster import cards, renting_sailord, wait_until
 
+NO_PID = 2**30
 PRICES = {"zone-a": 1.0, "zone-b": 2.0}
 POOLS = "".join(
     f'[[provider.pool]]\nzone = "{zone}"\nmachine = "emulated-large"\n'
@@ -88,4 +93,19 @@ def test_instances_are_rented_for_a_job_replaced_and_deleted_after_it(place):
     wait_until(lambda: step() > before + 3)
     client.ask("POST", "/v1/jobs/tale/cancel", {})
     wait_until(lambda: not cards(place))
-    wait_until(lambda: not list((place.folder / "machines").iterdir()))
+    wait_until(lambda: not list((place.folder / "machines").glob("*/")))
+
+
+def test_when_an_instance_ended_is_known_after_a_restart(tmp_path):
+    def observed(at: float) -> Observation:
+        return asyncio.run(EmulatedProvider(tmp_path, "", (), lambda: at).observe())
+
+    (tmp_path / "i").mkdir()
+    pool = asdict(Pool("zone-a", "large", "gpu", 4, spot=True))
+    card = {"id": "i", "name": "m-i", "pool": pool, "created_at": 1.0, "request_id": "r"}
+    (tmp_path / "i" / CARD).write_text(json.dumps(card | {"pid": NO_PID}))
+    first = observed(7.0)
+    assert (first.instances, first.ended_at) == ((), {"i": 7.0})
+    assert observed(9.0).ended_at == {"i": 7.0}
+    (tmp_path / "ended.json").write_text("{")
+    assert observed(9.0).ended_at == {}
