@@ -318,7 +318,7 @@ class LedgerStorm:
             self.place.ask("POST", "/v1/jobs/j/resume", {})
             time.sleep(0.5)
             return False
-        return bool(job["phase"]["name"] == "running" and job["step_age_s"] < 2)
+        return bool(job["step"] and job["step_age_s"] < 2)  # Also while a better plan is searched.
 
     def _targets(self, at_least: int) -> dict[str, str]:
         """Return what is wrong with each target, at best nothing.
