@@ -35,6 +35,7 @@ from agents.core.model import (
     Note,
     NoticeGiven,
     NoticeWithdrawn,
+    Options,
     Register,
     Registered,
     ReleaseReceived,
@@ -54,7 +55,15 @@ from agents.core.model import (
     UnfitChanged,
     UploadDone,
 )
-from agents.protocol.records import Fence, GenerationRecord, Measured, NodeState, Order, Report
+from agents.protocol.records import (
+    SEAL_SLACK,
+    Fence,
+    GenerationRecord,
+    Measured,
+    NodeState,
+    Order,
+    Report,
+)
 
 Decision = tuple[State, tuple[Command, ...]]
 RULES_MAX = 16
@@ -62,6 +71,8 @@ STOPPED = "end-"
 """How notices begin that came from a stop of the service."""
 PARK_STEPS = 3
 """Workers are parked only after the time of this many steps."""
+SEAL_S_MAX = 600.0
+"""The longest time that workers get to seal their state after a loss."""
 
 
 def decide(state: State, event: Event) -> Decision:
@@ -234,10 +245,15 @@ def _learn_gang_status(state: State, event: GangReported) -> State:
     if gang is None or event.generation != gang.generation:
         return state
     if event.taking == "idle":
-        left = replace(_failed(gang, "the workers left the generation"), is_free=True)
-        return replace(state, gang=left)
+        left = _failed(gang, "the workers left the generation")
+        return replace(state, gang=replace(left, is_free=True, sealing=None))
+    since = gang.sealing_since
+    if event.sealing is not None and since is None:
+        since = state.now
+    gang = replace(gang, sealing=event.sealing, sealing_since=since)
+    state = replace(state, gang=gang)
     if gang.taking == "failed":
-        return state  # A generation that failed here does not recover.
+        return state  # A generation that failed here does not recover, but its workers may seal.
     if event.room_needed:
         state = replace(state, shortage=Shortage(event.failure, event.room_needed, state.now))
     advanced_at = state.now if event.step > gang.step else gang.advanced_at
@@ -261,7 +277,7 @@ def _learn_gang_exit(state: State, event: GangExited) -> Decision:
     if gang is None or event.generation != gang.generation:
         return state, ()
     failed = _failed(gang, event.failure or "the workers exited", is_bug=event.is_bug)
-    gone = replace(failed, is_free=True, abort_sent_at=state.now)
+    gone = replace(failed, is_free=True, abort_sent_at=state.now, sealing=None)
     return replace(state, gang=gone), ()
 
 
@@ -410,20 +426,31 @@ def _is_wanted(state: State, gang: Gang) -> bool:
 
 def _end_gang(state: State, gang: Gang) -> Decision | None:
     """Abort the workers, then kill them. Their devices are free once they say so or have ended."""
-    options = state.options
     if gang.is_free:
         return replace(state, gang=None, left=gang.generation, idle_since=state.now), ()
     if gang.abort_sent_at is None:
         aborted = replace(gang, abort_sent_at=state.now)
         return replace(state, gang=aborted), (AbortGang(gang.generation),)
     if gang.kill_sent_at is None:
-        is_due = state.now >= gang.abort_sent_at + options.abort_s
+        is_due = state.now >= leave_by(state.options, gang, gang.abort_sent_at)
     else:
-        is_due = state.now >= gang.kill_sent_at + options.kill_s
+        is_due = state.now >= gang.kill_sent_at + state.options.kill_s
     if not is_due:
         return None
     killed = replace(gang, kill_sent_at=state.now)
     return replace(state, gang=killed), (KillGang(gang.generation),)
+
+
+def leave_by(options: Options, gang: Gang, abort_sent_at: float) -> float:
+    """Return when aborted workers are killed: what they seal would be lost with them.
+
+    Their announcement follows from the bytes of their state. It counts from the first one, and at
+    most ``SEAL_S_MAX``, so that workers that hang cannot put it off.
+    """
+    by = abort_sent_at + options.abort_s
+    if gang.sealing is None or gang.sealing_since is None:
+        return by
+    return max(by, gang.sealing_since + min(SEAL_SLACK * gang.sealing.ready_in_s, SEAL_S_MAX))
 
 
 def _report(state: State) -> Decision:
@@ -444,6 +471,7 @@ def _report(state: State) -> Decision:
         uploaded=state.uploaded,
         trouble=state.trouble,
         fault=state.fault,
+        sealing=gang.sealing,
         unfit=state.unfit or ("" if state.shortage is None else state.shortage.why),
         **{each.name: getattr(gang.measured, each.name) for each in fields(Measured)},
     )

@@ -15,6 +15,7 @@ from agents.protocol.records import (
     Point,
     Report,
     Sealed,
+    Sealing,
     Taking,
     Uploaded,
 )
@@ -28,7 +29,8 @@ class Options:
     """Timeouts of the agent."""
 
     abort_s: float = 2.0
-    """After an abort, workers that have not left the generation are killed."""
+    """After an abort, workers that have not left the generation are killed; those that announced a
+    seal have longer (``leave_by``)."""
     kill_s: float = 5.0
     """Killed workers that have not ended are killed again."""
     park_s: float = 30.0
@@ -60,6 +62,10 @@ class Gang:
     """The step at which they were ordered to stop."""
     abort_sent_at: float | None = None
     kill_sent_at: float | None = None
+    sealing: Sealing | None = None
+    """What they seal after a loss; ``None`` once all have sealed, or cannot."""
+    sealing_since: float | None = None
+    """When they first announced it."""
     is_free: bool = False
     """They have left their process groups or have ended: their devices are free."""
 
@@ -185,6 +191,8 @@ class GangReported(_Event):
     measured: Measured = UNMEASURED
     room_needed: int = 0
     """It failed for lack of memory: bytes that must be free for snapshots."""
+    sealing: Sealing | None = None
+    """Some workers still seal their state after a loss."""
 
 
 @dataclass(frozen=True, slots=True)

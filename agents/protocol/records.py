@@ -175,6 +175,19 @@ class Sealed:
     holds: tuple[Holding, ...]
 
 
+SEAL_SLACK = 2.0
+"""A seal may take so many times as long as was announced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sealing:
+    """After a loss: workers still seal the state of ``step``, or of the step before."""
+
+    step: int
+    ready_in_s: float
+    """Expected seconds from the first announcement on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Uploaded:
     """An object that one node has uploaded for a point; its URI is never reused."""
@@ -263,6 +276,8 @@ class Report(Measured):
     unfit: str = ""
     """Why the live job cannot run on this node: no memory for its snapshots, or its work folder is
     not prepared."""
+    sealing: Sealing | None = None
+    """After a loss, until all its workers have sealed their state or failed to."""
 
     def speaks_of(self, generation: GenerationRecord) -> bool:
         """Return whether this is about the generation; other jobs use the same numbers."""

@@ -36,7 +36,7 @@ from agents.workers.process import (
     wait_exit_code_written,
     write_order,
 )
-from agents.workers.status import WorkerStatus, combine
+from agents.workers.status import WorkerStatus, combine, sealing_of
 from worker.plain_file import read_plain
 
 IDLE_S = 60.0
@@ -270,7 +270,8 @@ class WorkerGang:
         if status.taking == "failed":
             self._room_needed = max(self._room_needed, status.room_needed)
             self._fail(f"rank {status.rank}: {status.failure}", is_bug=status.is_bug)
-        self._report_progress()
+        else:
+            self._report_progress()
 
     def _report_progress(self) -> None:
         """Report the gang's status, once each member has sent one."""
@@ -283,6 +284,7 @@ class WorkerGang:
         if not gang or len(statuses) < len(gang):
             return
         if any(status.taking == "failed" for status in statuses):
+            self._report_failure()  # The others may seal, or have sealed.
             return
         combined = combine(statuses, at=self.clock.now())
         if combined.taking == "idle":
@@ -309,6 +311,10 @@ class WorkerGang:
         """Report that the gang has failed; its first failure is the one that counts."""
         if not self._failure:
             self._failure, self._is_bug = failure, is_bug
+        self._report_failure()
+
+    def _report_failure(self) -> None:
+        statuses = (member.present_status() for member in self._gang())
         self.feed(
             GangReported(
                 self.clock.now(),
@@ -317,6 +323,7 @@ class WorkerGang:
                 failure=self._failure,
                 is_bug=self._is_bug,
                 room_needed=self._room_needed,
+                sealing=sealing_of([each for each in statuses if each is not None]),
             )
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agents.core.model import GangReported
-from agents.protocol.records import Evaluation, Measured, NodeId, Point, Taking
+from agents.protocol.records import Evaluation, Measured, NodeId, Point, Sealing, Taking
 
 PROGRESS: tuple[Taking, ...] = ("fetching", "rebuilding", "verifying", "running", "stopped")
 
@@ -42,6 +42,8 @@ class WorkerStatus:
     """From rank 0: ``host:port`` where the ranks of the generation meet."""
     sealed_at: Point | None = None
     """The last snapshot that it sealed."""
+    sealing: Sealing | None = None
+    """It has lost a peer, and still seals its state."""
 
 
 def combine(statuses: Sequence[WorkerStatus], *, at: float = 0.0) -> GangReported:
@@ -56,7 +58,16 @@ def combine(statuses: Sequence[WorkerStatus], *, at: float = 0.0) -> GangReporte
         broken_peers=tuple(sorted({peer for status in statuses for peer in status.broken_peers})),
         failure=next((f"rank {at.rank}: {at.failure}" for at in statuses if at.failure), ""),
         measured=_measured(statuses),
+        sealing=sealing_of(statuses),
     )
+
+
+def sealing_of(statuses: Sequence[WorkerStatus]) -> Sealing | None:
+    """Return what the workers still seal; the node is ready when the slowest is."""
+    sealing = [status.sealing for status in statuses if status.sealing is not None]
+    if not sealing:
+        return None
+    return Sealing(max(each.step for each in sealing), max(each.ready_in_s for each in sealing))
 
 
 def _measured(statuses: Sequence[WorkerStatus]) -> Measured:

@@ -24,7 +24,7 @@ from agents.protocol.records import (
 )
 from sailord.core.model import events
 from sailord.core.model.commands import Command, GiveOrder, SettleOrder
-from sailord.core.model.nodes import Node, WorkerTrouble
+from sailord.core.model.nodes import UNTROUBLED, Node
 from sailord.core.model.phases import Closing, Held, Opening, Phase, Starting, Stopping, Waiting
 from sailord.core.model.rule import Step, state_note, write_job
 from sailord.core.model.state import Active, LastQuestion, Progress, State
@@ -258,8 +258,7 @@ def _recorded(state: State, record: GenerationRecord) -> State:
         case Opening() if record == active.phase.record:
             # A new generation counts its own steps and failures.
             cleared = {
-                id_: replace(state.nodes[id_], workers=WorkerTrouble())
-                for id_ in state.nodes.notable
+                id_: replace(state.nodes[id_], workers=UNTROUBLED) for id_ in state.nodes.notable
             }
             step = record.restore.point.step
             opened = replace(

@@ -18,7 +18,7 @@ from agents.protocol.records import (
 )
 from agents.protocol.versions import why_apart
 from sailord.core.model import standing
-from sailord.core.model.nodes import Exclusion, Node, Nodes, WorkerTrouble
+from sailord.core.model.nodes import UNTROUBLED, Exclusion, Node, Nodes, WorkerTrouble
 from sailord.core.model.phases import Running
 from sailord.core.model.state import Active, Progress, State
 
@@ -113,14 +113,19 @@ def _take_report(
     if node.is_lost:
         # It was given up by mistake: it starts afresh.
         node = replace(_new_node(state, node.record), standing=node.standing)
-    workers = WorkerTrouble()
+    workers = UNTROUBLED
     if active is not None and _speaks_of(active.generation, report):
+        before = node.workers
+        sealing_since = before.sealing_since
+        if report.sealing is not None and sealing_since is None:
+            sealing_since = state.now
+        workers = WorkerTrouble(sealing_since=sealing_since)
         if report.taking == "failed":
-            since = node.workers.failed_since
-            workers = WorkerTrouble(failed_since=state.now if since is None else since)
+            since = before.failed_since
+            workers = replace(workers, failed_since=state.now if since is None else since)
         if report.taking == "broken":
-            since = node.workers.broken_since
-            workers = WorkerTrouble(broken_since=state.now if since is None else since)
+            since = before.broken_since
+            workers = replace(workers, broken_since=state.now if since is None else since)
         if report.step > active.progress.step:
             step_s = _step_s(active, report.step, state.now)
             active = replace(active, progress=Progress(report.step, state.now, step_s))

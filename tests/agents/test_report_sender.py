@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from agents.protocol.records import Fence, Holding, JobId, NodeId, Point, Report, Sealed
+from agents.protocol.records import Fence, Holding, JobId, NodeId, Point, Report, Sealed, Sealing
 from agents.report_sender import is_news
 
 
@@ -32,6 +32,7 @@ def test_a_step_alone_sends_no_report():
         {"taking": "failed", "failure": "no memory"},
         {"broken_peers": (NodeId("b.1"),)},
         {"generation": 4},
+        {"sealing": Sealing(41, 4.0)},
         {"trouble": "the buddy is full"},
     ],
     ids=lambda change: next(iter(change)),

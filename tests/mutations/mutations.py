@@ -15,11 +15,13 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
+
+from tests.mutations.mutation import Mutation, core
+from tests.mutations.seal_mutations import SEAL_MUTATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("agents", "examples", "planner", "sailord", "simulator", "tests", "worker")
@@ -32,22 +34,9 @@ TESTS = {
 """Folders of decisions, and the tests that must notice a change in them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mutation:
-    """One line of a module made wrong."""
-
-    name: str
-    path: str
-    old: str
-    new: str
-
-
-def _core(module: str, *changes: tuple[str, str, str]) -> list[Mutation]:
-    return [Mutation(name, module, old, new) for name, old, new in changes]
-
-
 MUTATIONS = [
-    *_core(
+    *SEAL_MUTATIONS,
+    *core(
         "sailord/core/rules/phase_rules.py",
         (
             "members are woken before the generation is stored",
@@ -81,7 +70,7 @@ MUTATIONS = [
             "if state.now >= active.progress.advanced_at + 999 * stall_s(state.options, active):",
         ),
     ),
-    *_core(
+    *core(
         "sailord/core/rules/job_rules.py",
         (
             "a held job gives up steps that only memory holds",
@@ -94,7 +83,7 @@ MUTATIONS = [
             "or False:",
         ),
     ),
-    *_core(
+    *core(
         "sailord/core/queries/unprepared_nodes.py",
         (
             "a job is held while a node is being prepared",
@@ -102,7 +91,7 @@ MUTATIONS = [
             'report.unfit != ""',
         ),
     ),
-    *_core(
+    *core(
         "sailord/core/decide.py",
         (
             "a generation opens while a commit is being stored",
@@ -115,7 +104,7 @@ MUTATIONS = [
             "key=lambda job: (job.state not in LIVE, job.id)",
         ),
     ),
-    *_core(
+    *core(
         "sailord/core/model/rule.py",
         (
             "a changed job record is not written",
@@ -123,7 +112,7 @@ MUTATIONS = [
             "return Step(state.with_job(job))",
         ),
     ),
-    *_core(
+    *core(
         "sailord/core/rules/planner_answer.py",
         (
             "a question has no deadline",
@@ -136,7 +125,7 @@ MUTATIONS = [
             "if question.is_forced and not proposal.is_worth_it:",
         ),
     ),
-    *_core(
+    *core(
         "sailord/core/rules/transitions.py",
         (
             "failures are never forgotten",
@@ -154,7 +143,7 @@ MUTATIONS = [
             "if failures >= 99 * options.failures_until_held:",
         ),
     ),
-    *_core(
+    *core(
         "sailord/core/learn.py",
         (
             "an answer to an older question counts",
@@ -178,7 +167,7 @@ MUTATIONS = [
             "stood_still = False",
         ),
     ),
-    *_core(
+    *core(
         "sailord/core/node_lifecycle.py",
         (
             "a stale probe failure counts",
@@ -212,7 +201,7 @@ MUTATIONS = [
             "",
         ),
     ),
-    *_core(
+    *core(
         "sailord/core/queries/restore_point.py",
         (
             "a point of an abandoned generation is restored",
@@ -240,7 +229,7 @@ MUTATIONS = [
             "return {id_: id_ for",
         ),
     ),
-    *_core(
+    *core(
         "sailord/core/queries/active_job.py",
         (
             "a parked member need not have sealed",
@@ -264,7 +253,7 @@ MUTATIONS = [
             "needed = state.now - 1.5 * proposal.iteration_s",
         ),
     ),
-    *_core(
+    *core(
         "sailord/core/queries/restore_choice.py",
         (
             "an unreachable node is waited for forever",
@@ -277,7 +266,7 @@ MUTATIONS = [
             "return True or any(",
         ),
     ),
-    *_core(
+    *core(
         "sailord/core/model/nodes.py",
         (
             "a draining node is planned for",
@@ -285,7 +274,7 @@ MUTATIONS = [
             ":",
         ),
     ),
-    *_core(
+    *core(
         "sailord/core/rules/straggler_rules.py",
         (
             "stragglers are never taken back",
@@ -293,7 +282,7 @@ MUTATIONS = [
             "    if active.job:\n        return PASS\n    slow",
         ),
     ),
-    *_core(
+    *core(
         "sailord/core/queries/replan_triggers.py",
         (
             "a broken connection alone never ends a generation",
@@ -301,7 +290,7 @@ MUTATIONS = [
             "if broken_since is not None and state.now >= 9999 + ",
         ),
     ),
-    *_core(
+    *core(
         "sailord/core/rules/checkpoint_rules.py",
         (
             "garbage is collected while a rollback is ordered",
@@ -329,7 +318,7 @@ MUTATIONS = [
             "if own:",
         ),
     ),
-    *_core(
+    *core(
         "agents/core/decide.py",
         (
             "an agent ends while others fetch from its memory",
@@ -365,7 +354,7 @@ MUTATIONS = [
         ),
         (
             "unresponsive workers are never killed",
-            "is_due = state.now >= gang.abort_sent_at + options.abort_s",
+            "is_due = state.now >= leave_by(state.options, gang, gang.abort_sent_at)",
             "is_due = False",
         ),
         (

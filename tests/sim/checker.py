@@ -7,7 +7,7 @@ Each rule names its invariant of the protocol: one leader (I1), numbers and plan
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from agents.protocol.records import (
@@ -15,18 +15,25 @@ from agents.protocol.records import (
     GenerationRecord,
     JobId,
     JobRecord,
+    NodeId,
     Order,
     Point,
     Sealed,
+    Sealing,
 )
 from sailord.capacity.core.planner_view import progress_of
+from sailord.core.model.phases import Opening, Waiting
+from sailord.core.model.proposal import Proposal
 from sailord.core.queries.forecast import at_risk
+from sailord.core.queries.restore_choice import holders_reported
 
 if TYPE_CHECKING:
     from sailord.core.model.state import State
     from tests.sim.machines import Machine
     from tests.sim.world import World
 
+HEARD_S = 0.11
+"""Where no message is lost, a report has arrived after this time."""
 PEACE_S = 40.0
 """Time within which the effects of a fault may appear, in seconds."""
 
@@ -49,6 +56,16 @@ class Opened:
     durable: Durable | None
 
 
+@dataclass
+class Announced:
+    """A survivor's announcement of a seal after a loss."""
+
+    at: float
+    step: int
+    limit_s: float
+    """How long the leader has to wait for it, and may."""
+
+
 class Checker:
     """Observes every decision, step and write."""
 
@@ -62,6 +79,11 @@ class Checker:
         self.failures_max = self.term_max = 0
         self.pids = 0
         self.commits = self.yields = 0
+        self.announced: dict[tuple[JobId, int, NodeId], Announced] = {}
+        self.chosen_at: dict[tuple[JobId, int], float] = {}
+        """When the leader chose the restore point of a generation."""
+        self.awaited = self.kept = 0
+        """Decisions that awaited a seal, and generations that began from a step so sealed."""
         self._records: dict[JobId, GenerationRecord] = {}
         self._durables: dict[JobId, Durable] = {}
         self._jobs: dict[JobId, JobRecord] = {}
@@ -90,6 +112,71 @@ class Checker:
             self.failures_max = max(self.failures_max, after.active.attempts.failures)
         if before.term != after.term:
             self.lines.append(Line(self.clock.now, f"{who}: term {before.term} -> {after.term}"))
+
+        self._check_wait(after)
+        if after.term == self.term_max and _opening(after) not in (None, _opening(before)):
+            opening = _opening(after)
+            assert opening is not None
+            self.chosen_at[opening.job, opening.number] = self.clock.now
+
+    # ---- seals after a loss ---------------------------------------------------------------------
+
+    def seal_announced(self, machine: Machine, record: GenerationRecord, sealing: Sealing) -> None:
+        limit_s = self._limit_s(record, sealing, self.world.step_s)
+        self.log(machine.id, f"seals step {sealing.step}, ready in {sealing.ready_in_s:.2f} s, "
+                 f"awaited for {limit_s:.2f} s")  # fmt: skip
+        made = Announced(self.clock.now, sealing.step, limit_s)
+        self.announced[record.job, record.number, machine.id] = made
+
+    def _limit_s(self, record: GenerationRecord, sealing: Sealing, step_s: float) -> float:
+        """Return how long a seal is awaited: what it saves is worth at most the same steps."""
+        kept = max(s for s in range(sealing.step) if s % record.memory_every == 0)
+        steps = sealing.step - max(kept, record.restore.point.step)
+        redo_s = steps * step_s
+        if sealing.ready_in_s > max(redo_s, 1.0):
+            return 0.0
+        return max(min(2 * sealing.ready_in_s, redo_s), 1.0)
+
+    def seal_done(self, machine: Machine, record: GenerationRecord, sealing: Sealing) -> None:
+        """Check that the leader, if it had heard the announcement, waited for this."""
+        self.log(machine.id, f"has sealed step {sealing.step}")
+        made = self.announced[record.job, record.number, machine.id]
+        chosen_at = self.chosen_at.get((record.job, record.number + 1))
+        if self.world.faults.loss or chosen_at is None:
+            return
+        is_late = self.clock.now > made.at + made.limit_s
+        assert is_late or chosen_at < made.at + HEARD_S, (
+            f"the leader chose at {chosen_at:.2f}, and did not wait for {machine.id}: {made}"
+        )
+
+    def _check_wait(self, state: State) -> None:
+        """Check that nothing but a seal that is worth it delays the next generation."""
+        active = state.active
+        if active is None or active.generation is None or state.term != self.term_max:
+            return
+        question, generation = active.question, active.generation
+        is_answered = question is not None and isinstance(question.answer, Proposal)
+        if not is_answered or not isinstance(active.phase, Waiting):
+            return
+        if holders_reported(state, active):
+            return
+        told = [(state.nodes[id_], r.sealing) for id_, r in state.reports_of(generation)]
+        silent = {
+            node.record.id: replace(node, report=replace(node.report, sealing=None))
+            for node, sealing in told if sealing is not None and node.report is not None
+        }  # fmt: skip
+        if not silent or not holders_reported(
+            replace(state, nodes=state.nodes.with_(silent)), active
+        ):
+            return
+        self.awaited += 1
+        step_s = max(self.world.step_s, active.progress.step_s or 0.0)
+        ends = [
+            (node.workers.sealing_since or 0.0) + self._limit_s(generation, sealing, step_s)
+            for node, sealing in told
+            if sealing is not None and not node.is_lost
+        ]
+        assert state.now < max(ends, default=0.0), f"a seal is awaited for too long: {silent}"
 
     def forecast(self, state: State) -> None:
         """Check what is told of the job's deadline, and what is rented by: its progress."""
@@ -157,10 +244,29 @@ class Checker:
             (at for at, _ in self.steps.get((record.job, last.number), [])), default=0
         )
         recent = [kind for when, kind in self.faults if last_step_at - PEACE_S <= when]
+        if record.restore.source == "memory":
+            self._check_kept(record, last)
         if last.state == "stopping" and not recent:
             assert lost <= 0, f"a planned change lost {lost} steps: {record}"
         if recent == ["power_off"]:
             assert lost <= 2 * last.memory_every, f"one lost machine cost {lost} steps: {record}"
+
+    def _check_kept(self, record: GenerationRecord, last: GenerationRecord) -> None:
+        """Check that a step which survivors had sealed before the leader chose is not lost."""
+        chosen_at = self.chosen_at[record.job, record.number]
+        point = record.restore.point
+        sealed = [
+            each.step
+            for (job, number, _), each in self.announced.items()
+            if (job, number) == (record.job, last.number)
+        ]
+        if point.generation == last.number and point.step in sealed:
+            self.kept += 1
+        if self.world.faults.loss or not sealed:
+            return
+        whole = self.world.gangs.points_in_memory(record.job, before=chosen_at - HEARD_S)
+        lost = [p for p in whole if p.generation == last.number and p.step > point.step]
+        assert not lost, f"{lost} was sealed when {record} was chosen at {chosen_at:.2f}"
 
     def _is_ancestor(self, point: Point, opened: Opened) -> bool:
         """Return whether the point is an ancestor in the true history of generations."""
@@ -247,3 +353,9 @@ class Checker:
 
     def account(self) -> str:
         return "\n".join(f"{line.at:8.2f} {line.text}" for line in self.lines)
+
+
+def _opening(state: State) -> GenerationRecord | None:
+    """Return the record that is being stored."""
+    phase = None if state.active is None else state.active.phase
+    return phase.record if isinstance(phase, Opening) else None

@@ -11,7 +11,15 @@ from sailord.core.queries.job_queue import next_in_queue
 from sailord.core.queries.restore_choice import unsaved_steps
 from tests.sim.faults import FaultInjector
 from tests.sim.planners import MEMBERS_MIN, Planner, QuickPlanner, RealPlanner
-from tests.sim.world import CONTROL_PLANE_FAULTS, JOB, MACHINE_FAULTS, STRAGGLERS, Faults, World
+from tests.sim.world import (
+    CONTROL_PLANE_FAULTS,
+    JOB,
+    MACHINE_FAULTS,
+    SLOW_SEALS,
+    STRAGGLERS,
+    Faults,
+    World,
+)
 
 Wire = Callable[[Any], Any]
 TROUBLE_S = 110.0
@@ -23,7 +31,9 @@ RESTED_S = 15.0
 
 def faults_of(seed: int) -> Faults:
     """Return the faults of a life: most have all kinds; some one kind, with stricter checks."""
-    return {0: MACHINE_FAULTS, 3: STRAGGLERS, 5: CONTROL_PLANE_FAULTS}.get(seed % 10, Faults())
+    slow = Faults(seals_slowly=True)
+    special = {2: slow, 3: STRAGGLERS, 5: CONTROL_PLANE_FAULTS, 6: slow, 8: SLOW_SEALS}
+    return {0: MACHINE_FAULTS, **special}.get(seed % 10, Faults())
 
 
 def planner_of(seed: int) -> Planner:

@@ -55,6 +55,7 @@ class Machine:
         """Why the first job cannot be prepared here."""
         self.gang: Gang | None = None
         self.job: JobId | None = None
+        self.sealed_at: dict[Point, float] = {}
         self.sealed: tuple[Sealed, ...] = ()
         """Sealed snapshots in its memory, of ``job``, its workers' last job."""
         self.kept = model.State(self.record)
@@ -92,6 +93,7 @@ class Machine:
         mine = [each for each in self.sealed if each.point.generation == sealed.point.generation]
         gone = mine[: max(len(mine) - slots + 1, 0)]
         before = self.sealed = (*self.sealed, sealed)
+        self.sealed_at[sealed.point] = self.clock.now
         if gone:
             self.sealed = tuple(each for each in before if each not in gone)
             self.world.checker.check_release(self, before)
@@ -328,6 +330,7 @@ class Agent(Process):
                 gang.failure,
                 is_bug=gang.is_bug,
                 measured=Measured(busy=((rank, self.world.step_s * self.machine.times_slower),)),
+                sealing=gang.sealing,
             )
         )
 

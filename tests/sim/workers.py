@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from random import Random
 from typing import TYPE_CHECKING
 
-from agents.protocol.records import Durable, GenerationRecord, Holding, JobId, NodeId, Point, Sealed
+from agents.protocol.records import (
+    Durable,
+    GenerationRecord,
+    Holding,
+    JobId,
+    NodeId,
+    Point,
+    Sealed,
+    Sealing,
+)
 
 if TYPE_CHECKING:
     from tests.sim.machines import Machine
@@ -15,6 +25,10 @@ if TYPE_CHECKING:
 LAYERS = 6
 SLOTS = 3
 """Sealed snapshots of the current generation that a node has room for."""
+NOTICE_S = 0.25
+"""Where sealing is slow, peers notice a loss within this time, not only at the end of a step."""
+HANGS = LIES = 0.1
+"""Shares of seals after a loss that never end, and that are announced to take far too long."""
 
 
 @dataclass(eq=False)
@@ -34,6 +48,12 @@ class Gang:
     is_stuck: bool = False
     """Whether aborts have no effect, so that only a kill ends it."""
     frozen_until: float = 0.0
+    seals: dict[int, float] = field(default_factory=dict)
+    """When the seals that are under way will be done, by step."""
+    sealing: Sealing | None = None
+    """What it announced after a loss."""
+    has_lost: bool = False
+    """It has lost a peer for good; only where sealing is slow."""
 
     @property
     def generation(self) -> int:
@@ -46,7 +66,11 @@ class Gangs:
     def __init__(self, world: World) -> None:
         self.world, self.clock, self.random = world, world.clock, world.random
         self.joined: set[tuple[JobId, int, NodeId]] = set()
+        self.seals = Random(f"seals {world.seed}")
+        """A stream of its own, so that lives without slow seals stay what they were."""
         self.clock.after(self.world.step_s, self._step)
+        if world.faults.seals_slowly:
+            self.clock.after(NOTICE_S, self._notice_soon)
 
     # ---- orders of agents -----------------------------------------------------------------
 
@@ -95,13 +119,18 @@ class Gangs:
         else:
             gang.taking, gang.failure = "failed", "no node holds the state"
 
-    def points_in_memory(self, job: JobId, *, among: Container[NodeId] | None = None) -> set[Point]:
-        """Return the points of which every layer is on a machine that is up (``among`` these)."""
+    def points_in_memory(
+        self, job: JobId, *, among: Container[NodeId] | None = None, before: float = float("inf")
+    ) -> set[Point]:
+        """Return the points of which every layer is on a machine that is up (``among`` these), and
+        was so ``before`` then."""
         held: dict[Point, set[int]] = {}
         for machine in self.world.up():
             if among is not None and machine.id not in among:
                 continue
             for sealed in machine.sealed if machine.job == job else ():
+                if machine.sealed_at.get(sealed.point, 0.0) > before:
+                    continue
                 held.setdefault(sealed.point, set()).update(part.layer for part in sealed.holds)
         return {point for point, layers in held.items() if len(layers) == LAYERS}
 
@@ -120,7 +149,11 @@ class Gangs:
             self.clock.after(self.random.uniform(0.01, 0.3), lambda: self._leave(machine, gang))
 
     def _leave(self, machine: Machine, gang: Gang) -> None:
-        if machine.gang is gang and self.clock.now >= gang.frozen_until:
+        if machine.gang is not gang:
+            return
+        if gang.sealing is not None:  # Whatever is ordered, it ends first.
+            self.clock.after(NOTICE_S, lambda: self._leave(machine, gang))
+        elif self.clock.now >= gang.frozen_until:
             gang.taking = "left"
             self._report(machine)
 
@@ -141,16 +174,26 @@ class Gangs:
 
     # ---- steps ----------------------------------------------------------------------------
 
-    def _step(self) -> None:
-        """Do one step of every generation whose members are all up and connected."""
-        self.clock.after(self.world.step_s, self._step)
+    def _running(self) -> list[list[Machine]]:
+        """Return the machines of each generation that have its state, and train or lost a peer."""
         running: dict[tuple[JobId, int], list[Machine]] = {}
         for machine in self.world.up():
             gang = machine.gang
             if gang is not None and gang.is_loaded and gang.taking in {"running", "broken"}:
                 running.setdefault((gang.record.job, gang.generation), []).append(machine)
-        for key in sorted(running):
-            machines = running[key]
+        return [running[key] for key in sorted(running)]
+
+    def _notice_soon(self) -> None:
+        """Let the peers of a lost worker notice that, in the middle of a step."""
+        self.clock.after(NOTICE_S, self._notice_soon)
+        for machines in self._running():
+            assert machines[0].gang is not None
+            self._notice_absence(machines[0].gang.record, machines)
+
+    def _step(self) -> None:
+        """Do one step of every generation whose members are all up and connected."""
+        self.clock.after(self.world.step_s, self._step)
+        for machines in self._running():
             there = {m.id for m in machines if self._can_step(m)}
             record = machines[0].gang.record if machines[0].gang is not None else None
             assert record is not None
@@ -161,7 +204,7 @@ class Gangs:
 
     def _can_step(self, machine: Machine) -> bool:
         assert machine.gang is not None
-        is_thawed = self.clock.now >= machine.gang.frozen_until
+        is_thawed = self.clock.now >= machine.gang.frozen_until and not machine.gang.has_lost
         return is_thawed and machine.id not in self.world.cut_from_peers
 
     def _advance(self, record: GenerationRecord, machines: list[Machine]) -> None:
@@ -193,6 +236,10 @@ class Gangs:
         def seal() -> None:
             if not machine.is_up or machine.gang is not gang:
                 return
+            if gang.seals and self.clock.now < gang.frozen_until:
+                self.clock.after(gang.frozen_until - self.clock.now, seal)
+                return
+            gang.seals.pop(point.step, None)
             machine.seal(Sealed(point, holds), slots=SLOTS)
             if is_stop and gang.taking == "sealing":
                 gang.taking = "stopped"
@@ -201,8 +248,40 @@ class Gangs:
                 self._report(machine)
             if is_uploaded:
                 self._upload_soon(machine, gang.record, point)
+            if gang.has_lost and not gang.seals:
+                self._settle(machine, gang)
 
-        self.clock.after(self.random.uniform(0.0, 0.4), seal)
+        seal_s = self.random.uniform(0.0, 0.4)
+        if self.world.faults.seals_slowly:
+            seal_s = self.seals.uniform(0.1, 0.9) * self.world.step_s
+            gang.seals[point.step] = self.clock.now + seal_s
+        self.clock.after(seal_s, seal)
+
+    def _lose(self, machine: Machine, gang: Gang, gone: tuple[NodeId, ...]) -> None:
+        """Seal the state of the last step after a loss, and announce how long that takes."""
+        gang.has_lost, gang.broken = True, gone
+        point = Point(gang.step, gang.generation)
+        is_new = gang.step > gang.record.restore.point.step
+        if is_new and not machine.had_sealed(gang.record.job, point) and not gang.seals:
+            self._seal_soon(machine, gang, point, is_stop=False, is_uploaded=False)
+        if not gang.seals:
+            self._settle(machine, gang)
+            return
+        step, done_at = max(gang.seals.items())
+        wrong = self.seals.uniform(0.7, 1.3) * (20.0 if self.seals.random() < LIES else 1.0)
+        ready_in_s = wrong * (done_at - self.clock.now)
+        gang.sealing = Sealing(step, ready_in_s)
+        if self.seals.random() < HANGS:
+            gang.frozen_until = float("inf")
+        self.world.checker.seal_announced(machine, gang.record, gang.sealing)
+        self._report(machine)
+
+    def _settle(self, machine: Machine, gang: Gang) -> None:
+        """Report the loss once everything is sealed."""
+        if gang.sealing is not None:
+            self.world.checker.seal_done(machine, gang.record, gang.sealing)
+        gang.taking, gang.sealing = "broken", None
+        self._report(machine)
 
     def _upload_soon(self, machine: Machine, record: GenerationRecord, point: Point) -> None:
         """Start uploading in the background."""
@@ -229,10 +308,21 @@ class Gangs:
     def _notice_absence(self, record: GenerationRecord, machines: list[Machine]) -> None:
         for machine in machines:
             assert machine.gang is not None
-            if self.clock.now < machine.gang.frozen_until:
+            if self.clock.now < machine.gang.frozen_until or machine.gang.has_lost:
                 continue
             gone = [id_ for id_ in record.members if self._is_gone(record, id_, to=machine.id)]
-            if gone:
+            if self.world.faults.seals_slowly:
+                # Who loses a peer tells the others which.
+                told = {
+                    id_
+                    for each in machines
+                    if each.gang is not None and each.gang.has_lost
+                    for id_ in each.gang.broken
+                    if each.gang.record == record
+                }
+                if gone or told:
+                    self._lose(machine, machine.gang, tuple(sorted({*gone, *told} - {machine.id})))
+            elif gone:
                 machine.gang.taking, machine.gang.broken = "broken", tuple(gone)
                 self._report(machine)
 

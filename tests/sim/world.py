@@ -43,6 +43,8 @@ class Faults:
     stuck_gang: float = 0.1
     setup_fails: float = 0.1
     """Lives in which it fails everywhere at first."""
+    seals_slowly: bool = False
+    """Sealing takes most of a step, and survivors of a loss seal the step that they were in."""
     kinds: tuple[str, ...] = (
         *("power_off", "power_off", "notice", "false_notice", "late_notice", "reboot", "add"),
         *("add", "agent_killed", "head_killed", "store_away", "cut_from_heads", "gang_killed"),
@@ -80,6 +82,16 @@ STRAGGLERS = Faults(
 )
 """Machines become stragglers, and some recover, while others come and go."""
 
+SLOW_SEALS = Faults(
+    kinds=("power_off", "power_off", "gang_killed", "gang_killed", "reboot", "add", "add"),
+    loss=0.0,
+    planner_dies=0.0,
+    worker_bug=0.0,
+    setup_fails=0.0,
+    seals_slowly=True,
+)
+"""Losses alone, of large states: every step that survivors seal in time is to be kept."""
+
 STEP_S, LONG_STEP_S = 1.0, 4.0
 """In some lives a step takes longer than a node may be silent."""
 LEASES_S = 10.0, 5.0, 20.0
@@ -92,7 +104,8 @@ class World:
     def __init__(self, seed: int, faults: Faults, planner: Planner | None = None) -> None:
         self.random, self.faults = Random(seed), faults
         self.seed = seed
-        self.step_s = LONG_STEP_S if seed % 4 == 0 else STEP_S
+        is_long = seed % 4 == 0 or faults is SLOW_SEALS
+        self.step_s = LONG_STEP_S if is_long else STEP_S
         self.lease_s = LEASES_S[seed % 3]
         self.clock = Clock()
         self.options = Options(

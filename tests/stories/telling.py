@@ -22,6 +22,7 @@ from agents.protocol.records import (
     Point,
     Report,
     Sealed,
+    Sealing,
 )
 from sailord.core import invariants
 from sailord.core.decide import decide
@@ -147,8 +148,14 @@ def _report(story: Story, at: float, names: list[str], values: dict[str, str]) -
         broken_peers=tuple(NodeId(n) for n in values.get("lost", "").split(",") if n),
         failure=values.get("why", "").replace("_", " "),
         is_bug="bug" in names,
+        sealing=_sealing(values),
     )
     return events.Reported(at, report)
+
+
+def _sealing(values: dict[str, str]) -> Sealing | None:
+    """``seals=31 in=7``: it seals step 31 and expects to need 7 s."""
+    return Sealing(int(values["seals"]), float(values["in"])) if "seals" in values else None
 
 
 def _written(story: Story, at: float, *_: object) -> events.Event:
@@ -158,13 +165,15 @@ def _written(story: Story, at: float, *_: object) -> events.Event:
 
 
 def _plan(_: Story, at: float, names: list[str], values: dict[str, str]) -> events.Event:
-    """``plan 1 a b``; ``worth=no`` if moving does not pay, ``name=`` for the same plan again."""
+    """``plan 1 a b``; ``worth=no`` if moving does not pay, ``name=`` for the same plan again,
+    ``step=`` for its seconds."""
     request, *nodes = names
     members = tuple(NodeId(node) for node in sorted(nodes))
     plan = values.get("name", "plan-" + "".join(sorted(nodes)))
     worth = values.get("worth", "yes") == "yes"
     why = "it pays" if worth else "it would not pay"
-    return events.PlanFound(at, int(request), Proposal(plan, members, worth, why, 0.5, 1.0))
+    step_s = float(values.get("step", "0.5"))
+    return events.PlanFound(at, int(request), Proposal(plan, members, worth, why, step_s, 1.0))
 
 
 def _order(story: Story, at: float, names: list[str], values: dict[str, str]) -> events.Event:

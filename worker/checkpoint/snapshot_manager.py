@@ -19,7 +19,13 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 from worker.checkpoint.capacity_check import SnapshotPlacement, check_room, node_need
 from worker.checkpoint.compatibility import dtype_of, model_of
-from worker.checkpoint.load_state import bit_sums, fill_buffers, progress_from, saved_progress
+from worker.checkpoint.load_state import (
+    bit_sums,
+    fill_buffers,
+    piece_digests,
+    progress_from,
+    saved_progress,
+)
 from worker.checkpoint.placement import (
     PieceKey,
     StateShape,
@@ -132,6 +138,19 @@ def load_snapshot(
     fill_buffers(trainer.buffers, bodies, state_shape(trainer.job), trainer.precision)
     trainer.progress = progress_from(saved).on(trainer.progress.data)
     trainer.import_state()
+
+
+def check_weights(trainer: TrainingEngine) -> None:
+    """Check that all holders have the same weights; also the first message on each connection."""
+    shape = state_shape(trainer.job)
+    check_replicas(
+        piece_digests(trainer.buffers, shape),
+        sorted(shape.keys),
+        trainer.world_group,
+        rank=trainer.rank,
+        device=trainer.device,
+        what="as restored",
+    )
 
 
 @dataclass(eq=False)
@@ -297,6 +316,20 @@ class SnapshotManager:
         missing = torch.zeros(1, device=self.trainer.device)
         missing[0] = float(self.placement.waits and not is_replicated)
         return not float(group.all_reduce(missing))
+
+    def left_after_loss(
+        self, *, rolls_forward: bool, lost: frozenset[int]
+    ) -> tuple[int, float] | None:
+        """Return which step ``seal_if_complete`` seals and the expected seconds; ``None``: nothing.
+
+        Nothing new, if the ``lost`` ranks alone kept a piece of it.
+        """
+        trainer, writer = self.trainer, self.writer
+        step = trainer.progress.step + int(rolls_forward)
+        is_new = trainer.update_complete and step not in writer.steps
+        if is_new and not any(lost.issuperset(each) for each in self.placement.holders.values()):
+            return step, writer.left_s + writer.seal_s
+        return (max(writer.steps), writer.left_s) if writer.left_s else None
 
     def seal_if_complete(self) -> bool:
         """Seal the state after a loss, if its last update is complete and there is room."""

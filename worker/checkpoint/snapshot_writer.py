@@ -31,6 +31,8 @@ _cuda: Any = torch.cuda  # torch's type stubs leave these untyped.
 
 _POLL_S = 0.05
 _REPORT_S = 1.0
+SEAL_BYTES_PER_S = 2e9
+"""The rate at which a rank copies and checksums its state, until a snapshot was measured."""
 
 OnMilestone = Callable[[Milestone], None]
 """Called when a milestone of a snapshot is reached."""
@@ -111,6 +113,9 @@ class SnapshotWriter:
     """The header of the last sealed snapshot."""
     _slots: list[_SnapshotSlot] = field(default_factory=list)
     _made: int = 0
+    _begun_s: float = 0.0
+    _measured_s: float | None = None
+    """How long the last snapshot took, from the start of its copy until it was sealed."""
     _thread: threading.Thread | None = None
     _copied: threading.Event = field(default_factory=threading.Event)
     _failure: BaseException | None = None
@@ -138,6 +143,7 @@ class SnapshotWriter:
         file.step = progress.step
         header = replace(self.template, step=progress.step, persist=persist, progress=progress)
         ready = _copy_may_start(self.sources.tensors)
+        self._begun_s = time.monotonic()
         self._copied.clear()
         self._thread = threading.Thread(
             target=self._copy_and_seal, args=(file, header, ready), name="snapshot", daemon=True
@@ -156,6 +162,21 @@ class SnapshotWriter:
             self._thread.join()
             self._thread = None
         self._raise_failure()
+
+    @property
+    def seal_s(self) -> float:
+        """The expected seconds of a snapshot: as the last one took, else by its bytes."""
+        if self._measured_s is not None:
+            return self._measured_s
+        return self.template.total_bytes / SEAL_BYTES_PER_S
+
+    @property
+    def left_s(self) -> float:
+        """The expected seconds until the present snapshot is sealed; 0: there is none."""
+        if self._thread is None or not self._thread.is_alive():
+            return 0.0
+        # One that is late takes as long again as it is late.
+        return abs(self._begun_s + self.seal_s - time.monotonic())
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -248,6 +269,7 @@ class SnapshotWriter:
             snapshot_file.seal(file.file, header)
             file.path = file.temporary.rename(folder / header.file_name)
             self.sealed = header
+            self._measured_s = time.monotonic() - self._begun_s
             self.on_milestone("sealed")
             self.on_sealed(header.step)
         except BaseException as failure:

@@ -23,20 +23,20 @@ from simulator.spec.job import Job
 from worker.checkpoint.capacity_check import check_device
 from worker.checkpoint.compatibility import model_of
 from worker.checkpoint.fetch import FetchedPieces, PieceNotFoundError, fetch
-from worker.checkpoint.load_state import piece_digests
 from worker.checkpoint.placement import pieces_needed
-from worker.checkpoint.replica_check import ReplicaMismatchError, check_replicas
+from worker.checkpoint.replica_check import ReplicaMismatchError
 from worker.checkpoint.snapshot_file import NoRoomError
 from worker.checkpoint.snapshot_manager import (
     SnapshotManager,
     check_node,
+    check_weights,
     load_snapshot,
-    state_shape,
 )
+from worker.control.after_loss import AfterLoss
 from worker.control.assignment import Assignment, OpenJob
 from worker.control.work_folder import hide
 from worker.devices.rank_device import DeviceMissingError, device_failure, set_up
-from worker.distributed.interface import PeerLostError, Transport, TransportError
+from worker.distributed.interface import Transport, TransportError
 from worker.distributed.process_groups import STALL_LEAST_S, ProcessTransport
 from worker.distributed.rendezvous import Meeting, join_meeting, open_meeting, open_transport
 from worker.engines.deepspeed.snapshot_adapter import DeepSpeedEngine
@@ -97,6 +97,12 @@ class GenerationRun:
         self._recorder.at_step(self.step)
         self._busy = ComputeTimer(
             about.device, times_slower=slowed_by_file(about.snapshot_target.node)
+        )
+        self._after_loss = AfterLoss(
+            restored_step=self.step,
+            node_of=about.node_of,
+            has_ended=self._ended.is_set,
+            report=self._report_now,
         )
 
     # ---- commands, in the connection's thread ----------------------------------------------------
@@ -202,7 +208,7 @@ class GenerationRun:
         self._end_phase("rebuild")
         self._set_state("verifying")
         self._check_device()
-        _check_weights(trainer)
+        check_weights(trainer)
         self._milestone("verified")
         self._end_phase("verify")
 
@@ -248,6 +254,7 @@ class GenerationRun:
         self._check_cancelled()
         if isinstance(self._transport, ProcessTransport):
             self._transport.activity = lambda: self._recorder.activity_text
+            self._transport.on_failure = self._after_loss.announce
         return self._transport
 
     def _join_rendezvous(self, rank: int) -> Meeting:
@@ -292,6 +299,7 @@ class GenerationRun:
             on_no_room=self._report_no_room,
         )
         trainer.snapshot_hook = self._snapshots
+        self._after_loss.trainer, self._after_loss.snapshots = trainer, self._snapshots
         self._snapshots.stop_at = self._stop_at
         self._snapshots.replicated(self._replicated)
 
@@ -312,7 +320,7 @@ class GenerationRun:
         while not is_stopping:
             step_report = trainer.step()
             snapshots.after_step()
-            self._report_step(step_report, snapshots)
+            self._report_step(step_report)
             self._report_evaluation(trainer.evaluate_after(step_report))
             is_done = steps is not None and trainer.progress.step >= steps
             is_stopping = step_report.stop or is_done
@@ -324,7 +332,7 @@ class GenerationRun:
         self._milestone("stopped")
         self._set_state("stopped")
 
-    def _report_step(self, step_report: StepReport, snapshots: SnapshotManager) -> None:
+    def _report_step(self, step_report: StepReport) -> None:
         if "first_step" not in self._phases:
             self._end_phase("first_step")
         self.step = step_report.step + 1
@@ -333,11 +341,12 @@ class GenerationRun:
         self._extra_status["loss"] = step_report.loss if math.isfinite(step_report.loss) else None
         # What the planner predicts; a script's samples count as one token each.
         assert self._trainer is not None
+        assert self._snapshots is not None
         tokens = step_report.samples * self._trainer.job.sequence
         self._extra_status["tokens_per_s"] = tokens / step_report.seconds
-        self._extra_status["stall_s"] = snapshots.stalls.stall_s
-        self._extra_status["late_s"] = snapshots.stalls.late_s
-        self._extra_status["settle_s"] = snapshots.stalls.settle_s
+        self._extra_status["stall_s"] = self._snapshots.stalls.stall_s
+        self._extra_status["late_s"] = self._snapshots.stalls.late_s
+        self._extra_status["settle_s"] = self._snapshots.stalls.settle_s
         self._extra_status["busy_s"] = self._busy.typical_s
         # The log has every step's loss; a later status may replace this one before it is sent.
         line = {
@@ -377,18 +386,19 @@ class GenerationRun:
         print(f"generation {self.assignment.generation}: {error}", flush=True)
         if self._transport is not None:
             self._transport.abort(str(error))
-        lost = [error.rank] if isinstance(error, PeerLostError) else []
         self._milestone("broken")
         try:
-            self._save_step()
+            self._after_loss.announce(error)
+            self._after_loss.save(self._report_step)
         except Exception as second:
             # Earlier snapshots stay; the original failure is still reported.
             print(f"the last step is not saved: {sentence(second, hide)}", flush=True)
             self._is_reusable = isinstance(second, OSError)
+        self._after_loss.end()
         if not self._ended.is_set():
-            nodes = {self.assignment.node_of(rank) for rank in lost} - {None}
-            self._extra_status["broken_peers"] = sorted(nodes)
-            self._set_state("broken")
+            self._extra_status["broken_peers"] = self._after_loss.lost_nodes(error)
+            self.state = "broken"
+        self._report_now()
 
     def _fail_to_fetch(self, error: PieceNotFoundError) -> None:
         """Report nodes that no longer answer as lost peers: what is missing may have been there."""
@@ -403,16 +413,6 @@ class GenerationRun:
             self._extra_status |= lost
             self._set_state("broken")
 
-    def _save_step(self) -> None:
-        """Finish the step if a survivor has the result of its vote, and seal the state."""
-        if self._snapshots is None or self._trainer is None:
-            return
-        step_report = self._trainer.roll_forward()
-        if step_report is not None:
-            self._report_step(step_report, self._snapshots)
-        if self._trainer.progress.step > self.assignment.restore.step:
-            self._snapshots.seal_if_complete()
-
     def _fail_in_script(self, error: BaseException) -> None:
         """Log the trace of a bug, in a script or of ours, and report one sentence."""
         print_script_traceback(error)
@@ -423,6 +423,7 @@ class GenerationRun:
         self._fail(on_device or f"after {self.step} steps: {sentence(error, hide)}", is_bug=True)
 
     def _fail(self, failure: str, *, is_bug: bool) -> None:
+        self._after_loss.end()
         failure = hide(failure)
         print(failure, flush=True)
         if self._transport is not None:
@@ -432,6 +433,7 @@ class GenerationRun:
 
     def _release(self) -> None:
         """Release everything that the next generation needs."""
+        self._after_loss.close()
         if self._snapshots is not None:
             self._snapshots.close()
         if self._trainer is not None:
@@ -473,6 +475,9 @@ class GenerationRun:
 
     def _set_state(self, state: str) -> None:
         self.state = state
+        self._report_now()
+
+    def _report_now(self) -> None:
         self.report(self._status(), True)
 
     def _status(self) -> dict[str, Any]:
@@ -483,17 +488,5 @@ class GenerationRun:
             "step": self.step,
             "phases": [[name, seconds] for name, seconds in self._phases.items()],
             **self._extra_status,
+            **self._after_loss.status,
         }
-
-
-def _check_weights(trainer: TrainingEngine) -> None:
-    """Check that all holders have the same weights; also the first message on each connection."""
-    shape = state_shape(trainer.job)
-    check_replicas(
-        piece_digests(trainer.buffers, shape),
-        sorted(shape.keys),
-        trainer.world_group,
-        rank=trainer.rank,
-        device=trainer.device,
-        what="as restored",
-    )

@@ -107,6 +107,8 @@ class ProcessTransport:
         self.activity: Callable[[], str] = lambda: "computing"
         """Returns what this rank does while it waits for no operation."""
         self.on_stall: Callable[[Blame], None] = _print_blame
+        self.on_failure: Callable[[TransportError], None] = lambda _: None
+        """Called once, in whatever thread notices a failure first; others may be computing."""
         self.operations = OperationLog(keeps_unfinished=self._library.blocks_device)
         self.operations.members[_ALL] = tuple(range(size))
         self._monitor = PeerMonitor(
@@ -116,7 +118,7 @@ class ProcessTransport:
             host=host,
             secret=secret,
             deadline_s=deadline_s,
-            on_failure=self._abort_all,
+            on_failure=self._end_all,
             position=self._say_position,
             check_cancelled=check_cancelled,
         )
@@ -347,6 +349,11 @@ class ProcessTransport:
         positions[self.rank] = self.operations.position(self.activity())
         members, queues = self.operations.members, self._library.blocks_device
         return find_blame(self.rank, positions, _Members(members), queues=queues)
+
+    def _end_all(self) -> None:
+        self._abort_all()
+        assert self._monitor.failure is not None
+        self.on_failure(self._monitor.failure)
 
     def _abort_all(self) -> None:
         """Abort all pending operations, and wait for none; called from any thread."""

@@ -41,6 +41,10 @@ class TrainingEngine(Protocol):
     def evaluate_if_due(self) -> dict[str, float] | None:
         """Evaluate if that is due after the last step, which another process may have done."""
 
+    @property
+    def may_roll_forward(self) -> bool:
+        """Whether ``roll_forward`` may finish the step."""
+
     def roll_forward(self) -> StepReport | None:
         """After a failure: finish the step if a surviving rank has the result of its vote."""
 

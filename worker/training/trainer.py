@@ -352,15 +352,19 @@ class RankTrainer:
         pairs = zip(names, totals.tolist(), strict=True)
         return {name: total / max(count, 1.0) for name, (total, count) in pairs}
 
+    @property
+    def may_roll_forward(self) -> bool:
+        """Whether this rank's gradients are complete; with ZeRO-1 an update needs all ranks."""
+        return self._summed == self.progress.step and self.update_complete and self._zero1 is None
+
     def roll_forward(self) -> StepReport | None:
         """After a failure: finish the step if a surviving rank has the result of its vote.
 
         That result proves that the gradients of the step are complete on all ranks, so the update
-        can be applied here too. It is passed on to the others. Not with ZeRO-1, whose update needs
-        all ranks.
+        can be applied here too. It is passed on to the others.
         """
         step = self.progress.step
-        if self._summed != step or not self.update_complete or self._zero1 is not None:
+        if not self.may_roll_forward:
             return None
         for voted, slots in self._transport.last_votes(_LAST_VOTES_S):
             totals = self._vote.totals_from(slots)

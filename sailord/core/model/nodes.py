@@ -38,6 +38,11 @@ class WorkerTrouble:
     failed_since: float | None = None
     broken_since: float | None = None
     """When its workers, which did not fail themselves, lost the connection to a peer."""
+    sealing_since: float | None = None
+    """When its workers first announced that they seal their state."""
+
+
+UNTROUBLED = WorkerTrouble()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ class Node:
     """When a drain, a cordon or a straggler mark was taken back."""
     unfit_since: float | None = None
     """When its first attempt to prepare for the job failed; another one may be under way."""
-    workers: WorkerTrouble = WorkerTrouble()
+    workers: WorkerTrouble = UNTROUBLED
     exclusion: Exclusion = Exclusion()
 
     @property
@@ -118,8 +123,7 @@ class Node:
         return (
             self.report is None
             or not isinstance(self.standing, Present)
-            or self.workers.failed_since is not None
-            or self.workers.broken_since is not None
+            or self.workers != UNTROUBLED
             or self.is_draining
             or bool(self.why_unusable)
             or bool(self.report.broken_peers)

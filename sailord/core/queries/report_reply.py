@@ -10,10 +10,15 @@ REPORTS_PER_S_MAX = 500.0
 REPORTS_EVERY_S_MIN = 0.2
 
 
+def report_every_s(state: State) -> float:
+    """Return the interval of routine reports."""
+    return max(REPORTS_EVERY_S_MIN, len(state.nodes) / REPORTS_PER_S_MAX)
+
+
 def answer_to(state: State, report: Report, release: Point | None) -> ReportReply:
     """Return what the agent may release, what it must make durable, and when to report next."""
     active = state.active
-    every_s = max(REPORTS_EVERY_S_MIN, len(state.nodes) / REPORTS_PER_S_MAX)
+    every_s = report_every_s(state)
     if active is None or report.job != active.job:
         return ReportReply(state.term, every_s=every_s)
     upload = None if active.checkpointing.securing is None else active.checkpointing.securing.point

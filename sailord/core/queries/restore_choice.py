@@ -9,16 +9,19 @@ from sailord.core.model.standing import Unreachable
 from sailord.core.model.state import Active, State
 from sailord.core.queries.replan_triggers import next_order, usable, why_no_node
 from sailord.core.queries.restore_point import failure_domains, release_point, restore_point
+from sailord.core.queries.sealing import awaits_seals
 
 
 def holders_reported(state: State, active: Active) -> bool:
-    """Return whether every possible snapshot holder has reported or timed out.
+    """Return whether every possible snapshot holder has reported all that it holds, or timed out.
 
-    A new leader does not know yet what is in the nodes' memory; and a node without a lease may be
-    cut off from the store alone.
+    A new leader does not know yet what is in the nodes' memory; a node without a lease may be cut
+    off from the store alone; and survivors of a loss may still seal their state.
     """
     if active.generation is None:
         return True
+    if awaits_seals(state, active):
+        return False
     members = (state.nodes.get(id_) for id_ in active.generation.members)
     heard = all(n is None or n.is_lost or _speaks(n) or _ignores_probes(state, n) for n in members)
     # Unused nodes may hold replicas, too.

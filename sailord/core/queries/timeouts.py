@@ -24,12 +24,12 @@ def step_of(active: Active, proposal: Proposal) -> float:
 
 def stall_s(options: Options, active: Active) -> float:
     """Return after how long without a step a running generation is stuck."""
-    return _stall_s(options, _running_step_s(active))
+    return _stall_s(options, running_step_s(active))
 
 
 def stop_s(options: Options, active: Active) -> float:
     """Return the time limit for all members to finish a step and seal it."""
-    return options.stop_s + STEPS_TO_STOP * _running_step_s(active)
+    return options.stop_s + STEPS_TO_STOP * running_step_s(active)
 
 
 def start_s(options: Options, proposal: Proposal) -> float:
@@ -51,6 +51,7 @@ def _stall_s(options: Options, step_s: float) -> float:
     return max(options.stall_s, options.stall_steps * step_s)
 
 
-def _running_step_s(active: Active) -> float:
+def running_step_s(active: Active) -> float:
+    """Return the seconds of a step under the last plan: predicted, or measured if longer."""
     predicted = 0.0 if active.generation is None else active.generation.step_s
     return max(predicted, active.progress.step_s or 0.0)

@@ -15,6 +15,7 @@ from agents.protocol.records import JobRecord, NodeRecord, Point, Report, Restor
 from agents.store.interface import Put
 from sailord.core.queries.restore_point import complete_points
 from tests.agents.running import JOB, PREFIX, Place, place, plan_on, until
+from tests.fakes.slow_worker import SEAL_S
 
 pytestmark = pytest.mark.asyncio
 
@@ -104,6 +105,29 @@ async def test_a_worker_that_ignores_an_abort_is_killed_and_its_rank_forked_agai
         await until(lambda: is_past(here, "b", 2, held.point.step))
         assert deaf not in here.workers(2, "b").values()
         assert not Path("/proc", str(deaf)).exists()
+
+
+@pytest.mark.slow
+async def test_the_others_of_a_failed_node_report_what_they_still_seal(tmp_path):
+    async with place(tmp_path) as here:
+        here.worker, here.environment = "tests.fakes.slow_worker", {SEAL_S: "1.0"}
+        here.start("a")
+        a = await here.ready("a")
+        await here.open(a, 1, plan=plan_on(a.id, a.id), members=(a.id,), memory_every=1)
+        await until(lambda: is_past(here, "a", 1, 2))
+        os.kill(here.workers(1, "a")[1], signal.SIGKILL)
+
+        async def seals() -> Report | None:
+            report = await here.is_taking("failed")
+            return report if report is not None and report.sealing is not None else None
+
+        async def has_sealed() -> Report | None:
+            report = await here.is_taking("failed")
+            return report if report is not None and report.sealing is None else None
+
+        step = (await until(seals)).sealing.step
+        report = await until(has_sealed)
+        assert step in {sealed.point.step for sealed in report.sealed}
 
 
 async def holds_all(here: Place, name: str, step: int) -> Point | None:

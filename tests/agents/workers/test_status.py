@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agents.protocol.records import NodeId
+from agents.protocol.records import NodeId, Sealing
 from agents.workers.status import WorkerStatus, combine
 
 
@@ -14,3 +14,13 @@ def test_missing_state_is_told_beside_the_peers_that_may_have_had_it():
     told = combine([fetched, missing])
     assert (told.taking, told.broken_peers) == ("broken", ("b",))
     assert told.failure == "rank 1: no source has piece 2 of layer 1"
+
+
+def test_node_has_sealed_when_its_slowest_worker_has():
+    statuses = [
+        WorkerStatus(3, 0, "broken", 41, (NodeId("b.1"),)),
+        WorkerStatus(3, 1, "running", 41, (NodeId("b.1"),), sealing=Sealing(41, 2.0)),
+        WorkerStatus(3, 2, "running", 40, (NodeId("b.1"),), sealing=Sealing(40, 3.0)),
+    ]
+    assert combine(statuses).sealing == Sealing(41, 3.0)
+    assert combine(statuses[:1]).sealing is None

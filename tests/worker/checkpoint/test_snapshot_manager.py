@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +21,9 @@ from tests.worker.threads import run_as_threads
 from tests.worker.training_runs import SomeLabels, alone, plan_of
 from worker.checkpoint import snapshot_file
 from worker.checkpoint.snapshot_manager import SnapshotManager, SnapshotTarget, header_of
-from worker.checkpoint.snapshot_writer import SnapshotWriter
+from worker.checkpoint.snapshot_writer import SEAL_BYTES_PER_S, SnapshotWriter
 from worker.distributed.single_rank import SingleRankTransport
+from worker.profiling.fault_injection import Milestone
 from worker.training.trainer import RankTrainer
 
 pytestmark = pytest.mark.torch
@@ -41,10 +44,14 @@ def keeper(tmp_path: Path):
 
 
 def train(keeper: SnapshotManager, steps: int) -> None:
+    train_unsealed(keeper, steps)
+    keeper.writer.wait_sealed()
+
+
+def train_unsealed(keeper: SnapshotManager, steps: int) -> None:
     for _ in range(steps):
         keeper.trainer.step()
         keeper.after_step()
-    keeper.writer.wait_sealed()
 
 
 def sealed(memory: Path) -> dict[int, snapshot_file.SealedFile]:
@@ -157,3 +164,82 @@ def test_header_names_buddies_by_what_the_job_must_survive(tmp_path, survive, bu
 def test_waits_of_a_step_are_shorter_than_the_stall_limit():
     """Waiting for a replica, and then for room in a full memory."""
     assert PATIENCE_S + SnapshotWriter.room_wait_s < min(Options().stall_s, Options().stop_s)
+
+
+# ---- what is left to seal after a loss ----------------------------------------------------------
+
+
+class Gate:
+    """Lets no snapshot be sealed while it is closed."""
+
+    def __init__(self) -> None:
+        self.is_open = threading.Event()
+        self.is_open.set()
+
+    def __call__(self, milestone: Milestone) -> None:
+        if milestone == "sealing":
+            self.is_open.wait()
+
+
+@pytest.fixture
+def gated(tmp_path: Path):
+    """The snapshot manager of a single rank, and the gate before its seals."""
+    transport, gate = SingleRankTransport(), Gate()
+    trainer = RankTrainer(JOB, alone(JOB), 0, transport, SomeLabels(JOB))
+    target = SnapshotTarget("j", 1, 1, "n", tmp_path, 2, None, {})
+    found = SnapshotManager.open(trainer, target, transport, on_milestone=gate)
+    trainer.snapshot_hook = found
+    yield found, gate
+    gate.is_open.set()
+    found.close()
+
+
+NOBODY: frozenset[int] = frozenset()
+
+
+def test_nothing_is_left_to_seal_at_a_step_that_is_sealed(gated):
+    keeper, _ = gated
+    train(keeper, 2)
+    assert keeper.left_after_loss(rolls_forward=False, lost=NOBODY) is None
+
+
+def test_seal_of_a_step_without_a_snapshot_takes_as_long_as_the_last_one(gated):
+    keeper, gate = gated
+    by_bytes = keeper.writer.template.total_bytes / SEAL_BYTES_PER_S
+    train(keeper, 1)
+    assert keeper.left_after_loss(rolls_forward=False, lost=NOBODY) == (1, by_bytes)
+    gate.is_open.clear()
+    keeper.trainer.step()
+    keeper.after_step()
+    time.sleep(0.05)
+    gate.is_open.set()
+    train(keeper, 1)
+    step, seconds = keeper.left_after_loss(rolls_forward=False, lost=NOBODY)
+    assert step == 3
+    assert seconds >= 0.05
+
+
+def test_step_that_may_be_rolled_forward_is_the_one_that_is_left(gated):
+    keeper, _ = gated
+    train(keeper, 2)
+    step, _ = keeper.left_after_loss(rolls_forward=True, lost=NOBODY)
+    assert step == 3
+
+
+def test_piece_that_the_lost_rank_alone_kept_leaves_nothing_new_to_seal(gated):
+    keeper, _ = gated
+    train(keeper, 1)
+    assert keeper.left_after_loss(rolls_forward=False, lost=frozenset({0})) is None
+
+
+def test_snapshot_that_is_under_way_is_left_whoever_is_lost(gated):
+    keeper, gate = gated
+    gate.is_open.clear()
+    train_unsealed(keeper, 2)
+    keeper.trainer.update_complete = False
+    step, seconds = keeper.left_after_loss(rolls_forward=False, lost=frozenset({0}))
+    assert step == 2
+    assert seconds > 0
+    gate.is_open.set()
+    keeper.writer.wait_sealed()
+    assert keeper.left_after_loss(rolls_forward=False, lost=frozenset({0})) is None

@@ -47,6 +47,7 @@ def agents(tmp_path: Path, fork_server: ForkServer) -> Iterator[Agents]:
 
 TWO = plan_of((5, [(0, 4, 1, "a")]), (3, [(0, 4, 1, "b")]))
 MIXED = plan_of((5, [(0, 2, 2, "a"), (2, 4, 1, "b")]), (3, [(0, 4, 1, "b")]))
+PIPELINE = plan_of((8, [(0, 2, 1, "a"), (2, 4, 1, "b")]))
 ALONE = plan_of((8, [(0, 4, 1, "c")]))
 
 
@@ -92,6 +93,11 @@ def test_killed_rank_loses_no_step_that_survivors_completed(agents, expected):
     at = survivor.status["step"]
     assert memory_of(agents, 1) == {"a": {at}}
     assert survivor.status["sealed_at"] == {"step": at, "generation": 1}
+    announced, *_ = [each for each in survivor.statuses if "sealing" in each]
+    assert (announced["taking"], announced["broken_peers"]) == ("running", ["b"])
+    assert "sealed_at" not in announced, "it was announced when it was done"
+    assert announced["sealing"]["step"] in {at, at + 1}
+    assert "sealing" not in survivor.status
     agents.leave(1)
     restore = {"step": at, "generation": 1, "source": "memory"}
     agents.start(MIXED, 2, restore)
@@ -115,6 +121,15 @@ def test_source_that_no_longer_answers_is_reported_as_a_lost_peer(agents):
     assert "no source has" in reader.status["failure"]
     agents.leave(2)
     assert "failure" not in reader.status
+
+
+def test_survivor_announces_no_seal_that_the_lost_rank_alone_could_complete(agents):
+    agents.start(PIPELINE, 1, memory_every=1000)
+    agents.wait_taking(1, "running", step=4)
+    survivor, victim = agents.gang(1)
+    agents.kill(victim)
+    agents.wait(lambda: survivor.status["taking"] == "broken", needs=[survivor])
+    assert not [each for each in survivor.statuses if "sealing" in each]
 
 
 @pytest.mark.slow

@@ -116,6 +116,10 @@ class DeepSpeedEngine:
     def evaluate_if_due(self) -> dict[str, float] | None:
         return None
 
+    @property
+    def may_roll_forward(self) -> bool:
+        return False
+
     def roll_forward(self) -> StepReport | None:
         return None
 

@@ -1,0 +1,80 @@
+"""Seals a rank's state after a loss, and announces first how long that will take.
+
+The leader plans meanwhile, and then waits for the seal, if that is worth it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from worker.checkpoint.snapshot_manager import SnapshotManager
+from worker.distributed.interface import PeerLostError, TransportError
+from worker.engines.interface import TrainingEngine
+from worker.training.trainer import StepReport
+
+
+@dataclass(eq=False, kw_only=True)
+class AfterLoss:
+    """One rank's last seal of a generation."""
+
+    restored_step: int
+    """The step that the generation began from; it need not be sealed again."""
+    node_of: Callable[[int], str | None]
+    """Returns the node of a rank."""
+    has_ended: Callable[[], bool]
+    """Returns whether the agent ended the generation: then no peer is to blame."""
+    report: Callable[[], None]
+    trainer: TrainingEngine | None = None
+    snapshots: SnapshotManager | None = None
+    status: dict[str, Any] = field(default_factory=dict)
+    """The announcement, as a part of the worker's status."""
+    _is_over: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def announce(self, error: TransportError) -> None:
+        """Announce the seal, if there is anything to be sealed.
+
+        First called in the thread that notices the loss, since the main thread may compute for
+        seconds; then in that, which knows the step.
+        """
+        lost = frozenset((error.rank,) if isinstance(error, PeerLostError) else ())
+        with self._lock:
+            trainer, snapshots = self.trainer, self.snapshots
+            if self._is_over or trainer is None or snapshots is None:
+                return
+            left = snapshots.left_after_loss(rolls_forward=trainer.may_roll_forward, lost=lost)
+            if left is None or left[0] <= self.restored_step:
+                return
+            status: dict[str, Any] = {"sealing": {"step": left[0], "ready_in_s": left[1]}}
+            if not self.has_ended():
+                status["broken_peers"] = self.lost_nodes(error)
+            self.status = status
+            self.report()
+
+    def save(self, report_step: Callable[[StepReport], None]) -> None:
+        """Finish the step if a survivor has the result of its vote, and seal the state."""
+        if self.snapshots is None or self.trainer is None:
+            return
+        step_report = self.trainer.roll_forward()
+        if step_report is not None:
+            report_step(step_report)
+        if self.trainer.progress.step > self.restored_step:
+            self.snapshots.seal_if_complete()
+
+    def end(self) -> None:
+        """Announce nothing from here on: what was announced is sealed, or cannot be."""
+        with self._lock:
+            self._is_over, self.status = True, {}
+
+    def close(self) -> None:
+        """End, and let the memory of the state go."""
+        self.end()
+        self.trainer = self.snapshots = None
+
+    def lost_nodes(self, error: TransportError) -> list[str]:
+        """Return the nodes that are known to be lost."""
+        node = self.node_of(error.rank) if isinstance(error, PeerLostError) else None
+        return [] if node is None else [node]
