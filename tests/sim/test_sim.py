@@ -33,6 +33,14 @@ def test_seeds_that_once_failed_are_clean(seed: int) -> None:
     run_life(seed)
 
 
+@pytest.mark.sim
+def test_survivors_are_awaited_and_the_step_that_they_sealed_is_kept() -> None:
+    """Otherwise the lives with slow seals check nothing."""
+    checker = run_life(8).checker
+    assert checker.awaited
+    assert checker.kept
+
+
 @pytest.mark.slow
 def test_seed_determines_the_life_under_any_hash_seed() -> None:
     told = {
