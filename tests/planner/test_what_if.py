@@ -73,7 +73,9 @@ def test_gpus_that_only_slow_the_plan_down_do_not_help() -> None:
 
 @pytest.mark.slow
 def test_gpus_that_help_but_cost_too_much_do_not_pay() -> None:
-    answer = answered(asked(pool("A100-80", 8), pool("H100-80", 4, usd=1000.0), goal="cost"))
+    job = Job("small", LLAMA, 32, 512)
+    pools = pool("A100-80", 8), pool("H100-80", 4, usd=1000.0)
+    answer = answered(asked(*pools, job=job, goal="cost"))
     idle = {one.gpu: one for one in answer.why.idle}
     assert idle["H100-80"].reason == "does not pay"
     assert "ignoring cost" in idle["H100-80"].because

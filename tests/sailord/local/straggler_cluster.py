@@ -19,7 +19,7 @@ from sailord.local.paths import Place
 from worker.profiling.compute_time import SLOW
 
 MACHINES = (*(("large", "zone-a"),) * 2, *(("large", "zone-b"),) * 2)
-TIMES_SLOWER = 24
+TIMES_SLOWER = 12
 """Tests that run beside this one make all nodes wait for cores, some three times as long."""
 STEPS_BEFORE = 12
 WITHIN_S = 150.0
