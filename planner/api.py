@@ -71,7 +71,8 @@ def _refusals(question: Question, cache: SearchCache) -> tuple[Problem, ...]:
             question.job, objective=objective, recompute=recompute or question.job.recompute
         )
         more = tuple(_with_more_gpus(lot, times_gpus, sites) for lot in lots)
-        asked = replace(question, job=job, budget=budget or question.budget)
+        budget = budget or question.budget
+        asked = replace(question, job=job, budget=budget, is_bounded=False)
         steps = Limits(objective, limits.steps, limits.seconds_left if objective.deadline else None)
         return _search(asked, more, steps, cache)
 

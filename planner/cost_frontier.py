@@ -65,7 +65,7 @@ def frontier(question: Question, *, points: int = DEFAULT_POINTS) -> Frontier:
     def ask(goal: Goal, **limits: float) -> None:
         objective = replace(question.job.objective, goal=goal, **limits)  # type: ignore[arg-type]  # names of limits
         job = replace(question.job, objective=objective)
-        answer = find_plan(replace(question, job=job), tables)
+        answer = find_plan(replace(question, job=job, is_bounded=False), tables)
         if answer.plan is not None:
             assert answer.estimate is not None
             known.append(Point(answer.plan, answer.estimate))

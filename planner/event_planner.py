@@ -183,6 +183,8 @@ def _bounds(
     search: EventSearch, best: JudgedPlan, question: Question, work_max: float = WORK_MAX
 ) -> tuple[Bounds, str]:
     """Lower bounds of the searched space, exact where all plans were judged; why they end there."""
+    if not question.is_bounded:
+        return Bounds(0.0, 0.0), ""
     bound = EventBound(
         search.tables,
         search.lots,

@@ -81,7 +81,8 @@ def _with(question: Question, cluster: Cluster) -> tuple[Estimate | None, str]:
     if len(grants) > len(before):
         return None, "no quota left for it"
     try:
-        return find_plan(replace(question, cluster=cluster), SearchCache()).estimate, ""
+        asked = replace(question, cluster=cluster, is_bounded=False)
+        return find_plan(asked, SearchCache()).estimate, ""
     except InputError as error:
         return None, str(error.problems[0])
 
@@ -124,7 +125,8 @@ def _without_dollars(question: Question) -> tuple[Plan, Estimate] | None:
     rich = replace(objective, goal="throughput", **NO_MONEY_LIMITS)
     if rich == objective:
         return None
-    found = find_plan(replace(question, job=replace(question.job, objective=rich)), SearchCache())
+    asked = replace(question, job=replace(question.job, objective=rich), is_bounded=False)
+    found = find_plan(asked, SearchCache())
     if found.plan is None or found.estimate is None:
         return None
     return found.plan, found.estimate

@@ -68,6 +68,8 @@ class Question:
     proves: bool = True
     """Whether a small case is searched exhaustively, and the bound takes its time. Switch it off
     where latency matters more than a proof."""
+    is_bounded: bool = True
+    """Whether the answer has lower bounds, which take longer than the search; else they are 0."""
     gap: float | None = None
     """Search until no plan can be better by more than this share, up to the largest budget."""
     prefer: Preference = "fastest"

@@ -94,9 +94,8 @@ def test_a_failed_reading_of_quotas_is_retried_soon():
         runner.run(play())
 
 
-@pytest.mark.parametrize("seed", SEEDS_OF_BUGS)
-def test_scripts_that_once_failed_keep_all_invariants(seed):
-    play_alone(seed)
+def test_scripts_that_once_failed_keep_all_invariants(play_all):
+    play_all(play_alone, SEEDS_OF_BUGS)
 
 
 @pytest.mark.parametrize("group", the_first_quick(range(GROUPS), quick=1))
