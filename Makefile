@@ -53,8 +53,8 @@ test: $(FOR_ALL) ## run the tests of every part: 8 to 15 minutes on two cores (J
 	@$(PYTEST) -m "not slow"
 
 .PHONY: test-slow
-test-slow: $(FOR_ALL) ## run the tests that take more than 3 s each: 25 to 45 minutes on two cores
-	@echo "25 to 45 minutes on two cores. What is skipped stands at the end, with the reason."
+test-slow: $(FOR_ALL) ## run the tests that take more than 3 s each: up to 45 minutes on two cores
+	@echo "Up to 45 minutes on two cores. What is skipped stands at the end, with the reason."
 	@echo "This order again: make test-slow ORDER=$(ORDER)"
 	@$(PYTEST) -m slow
 

@@ -90,7 +90,7 @@ SLOW_SEALS = Faults(
     setup_fails=0.0,
     seals_slowly=True,
 )
-"""Losses alone, of large states: every step that survivors seal in time is to be kept."""
+"""Nodes are lost, and states are large: each step that survivors seal in time must be kept."""
 
 STEP_S, LONG_STEP_S = 1.0, 4.0
 """In some lives a step takes longer than a node may be silent."""

@@ -99,7 +99,7 @@ class Assignment:
         zone = peers.get(spec["node"], {}).get("zone")
         groups: list[list[Source]] = [[LocalSource.at(Path(spec["memory"]), self.job, **point)]]
         tls = PeerTls.of(spec.get("tls"))
-        for is_near in (True, False):  # An agent of an older version does not say who has left.
+        for is_near in (True, False):
             groups.append(
                 [
                     PeerSource.at(
@@ -108,6 +108,7 @@ class Assignment:
                         spec["ticket"],
                         self.job,
                         tls,
+                        # An agent of an older version does not send has_left.
                         life="" if peer.get("has_left") else node,
                         **point,
                     )

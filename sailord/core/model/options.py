@@ -58,7 +58,7 @@ class Options:
     ended_jobs_kept: int = 200
     """Ended jobs whose records stay in the store; the first submitted are deleted first."""
     steps_of_health: int = 20
-    """So many steps after a failure it no longer counts."""
+    """A failure no longer counts once this many further steps were done."""
 
     def last_step_s(self, lease_s: float) -> float:
         """Return the age up to which a step proves that a member without a lease was alive.

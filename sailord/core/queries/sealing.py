@@ -17,9 +17,9 @@ from sailord.core.queries.report_reply import report_every_s
 from sailord.core.queries.timeouts import running_step_s
 
 SEAL_LEAST_S = 1.0
-"""Any announced seal is awaited for so long: steps may be shorter than a message takes."""
+"""Any announced seal is awaited at least this long: steps may be shorter than a message takes."""
 REPORTS_MISSED = 3
-"""A survivor is not awaited after so many missed reports: its agent may be dead."""
+"""A survivor that missed this many reports is not awaited: its agent may be dead."""
 
 
 def awaits_seals(state: State, active: Active) -> bool:
