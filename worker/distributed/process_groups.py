@@ -42,7 +42,7 @@ from worker.distributed.stalls import Blame, Position, find_blame
 Result = TypeVar("Result")
 
 _OPS: dict[Reduction, Any] = {"sum": ReduceOp.SUM, "max": ReduceOp.MAX}
-_CAUSE_S = 0.5
+_CAUSE_S = 2.0
 """Seconds to wait for the monitor to report the cause after a transfer has failed."""
 _POLL_S = 0.001
 """Seconds between two checks whether the other ranks have arrived."""

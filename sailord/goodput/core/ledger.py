@@ -203,7 +203,7 @@ class _Books:
     def accounts(self) -> tuple[Account, ...]:
         """Return those that are not empty, in a fixed order."""
         found = (each for _, each in sorted(self.by_cause.items()))
-        return tuple(each for each in found if each.gpu_us or each.usd)
+        return tuple(each for each in found if each != Account(each.cause))
 
 
 def _with_gpu_bill(
