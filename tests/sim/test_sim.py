@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import the_first_quick
 from tests.sim.lives import run_life
 
-SEEDS = int(os.environ.get("SEEDS", "150"))
+SEEDS = int(os.environ.get("SEEDS", "100"))
 FIRST = int(os.environ.get("FIRST", "1"))
 CHUNK = 10
 SEEDS_OF_BUGS = (935, 1035, 1363, 1375, 1695, 301704)
