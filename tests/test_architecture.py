@@ -129,14 +129,15 @@ WINGS: dict[str, dict[str, str]] = {
         "api.access": "config",
         "page": "core.model",
         "api.answers": "network controller capacity goodput page",
-        "api.handlers": "api.access api.answers authority agents.work",
+        "api.handlers": "api.access api.answers authority agents.work "
+        "worker.checkpoint.capacity_check",
         "api": "api.handlers",
         "plots": "planner",
         "client": "agents.rpc simulator",
         "screen": "client text",
         "local": "screen authority agents.store",
         "cli": "local plots api",
-        "cli.planning": "cli",
+        "cli.planning": "cli worker.checkpoint.capacity_check",
         ".": "api cli.planning own_certificate",
     },
 }
@@ -150,7 +151,9 @@ TORCH_FREE = (
     "worker.types",
     "worker.layout.rank_layout",
     "worker.layout.tensor_table",
+    "worker.checkpoint.capacity_check",
     "worker.checkpoint.compatibility",
+    "worker.checkpoint.placement",
     "worker.checkpoint.snapshot_file",
 )
 

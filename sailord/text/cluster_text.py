@@ -249,7 +249,9 @@ def submitted_text(submitted: dict[str, Any]) -> str:
     """Return where a submitted job stands in the queue."""
     before, blocked = submitted["waits_for"], submitted["blocked"]
     place = f" behind {_some(before)}" if before else ""
-    return f"{submitted['id']} is queued{place}" + (f"\n{blocked}" if blocked else "")
+    gib = submitted["snapshot_bytes"] / 2**30
+    room = f"snapshots will take about {gib:.3g} GiB of memory, over all its nodes"
+    return "\n".join([f"{submitted['id']} is queued{place}", room] + [blocked] * bool(blocked))
 
 
 def jobs_text(jobs: list[dict[str, Any]]) -> str:

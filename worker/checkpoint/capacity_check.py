@@ -2,7 +2,7 @@
 
 Each rank reserves exactly its own files later. This check counts the node as a whole: the files of
 all its ranks, replicas of other nodes' pieces, and the files that remain while the next generation
-makes its own.
+makes its own. It needs no torch, so that `plan` and `submit` can say the same beforehand.
 """
 
 from __future__ import annotations
@@ -14,33 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simulator.documents.problems import InputError, Problem
-from worker.checkpoint.placement import PieceKey
+from simulator.spec.job import Job
+from simulator.spec.plan import Plan
+from worker.checkpoint.placement import SnapshotPlacement, placement_of, state_bytes
 from worker.checkpoint.snapshot_file import NoRoomError, free_bytes, in_mib
+from worker.layout.tensor_table import holdings_for
 
 LEFT_BEHIND = 2
 """A rank's last 2 snapshots stay until those of the next generation are safe."""
 COPIES = 3
 """Replicas of other nodes: 2 snapshots, and one in transfer."""
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotPlacement:
-    """Which ranks keep which pieces under a plan, and which nodes keep replicas."""
-
-    sizes: Mapping[PieceKey, int]
-    holders: Mapping[PieceKey, tuple[int, ...]]
-    """The ranks that keep each piece."""
-    writers: Mapping[PieceKey, int]
-    nodes: Mapping[int, str]
-    """The node of each rank."""
-    buddies: Mapping[PieceKey, str]
-    waits: bool
-    """Whether training waits for replicas."""
-
-    @property
-    def files(self) -> int:
-        """Return how many snapshot files a rank has at once."""
-        return 3 if self.waits else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +57,22 @@ def node_need(placement: SnapshotPlacement, node: str) -> NodeNeed:
     )
     copies = sum(placement.sizes[key] for key, buddy in placement.buddies.items() if buddy == node)
     return NodeNeed(own, copies, placement.files)
+
+
+def host_memory(job: Job, plan: Plan, zones: Mapping[str, str]) -> dict[str, NodeNeed]:
+    """Return what each node of a placed plan must have room for."""
+    placement = placement_of(job, plan, holdings_for(plan, job), zones)
+    return {node: node_need(placement, node) for node in sorted(set(placement.nodes.values()))}
+
+
+def usual_room(job: Job) -> int:
+    """Return the bytes that the nodes of a plan in one zone need together, for most plans.
+
+    If two ranks on two nodes keep each piece, each has two files and two that are left behind. If
+    only one does, it has three and two, and another node has three copies. Plans with both kinds of
+    pieces need up to a quarter more, plans on a single node half.
+    """
+    return 8 * state_bytes(job)
 
 
 def check_room(need: NodeNeed, memory: Path, job: str, generation: int) -> None:

@@ -10,8 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from simulator.spec.job import OPTIMIZER_MOMENTS, Job
+from simulator.spec.plan import Plan
+from worker.checkpoint.compatibility import dtype_of
 from worker.checkpoint.snapshot_file import ANY_NODE, layer_number
-from worker.layout.rank_layout import Holdings, all_buckets, piece_layout
+from worker.layout.rank_layout import Holdings, all_buckets, piece_layout, rank_places
+from worker.layout.tensor_table import tensors_of
 
 PieceKey = tuple[int, int]
 """A layer's number in files, and the number of a piece."""
@@ -32,6 +36,66 @@ class StateShape:
     def keys(self) -> frozenset[PieceKey]:
         """All pieces."""
         return frozenset((n, p) for n in range(self.layers + 1) for p in range(self.atoms + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPlacement:
+    """Which ranks keep which pieces under a plan, and which nodes keep replicas."""
+
+    sizes: Mapping[PieceKey, int]
+    holders: Mapping[PieceKey, tuple[int, ...]]
+    """The ranks that keep each piece."""
+    writers: Mapping[PieceKey, int]
+    nodes: Mapping[int, str]
+    """The node of each rank."""
+    buddies: Mapping[PieceKey, str]
+    waits: bool
+    """Whether training waits for replicas."""
+
+    @property
+    def files(self) -> int:
+        """Return how many snapshot files a rank has at once."""
+        return 3 if self.waits else 2
+
+
+def state_shape(job: Job) -> StateShape:
+    """Return the dimensions of the job's state."""
+    return StateShape(
+        layers=len(job.model.layers),
+        atoms=job.max_tp,
+        item_bytes=8 if dtype_of(job) == "float64" else 4,
+        moments=OPTIMIZER_MOMENTS[job.optimizer],
+    )
+
+
+def state_bytes(job: Job) -> int:
+    """Return the bytes of one snapshot of the whole state: master weights and moments."""
+    shape = state_shape(job)
+    elements = sum(
+        piece_layout(table, piece, atoms=job.max_tp).elements
+        for table in tensors_of(job).values()
+        for piece in range(job.max_tp + 1)
+    )
+    return shape.item_bytes * (1 + shape.moments) * elements
+
+
+def placement_of(
+    job: Job, plan: Plan, holdings: Holdings, zones: Mapping[str, str]
+) -> SnapshotPlacement:
+    """Return which ranks and nodes keep what under the plan; every rank gets the same answer.
+
+    ``zones`` has the zone of every known node.
+    """
+    sizes = sizes_of(holdings, state_shape(job))
+    nodes = {
+        each.rank: plan.pipelines[each.pipeline].stages[each.stage].places[0].node or ""
+        for each in rank_places(plan)
+    }
+    holders = keepers_of(piece_holders(holdings, zero=job.zero), sizes, nodes, zones)
+    writers = writers_of(holders, sizes)
+    buddies = buddies_of(holders, writers, sizes, nodes, zones, job.checkpoint.survive)
+    waits = waits_for_replicas(buddies, nodes, zones)
+    return SnapshotPlacement(sizes, holders, writers, nodes, buddies, waits)
 
 
 def elements_of(holdings: Holdings, layer: int, piece: int) -> int:

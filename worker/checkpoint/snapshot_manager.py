@@ -17,7 +17,7 @@ import torch
 
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
-from worker.checkpoint.capacity_check import SnapshotPlacement, check_room, node_need
+from worker.checkpoint.capacity_check import check_room, node_need
 from worker.checkpoint.compatibility import dtype_of, model_of
 from worker.checkpoint.load_state import (
     bit_sums,
@@ -28,13 +28,9 @@ from worker.checkpoint.load_state import (
 )
 from worker.checkpoint.placement import (
     PieceKey,
-    StateShape,
-    buddies_of,
-    keepers_of,
-    piece_holders,
-    sizes_of,
-    waits_for_replicas,
-    writers_of,
+    SnapshotPlacement,
+    placement_of,
+    state_shape,
 )
 from worker.checkpoint.replica_check import DIGEST_END, check_replicas
 from worker.checkpoint.snapshot_file import Header, NoRoomError, Piece, SavedProgress, with_offsets
@@ -43,8 +39,6 @@ from worker.checkpoint.stall_stats import StallStats
 from worker.distributed.interface import Transport
 from worker.engines.interface import TrainingEngine
 from worker.layout.rank_layout import Holdings, rank_places
-from worker.training.optimizer import OptimizerStep
-from worker.training.precision import precision_of
 
 _POLL_S = 0.02
 
@@ -64,43 +58,16 @@ class SnapshotTarget:
     """The zone of every known node."""
 
 
-def state_shape(job: Job) -> StateShape:
-    """Return the dimensions of the job's state."""
-    return StateShape(
-        layers=len(job.model.layers),
-        atoms=job.max_tp,
-        item_bytes=precision_of(job).master.itemsize,
-        moments=OptimizerStep.moment_count(job),
-    )
-
-
-def placement_of(
-    job: Job, plan: Plan, holdings: Holdings, target: SnapshotTarget
-) -> SnapshotPlacement:
-    """Return which ranks and nodes keep what under the plan; every rank gets the same answer."""
-    sizes = sizes_of(holdings, state_shape(job))
-    nodes = {
-        each.rank: plan.pipelines[each.pipeline].stages[each.stage].places[0].node or ""
-        for each in rank_places(plan)
-    }
-    zones, survive = target.zones, job.checkpoint.survive
-    holders = keepers_of(piece_holders(holdings, zero=job.zero), sizes, nodes, zones)
-    writers = writers_of(holders, sizes)
-    buddies = buddies_of(holders, writers, sizes, nodes, zones, survive)
-    waits = waits_for_replicas(buddies, nodes, zones)
-    return SnapshotPlacement(sizes, holders, writers, nodes, buddies, waits)
-
-
 def check_node(job: Job, plan: Plan, holdings: Holdings, target: SnapshotTarget) -> None:
     """Raise ``NoRoomError`` if the node's memory cannot hold the snapshots of its ranks."""
-    need = node_need(placement_of(job, plan, holdings, target), target.node)
+    need = node_need(placement_of(job, plan, holdings, target.zones), target.node)
     check_room(need, target.memory, target.job, target.generation)
 
 
 def header_of(trainer: TrainingEngine, target: SnapshotTarget) -> tuple[Header, SnapshotPlacement]:
     """Return the header template of a rank's files, and the placement."""
     shape = state_shape(trainer.job)
-    placement = placement_of(trainer.job, trainer.plan, trainer.holdings, target)
+    placement = placement_of(trainer.job, trainer.plan, trainer.holdings, target.zones)
     pieces = tuple(
         Piece(
             *key,

@@ -138,6 +138,8 @@ class Submitted(JobRecord):
 
     warnings: tuple[str, ...] = ()
     """Files that each node looks up in its own data folder."""
+    snapshot_bytes: int = 0
+    """The memory that snapshots usually need on all nodes of one zone together."""
     waits_for: tuple[str, ...] = ()
     """The jobs before it: the one that has the cluster, then the queue."""
     blocked: str = ""

@@ -34,6 +34,7 @@ from sailord.planning.job_warnings import warnings_of
 from sailord.planning.messages import EndRequest
 from sailord.text.units import duration, timestamp
 from simulator.documents.problems import InputError, Problem, nearest
+from worker.checkpoint.capacity_check import usual_room
 
 PRIORITY_MAX = 1_000_000
 SHORTEST_S = 8.0
@@ -100,6 +101,7 @@ async def submit_job(request: web.Request) -> web.Response:
     submitted = types.Submitted(
         **render.fields_of(record),
         warnings=(*warnings_of(job), *await _deadline_warnings(api, record, body["job"])),
+        snapshot_bytes=usual_room(job),
         waits_for=before,
         blocked=why_queue_stands(led) if before else "",
     )

@@ -24,6 +24,7 @@ from sailord.cli.described_job import JobFile
 from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs, takes_script
 from sailord.cli.options import FILE, JSON, show
 from sailord.cli.planning.estimate_text import estimate_text
+from sailord.cli.planning.host_memory import HostMemory
 from sailord.cli.planning.question import (
     chosen_names,
     exit_without_plan,
@@ -142,7 +143,7 @@ def plan(
         found = _run_baseline(question, planner, mode)
     if isinstance(found, list):
         exit_without_plan(found)
-    found = _with_spot_losses(found, question, trace)
+    found = _with_placement(found, question, trace)
     if question.seconds_left is not None:
         outlook = deadline_outlook(question, found.estimate, plan_job)
         document = found.document | {"deadline": outlook.to_json()}
@@ -191,25 +192,27 @@ def _search(question: Question, *, explain: bool) -> _Found | list[Problem]:
     return _Found(plan, estimate, answer.to_json(seconds=seconds), tuple(lines))
 
 
-def _with_spot_losses(found: _Found, question: Question, trace: Path | None) -> _Found:
-    """The plan with a warning if losses of spot machines could hit all its pipelines."""
-    history, now_s, source = History(), 0.0, "assumed"
-    if trace is not None:
-        history, now_s = history_of(load_trace(trace, question.cluster), question.cluster)
-        source = f"as in {trace.name}"
-    losses = None
-    if any(pool.spot for pool in question.cluster.pools) and question.estimator == "event":
-        tables = ReplanTables(question.job, question.cluster, question.measurements)
-        nodes = nodes_of(question.cluster)
-        placed = tables.place(found.plan, nodes)
-        if placed is not None:
-            losses = expected_losses(tables, placed, found.estimate, nodes, history, now_s=now_s)
-    lines = [] if losses is None else [f"warning     {losses.sentence} (losses {source})"]
-    return replace(
-        found,
-        document=found.document | {"spot_losses": losses and losses.to_json()},
-        lines=(*lines, *found.lines),
-    )
+def _with_placement(found: _Found, question: Question, trace: Path | None) -> _Found:
+    """The plan with what its nodes tell: the memory for snapshots, and losses of spot machines."""
+    told: dict[str, Any] = {"spot_losses": None, "host_memory": None}
+    lines: tuple[str, ...] = ()
+    tables = ReplanTables(question.job, question.cluster, question.measurements)
+    nodes = nodes_of(question.cluster)
+    is_split = any(len(s.places) > 1 for each in found.plan.pipelines for s in each.stages)
+    placed = None if is_split else tables.place(found.plan, nodes)
+    if placed is not None:
+        memory = HostMemory.of(question.job, placed, nodes, question.cluster)
+        told["host_memory"], lines = memory.to_json(), memory.lines
+    if placed is not None and question.estimator == "event" and any(node.spot for node in nodes):
+        history, now_s, source = History(), 0.0, "assumed"
+        if trace is not None:
+            history, now_s = history_of(load_trace(trace, question.cluster), question.cluster)
+            source = f"as in {trace.name}"
+        losses = expected_losses(tables, placed, found.estimate, nodes, history, now_s=now_s)
+        if losses is not None:
+            told["spot_losses"] = losses.to_json()
+            lines += (f"warning     {losses.sentence} (losses {source})",)
+    return replace(found, document=found.document | told, lines=(*lines, *found.lines))
 
 
 def _deadline_lines(outlook: Outlook) -> tuple[str, ...]:

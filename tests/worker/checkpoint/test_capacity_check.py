@@ -8,8 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from simulator.inputs.job_file import load_job
+from tests.worker.control.fake_agents import plan_of
 from worker.checkpoint import capacity_check, snapshot_file
-from worker.checkpoint.capacity_check import NodeNeed, SnapshotPlacement, check_room, node_need
+from worker.checkpoint.capacity_check import (
+    NodeNeed,
+    check_room,
+    host_memory,
+    node_need,
+    usual_room,
+)
+from worker.checkpoint.placement import SnapshotPlacement, sizes_of, state_shape
+from worker.layout.tensor_table import holdings_for
 
 KEYS = {(0, 0): 1000, (0, 1): 200, (1, 0): 30}
 ROOT = Path(__file__).resolve().parents[3]
@@ -95,3 +105,46 @@ def test_folder_in_memory_is_bounded_by_its_limit_and_the_machine(tmp_path):
     small, vast = map(int, done.stdout.split())
     assert small == 3 * MIB
     assert 0 < vast < 1 << 50
+
+
+JOB = """
+[model]
+family = "exact"
+hidden = 16
+layers = 2
+heads = 4
+ffn = 24
+vocab = 30
+sequence = 6
+
+[training]
+global_batch = 8
+sequence = 6
+precision = "fp32"
+max_tp = 2
+learning_rate = 0.01
+"""
+
+
+@pytest.mark.parametrize(
+    ("plan", "nodes", "more"),
+    [
+        (plan_of((5, [(0, 4, 1, "a")]), (3, [(0, 4, 1, "b")])), "ab", 0),
+        (plan_of((8, [(0, 4, 2, "a")])), "ab", 0),
+        (plan_of((4, [(0, 4, 1, "a")]), (2, [(0, 4, 1, "b")]), (2, [(0, 4, 2, "c")])), "abc", 0),
+        # Its shared tensors are on both nodes, the others on one.
+        (plan_of((8, [(0, 2, 2, "a"), (2, 4, 1, "b")])), "ab", 0.25),
+    ],
+    ids=["replicas", "one node", "three replicas", "one pipeline"],
+)
+def test_rooms_of_all_nodes_add_up_to_what_submit_says(tmp_path, plan, nodes, more):
+    path = tmp_path / "job.toml"
+    path.write_text(JOB)
+    job = load_job(path)
+    needs = host_memory(job, plan, dict.fromkeys(nodes, "z"))
+    assert set(needs) <= set(nodes)
+    whole = sum(need.during_change for need in needs.values())
+    if len(needs) == 1:  # The other node, which has the replicas, is not in the plan.
+        whole += capacity_check.COPIES * whole // 5
+    assert usual_room(job) <= whole <= usual_room(job) * (1 + more)
+    assert usual_room(job) == 8 * sum(sizes_of(holdings_for(plan, job), state_shape(job)).values())

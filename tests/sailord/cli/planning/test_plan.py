@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from planner.compare.registry import BASELINES
 from sailord.cli.main import main
+from sailord.cli.planning.host_memory import HostMemory
 from sailord.cli.planning.question import seconds_left
 from simulator.documents.problems import InputError
 from simulator.models.presets import preset
@@ -178,6 +180,19 @@ def test_spot_in_every_pipeline_is_warned_of(tmp_path: Path) -> None:
     assert 0 < lost["down_s"] <= lost["restore_s"]
     assert lost["expected_samples_per_s"] < lost["samples_per_s"]
     assert json.loads(run(tmp_path, "--json").stdout)["spot_losses"] is None
+
+
+def test_memory_for_snapshots_is_shown_and_too_little_is_warned_of(tmp_path: Path) -> None:
+    shown = json.loads(run(tmp_path, "--json").stdout)["host_memory"]
+    assert shown["needed_bytes"] > 0
+    text = run(tmp_path).stdout
+    assert re.search(rf"^snapshots   [\d.]+ GiB .*of memory on {shown['node']}$", text, re.M)
+    short = HostMemory("a/m/1", "m", needed=5 * 2**30, available=4 * 2**30)
+    assert short.lines == (
+        "snapshots   5 GiB of 4 GiB of memory on a/m/1",
+        "warning     m has too little memory for its snapshots: the job will not start",
+    )
+    assert replace(short, available=None).lines == ("snapshots   5 GiB of memory on a/m/1",)
 
 
 def test_losses_of_a_trace_replace_the_assumed_ones(tmp_path: Path) -> None:
