@@ -131,7 +131,7 @@ def load_config(path: Path) -> Config:
     port = listen.integer("port", default=7077, least=0, most=65535)
     address = listen.text("address", default=f"{host}:{port}")
     socket = _path(listen, "socket", path.parent)
-    token = _secret(listen, "token_file", path.parent, is_private=True)
+    token = _secret(listen, "token_file", path.parent)
     tokens = _path(listen, "tokens", path.parent)
     operators, viewers = listen.text("operators"), listen.text("viewers")
     if tokens is not None and tokens.exists():
@@ -261,7 +261,7 @@ def _packages(text: str, folder: Path) -> str:
     return text if "://" in text else f"file://{(folder / text).resolve()}"
 
 
-def _secret(table: Table, key: str, folder: Path, *, is_private: bool = False) -> bytes | None:
+def _secret(table: Table, key: str, folder: Path) -> bytes | None:
     name = table.text(key)
     if name is None:
         return None
@@ -273,8 +273,7 @@ def _secret(table: Table, key: str, folder: Path, *, is_private: bool = False) -
         table.report(key, f"{path} cannot be read: {error.strerror}", cure)
         return None
     try:
-        if is_private:
-            check_mode(path)
+        check_mode(path)
     except InputError as error:
         table.problems.take(error, place=f"{table.place_of(key)}:")
         return None

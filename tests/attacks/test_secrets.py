@@ -51,6 +51,7 @@ def test_planted_secrets_are_found_nowhere(tmp_path, cost):
     )
     for name, secret in PLANTED.items():
         (tmp_path / name).write_text(secret)
+        (tmp_path / name).chmod(0o600)
     config = place.config.read_text().replace(
         'token_file = "token"', 'token_file = "token"\ntokens = "tokens.json"'
     )

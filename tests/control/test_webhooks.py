@@ -17,6 +17,7 @@ def delivered(tmp_path_factory):
     """The events that a receiver got of two jobs, by kind."""
     folder, receiver = tmp_path_factory.mktemp("told"), Receiver()
     (folder / "secret").write_text(SECRET)
+    (folder / "secret").chmod(0o600)
     webhooks = f'[[webhooks.receiver]]\nurl = "{receiver.url}"\nsecret_file = "secret"\n'
     webhooks += f'[telemetry]\notlp = "{receiver.url}"\n'
     cluster = Cluster(folder, [Place(folder, webhooks=webhooks)])

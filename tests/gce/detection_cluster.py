@@ -146,6 +146,7 @@ def _begin(cluster: Cluster) -> None:
 async def detection_cluster(folder: Path) -> AsyncIterator[DetectionCluster]:
     """Two nodes, and a job that runs on one of them."""
     (folder / "secret").write_text(SECRET)
+    (folder / "secret").chmod(0o600)
     webhooks = '\n[webhooks]\nsecret_file = "secret"\n'
     cluster = Cluster(folder, [Place(folder, webhooks=webhooks)])
     async with metadata_server() as server:

@@ -62,6 +62,8 @@ def head(tmp_path_factory, receiver, pubsub_key):
     folder = tmp_path_factory.mktemp("api")
     (folder / "secret").write_text(SECRET)
     (folder / "alert").write_text(ALERT_TOKEN)
+    for name in ("secret", "alert"):
+        (folder / name).chmod(0o600)
     n = pubsub_key.public_key().public_numbers().n
     text = base64.urlsafe_b64encode(n.to_bytes(256, "big")).rstrip(b"=").decode()
     key = {"kty": "RSA", "kid": "1", "e": "AQAB", "n": text}

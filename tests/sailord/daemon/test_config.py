@@ -48,6 +48,12 @@ def test_receivers_of_each_format_are_read(tmp_path):
     slack, pager = load_config(file).webhooks.receivers
     assert (slack.url, slack.events) == ("https://hooks.example/T0/B0", ("job_held",))
     assert (pager.url, pager.secret) == (PAGERDUTY, b"a-routing-key-of-32-characters!!")
+    for name in ("slack.url", "routing"):
+        (tmp_path / name).chmod(0o640)
+    with pytest.raises(InputError) as told:
+        load_config(file)
+    assert str(told.value).count("is a secret, and its mode 0640 lets others use it") == 2
+    assert f"chmod 600 {tmp_path}/routing" in str(told.value)
     file.write_text(
         f'{begin}[[webhooks.receiver]]\nformat = "slack"\n[[webhooks.receiver]]\n'
         'format = "pagerduty"\nevents = ["job_eaten"]\n[[webhooks.receiver]]\nformat = "pigeon"\n'

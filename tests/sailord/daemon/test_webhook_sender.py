@@ -78,6 +78,7 @@ def receivers():
 @pytest.fixture
 def place(tmp_path, receivers):
     (tmp_path / "secret").write_text(SECRET)
+    (tmp_path / "secret").chmod(0o600)
     webhooks = "".join(
         f'[[webhooks.receiver]]\nurl = "{each.url}"\nsecret_file = "secret"\n' for each in receivers
     )

@@ -7,16 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from safetensors.numpy import load_file
 
-from agents.daemon.process_cleanup import kill_all
-from sailord.local.paths import Place
 from tests.sailord.local.running import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
@@ -68,16 +64,6 @@ from torch import nn
 def block(width):
     return nn.Sequential(nn.Linear(width, width), nn.Dropout(0.1), nn.Tanh())
 """
-
-
-@pytest.fixture
-def folder():
-    # Sockets have short addresses; pytest's own folders are too deep.
-    base = Path(tempfile.mkdtemp(prefix="own-"))
-    yield base / "c"
-    kill_all(base / "c")
-    Place(base / "c", port=0).remove()
-    shutil.rmtree(base)
 
 
 def run(*words, cwd=ROOT):

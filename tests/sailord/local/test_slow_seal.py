@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 
-from agents.daemon.process_cleanup import kill_all
-from sailord.local.paths import Place
 from tests.sailord.local.running import ROOT
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def folder():
-    # Sockets have short addresses; pytest's own folders are too deep.
-    base = Path(tempfile.mkdtemp(prefix="seal-"))
-    yield base / "c"
-    kill_all(base / "c")
-    Place(base / "c", port=0).remove()
-    shutil.rmtree(base)
 
 
 def test_step_that_survivors_seal_for_seconds_is_not_lost(folder):

@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 
-from agents.daemon.process_cleanup import kill_all
-from sailord.local.paths import Place
 from tests.sailord.local.running import ROOT
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def folder():
-    # Sockets have short addresses; pytest's own folders are too deep.
-    base = Path(tempfile.mkdtemp(prefix="limp-"))
-    yield base / "c"
-    kill_all(base / "c")
-    Place(base / "c", port=0).remove()
-    shutil.rmtree(base)
 
 
 def test_a_node_that_becomes_slow_is_planned_around_with_nothing_lost(folder):

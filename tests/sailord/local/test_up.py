@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,16 +21,6 @@ from tests.sailord.daemon.running import wait_until
 from tests.sailord.local.running import SAILORCTL, Launched, launch
 
 WORKER = "worker.control.worker_process"
-
-
-@pytest.fixture
-def folder():
-    # Sockets have short addresses; pytest's own folders are too deep.
-    base = Path(tempfile.mkdtemp(prefix="up-"))
-    yield base / "c"
-    kill_all(base / "c")
-    Place(base / "c", port=0).remove()
-    shutil.rmtree(base)
 
 
 def ports_of(up: Launched) -> set[int]:

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -17,8 +16,6 @@ from pathlib import Path
 import pytest
 
 from agents.daemon.namespaces import enter_network_namespace
-from agents.daemon.process_cleanup import kill_all
-from sailord.local.paths import Place
 from sailord.local.shaped_network import TUN, ShapedNetwork, Site
 from sailord.local.zone_file import Link, load_zones
 from simulator.hardware.catalogue import load_catalogue
@@ -135,15 +132,6 @@ def test_without_root_zones_are_refused(tmp_path):
     assert done.returncode == 2, done.stderr
     assert "zones: need root" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.fixture
-def folder():
-    base = Path(tempfile.mkdtemp(prefix="zones-"))
-    yield base / "c"
-    kill_all(base / "c")
-    Place(base / "c", port=0).remove()
-    shutil.rmtree(base)
 
 
 @needs_root
