@@ -150,7 +150,8 @@ class Catalogue(CatalogueTables):
         if (region_a, region_b) in pairs:
             return pairs[region_a, region_b]
         if not from_cloud:
-            return rules["outside"]
+            provider = "" if here is None else here.provider
+            return rules.get(f"{provider}-to-outside", rules["outside"])
         if not to_cloud:
             return rules["cloud-to-outside"]
         if region_a == region_b:

@@ -31,7 +31,7 @@ from simulator.hardware.types import (
 )
 
 GIB = 2**30
-EGRESS_RULES = ("zone", "region", "cloud-to-outside", "outside")
+EGRESS_RULES = ("zone", "region", "cloud-to-outside", "aws-to-outside", "outside")
 
 NVLINK_STEP_S = 1.25e-6
 """NCCL 2, src/graph/tuning.cc: latency of a ring's step over NVLink, protocol LL128."""

@@ -47,7 +47,7 @@ class PeerMonitor:
         host: str,
         secret: bytes,
         deadline_s: float,
-        on_failure: Callable[[], None],
+        on_failure: Callable[[TransportError], None],
         position: Callable[[], dict[str, Any]] = dict,
         check_cancelled: Callable[[], None] = lambda: None,
     ) -> None:
@@ -94,7 +94,7 @@ class PeerMonitor:
             case _:
                 self._send_to_peers({"aborted": str(failure), "rank": self._rank, **vote})
         self.failed.set()
-        self._on_failure()
+        self._on_failure(failure)
 
     def last_votes(self, wait_s: float) -> list[VoteRecord]:
         """Return the votes that this rank and the surviving peers sent with the failure."""

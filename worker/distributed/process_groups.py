@@ -350,10 +350,10 @@ class ProcessTransport:
         members, queues = self.operations.members, self._library.blocks_device
         return find_blame(self.rank, positions, _Members(members), queues=queues)
 
-    def _end_all(self) -> None:
+    def _end_all(self, failure: TransportError) -> None:
+        """End all waits; the monitor's thread may call this before its constructor returns."""
         self._abort_all()
-        assert self._monitor.failure is not None
-        self.on_failure(self._monitor.failure)
+        self.on_failure(failure)
 
     def _abort_all(self) -> None:
         """Abort all pending operations, and wait for none; called from any thread."""

@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from torch._C._distributed_c10d import HashStore
 
+from worker.distributed import process_groups
+from worker.distributed.interface import PeerLostError
 from worker.distributed.peer_monitor import PeerMonitor
 from worker.distributed.rendezvous import secret_of
 
@@ -25,7 +27,7 @@ def start(store, rank, size, found, secret=SECRET):
         try:
             found[rank] = PeerMonitor(
                 store, rank, size, host="127.0.0.1", secret=secret, deadline_s=3.0,
-                on_failure=lambda: None,
+                on_failure=lambda _: None,
             )  # fmt: skip
         except OSError as error:
             found[rank] = error
@@ -66,3 +68,21 @@ def test_a_rank_with_another_secret_is_not_admitted():
 def test_the_meeting_holds_the_secret():
     assert secret_of("10.0.0.1:4000#00ff") == b"00ff"
     assert secret_of("") == b""
+
+
+class Hasty(PeerMonitor):
+    """Its thread notices a loss before the constructor returns."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.fail(PeerLostError(1, "the peer monitor"))
+
+
+def test_peer_that_is_lost_before_the_transport_is_complete_is_named(monkeypatch):
+    monkeypatch.setattr(process_groups, "PeerMonitor", Hasty)
+    transport = process_groups.ProcessTransport(HashStore(), 0, 1)
+    try:
+        with pytest.raises(PeerLostError, match="rank 1"):
+            transport.check()
+    finally:
+        transport.close()
