@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -33,6 +34,19 @@ FOR_AGENTS: dict[str, tuple[Role, ...]] = {"report": ("agent",), "read_part": ("
 """Routes that agents sign, and that need an agent's certificate, too."""
 SEE = "GET /openapi.json lists all addresses"
 SHOW_TOKEN = "send Bearer <token>; sailorctl reads it from --token-file"
+
+
+@web.middleware
+async def time_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Count and time requests by address and status, but not streams, which last."""
+    began = time.perf_counter()
+    answer = await handler(request)
+    if isinstance(answer, web.Response):
+        route = route_of(request)
+        name = "unknown" if route is None else route.name
+        times = request.app[CONTEXT].request_times.labels(name, answer.status)
+        times.observe(time.perf_counter() - began)
+    return answer
 
 
 @web.middleware
@@ -180,7 +194,9 @@ def build_public_app(api: ApiContext) -> web.Application:
 def _build(
     api: ApiContext, middlewares: list[Callable[..., Awaitable[web.StreamResponse]]]
 ) -> web.Application:
-    app = web.Application(middlewares=[*middlewares, pass_on], client_max_size=BODY_BYTES_MAX)
+    app = web.Application(
+        middlewares=[time_requests, *middlewares, pass_on], client_max_size=BODY_BYTES_MAX
+    )
     app[CONTEXT] = api
     app[LOAD] = Load()
     app[LIVE] = LiveDocument()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+from prometheus_client import Histogram
 
 from agents.daemon.clock import Clock
 from agents.protocol.records import Leader
@@ -30,6 +31,8 @@ from sailord.tokens import TokenFile
 BURST = 200.0
 PER_S = 50.0
 """Webhook messages accepted of one form."""
+
+REQUEST_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -66,6 +69,12 @@ class ApiContext:
     pubsub_keys: KeySet | None = field(init=False)
     """``None``: pushes of Pub/Sub are not accepted."""
     strangers: Strangers = field(default_factory=Strangers)
+    request_times: Histogram = field(
+        default_factory=lambda: Histogram(
+            "sailor_http_request_seconds", "Duration of requests, by address and status.",
+            ("route", "status"), buckets=REQUEST_BUCKETS, registry=None,
+        )
+    )  # fmt: skip
     webhook_budgets: Budgets = field(default_factory=lambda: Budgets(PER_S, BURST))
     """For each form of webhooks."""
 

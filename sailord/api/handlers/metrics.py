@@ -35,7 +35,7 @@ def metrics_text(api: ApiContext) -> str:
     if api.capacity is not None:
         families += capacity_metrics(capacity_of(api))
         families += refusal_metrics(api.capacity.state)
-    return exposition(families, api.controller.durations.histograms)
+    return exposition(families, (*api.controller.durations.histograms, api.request_times))
 
 
 def controller_metrics(api: ApiContext) -> list[Metric]:

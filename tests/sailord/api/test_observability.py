@@ -20,10 +20,12 @@ EXAMPLES = ROOT / "examples" / "observability"
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 SOURCES = (
     "sailord/api/handlers/metrics.py",
+    "sailord/api/handlers/context.py",
     "sailord/controller/durations.py",
     "agents/metrics.py",
 )
 HISTOGRAMS = ("sailor_decision_seconds", "sailor_event_to_decision_seconds",
+              "sailor_http_request_seconds",
               "sailor_reconfiguration_downtime_seconds")  # fmt: skip
 ALERTS = re.findall(r"- alert: (\w+)", (EXAMPLES / "alerts.yml").read_text(encoding="utf-8"))
 
@@ -127,6 +129,7 @@ def test_metrics_of_a_running_cluster_follow_the_conventions_and_agree_with_the_
     assert found['sailor_job_phase{phase="running"}'] == 1
     assert found["sailor_elections_total"] == 1
     assert found["sailor_decision_seconds_count"] > 0
+    assert found['sailor_http_request_seconds_count{route="goodput",status="200"}'] > 0
     nodes = cluster.head.ask("GET", "/v1/nodes")[1]["nodes"]
     with urllib.request.urlopen(f"http://{nodes[0]['address']}/metrics") as reply:
         agents = reply.read().decode()
