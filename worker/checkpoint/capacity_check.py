@@ -70,7 +70,7 @@ def usual_room(job: Job) -> int:
 
     If two ranks on two nodes keep each piece, each has two files and two that are left behind. If
     only one does, it has three and two, and another node has three copies. Plans with both kinds of
-    pieces need up to a quarter more, plans on a single node half.
+    pieces need up to a quarter more; a plan on the only node needs half.
     """
     return 8 * state_bytes(job)
 

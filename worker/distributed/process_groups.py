@@ -283,7 +283,7 @@ class ProcessTransport:
             raise _seen_from(self._monitor.failure, "a check for failures")
 
     def wait_failed(self) -> bool:
-        """Return whether a failure is known; wait 0.5 s for the monitor to report it."""
+        """Return whether a failure is known; wait a moment for the monitor to report it."""
         return self._monitor.failed.wait(_CAUSE_S)
 
     def record_vote(self, vote: VoteRecord) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from simulator.inputs.job_file import load_job
 from tests.worker.control.fake_agents import plan_of
+from tests.worker.training_runs import small_job
 from worker.checkpoint import capacity_check, snapshot_file
 from worker.checkpoint.capacity_check import (
     NodeNeed,
@@ -107,44 +107,25 @@ def test_folder_in_memory_is_bounded_by_its_limit_and_the_machine(tmp_path):
     assert 0 < vast < 1 << 50
 
 
-JOB = """
-[model]
-family = "exact"
-hidden = 16
-layers = 2
-heads = 4
-ffn = 24
-vocab = 30
-sequence = 6
-
-[training]
-global_batch = 8
-sequence = 6
-precision = "fp32"
-max_tp = 2
-learning_rate = 0.01
-"""
+JOB = small_job(tied=True)
 
 
 @pytest.mark.parametrize(
     ("plan", "nodes", "more"),
     [
-        (plan_of((5, [(0, 4, 1, "a")]), (3, [(0, 4, 1, "b")])), "ab", 0),
-        (plan_of((8, [(0, 4, 2, "a")])), "ab", 0),
-        (plan_of((4, [(0, 4, 1, "a")]), (2, [(0, 4, 1, "b")]), (2, [(0, 4, 2, "c")])), "abc", 0),
+        (plan_of((5, [(0, 5, 1, "a")]), (3, [(0, 5, 1, "b")])), "ab", 0),
+        (plan_of((8, [(0, 5, 2, "a")])), "ab", 0),
+        (plan_of((4, [(0, 5, 1, "a")]), (2, [(0, 5, 1, "b")]), (2, [(0, 5, 2, "c")])), "abc", 0),
         # Its shared tensors are on both nodes, the others on one.
-        (plan_of((8, [(0, 2, 2, "a"), (2, 4, 1, "b")])), "ab", 0.25),
+        (plan_of((8, [(0, 2, 2, "a"), (2, 5, 1, "b")])), "ab", 0.25),
     ],
     ids=["replicas", "one node", "three replicas", "one pipeline"],
 )
-def test_rooms_of_all_nodes_add_up_to_what_submit_says(tmp_path, plan, nodes, more):
-    path = tmp_path / "job.toml"
-    path.write_text(JOB)
-    job = load_job(path)
-    needs = host_memory(job, plan, dict.fromkeys(nodes, "z"))
+def test_rooms_of_all_nodes_add_up_to_what_submit_says(plan, nodes, more):
+    needs = host_memory(JOB, plan, dict.fromkeys(nodes, "z"))
     assert set(needs) <= set(nodes)
     whole = sum(need.during_change for need in needs.values())
     if len(needs) == 1:  # The other node, which has the replicas, is not in the plan.
         whole += capacity_check.COPIES * whole // 5
-    assert usual_room(job) <= whole <= usual_room(job) * (1 + more)
-    assert usual_room(job) == 8 * sum(sizes_of(holdings_for(plan, job), state_shape(job)).values())
+    assert usual_room(JOB) <= whole <= usual_room(JOB) * (1 + more)
+    assert usual_room(JOB) == 8 * sum(sizes_of(holdings_for(plan, JOB), state_shape(JOB)).values())
