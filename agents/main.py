@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from agents.daemon.logs import Form, begin_log, log_crash
 from agents.daemon.state_folder import lock_folder
 from agents.daemon.systemd import notify
 from agents.daemon.tasks import Tasks
+from agents.daemon.version import own_version
 from agents.devices.monitor import listen_for_xids, wait_broken
 from agents.devices.probe import Devices, probe, read_emulated, self_test
 from agents.links.http import LinkRoutes
@@ -88,7 +88,7 @@ log = structlog.get_logger("sailor-agent")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("sailor"), prog_name="sailor-agent")
+@click.version_option(own_version(), prog_name="sailor-agent")
 def main() -> None:
     """Run one node: its devices, its workers, its registration in the cluster."""
 

@@ -15,13 +15,13 @@ import resource
 import shutil
 import sys
 import time
-from importlib.metadata import version
 from multiprocessing import util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from agents.daemon.version import own_version
 from sailord.cli.errors import Group
 from simulator.documents.problems import InputError, Problem
 
@@ -41,7 +41,7 @@ CONFIG = click.option(
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("sailor"), prog_name="sailord")
+@click.version_option(own_version(), prog_name="sailord")
 def main() -> None:
     """Keep one training job running on whatever GPUs are available."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import version
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+
+from agents.daemon.version import own_version
 
 Samples = Iterable[tuple[Mapping[str, str], float]]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -43,7 +44,7 @@ def optional(name: str, text: str, value: float | None) -> list[Metric]:
 
 def build_info(name: str) -> Metric:
     """Return a constant 1 with the running versions as labels."""
-    labels = {"version": version("sailor"), "python": platform.python_version()}
+    labels = {"version": own_version(), "python": platform.python_version()}
     return metric(name, "1; which version runs.", [(labels, 1.0)])
 
 

@@ -109,7 +109,7 @@ def run_part(name: str, device: str, is_quick: bool, out: Path, left_s: float) -
             stdout=output,
             stderr=output,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": _with_root(os.environ.get("PYTHONPATH", ""))},
         )
         try:
             code = process.wait(limit_s)
@@ -128,6 +128,11 @@ def run_part(name: str, device: str, is_quick: bool, out: Path, left_s: float) -
     last = next((line for line in reversed(lines) if ERROR.match(line)), lines[-1])
     ended = f"did not end within {limit_s:.0f} s" if code is None else f"ended with {code}"
     return {"state": "failed", "why": f"{ended}: {last[:300]} ({log})"} | took
+
+
+def _with_root(folders: str) -> str:
+    """Put this checkout before the user's folders of modules, which stay."""
+    return os.pathsep.join([str(ROOT), *filter(None, [folders])])
 
 
 def is_there(module: str) -> bool:

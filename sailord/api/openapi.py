@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from importlib.metadata import version
 from typing import Any
 
+from agents.daemon.version import own_version
 from agents.protocol.names import JOB_ID_PATTERN
 from sailord.api.answers.json_schema import schema_of
 from sailord.api.answers.responses import BODY_BYTES_MAX
@@ -104,7 +104,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "Sailor",
-            "version": version("sailor"),
+            "version": own_version(),
             "description": "The API of sailord, over its Unix socket or over TCP.",
         },
         "paths": paths,

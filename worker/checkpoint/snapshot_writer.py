@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +32,8 @@ _cuda: Any = torch.cuda  # torch's type stubs leave these untyped.
 
 _POLL_S = 0.05
 _REPORT_S = 1.0
+_CHECKSUM_THREADS = 4
+"""Where a GPU computes, so that training leaves cores idle; one thread sums up 7 GB/s."""
 SEAL_BYTES_PER_S = 2e9
 """The rate at which a rank copies and checksums its state, until a snapshot was measured."""
 
@@ -255,12 +258,7 @@ class SnapshotWriter:
             self._copier.copy(self.sources.tensors, file.targets, ready)
             self._copied.set()
             self.on_milestone("copied")
-            with memoryview(file.memory) as body:
-                pieces = tuple(
-                    replace(p, checksum=snapshot_file.checksum(body[p.offset : p.offset + p.bytes]))
-                    for p in header.pieces
-                )
-            header = replace(header, pieces=pieces)
+            header = replace(header, pieces=self._with_checksums(file.memory, header.pieces))
             self.on_milestone("sealing")
             folder = snapshot_file.point_folder(
                 self.memory, header.job, generation=header.generation, step=header.step
@@ -276,6 +274,18 @@ class SnapshotWriter:
             self._failure = failure
         finally:
             self._copied.set()
+
+    def _with_checksums(
+        self, memory: mmap.mmap, pieces: tuple[snapshot_file.Piece, ...]
+    ) -> tuple[snapshot_file.Piece, ...]:
+        threads = _CHECKSUM_THREADS if self.sources.is_on_gpu else 1
+        with memoryview(memory) as body, ThreadPoolExecutor(threads) as pool:
+
+            def summed(piece: snapshot_file.Piece) -> snapshot_file.Piece:
+                with body[piece.offset : piece.offset + piece.bytes] as part:
+                    return replace(piece, checksum=snapshot_file.checksum(part))
+
+            return tuple(pool.map(summed, pieces))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any
 
 from aiohttp import web
 
+from agents.daemon.version import own_version
 from agents.protocol.codec import plain
 from agents.protocol.records import JobId
 from sailord.api.access.callers import STILL_ADMITTED, caller_of, name_of
@@ -99,7 +99,7 @@ async def live(request: web.Request) -> web.StreamResponse:
         "cluster": api.config.cluster_name,
         "name": "" if caller is None else caller.name,
         "role": "viewer" if caller is None else caller.role,
-        "version": version("sailor"),
+        "version": own_version(),
         "now": api.clock.now(),
     }
     stream = _Stream(api, reply)

@@ -14,8 +14,8 @@ from worker.models.random_numbers.counter_rng import approx_normal, stream_key
 from worker.types import LogicalTensor
 
 # Rows are made in chunks of about this many elements, so that a large table needs little extra
-# memory and the chunk stays in a core's cache.
-_CHUNK = 2**18
+# memory. On a CPU a chunk stays in a core's cache; on a GPU it outlasts its kernels' launch.
+_CHUNK, _CHUNK_ON_GPU = 2**18, 2**24
 _STANDARD_DEVIATION = 0.02
 
 
@@ -38,7 +38,8 @@ def initial_shard(
     key = stream_key("weights", job.data.seed, owner, name)
     spread = _deviation(job, name)
     columns = torch.arange(shard.columns.start, shard.columns.stop, device=device)
-    step = max(1, _CHUNK // max(1, len(columns)))
+    chunk = _CHUNK_ON_GPU if columns.is_cuda else _CHUNK
+    step = max(1, chunk // max(1, len(columns)))
     for start in range(0, len(shard.rows), step):
         rows = shard.rows[start : start + step]
         places = torch.arange(rows.start, rows.stop, device=device)[:, None] * shard.width + columns
