@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -127,4 +129,20 @@ def _copies(setting: Setting, place: torch.device) -> dict[str, Any]:
         into = seconds_of(lambda: mapped.copy_(there, non_blocking=True), place, setting.rounds)
         rates["from the GPU, pinned file"] = size / into / 1e9
         unpin(body)
+    rates["a file on disk can be pinned"], rates["the next kernel works"] = _pin_on_disk(there)
     return rates
+
+
+def _pin_on_disk(there: torch.Tensor) -> tuple[bool, bool]:
+    """CUDA may refuse to pin a file that is not on tmpfs; training goes on with slower copies."""
+    from worker.checkpoint.snapshot_writer import pin, unpin  # noqa: PLC0415 - needs xxhash
+
+    with tempfile.NamedTemporaryFile(dir=Path(__file__).parent) as file:
+        file.truncate(2**20)
+        body = mmap.mmap(file.fileno(), 2**20)
+        is_pinned = pin(body)
+        if is_pinned:
+            unpin(body)
+        works = int(there.zero_()[:8].sum()) == 0
+        body.close()
+    return is_pinned, works

@@ -50,7 +50,7 @@ class _Cluster:
         kind, _ = setting.kind()
         (folder / "key").touch(mode=0o600)
         (folder / "key").write_text(secrets.token_hex(32), encoding="ascii")
-        (folder / "memory").mkdir()
+        self.memory = Path(tempfile.mkdtemp(prefix="sailor-gpu-check-", dir=_memory()))
         pool = f'[[pool]]\nzone = "{ZONE}"\ngpu = "{kind}"\ngpus_per_machine = 1\ngpus = 1\n'
         (folder / "cluster.toml").write_text(pool, encoding="utf-8")
         (folder / "sailord.toml").write_text(
@@ -69,7 +69,7 @@ class _Cluster:
         (folder / "agent.toml").write_text(
             f'cluster_name = "check"\nname = "here"\nstate = "agent"\nkey = "key"\n{emulate}'
             f'store = "unix://{folder}/head/store.sock"\nzone = "{ZONE}"\n'
-            f'machine = "{kind}x{count}"\nmemory = "memory"\norphan_s = 30.0\n'
+            f'machine = "{kind}x{count}"\nmemory = "{self.memory}"\norphan_s = 30.0\n'
             '[listen]\nhost = "127.0.0.1"\nport = 0\n',
             encoding="utf-8",
         )
@@ -134,6 +134,11 @@ class _Cluster:
                     os.kill(int(entry.name), signal.SIGKILL)
 
 
+def _memory() -> str | None:
+    """Return where snapshots can be pinned, as on a node."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
 def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -149,6 +154,7 @@ def run(setting: Setting) -> dict[str, Any]:
     finally:
         cluster.close()
         shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(cluster.memory, ignore_errors=True)
 
 
 def _measure(cluster: _Cluster, setting: Setting) -> dict[str, Any]:

@@ -335,8 +335,13 @@ def pin(body: mmap.mmap) -> bool:
     """Pin a mapped file for copies from a GPU; else they are slower and block a thread."""
     failed = int(_cuda.cudart().cudaHostRegister(_address(body), len(body), 0))
     if failed:
+        # CUDA repeats a failed call's error to the next launch that looks, which would be a step's.
+        with suppress(RuntimeError):
+            torch.zeros(1, device="cuda")
         print(
-            f"snapshots: memory is not pinned (CUDA error {failed}), copies are slower", flush=True
+            f"snapshots: memory is not pinned (CUDA error {failed}), copies are slower; "
+            "a folder on tmpfs such as /dev/shm can be pinned",
+            flush=True,
         )
     return not failed
 

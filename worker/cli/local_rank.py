@@ -21,7 +21,7 @@ from worker.checkpoint.resume import ResumePoint
 from worker.cli.local_launcher import PeerFailedError, RunFailedError, SendMessage
 from worker.cli.own_output import printing_to_stderr
 from worker.data.batch import DataSource
-from worker.devices.rank_device import set_up
+from worker.devices.rank_device import device_failure, set_up
 from worker.distributed.interface import Transport, TransportError
 from worker.distributed.process_groups import ProcessTransport
 from worker.distributed.rendezvous import serve_store
@@ -100,7 +100,7 @@ def _train(
     with recorder.span("start"):
         ranks = spec.plan.device_count
         transport = connect(rank, ranks=ranks, listening=spec.listening, device=device)
-    with _reporting_errors(transport):
+    with _reporting_errors(transport, rank, device, recorder):
         data, module = _data_and_module(spec)
         about = spec.job, spec.plan, rank, transport, data
         trainer = RankTrainer(
@@ -164,7 +164,9 @@ def _resume(trainer: RankTrainer | DeepSpeedTrainer, spec: RunSpec) -> None:
 
 
 @contextmanager
-def _reporting_errors(transport: Transport) -> Iterator[None]:
+def _reporting_errors(
+    transport: Transport, rank: int, device: torch.device, recorder: Recorder
+) -> Iterator[None]:
     """Abort the other ranks if this one fails, and classify the error for the parent."""
     try:
         yield
@@ -178,7 +180,10 @@ def _reporting_errors(transport: Transport) -> Iterator[None]:
         transport.abort(said)
         raise RunFailedError(said) from None
     except BaseException as error:
-        transport.abort(f"{type(error).__name__}: {error}")
+        text = device_failure(error, rank=rank, device=device, activity=recorder.activity_text)
+        transport.abort(text or f"{type(error).__name__}: {error}")
+        if text is not None:
+            raise RunFailedError(text) from None
         raise
 
 

@@ -75,3 +75,20 @@ def test_files_are_pinned_while_they_are_mapped(cuda):
     assert list(cuda.registered.values()) == [8192]
     unpin(body)
     assert not cuda.registered
+
+
+def test_a_refused_file_leaves_no_error_to_the_next_step(cuda, monkeypatch, capsys):
+    left = []
+
+    def refuse(*_):
+        left.append("invalid argument")
+        return 1
+
+    def launch(*_, **__):
+        raise RuntimeError(f"CUDA error: {left.pop()}")
+
+    monkeypatch.setattr(cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=refuse))
+    monkeypatch.setattr(torch, "zeros", launch)
+    assert not pin(mmap.mmap(-1, 8192))
+    assert not left
+    assert "a folder on tmpfs such as /dev/shm can be pinned" in capsys.readouterr().out
