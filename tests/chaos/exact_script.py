@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from worker.checkpoint import compatibility, placement, snapshot_manager
 from worker.training import precision
 
 _to, _float = torch.Tensor.to, torch.Tensor.float
@@ -27,6 +28,8 @@ def keep_float(tensor: torch.Tensor) -> torch.Tensor:
 
 
 precision._BY_NAME.update(dict.fromkeys(precision._BY_NAME, precision.FP64))
+for module in (compatibility, placement, snapshot_manager):  # What sizes and describes snapshots.
+    vars(module)["dtype_of"] = lambda _: "float64"
 for name, method in (("to", keep_fp64), ("float", keep_float)):
     setattr(torch.Tensor, name, method)
 sys.argv = sys.argv[1:]

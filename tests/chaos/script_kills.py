@@ -60,7 +60,11 @@ def main() -> int:
         finally:
             kill_all(folder / "c")
             Place(folder / "c", port=0).remove()
-    found |= compared(found.pop("steps"), alone)
+    steps = found.pop("steps")
+    if not steps:
+        print(json.dumps(found))
+        sys.exit(f"no step was trained; the job is {found['state']}: {found['reason']}")
+    found |= compared(steps, alone)
     print(json.dumps(found))
     is_over = found["state"] == "done" and found["kills"] == asked.kills
     is_right = not (found["steps_missing"] or found["wrong_samples"] or found["unhandled"])
