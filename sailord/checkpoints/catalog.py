@@ -15,6 +15,7 @@ from typing import TypeVar
 from agents.protocol.records import Durable, JobId, Point
 from sailord.checkpoints.allowed import DEFAULT, check_uri
 from sailord.checkpoints.manifest import (
+    PREFIX,
     Manifest,
     ManifestError,
     folder_of,
@@ -65,7 +66,10 @@ class Checkpoints:
         return await self._alone(order.job.id, uri, lambda: _collect_garbage(order))
 
     async def pin(self, job: JobId, uri: str, point: Point, *, is_pinned: bool) -> None:
-        """Pin a checkpoint, which excludes it from retention, or unpin it."""
+        """Pin a checkpoint, which excludes it from retention, or unpin it.
+
+        Raises ``Missing`` if retention has deleted it since it was found.
+        """
         await self._alone(job, uri, lambda: _pin(reach(uri), job, point, is_pinned))
 
     async def find(self, job: JobId, uri: str, step: int) -> tuple[Manifest, Durable]:
@@ -262,8 +266,10 @@ def _collect_garbage(order: CollectGarbage) -> int:
 
 
 def _pin(storage: Storage, job: JobId, point: Point, is_pinned: bool) -> None:
-    name = f"{folder_of(job, point)}/{PIN}"
-    if is_pinned:
-        storage.write(name, b"")
+    folder = folder_of(job, point)
+    if not is_pinned:
+        storage.delete(f"{folder}/{PIN}")
+    elif any(entry.name.startswith(PREFIX) for entry in storage.entries(folder)):
+        storage.write(f"{folder}/{PIN}", b"")
     else:
-        storage.delete(name)
+        raise Missing(f"step {point.step} was deleted just now, since newer checkpoints exist")

@@ -143,7 +143,10 @@ async def pin_checkpoint(request: web.Request) -> web.Response:
     assert job.saving.uri is not None, "a checkpoint was found, so the job has a uri"
     id_, point = JobId(job.id), manifest.point
     checkpoints = api.controller.effects.checkpoints
-    await checkpoints.pin(id_, job.saving.uri, point, is_pinned=is_pinned)
+    try:
+        await checkpoints.pin(id_, job.saving.uri, point, is_pinned=is_pinned)
+    except Missing as error:
+        raise _missing(id_, error) from None
     return answer(Pinned(job.id, point.step, point.generation, is_pinned))
 
 
@@ -186,9 +189,13 @@ async def _found(api: ApiContext, job: types.JobView, step: str) -> tuple[Manife
             lambda: faults_of(checkpoints.reach(uri), found[0], job=id_, is_thorough=False)
         )
     except Missing as error:
-        cure = f"sailorctl checkpoint ls {id_} lists all"
-        raise Refusal(404, Problem("step", str(error), cure)) from None
+        raise _missing(id_, error) from None
     if faults:
         folder = folder_of(id_, found[0].point)
         raise Refusal(409, *(Problem(folder, fault, "use an older one") for fault in faults[:9]))
     return found
+
+
+def _missing(job: JobId, error: Missing) -> Refusal:
+    cure = f"sailorctl checkpoint ls {job} lists all"
+    return Refusal(404, Problem("step", str(error), cure))

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from agents.protocol.records import Durable, JobId, Point
-from sailord.checkpoints.object_storage import Entry
+from agents.protocol.records import (
+    FIRST,
+    Durable,
+    GenerationRecord,
+    JobId,
+    JobRecord,
+    Point,
+    Saving,
+)
+from sailord.checkpoints.catalog import Checkpoints
+from sailord.checkpoints.object_storage import Entry, Missing
 from sailord.checkpoints.retention import folders_of, garbage
+from sailord.core.model.commands import CollectGarbage
 
 J = JobId("j")
 
@@ -71,3 +83,27 @@ def test_pinned_referenced_and_restored_checkpoints_are_kept():
 
 def test_nothing_is_deleted_before_the_first_checkpoint():
     assert swept(["1-10/0-n.snap"], [], generation=5) == []
+
+
+@pytest.mark.torch
+def test_pinning_fails_if_retention_has_deleted_the_checkpoint_meanwhile(tmp_path):
+    from tests.sailord.checkpoints.made import JOB, chain  # noqa: PLC0415 - needs torch
+
+    uri = f"file://{tmp_path}"
+    old, newest = chain(tmp_path, 10, 20)
+    record = GenerationRecord(JOB, 1, "open", "sha", (), FIRST, 3, "")
+    collect = CollectGarbage(
+        JobRecord(JOB, "running", saving=Saving(uri, keep=1)), record, newest.durable
+    )
+
+    async def pin_late():
+        checkpoints = Checkpoints((uri,))
+        found, _ = await checkpoints.find(JOB, uri, 10)
+        assert found.point == old.manifest.point
+        assert await checkpoints.collect_garbage(collect) > 0
+        with pytest.raises(Missing, match="step 10 was deleted just now"):
+            await checkpoints.pin(JOB, uri, found.point, is_pinned=True)
+        await checkpoints.pin(JOB, uri, newest.durable.point, is_pinned=True)
+
+    asyncio.run(pin_late())
+    assert sorted(path.name for path in (tmp_path / "j").iterdir()) == ["1-20"]
