@@ -18,6 +18,11 @@ from simulator.spec.provenance import MEASURED, Provenance
 LAUNCH_BOUND = 1.3
 """A layer is launch-bound if a batch of twice the size takes less than this many times as long."""
 
+_LEEWAY = 0.88
+"""How much less than the roofline says of a larger batch it may take: large kernels are quicker."""
+_SCALED_ERROR = 0.25
+"""The error bar of measured times that the roofline scales."""
+
 
 @dataclass(slots=True, eq=False)
 class LayerTimeTable:
@@ -29,6 +34,7 @@ class LayerTimeTable:
     hook_s: Callable[[str], float]
     """Host time per layer and direction that profiling hooks added, by GPU kind."""
     _cache: dict[tuple[str, int, int], LayerTimes] = field(default_factory=dict)
+    _shares: dict[str, tuple[Floats, Floats]] = field(default_factory=dict)
 
     def times(self, gpu: str, *, tp: int, micro_batch: int) -> LayerTimes:
         """Return the times on ``tp`` GPUs of a kind, for a micro batch of this many samples."""
@@ -79,12 +85,53 @@ class LayerTimeTable:
         error = 0.05 if sizes[0] < micro_batch < sizes[-1] else 0.12
         error = max(error, *(entry.relative_error for entry in entries))
         note = f"{what}: from measured micro batches {', '.join(map(str, sizes))}"
-        return LayerTimes(
+        times = LayerTimes(
             _line(sizes, forward, micro_batch),
             _line(sizes, backward, micro_batch),
             step,
             Provenance("interpolated", error, (note, *notes)),
         )
+        if micro_batch > sizes[-1]:
+            return self._beyond(profile, gpu, tp, micro_batch, times)
+        return times
+
+    def _beyond(
+        self, profile: Profile, gpu: str, tp: int, micro_batch: int, along: LayerTimes
+    ) -> LayerTimes:
+        """Return extrapolated times, none of which beats the roofline by more than a measured one.
+
+        Batches so small that launching their kernels takes longest say nothing of larger ones: a
+        line through them is nearly flat.
+        """
+        there = self._as_measured(profile).times(gpu, tp=tp, micro_batch=micro_batch)
+        forward, backward = self._least_shares(profile, gpu)
+        least_forward = there.forward * forward * _LEEWAY
+        least_backward = there.backward * backward * _LEEWAY
+        if (along.forward + along.backward >= least_forward + least_backward).all():
+            return along
+        note = f"{gpu} TP {tp}: measured batches are bound by launches; scaled by the roofline"
+        return LayerTimes(
+            np.maximum(along.forward, least_forward),
+            np.maximum(along.backward, least_backward),
+            along.optimizer_s_per_parameter,
+            Provenance("interpolated", _SCALED_ERROR, (note, *along.provenance.notes)),
+        )
+
+    def _least_shares(self, profile: Profile, gpu: str) -> tuple[Floats, Floats]:
+        """Return the least ratio of measured to computed times, by layer and direction."""
+        found = self._shares.get(gpu)
+        if found is None:
+            roofline, forward, backward = self._as_measured(profile), [], []
+            for (kind, tp, size), timing in profile.timings.items():
+                if kind == gpu:
+                    computed = roofline.times(gpu, tp=tp, micro_batch=size)
+                    forward.append(timing.forward_s / computed.forward)
+                    backward.append(timing.backward_s / computed.backward)
+            found = self._shares[gpu] = np.min(forward, axis=0), np.min(backward, axis=0)
+        return found
+
+    def _as_measured(self, profile: Profile) -> Roofline:
+        return self.roofline.under(sequence=profile.sequence, precision=profile.precision)
 
     def _over_degrees(self, profile: Profile, gpu: str, tp: int, micro_batch: int) -> LayerTimes:
         """Scale from the nearest measured TP degrees by the ratio that the roofline predicts."""
@@ -134,9 +181,7 @@ class LayerTimeTable:
         self, times: LayerTimes, gpu: str, tp: int, micro_batch: int, what: str
     ) -> LayerTimes:
         assert self.profile is not None
-        there = self.roofline.under(
-            sequence=self.profile.sequence, precision=self.profile.precision
-        ).times(gpu, tp=tp, micro_batch=micro_batch)
+        there = self._as_measured(self.profile).times(gpu, tp=tp, micro_batch=micro_batch)
         here = self.roofline.times(gpu, tp=tp, micro_batch=micro_batch)
         note = f"{what}; scaled by the roofline"
         return LayerTimes(
@@ -145,7 +190,7 @@ class LayerTimeTable:
             times.optimizer_s_per_parameter
             * here.optimizer_s_per_parameter
             / there.optimizer_s_per_parameter,
-            Provenance("interpolated", 0.25, (note, *times.provenance.notes)),
+            Provenance("interpolated", _SCALED_ERROR, (note, *times.provenance.notes)),
         )
 
 

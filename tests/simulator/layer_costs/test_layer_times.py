@@ -97,6 +97,22 @@ def test_extrapolated_times_have_a_larger_error() -> None:
         assert times.provenance.relative_error > between.provenance.relative_error
 
 
+def test_batches_bound_by_launches_say_nothing_of_large_ones() -> None:
+    def computed(tp: int, batch: int) -> list[float]:
+        return forward(table(None).times("T4", tp=tp, micro_batch=batch))
+
+    alone = {("T4", 1, batch): [2 * each for each in computed(1, batch)] for batch in (64, 128)}
+    launching = 10 * max(computed(4, 2))
+    given = profile({**alone, ("T4", 4, 1): launching, ("T4", 4, 2): launching})
+    found = table(given).times("T4", tp=4, micro_batch=100_000)
+    assert all(
+        seconds >= 0.8 * 2 * least
+        for seconds, least in zip(forward(found), computed(4, 100_000), strict=True)
+    )
+    assert found.provenance.relative_error == 0.25
+    assert "bound by launches" in found.provenance.notes[0]
+
+
 def test_one_measurement_scales_with_the_batch() -> None:
     given = profile({("T4", 1, 4): 0.4})
     seconds = [forward(table(given).times("T4", tp=1, micro_batch=b))[0] for b in (1, 2, 4, 8)]
