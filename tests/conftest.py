@@ -85,9 +85,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give slow tests their time limit."""
+    """Give slow tests their time limit; leave to `make chaos` what takes longest."""
     by_hand = "SAILOR_EXAMPLES" in os.environ  # `make sim` and `make chaos` take as long as asked.
     for item in items:
+        if item.get_closest_marker("at_length"):
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.chaos)
+            item.add_marker(pytest.mark.skipif(not by_hand, reason="long: make chaos runs it"))
         if by_hand or item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(0 if by_hand else LONG_LIMIT_S))
 

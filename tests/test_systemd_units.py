@@ -306,8 +306,7 @@ def test_an_interpreter_that_the_service_cannot_read_is_refused(tmp_path, monkey
     assert "is below a home" in system.interpreter_problem(str(python))
 
 
-@pytest.mark.slow
-@pytest.mark.skipif("SAILOR_EXAMPLES" not in os.environ, reason="it fetches all packages anew")
+@pytest.mark.at_length
 @pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="the system has no Python")
 def test_the_environment_can_be_moved_and_needs_no_torch(tmp_path):
     tree = tmp_path / "tree"

@@ -31,7 +31,7 @@ LONGEST_S = {"calm": 0.5, "moving": 2.5, "starting": 1.0}
 """Longest wait before the next kill: the duration of what it should interrupt."""
 
 
-@pytest.fixture(params=["embedded", "etcd"])
+@pytest.fixture(params=["embedded", pytest.param("etcd", marks=pytest.mark.at_length)])
 def stored(request, tmp_path):
     """One sailord with an embedded store, or with an etcd that outlives it."""
     with contextlib.ExitStack() as stack:

@@ -122,6 +122,7 @@ def test_without_a_backup_and_workers_the_job_goes_on_from_memory(cluster):
     assert any(" from step " in text and "(memory" in text for text in cluster.history())
 
 
+@pytest.mark.at_length
 def test_without_a_backup_the_job_is_submitted_again_and_goes_on(cluster):
     cluster.begin("a", "b")
     move(cluster, "a")

@@ -149,7 +149,7 @@ def job_record(cluster: Cluster) -> Any:
     ("before", "after"),
     [
         (0, 1),
-        pytest.param(-1, 0, marks=pytest.mark.skipif(not AT_LENGTH, reason="make chaos has it")),
+        pytest.param(-1, 0, marks=pytest.mark.at_length),
     ],
 )
 def test_rolling_upgrade_and_back_loses_no_step(cluster, before, after):

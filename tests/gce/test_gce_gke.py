@@ -7,7 +7,6 @@ agents tell of the shorter time is what sailord has to hear.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -77,10 +76,8 @@ def pool_of(zone: str) -> Group:
     return Group(f"gke-local-{zone}-grp", zone, properties)
 
 
-@pytest.mark.skipif(
-    not os.environ.get("SAILOR_EXAMPLES"),
-    reason="it takes a minute, and test_gce_story has the same on machines with more time",
-)
+# test_gce_story has the same on machines with more time.
+@pytest.mark.at_length
 def test_a_job_moves_off_a_gke_node_before_its_pod_ends(tmp_path_factory):
     groups = [pool_of(zone) for zone in (HERE, THERE)]
     with rented_cluster(tmp_path_factory.mktemp("gke") / "c", CAPACITY, POD_S, groups) as life:

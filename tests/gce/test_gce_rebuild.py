@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from tests.gce.test_gce_story import CAPACITY
 from tests.sailord.daemon.running import ROOT
 from tests.sailord.providers.emulated_cluster import wait_until
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+pytestmark = pytest.mark.at_length
 
 
 def back_up(life: RentedCluster) -> None:
@@ -57,9 +56,6 @@ def test_machines_rented_after_the_backup_are_adopted_and_billed(tmp_path_factor
         check_ended(life)
 
 
-@pytest.mark.skipif(
-    "SAILOR_EXAMPLES" not in os.environ, reason="it takes two minutes; make chaos has it"
-)
 def test_without_a_backup_machines_are_found_by_their_label(tmp_path_factory):
     with rented_cluster(tmp_path_factory.mktemp("anew") / "c", CAPACITY) as life:
         life.cloud.stock = {(HERE, LARGE, True): 2, (THERE, LARGE, True): 0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -21,12 +20,8 @@ delete_again_s = 3.0
 doubt_s = 6.0
 rest_max_s = 4.0
 """
-# `make chaos` has them: it sets SAILOR_EXAMPLES.
-pytestmark = pytest.mark.chaos
-at_length = pytest.mark.skipif(
-    not os.environ.get("SAILOR_EXAMPLES"),
-    reason="it takes a minute, and test_gce_random has the same without workers",
-)
+# test_gce_random has the same without workers.
+pytestmark = pytest.mark.at_length
 
 
 @contextlib.contextmanager
@@ -45,8 +40,6 @@ def train(life: RentedCluster) -> None:
     wait_until(lambda: life.trains_on(4))
 
 
-@pytest.mark.slow
-@at_length
 def test_faulty_instances_and_a_stuck_operation_are_replaced(tmp_path_factory):
     """One never boots, one boots without its GPU, and the operation that made them never ends."""
     with trouble(tmp_path_factory) as life:
@@ -65,8 +58,6 @@ def test_faulty_instances_and_a_stuck_operation_are_replaced(tmp_path_factory):
     assert hung == ["bulkInsert"], "nothing is left but the one that never ends"
 
 
-@pytest.mark.slow
-@at_length
 def test_answers_503_cause_only_further_observations(tmp_path_factory):
     with trouble(tmp_path_factory) as life:
         cloud = life.cloud
@@ -82,7 +73,6 @@ def test_answers_503_cause_only_further_observations(tmp_path_factory):
         assert life.said("the provider cannot be seen")
 
 
-@pytest.mark.slow
 def test_a_node_lost_while_credentials_are_expired_is_replaced(tmp_path_factory):
     """No machine can be rented until credentials are renewed; the job continues without."""
     with trouble(tmp_path_factory) as life:
@@ -101,8 +91,6 @@ def test_a_node_lost_while_credentials_are_expired_is_replaced(tmp_path_factory)
         wait_until(lambda: life.trains_on(4))
 
 
-@pytest.mark.slow
-@at_length
 def test_a_quota_lowered_before_a_preemption_is_kept(tmp_path_factory):
     """Running machines stay, and no other one is available until the quota is raised."""
     with trouble(tmp_path_factory) as life:

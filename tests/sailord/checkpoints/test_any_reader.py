@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -101,10 +100,7 @@ def test_deepspeeds_ranks_have_every_bit_of_it(tmp_path):
 
 
 @needs_deepspeed
-@pytest.mark.skipif(
-    not os.environ.get("SAILOR_EXAMPLES"),
-    reason="loading DeepSpeed takes a minute; make chaos sets SAILOR_EXAMPLES",
-)
+@pytest.mark.at_length
 def test_deepspeeds_own_loader_reads_every_bit_of_it(tmp_path):
     _, _, manifest = written(tmp_path, "gpt2")
     export_deepspeed(open_saved_state(manifest), tmp_path / "ds")

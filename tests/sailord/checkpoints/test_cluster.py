@@ -32,7 +32,7 @@ def kept(store):
     return sorted(int(each[1]) for each in found if each is not None)
 
 
-@pytest.fixture(params=["file", "s3", "gs"])
+@pytest.fixture(params=["file", "s3", pytest.param("gs", marks=pytest.mark.at_length)])
 def store(request, tmp_path):
     """Return where checkpoints are kept; s3fs and gcsfs write to servers of this process."""
     if request.param == "file":

@@ -43,7 +43,11 @@ max_tp = 2
 """
 SMALL = SPEC.replace("LAYERS", "1").replace("FFN", "256")
 LARGE = SPEC.replace("LAYERS", "3").replace("FFN", "16384")
-FORMS = ("huggingface", "dcp", "deepspeed", "megatron")
+FORMS = (
+    "huggingface",
+    "megatron",
+    *(pytest.param(each, marks=pytest.mark.at_length) for each in ("dcp", "deepspeed")),
+)
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,9 @@ def run(*words, cwd=ROOT):
     return done.stdout
 
 
-@pytest.mark.parametrize("words_of_tls", [(), ("tls",)], ids=["plain", "tls"])
+@pytest.mark.parametrize(
+    "words_of_tls", [pytest.param((), marks=pytest.mark.at_length), ("tls",)], ids=["plain", "tls"]
+)
 def test_a_script_survives_the_loss_of_a_node_with_the_losses_of_one_process(folder, words_of_tls):
     script = folder.parent / "mine" / "train.py"
     script.parent.mkdir()

@@ -136,7 +136,11 @@ def test_without_root_zones_are_refused(tmp_path):
 
 @needs_root
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, marks=pytest.mark.at_length), signal.SIGKILL],
+    ids=["interrupted", "killed"],
+)
 def test_job_trains_across_namespaces_and_nothing_is_left(folder, number):
     before = namespaces()
     words = ("--zones", str(ZONES))
@@ -177,7 +181,7 @@ mbit_per_s = 80
 
 
 @needs_root
-@pytest.mark.slow
+@pytest.mark.at_length
 def test_profiler_finds_delay_and_rate_within_a_tenth(folder):
     file = folder.with_name("two.toml")
     file.write_text(TWO)

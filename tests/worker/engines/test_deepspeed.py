@@ -55,7 +55,15 @@ def check_steps(ours, theirs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("pipelines", "cut"), [(1, [1]), (2, []), (2, [1])], ids=str)
+@pytest.mark.parametrize(
+    ("pipelines", "cut"),
+    [
+        pytest.param(1, [1], marks=pytest.mark.at_length),
+        pytest.param(2, [], marks=pytest.mark.at_length),
+        (2, [1]),
+    ],
+    ids=str,
+)
 def test_twenty_steps_with_clipping_match_the_sailor_engine(warm, files, pipelines, cut):
     # The norm starts at 1, half of it from the first stage, which DeepSpeed alone would miss.
     write(files, change=("steps = 3", "steps = 20\nclip_norm = 0.5"))

@@ -43,7 +43,15 @@ def leg(folder: Path, engine: str, job: Job, steps: int, begin=None):
     return results[0][0], state_of(job, results)
 
 
-@pytest.mark.parametrize("changes", [{}, {"zero": 1}, {"optimizer": "sgd"}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, marks=pytest.mark.at_length),
+        {"zero": 1},
+        pytest.param({"optimizer": "sgd"}, marks=pytest.mark.at_length),
+    ],
+    ids=str,
+)
 def test_engines_continue_from_each_others_state(tmp_path, changes):
     job = replace(JOB, **changes)
     straight, (whole, _) = leg(tmp_path, "sailor", job, 6)

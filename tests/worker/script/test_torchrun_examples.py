@@ -25,8 +25,10 @@ ARGUMENTS = {
     "vit": ["--images", "{}/shapes.npz", "--epochs", "3"],
 }
 WRITTEN_MAX = 10
-SURVIVES = tuple(ARGUMENTS) if "SAILOR_EXAMPLES" in os.environ else ("fsdp2",)
-"""`make chaos` tries all of them: each takes a minute."""
+QUICK = "ddp"
+RUNS = [
+    name if name == QUICK else pytest.param(name, marks=pytest.mark.at_length) for name in ARGUMENTS
+]
 
 
 def lines(name):
@@ -66,16 +68,15 @@ def arguments(name, data):
 
 @pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.parametrize("name", RUNS)
 def test_the_script_runs_under_torchrun(name, data):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     run([*torchrun, "--nproc-per-node", "2", FOLDER / f"{name}.py", *arguments(name, data)])
 
 
-@pytest.mark.slow
-@pytest.mark.chaos
+@pytest.mark.at_length
 @pytest.mark.torch
-@pytest.mark.parametrize("name", SURVIVES)
+@pytest.mark.parametrize("name", ARGUMENTS)
 def test_its_version_for_sailor_survives_two_lost_nodes_exactly(name, data):
     kills = [sys.executable, "-m", "tests.chaos.script_kills", "--kills", "2", "--exact"]
     told = run([*kills, FOLDER / f"{name}_sailor.py", "--", *arguments(name, data)])
