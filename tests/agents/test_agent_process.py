@@ -21,6 +21,7 @@ TIMES = int(os.environ.get("EXAMPLES") or os.environ.get("SAILOR_EXAMPLES") or 3
 pytestmark = pytest.mark.asyncio
 
 
+@pytest.mark.slow
 async def test_workers_survive_a_killed_agent_and_are_taken_over(tmp_path):
     chance = random.Random(5)
     async with place(tmp_path) as here:
@@ -51,6 +52,7 @@ async def test_workers_survive_a_killed_agent_and_are_taken_over(tmp_path):
         assert here.workers(1) == workers
 
 
+@pytest.mark.slow
 async def test_an_agent_that_is_long_without_a_leader_ends_its_workers_and_says_so(tmp_path):
     async with place(tmp_path) as here:
         here.more = "alone_s = 4.0\n"
@@ -104,6 +106,7 @@ async def test_an_abort_needs_the_key_and_the_present_term(tmp_path):
         assert here.workers(1) == workers, "idle workers were killed"
 
 
+@pytest.mark.slow
 async def test_an_unresponsive_worker_is_killed_and_the_failure_reported(tmp_path):
     async with place(tmp_path) as here:
         _, node = await here.train()
@@ -116,6 +119,7 @@ async def test_an_unresponsive_worker_is_killed_and_the_failure_reported(tmp_pat
         await until(lambda: not here.workers(1))
 
 
+@pytest.mark.slow
 async def test_sigterm_drains_and_sigint_leaves_the_workers(tmp_path):
     async with place(tmp_path) as here:
         agent, node = await here.train()

@@ -14,6 +14,7 @@ from simulator.spec.job import Objective
 from tests.planner.small_cases import random_case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["paper", "event"])
 def test_gpus_that_cost_nothing_are_planned_for_the_goal_cost(estimator: str) -> None:
     """No share says how much worse another plan is than one that costs nothing."""

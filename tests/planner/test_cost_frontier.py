@@ -57,6 +57,7 @@ def test_more_throughput_always_costs_more(front: Frontier) -> None:
         assert one.usd_per_hour > other.usd_per_hour
 
 
+@pytest.mark.slow
 def test_both_ends_are_the_best_plans_for_both_goals(front: Frontier) -> None:
     fastest, cheapest = plan_job(QUESTION), plan_job(asking(goal="cost"))
     assert fastest.objective is not None
@@ -74,6 +75,7 @@ def test_every_plan_is_valid_and_reproduces_its_figures(front: Frontier) -> None
         assert (estimate.iteration_s, estimate.money.total_usd) == (point.seconds, point.usd)
 
 
+@pytest.mark.slow
 def test_every_point_keeps_the_jobs_limits(front: Frontier) -> None:
     middle = front.points[len(front.points) // 2]
     dear = frontier(asking(max_usd_per_hour=middle.usd_per_hour), points=4)

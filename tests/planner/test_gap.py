@@ -34,6 +34,7 @@ def test_a_search_ends_as_soon_as_the_gap_is_reached(question: Question) -> None
     assert (easy.evaluations, easy.note) == (plain.evaluations, "")
 
 
+@pytest.mark.slow
 def test_a_gap_out_of_reach_is_searched_for_and_said_to_be(question: Question) -> None:
     plain, hard = plan_job(question), plan_job(replace(question, gap=1e-6))
     assert hard.evaluations > 2 * plain.evaluations

@@ -50,6 +50,7 @@ def test_plans_fit_the_supply_and_meet_the_batch(estimator: str, examples: int) 
         assert answer.why
 
 
+@pytest.mark.slow
 @pytest.mark.sim
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_the_order_of_pools_changes_nothing(estimator: str, examples: int) -> None:

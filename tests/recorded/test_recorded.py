@@ -59,6 +59,7 @@ RECORDS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECORDS)
 def test_random_cases_give_the_recorded_answers(name: str) -> None:
     answer, count = RECORDS[name]

@@ -21,7 +21,7 @@ TELL = "from tests.sim.lives import run_life; print(run_life(3).checker.account(
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("first", the_first_quick(range(FIRST, FIRST + SEEDS, CHUNK), quick=5))
+@pytest.mark.parametrize("first", the_first_quick(range(FIRST, FIRST + SEEDS, CHUNK), quick=2))
 def test_simulated_lives_keep_the_invariants_and_settle(first: int) -> None:
     for seed in range(first, min(first + CHUNK, FIRST + SEEDS)):
         run_life(seed)

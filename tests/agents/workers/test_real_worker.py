@@ -36,6 +36,7 @@ async def two_nodes(here: Place, roomless: str = "") -> tuple[NodeRecord, NodeRe
     return await here.ready("a"), await here.ready("b")
 
 
+@pytest.mark.slow
 async def test_training_continues_after_a_reconfiguration_in_place(tmp_path):
     async with place(tmp_path) as here:
         a, b = await two_nodes(here)

@@ -158,6 +158,7 @@ async def two_users(folder: Path, prizes: list[Path]):
                 print(log.read_text())  # Shown if the test fails.
 
 
+@pytest.mark.slow
 async def test_workers_train_and_read_no_secret(folder):
     state, shared = folder / "state", folder / "shared"
     prizes = [
@@ -238,6 +239,7 @@ def work_folder(folder: Path) -> WorkFolder:
     return work
 
 
+@pytest.mark.slow
 async def test_setup_commands_run_as_the_workers_user(folder):
     async with service_of(folder) as client:
         work = work_folder(folder)

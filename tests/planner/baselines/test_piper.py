@@ -135,6 +135,7 @@ def test_a_partly_recomputed_stage_cannot_be_expressed():
     assert reason == "recomputes 1 of the layers 0 to 25 only"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["fixed", "published"])
 def test_proposals_of_a_real_case_are_valid_and_sorted(mode):
     case = small_case(*TWO_KINDS, recompute="auto")

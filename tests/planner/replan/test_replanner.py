@@ -154,6 +154,7 @@ def test_without_a_change_nothing_moves() -> None:
     assert found.transfers.restored == ()
 
 
+@pytest.mark.slow
 def test_more_nodes_never_make_it_worse() -> None:
     for number in range(2):
         case = case_of(f"sequence {number}")
@@ -230,6 +231,7 @@ def test_a_cluster_that_is_too_small_says_what_would_help() -> None:
     assert "breaks a limit" in found.needed
 
 
+@pytest.mark.slow
 def test_a_running_plan_that_exceeds_memory_is_left() -> None:
     """A running plan is no candidate where its devices are too small for it."""
     catalogue = load_catalogue()

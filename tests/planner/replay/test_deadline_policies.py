@@ -124,6 +124,7 @@ gpus = 0
 """
 
 
+@pytest.mark.slow
 def test_the_command_takes_seconds_and_dates(tmp_path: Path) -> None:
     files = {"trace": TRACE_FILE, "cluster": CLUSTER_FILE}
     none = run(tmp_path, "--deadline", "5000", **files)

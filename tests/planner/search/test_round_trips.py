@@ -78,6 +78,7 @@ def least_seconds(
     return least
 
 
+@pytest.mark.slow
 @pytest.mark.sim
 @pytest.mark.parametrize("is_gloo", [False, True])
 def test_no_pipeline_is_quicker_or_cheaper_than_its_bound(

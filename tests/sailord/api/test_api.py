@@ -188,6 +188,7 @@ def test_capacity_message_is_noted_once(head):
     assert_refused(post_plain(head, {"id": "c1"}, path="capacity"), 422)
 
 
+@pytest.mark.slow
 def test_webhook_receiver_gets_every_stage_of_a_job(head, receiver):
     assert head.ask("POST", "/v1/jobs", {"job": JOB, "id": "told"})[0] == 201
     assert_refused(head.ask("POST", "/v1/jobs", {"job": JOB, "id": "told"}), 409)

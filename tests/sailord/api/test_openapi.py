@@ -37,8 +37,14 @@ def api(trained):
     return schemathesis.openapi.from_dict(trained.ask("GET", "/openapi.json")[1])
 
 
-@pytest.mark.parametrize("route", [route for route in ROUTES if route.name != "openapi"],
-                         ids=lambda route: route.name)  # fmt: skip
+@pytest.mark.parametrize(
+    "route",
+    [
+        pytest.param(route, marks=pytest.mark.slow if route.name == "live" else [], id=route.name)
+        for route in ROUTES
+        if route.name != "openapi"
+    ],
+)
 def test_every_answer_matches_the_openapi_document(route, trained, api):
     path = re.sub(r":[a-z|]+", "", route.path)
 

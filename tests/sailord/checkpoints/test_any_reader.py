@@ -74,6 +74,7 @@ def test_one_process_and_another_plan_have_every_bit_of_it(tmp_path, name):
         check(after.state, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
 def test_ranks_and_converters_read_every_bit_of_it_from_a_bucket(tmp_path, scheme):
     with object_stores():

@@ -13,6 +13,7 @@ from tests.sailord.daemon.test_cluster_commands import call
 pytestmark = pytest.mark.torch
 
 
+@pytest.mark.slow
 def test_checkpoints_are_listed_pinned_and_rolled_back_to(place):
     kept = place.folder / "kept"
     chain(kept, 10, 20)

@@ -127,6 +127,7 @@ def test_other_optimizers_and_folders_are_refused(tmp_path):
         import_deepspeed(tmp_path, job, "j", tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_the_command_exports_with_torch_in_another_process(tmp_path):
     made = make(tmp_path / "kept", 10)
     base, _, job = made.durable.manifest.rpartition("/1-10/")[0].rpartition("/")

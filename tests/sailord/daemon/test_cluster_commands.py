@@ -21,6 +21,7 @@ def call(place, *arguments, server=None):
     return CliRunner().invoke(main, [*arguments, "--server", server])
 
 
+@pytest.mark.slow
 def test_job_is_followed_from_the_command_line(place):
     place.start()
     wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
@@ -84,6 +85,7 @@ def test_commands_have_shell_completion(shell):
     assert "_SAILORCTL_COMPLETE" in CliRunner().invoke(main, ["completion", shell]).output
 
 
+@pytest.mark.slow
 def test_status_is_watched_across_a_restart(place):
     head = place.start()
     wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)

@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from agents.protocol.records import JobId, NodeId
 from agents.protocol.store_keys import Keys
 from agents.store.factory import open_store
@@ -59,6 +61,7 @@ def log_lines(place, *, key: str) -> list[dict[str, object]]:
     return [line for line in lines if line.get("record") == key]
 
 
+@pytest.mark.slow
 def test_each_unreadable_record_is_told_once_and_the_job_goes_on(place):
     count = begin(place)
     odd = {
@@ -95,6 +98,7 @@ def test_each_unreadable_record_is_told_once_and_the_job_goes_on(place):
         assert {line["level"] for line in lines} == {"error"}
 
 
+@pytest.mark.slow
 def test_unreadable_generation_keeps_the_cluster_until_it_can_be_read(place):
     count = begin(place)
     gen = get(place, KEYS.generation(JobId("j"))).value

@@ -97,6 +97,7 @@ def command_of(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_is_tidied_up_after(folder):
     up = launch(folder, worker=WORKER)
     try:

@@ -29,6 +29,7 @@ def test_the_last_dollars_buy_no_instance():
     assert "stay" in wanted.why
 
 
+@pytest.mark.slow
 def test_the_target_keeps_the_on_demand_minimum():
     firm = replace(POOL, spot=False, up=0, obtainable=1, usd_per_hour=5.0)
     three = replace(QUESTION, pools=(POOL, firm), usd_per_hour_max=9.5)

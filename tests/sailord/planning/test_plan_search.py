@@ -138,6 +138,7 @@ def test_a_job_behind_its_deadline_is_planned_for_speed():
     assert ahead.answer(replace(grown, is_behind=True)) is None
 
 
+@pytest.mark.slow
 def test_new_node_of_a_stormy_pool_is_used_once_waiting_has_cost_enough():
     """Its uptime and the losses of its pool decide on a voluntary reconfiguration."""
     spec = (ROOT / "examples" / "opt-350m.toml").read_text(encoding="utf-8")

@@ -107,6 +107,7 @@ def test_killed_rank_loses_no_step_that_survivors_completed(agents, expected):
     assert len(agents.check_losses(expected)) > 4
 
 
+@pytest.mark.slow
 def test_source_that_no_longer_answers_is_reported_as_a_lost_peer(agents):
     """Its node died with pieces that only it had, and its lease stands."""
     agents.start(TWO, 1, memory_every=1000)

@@ -150,6 +150,7 @@ def test_training_without_deepspeeds_optimizers_needs_no_compiler(warm, tmp_path
     assert not list(tmp_path.glob("*/*.so"))
 
 
+@pytest.mark.slow
 @NEEDS_DEEPSPEED
 @pytest.mark.torch
 def test_deepspeeds_optimizers_without_a_compiler_are_refused(warm, tmp_path):

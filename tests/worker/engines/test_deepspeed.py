@@ -75,6 +75,7 @@ def test_twenty_steps_with_clipping_match_the_sailor_engine(warm, files, pipelin
     check_steps(ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["tied apart", "tied in one stage", "dropout", "zero"])
 def test_losses_samples_and_weights_match_the_sailor_engine(warm, files, case):
     if case == "tied in one stage":
@@ -153,6 +154,7 @@ def test_unknown_optimizers_and_schedulers_are_reported_before_any_rank_starts(w
     assert "gradient_clipping is 7.0, but the job has" in done.err
 
 
+@pytest.mark.slow
 def test_configuration_rejected_by_deepspeed_is_reported_without_a_stack_trace(warm, files):
     (files / "ds.json").write_text('{"zero_optimization": {"stage": 1, "foo": 2}}')
     done = run(warm, files, "--engine", "deepspeed", "--deepspeed-config", files / "ds.json")
@@ -199,6 +201,7 @@ def test_bf16_is_close_to_the_sailor_engine(warm, files):
         assert other["grad_norm"] == pytest.approx(mine["grad_norm"], rel=2e-2)
 
 
+@pytest.mark.slow
 def test_non_finite_loss_ends_the_run(warm, files):
     write(files, change=("learning_rate = 0.01", "learning_rate = 1e30\nskip_nonfinite = 0"))
     give_plan(files, ALIKE, ALIKE)
@@ -209,6 +212,7 @@ def test_non_finite_loss_ends_the_run(warm, files):
     assert "step 1: the output of layer 1 is not finite on rank 1" in theirs
 
 
+@pytest.mark.slow
 def test_killed_rank_ends_the_run(warm, files):
     done = run(warm, files, "--engine", "deepspeed", SAILOR_FAIL_AT="2:step:1")
     assert done.code == 1

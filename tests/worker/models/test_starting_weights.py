@@ -58,6 +58,7 @@ def test_any_plan_starts_from_a_checkpoint(warm: Warm, tmp_path: Path) -> None:
     assert alone[0] < fresh[0] - 0.01
 
 
+@pytest.mark.slow
 def test_checkpoint_problems_are_reported_before_any_rank_starts(
     warm: Warm, tmp_path: Path
 ) -> None:

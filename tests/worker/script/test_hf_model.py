@@ -79,6 +79,7 @@ def mapped_from(folder):
     return [tuple(int(part, 16) for part in line[0].split("-")) for line in lines]
 
 
+@pytest.mark.slow
 def test_parameters_take_no_memory_before_a_rank_takes_its_share(tmp_path):
     sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8}
     language_model("llama", **sizes).float().save_pretrained(tmp_path, max_shard_size="30MB")

@@ -98,6 +98,7 @@ def test_a_script_that_prints_is_described_all_the_same(script, warm, tmp_path):
     assert "note: planned without tensor parallelism: Sequential declares no" in done.err
 
 
+@pytest.mark.slow
 def test_a_script_trains_alone_and_under_a_plan_to_the_same_losses(script, warm):
     losses = []
     trainer = sailor.Trainer(**_given(load_script(script)))

@@ -83,6 +83,7 @@ def test_the_role_has_what_the_calls_need_and_no_more():
     assert cloud.needed == role_permissions()
 
 
+@pytest.mark.slow
 def test_a_permission_that_is_missing_is_named_with_its_cure():
     cloud = world()
     with doing_all(cloud) as play:

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 pytest.importorskip("transformers", reason="their models are the oracle")
 
 from simulator.documents.problems import InputError
+from tests.conftest import the_first_quick
 from tests.worker.hf_families import (
     FAMILIES,
     MIXTURES,
@@ -96,7 +97,7 @@ def assert_close(found, wanted, where, rel=1e-10):
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("family", [*FAMILIES, *MIXTURES, "vit"])
+@pytest.mark.parametrize("family", the_first_quick([*FAMILIES, *MIXTURES, "vit"], quick=3))
 def test_any_plan_trains_a_model_of_transformers_as_a_plain_loop_does(family, examples):
     with all_in_fp64():
         if family == "vit":
@@ -180,6 +181,7 @@ def test_an_evaluation_before_the_first_step_leaves_dropout_as_it_is():
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 def test_micro_batches_may_be_of_different_lengths():
     def padded_to_the_longest(items):
         length = max(int(item["attention_mask"].sum()) for item in items)
@@ -226,6 +228,7 @@ def test_weights_tied_by_hand_and_rising_dropout_train_alike_under_any_plan():
         assert_close(trained(recipe, job, plan), wanted, f"seed {seed}: {plan}")
 
 
+@pytest.mark.slow
 def test_a_data_set_that_draws_gives_every_stage_the_same():
     class Masked:
         def __len__(self):
