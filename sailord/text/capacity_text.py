@@ -1,4 +1,4 @@
-"""Text of ``sailorctl capacity``, and the problems of capacity that ``doctor`` lists."""
+"""Text of ``sailorctl capacity``."""
 
 from __future__ import annotations
 
@@ -82,19 +82,3 @@ def _cost(money: dict[str, Any]) -> str:
     if money["unpriced"]:
         text += f", without {', '.join(money['unpriced'])} (price unknown)"
     return text + STOPS[money["stop"]]
-
-
-def capacity_problems(glance: dict[str, Any] | None) -> list[str]:
-    """Return what is wrong with rented instances, each with its cure."""
-    if glance is None:
-        return []
-    found = [
-        f"{name} could not be deleted and is still billed; delete it by hand"
-        for name in glance["orphans"]
-    ]
-    if glance["stop"]:
-        found.append("the capacity budget is spent; raise [capacity] usd_max and restart sailord")
-    found += [f"nothing is rented of {pool}" for pool in glance["stopped"]]
-    if glance["resting"] and glance["up"] < glance["wanted"]:
-        found.append("instances are missing, requests were refused; see sailorctl capacity")
-    return found

@@ -21,7 +21,7 @@ def status_text(status: dict[str, Any]) -> str:
     """Return the cluster, its job, nodes, instances and plan, one line each."""
     store, leader = status["store"], status["leader"]
     led = f"leader {leader['host']} ({leader['address']})" if leader else "no leader"
-    lines = [f"cluster     {status['cluster']}, {led}"]
+    lines = [f"cluster     {status['cluster']}, {led}", *_problem_lines(status.get("problems"))]
     if not store["answers"]:
         away = duration(status["at"] - store["away_since"])
         lines.append(f"store       does not answer for {away}; the job trains, commits wait")
@@ -57,6 +57,16 @@ def status_text(status: dict[str, Any]) -> str:
             lines.append(f"deadline    {status['capacity']['deadline']}")
     plan = status["job"]["plan"] if status["job"] else None
     return "\n".join([*lines, *(plan_lines(plan) if plan else [])])
+
+
+def _problem_lines(problems: Sequence[str] | None) -> list[str]:
+    """Return the first thing that needs a person, and how many do; unknown of an older sailord."""
+    if problems is None:
+        return []
+    if not problems:
+        return ["problems    none"]
+    more = f" (1 of {len(problems)}: sailorctl doctor)" if len(problems) > 1 else ""
+    return [f"problems    {problems[0]}{more}"]
 
 
 def _paused_lines(paused: Sequence[dict[str, Any]]) -> list[str]:

@@ -71,6 +71,7 @@ class Machines(Hooks):
 
     place: Place
     notice_s: float = NOTICE_S
+    lease_s: float = 2.0
     servers: MetadataServers = field(default_factory=MetadataServers)
     metadata: dict[str, Metadata] = field(default_factory=dict)
     agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -81,7 +82,8 @@ class Machines(Hooks):
         config = folder / "agent.toml"
         config.write_text(
             f'name = "{vm.name}"\nzone = "{vm.zone}"\nmachine = "{vm.machine}"\n'
-            f"spot = true\nnotice_s = {self.notice_s}\n{agent_text(self.place, self.place.memory)}"
+            f"spot = true\nnotice_s = {self.notice_s}\n"
+            f"{agent_text(self.place, self.place.memory, self.lease_s)}"
         )
         words = ["agents.main", "run", "--config", str(config)]
         # Without its GPU it is like this host: the agent finds no driver and ends.
@@ -194,6 +196,7 @@ def rented_cluster(
     capacity: str,
     notice_s: float = NOTICE_S,
     groups: Sequence[Group] = (),
+    lease_s: float = 2.0,
 ) -> Iterator[RentedCluster]:
     """A cloud with two zones and one machine type, and a sailord that may rent from it.
 
@@ -201,7 +204,7 @@ def rented_cluster(
     """
     place = Place(folder, memory_gib=1.455)  # So that two instances can train the model.
     place.make()
-    machines = Machines(place, notice_s)
+    machines = Machines(place, notice_s, lease_s)
     cloud = Cloud(
         hooks=machines,
         offers={LARGE: Offer("nvidia-tesla-a100", 1, "NVIDIA_A100_GPUS", 2.0, 0.8)},

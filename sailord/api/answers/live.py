@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agents.protocol.codec import plain
-from agents.protocol.records import NodeId
-from sailord.api.answers import render, types
-from sailord.api.answers.types import CapacityGlance, GoodputView
+from agents.protocol.records import NodeId, Point
+from sailord.api.answers import render
+from sailord.api.answers.problems import Service, problems_of
+from sailord.api.answers.types import ActiveView, GoodputView, NodeView
 from sailord.controller.step_rate import StepRate
 from sailord.core.model.nodes import Node
 from sailord.core.model.state import Active, State
@@ -29,11 +30,11 @@ class Surroundings:
     step_rate: StepRate
     at_of: Mapping[str, float]
     """When a message was stored, by its id; tells when a checkpoint became durable."""
+    safe: Point | None
+    """The newest point that the loss of any one node leaves."""
     goodput: GoodputView
-    capacity: CapacityGlance | None
-    store: types.StoreView
+    service: Service
     leader: str
-    troubles: tuple[str, ...]
 
 
 @dataclass(eq=False)
@@ -43,7 +44,9 @@ class NodeRows:
     kinds: list[tuple[str, str, str, int, bool]] = field(default_factory=list)
     """The distinct (zone, machine type, GPU, GPUs, spot); a row names its own by index."""
     _numbers: dict[tuple[str, str, str, int, bool], int] = field(default_factory=dict)
-    _rows: dict[NodeId, tuple[Node, str, bool, dict[str, Any]]] = field(default_factory=dict)
+    _rows: dict[NodeId, tuple[Node, str, bool, NodeView, dict[str, Any]]] = field(
+        default_factory=dict
+    )
 
     def of(self, state: State) -> dict[NodeId, dict[str, Any]]:
         """Return a row for each node by its id; empty fields are left out."""
@@ -53,12 +56,17 @@ class NodeRows:
             said, is_safe = slow.get(id_, ""), id_ in free
             row = known.get(id_)
             if row is None or row[0] is not node or row[1:3] != (said, is_safe):
-                row = node, said, is_safe, self._row(node, said, is_safe=is_safe)
+                view = render.node_view(node, safe_to_stop=is_safe, slow=said)
+                row = node, said, is_safe, view, self._row(node, view)
             self._rows[id_] = row
-        return {id_: row[3] for id_, row in self._rows.items()}
+        return {id_: row[4] for id_, row in self._rows.items()}
 
-    def _row(self, node: Node, slow: str, *, is_safe: bool) -> dict[str, Any]:
-        view = render.node_view(node, safe_to_stop=is_safe, slow=slow)
+    @property
+    def views(self) -> list[NodeView]:
+        """The nodes of the last rows."""
+        return [row[3] for row in self._rows.values()]
+
+    def _row(self, node: Node, view: NodeView) -> dict[str, Any]:
         kind = (view.zone, view.machine, view.gpu, view.gpus, view.spot)
         if kind not in self._numbers:
             self._numbers[kind] = len(self.kinds)
@@ -70,7 +78,7 @@ class NodeRows:
             "taking": view.taking,
             "leaves_at": view.leaves_at,
             "cordoned": view.cordoned,
-            "safe": is_safe and view.state == "draining",
+            "safe": view.safe_to_stop and view.state == "draining",
             "why": view.why_lost or view.failure or view.unsound or view.slow or view.trouble,
             "busy": [] if node.report is None else [[r, _digits(s)] for r, s in node.report.busy],
         }
@@ -81,11 +89,14 @@ def live_document(state: State, rows: NodeRows, about: Surroundings) -> dict[str
     """Return the document."""
     nodes = rows.of(state)
     active = state.active
+    job = render.active_view(
+        state, about.step_rate, None, about.about, about.at_of, state.now, about.safe
+    )
     document = {
         "leads": state.term is not None,
         "leader": about.leader,
-        "store": plain(about.store),
-        "job": None if active is None else _job(state, active, about),
+        "store": plain(about.service.store),
+        "job": None if job is None else _job(state, active, job),
         "plan": _plan(active, about),
         "nodes": nodes,
         "kinds": [list(kind) for kind in rows.kinds],
@@ -93,15 +104,14 @@ def live_document(state: State, rows: NodeRows, about: Surroundings) -> dict[str
         "queue": [job.id for job in render.jobs_view(state).jobs if job.state == "queued"],
         "paused": [job.id for job in render.jobs_view(state).jobs if job.state == "paused"],
         "goodput": _goodput(about.goodput),
-        "capacity": None if about.capacity is None else plain(about.capacity),
-        "troubles": list(about.troubles),
+        "capacity": None if about.service.capacity is None else plain(about.service.capacity),
+        "problems": list(problems_of(about.service, job, rows.views, state.now)),
     }
     return {key: value for key, value in document.items() if value is not None}
 
 
-def _job(state: State, active: Active, about: Surroundings) -> dict[str, Any]:
-    view = render.active_view(state, about.step_rate, None, about.about, about.at_of, state.now)
-    assert view is not None
+def _job(state: State, active: Active | None, view: ActiveView) -> dict[str, Any]:
+    assert active is not None
     generation, bill = view.generation, state.job.bill
     age = view.durable_age_s
     return {
@@ -129,7 +139,8 @@ def _job(state: State, active: Active, about: Surroundings) -> dict[str, Any]:
         "durable_step": view.durable_step,
         "durable_at": None if age is None else round(state.now - age),
         "saves": state.job.saving.uri is not None,
-        "troubles": [*view.troubles, *filter(None, [view.storage_trouble])],
+        "safe_step": view.safe_step,
+        "troubles": list(view.troubles),
         "failures": view.failures,
         "drift": list(view.drift),
         "spent": {

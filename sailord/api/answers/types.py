@@ -334,6 +334,8 @@ class Status:
     """By the store's key, or by sender: records and messages that this sailord cannot read, and
     why. It leaves them alone."""
     refusals: Refusals = Refusals(0, {})
+    problems: tuple[str, ...] = ()
+    """What needs a person, each with its cure; the rest of this answer has the facts behind it."""
 
 
 @dataclass(frozen=True, slots=True)

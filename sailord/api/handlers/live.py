@@ -19,11 +19,11 @@ from sailord.api.access.load_limits import LOAD
 from sailord.api.answers.goodput import goodput_view
 from sailord.api.answers.live import NodeRows, Surroundings, live_document
 from sailord.api.answers.responses import Refusal, answer, too_many
-from sailord.api.answers.types import StoreView, TimelineView
-from sailord.api.handlers.capacity import glance_of
+from sailord.api.answers.types import TimelineView
 from sailord.api.handlers.context import CONTEXT, ApiContext
 from sailord.api.handlers.jobs import job_of
 from sailord.api.handlers.plans import plan_of
+from sailord.api.handlers.status import service_of
 from sailord.page.merge_patch import merge_patch
 from sailord.page.training_curve import Sample
 from sailord.planning.messages import PlanRequest
@@ -70,22 +70,15 @@ LIVE = web.AppKey("live", LiveDocument)
 def _surroundings(
     api: ApiContext, plan: dict[str, Any] | None, about: dict[str, Any]
 ) -> Surroundings:
-    cluster, outbox = api.controller.cluster, api.controller.announcer.outbox
-    store, found = cluster.store, api.own_gateway.unreadable.found
-    trouble = store.refused_write if store.is_available else store.error
     return Surroundings(
         plan=plan,
         about=about,
-        step_rate=cluster.step_rate,
-        at_of=outbox.at_of,
+        step_rate=api.controller.cluster.step_rate,
+        at_of=api.controller.announcer.outbox.at_of,
+        safe=api.controller.safe_point(),
         goodput=goodput_view(api.goodput.ledger),
-        capacity=glance_of(api),
-        store=StoreView(store.is_available, store.unavailable_since, trouble),
+        service=service_of(api),
         leader="" if api.leader is None else api.leader.host,
-        troubles=(
-            *(f"{url} does not accept messages: {why}" for url, why in outbox.failing.items()),
-            *(f"{key} cannot be read: {why}" for key, why in sorted(found.items())),
-        ),
     )
 
 

@@ -6,6 +6,7 @@ from aiohttp import web
 
 from agents.rpc.strangers import Strangers
 from sailord.api.answers import render, types
+from sailord.api.answers.problems import Service, problems_of
 from sailord.api.answers.responses import answer, refusal
 from sailord.api.handlers.capacity import glance_of
 from sailord.api.handlers.context import CONTEXT, ApiContext
@@ -48,6 +49,8 @@ async def status(request: web.Request) -> web.Response:
     plan, about = await plan_of(api, state)
     leader, outbox = api.leader, api.controller.announcer.outbox
     step_rate, safe = api.controller.cluster.step_rate, api.controller.safe_point()
+    job = render.active_view(state, step_rate, plan, about, outbox.at_of, now, safe)
+    service = service_of(api)
     return answer(
         types.Status(
             cluster=api.config.cluster_name,
@@ -55,17 +58,32 @@ async def status(request: web.Request) -> web.Response:
             leads=api.state.term is not None,
             term=api.state.term,
             leader=None if leader is None else types.LeaderView(leader.host, leader.address),
-            store=_store_view(api),
-            job=render.active_view(state, step_rate, plan, about, outbox.at_of, now, safe),
+            store=service.store,
+            job=job,
             **render.queue_view(state),
             unsound=render.unsound_view(state),
             nodes=render.counts_view(state),
             leaving=render.leaving_view(state),
-            capacity=glance_of(api),
-            unreadable=dict(sorted(api.own_gateway.unreadable.found.items())),
-            refusals=_refusals_of(api.strangers),
-            unheard=tuple(f"{url}: {why}" for url, why in outbox.failing.items()),
+            capacity=service.capacity,
+            unreadable=service.unreadable,
+            refusals=service.refusals,
+            unheard=service.unheard,
+            problems=problems_of(service, job, render.nodes_view(state).nodes, now),
         )
+    )
+
+
+def service_of(api: ApiContext) -> Service:
+    """Return how sailord itself fares."""
+    return Service(
+        has_leader=api.leader is not None,
+        store=_store_view(api),
+        unheard=tuple(
+            f"{url}: {why}" for url, why in api.controller.announcer.outbox.failing.items()
+        ),
+        unreadable=dict(sorted(api.own_gateway.unreadable.found.items())),
+        refusals=_refusals_of(api.strangers),
+        capacity=glance_of(api),
     )
 
 

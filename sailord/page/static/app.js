@@ -157,11 +157,11 @@ function renderNow(doc) {
     ["done in", Number.isFinite(left) ? duration(left) : "–", Number.isFinite(left) ? `at ${moment(now() + left)}` : "not known yet"],
     ["now", job.spent?.usd_per_hour === undefined ? "–" : usd(job.spent.usd_per_hour), job.spent?.usd_per_hour === undefined ? "a price is unknown" : "an hour"],
     ["durable", job.durable_step === undefined ? "–" : `step ${count(job.durable_step)}`, durableNote(job)],
+    ["at risk", job.safe_step === undefined ? "–" : plural(Math.max(job.step - job.safe_step, 0), "step"), job.safe_step === undefined ? "no copy on a second node" : "if one node is lost"],
     ["goodput", goodputNow(doc.goodput), "of paid GPU time"],
+    ["problems", doc.problems?.length ? count(doc.problems.length) : "none", doc.problems?.length ? "need a person, see below" : "nothing needs a person"],
   ] : []);
-  const troubles = [...(job?.troubles ?? []), ...(job?.drift ?? []), ...(doc.troubles ?? []), ...(doc.capacity?.stopped ?? []),
-    ...(doc.capacity?.orphans ?? []).map((name) => `${name} could not be deleted and is still billed`),
-    ...(doc.store && !doc.store.answers ? [`the store is unavailable: ${doc.store.trouble}`] : [])];
+  const troubles = [...(doc.problems ?? []), ...(job?.troubles ?? []), ...(job?.drift ?? [])];
   const box = byId("troubles");
   box.hidden = troubles.length === 0;
   if (box.dataset.key !== troubles.join("\n")) {

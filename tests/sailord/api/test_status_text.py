@@ -14,7 +14,8 @@ import pytest
 from agents.protocol.codec import plain
 from agents.protocol.records import Bill, Durable, GenerationRecord, JobId, Point
 from sailord.api.answers import render
-from sailord.api.answers.types import LeaderView, Status, StoreView
+from sailord.api.answers.problems import Service, problems_of
+from sailord.api.answers.types import LeaderView, Refusals, Status, StoreView
 from sailord.controller.step_rate import StepRate
 from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Held, Opening, Phase, Running, Starting, Stopping, Waiting
@@ -158,22 +159,27 @@ def shown(case: Case) -> str:
         known = replace(known, active=active, durables={JOB: DURABLE} if case.has_plan else {})
     plan = json.loads(PLAN.read_text(encoding="utf-8")) if case.has_plan else None
     told_at = {committed_id(JOB, DURABLE): NOW - 90}
+    about = ABOUT if case.generation else {}
+    seen = render.active_view(known, StepRate(), plan, about, told_at, NOW)
+    store = (
+        StoreView(False, NOW - 42, "etcd refused: etcdserver: permission denied")
+        if case.is_away
+        else StoreView(True, None)
+    )
+    service = Service(True, store, (), {}, Refusals(0, {}), None)
     status = Status(
         cluster="prod",
         at=NOW,
         leads=True,
         term=7,
         leader=LeaderView("head-1", "10.0.0.1:7077"),
-        store=StoreView(False, NOW - 42, "etcd refused: etcdserver: permission denied")
-        if case.is_away
-        else StoreView(True, None),
-        job=render.active_view(
-            known, StepRate(), plan, ABOUT if case.generation else {}, told_at, NOW
-        ),
+        store=store,
+        job=seen,
         **render.queue_view(known),
         unsound=render.unsound_view(known),
         nodes=render.counts_view(known),
         leaving=render.leaving_view(known),
+        problems=problems_of(service, seen, render.nodes_view(known).nodes, NOW),
     )
     return status_text(json.loads(json.dumps(plain(status)))) + "\n"
 

@@ -17,12 +17,13 @@ from sailord.client import ServerProblem
 from sailord.local.paths import Place
 
 
-def agent_text(place: Place, memory: Path) -> str:
+def agent_text(place: Place, memory: Path, lease_s: float = 2.0) -> str:
     return (
         f'cluster_name = "local"\nstate = "."\nkey = "{place.folder}/key"\n'
         f'store = "unix://{place.folder}/head/store.sock"\n'
         f'catalogue = "{place.folder}/catalogue.toml"\nworker = "worker.control.worker_process"\n'
-        f'memory = "{memory}"\nthreads = 1\nlease_s = 2.0\norphan_s = 10.0\n[listen]\nport = 0\n'
+        f'memory = "{memory}"\nthreads = 1\nlease_s = {lease_s}\norphan_s = {5 * lease_s}\n'
+        "[listen]\nport = 0\n"
     )
 
 

@@ -9,13 +9,15 @@ import pytest
 from agents.protocol.codec import decode, encode, plain
 from agents.protocol.records import NodeId, NodeRecord
 from planner.move_policy.node_lifetimes import History
+from sailord.api.answers.problems import capacity_problems
+from sailord.api.answers.types import CapacityGlance
 from sailord.api.handlers.capacity import CapacityView, capacity_view
 from sailord.api.handlers.metrics import capacity_metrics, exposition
 from sailord.capacity.core import model
 from sailord.core.model.nodes import Node
 from sailord.core.model.state import State
 from sailord.providers.interface import Granted, Quota, Refused
-from sailord.text.capacity_text import capacity_problems, capacity_text
+from sailord.text.capacity_text import capacity_text
 from sailord.text.cluster_text import glance_text
 from tests.sailord.capacity.story import A, B, Story, machine
 
@@ -125,7 +127,7 @@ def test_status_and_doctor_summarise_capacity():
     assert glance_text(glance) == (
         "1 of 3 wanted are up, 1 starting, 1 pool in cooldown after a refusal; $7.20/h"
     )
-    assert [line.split()[0] for line in capacity_problems(glance)] == ["m2", "instances"]
-    spent = {**glance, "stop": "ended", "orphans": [], "resting": 0}
-    assert "capacity budget is spent" in capacity_problems(spent)[0]
-    assert capacity_problems(None) == []
+    seen = CapacityGlance(**glance)
+    assert [line.split()[0] for line in capacity_problems(seen)] == ["m2", "instances"]
+    (spent,) = capacity_problems(replace(seen, stop="ended", orphans=(), resting=0))
+    assert "capacity budget is spent" in spent

@@ -1,0 +1,109 @@
+"""What needs a person, one sentence each with its cure: for ``doctor``, ``status`` and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from agents.protocol.codec import plain
+from sailord.api.answers.types import (
+    ActiveView,
+    CapacityGlance,
+    NodeView,
+    Refusals,
+    StoreView,
+)
+from sailord.text.cluster_text import cure_of_hold, refused_line
+from sailord.text.units import duration
+
+REFUSALS_MANY = 10
+"""Refused requests within an hour that are reported; fewer may be typing errors."""
+OVERDUE_S = 60.0
+"""Report a node that is still up so long after its notice ran out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """How sailord itself fares, apart from job and nodes."""
+
+    has_leader: bool
+    store: StoreView
+    unheard: tuple[str, ...]
+    """Webhook receivers that do not accept messages, and why."""
+    unreadable: Mapping[str, str]
+    refusals: Refusals
+    capacity: CapacityGlance | None
+
+
+def problems_of(
+    service: Service, job: ActiveView | None, nodes: Iterable[NodeView], now: float
+) -> tuple[str, ...]:
+    """Return all problems, those of the service first."""
+    return (*_service_problems(service), *_job_problems(job), *_node_problems(nodes, now))
+
+
+def _service_problems(service: Service) -> Iterator[str]:
+    store = service.store
+    if not store.answers:
+        trouble = f" ({store.trouble})" if store.trouble else ""
+        cure = "check that it runs and that the leader reaches it"
+        yield f"the store does not answer{trouble}; {cure}"
+    elif store.trouble:
+        yield f"the store rejects writes and blocks the controller: {store.trouble}"
+    if not service.has_leader:
+        yield "no leader is elected; read the log of each sailord"
+    yield from (f"webhook receiver does not answer: {each}" for each in service.unheard)
+    yield from (f"cannot be read: {key}: {why}" for key, why in service.unreadable.items())
+    if service.refusals.last_hour >= REFUSALS_MANY:
+        refused = refused_line({"refusals": plain(service.refusals)})
+        yield f"refused: {refused}; see sailor_requests_refused_total, and docs/security.md"
+    if service.capacity is not None:
+        yield from capacity_problems(service.capacity)
+
+
+def capacity_problems(glance: CapacityGlance) -> Iterator[str]:
+    """Yield what is wrong with rented instances."""
+    for name in glance.orphans:
+        yield f"{name} could not be deleted and is still billed; delete it by hand"
+    if glance.stop:
+        yield "the capacity budget is spent; raise [capacity] usd_max and restart sailord"
+    yield from (f"nothing is rented of {pool}" for pool in glance.stopped)
+    if glance.resting and glance.up < glance.wanted:
+        yield "instances are missing, requests were refused; see sailorctl capacity"
+
+
+def _job_problems(job: ActiveView | None) -> Iterator[str]:
+    if job is None:
+        return
+    if job.state == "held":
+        cure = cure_of_hold(job.id, plain(job.spent))
+        yield f"{job.id} is held: {job.phase.reason}; {cure}"
+    elif job.phase.name == "waiting":
+        yield f"{job.id} waits: {job.phase.reason}"
+    if job.storage_trouble:
+        yield f"checkpoints fail: {job.storage_trouble}"
+
+
+def _node_problems(nodes: Iterable[NodeView], now: float) -> Iterator[str]:
+    is_empty = True
+    for node in nodes:
+        is_empty = False
+        # Spot nodes are expected to be lost.
+        is_missed = node.state == "suspect" or (node.state == "lost" and not node.spot)
+        if is_missed or node.failure:
+            why = node.failure or node.why_lost
+            yield f"{node.name} is {node.state}{f': {why}' if why else ''}"
+        if node.unsound:
+            yield f"{node.name} is not used: {node.unsound}"
+        if node.state == "lost":
+            continue
+        if node.trouble:
+            yield f"{node.name}: {node.trouble}"
+        overdue_s = 0.0 if node.leaves_at is None else now - node.leaves_at
+        if overdue_s > OVERDUE_S:
+            yield (
+                f"{node.name} is still up {duration(overdue_s)} after its notice ran out; "
+                f"sailorctl withdraw {node.name} lets plans use it again"
+            )
+    if is_empty:
+        yield "there is no node; start sailor-agent on one"

@@ -1,0 +1,94 @@
+"""What needs a person: what an operator must not miss, and no more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sailord.api.answers.problems import OVERDUE_S, REFUSALS_MANY, Service, problems_of
+from sailord.api.answers.types import NodeView, Refusals, StoreView
+from sailord.text.cluster_text import status_text
+
+WELL = Service(
+    has_leader=True,
+    store=StoreView(True, None),
+    unheard=(),
+    unreadable={},
+    refusals=Refusals(0, {}),
+    capacity=None,
+)
+NODE = NodeView(
+    id="a.1", name="a", state="ready", zone="z", machine="m", gpu="g", gpus=1, spot=False,
+    address="h:1", cordoned=False, leaves_at=None, taking=None, generation=1, step=5, failure="",
+    why_lost="", trouble="", safe_to_stop=False, unsound="", slow="",
+)  # fmt: skip
+
+
+def told(service: Service = WELL, *nodes: NodeView, now: float = 1000.0) -> tuple[str, ...]:
+    return problems_of(service, None, nodes or (NODE,), now)
+
+
+def test_nothing_is_said_of_a_cluster_that_is_well() -> None:
+    assert told() == ()
+    assert told(WELL, replace(NODE, state="draining", leaves_at=1000.0 - OVERDUE_S)) == ()
+    refused = Refusals(REFUSALS_MANY - 1, {"token": 9}, 999.0, "h", "token")
+    assert told(replace(WELL, refusals=refused)) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"state": "suspect"}, "a is suspect"),
+        ({"state": "lost", "why_lost": "its agent is silent"}, "a is lost: its agent is silent"),
+        ({"failure": "out of memory"}, "a is ready: out of memory"),
+        ({"unsound": "GPU 3 is broken"}, "a is not used: GPU 3 is broken"),
+        ({"trouble": "no room for snapshots"}, "a: no room for snapshots"),
+        ({"leaves_at": 900.0}, "sailorctl withdraw a"),
+    ],
+)
+def test_each_trouble_of_a_node_is_told(changes: dict[str, Any], words: str) -> None:
+    (found,) = told(WELL, replace(NODE, **changes))
+    assert words in found
+
+
+def test_a_lost_spot_node_needs_nobody() -> None:
+    assert told(WELL, replace(NODE, state="lost", why_lost="preempted", spot=True)) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"has_leader": False}, "no leader is elected"),
+        ({"store": StoreView(False, 1.0, "refused")}, "the store does not answer (refused)"),
+        ({"store": StoreView(True, None, "no space")}, "rejects writes"),
+        ({"unheard": ("http://h: 500",)}, "does not answer: http://h: 500"),
+        ({"unreadable": {"/k": "no number"}}, "cannot be read: /k: no number"),
+        ({"refusals": Refusals(REFUSALS_MANY, {}, 1.0, "h", "token")}, "10 requests within"),
+    ],
+)
+def test_each_trouble_of_the_service_is_told(changes: dict[str, Any], words: str) -> None:
+    (found,) = told(replace(WELL, **changes))
+    assert words in found
+
+
+def test_a_cluster_without_nodes_says_so() -> None:
+    assert problems_of(WELL, None, (), 0.0) == ("there is no node; start sailor-agent on one",)
+
+
+@pytest.mark.parametrize(
+    ("problems", "line"),
+    [
+        ([], "problems    none"),
+        (["a is lost"], "problems    a is lost"),
+        (["a is lost", "b: full"], "problems    a is lost (1 of 2: sailorctl doctor)"),
+    ],
+)
+def test_status_tells_the_first_problem(problems: list[str], line: str) -> None:
+    status = {
+        "cluster": "c", "at": 0.0, "leader": None, "store": {"answers": True, "trouble": ""},
+        "job": None, "queued": 0, "nodes": {}, "unsound": {}, "leaving": [], "capacity": None,
+        "problems": problems,
+    }  # fmt: skip
+    assert status_text(status).splitlines()[1] == line
