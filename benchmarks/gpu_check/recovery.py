@@ -39,18 +39,19 @@ steps = 1000000
 memory_every = 5
 """
 STEPS_BEFORE = 12
+MEMORY_BYTES = 2**30
+"""More than all snapshots of this job take."""
 WITHIN_S = 60.0
 
 
 class _Cluster:
     """sailord and one agent, each a process."""
 
-    def __init__(self, folder: Path, setting: Setting) -> None:
+    def __init__(self, folder: Path, memory: Path, setting: Setting) -> None:
         self.folder, self._processes = folder, {}
         kind, _ = setting.kind()
         (folder / "key").touch(mode=0o600)
         (folder / "key").write_text(secrets.token_hex(32), encoding="ascii")
-        self.memory = Path(tempfile.mkdtemp(prefix="sailor-gpu-check-", dir=_memory()))
         pool = f'[[pool]]\nzone = "{ZONE}"\ngpu = "{kind}"\ngpus_per_machine = 1\ngpus = 1\n'
         (folder / "cluster.toml").write_text(pool, encoding="utf-8")
         (folder / "sailord.toml").write_text(
@@ -69,7 +70,7 @@ class _Cluster:
         (folder / "agent.toml").write_text(
             f'cluster_name = "check"\nname = "here"\nstate = "agent"\nkey = "key"\n{emulate}'
             f'store = "unix://{folder}/head/store.sock"\nzone = "{ZONE}"\n'
-            f'machine = "{kind}x{count}"\nmemory = "{self.memory}"\norphan_s = 30.0\n'
+            f'machine = "{kind}x{count}"\nmemory = "{memory}"\norphan_s = 30.0\n'
             '[listen]\nhost = "127.0.0.1"\nport = 0\n',
             encoding="utf-8",
         )
@@ -135,8 +136,10 @@ class _Cluster:
 
 
 def _memory() -> str | None:
-    """Return where snapshots can be pinned, as on a node."""
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+    """Return where snapshots can be pinned, if it has room: in a container it may not."""
+    shared = Path("/dev/shm")
+    has_room = shared.is_dir() and shutil.disk_usage(shared).free >= MEMORY_BYTES
+    return str(shared) if has_room else None
 
 
 def _free_port() -> int:
@@ -148,13 +151,16 @@ def _free_port() -> int:
 def run(setting: Setting) -> dict[str, Any]:
     """Start the cluster, train, kill, and look when the next step ends."""
     folder = Path(tempfile.mkdtemp(prefix="gc-", dir="/tmp"))
-    cluster = _Cluster(folder, setting)
+    memory = Path(tempfile.mkdtemp(prefix="gc-memory-", dir=_memory()))
     try:
-        return _measure(cluster, setting)
+        cluster = _Cluster(folder, memory, setting)
+        try:
+            return _measure(cluster, setting)
+        finally:
+            cluster.close()
     finally:
-        cluster.close()
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(cluster.memory, ignore_errors=True)
+        shutil.rmtree(memory, ignore_errors=True)
 
 
 def _measure(cluster: _Cluster, setting: Setting) -> dict[str, Any]:

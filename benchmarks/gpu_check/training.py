@@ -90,7 +90,9 @@ def _ours(
         losses.append(report.loss)
         seconds += [time.perf_counter() - begin_s] if number >= 2 else []
     assert report is not None
-    return {**_figures(place, job, seconds, losses), "mfu": report.mfu, "built_s": built_s}
+    found = _figures(place, job, seconds, losses)
+    mfu = None if report.at_peak_s is None else report.at_peak_s / found["step_s"]
+    return {**found, "mfu": mfu, "built_s": built_s}
 
 
 def _plain(setting: Setting, place: torch.device, job: Job) -> dict[str, Any]:

@@ -67,11 +67,8 @@ class LayerTimeTable:
         self, profile: Profile, gpu: str, tp: int, micro_batch: int
     ) -> LayerTimes:
         """Return the measurement, or interpolate linearly over micro batch sizes."""
-        sizes = profile.micro_batches(gpu, tp)
+        sizes, forward, backward = self._rows(profile, gpu, tp)
         entries = [profile.timings[gpu, tp, size] for size in sizes]
-        hook = self.hook_s(gpu)
-        forward = _without_hooks(sizes, np.stack([e.forward_s for e in entries]), hook)
-        backward = _without_hooks(sizes, np.stack([e.backward_s for e in entries]), hook)
         nearby = min(range(len(sizes)), key=lambda i: (abs(sizes[i] - micro_batch), i))
         step, unmeasured = self._optimizer(profile, gpu, tp, entries[nearby])
         notes = tuple(dict.fromkeys(note for entry in entries for note in entry.notes))
@@ -95,6 +92,15 @@ class LayerTimeTable:
             return self._beyond(profile, gpu, tp, micro_batch, times)
         return times
 
+    def _rows(self, profile: Profile, gpu: str, tp: int) -> tuple[list[int], Floats, Floats]:
+        """Return the measured sizes, and their forward and backward times without hooks."""
+        sizes = profile.micro_batches(gpu, tp)
+        entries = [profile.timings[gpu, tp, size] for size in sizes]
+        hook = self.hook_s(gpu)
+        forward = _without_hooks(sizes, np.stack([e.forward_s for e in entries]), hook)
+        backward = _without_hooks(sizes, np.stack([e.backward_s for e in entries]), hook)
+        return sizes, forward, backward
+
     def _beyond(
         self, profile: Profile, gpu: str, tp: int, micro_batch: int, along: LayerTimes
     ) -> LayerTimes:
@@ -104,30 +110,29 @@ class LayerTimeTable:
         line through them is nearly flat.
         """
         there = self._as_measured(profile).times(gpu, tp=tp, micro_batch=micro_batch)
-        forward, backward = self._least_shares(profile, gpu)
-        least_forward = there.forward * forward * _LEEWAY
-        least_backward = there.backward * backward * _LEEWAY
-        if (along.forward + along.backward >= least_forward + least_backward).all():
+        least_forward, least_backward = self._least_shares(profile, gpu)
+        forward = np.maximum(along.forward, there.forward * least_forward * _LEEWAY)
+        backward = np.maximum(along.backward, there.backward * least_backward * _LEEWAY)
+        if (forward == along.forward).all() and (backward == along.backward).all():
             return along
-        note = f"{gpu} TP {tp}: measured batches are bound by launches; scaled by the roofline"
-        return LayerTimes(
-            np.maximum(along.forward, least_forward),
-            np.maximum(along.backward, least_backward),
-            along.optimizer_s_per_parameter,
-            Provenance("interpolated", _SCALED_ERROR, (note, *along.provenance.notes)),
+        note = (
+            f"{gpu} TP {tp}: a line through the measured micro batches is too flat, as if bound by "
+            "launches; scaled by the roofline"
         )
+        provenance = Provenance("interpolated", _SCALED_ERROR, (note, *along.provenance.notes))
+        return LayerTimes(forward, backward, along.optimizer_s_per_parameter, provenance)
 
     def _least_shares(self, profile: Profile, gpu: str) -> tuple[Floats, Floats]:
         """Return the least ratio of measured to computed times, by layer and direction."""
         found = self._shares.get(gpu)
         if found is None:
-            roofline, forward, backward = self._as_measured(profile), [], []
-            for (kind, tp, size), timing in profile.timings.items():
-                if kind == gpu:
+            roofline, shares = self._as_measured(profile), list[tuple[Floats, Floats]]()
+            for tp in profile.degrees(gpu):
+                for size, forward, backward in zip(*self._rows(profile, gpu, tp), strict=True):
                     computed = roofline.times(gpu, tp=tp, micro_batch=size)
-                    forward.append(timing.forward_s / computed.forward)
-                    backward.append(timing.backward_s / computed.backward)
-            found = self._shares[gpu] = np.min(forward, axis=0), np.min(backward, axis=0)
+                    shares.append((forward / computed.forward, backward / computed.backward))
+            forwards, backwards = zip(*shares, strict=True)
+            found = self._shares[gpu] = np.min(forwards, axis=0), np.min(backwards, axis=0)
         return found
 
     def _as_measured(self, profile: Profile) -> Roofline:
@@ -140,17 +145,19 @@ class LayerTimeTable:
         target = self.roofline.times(gpu, tp=tp, micro_batch=micro_batch)
         forward, backward, step, total = np.zeros(1), np.zeros(1), 0.0, 0.0
         notes: dict[str, None] = {}
+        error = 0.20
         for degree in near:
             base = self._over_micro_batches(profile, gpu, degree, micro_batch)
             model = self.roofline.times(gpu, tp=degree, micro_batch=micro_batch)
             notes.update(dict.fromkeys(base.provenance.notes))
+            error = max(error, base.provenance.relative_error)
             weight = 1.0 / abs(np.log2(degree / tp))
             forward = forward + base.forward * target.forward / model.forward * weight
             backward = backward + base.backward * target.backward / model.backward * weight
             step += base.optimizer_s_per_parameter * weight
             total += weight
         note = f"{gpu} TP {tp}: not measured, scaled from TP {' and '.join(map(str, sorted(near)))}"
-        provenance = Provenance("interpolated", 0.20, (note, *notes))
+        provenance = Provenance("interpolated", error, (note, *notes))
         return LayerTimes(forward / total, backward / total, step / total, provenance)
 
     def _optimizer(

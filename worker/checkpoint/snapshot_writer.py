@@ -30,10 +30,12 @@ from worker.training.flat_buffers import LayerBuffer
 
 _cuda: Any = torch.cuda  # torch's type stubs leave these untyped.
 
+_REFUSED = 1
+"""cudaErrorInvalidValue: what CUDA says of a file that it cannot pin."""
 _POLL_S = 0.05
 _REPORT_S = 1.0
-_CHECKSUM_THREADS = 4
-"""Where a GPU computes, so that training leaves cores idle; one thread sums up 7 GB/s."""
+_CHECKSUM_THREADS_MAX = 4
+"""Of a rank whose GPU computes, if its share of the cores allows; one sums up 7 GB/s."""
 SEAL_BYTES_PER_S = 2e9
 """The rate at which a rank copies and checksums its state, until a snapshot was measured."""
 
@@ -278,7 +280,10 @@ class SnapshotWriter:
     def _with_checksums(
         self, memory: mmap.mmap, pieces: tuple[snapshot_file.Piece, ...]
     ) -> tuple[snapshot_file.Piece, ...]:
-        threads = _CHECKSUM_THREADS if self.sources.is_on_gpu else 1
+        threads = 1
+        if self.sources.is_on_gpu:
+            share = len(os.sched_getaffinity(0)) // max(torch.cuda.device_count(), 1)
+            threads = max(1, min(_CHECKSUM_THREADS_MAX, share))
         with memoryview(memory) as body, ThreadPoolExecutor(threads) as pool:
 
             def summed(piece: snapshot_file.Piece) -> snapshot_file.Piece:
@@ -338,9 +343,9 @@ def pin(body: mmap.mmap) -> bool:
         # CUDA repeats a failed call's error to the next launch that looks, which would be a step's.
         with suppress(RuntimeError):
             torch.zeros(1, device="cuda")
+        cure = "; a folder on tmpfs such as /dev/shm can be pinned" if failed == _REFUSED else ""
         print(
-            f"snapshots: memory is not pinned (CUDA error {failed}), copies are slower; "
-            "a folder on tmpfs such as /dev/shm can be pinned",
+            f"snapshots: memory is not pinned (CUDA error {failed}), copies are slower{cure}",
             flush=True,
         )
     return not failed

@@ -34,6 +34,7 @@ from worker.profiling.activity_board import ActivityBoard
 from worker.profiling.fault_injection import FailPoint
 from worker.profiling.timeline import Recorder
 from worker.script.open_job import open_module
+from worker.script.script_error import print_script_traceback
 from worker.training.full_tensors import RankTensors, rank_tensors
 from worker.training.trainer import NotANumberError, RankTrainer, StepReport
 
@@ -154,6 +155,10 @@ def _train_by_deepspeed(
     except (NotANumberError, DeepSpeedConfigError) as error:
         raise RunFailedError(str(error)) from None
     except RuntimeError as error:
+        text = device_failure(error, rank=rank, device=device, activity=recorder.activity_text)
+        if text is not None:
+            print_script_traceback(error)
+            raise RunFailedError(text) from None
         # torch raises this for broken connections; the parent knows which rank caused it.
         raise PeerFailedError(str(error).partition("\n")[0]) from error
 
@@ -183,6 +188,7 @@ def _reporting_errors(
         text = device_failure(error, rank=rank, device=device, activity=recorder.activity_text)
         transport.abort(text or f"{type(error).__name__}: {error}")
         if text is not None:
+            print_script_traceback(error)
             raise RunFailedError(text) from None
         raise
 

@@ -1,4 +1,4 @@
-"""What needs a person, one sentence each with its cure: for ``doctor``, ``status`` and the page."""
+"""What may need a person, one sentence each: for ``doctor``, ``status`` and the page."""
 
 from __future__ import annotations
 
@@ -88,9 +88,10 @@ def _node_problems(nodes: Iterable[NodeView], now: float) -> Iterator[str]:
     is_empty = True
     for node in nodes:
         is_empty = False
-        # Spot nodes are expected to be lost.
-        is_missed = node.state == "suspect" or (node.state == "lost" and not node.spot)
-        if is_missed or node.failure:
+        is_gone = node.state in ("suspect", "lost")
+        if is_gone and node.spot:
+            continue  # As expected of spot nodes.
+        if is_gone or node.failure:
             why = node.failure or node.why_lost
             yield f"{node.name} is {node.state}{f': {why}' if why else ''}"
         if node.unsound:

@@ -335,7 +335,7 @@ class Status:
     why. It leaves them alone."""
     refusals: Refusals = Refusals(0, {})
     problems: tuple[str, ...] = ()
-    """What needs a person, each with its cure; the rest of this answer has the facts behind it."""
+    """What may need a person, with its cure where there is one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,17 +150,16 @@ function renderNow(doc) {
   const left = job?.steps ? (job.steps - job.step) * (seconds ?? NaN) : NaN;
   const rate = rateNow(doc);
   const predicted = job?.predicted?.tokens_per_s;
-  fillPairs(byId("figures"), job ? [
+  fillPairs(byId("figures"), (job ? [
     ["step", count(job.step), job.steps ? `of ${count(job.steps)}` : "no end is set"],
     ["loss", job.measured?.loss === undefined ? "–" : digits(job.measured.loss, 4), "last step"],
     ["throughput", rate ? short(rate) : "–", `${job.unit}/s${predicted ? `, predicted ${short(predicted)}` : ""}`],
     ["done in", Number.isFinite(left) ? duration(left) : "–", Number.isFinite(left) ? `at ${moment(now() + left)}` : "not known yet"],
     ["now", job.spent?.usd_per_hour === undefined ? "–" : usd(job.spent.usd_per_hour), job.spent?.usd_per_hour === undefined ? "a price is unknown" : "an hour"],
     ["durable", job.durable_step === undefined ? "–" : `step ${count(job.durable_step)}`, durableNote(job)],
-    ["at risk", job.safe_step === undefined ? "–" : plural(Math.max(job.step - job.safe_step, 0), "step"), job.safe_step === undefined ? "no copy on a second node" : "if one node is lost"],
+    ["at risk", plural(Math.max(job.step - (job.safe_step ?? job.durable_step ?? 0), 0), "step"), "if one node is lost"],
     ["goodput", goodputNow(doc.goodput), "of paid GPU time"],
-    ["problems", doc.problems?.length ? count(doc.problems.length) : "none", doc.problems?.length ? "need a person, see below" : "nothing needs a person"],
-  ] : []);
+  ] : []).concat(doc.problems ? [["problems", doc.problems.length ? count(doc.problems.length) : "none", doc.problems.length ? "see below" : "nothing needs a person"]] : []));
   const troubles = [...(doc.problems ?? []), ...(job?.troubles ?? []), ...(job?.drift ?? [])];
   const box = byId("troubles");
   box.hidden = troubles.length === 0;

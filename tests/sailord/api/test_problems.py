@@ -53,8 +53,10 @@ def test_each_trouble_of_a_node_is_told(changes: dict[str, Any], words: str) -> 
     assert words in found
 
 
-def test_a_lost_spot_node_needs_nobody() -> None:
-    assert told(WELL, replace(NODE, state="lost", why_lost="preempted", spot=True)) == ()
+@pytest.mark.parametrize("state", ["suspect", "lost"])
+def test_a_spot_node_that_goes_needs_nobody(state: Any) -> None:
+    gone = replace(NODE, state=state, why_lost="preempted", failure="its peer is lost", spot=True)
+    assert told(WELL, gone) == ()
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,11 @@ def test_batches_bound_by_launches_say_nothing_of_large_ones() -> None:
         seconds >= 0.8 * 2 * least
         for seconds, least in zip(forward(found), computed(4, 100_000), strict=True)
     )
+    assert (found.backward > 2 * launching).all()
     assert found.provenance.relative_error == 0.25
     assert "bound by launches" in found.provenance.notes[0]
+    other = table(given).times("T4", tp=2, micro_batch=100_000)
+    assert other.provenance.relative_error == 0.25, "scaled from what is itself scaled"
 
 
 def test_one_measurement_scales_with_the_batch() -> None:

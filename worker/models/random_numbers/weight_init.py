@@ -13,8 +13,8 @@ from worker.layout.shards import shard_of
 from worker.models.random_numbers.counter_rng import approx_normal, stream_key
 from worker.types import LogicalTensor
 
-# Rows are made in chunks of about this many elements, so that a large table needs little extra
-# memory. On a CPU a chunk stays in a core's cache; on a GPU it outlasts its kernels' launch.
+# Rows are made in chunks of about this many elements. On a CPU a chunk stays in a core's cache. On
+# a GPU it takes longer to compute than to launch, and half a gigabyte beside the weights.
 _CHUNK, _CHUNK_ON_GPU = 2**18, 2**24
 _STANDARD_DEVIATION = 0.02
 

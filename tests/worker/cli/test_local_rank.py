@@ -1,0 +1,40 @@
+"""How a rank of a run on this machine tells of its own device's errors."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+from worker.cli.local_launcher import RunFailedError
+from worker.cli.local_rank import _reporting_errors
+
+pytestmark = pytest.mark.torch
+
+
+def test_out_of_memory_is_one_sentence_for_user_and_peers(capsys):
+    heard = []
+    said = "CUDA out of memory. Tried to allocate 2.00 GiB. Including non-PyTorch memory, more."
+    recorder = SimpleNamespace(activity_text="in forward of step 3")
+    about = SimpleNamespace(abort=heard.append), 1, torch.device("cuda", 1), recorder
+    with pytest.raises(RunFailedError) as failure, _reporting_errors(*about):
+        raise torch.OutOfMemoryError(said)
+    sentence = (
+        "out of memory on cuda:1 of rank 1, in forward of step 3: CUDA out of memory. "
+        "Tried to allocate 2.00 GiB"
+    )
+    assert (str(failure.value), heard) == (sentence, [sentence])
+    assert "in test_out_of_memory" in capsys.readouterr().err
+
+
+def test_errors_of_a_script_are_left_as_they_are():
+    about = (
+        SimpleNamespace(abort=[].append),
+        0,
+        torch.device("cpu"),
+        SimpleNamespace(activity_text=""),
+    )
+    with pytest.raises(KeyError), _reporting_errors(*about):
+        raise KeyError("label")
