@@ -75,7 +75,7 @@ def replace_head(cluster: Cluster, head: Place, version: int) -> None:
     """Restart a sailord as systemd does, in another version."""
     process = head.processes[-1]
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(150) == 0
     head.environment = environment(version)
     head.start()
     wait_until(lambda: head.ask("GET", "/readyz")[0] == 200)
@@ -88,7 +88,7 @@ def replace_agent(cluster: Cluster, name: str, version: int) -> None:
     node = wait_until(lambda: node_of(led(cluster), name))
     assert agent.process is not None
     agent.process.send_signal(signal.SIGINT)
-    agent.process.wait(30)
+    agent.process.wait(150)
     agent.environment = environment(version)
     agent.start()
     wait_until(lambda: has_new_agent(led(cluster), node, -1))

@@ -17,7 +17,7 @@ from tests.sailord.daemon.running import wait_until
 from tests.sailord.daemon.test_cluster_commands import call
 
 pytestmark = pytest.mark.slow
-WITHIN_S = 60.0
+WITHIN_S = 150.0
 
 
 def durable(cluster):
