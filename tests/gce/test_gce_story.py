@@ -19,7 +19,7 @@ WITHIN_S = 600.0
 """One is rented once lives and additions seen let it pay for itself: that may take minutes."""
 
 
-@pytest.mark.slow
+@pytest.mark.at_length
 def test_a_preemption_a_stockout_and_a_replacement_in_another_zone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("story") / "c"
     with rented_cluster(folder, CAPACITY, lease_s=LEASE_S) as life:
