@@ -47,14 +47,14 @@ PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -p randomly \
 	--randomly-seed $(ORDER)
 
 .PHONY: test
-test: $(FOR_ALL) ## run the tests of every part: 6 to 19 minutes on two cores (JOBS=2 ORDER=1)
-	@echo "6 to 19 minutes on two cores. What is skipped stands at the end, with the reason;"
+test: $(FOR_ALL) ## run the tests of every part: up to 20 minutes on two cores (JOBS=2 ORDER=1)
+	@echo "up to 20 minutes on two cores. What is skipped stands at the end, with the reason;"
 	@echo "\`make test-slow\` runs the long tests. This order again: make test ORDER=$(ORDER)"
 	@$(PYTEST) -m "not slow"
 
 .PHONY: test-slow
-test-slow: $(FOR_ALL) ## run the tests that take more than 3 s each: up to 35 minutes on two cores
-	@echo "Up to 35 minutes on two cores. What is skipped stands at the end, with the reason."
+test-slow: $(FOR_ALL) ## run the tests that take more than 3 s each: up to 45 minutes on two cores
+	@echo "Up to 45 minutes on two cores. What is skipped stands at the end, with the reason."
 	@echo "This order again: make test-slow ORDER=$(ORDER)"
 	@$(PYTEST) -m slow
 

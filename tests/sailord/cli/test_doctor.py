@@ -1,0 +1,22 @@
+"""``doctor`` also asks a leader that is older and lists no problems itself."""
+
+from __future__ import annotations
+
+from sailord.cli.doctor import _main_problems
+
+WELL = {"leader": {"host": "h"}, "store": {"answers": True}, "job": None}
+NODE = {"name": "a", "state": "ready", "failure": "", "why_lost": ""}
+
+
+def test_an_older_leader_that_is_well_holds_up_no_upgrade() -> None:
+    running = {"id": "j", "phase": {"name": "running", "reason": ""}}
+    assert [*_main_problems({**WELL, "job": running}, [NODE])] == []
+
+
+def test_main_problems_of_an_older_leader_are_told() -> None:
+    held = {"id": "j", "phase": {"name": "held", "reason": "no money"}}
+    status = {"leader": None, "store": {"answers": False}, "job": held}
+    lost = {**NODE, "state": "lost", "why_lost": "silent"}
+    found = [*_main_problems(status, [lost, NODE])]
+    assert [each.split()[0] for each in found] == ["no", "the", "j", "a"]
+    assert found[2:] == ["j is held: no money", "a is lost: silent"]
