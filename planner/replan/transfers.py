@@ -166,11 +166,11 @@ def _device_bytes(plan: Plan, running: Plan | None, state: State) -> tuple[float
     own = total = 0.0
     for stage, place in placed_stages(plan):
         assert place.node is not None
-        first, end = stage.layers
-        total += float(layer_bytes[end] - layer_bytes[first])
         share = atoms // stage.tp
         for rank, device in enumerate(place.devices):
             span = had.get((place.node, device))
             wanted = (stage.layers, (rank * share, (rank + 1) * share))
+            # Both are rounded alike: nothing moves if every device has what it needs.
             own += overlap(span, wanted, layer_bytes, atoms)
+            total += overlap(wanted, wanted, layer_bytes, atoms)
     return own, total

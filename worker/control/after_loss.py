@@ -47,6 +47,7 @@ class AfterLoss:
                 return
             left = snapshots.left_after_loss(rolls_forward=trainer.may_roll_forward, lost=lost)
             if left is None or left[0] <= self.restored_step:
+                self.status = {}  # What was announced before the lost rank's name was known.
                 return
             status: dict[str, Any] = {"sealing": {"step": left[0], "ready_in_s": left[1]}}
             if not self.has_ended():
