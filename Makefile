@@ -53,7 +53,7 @@ test: $(FOR_ALL) ## run the tests of every part: up to 20 minutes on two cores (
 	@$(PYTEST) -m "not slow"
 
 .PHONY: test-slow
-test-slow: $(FOR_ALL) ## run the tests that take more than 3 s each: up to 45 minutes on two cores
+test-slow: $(FOR_ALL) ## run the tests that take more than 2 s each: up to 45 minutes on two cores
 	@echo "Up to 45 minutes on two cores. What is skipped stands at the end, with the reason."
 	@echo "This order again: make test-slow ORDER=$(ORDER)"
 	@$(PYTEST) -m slow

@@ -417,6 +417,7 @@ def test_worker_package_itself_imports_nothing():
     assert list(imports(module)) == []
 
 
+@pytest.mark.slow
 def test_importing_the_torch_free_packages_loads_no_torch():
     names = [m.name.removesuffix(".__init__") for m in modules(ROOT) if within(m.name, TORCH_FREE)]
     code = (

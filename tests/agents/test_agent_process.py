@@ -67,6 +67,7 @@ async def test_an_agent_that_is_long_without_a_leader_ends_its_workers_and_says_
         assert await here.nodes() == []
 
 
+@pytest.mark.slow
 async def test_the_next_generation_reuses_the_processes(tmp_path):
     async with place(tmp_path) as here:
         _, node = await here.train()
@@ -86,6 +87,7 @@ async def test_the_next_generation_reuses_the_processes(tmp_path):
         assert (await here.ask("GET", "/v1/logs?after=../x"))[0] == 422
 
 
+@pytest.mark.slow
 async def test_an_abort_needs_the_key_and_the_present_term(tmp_path):
     async with place(tmp_path) as here:
         await here.train(term=7)
@@ -161,6 +163,7 @@ async def test_all_mistakes_of_the_configuration_are_reported_together(tmp_path)
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 async def test_a_drain_that_does_not_end_leaves_the_workers_and_a_start_withdraws_it(tmp_path):
     async with place(tmp_path) as here:
         here.more = "drain_s = 0.5\n"
@@ -182,6 +185,7 @@ async def test_a_drain_that_does_not_end_leaves_the_workers_and_a_start_withdraw
         assert here.workers(1) == workers
 
 
+@pytest.mark.slow
 async def test_at_a_shutdown_workers_end_with_the_agent(tmp_path):
     async with place(tmp_path) as here:
         here.more = "drain_s = 0.5\n"
@@ -192,6 +196,7 @@ async def test_at_a_shutdown_workers_end_with_the_agent(tmp_path):
         await until(lambda: here.workers(1) == {})
 
 
+@pytest.mark.slow
 async def test_sigterm_ends_workers_only_without_an_agent(tmp_path):
     """As systemd sends it to whatever is left at a shutdown."""
     async with place(tmp_path) as here:
@@ -208,6 +213,7 @@ async def test_sigterm_ends_workers_only_without_an_agent(tmp_path):
         await until(lambda: here.workers(1) == {} and not fork_servers(tmp_path))
 
 
+@pytest.mark.slow
 async def test_check_reports_all_problems_and_needs_no_agent(tmp_path):
     config = tmp_path / "agent.toml"
     config.write_text(

@@ -53,6 +53,7 @@ os.fsync = fsync
 """Writes to the disk hang while this FIFO is there."""
 
 
+@pytest.mark.slow
 async def test_a_stuck_loop_does_not_feed_the_watchdog(tmp_path):
     async with place(tmp_path) as here:
         with notify_socket(tmp_path) as systemd:
@@ -76,6 +77,7 @@ async def test_a_stuck_loop_does_not_feed_the_watchdog(tmp_path):
             await until(lambda: here.step(1) > 0)
 
 
+@pytest.mark.slow
 async def test_stopping_is_sent_at_once_and_workers_finish_first(tmp_path):
     async with place(tmp_path) as here:
         with notify_socket(tmp_path) as systemd:

@@ -130,6 +130,7 @@ def test_of_writers_at_once_one_succeeds(uri, data):
     assert all("another object has that name" in told for told in failed), failed
 
 
+@pytest.mark.slow
 def test_a_server_that_is_overloaded_for_a_moment_is_asked_again(gcs):
     storage = open_storage("gs://bucket/overloaded")
     gcs.refuses = 2

@@ -66,6 +66,7 @@ def test_absurd_reports_neither_stop_nor_move_sailord(head, cost):
          f"{codes.count(422)} refused, the others without effect; the job trains on")  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     ["/v1/jobs/..%2f..%2fetc", "/v1/jobs/../../etc/passwd", "/v1/packages/..%2f..%2fx/1",

@@ -40,6 +40,7 @@ def submit(head, uri: str) -> tuple[int, str]:
     return code, str(said)
 
 
+@pytest.mark.slow
 def test_jobs_reach_no_host_and_no_folder_but_the_allowed(head, cost):
     outside = head.folder.parent / "outside"
     with socket.create_server(("127.0.0.1", 0)) as listening:

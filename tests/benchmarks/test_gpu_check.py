@@ -75,6 +75,7 @@ import benchmarks.gpu_check.training, benchmarks.gpu_check.transport
 """
 
 
+@pytest.mark.slow
 def test_most_parts_need_torch_and_numpy_only():
     pytest.importorskip("torch", reason="the runtime needs PyTorch")
     blocked = {"safetensors", "xxhash", "structlog", "pynvml", "etcd3", "yaml", "msgspec"}

@@ -59,6 +59,7 @@ def test_opentelemetry_collector_gets_the_start_of_a_job(delivered):
     assert [part["name"] for part in parts] == ["detect", "plan", "quiesce", "move"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "about", "text"),
     [

@@ -40,6 +40,7 @@ async def insert(api: GceClient, name: str, number: int = 1, **changes: Any) -> 
     )
 
 
+@pytest.mark.slow
 def test_an_inserted_instance_is_found_by_name_and_by_number():
     async def story(api: GceClient) -> None:
         first, again = await insert(api, "one"), await insert(api, "one")

@@ -94,6 +94,7 @@ def test_a_failed_reading_of_quotas_is_retried_soon():
         runner.run(play())
 
 
+@pytest.mark.slow
 def test_scripts_that_once_failed_keep_all_invariants(play_all):
     play_all(play_alone, SEEDS_OF_BUGS)
 

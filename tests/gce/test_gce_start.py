@@ -57,6 +57,7 @@ def start(cloud: Cloud, books: CapacityRecord | None) -> None:
         asyncio.run(CapacityLoop(None, gce, Policy(), None, None, gateway, clock).check())
 
 
+@pytest.mark.slow
 def test_a_provider_mistake_stops_a_start_without_instances():
     with pytest.raises(InputError, match="gcloud auth"):
         start(Cloud(is_expired=True), CapacityRecord())
@@ -71,6 +72,7 @@ def test_an_unreachable_cloud_does_not_stop_a_start():
     start(Cloud(failures=[InjectedFailure(".*", 1000, status=503)]), CapacityRecord())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("behave", "code", "words"),
     [

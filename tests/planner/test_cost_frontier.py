@@ -161,6 +161,7 @@ def run(folder: Path, *more: str, job: str = JOB_FILE, cluster: str = CLUSTER_FI
     return CliRunner().invoke(main, ["frontier", *files, *few, *more])
 
 
+@pytest.mark.slow
 def test_saved_plans_simulate_to_the_printed_figures(tmp_path: Path) -> None:
     plot = tmp_path / "front.svg"
     done = run(tmp_path, "--json", "--save", str(tmp_path / "plans"), "--plot", str(plot))
@@ -191,6 +192,7 @@ def test_the_table_has_a_line_for_each_plan(tmp_path: Path) -> None:
     assert "on the front" in lines[-1]
 
 
+@pytest.mark.slow
 def test_limits_that_no_plan_keeps_end_with_a_reason(tmp_path: Path) -> None:
     done = run(tmp_path, job=JOB_FILE + "[objective]\nmax_usd_per_hour = 0.001\n")
     assert done.exit_code == 1

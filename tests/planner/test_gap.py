@@ -26,6 +26,7 @@ def question() -> Question:
     return Question(load_job(EXAMPLES / "opt-350m.toml"), one_zone, Measurements(), budget=30)
 
 
+@pytest.mark.slow
 def test_a_search_ends_as_soon_as_the_gap_is_reached(question: Question) -> None:
     plain, easy = plan_job(question), plan_job(replace(question, gap=0.5))
     assert plain.gap is not None
@@ -45,6 +46,7 @@ def test_a_gap_out_of_reach_is_searched_for_and_said_to_be(question: Question) -
     assert hard.note.startswith("a gap of 1e-06 was not reached: the bound")
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_answers_with_its_best_plan(
     question: Question, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,6 +67,7 @@ def test_an_interrupted_search_answers_with_its_best_plan(
     assert 0 < answer.lower_bound <= whole.objective <= answer.objective
 
 
+@pytest.mark.slow
 def test_an_interrupted_bound_holds(question: Question, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = plan_job(question)
     seen = EventBound._seen

@@ -33,6 +33,7 @@ def cases(examples: int, estimator: str) -> list[SmallCase]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.sim
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_plans_fit_the_supply_and_meet_the_batch(estimator: str, examples: int) -> None:

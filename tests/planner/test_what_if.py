@@ -35,6 +35,7 @@ def answered(question: Question) -> Answer:
     return explained(question, plan_job(question))
 
 
+@pytest.mark.slow
 def test_the_gain_of_one_more_machine_equals_that_of_a_search_with_it() -> None:
     few, more = (pool("A100-80", n) for n in (8, 12))
     answer = answered(asked(few))
@@ -50,6 +51,7 @@ def test_the_gain_of_one_more_machine_equals_that_of_a_search_with_it() -> None:
     assert answer.to_json(seconds=0.0)["one_more"][0]["gpu"] == "A100-80"
 
 
+@pytest.mark.slow
 def test_one_more_machine_covers_empty_pools() -> None:
     answer = answered(asked(pool("A100-40", 8), pool("H100-80", 0)))
     gains = {one.gpu: one.seconds_gained for one in answer.why.one_more}
@@ -64,6 +66,7 @@ def test_an_exhausted_quota_leaves_no_gain() -> None:
     assert gain.seconds_gained == 0.0
 
 
+@pytest.mark.slow
 def test_gpus_that_only_slow_the_plan_down_do_not_help() -> None:
     answer = answered(asked(pool("H100-80", 8), pool("T4", 4, zone="europe-west4-a")))
     (idle,) = answer.why.idle
@@ -89,6 +92,7 @@ def test_gpus_too_small_for_one_layer_do_not_fit() -> None:
     assert idle.reason == "does not fit"
 
 
+@pytest.mark.slow
 def test_reasons_are_deterministic() -> None:
     question = asked(pool("A100-80", 8))
     assert answered(question).explain == answered(question).explain

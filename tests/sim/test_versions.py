@@ -42,6 +42,7 @@ class Wire:
         return read
 
 
+@pytest.mark.slow
 @pytest.mark.sim
 @pytest.mark.parametrize("seed", [*OF_THE_CONTROL_PLANE, 1, 2, 10])
 def test_mixed_versions_lose_no_step(seed: int) -> None:

@@ -132,6 +132,7 @@ BAD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "why"), BAD)
 async def test_a_bad_certificate_of_a_client_is_refused_at_both_ends(
     authority, tmp_path, session, make: Callable[..., Tls], why

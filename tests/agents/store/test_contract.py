@@ -151,6 +151,7 @@ async def test_an_expired_lease_deletes_its_keys(store, prefix):
     assert not await store.keep(lease.id)
 
 
+@pytest.mark.slow
 async def test_a_renewed_lease_does_not_expire(store, prefix):
     lease = await store.grant(2)
     await store.put(prefix + "a", b"", lease=lease.id)

@@ -30,6 +30,7 @@ def node(tmp_path, fetcher):
     return Node(tmp_path / "node", fetcher)
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_later_nodes_install_what_the_first_one_did(tmp_path, node, fetcher, sources):
     """A registry has got a newer version meanwhile."""

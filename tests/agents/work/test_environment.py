@@ -171,6 +171,7 @@ async def fork(tmp_path: Path, **works: dict[str, Any]) -> dict[str, Any]:
     return seen
 
 
+@pytest.mark.slow
 async def test_two_jobs_with_different_versions_do_not_meet(tmp_path):
     works = {}
     for number in ("1.0", "2.0"):
@@ -183,6 +184,7 @@ async def test_two_jobs_with_different_versions_do_not_meet(tmp_path):
     assert seen["job2.0"]["cwd"] == works["job2.0"]["folder"]
 
 
+@pytest.mark.slow
 async def test_another_version_of_what_workers_have_loaded_is_refused(tmp_path, folder):
     wheel(folder.files, "numpy", "1.0")
     wheel(folder.files, "tiny", "1.0")

@@ -15,6 +15,7 @@ from tests.agents.running import ROOT, place, plan_on, until
 pytestmark = pytest.mark.asyncio
 
 
+@pytest.mark.slow
 async def test_a_killed_rank_is_forked_again_and_the_others_are_reused(tmp_path):
     async with place(tmp_path) as here:
         _, node = await here.train()
@@ -28,6 +29,7 @@ async def test_a_killed_rank_is_forked_again_and_the_others_are_reused(tmp_path)
         assert after[1] != before[1]
 
 
+@pytest.mark.slow
 async def test_unused_processes_end_and_missing_ones_are_forked(tmp_path):
     async with place(tmp_path) as here:
         _, node = await here.train(ranks=2)
@@ -43,6 +45,7 @@ async def test_unused_processes_end_and_missing_ones_are_forked(tmp_path):
         assert here.workers(3)[1] != two[1]
 
 
+@pytest.mark.slow
 async def test_a_restarted_agent_takes_over_idle_workers_too(tmp_path):
     async with place(tmp_path) as here:
         agent, node = await here.train()
@@ -64,6 +67,7 @@ async def test_a_restarted_agent_takes_over_idle_workers_too(tmp_path):
         assert here.workers(2) == workers
 
 
+@pytest.mark.slow
 async def test_ranks_of_two_nodes_meet_and_fetch_each_others_snapshots(tmp_path):
     async with place(tmp_path) as here:
         here.start("a")
@@ -93,6 +97,7 @@ async def test_a_plan_without_a_rank_on_the_node_is_reported(tmp_path):
         assert report.failure == "the plan has no rank on this node"
 
 
+@pytest.mark.slow
 async def test_an_orphaned_fork_server_ends(tmp_path):
     def fork_server(name: str, orphan_s: float) -> subprocess.Popen[bytes]:
         words = (

@@ -273,6 +273,7 @@ class OwnedByAgent(ForkedCommands):
         return await self.client.run(self.home, command, cwd, variables, output)
 
 
+@pytest.mark.slow
 async def test_a_setup_command_that_is_no_longer_needed_is_ended(folder):
     async with service_of(folder) as client:
         work = work_folder(folder)

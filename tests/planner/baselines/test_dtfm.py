@@ -230,6 +230,7 @@ def test_the_slowest_kind_sets_the_compute_time():
     assert compute([[a100, v100]]) == pytest.approx(33 * slower)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["fixed", "published"])
 def test_proposals_of_a_real_case_are_valid_and_sorted(mode):
     case = small_case(*FAR)

@@ -155,6 +155,7 @@ def small(tmp_path: Path) -> list[str]:
     return [str(job), str(cluster)]
 
 
+@pytest.mark.slow
 def test_our_plan_is_at_least_as_good_as_every_baseline(small: list[str]) -> None:
     result = run(*small, "--json")
     assert result.exit_code == 0, result.output
@@ -208,6 +209,7 @@ def test_an_unknown_planner_suggests_the_nearest_name(small: list[str]) -> None:
     assert '"megatron"' in result.stderr
 
 
+@pytest.mark.slow
 def test_the_example_files_can_be_compared() -> None:
     files = [str(EXAMPLES / name) for name in ("opt-350m.toml", "three-zones.toml")]
     result = run(*files, "--planners", "varuna,megatron", "--json")

@@ -82,6 +82,7 @@ def played(period_s: float, *, up_share: float, until_s: float, stays_from_s: fl
     return world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("period_s", [20.0, 30.0, 60.0, 90.0, 120.0])
 @pytest.mark.parametrize("up_share", [0.3, 0.5, 0.9])
 def test_a_flapping_node_is_left_alone_after_an_hour(period_s: float, up_share: float) -> None:

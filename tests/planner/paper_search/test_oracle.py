@@ -66,6 +66,7 @@ def best_of(every: list[Outcome], objective: Objective) -> tuple[float, float]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.sim
 def test_no_plan_is_better_than_the_planners(examples: int) -> None:
     for seed, case, every in small_cases(2 * examples):

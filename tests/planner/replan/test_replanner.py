@@ -114,6 +114,7 @@ def change(
     return tuple(node for node in nodes if node not in lost)
 
 
+@pytest.mark.slow
 @pytest.mark.sim
 def test_any_sequence_of_losses_and_additions_is_survived(examples: int) -> None:
     answered = 0
@@ -175,6 +176,7 @@ def test_more_nodes_never_make_it_worse() -> None:
             check(large, replanner, nodes)
 
 
+@pytest.mark.slow
 def test_replans_keep_a_limit_in_dollars() -> None:
     for number in range(2):
         case = case_of(f"sequence {number}")
@@ -194,6 +196,7 @@ def test_replans_keep_a_limit_in_dollars() -> None:
             )
 
 
+@pytest.mark.slow
 def test_a_risen_price_leads_to_a_cheaper_plan() -> None:
     """The running plan, judged anew at new prices, is left where a cheaper one is there."""
     case = case_of("prices", gpus_max=12, kinds_max=2)
@@ -214,6 +217,7 @@ def test_a_risen_price_leads_to_a_cheaper_plan() -> None:
     assert (found.estimate.money.total_usd or 0) < (again.estimate.money.total_usd or 0)
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_too_small_says_what_would_help() -> None:
     case = case_of("sequence 1")
     begun = started(case)
@@ -262,6 +266,7 @@ def test_unsupported_plans_are_refused() -> None:
 # -- precomputed --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_precomputed_answers_are_as_good_as_new_ones() -> None:
     for number in (1, 3):
         begun = started(case_of(f"sequence {number}"))
@@ -307,6 +312,7 @@ def test_unused_and_new_nodes_do_not_invalidate_a_precomputed_answer() -> None:
     assert ready.after(more) is ready.by_loss[frozenset([lost])]
 
 
+@pytest.mark.slow
 def test_answers_do_not_depend_on_the_hash_seed() -> None:
     script = "from tests.planner.replan.test_replanner import digest\nprint(digest())\n"
     outputs = set()
@@ -389,6 +395,7 @@ def test_pipelines_made_anew_are_placed_like_those_that_run() -> None:
     assert found.found[1].iteration_s == pytest.approx(running.estimate.iteration_s)
 
 
+@pytest.mark.slow
 def test_a_better_placement_of_the_running_pipelines_is_found() -> None:
     replanner, running = four_by_four(None, machines=4)
     assert nodes_by_pipeline(running.plan) == [4] * 4

@@ -262,6 +262,7 @@ def test_a_job_ends_when_its_budget_is_spent() -> None:
             assert each.ended == "budget", each.policy
 
 
+@pytest.mark.slow
 def test_no_policy_spends_less_than_the_least_for_its_samples() -> None:
     tight = 0
     for seed in range(10):
@@ -349,6 +350,7 @@ def run(folder: Path, *more: str, trace: str = TRACE_FILE, cluster: str = CLUSTE
     return CliRunner().invoke(main, ["replay", *files, "--budget", "10", *more])
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_plots_all_policies(tmp_path: Path) -> None:
     plot = tmp_path / "replay.svg"
     done = run(tmp_path, "--json", "--plot", str(plot))
@@ -388,6 +390,7 @@ def test_a_trace_without_enough_gpus_says_so(tmp_path: Path) -> None:
     assert [line.split()[1] for line in done.stdout.splitlines()[-4:]] == ["0"] * 4
 
 
+@pytest.mark.slow
 def test_limits_that_no_plan_keeps_are_named(tmp_path: Path) -> None:
     (tmp_path / "poor.toml").write_text(JOB_FILE + "[objective]\nmax_usd_per_hour = 0.001\n")
     run(tmp_path)

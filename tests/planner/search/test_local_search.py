@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"
 
 
+@pytest.mark.slow
 def test_pipelines_are_placed_one_by_one_where_that_is_faster() -> None:
     """By the rule of layout, the best known plan takes 5.378 s."""
     pool = Pool("us-central1-a", "A100-40", "a2-highgpu-4g", 4, 16)
@@ -32,6 +33,7 @@ def test_pipelines_are_placed_one_by_one_where_that_is_faster() -> None:
     assert answer.estimate.iteration_s < 4.96
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("machines", "part"),
     [

@@ -156,6 +156,7 @@ def case_where_placement_matters(rng: random.Random) -> SmallCase:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.sim
 def test_no_placement_is_better_than_the_planners(examples: int) -> None:
     chosen = set()

@@ -47,6 +47,7 @@ def test_requests_over_tcp_need_the_token(head):
     assert_refused(over_tcp(head, "GET", "/v1/nothing", headers={}), 401)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "path", "body", "status"),
     [

@@ -159,6 +159,7 @@ def test_invalid_http_is_refused_without_a_logged_exception(head, raw):
     assert "request failed" not in (head.folder / "head.log").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     ["/v1/jobs/../../etc/passwd", "/v1/jobs/%2e%2e/%2e%2e/key", "//etc/passwd", "/v1/jobs/a%00b",

@@ -62,6 +62,7 @@ def check(state, before: Generation) -> None:
         assert torch.equal(torch.as_tensor(state[key]), values), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
 def test_one_process_and_another_plan_have_every_bit_of_it(tmp_path, name):
     job, before, manifest = written(tmp_path, name)

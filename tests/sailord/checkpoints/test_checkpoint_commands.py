@@ -81,6 +81,7 @@ def _generation(place, number):
     return job if job["generation"]["number"] == number else None
 
 
+@pytest.mark.slow
 def test_invalid_uri_of_a_submitted_job_is_refused(place):
     place.start()
     wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)

@@ -72,6 +72,7 @@ def test_to_megatron_and_back_changes_no_bit(kind, tmp_path):
     assert pieces_of(tmp_path / "back.snap") == pieces_of(tmp_path / "direct.snap")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])
 def test_models_of_transformers_go_there_and_back(family, tmp_path):
     path, config = described(tmp_path, family)

@@ -47,11 +47,13 @@ def test_help_imports_nothing_heavy(arguments: tuple[str, ...]) -> None:
     assert loaded_by(*arguments) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", PLANNING)
 def test_planning_commands_import_numpy_at_most(command: str) -> None:
     assert loaded_by(command, "--help") <= {"numpy"}
 
 
+@pytest.mark.slow
 def test_a_search_imports_numpy_at_most() -> None:
     assert loaded_by("plan", *FILES, "--budget", "1") <= {"numpy"}
 

@@ -30,6 +30,7 @@ def election_at(store, folder, **options) -> Election:
     return Election(store.inner, "/leader", state, "127.0.0.1:1", LEASE_S, **options)
 
 
+@pytest.mark.slow
 async def test_a_busy_service_keeps_its_lease(tmp_path):
     async with store_at(tmp_path) as store:
         election = election_at(store, tmp_path / "one")

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from agents.daemon.logs import FIELDS
 from agents.store.factory import open_store
 from agents.store.interface import Put, WriteUnknown
@@ -59,6 +61,7 @@ def test_systemd_is_notified_of_ready_watchdog_and_stopping(place, tmp_path):
     assert (leading["cause"], leading["term"] > 0) == ("Elected", True)
 
 
+@pytest.mark.slow
 def test_stuck_event_loop_stops_feeding_the_watchdog(place, tmp_path):
     """Its log has no reader: the next line that it writes blocks it forever."""
     end, begin = os.pipe()
@@ -107,6 +110,7 @@ def test_unexpected_exception_ends_sailord_with_a_structured_log_line():
     assert all(set(FIELDS) < set(line) for line in lines)
 
 
+@pytest.mark.slow
 def test_sailord_leaves_no_temporary_folder(place, tmp_path, monkeypatch):
     folder = tmp_path / "t"
     folder.mkdir()

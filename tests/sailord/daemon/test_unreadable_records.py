@@ -115,6 +115,7 @@ def test_unreadable_generation_keeps_the_cluster_until_it_can_be_read(place):
     assert steps(count)[0] == generation
 
 
+@pytest.mark.slow
 def test_an_unreadable_capacity_record_is_shown_since_it_stops_renting(place):
     host = '[[provider.host]]\nname = "a"\nzone = "us-central1-a"\nmachine = "A100-40x2"\n'
     place.config.write_text(f'{place.config.read_text()}\n[provider]\nkind = "static"\n{host}')

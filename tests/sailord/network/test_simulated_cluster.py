@@ -50,6 +50,7 @@ def test_lying_agent_changes_nothing(factor, seed):
     assert cluster.picks[-1].sender != "a1"
 
 
+@pytest.mark.slow
 def test_lost_link_is_retried_less_and_less_and_measured_once_it_is_back():
     cluster = SimulatedCluster(
         nodes_of({"a": 2, "b": 2, "c": 1}), LINKS, down={("a", "c"), ("c", "a")}

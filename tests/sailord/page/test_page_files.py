@@ -82,6 +82,7 @@ def test_the_page_is_served_without_a_token_under_a_strict_policy(place: Place) 
     assert get(place, "/page/app.js")[0].headers["Content-Type"].startswith("text/javascript")
 
 
+@pytest.mark.slow
 def test_unknown_files_and_data_without_a_token_are_refused(place: Place) -> None:
     assert get(place, "/page/other.js")[0].status == 404
     assert get(place, "/page/..%2ffiles.py")[0].status == 404

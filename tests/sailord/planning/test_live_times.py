@@ -69,6 +69,7 @@ def running(request: PlanRequest, ratio: float) -> PlanRequest:
     )
 
 
+@pytest.mark.slow
 def test_measured_ratios_scale_the_prediction_and_not_what_is_compared_with(
     profiled: PlanRequest,
 ) -> None:
@@ -88,6 +89,7 @@ def test_an_urgent_question_is_answered_from_the_plain_tables(profiled: PlanRequ
     assert slower.proposal == plain.proposal
 
 
+@pytest.mark.slow
 def test_computed_predictions_are_not_corrected() -> None:
     plain, slower = (found(running(QUESTION, ratio)) for ratio in (1.0, 9.0))
     assert slower.proposal == plain.proposal

@@ -99,6 +99,7 @@ def test_the_suffix_png_selects_the_format(judge, tmp_path):
     assert int.from_bytes(data[16:20]) == 1200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["svg", "png"])
 def test_the_same_plan_gives_the_same_bytes(suffix, judge, tmp_path):
     code = (
@@ -146,6 +147,7 @@ def test_an_estimator_without_a_schedule_shows_the_rest(judge, tmp_path):
     assert "idle" not in said
 
 
+@pytest.mark.slow
 def test_too_many_passes_still_show_the_rest(judge, tmp_path, monkeypatch):
     monkeypatch.setattr(timeline, "PASSES_MAX", 10)
     said, _ = drawn(judge, tmp_path)

@@ -113,6 +113,7 @@ def test_1f1b_matches_the_oracle(messaging: Messaging, examples: int) -> None:
             assert finish.free[:, column] == pytest.approx(verdict.free, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["_Eager", "_Lockstep"])
 def test_skipping_repeated_rounds_changes_no_result(
     kind: str, monkeypatch: pytest.MonkeyPatch

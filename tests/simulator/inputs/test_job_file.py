@@ -377,6 +377,7 @@ def damaged(draw: st.DrawFn) -> dict[str, Any]:
     return raw
 
 
+@pytest.mark.slow
 @pytest.mark.chaos
 @given(damaged())
 def test_damaged_job_is_read_or_rejected(raw: dict[str, Any]) -> None:

@@ -39,6 +39,7 @@ JOBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_any_plan_restores_what_any_other_sealed(name, tmp_path, examples):
     """Plans follow each other without training in between."""
@@ -56,6 +57,7 @@ def test_any_plan_restores_what_any_other_sealed(name, tmp_path, examples):
         before = after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["exact", "exact-zero"])
 def test_training_continues_bit_equal_after_a_restore(name, tmp_path, examples):
     job, draw = JOBS[name], drawn(f"go on {name}")
@@ -72,6 +74,7 @@ def test_training_continues_bit_equal_after_a_restore(name, tmp_path, examples):
         assert torch.equal(plain.state[key], values), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_each_piece_has_a_holder_one_writer_and_two_nodes(name, tmp_path, examples):
     job, draw = JOBS[name], drawn(f"cover {name}")
@@ -97,6 +100,7 @@ def files(root: Path, done) -> list:
     return [found for source in folders(root, done) for found in sealed_files(source.folder)]
 
 
+@pytest.mark.slow
 def test_flipped_byte_is_named_and_another_holder_is_used(tmp_path):
     job, draw = JOBS["exact"], drawn("flip")
     plan = on_nodes(any_plan(draw, job, stages_max=1), draw)
@@ -128,6 +132,7 @@ def damage(path, offset):
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_snapshot_of_another_model_is_refused(tmp_path):
     job, draw = JOBS["tied"], drawn("another")
     plan = on_nodes(any_plan(draw, job), draw)

@@ -41,6 +41,7 @@ def refusal(done) -> str:
 # -- training -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_each_step_prints_a_line_and_losses_do_not_depend_on_the_plan(warm, files):
     alone, many = run(warm, files, plan=False), run(warm, files)
     assert (alone.code, many.code) == (0, 0), many.err
@@ -56,6 +57,7 @@ def test_each_step_prints_a_line_and_losses_do_not_depend_on_the_plan(warm, file
     assert len({step["sample_hash"] for step in many.steps}) == 3
 
 
+@pytest.mark.slow
 def test_exact_model_is_bit_equal_under_both_plans(warm, files):
     write(files, family="exact")
     results = []
@@ -70,6 +72,7 @@ def test_exact_model_is_bit_equal_under_both_plans(warm, files):
         assert torch.equal(tensor, weights[1][name]), name
 
 
+@pytest.mark.slow
 def test_repeated_run_prints_the_same_bits(warm, files):
     losses = [[step["loss"] for step in run(warm, files).steps] for _ in range(2)]
     assert losses[0] == losses[1]
@@ -155,6 +158,7 @@ def test_a_plan_of_too_many_ranks_is_refused(warm, files):
     )
 
 
+@pytest.mark.slow
 def test_invalid_tokens_are_refused_before_any_rank_starts(warm, files):
     write(files, more='[data]\ntokens = "c.bin"\n')
     assert "c.bin: " in refusal(run(warm, files))
@@ -176,6 +180,7 @@ def test_unwritable_outputs_are_refused_before_any_rank_starts(warm, files):
         assert f"{place}: cannot be written" in refusal(run(warm, files, option, place))
 
 
+@pytest.mark.slow
 def test_other_input_errors_are_sentences(warm, files):
     write(files, change=("steps = 3\n", ""))
     assert "is missing, and the job has no number of steps" in refusal(run(warm, files))

@@ -56,6 +56,7 @@ def profiled(tmp_path: Path) -> Callable[..., Profile]:
     return run
 
 
+@pytest.mark.slow
 def test_a_job_file_is_measured_and_the_next_line_says_how_to_plan_with_it(
     profiled: Callable[..., Profile], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,6 +82,7 @@ def memory_of(agents: Agents, generation: int) -> dict[str, set[int]]:
     return found
 
 
+@pytest.mark.slow
 def test_killed_rank_loses_no_step_that_survivors_completed(agents, expected):
     """Snapshots are rare here: the state is sealed when the connection breaks."""
     agents.start(TWO, 1, memory_every=1000)
@@ -247,6 +248,7 @@ def test_worker_exits_only_if_no_agent_reconnects(agents):
     assert agents.output(process).endswith("no agent reconnected\n")
 
 
+@pytest.mark.slow
 def test_last_step_is_sealed_and_stops_the_job(agents, expected):
     agents.job = JOB + "steps = 5\n"
     agents.start(MIXED, 1, memory_every=3, persist_every=3)

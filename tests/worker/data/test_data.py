@@ -162,6 +162,7 @@ def test_samples_are_consecutive_pieces_of_the_text(tmp_path, dtype):
     assert torch.equal(batch.labels, batch.inputs + 1)
 
 
+@pytest.mark.slow
 def test_invalid_token_files_are_reported(tmp_path):
     job = tokens_job()
     assert problem_of(job, tmp_path) == (
@@ -227,6 +228,7 @@ def test_byte_images_are_scaled_to_minus_one_to_one(tmp_path, channels_last):
     assert first[0, 0, 0, :3].tolist() == pytest.approx([-1.0, 1 / 127.5 - 1, 2 / 127.5 - 1])
 
 
+@pytest.mark.slow
 def test_invalid_images_are_reported(tmp_path):
     write_images(tmp_path)
     assert "there are no labels" in problem_of(images_job(labels=None), tmp_path)

@@ -77,6 +77,7 @@ def test_file_that_is_replaced_or_gone_is_refused(array):
         source.batch(1, range(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("items", "seed", "said"),
     [

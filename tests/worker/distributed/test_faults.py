@@ -42,6 +42,7 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("phase", "rank"), CASES)
 def test_all_ranks_learn_of_a_death(warm, files, phase, rank):
     done = run(warm, files, SAILOR_FAIL_AT=f"{rank}:{phase}:1")
@@ -58,6 +59,7 @@ def test_all_ranks_learn_of_a_death(warm, files, phase, rank):
     assert steps in ([0], [0, 1])
 
 
+@pytest.mark.slow
 def test_death_before_the_rendezvous_is_reported(warm, files):
     done = run(warm, files, SAILOR_FAIL_AT="0:start:0")
     assert (done.code, done.out) == (1, "")

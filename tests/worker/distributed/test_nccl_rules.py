@@ -39,6 +39,7 @@ def losses(plan):
     return [report.loss for report in run.reports]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_random_plans_train_as_they_do_without_those_rules(schedule, examples):
     draw = drawn(f"nccl {schedule}")

@@ -56,6 +56,7 @@ def test_ranks_that_know_the_secret_meet_though_strangers_knock():
     liar.close()
 
 
+@pytest.mark.slow
 def test_a_rank_with_another_secret_is_not_admitted():
     store, found = HashStore(), {}
     threads = [start(store, 0, 2, found), start(store, 1, 2, found, b"of another generation")]

@@ -18,6 +18,7 @@ JOB = small_job(dropout=0.1)
 RANKS = 5
 
 
+@pytest.mark.slow
 def test_processes_match_threads_across_generations(tmp_path, examples):
     plans = [
         any_plan(drawn(f"processes {n}"), JOB, ranks_max=RANKS)
@@ -43,6 +44,7 @@ def test_processes_match_threads_across_generations(tmp_path, examples):
         assert len(set(left)) == 1, "a generation leaves files open"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "phase", ["forward", "backward", "send", "receive", "sync", "vote", "step"]
 )
@@ -55,6 +57,7 @@ def test_all_ranks_notice_a_death_in_any_phase(tmp_path, phase):
     assert results == [None if n == killed else ("PeerLostError", killed) for n in range(RANKS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["all-reduce", "send", "receive", "others"])
 def test_no_wait_outlasts_the_death_of_a_peer(tmp_path, what):
     results = rank_processes.as_processes(tmp_path, 3, rank_processes.wait_for_the_dead, what)
@@ -74,6 +77,7 @@ def test_abort_tells_the_peers_the_reason(tmp_path):
     assert results == ["rank 1: bad sample"] * 3
 
 
+@pytest.mark.slow
 def test_silent_peer_is_waited_for_until_the_deadline(tmp_path):
     results = rank_processes.as_processes(tmp_path, 2, rank_processes.outlast_the_deadline)
     assert ("DeadlineError", None) in results

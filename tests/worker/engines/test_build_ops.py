@@ -132,6 +132,7 @@ def test_ninja_beside_python_is_found(folder, monkeypatch):
     assert os.environ["PATH"].split(os.pathsep) == [TOOLS, "/usr/bin"]
 
 
+@pytest.mark.slow
 @NEEDS_DEEPSPEED
 @pytest.mark.torch
 @pytest.mark.parametrize("engine", ["sailor", "deepspeed"])

@@ -23,6 +23,7 @@ def assert_equal_passes(many, one) -> None:
         torch.testing.assert_close(many.gradients[key], gradient, **close)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("tp", "atoms"), SPLITS)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])

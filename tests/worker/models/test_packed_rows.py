@@ -41,6 +41,7 @@ def loss_of_each_alone(recipe, module):
     return total / labels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize(
     "family", the_first_quick((family for family in FAMILIES if family != "opt"), quick=2)

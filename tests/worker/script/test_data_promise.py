@@ -131,6 +131,7 @@ def go_on(recipe, job, plan, state, steps, seen):
     return (tensors, ranks[0][2]), ranks[0][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_and_their_order_survive_any_change_of_plan(kind, tmp_path, examples):
     torch.manual_seed(0)

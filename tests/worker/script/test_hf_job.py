@@ -110,6 +110,7 @@ def test_job_of_a_vision_transformer_trains_on_images(warm, tmp_path):
     assert [s["loss"] for s in two] == pytest.approx([s["loss"] for s in alone], rel=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "changes", "said"),
     [

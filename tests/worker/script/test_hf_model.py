@@ -54,6 +54,7 @@ def weights_under(recipe, job, plan):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [*FAMILIES, *MIXTURES, "vit"])
 def test_ranks_hold_the_weights_that_from_pretrained_reads(family, tmp_path):
     dtype = torch.bfloat16 if family == "qwen2" else torch.float32

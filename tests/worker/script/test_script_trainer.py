@@ -228,6 +228,7 @@ EVALUATED = SCRIPT.replace(
 )
 
 
+@pytest.mark.slow
 def test_evaluations_are_those_of_torch_under_any_plan(script, warm, capsys):
     script.write_text(EVALUATED)
     recipe = load_script(script)

@@ -47,6 +47,7 @@ def test_dtype_without_torch_matches_the_trainer(precision):
     assert f"torch.{dtype_of(job)}" == str(precision_of(job).master)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 0.02), ("fp16", 0.003)])
 def test_low_precision_matches_fp32_up_to_rounding(precision, tolerance):
     job = small_job(learning_rate=3e-3)
@@ -187,6 +188,7 @@ def test_non_finite_gradient_names_its_layer():
 # -- steps that are skipped -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 1])
 def test_non_finite_steps_are_skipped_alike_by_all_ranks(zero):
     job, data = image_job(zero=zero), BadImages({1, 2})
@@ -247,6 +249,7 @@ def test_progress_saved_without_the_count_is_read():
     assert progress_from(SavedProgress(**saved)) == TrainingProgress(step=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "sequence"), [(8, 6), (1024, 2048), (4096, 8192)])
 def test_first_loss_scale_grows_with_the_batch(batch, sequence):
     """Divided by the tokens of a large batch, a fixed one underflows the gradients of fp16."""

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.torch
 JOB = small_job(tied=True, clip_norm=1.0)
 
 
+@pytest.mark.slow
 def test_zero1_is_bit_equal_under_any_plan(examples):
     for seed in range(examples // 8):
         plan = any_plan(drawn(f"zero {seed}"), JOB)

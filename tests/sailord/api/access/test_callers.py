@@ -59,6 +59,7 @@ def head(tmp_path):
     place.stop_all()
 
 
+@pytest.mark.slow
 def test_roles_names_and_ends(head):
     """One sailord shows it all: roles, expiry, revocation, audit, the count of refusals."""
     file = head.folder / "tokens.json"

@@ -40,6 +40,7 @@ async def fetched(head, key: bytes, path: str) -> tuple[int, bytes]:
         return await signed.call(f"127.0.0.1:{head.port}", "GET", path)
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_a_package_is_uploaded_once_and_read_by_agents(head, client):
     content = os.urandom(PART_BYTES + 7)

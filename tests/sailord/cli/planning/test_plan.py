@@ -136,6 +136,7 @@ def test_every_planner_of_the_literature_plans_in_the_same_form(
     assert document["estimate"]["iteration_s"] >= ours["estimate"]["iteration_s"] * (1 - 1e-9)
 
 
+@pytest.mark.slow
 def test_what_is_preferred_comes_from_the_job_and_the_command(tmp_path: Path) -> None:
     """Two T4 are 0.9 % faster than one, for twice the dollars."""
     pools = CLUSTER.replace("A100-40", "T4")
@@ -241,6 +242,7 @@ def test_unwritable_outputs_are_refused_by_name(tmp_path: Path) -> None:
 # -- the deadline ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_deadline_is_read_against_the_clock(tmp_path: Path) -> None:
     far = 'deadline = "2999-01-01T00:00:00Z"'
     assert run(tmp_path, objective=far, training="steps = 10").exit_code == 0

@@ -97,6 +97,7 @@ def slowed(monkeypatch: pytest.MonkeyPatch, module: Any, what: str, *, waited_fo
     monkeypatch.setattr(snapshot_writer.SnapshotWriter, waited_for_by, wait)
 
 
+@pytest.mark.slow
 def test_steps_without_a_snapshot_do_not_lower_its_cost(tmp_path, monkeypatch):
     slowed(monkeypatch, snapshot_writer.SnapshotCopier, "copy", waited_for_by="wait_copied")
     said = told(lived(tmp_path, every=10))
@@ -105,6 +106,7 @@ def test_steps_without_a_snapshot_do_not_lower_its_cost(tmp_path, monkeypatch):
     assert chosen(said, every=10, step_s=1.0) > 3
 
 
+@pytest.mark.slow
 def test_waiting_for_the_last_snapshot_counts_as_stall(tmp_path, monkeypatch):
     slowed(monkeypatch, snapshot_file, "seal", waited_for_by="wait_sealed")
     said = told(lived(tmp_path, every=1))

@@ -105,6 +105,7 @@ OPEN = {"sourceRanges": ["10.0.0.0/8"]}
 CUSTOM = {("us-central1", "lab"): {"ipCidrRange": "10.1.0.0/16"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "changes", "place", "words"),
     [

@@ -313,6 +313,7 @@ def test_answers_503_leave_instances_unknown():
         assert len(asyncio.run(gce.observe()).instances) == 1
 
 
+@pytest.mark.slow
 def test_a_call_times_out():
     cloud = Cloud(failures=[InjectedFailure("aggregated/instances", 1, delay_s=3.0)])
     with provider(cloud, call_s=0.5) as gce, pytest.raises(ProviderError, match="timed out"):
@@ -372,6 +373,7 @@ def test_a_lowered_quota_is_read():
         assert len(asyncio.run(gce.observe()).instances) == 2, "what runs, runs on"
 
 
+@pytest.mark.slow
 def test_old_operations_are_not_reported():
     async def story(cloud, gce):
         (one,) = (await gce.create(ask(1))).instances

@@ -185,6 +185,7 @@ EXACT_JOBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXACT_JOBS)
 def test_any_sequence_of_plans_matches_one_rank(name, examples) -> None:
     """Losses, norms, sample order, gradients, weights and moments are bit-equal."""

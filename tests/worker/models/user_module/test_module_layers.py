@@ -96,6 +96,7 @@ def assert_close(found, wanted, where, rel=1e-10):
         assert torch.allclose(weight, wanted[1][name], rtol=rel, atol=rel / 10), f"{where}: {name}"
 
 
+@pytest.mark.slow
 @pytest.mark.sim
 @pytest.mark.parametrize("family", the_first_quick([*FAMILIES, *MIXTURES, "vit"], quick=3))
 def test_any_plan_trains_a_model_of_transformers_as_a_plain_loop_does(family, examples):
@@ -149,6 +150,7 @@ def test_a_checkpoint_inside_a_block_is_left_to_the_plan(reentrant):
     assert trained(recipes[0], inside, plan)[0] == trained(recipes[1], plain, plan)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
 def test_dropout_is_the_same_under_any_plan(family):
     with all_in_fp64():
@@ -214,6 +216,7 @@ class Hand(torch.nn.Module):
         return x @ self.embed.weight.T
 
 
+@pytest.mark.slow
 def test_weights_tied_by_hand_and_rising_dropout_train_alike_under_any_plan():
     def hand():
         torch.manual_seed(1)
@@ -247,6 +250,7 @@ def test_a_data_set_that_draws_gives_every_stage_the_same():
         assert_close(trained(recipe, job, plan), wanted, str(plan))
 
 
+@pytest.mark.slow
 def test_frozen_parameters_keep_their_value_and_have_no_state():
     def partly_frozen():
         model = language_model("llama")
@@ -268,6 +272,7 @@ def test_frozen_parameters_keep_their_value_and_have_no_state():
     assert held + frozen == sum(p.numel() for p in partly_frozen().parameters())
 
 
+@pytest.mark.slow
 def test_groups_and_schedules_of_torchs_optimizers_are_honoured():
     def optimizer(module):
         matrices = [p for p in module.parameters() if p.dim() > 1]
@@ -304,6 +309,7 @@ def test_groups_and_schedules_of_torchs_optimizers_are_honoured():
             assert_close(trained(recipe, job, plan), (losses, weights), f"seed {seed}: {plan}")
 
 
+@pytest.mark.slow
 def test_zero1_updates_groups_as_without_it():
     def optimizer(module):
         matrices = [p for p in module.parameters() if p.dim() > 1]
@@ -383,6 +389,7 @@ def of_blocks(make):
     return torch.nn.Sequential(embedding, torch.nn.Sequential(*blocks), head).double()
 
 
+@pytest.mark.slow
 def test_blocks_whose_class_declares_splits_train_alike_under_any_plan():
     recipe = recipe_of(
         lambda: of_blocks(Wide), call_module=lambda module, batch: module(batch["input_ids"])
