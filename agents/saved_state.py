@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from agents.core.decide import STOPPED
+from agents.core.decide import SERVICE_STOP_PREFIX
 from agents.core.model import UNHEARD, Gang, Options, State
 from agents.daemon.atomic_file import replace_file
 from agents.daemon.clock import boot_id, since_boot_s
@@ -85,7 +85,7 @@ def updated(saved: SavedState, state: State) -> SavedState:
 
 def stop_notices(saved: SavedState) -> tuple[str, ...]:
     """Return the notices of a stop that did not end the node: this start withdraws them."""
-    return tuple(each for each in saved.notices if each.startswith(STOPPED))
+    return tuple(each for each in saved.notices if each.startswith(SERVICE_STOP_PREFIX))
 
 
 def initial_state(saved: SavedState, node: NodeRecord, options: Options, now: float) -> State:

@@ -67,8 +67,8 @@ from agents.protocol.records import (
 
 Decision = tuple[State, tuple[Command, ...]]
 RULES_MAX = 16
-STOPPED = "end-"
-"""How notices begin that came from a stop of the service."""
+SERVICE_STOP_PREFIX = "end-"
+"""How the ids of notices begin that came from a stop of the agent's service."""
 PARK_STEPS = 3
 """Workers are parked only after the time of this many steps."""
 SEAL_S_MAX = 600.0
@@ -136,8 +136,8 @@ def _learn(state: State, event: Event) -> Decision:
             running = 0 if state.gang is None else state.gang.generation
             return state, (ReleaseSnapshots(event.job, event.point, running),)
         case JobEnded():
-            is_held = state.gang is not None and state.job == event.job
-            return state, () if is_held else (DeleteJobSnapshots(event.job),)
+            is_in_use = state.gang is not None and state.job == event.job
+            return state, () if is_in_use else (DeleteJobSnapshots(event.job),)
         case LeaseEnded():
             return replace(state, is_registered=False), (Register(state.node),)
         case Registered():
@@ -154,7 +154,7 @@ def _learn(state: State, event: Event) -> Decision:
             leaving = replace(state, is_leaving=True)
             if state.notices:
                 return leaving, ()  # One departure is one notice.
-            id_ = f"{STOPPED}{state.node.id}-{event.at * 1e3:.0f}"
+            id_ = f"{SERVICE_STOP_PREFIX}{state.node.id}-{event.at * 1e3:.0f}"
             return _learn_notice(leaving, NoticeGiven(event.at, id_))
         case Ticked():
             return state, ()

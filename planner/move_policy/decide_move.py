@@ -114,7 +114,7 @@ def judge_move(
     expected = _expected(offer, history, now_s=now_s, rules=rules)
     life_s = expected.life_s
     gain = max(0.0, offer.gain_per_s) * max(0.0, life_s - offer.downtime_s)
-    cost = offer.cost + expected.more_hits * offer.loss_cost
+    cost = offer.cost + expected.added_loss_chance * offer.loss_cost
 
     def verdict(moves: bool, reason: str, ask_again_s: float | None = None) -> Verdict:
         return Verdict(moves, reason, life_s, gain, cost, offer.unit, ask_again_s)
@@ -134,8 +134,8 @@ def judge_move(
     )
     waits_for = cost
     if offer.newcomers:
-        short = cost / gain - 1 if gain > 0 else math.inf
-        waits_for = cost * min(rules.wait_max, max(0.0, short))
+        not_repaid = cost / gain - 1 if gain > 0 else math.inf
+        waits_for = cost * min(rules.wait_max, max(0.0, not_repaid))
     if waits_for <= 0:
         return verdict(True, sums)
     since_s = math.inf if last_move_s is None else now_s - last_move_s
@@ -156,7 +156,7 @@ def judge_move(
 class _Expected:
     life_s: float
     """Until nodes are lost or added, or the job ends."""
-    more_hits: float
+    added_loss_chance: float
     """The chance that the next loss hits the new plan but would not have hit the old one."""
 
 
@@ -179,11 +179,10 @@ def _expected(offer: Offer, history: History, *, now_s: float, rules: Rules) -> 
     hits = history.hits_per_s(all_nodes, now_s)
     spared = hits - history.hits_per_s(offer.before, now_s)
     each_gain = offer.gain_per_s / sum(offer.newcomers.values())
-    # A job that waits for an addition moves once instead of twice, unless the addition is not worth
-    # a second move.
-    again = min(1.0, each_gain / (hits * offer.cost)) if hits * offer.cost > 0 else 1.0
+    # The chance that the job would move again after an addition; 1 if its gain repays that move.
+    second_move = min(1.0, each_gain / (hits * offer.cost)) if hits * offer.cost > 0 else 1.0
     growing = [pool for pool in all_nodes if pool not in offer.full]
-    changes = hits + again * history.additions_per_s(growing, now_s)
+    changes = hits + second_move * history.additions_per_s(growing, now_s)
     if changes > 0:
         ends.append(1 / changes)
     return _Expected(min(ends), max(0.0, spared) / hits if hits > 0 else 0.0)

@@ -39,8 +39,7 @@ class MoveTimes:
     group_s_per_node: float = 0.005
     """Additional rendezvous time per node."""
     meeting_round_trips: int = 5
-    """Between the farthest node and the first rank's: its store, and the connections that notice a
-    death."""
+    """To reach the first rank's store and to connect the peer monitors, over the longest link."""
     group_round_trips: int = 6
     """For each process group: all are there, their addresses, a connection of each pair."""
     check_bytes_per_s: float = 5e9

@@ -39,7 +39,8 @@ STARTS_MAX = 12
 PLACED_SHARE = 0.2
 """Plans judged with other placements, as a share of those judged before."""
 PLACED_DRAFTS_SHARE = 0.5
-"""Of those plans, the share for drafts and the best plans; the rest is for small changes."""
+"""Share of these for placements of drafts and of the best plans; the rest is for small changes to
+them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,12 +115,12 @@ class EventSearch(EventDrafts):
             self.judge_mix(mix)
         self.climb_from(self.best_of_families, self.budget)
         self.place(mixes)
-        return self.finished(min(self.judged, key=lambda j: j.score, default=None))
+        return self.best_of_the_rest(min(self.judged, key=lambda j: j.score, default=None))
 
     def place(self, mixes: list[PipelineMix]) -> None:
-        """Judge other placements: of the best plans, and of drafts with these placements.
+        """Judge other placements of the best plans and of drafts.
 
-        They come last and have a budget of their own: they take none from other plans.
+        They have a budget of their own, so other plans lose none.
         """
         more = PLACED_SHARE * self.evaluations
         drafts_end = self.evaluations + int(PLACED_DRAFTS_SHARE * more)
@@ -160,7 +161,7 @@ class EventSearch(EventDrafts):
             found.setdefault(family_of(judged.mix), judged)
         return list(found.values())[:STARTS_MAX]
 
-    def finished(self, best: JudgedPlan | None) -> JudgedPlan | None:
+    def best_of_the_rest(self, best: JudgedPlan | None) -> JudgedPlan | None:
         """Judge all remaining plans if they are few enough, and return the best."""
         if best is not None and not self.proves:
             return best

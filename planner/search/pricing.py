@@ -1,8 +1,9 @@
 """The cheapest pipelines that run a number of micro batches within a given time.
 
-Prices are per GPU, so a stage costs its price times its TP degree. A pipeline is built from its
-last stage on: the number ``k`` of stages behind a stage determines its memory and its waiting time.
-For a given number of micro batches each stage takes as many layers as it may; one dynamic program
+Prices are weights of GPU kinds that the caller gives (the bound's dual values), not dollars. They
+are per GPU, so a stage costs its price times its TP degree. A pipeline is built from its last stage
+on: the number ``k`` of stages behind a stage determines its memory and its waiting time. For a
+given number of micro batches each stage takes as many layers as it may; one dynamic program
 over layers solves all numbers of micro batches at once.
 """
 

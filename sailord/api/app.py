@@ -93,7 +93,8 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 async def check_sender(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Over TCP, require a certificate and the token, and let strangers cost little.
 
-    An answer to an unauthenticated request ends its connection, with all that was sent ahead.
+    The answer to an unauthenticated request closes the connection: requests that were sent on it
+    already are dropped.
     """
     route = route_of(request)
     answer: web.StreamResponse

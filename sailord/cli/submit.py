@@ -22,7 +22,12 @@ _NAME_MAX = 60
 @click.command()
 @click.argument("job", metavar="FILE", type=FILE)
 @click.argument("arguments", nargs=-1)
-@click.option("--id", "id_", metavar="NAME", help="The job's name; default: FILE's and six digits.")
+@click.option(
+    "--id",
+    "id_",
+    metavar="NAME",
+    help="The job's name; default: the name in FILE, or FILE's, and six hex digits.",
+)
 @click.option("--priority", type=int, default=0, show_default=True, help="Higher runs first.")
 @click.option(
     "--resume", metavar="STEP", help='Start from the checkpoint of this step, or "newest".'
@@ -40,7 +45,7 @@ _NAME_MAX = 60
     "--mount",
     metavar="NAME=WHERE",
     multiple=True,
-    help="Data: NAME in the folder leads to a path of the nodes, or to a copy of a bucket's.",
+    help="Data: a link NAME in the folder, to a path on the nodes or a copy of a bucket's folder.",
 )
 @click.option(
     "--checkpoint",

@@ -30,12 +30,15 @@ def observe_nodes(
 ) -> State:
     """Take in all nodes that have a lease at this moment; the others have none.
 
-    Of an ``unreadable`` one only that is known: it keeps its last record, and no new plan uses it.
+    An ``unreadable`` node is only known to hold a lease: it keeps its last record, and no new plan
+    uses it.
     """
     seen = {record.id: record for record in records}
     fresh: dict[NodeId, Node] = {}
     protocols = {record.protocol for record in seen.values()}
-    apart = {each: why_apart(each, other_is="its agent", this_is="sailord") for each in protocols}
+    version_problems = {
+        each: why_apart(each, other_is="its agent", this_is="sailord") for each in protocols
+    }
     for record in seen.values():
         known = node = state.nodes.get(record.id)
         if node is None:
@@ -48,10 +51,10 @@ def observe_nodes(
         elif record.state != "draining" and node.record.state == "draining":
             draining = None  # A false alarm, or a new start: the agent itself withdrew it.
             node = replace(node, returned_at=state.now)
-        # A notice may have named the moment, which the node itself does not know.
+        # An earlier notice may have said when the node leaves; its own record may not.
         is_told = draining is not None and record.leaves_at is None
         told = replace(record, leaves_at=node.record.leaves_at) if is_told else record
-        foreign = apart[record.protocol]
+        foreign = version_problems[record.protocol]
         if (told, None, draining, foreign) != (
             *(node.record, node.absent_since, node.exclusion.draining_since),
             node.exclusion.foreign,
@@ -86,7 +89,7 @@ def observe_nodes(
 
 
 def grant_grace(state: State, members: Iterable[NodeId]) -> State:
-    """Know members that have no lease as absent from now on: they may only wait for the store."""
+    """Count members without a lease as absent from now on: they may be waiting for the store."""
     absent = standing.Absent(state.now)
     fresh = {
         id_: Node(NodeRecord(id_, id_, "", "", "", 0, ""), state.now, standing=absent)
@@ -242,9 +245,9 @@ def _why_lost(state: State, node: Node, *, is_broken: bool) -> str:
     """Return why a node counts as lost; empty while it may be alive.
 
     The end of a lease alone is no proof. All members take part in every step, so a member without
-    a lease is only suspect while steps are being done, or while its agent answers a probe. To wait
-    for ``last_step_s`` after the last step costs a dead node's job nothing: by the time that the
-    node's lease ends it has done no step for longer than that.
+    a lease is only suspect while steps are being done, or while its agent answers a probe. This
+    delays nothing: when a dead node's lease ends, its job has made no step for longer than
+    ``last_step_s``.
     """
     if is_broken and node.is_unreachable:
         return "a peer lost its connection and its agent does not answer"

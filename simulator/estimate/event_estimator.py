@@ -43,7 +43,8 @@ from simulator.spec.provenance import Provenance, weakest
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassEnds:
-    """When each device group ended its last backward, and when it was free."""
+    """When each device group ended its last backward, and all its passes and
+    transfers."""
 
     last_backward: Floats
     free: Floats
@@ -70,7 +71,7 @@ class EventEstimator:
     def __init__(self, costs: LayerCosts, network: Network, sites: PlaceFacts) -> None:
         self.costs, self.network, self.sites = costs, network, sites
         self._messages = MessageTimes(network)
-        self._hop_prices = HopTimes(costs, network)
+        self._hop_times = HopTimes(costs, network)
 
     def estimate(self, plan: Plan) -> Estimate:
         """Estimate a plan that ``check_plan`` has accepted."""
@@ -165,7 +166,7 @@ class EventEstimator:
 
     def _sync(self, layout: MachineLayout) -> list[SyncJob]:
         sync = GradientSync(
-            layout.groups.plan, layout, self.costs, self.network, prices=self._hop_prices
+            layout.groups.plan, layout, self.costs, self.network, hop_times=self._hop_times
         )
         return sync.jobs(per_layer=self.overlaps)
 
@@ -232,7 +233,8 @@ class EventEstimator:
             rows = job.rows
             at = ends.last_backward[rows] if overlaps else ends.free[rows]
             if overlaps and job.algorithm != "tied":
-                # A layer's gradient is complete before the backward of the layers before it.
+                # Layers run backward from the last: this gradient is complete before those of the
+                # stage's earlier layers.
                 kind = groups.timing[rows], groups.recompute[rows]
                 at = at - (ahead[*kind, job.layers[0]] - ahead[*kind, groups.first[rows]])
             holders = owner[rows]

@@ -97,10 +97,10 @@ class GradientSync:
         costs: LayerCosts,
         network: Network,
         *,
-        prices: HopTimes | None = None,
+        hop_times: HopTimes | None = None,
     ) -> None:
         self.plan, self.layout, self.costs = plan, layout, costs
-        self.prices = prices or HopTimes(costs, network)
+        self.hop_times = hop_times or HopTimes(costs, network)
         self.gradient_bytes = costs.gradient_bytes
 
     def jobs(self, *, per_layer: bool) -> list[SyncJob]:
@@ -244,7 +244,8 @@ class GradientSync:
         names = hops.names
         columns = (amounts[amount[rows]], *(x[piece[rows]] for x in (shards, abreast, rivals)))
         asked = zip(hops.number[entry[rows]].tolist(), *(x.tolist() for x in columns), strict=True)
-        seconds = np.array([self.prices.seconds(names[number], *rest) for number, *rest in asked])
+        times = self.hop_times
+        seconds = np.array([times.seconds(names[number], *rest) for number, *rest in asked])
         slowest = np.zeros(len(ring))
         np.maximum.at(slowest, piece, seconds[question])
         return slowest

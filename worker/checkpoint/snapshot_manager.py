@@ -131,7 +131,7 @@ class SnapshotManager:
     stalls: StallStats
     placement: SnapshotPlacement
     stop_at: int | None = None
-    """All ranks stop at the end of this step, or of the next one if it is over."""
+    """All ranks stop at the end of this step; if it has ended already, at the end of the next."""
     _kept: list[int] = field(default_factory=list)
     """The steps of which this generation has taken snapshots."""
     _safe: int = 0
@@ -189,7 +189,8 @@ class SnapshotManager:
     def wants_to_stop(self, step: int) -> bool:
         """Return this rank's vote before it makes a step: whether the generation ends with it.
 
-        If a snapshot follows the step, wait until the last one is written and copied.
+        If a snapshot follows the step, wait first until the last one is sealed and, where copies on
+        other nodes are needed, the one before it is replicated.
         """
         done = step + 1
         if self.is_kept(done):
@@ -286,12 +287,12 @@ class SnapshotManager:
         missing[0] = float(self.placement.waits and not is_replicated)
         return not float(group.all_reduce(missing))
 
-    def left_after_loss(
+    def expected_seal(
         self, *, rolls_forward: bool, lost: frozenset[int]
     ) -> tuple[int, float] | None:
         """Return which step ``seal_if_complete`` seals and the expected seconds; ``None``: nothing.
 
-        Nothing new, if the ``lost`` ranks alone kept a piece of it.
+        A step is not worth sealing if only ``lost`` ranks keep some piece of it.
         """
         trainer, writer = self.trainer, self.writer
         is_useful = not any(lost.issuperset(each) for each in self.placement.holders.values())

@@ -45,7 +45,7 @@ class AfterLoss:
             trainer, snapshots = self.trainer, self.snapshots
             if self._is_over or trainer is None or snapshots is None:
                 return
-            left = snapshots.left_after_loss(rolls_forward=trainer.may_roll_forward, lost=lost)
+            left = snapshots.expected_seal(rolls_forward=trainer.may_roll_forward, lost=lost)
             if left is None or left[0] <= self.restored_step:
                 self.status = {}  # What was announced before the lost rank's name was known.
                 return

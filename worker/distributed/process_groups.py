@@ -47,8 +47,10 @@ _CAUSE_S = 2.0
 _POLL_S = 0.001
 """Seconds between two checks whether the other ranks have arrived."""
 FIRST_STALL_S = 60.0
-"""The same in the first step, in which libraries are loaded and kernels chosen."""
+"""In the first step, an operation that takes longer than this is investigated: libraries are loaded
+and kernels chosen."""
 STALL_LEAST_S = 3.0
+"""In later steps it is one that takes twice as long as the last step, and at least this long."""
 ANSWER_S = 1.0
 """Seconds for a peer to answer with its position."""
 WATCH_S = 0.5

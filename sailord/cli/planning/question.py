@@ -1,4 +1,4 @@
-"""What the planning commands share: the question to the planner, chosen names, no plan."""
+"""Shared by the planning commands: reads the question and lists of names; ends without a plan."""
 
 from __future__ import annotations
 

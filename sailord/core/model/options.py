@@ -11,26 +11,34 @@ class Options:
     """Time limits, intervals and thresholds of the controller; those of the class are constants."""
 
     failures_gather_s: ClassVar[float] = 0.1
+    """Wait this long for further losses before a new plan is asked for, ..."""
     notices_gather_s: ClassVar[float] = 0.5
+    """... for further notices of preemption, ..."""
     start_gather_s: float = 1.0
+    """... for further nodes while nothing runs, ..."""
     additions_gather_s: float = 30.0
+    """... and for further nodes while the job trains."""
     lease_s: float = 10.0
+    """The leader's lease. Nodes whose records name no lease time of their own count with it too."""
     grace_s: float = 2.0
     """Grace period after takeover, beyond one lease, before nodes without one may be given up."""
     plan_s: float = 60.0
+    """Time limit of a plan, ..."""
     stop_s: float = 60.0
+    """... of the stop of a generation at a step, ..."""
     start_s: float = 120.0
+    """... and of the start of one, until its first step."""
     unprepared_s: float = 90.0
     """A job that no node can be prepared for is held after so long: their second attempt, 60 s
     after the first, has failed too."""
     suspect_s: float = 1.5
-    """A node without a lease is lost after so long without a report, if no step was done for
-    ``last_step_s``. A restarted agent renews its lease sooner; a silent death during training is
-    noticed within the node's lease and 2 s."""
+    """A node without a lease is lost after so long without a report. While the job trains,
+    ``last_step_s`` must have passed without a step, too. A restarted agent renews its lease
+    sooner."""
     nap_s: ClassVar[float] = 0.7
-    """After so long without any event, reports from that time are still to come."""
+    """After so long without any event sailord was slow: reports of that time may still come."""
     still_s: ClassVar[float] = 1.5
-    """After so long without any event, not even a tick, the controller itself was stopped."""
+    """After so long without any event, not even a tick, sailord itself was stopped."""
     stall_s: float = 120.0
     """A running generation is stuck after so long without a step, ..."""
     stall_steps: ClassVar[float] = 20.0
@@ -40,6 +48,7 @@ class Options:
     probe_s: float = 0.2
     """Seconds between two probes of a suspect node."""
     reconsider_s: float = 600.0
+    """Seconds until the planner is asked again about nodes and a plan that it was asked about."""
     failure_pause_s: float = 1.0
     """Backoff after a failure that no lost node explains; doubles with each in a row."""
     failures_until_held: int = 3

@@ -1,4 +1,4 @@
-"""The cost of a job so far, kept in its record.
+"""The cost of a job so far, kept in its record, and whether it is over the job's budget.
 
 A generation costs what its plan's devices cost per hour, from its opening to its end, whether or
 not it trains. The sum is stored every ``WRITTEN_EVERY_S`` and whenever the rate changes; in

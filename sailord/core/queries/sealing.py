@@ -53,9 +53,9 @@ def _is_heard(state: State, node: Node) -> bool:
 
 
 def _redo_s(active: Active, generation: GenerationRecord, sealing: Sealing) -> float:
-    """Return how long the steps from the snapshot before the announced step take to do again.
+    """Return how long it takes to repeat the steps since the last snapshot.
 
-    A step that no member has reported as done is at most one ahead.
+    The announced step counts as at most one beyond the last reported one.
     """
     step = min(sealing.step, active.progress.step + 1)
     kept = (step - 1) // generation.memory_every * generation.memory_every

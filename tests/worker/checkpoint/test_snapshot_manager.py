@@ -200,21 +200,21 @@ NOBODY: frozenset[int] = frozenset()
 def test_nothing_is_left_to_seal_at_a_step_that_is_sealed(gated):
     keeper, _ = gated
     train(keeper, 2)
-    assert keeper.left_after_loss(rolls_forward=False, lost=NOBODY) is None
+    assert keeper.expected_seal(rolls_forward=False, lost=NOBODY) is None
 
 
 def test_seal_of_a_step_without_a_snapshot_takes_as_long_as_the_last_one(gated):
     keeper, gate = gated
     by_bytes = keeper.writer.template.total_bytes / SEAL_BYTES_PER_S
     train(keeper, 1)
-    assert keeper.left_after_loss(rolls_forward=False, lost=NOBODY) == (1, by_bytes)
+    assert keeper.expected_seal(rolls_forward=False, lost=NOBODY) == (1, by_bytes)
     gate.is_open.clear()
     keeper.trainer.step()
     keeper.after_step()
     time.sleep(0.05)
     gate.is_open.set()
     train(keeper, 1)
-    step, seconds = keeper.left_after_loss(rolls_forward=False, lost=NOBODY)
+    step, seconds = keeper.expected_seal(rolls_forward=False, lost=NOBODY)
     assert step == 3
     assert seconds >= 0.05
 
@@ -222,14 +222,14 @@ def test_seal_of_a_step_without_a_snapshot_takes_as_long_as_the_last_one(gated):
 def test_step_that_may_be_rolled_forward_is_the_one_that_is_left(gated):
     keeper, _ = gated
     train(keeper, 2)
-    step, _ = keeper.left_after_loss(rolls_forward=True, lost=NOBODY)
+    step, _ = keeper.expected_seal(rolls_forward=True, lost=NOBODY)
     assert step == 3
 
 
 def test_piece_that_the_lost_rank_alone_kept_leaves_nothing_new_to_seal(gated):
     keeper, _ = gated
     train(keeper, 1)
-    assert keeper.left_after_loss(rolls_forward=False, lost=frozenset({0})) is None
+    assert keeper.expected_seal(rolls_forward=False, lost=frozenset({0})) is None
 
 
 def test_seal_that_a_loss_began_counts_only_while_others_may_hold_all_pieces(gated):
@@ -240,13 +240,13 @@ def test_seal_that_a_loss_began_counts_only_while_others_may_hold_all_pieces(gat
     sealing.start()
     while not keeper.writer.left_s:
         time.sleep(0.001)
-    step, seconds = keeper.left_after_loss(rolls_forward=False, lost=NOBODY)
+    step, seconds = keeper.expected_seal(rolls_forward=False, lost=NOBODY)
     assert step == 1
     assert seconds > 0
-    assert keeper.left_after_loss(rolls_forward=False, lost=frozenset({0})) is None
+    assert keeper.expected_seal(rolls_forward=False, lost=frozenset({0})) is None
     gate.is_open.set()
     sealing.join()
-    assert keeper.left_after_loss(rolls_forward=False, lost=NOBODY) == (1, 0.0)
+    assert keeper.expected_seal(rolls_forward=False, lost=NOBODY) == (1, 0.0)
 
 
 def test_snapshot_that_is_under_way_is_left_whoever_is_lost(gated):
@@ -254,9 +254,9 @@ def test_snapshot_that_is_under_way_is_left_whoever_is_lost(gated):
     gate.is_open.clear()
     train_unsealed(keeper, 2)
     keeper.trainer.update_complete = False
-    step, seconds = keeper.left_after_loss(rolls_forward=False, lost=frozenset({0}))
+    step, seconds = keeper.expected_seal(rolls_forward=False, lost=frozenset({0}))
     assert step == 2
     assert seconds > 0
     gate.is_open.set()
     keeper.writer.wait_sealed()
-    assert keeper.left_after_loss(rolls_forward=False, lost=frozenset({0})) is None
+    assert keeper.expected_seal(rolls_forward=False, lost=frozenset({0})) is None
