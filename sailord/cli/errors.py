@@ -11,9 +11,30 @@ import click
 from sailord.cli.exit_codes import FAILED, UNUSABLE_INPUT
 from simulator.documents.problems import InputError
 
+_KNOWN_ELSEWHERE = {"list": "ls", "ps": "jobs", "run": "submit", "stop": "cancel"}
+"""What other tools call a command, and what we call it, where a group has it."""
+
 
 class Group(click.Group):
     """Prints unusable input and failed output as error lines instead of a stack trace."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name the commands that may be meant by an unknown one."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib  # noqa: PLC0415 - for mistakes only
+
+            known = self.list_commands(ctx)
+            close = difflib.get_close_matches(args[0], known, n=3)
+            elsewhere = _KNOWN_ELSEWHERE.get(args[0])
+            meant = dict.fromkeys([*([elsewhere] if elsewhere in known else []), *close])
+            if not meant:
+                raise
+            guess = f"{error.message} Did you mean {' or '.join(map(repr, meant))}?"
+            raise click.UsageError(guess, ctx) from None
 
     def invoke(self, ctx: click.Context) -> object:
         try:

@@ -1,0 +1,30 @@
+"""Mistakes on the command line are answered with what may be meant."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from sailord.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        ("stauts", "'status'"),
+        ("checkpoint list", "'ls'"),
+        ("checkpoint pni", "'pin'"),
+        ("stop j", "'cancel'"),
+    ],
+)
+def test_unknown_command_is_answered_with_those_that_may_be_meant(typed, answer):
+    done = CliRunner().invoke(main, typed.split())
+    assert done.exit_code == 2
+    assert f". Did you mean {answer}?\n" in done.stderr
+
+
+def test_unknown_command_that_resembles_none_is_answered_without_a_guess():
+    done = CliRunner().invoke(main, ["xyzzy"])
+    assert done.exit_code == 2
+    assert "Did you mean" not in done.stderr
+    assert "No such command 'xyzzy'" in done.stderr
