@@ -212,11 +212,17 @@ def glance_text(capacity: dict[str, Any]) -> str:
 
 
 def plan_lines(plan: dict[str, Any]) -> list[str]:
-    """Return the plan as tables: one row per stage, one column per kind of pipeline."""
+    """Return the plan as tables: one row per stage, one column per kind of pipeline.
+
+    Where a kind has one pipeline only, its nodes are named.
+    """
     kinds: dict[tuple[str, ...], list[int]] = {}
     for number, pipeline in enumerate(plan["pipelines"]):
         kinds.setdefault(_stage_cells(pipeline), []).append(number)
-    columns = list(kinds.items())
+    columns = [
+        (cells if len(numbers) > 1 else _on_nodes(cells, plan["pipelines"][numbers[0]]), numbers)
+        for cells, numbers in kinds.items()
+    ]
     lines = []
     for begin in range(0, len(columns), PIPELINES_MAX):
         shown = columns[begin : begin + PIPELINES_MAX]
@@ -239,6 +245,15 @@ def _stage_cells(pipeline: dict[str, Any]) -> tuple[str, ...]:
         first, end = stage["layers"]
         cells.append(f"{first}-{end - 1} {place['gpu']} tp {stage['tp']} {place['zone']}")
     return tuple(cells)
+
+
+def _on_nodes(cells: tuple[str, ...], pipeline: dict[str, Any]) -> tuple[str, ...]:
+    found = []
+    for cell, stage in zip(cells, pipeline["stages"], strict=True):
+        ids = [place.get("node") for place in stage.get("places", [stage])]
+        names = dict.fromkeys(id_.partition(".")[0] for id_ in ids if id_)
+        found.append(f"{cell} on {', '.join(names)}" if names else cell)
+    return tuple(found)
 
 
 def nodes_text(nodes: list[dict[str, Any]]) -> str:

@@ -1,0 +1,33 @@
+"""The plan of ``status``: equal pipelines share a column, and a single one names its nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sailord.text.cluster_text import plan_lines
+
+
+def stage(layers: tuple[int, int], node: str, **more: Any) -> dict[str, Any]:
+    return {"layers": layers, "gpu": "T4", "tp": 1, "zone": "z", "node": f"{node}.7", **more}
+
+
+def test_pipeline_of_its_own_kind_names_its_nodes():
+    two = [{"stages": [stage((0, 6), name)]} for name in ("a1", "a2")]
+    split = {"stages": [stage((0, 4), "b1"), stage((4, 6), "b2")]}
+    lines = "\n".join(plan_lines({"pipelines": [*two, split]})).splitlines()
+    assert [line.rstrip() for line in (lines[1], *lines[3:])] == [
+        "stage  pipelines 0-1  pipeline 2",
+        "    0  0-5 T4 tp 1 z  0-3 T4 tp 1 z on b1",
+        "    1                 4-5 T4 tp 1 z on b2",
+    ]
+
+
+def test_stage_on_several_nodes_names_each_once():
+    places = [{"gpu": "T4", "zone": "z", "node": f"{name}.7"} for name in ("a1", "a1", "a2")]
+    lines = plan_lines({"pipelines": [{"stages": [stage((0, 6), "a1", places=places)]}]})
+    assert lines[-1].endswith("on a1, a2")
+
+
+def test_plan_without_named_nodes_has_none():
+    lines = plan_lines({"pipelines": [{"stages": [stage((0, 6), "") | {"node": None}]}]})
+    assert lines[-1].endswith("0-5 T4 tp 1 z")
