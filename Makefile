@@ -122,7 +122,7 @@ bench: $(FOR_ALL) ## print every benchmark's table (MEASURED=DIR)
 ATTACK_MINUTES ?= 10
 .PHONY: attack
 attack: $(FOR_ALL) ## attacks by strangers and by jobs, and what each costs (ATTACK_MINUTES=10)
-	@SAILOR_ATTACK_MINUTES=$(ATTACK_MINUTES) $(BIN)/python -m pytest tests/attacks -q -o faulthandler_timeout=0
+	@SAILOR_EXAMPLES=1 SAILOR_ATTACK_MINUTES=$(ATTACK_MINUTES) $(BIN)/python -m pytest tests/attacks -q -o faulthandler_timeout=0
 
 # A local cluster trains with changes of plan while memory, descriptors, threads, store and logs of every
 # process are sampled; fails if one still rises after the warm-up. All samples: build/soak.csv.

@@ -85,7 +85,7 @@ def test_most_parts_need_torch_and_numpy_only():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.at_length
 @pytest.mark.torch
 def test_whole_check_runs_on_a_cpu(tmp_path):
     pytest.importorskip("torch", reason="the runtime needs PyTorch")

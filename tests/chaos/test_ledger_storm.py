@@ -59,7 +59,7 @@ def test_each_disagreement_is_told(changed: dict[str, Any], said: list[str]) -> 
 
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus in the PATH")
-@pytest.mark.slow
+@pytest.mark.at_length
 @pytest.mark.chaos
 def test_ledger_bill_and_a_real_prometheus_agree_over_a_storm(tmp_path: Path) -> None:
     storm = LedgerStorm(tmp_path, random.Random(1), machines=1)

@@ -16,7 +16,7 @@ from tests.fakes.gce.cloud import InjectedFailure
 from tests.gce.virtual_client import VirtualLoop
 from tests.gce.virtual_sailord import POOLS, World
 
-SCRIPTS = int(os.environ.get("SAILOR_SCRIPTS", "50"))
+SCRIPTS = int(os.environ.get("SAILOR_SCRIPTS", "25"))
 """They take half a second each and more, on one core."""
 SEEDS_OF_BUGS = (371,)
 """Seeds that once found a bug."""

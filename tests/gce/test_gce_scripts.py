@@ -17,7 +17,7 @@ from sailord.capacity.core.model import BootsRetried, Policy, TargetSet
 from tests.conftest import the_first_quick
 from tests.gce.simulated_cloud import POOLS, RUN_S, Run
 
-SCRIPTS = int(os.environ.get("SAILOR_SCRIPTS", "60"))
+SCRIPTS = int(os.environ.get("SAILOR_SCRIPTS", "30"))
 """``test_gce_random`` plays further ones, with all of this in them and a cloud."""
 GROUPS = 10
 UNSEEN_USD = 0.2

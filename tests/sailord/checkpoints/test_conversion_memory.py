@@ -44,9 +44,8 @@ max_tp = 2
 SMALL = SPEC.replace("LAYERS", "1").replace("FFN", "256")
 LARGE = SPEC.replace("LAYERS", "3").replace("FFN", "16384")
 FORMS = (
-    "huggingface",
     "megatron",
-    *(pytest.param(each, marks=pytest.mark.at_length) for each in ("dcp", "deepspeed")),
+    *(pytest.param(x, marks=pytest.mark.at_length) for x in ("huggingface", "dcp", "deepspeed")),
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.sailord.local.running import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.at_length
 
 
 def test_a_node_that_becomes_slow_is_planned_around_with_nothing_lost(folder):

@@ -135,7 +135,7 @@ def place(tmp_path_factory) -> Iterator[Place]:
         yield place
 
 
-@pytest.mark.slow
+@pytest.mark.at_length
 def test_a_real_sailord_follows_a_trace(place):
     client = Client(f"unix://{place.socket}")
     wait_until(lambda: client.ask("GET", "/readyz"))

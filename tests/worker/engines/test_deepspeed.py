@@ -76,7 +76,14 @@ def test_twenty_steps_with_clipping_match_the_sailor_engine(warm, files, pipelin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["tied apart", "tied in one stage", "dropout", "zero"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "tied apart",
+        *(pytest.param(each, marks=pytest.mark.at_length) for each in ("dropout", "zero")),
+        "tied in one stage",
+    ],
+)
 def test_losses_samples_and_weights_match_the_sailor_engine(warm, files, case):
     if case == "tied in one stage":
         # Two replicas of the whole model: both uses of the tied tensor are in one stage.
@@ -164,7 +171,7 @@ def test_configuration_rejected_by_deepspeed_is_reported_without_a_stack_trace(w
     assert "foo Extra inputs are not permitted" in done.err.splitlines()[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.at_length
 def test_auto_settings_follow_the_job(warm, files):
     parameters = {"lr": "auto", "betas": "auto"}
     left_open = {
@@ -191,7 +198,7 @@ def test_fp16_on_cpus_is_refused_before_any_rank_starts(warm, files):
     assert "[training] precision: is fp16, which DeepSpeed does not have on CPUs" in done.err
 
 
-@pytest.mark.slow
+@pytest.mark.at_length
 def test_bf16_is_close_to_the_sailor_engine(warm, files):
     write(files, change=('"fp32"', '"bf16"'))
     give_plan(files, ALIKE, ALIKE)
