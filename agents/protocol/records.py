@@ -126,7 +126,7 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRecord:
-    """A generation: one plan, one restore point and one set of members; only ``state`` changes."""
+    """A generation: its plan, restore point and members never change."""
 
     job: JobId
     number: int
@@ -139,7 +139,7 @@ class GenerationRecord:
     """The term of the leader that wrote this record."""
     reason: str
     lineage: tuple[Point, ...] = ()
-    """The points at which the earlier generations ended, newest first."""
+    """The restore points of the last generations before this one, newest first."""
     memory_every: int = 1
     """Steps between two snapshots in memory."""
     persist_every: int | None = None
@@ -318,7 +318,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """The newest committed checkpoint of a job."""
+    """A committed checkpoint: its point, and its manifest with that file's hash."""
 
     point: Point
     manifest: str

@@ -20,7 +20,7 @@ from agents.store.locations import Etcd
 from simulator.documents.problems import InputError, Problems
 
 OPTIONS = (
-    # etcd closes connections with pings more often than every 5 s, or without open calls.
+    # etcd closes a connection that pings more often than every 5 s, or while no call is open.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.http2.max_pings_without_data", 0),

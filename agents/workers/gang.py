@@ -52,7 +52,7 @@ ENDED_KEPT = 8
 
 @dataclass(eq=False)
 class WorkerGang:
-    """All worker processes of this node; those of the present generation are the gang."""
+    """All worker processes of this node: those of the present generation, and idle ones."""
 
     folder: Path
     fork_client: ForkClient

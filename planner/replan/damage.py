@@ -22,7 +22,7 @@ class Running:
     templates: tuple[Template, ...]
     """The template of each pipeline."""
     together: int | None
-    """How new pipelines are placed, like those that run."""
+    """As ``Plan.together`` of the running plan: new pipelines are placed like its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,7 @@ class RepairDrafts:
         )
 
     def _replacements(self, stage: TemplateStage, spare: Sequence[int]) -> Iterator[TemplateStage]:
-        """Steps that could replace a lost one, with as many GPUs or fewer."""
+        """Stages that could replace a lost one, with at most its TP degree where possible."""
         for lot in sorted(range(len(spare)), key=lambda k: (-spare[k], k)):
             degrees = [tp for tp in self.templates.degrees if tp <= spare[lot]]
             near = [tp for tp in degrees if tp <= stage.tp] or degrees[:1]

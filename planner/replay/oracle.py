@@ -156,9 +156,9 @@ class _Program:
         ways = range(len(figures))
         goes_on: list[_Begin | None] = [None] * len(figures)
         from_start: list[_Begin | None] = [None] * len(figures)
-        # The best ends at the present moment: of plans that could go on; of plans that lost
-        # machines, with the state still in memory or not; and of no plan, with the state in memory
-        # or not.
+        # The best schedules up to now. ``free``: the last plan may go on, or be left by a planned
+        # move; ``warm``, ``cold``: it lost machines, and its state is still in memory or not;
+        # ``idle_*``: nothing runs.
         free, warm, cold = _NEVER, _NEVER, _NEVER
         idle_warm, idle_cold = _NEVER, _End(0.0, 0.0)
         up = [False] * len(figures)

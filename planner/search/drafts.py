@@ -1,8 +1,9 @@
-"""Starting points of the search: pipeline mixes ranked by rough times.
+"""Starting points of the search: pipeline mixes ranked by rough times and prices.
 
-Templates on one or two lots, on few GPUs on more, are ranked by their time for all the work. Mixes
-are filled with the best of them, also with fewer pipelines where that may be better. A rough time
-costs microseconds, so thousands of mixes are drafted for each one that is judged.
+Templates on one or two lots, on few GPUs on more, are ranked by the rough objective if each did all
+the work. Mixes are filled with the best of them, also with fewer pipelines where that may be
+better. A rough time costs microseconds, so thousands of mixes are drafted for each one that is
+judged.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ PAIRS_KEPT = 4
 THREES_KEPT = 3
 SMALLER = (0.75, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.125)
 SMALLER_MIXED = (0.75, 0.5, 0.35, 0.25)
-"""Shares of the pipelines that fit, tried where fewer may be better."""
+"""Shares of the pipelines that fit, tried where fewer may be better, ..."""
+FEW = (1, 2, 4)
+"""... and numbers of pipelines, where dollars count."""
 ROUGH_BREACH = 40.0
 """Penalty slope for limits that a draft breaks by its rough figures."""
 FAMILIES_SHARE = 0.5
@@ -121,6 +124,9 @@ class EventDrafts:
         if self.limits.needs_prices:
             for share in SMALLER if len(mix.counts) == 1 else SMALLER_MIXED:
                 yield replace(mix, counts=tuple(math.ceil(n * share) for n in mix.counts))
+            if len(mix.counts) == 1:
+                # Few pipelines wait least and have little to synchronise.
+                yield from (replace(mix, counts=(n,)) for n in FEW if n < mix.counts[0])
         elif len(mix.counts) == 1:
             # The fewest pipelines that need no more rounds of micro batches.
             most = mix.counts[0]
@@ -153,7 +159,7 @@ class EventDrafts:
         return list(found)
 
     def templates(self, lots: tuple[int, ...], micro_batch: int, total: int) -> list[Template]:
-        """The best templates on some lots, most work per GPU first."""
+        """The best templates on some lots."""
         key = (lots, micro_batch)
         if key not in self._templates:
             # Lots with the same machines in other zones suit the same templates.
@@ -193,12 +199,12 @@ class EventDrafts:
                 continue
             count = min(room_for(template, self.lots, {}), total)
             if count:
-                # Rate it as if this template did all the work, ignoring its cost.
+                # Rate it as if this template did all the work.
                 found += self._smaller(PipelineMix((template,), (count,)), total)
         if not found:
             return []
         passes = rough_seconds(found, [total] * len(found)).tolist()
-        scores = [s + self._sync_s(mix) for s, mix in zip(passes, found, strict=True)]
+        scores = [self.rough(mix, s) for s, mix in zip(passes, found, strict=True)]
         order = sorted(range(len(found)), key=scores.__getitem__)
         return list(dict.fromkeys(found[n].templates[0] for n in order))
 

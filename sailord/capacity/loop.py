@@ -52,13 +52,13 @@ log = structlog.get_logger("sailord")
 
 TICK_S = 0.5
 READ_S = 300.0
-"""Interval at which prices and quotas are read, ..."""
+"""Interval at which prices and quotas are read."""
 READ_AGAIN_S = 30.0
-"""... after a failure, as no request is sent without them, ..."""
+"""Pause before a failed read is repeated: no request is sent without prices and quotas."""
 QUIET_TIMES = 6
 """Observations are this many times ``look_s`` apart while nothing is rented or wanted."""
 QUOTAS_S = 5.0
-"""... and for quotas after instances came or went."""
+"""Pause before quotas are read after instances came or went."""
 SAVE_S = 10.0
 """A changed record is stored within this time."""
 RETRY_S = 0.5

@@ -1,4 +1,4 @@
-"""Carries out the core's other commands: planner, agents, checkpoint storage.
+"""Carries out the commands that do not write to the store: planner, agents, checkpoint storage.
 
 Each command runs in a task of its own and ends in an event, also when it fails.
 """

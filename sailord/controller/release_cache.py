@@ -23,7 +23,7 @@ class ReleaseCache:
     _safe: Point | None = None
 
     def released(self, state: State, now: float) -> Point | None:
-        """Older snapshots of the active job may be deleted; ``None``: none of them."""
+        """Return the point before which snapshots of the active job may go; ``None``: keep all."""
         self._refresh(state, now)
         return self._released
 

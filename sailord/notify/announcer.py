@@ -45,7 +45,7 @@ class Announcer:
     outbox: Outbox
     telemetry: TraceSender = field(default_factory=lambda: TraceSender(None, ""))
     keeps_deadline: Callable[[JobId], bool] = lambda _job: False
-    """Whether instances are rented for a job's deadline: its present speed does not tell then."""
+    """Whether instances are rented for a job's deadline: the capacity loop then warns."""
     under_way: Reconfiguring | None = None
     """The timing of the reconfiguration that is under way."""
     _evaluated: set[tuple[JobId, str]] = field(default_factory=set)

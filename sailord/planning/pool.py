@@ -1,7 +1,7 @@
 """Processes that run the planner, so that the controller's event loop never waits for a search.
 
 A process caches its tables by job and kinds of machines: a later request about the same job is
-answered in milliseconds. Only these processes import the planner.
+answered in milliseconds. Searches run only in these processes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Corrections of a profile by the step times of the job that runs.
 
 Each rank measures its own compute time. Its ratio to the prediction, by GPU kind and layer range,
-corrects the profiled seconds of these layers, where it is beyond the prediction's error bar.
+corrects the profiled seconds of these layers, as soon as one ratio is beyond the prediction's error
+bar.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class AgentConnection:
                 os.write(self._waker, b"!")
 
     def flush(self, timeout_s: float = 1.0) -> None:
-        """Wait until all reports that must be delivered are sent, for at most 1 s."""
+        """Wait until all reports that must be delivered are sent, for at most ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         while self._to_deliver and time.monotonic() < deadline:
             time.sleep(0.005)

@@ -114,7 +114,7 @@ class GenerationRun:
             self._changed.notify_all()
 
     def stop(self, stop_at: int) -> None:
-        """Stop at the end of that step, or of the next one if it is over."""
+        """Stop once ``stop_at`` steps are done; if they are done already, after the next step."""
         self._stop_at = stop_at
         if self._snapshots is not None:
             self._snapshots.stop_at = stop_at

@@ -55,7 +55,7 @@ class MapData:
     sizes: tuple[int, ...] = ()
     """How many samples each data set had when the job began; default: as many as it has now."""
     limits: Limits = field(default_factory=dict)
-    """What integers are below, by key, for an error that names the sample."""
+    """The least integers that are too large, by key; an error names the sample that has one."""
     _reader: StreamReader | None = None
 
     def __post_init__(self) -> None:

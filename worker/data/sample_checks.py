@@ -14,7 +14,7 @@ from simulator.documents.problems import InputError, Problem
 from worker.data.batch import NO_LABEL
 
 Limits = Mapping[str, int]
-"""What the integers of a sample's entries are below: ``input_ids`` and ``labels``."""
+"""The least integers that are too large, by entry of a sample: ``input_ids`` and ``labels``."""
 
 
 def check_sample(item: Any, limits: Limits, place: str) -> None:

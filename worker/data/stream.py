@@ -10,7 +10,7 @@ from typing import Any
 from simulator.documents.problems import InputError, Problem
 
 Seeded = Callable[[int, Callable[[], Any]], Any]
-"""Calls a function with random numbers that depend on a sample's number alone."""
+"""Seeds the random generators by a sample's number and the job's seed, then calls the function."""
 
 
 class Stream:
@@ -33,7 +33,7 @@ class Stream:
         self._source = source
 
     def open(self, number: int, seeded: Seeded) -> tuple[int, Iterator[Any]]:
-        """Return a number up to this one, and an iterator over the samples from there on."""
+        """Return an iterator, and the number of its first sample: at most ``number``."""
         source: Any = self._source
         if callable(source):
             return number, seeded(number, lambda: iter(source(number)))

@@ -47,10 +47,10 @@ _CAUSE_S = 2.0
 _POLL_S = 0.001
 """Seconds between two checks whether the other ranks have arrived."""
 FIRST_STALL_S = 60.0
-"""In the first step, an operation that takes longer than this is investigated: libraries are loaded
-and kernels chosen."""
+"""Until the first step is done, an operation is investigated after this time: libraries are still
+being loaded."""
 STALL_LEAST_S = 3.0
-"""In later steps it is one that takes twice as long as the last step, and at least this long."""
+"""Later, after twice the last step's time, and never before this."""
 ANSWER_S = 1.0
 """Seconds for a peer to answer with its position."""
 WATCH_S = 0.5
@@ -193,14 +193,14 @@ class ProcessTransport:
             return self._library.open(name, store, index, size)
 
         if self._library.blocks_device:
-            group = self._interruptibly(lambda: self.run_guarded(build, doing), doing)
+            group = self._in_own_thread(lambda: self.run_guarded(build, doing), doing)
         else:
             group = self.run_guarded(build, doing)
         with self._lock:
             self._groups[name] = group
 
-    def _interruptibly(self, act: Callable[[], Result], doing: str) -> Result:
-        """Run a call that cannot be interrupted; after a failure, leave it behind in its thread."""
+    def _in_own_thread(self, act: Callable[[], Result], doing: str) -> Result:
+        """Run a call in a thread, which is abandoned if a peer is lost meanwhile."""
         found: list[Result] = []
         errors: list[BaseException] = []
 

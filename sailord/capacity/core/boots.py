@@ -14,7 +14,8 @@ from sailord.capacity.core.model import BootRecord, CapacityState
 from sailord.providers.interface import Pool
 
 POOLS_STOPPED_MAX = 3
-"""Failures that would stop this many pools stop all pools: the fault is not a pool's."""
+"""All pools are stopped after as many failures as would stop this many, since the fault is then no
+pool's; after as many as stop one while no pool has brought up an agent."""
 RETRY = "mend it, then order `sailorctl capacity --retry`"
 NO_LIMIT = 10**6
 

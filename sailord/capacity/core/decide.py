@@ -9,8 +9,8 @@ towards it, one request at a time per pool. Five invariants hold:
 3. no request without a known price, against a quota or a budget, or during a pool's cooldown;
 4. only an agent that registers proves a pool: until then few of its instances are up at once, and
    after a few in a row without an agent the pool is stopped;
-5. surplus instances are deleted, unused ones first; those that the job uses only once the whole
-   target is up, or as far as their cost blocks it.
+5. surplus instances are deleted, unused ones first; those that the job uses are drained only once
+   the whole target is up, or if the budget cannot pay for them and the target.
 """
 
 from __future__ import annotations

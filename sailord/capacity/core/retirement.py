@@ -8,11 +8,11 @@ from sailord.capacity.core.model import CapacityState, Drain
 from sailord.providers.interface import Pool
 
 RETIRE_S = 1200.0
-"""Instances that the provider will delete are replaced one by one, each in this time, ..."""
+"""Instances that the provider will delete are replaced one by one, each in this time."""
 RETIRE_ALL_S = 8 * 3600.0
-"""... or in its share of this time, where many would end at once; ..."""
+"""Where many would end at once, each is replaced in its share of this time."""
 LAST_DRAIN_S = 300.0
-"""... and the job moves off it this long before, replaced or not."""
+"""The job moves off an instance this long before its deletion, replaced or not."""
 
 
 def retire(state: CapacityState) -> tuple[CapacityState, tuple[Drain, ...]]:

@@ -145,7 +145,7 @@ def _losses(state: State, active: Active) -> list[Trigger]:
         due, text = since + state.options.failures_gather_s, _what_broke(state, id_)
         # What a script raises on all ranks alike is told once.
         said = _OF_SAMPLE.sub("", text.partition(" failed: ")[2])
-        # Nor is a node to which several others lost the connection.
+        # So is a node to which several others lost the connection.
         same = _ON_RANK.sub("", said) or text.partition(_CUT_OFF)[2] or text
         if same not in found or due < found[same].due:
             found[same] = Trigger(text, due, is_forced=True)

@@ -163,8 +163,8 @@ def sweep(state: State, active: Active) -> RuleAnswer:
 def secure(state: State, active: Active, point: Point | None) -> RuleAnswer:
     """Make the last point durable before the job leaves its nodes.
 
-    ``PASS`` once it is, where there is none, where the job keeps no checkpoints, and after
-    ``secure_s``.
+    ``PASS``: it is durable, there is no point, the job keeps no checkpoints, or ``secure_s`` has
+    passed.
     """
     if point is None:
         return PASS

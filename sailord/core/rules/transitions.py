@@ -194,8 +194,8 @@ def fail(state: State, active: Active) -> Step:
 def is_healthy(state: State, active: Active) -> bool:
     """Return whether enough new steps were done for earlier failures to be forgotten.
 
-    They count from where the last attempt failed, in whatever generations: lost nodes may end each
-    of them early. A step that always fails may be far from the snapshot before it.
+    Counted from the step of the last failure, over all generations since: lost nodes may end each
+    of them early. Not from the restore point, since repeated steps would count.
     """
     steps_done = active.progress.step - active.attempts.failed_at
     return steps_done >= state.options.steps_of_health

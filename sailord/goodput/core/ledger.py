@@ -3,8 +3,8 @@
 Time is counted in whole microseconds of GPUs, so that the causes sum to the wall clock exactly.
 A *sight* is the state of the cluster at one moment. The time until the next sight is booked as the
 first one shows. A running step is booked on ``step_under_way`` until it ends, and is then split by
-what its ranks measured; if it never ends, its time is booked as the detection of a loss. No sum
-ever shrinks.
+what its ranks measured; if it never ends, its time is booked on what ended it. All sums but
+``step_under_way`` only grow.
 """
 
 from __future__ import annotations

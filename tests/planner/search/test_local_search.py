@@ -14,6 +14,8 @@ from simulator.cluster.cluster import Cluster, Pool
 from simulator.hardware.catalogue import load_catalogue
 from simulator.hardware.runtime_constants import PLATFORMS
 from simulator.inputs.job_file import load_job
+from simulator.models.presets import preset
+from simulator.spec.job import Job, Objective
 from tests.planner.tight_memory import demo
 
 ROOT = Path(__file__).parents[3]
@@ -57,3 +59,33 @@ def test_more_machines_are_no_worse_where_memory_is_tight(
     assert many.plan is not None
     (pipeline,) = many.plan.pipelines
     assert len({stage.place.zone for stage in pipeline.stages}) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "global_batch"), [("gpt-neo-2.7b", 128), ("opt-6.7b", 512)])
+def test_more_machines_of_a_kind_cost_no_more(model: str, global_batch: int) -> None:
+    """Templates that are quick on all GPUs are not those that are cheap."""
+    job = Job(
+        "j",
+        preset(model),
+        global_batch=global_batch,
+        sequence=2048,
+        precision="fp16",
+        optimizer="adam",
+        max_tp=4,
+        recompute="auto",
+        objective=Objective(goal="cost"),
+    )
+
+    def usd(machines: int) -> float:
+        pool = Pool(
+            *("us-central1-c", "A100-80", "a2-ultragpu-8g", 8, 8 * machines),
+            price_usd_per_gpu_hour=3.9,
+            price_source="cluster file",
+        )
+        cluster = Cluster((pool,), load_catalogue())
+        answer = plan_job(Question(job, cluster, Measurements(), "event", proves=False))
+        assert answer.objective is not None
+        return answer.objective
+
+    assert usd(24) <= usd(1) * 1.0001

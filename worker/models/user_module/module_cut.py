@@ -260,7 +260,8 @@ class _Watch:
             self._before = hidden_of(out)
             if self._before.shape[:1] != hidden.shape[:1]:
                 raise CutError(f"{name} changes the number of samples")
-            # Behind the last block, only what comes through it may depend on parameters before it.
+            # Detached: a gradient from the result to layer 0 then shows a path around the blocks,
+            # which is refused.
             return repack(self.forms[index], self._before.detach()) if is_last else out
 
         return forward
