@@ -22,7 +22,7 @@ class Running:
     templates: tuple[Template, ...]
     """The template of each pipeline."""
     together: int | None
-    """As ``Plan.together`` of the running plan: new pipelines are placed like its own."""
+    """``Plan.together`` as the running plan's nodes show it; new pipelines are placed alike."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Starting points of the search: pipeline mixes ranked by rough times and prices.
 
-Templates on one or two lots, on few GPUs on more, are ranked by the rough objective if each did all
-the work. Mixes are filled with the best of them, also with fewer pipelines where that may be
-better. A rough time costs microseconds, so thousands of mixes are drafted for each one that is
-judged.
+Templates on one or two lots, on few GPUs on more, are ranked by the rough objective of a plan in
+which each alone does all the work. Mixes are filled with the best of them, also with fewer
+pipelines where that may be better. A rough time costs microseconds, so thousands of mixes are
+drafted for each one that is judged.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class EventDrafts:
             for share in SMALLER if len(mix.counts) == 1 else SMALLER_MIXED:
                 yield replace(mix, counts=tuple(math.ceil(n * share) for n in mix.counts))
             if len(mix.counts) == 1:
-                # Few pipelines wait least and have little to synchronise.
+                # Few pipelines spend the least time in bubbles and have little to synchronise.
                 yield from (replace(mix, counts=(n,)) for n in FEW if n < mix.counts[0])
         elif len(mix.counts) == 1:
             # The fewest pipelines that need no more rounds of micro batches.
@@ -184,7 +184,13 @@ class EventDrafts:
         """What templates depend on, apart from the distance between zones."""
         some = [self.lots[lot] for lot in lots]
         zones = sorted({lot.zone for lot in some})
-        return tuple((lot.gpu, lot.machine, lot.machines, zones.index(lot.zone)) for lot in some)
+        return tuple(
+            (
+                *(lot.gpu, lot.machine, lot.machines, zones.index(lot.zone)),
+                lot.price_usd_per_gpu_hour if self.limits.needs_prices else None,
+            )
+            for lot in some
+        )
 
     def _sorted_templates(
         self, lots: tuple[int, ...], micro_batch: int, total: int

@@ -39,8 +39,8 @@ STARTS_MAX = 12
 PLACED_SHARE = 0.2
 """Plans judged with other placements, as a share of those judged before."""
 PLACED_DRAFTS_SHARE = 0.5
-"""Share of these for placements of drafts and of the best plans; the rest is for small changes to
-them."""
+"""Of those plans, the share for the best plans and drafts in other placements; the rest is for
+small changes to these."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,7 +115,7 @@ class EventSearch(EventDrafts):
             self.judge_mix(mix)
         self.climb_from(self.best_of_families, self.budget)
         self.place(mixes)
-        return self.best_of_the_rest(min(self.judged, key=lambda j: j.score, default=None))
+        return self.best_of_all(min(self.judged, key=lambda j: j.score, default=None))
 
     def place(self, mixes: list[PipelineMix]) -> None:
         """Judge other placements of the best plans and of drafts.
@@ -161,7 +161,7 @@ class EventSearch(EventDrafts):
             found.setdefault(family_of(judged.mix), judged)
         return list(found.values())[:STARTS_MAX]
 
-    def best_of_the_rest(self, best: JudgedPlan | None) -> JudgedPlan | None:
+    def best_of_all(self, best: JudgedPlan | None) -> JudgedPlan | None:
         """Judge all remaining plans if they are few enough, and return the best."""
         if best is not None and not self.proves:
             return best

@@ -11,7 +11,12 @@ import click
 from sailord.cli.exit_codes import FAILED, UNUSABLE_INPUT
 from simulator.documents.problems import InputError
 
-_KNOWN_ELSEWHERE = {"list": "ls", "ps": "jobs", "run": "submit", "stop": "cancel"}
+_KNOWN_ELSEWHERE = {
+    "list": ["ls"],
+    "ps": ["jobs"],
+    "run": ["submit"],
+    "stop": ["pause", "cancel"],
+}
 """What other tools call a command, and what we call it, where a group has it."""
 
 
@@ -29,8 +34,8 @@ class Group(click.Group):
 
             known = self.list_commands(ctx)
             close = difflib.get_close_matches(args[0], known, n=3)
-            elsewhere = _KNOWN_ELSEWHERE.get(args[0])
-            meant = dict.fromkeys([*([elsewhere] if elsewhere in known else []), *close])
+            elsewhere = [n for n in _KNOWN_ELSEWHERE.get(args[0], []) if n in known]
+            meant = dict.fromkeys([*elsewhere, *close])
             if not meant:
                 raise
             guess = f"{error.message} Did you mean {' or '.join(map(repr, meant))}?"

@@ -26,7 +26,7 @@ _NAME_MAX = 60
     "--id",
     "id_",
     metavar="NAME",
-    help="The job's name; default: the name in FILE, or FILE's, and six hex digits.",
+    help="The job's name; default: the name that FILE gives, or its file name, and six hex digits.",
 )
 @click.option("--priority", type=int, default=0, show_default=True, help="Higher runs first.")
 @click.option(

@@ -43,8 +43,7 @@ from simulator.spec.provenance import Provenance, weakest
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassEnds:
-    """When each device group ended its last backward, and all its passes and
-    transfers."""
+    """When each device group ended its last backward, and all its passes and transfers."""
 
     last_backward: Floats
     free: Floats

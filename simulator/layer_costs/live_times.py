@@ -1,7 +1,7 @@
 """Corrections of a profile by the step times of the job that runs.
 
-Each rank measures its own compute time. Its ratio to the prediction, by GPU kind and layer range,
-corrects the profiled seconds of these layers, as soon as one ratio is beyond the prediction's error
+Each rank measures its own compute time. The medians of its ratio to the prediction, by GPU kind and
+layer range, correct the profiled seconds: all of them, once one is beyond the prediction's error
 bar.
 """
 

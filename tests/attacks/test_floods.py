@@ -32,12 +32,10 @@ FLOODS = {
     "garbage": (300, "a line of log each"),
 }
 """Connections, and what the flood did before there were limits."""
+IN_CI = ("pipelined", "silent", "half-body")
+"""One of each sort: requests, idle connections, bodies."""
 KINDS = [
-    kind
-    if kind in ("pipelined", "silent", "half-body")
-    # One of each sort for CI: requests, idle connections, bodies.
-    else pytest.param(kind, marks=pytest.mark.at_length)
-    for kind in FLOODS
+    kind if kind in IN_CI else pytest.param(kind, marks=pytest.mark.at_length) for kind in FLOODS
 ]
 
 

@@ -1,4 +1,4 @@
-"""Runs hundreds of random scripts in parallel processes."""
+"""Runs random scripts in parallel processes."""
 
 from __future__ import annotations
 

@@ -99,7 +99,6 @@ def test_scripts_that_once_failed_keep_all_invariants(play_all):
     play_all(play_alone, SEEDS_OF_BUGS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("group", the_first_quick(range(GROUPS), quick=1))
 def test_random_scripts_with_the_provider_keep_all_invariants(group, play_all):
     play_all(play_alone, range(group, SCRIPTS, GROUPS))

@@ -88,7 +88,6 @@ def test_machines_that_never_boot_are_not_rented_for_ever():
     assert supply(run.state) == run.want
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("group", the_first_quick(range(GROUPS), quick=1))
 def test_random_scripts_of_the_decisions_keep_all_invariants(group, play_all):
     play_all(judge, range(group, SCRIPTS, GROUPS))

@@ -140,8 +140,6 @@ class SnapshotManager:
     _durable: tuple[int, list[PieceKey], torch.Tensor | None] | None = None
     """The last point that becomes durable, and the sums of this rank's bits, until they are
     compared."""
-    _after_loss: int | None = None
-    """The step that this rank began to seal after a loss."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     @classmethod
@@ -292,14 +290,13 @@ class SnapshotManager:
     ) -> tuple[int, float] | None:
         """Return which step ``seal_if_complete`` seals and the expected seconds; ``None``: nothing.
 
-        A step is not worth sealing if only ``lost`` ranks keep some piece of it.
+        A seal that only begins now is not worth it if ``lost`` ranks alone keep some piece. One
+        that is under way is: they may have sealed it, too.
         """
         trainer, writer = self.trainer, self.writer
-        is_useful = not any(lost.issuperset(each) for each in self.placement.holders.values())
-        if self._after_loss is not None:
-            return (self._after_loss, writer.left_s) if is_useful else None
         step = trainer.progress.step + int(rolls_forward)
-        if is_useful and trainer.update_complete and step not in writer.steps:
+        is_new = trainer.update_complete and step not in writer.steps
+        if is_new and not any(lost.issuperset(each) for each in self.placement.holders.values()):
             return step, writer.left_s + writer.seal_s
         return (max(writer.steps), writer.left_s) if writer.left_s else None
 
@@ -308,7 +305,6 @@ class SnapshotManager:
         step = self.trainer.progress.step
         if self.trainer.update_complete and step not in self.writer.steps:
             self.writer.room_wait_s = 0.0
-            self._after_loss = step
             try:
                 self._begin(persist=False)
             except NoRoomError:

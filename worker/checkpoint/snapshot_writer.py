@@ -35,8 +35,8 @@ _REFUSED = 1
 _POLL_S = 0.05
 _REPORT_S = 1.0
 _CHECKSUM_THREADS_MAX = 4
-"""Most checksum threads of a rank that trains on a GPU, limited by its share of the cores. One
-thread does 7 GB/s."""
+"""At most so many threads sum up the files of a rank on a GPU, within its share of the cores. One
+does 7 GB/s."""
 SEAL_BYTES_PER_S = 2e9
 """The rate at which a rank copies and checksums its state, until a snapshot was measured."""
 
@@ -179,7 +179,8 @@ class SnapshotWriter:
     @property
     def left_s(self) -> float:
         """The expected seconds until the present snapshot is sealed; 0: there is none."""
-        if self._thread is None or not self._thread.is_alive():
+        thread = self._thread  # Another thread may end the wait for it meanwhile.
+        if thread is None or not thread.is_alive():
             return 0.0
         # One that is overdue is expected to need as long again as it is overdue.
         return abs(self._begun_s + self.seal_s - time.monotonic())

@@ -31,23 +31,26 @@ class AfterLoss:
     snapshots: SnapshotManager | None = None
     status: dict[str, Any] = field(default_factory=dict)
     """The announcement, as a part of the worker's status."""
+    _is_saving: bool = False
     _is_over: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def announce(self, error: TransportError) -> None:
-        """Announce the seal, if there is anything to be sealed.
+        """Announce the seal, or withdraw what was announced if there is nothing to be sealed.
 
         First called in the thread that notices the loss, since the main thread may compute for
-        seconds; then in that, which knows the step.
+        seconds; then in that, which knows the step. If the first call is late, it knows no more.
         """
         lost = frozenset((error.rank,) if isinstance(error, PeerLostError) else ())
         with self._lock:
             trainer, snapshots = self.trainer, self.snapshots
-            if self._is_over or trainer is None or snapshots is None:
+            if self._is_over or self._is_saving or trainer is None or snapshots is None:
                 return
             left = snapshots.expected_seal(rolls_forward=trainer.may_roll_forward, lost=lost)
             if left is None or left[0] <= self.restored_step:
-                self.status = {}  # What was announced before the lost rank's name was known.
+                if self.status:  # The other thread did not know that the update was interrupted.
+                    self.status = {}
+                    self.report()
                 return
             status: dict[str, Any] = {"sealing": {"step": left[0], "ready_in_s": left[1]}}
             if not self.has_ended():
@@ -59,6 +62,8 @@ class AfterLoss:
         """Finish the step if a survivor has the result of its vote, and seal the state."""
         if self.snapshots is None or self.trainer is None:
             return
+        with self._lock:
+            self._is_saving = True
         step_report = self.trainer.roll_forward()
         if step_report is not None:
             report_step(step_report)

@@ -50,7 +50,7 @@ FIRST_STALL_S = 60.0
 """Until the first step is done, an operation is investigated after this time: libraries are still
 being loaded."""
 STALL_LEAST_S = 3.0
-"""Later, after twice the last step's time, and never before this."""
+"""After the first step: after twice the last step's time, but at least this."""
 ANSWER_S = 1.0
 """Seconds for a peer to answer with its position."""
 WATCH_S = 0.5
@@ -200,7 +200,7 @@ class ProcessTransport:
             self._groups[name] = group
 
     def _in_own_thread(self, act: Callable[[], Result], doing: str) -> Result:
-        """Run a call in a thread, which is abandoned if a peer is lost meanwhile."""
+        """Run a call in a thread, left behind after a loss, a cancellation or the deadline."""
         found: list[Result] = []
         errors: list[BaseException] = []
 

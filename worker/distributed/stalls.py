@@ -48,10 +48,10 @@ def find_blame(
 ) -> Blame | None:
     """Return which ranks make rank ``first`` wait; ``None``: it does not wait.
 
-    From each waiting rank the path leads to one that has not started what it waits for, until a
-    rank waits for nothing, does not answer, or the path is a circle. A rank without a position has
-    not answered. ``queues``: operations are started long before the device reaches them, so a rank
-    that waits for another operation has not reached this one.
+    From each waiting rank the path leads to one that has not started what it waits for. It ends at
+    a rank that waits for nothing or does not answer (it has no position), in a circle, or where all
+    have started: then all members are to blame. ``queues``: operations are started long before the
+    device reaches them, so a rank that waits for another operation has not reached this one.
     """
     path: list[int] = [first]
     while True:

@@ -118,7 +118,7 @@ class TrainingProgress:
 class StepReport:
     """The result of one step; all but ``seconds`` is the same on every rank."""
 
-    step: int  # Done before this one; status and log lines count this one too.
+    step: int  # Steps done before this one.
     loss: float
     grad_norm: float
     samples: int

@@ -30,7 +30,7 @@ from sailord.tokens import TokenFile
 
 BURST = 200.0
 PER_S = 50.0
-"""Webhook messages that are accepted of each form, at once and a second."""
+"""Webhook messages of one form that are accepted: so many at once, then so many a second."""
 
 REQUEST_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
 

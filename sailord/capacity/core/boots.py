@@ -14,8 +14,8 @@ from sailord.capacity.core.model import BootRecord, CapacityState
 from sailord.providers.interface import Pool
 
 POOLS_STOPPED_MAX = 3
-"""All pools are stopped after as many failures as would stop this many, since the fault is then no
-pool's; after as many as stop one while no pool has brought up an agent."""
+"""So many times the failures that stop one pool stop all pools, since the fault is then no pool's.
+While no pool has brought up an agent, as many as stop one suffice."""
 RETRY = "mend it, then order `sailorctl capacity --retry`"
 NO_LIMIT = 10**6
 

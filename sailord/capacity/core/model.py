@@ -67,9 +67,9 @@ class Policy:
     on_demand_min: int = 0
     """At least this many instances are on demand, where available."""
     boot_failures_max: int = 3
-    """So many instances in a row without an agent stop their pool, three times as many all pools
-    (as many, until one of them has brought up an agent). So many of a pool are up at once until its
-    first agent registers."""
+    """So many instances in a row without an agent stop their pool; three times as many, of any
+    pools, stop all. Before any pool has brought up an agent, so many stop all. At most so many of a
+    pool are up until its first agent registers."""
     idle_s: float = 1800.0
     """Pause a job that was held for this long, so that its instances are given back."""
 
@@ -238,8 +238,8 @@ class CapacityState:
     asks: Mapping[str, PendingRequest] = field(default_factory=dict)
     machines: Mapping[str, RentedInstance] = field(default_factory=dict)
     ended_nodes: tuple[str, ...] = ()
-    """Names of the nodes whose instances ended last. sailord may list such a node for a while: it
-    is no longer paid, and not a node that was never rented."""
+    """Names of the nodes whose instances ended last. sailord may still list them for a while; the
+    ledger must not book them as nodes that are not rented."""
     deleted: frozenset[str] = frozenset()
     """Instances known to be deleted; an older observation may still list them."""
     cooldowns: Mapping[Pool, Cooldown] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Shared by the planning commands: reads the question and lists of names; ends without a plan."""
+"""Shared by the planning commands: reads the question; exits if there is no plan."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Options:
     additions_gather_s: float = 30.0
     """... and for further nodes while the job trains."""
     lease_s: float = 10.0
-    """The leader's lease. Nodes whose records name no lease time of their own count with it too."""
+    """The leader's lease, and that of nodes whose records name none."""
     grace_s: float = 2.0
     """Grace period after takeover, beyond one lease, before nodes without one may be given up."""
     plan_s: float = 60.0

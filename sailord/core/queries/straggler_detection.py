@@ -20,7 +20,7 @@ from sailord.core.model.options import Options
 from sailord.core.model.stragglers import Sample, Speeds, Straggler, Work
 
 PEERS_MIN = 2
-"""A node is compared with the median of at least this many others."""
+"""A node is compared with others of its work or kind only if there are at least this many."""
 
 
 def look(

@@ -57,7 +57,7 @@ function firstRanks(plan) {
 function nodesOf(doc, pipeline, number) {
   const stage = doc.plan.pipelines[pipeline]?.stages[number];
   const ids = (stage?.places ?? (stage ? [stage] : [])).map((place) => place.node).filter(Boolean);
-  const names = [...new Set(ids)].map((id) => doc.nodes?.[id]?.name ?? id);
+  const names = [...new Set(ids)].map((id) => doc.nodes?.[id]?.name ?? id.split(".")[0]);
   return names.length ? ` on ${names.join(", ")}` : "";
 }
 
@@ -87,7 +87,7 @@ function drawPipeline(each, iteration_s, doc, busy) {
     const is = busy.get(rank);
     const compared = is === undefined ? "" : ` computes ${duration(is)}${was ? `, predicted ${duration(was)}` : ""}`;
     labels.append(make("li", {}, make("b", {}, layerText(group.layers)), ` ${group.gpu}${group.tp > 1 ? ` × ${group.tp}` : ""}`,
-      make("small", {}, nodesOf(doc, each.numbers[0], group.stage), compared)));
+      make("small", {}, each.numbers.length === 1 ? nodesOf(doc, each.numbers[0], group.stage) : "", compared)));
   });
   return make("div", { class: "pipeline" }, make("h3", {}, name), make("div", { class: "rows" }, labels, svg));
 }

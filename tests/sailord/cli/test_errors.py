@@ -14,7 +14,7 @@ from sailord.cli.main import main
         ("stauts", "'status'"),
         ("checkpoint list", "'ls'"),
         ("checkpoint pni", "'pin'"),
-        ("stop j", "'cancel'"),
+        ("stop j", "'pause' or 'cancel'"),
     ],
 )
 def test_unknown_command_is_answered_with_those_that_may_be_meant(typed, answer):

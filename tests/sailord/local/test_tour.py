@@ -84,7 +84,7 @@ def test_largest_difference_of_two_runs_is_relative():
     assert largest_difference({}, {}) == math.inf
 
 
-@pytest.mark.at_length
+@pytest.mark.slow
 @pytest.mark.torch
 def test_the_tour_loses_nothing():
     base = Path(tempfile.mkdtemp(prefix="tour-"))

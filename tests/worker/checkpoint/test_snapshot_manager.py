@@ -232,23 +232,6 @@ def test_piece_that_the_lost_rank_alone_kept_leaves_nothing_new_to_seal(gated):
     assert keeper.expected_seal(rolls_forward=False, lost=frozenset({0})) is None
 
 
-def test_seal_that_a_loss_began_counts_only_while_others_may_hold_all_pieces(gated):
-    keeper, gate = gated
-    train(keeper, 1)
-    gate.is_open.clear()
-    sealing = threading.Thread(target=keeper.seal_if_complete)
-    sealing.start()
-    while not keeper.writer.left_s:
-        time.sleep(0.001)
-    step, seconds = keeper.expected_seal(rolls_forward=False, lost=NOBODY)
-    assert step == 1
-    assert seconds > 0
-    assert keeper.expected_seal(rolls_forward=False, lost=frozenset({0})) is None
-    gate.is_open.set()
-    sealing.join()
-    assert keeper.expected_seal(rolls_forward=False, lost=NOBODY) == (1, 0.0)
-
-
 def test_snapshot_that_is_under_way_is_left_whoever_is_lost(gated):
     keeper, gate = gated
     gate.is_open.clear()

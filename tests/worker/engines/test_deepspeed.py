@@ -198,7 +198,7 @@ def test_fp16_on_cpus_is_refused_before_any_rank_starts(warm, files):
     assert "[training] precision: is fp16, which DeepSpeed does not have on CPUs" in done.err
 
 
-@pytest.mark.at_length
+@pytest.mark.slow
 def test_bf16_is_close_to_the_sailor_engine(warm, files):
     write(files, change=('"fp32"', '"bf16"'))
     give_plan(files, ALIKE, ALIKE)

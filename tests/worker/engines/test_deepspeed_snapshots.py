@@ -96,8 +96,10 @@ def test_killed_rank_loses_no_sealed_step(make_agents, expected):
     assert set(agents.check_losses(expected, rel=TOLERANCE)) >= set(range(1, end + 1))
 
 
-@pytest.mark.at_length
-@pytest.mark.parametrize("changes", ["", "zero = 1"], ids=["plain", "zero"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes", [pytest.param("", marks=pytest.mark.at_length), "zero = 1"], ids=["plain", "zero"]
+)
 def test_loss_curve_continues_across_engines(make_agents, expected, changes):
     """The sailor engine, DeepSpeed on four ranks, two and one, and the sailor engine again."""
     agents = make_agents(JOB + changes)

@@ -41,10 +41,9 @@ def loss_of_each_alone(recipe, module):
     return total / labels
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize(
-    "family", the_first_quick((family for family in FAMILIES if family != "opt"), quick=2)
+    "family", the_first_quick((family for family in FAMILIES if family != "opt"), quick=1)
 )
 def test_the_loss_of_a_row_is_that_of_its_documents(family, attention):
     def model():
