@@ -47,8 +47,8 @@ PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -p randomly \
 	--randomly-seed $(ORDER)
 
 .PHONY: test
-test: $(FOR_ALL) ## run the tests of every part: up to 20 minutes on two cores (JOBS=2 ORDER=1)
-	@echo "up to 20 minutes on two cores. What is skipped stands at the end, with the reason;"
+test: $(FOR_ALL) ## run the tests of every part: 6 to 8 minutes on two cores (JOBS=2 ORDER=1)
+	@echo "6 to 8 minutes on two idle cores. What is skipped stands at the end, with the reason;"
 	@echo "\`make test-slow\` runs the long tests. This order again: make test ORDER=$(ORDER)"
 	@$(PYTEST) -m "not slow"
 
