@@ -31,9 +31,9 @@ from simulator.estimate.result import Estimate
 from simulator.spec.plan import Plan
 
 EXHAUST_MAX = 1000
-"""Plans of a small case that are judged beyond the budget."""
+"""Mixes of a small case that are judged beyond the budget, each in all placements."""
 JUDGED_SHARE = 0.5
-"""Share of the budget for drafted mixes; the rest is for small changes."""
+"""Share of the budget for drafted mixes, which are judged first; the rest is for small changes."""
 STARTS_MAX = 12
 """Plans of different families that are improved in small steps."""
 PLACED_SHARE = 0.2
@@ -60,15 +60,15 @@ class JudgedPlan:
 
 @dataclass(slots=True, eq=False)
 class EventSearch(EventDrafts):
-    """One search for one question."""
+    """One search for one question; its inputs and drafts are inherited from ``drafts.py``."""
 
     budget: int
     seeds: tuple[PipelineMix, ...] = ()
     """Mixes from elsewhere that are judged first."""
     given: tuple[Plan, ...] = ()
-    """Plans from elsewhere; the result is at least as good as each of them."""
+    """Plans from elsewhere; the result is at least as good as each without split stages."""
     proves: bool = True
-    """Whether a small case is searched exhaustively."""
+    """Whether a small case is searched exhaustively though a plan was found."""
     evaluations: int = 0
     is_stopped: bool = False
     """Whether it was interrupted; the best plan so far is its result."""
@@ -107,9 +107,9 @@ class EventSearch(EventDrafts):
             if self.evaluations >= drafted:
                 break
             self.judge_mix(mix)
-        longest_s = min((j.estimate.iteration_s for j in self.judged), default=None)
-        if longest_s is None or not self.limits.needs_prices:
-            for mix in self.equal_pipelines(longest_s):
+        best_s = min((j.estimate.iteration_s for j in self.judged), default=None)
+        if best_s is None or not self.limits.needs_prices:
+            for mix in self.equal_pipelines(best_s):
                 self.judge_mix(mix)
         for mix in self.single_pipelines():
             self.judge_mix(mix)
@@ -346,7 +346,10 @@ class EventSearch(EventDrafts):
                     yield found
 
     def _with(self, mix: PipelineMix, index: int, template: Template, total: int) -> PipelineMix:
-        """The mix with one template changed, and as many pipelines of it as fit."""
+        """The mix with one template changed, and as many pipelines of it as fit.
+
+        Without that template if the new one is in the mix already or has no room.
+        """
         others = mix.with_count(index, 0)
         room = min(room_for(template, self.lots, others.groups()), total - others.pipelines)
         if template in others.templates or room <= 0:

@@ -10,14 +10,17 @@ been elected, reads the store and goes on from there.
     Running, Starting -> Opening                   no time to stop, or a rollback was ordered
     Starting, Running -> Waiting                   a loss or a failure
     Stopping -> Waiting                            a node of the next plan is lost
-    Stopping -> Closing                            paused, with no step lost
+    Stopping -> Closing                            paused or cancelled; the last step is kept if all
+                                                   members stopped in time
     Opening, Stopping -> Closing                   the store rejects a write for good
-    Waiting, Starting, Running, Held -> Closing    cancelled, done, or too many failures
+    Waiting, Starting, Running, Held -> Closing    cancelled, done, the budget is spent, too many
+                                                   failures, no node or no state to go on with
     Closing -> Held -> Waiting                     held until an operator resumes it, or until the
                                                    next job can have the cluster: then it is paused
 
 While the job waits, starts or runs, a question to the planner may be open (``Active.question``);
-the phase goes on meanwhile.
+training goes on meanwhile, but the phase's own rule waits for the answer, and only a loss ends the
+question early.
 """
 
 from __future__ import annotations
@@ -73,10 +76,10 @@ RULES: tuple[Rule, ...] = (
     # Last: what is left is the ordinary course of the job.
     advance,
 )
-"""Asked in this order whenever a job has the cluster; without one, ``take_next_job`` is."""
+"""Asked in this order while a job has the cluster; if none has, only ``take_next_job`` is."""
 
 STEPS_MAX = 32
-"""Most steps after one event, plus one for each open order: with more, rules undo each other."""
+"""Most steps after one event, plus one for each open order; after more, rules undo each other."""
 
 
 def decide(state: State, event: Event) -> Step:
@@ -98,8 +101,9 @@ def decide(state: State, event: Event) -> Step:
 def _jobs_first(before: State, event: Event, commands: Iterable[Command]) -> tuple[Command, ...]:
     """Put the writes of job records first, each job's last one only, and announce new states.
 
-    First, since an order is settled only after its effect is stored. A job that leaves the cluster
-    is written before the one that gets it, so that the store never shows two with the cluster.
+    Job records come first, since an order is settled only after its effect is stored. One of a
+    job that leaves the cluster precedes that of the job that gets it, so that the store never shows
+    two with the cluster.
     """
     rest = tuple(each for each in commands if not isinstance(each, WriteJob))
     written = {each.job.id: each.job for each in commands if isinstance(each, WriteJob)}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from agents.protocol.records import LIVE
 from sailord.core.model.commands import AbortGeneration, Command, WriteGeneration, WriteJob
-from sailord.core.model.phases import Closing, Opening, Running, Starting, Stopping
+from sailord.core.model.phases import Closing, Held, Opening, Running, Starting, Stopping
 from sailord.core.model.state import State
 
 
@@ -63,7 +63,8 @@ def _check_abort(state: State, command: AbortGeneration) -> None:
     assert active is not None, "a generation is aborted and no job is active"
     generation = active.generation
     assert generation is not None, "a generation is aborted and there is none"
-    assert command.generation < generation.number, "the present generation is aborted"
+    is_over = command.generation < generation.number or isinstance(active.phase, Held)
+    assert is_over, "the present generation is aborted"
 
 
 def _check_phase(state: State) -> None:

@@ -30,6 +30,8 @@ class MoveContext:
     """When the job last reconfigured voluntarily."""
     settle_s: float = 30.0
     """How long to gather new nodes before asking about them."""
+    left_s: float | None = None
+    """Seconds until the job is done, at its present speed; ``None``: not known, or endless."""
     moves: tuple[PastMove, ...] = ()
     """The last moves of this cluster, oldest first."""
 

@@ -249,6 +249,7 @@ def _judged(
         age_s={node.id: ages.get(node.id, math.inf) for node in nodes},
         loss_s=again["seconds"],
         full=full_pools(replanner.cluster, nodes),
+        seconds_left=past.left_s,
     )
     verdict = judge_move(
         offer,

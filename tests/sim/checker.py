@@ -22,7 +22,7 @@ from agents.protocol.records import (
     Sealing,
 )
 from sailord.capacity.core.planner_view import progress_of
-from sailord.core.model.phases import Opening, Waiting
+from sailord.core.model.phases import Closing, Opening, Waiting
 from sailord.core.model.proposal import Proposal
 from sailord.core.queries.forecast import at_risk
 from sailord.core.queries.restore_choice import holders_reported
@@ -78,7 +78,7 @@ class Checker:
         self.opened: dict[tuple[JobId, int], Opened] = {}
         self.failures_max = self.term_max = 0
         self.pids = 0
-        self.commits = self.yields = 0
+        self.commits = self.yields = self.ends = 0
         self.announced: dict[tuple[JobId, int, NodeId], Announced] = {}
         self.chosen_at: dict[tuple[JobId, int], float] = {}
         """When the leader chose the restore point of a generation."""
@@ -114,10 +114,27 @@ class Checker:
             self.lines.append(Line(self.clock.now, f"{who}: term {before.term} -> {after.term}"))
 
         self._check_wait(after)
+        self._check_end(before, after)
         if after.term == self.term_max and _opening(after) not in (None, _opening(before)):
             opening = _opening(after)
             assert opening is not None
             self.chosen_at[opening.job, opening.number] = self.clock.now
+
+    def _check_end(self, before: State, after: State) -> None:
+        """Check that a job is done when its last step is durable, or was awaited long enough."""
+        was, now = before.active, after.active
+        if was is None or now is None or isinstance(was.phase, Closing):
+            return
+        if not isinstance(now.phase, Closing) or now.phase.then != "done":
+            return
+        job, durable = before.job, after.durables.get(was.job)
+        if job.saving.uri is None or (durable and durable.point.step >= (job.steps or 0)):
+            self.ends += 1
+            return
+        wanted = was.checkpointing.securing
+        assert wanted is not None and wanted.until <= after.now, (  # noqa: PT018 # one sentence
+            f"{was.job} ends without its last step; durable: {durable}, awaited: {wanted}"
+        )
 
     # ---- seals after a loss ---------------------------------------------------------------------
 
@@ -234,7 +251,7 @@ class Checker:
         if record.restore.source == "memory":
             done = [step for _, step in self.steps.get((record.job, point.generation), [])]
             first = self.opened[record.job, point.generation].record.restore.point
-            assert point.step in done or point == first, f"{point} was never reached"
+            assert point.step in (*done, first.step), f"{point} was never reached"
             assert self._is_ancestor(point, opened), f"{point} lies on a line that was left"
         if last is None:
             return

@@ -95,7 +95,23 @@ class Gangs:
         else:
             gang.taking, gang.is_loaded = "running", True
             gang.is_stuck = self.random.random() < self.world.faults.stuck_gang
+            if self._is_done(gang.record, gang.step):
+                self._end_at_once(machine, gang)
         self._report(machine)
+
+    def _is_done(self, record: GenerationRecord, step: int) -> bool:
+        steps = self.world.steps[record.job]
+        return steps is not None and step >= steps
+
+    def _end_at_once(self, machine: Machine, gang: Gang) -> None:
+        """A generation that begins at the last step makes none, and seals what was in memory."""
+        restore = gang.record.restore
+        if restore.source == "memory":
+            point = Point(gang.step, gang.generation)
+            is_uploaded = gang.record.persist_every is not None
+            self._seal_soon(machine, gang, point, is_stop=True, is_uploaded=is_uploaded)
+        else:
+            gang.taking = "stopped"
 
     def can_fetch(self, record: GenerationRecord) -> bool:
         """Return whether every layer of the restore point is in memory or in the object store."""
@@ -213,11 +229,14 @@ class Gangs:
         assert len(steps) == 1, f"members of generation {record.number} are at steps {steps}"
         step = steps.pop() + 1
         # The vote at each step's end spreads an order to stop to all ranks.
-        is_stop = any(gang.stop_at is not None and gang.stop_at <= step for gang in gangs)
+        is_done = self._is_done(record, step)
+        is_stop = is_done or any(g.stop_at is not None and g.stop_at <= step for g in gangs)
         self.world.checker.step_done(record, step)
         point = Point(step, record.number)
         is_sealed = is_stop or step % record.memory_every == 0
-        is_uploaded = record.persist_every is not None and step % record.persist_every == 0
+        is_uploaded = record.persist_every is not None and (
+            is_done or step % record.persist_every == 0
+        )
         for machine, gang in zip(machines, gangs, strict=True):
             gang.step, gang.broken, gang.taking = step, (), "running"
             if is_sealed:

@@ -119,6 +119,8 @@ class World:
         self.books: Books | None = None
         self.planner = QuickPlanner() if planner is None else planner
         self.machines: dict[NodeId, Machine] = {}
+        self.steps: dict[JobId, int | None] = {}
+        """Of each job that was submitted."""
         self.first_job = JOB
         self.why_unfit = ""
         """Why no machine can be prepared, if that is so; new ones cannot either."""
@@ -159,6 +161,7 @@ class World:
             self.clock.after(self.random.uniform(0.0, 60.0), lambda: self.submit(other))
 
     def submit(self, job: JobRecord) -> None:
+        self.steps[job.id] = job.steps
         self.store.put(f"/job/{job.id}/state", job)
 
     # ---- processes ------------------------------------------------------------------------

@@ -194,6 +194,7 @@ class GenerationRun:
             trainer = self._build(opened, transport)
             found = fetching.result()
             self._milestone("fetched")
+        self._check_cancelled()
         self._end_phase("fetch")
         self._set_state("rebuilding")
         if found is not None:
@@ -205,11 +206,13 @@ class GenerationRun:
         self._milestone("filled")
         self._open_snapshots(trainer, transport)
         self._milestone("reserved")
+        self._check_cancelled()
         self._end_phase("rebuild")
         self._set_state("verifying")
         self._check_device()
         check_weights(trainer)
         self._milestone("verified")
+        self._check_cancelled()
         self._end_phase("verify")
 
     def _check_device(self) -> None:
@@ -300,7 +303,8 @@ class GenerationRun:
         )
         trainer.snapshot_hook = self._snapshots
         self._after_loss.trainer, self._after_loss.snapshots = trainer, self._snapshots
-        self._snapshots.stop_at = self._stop_at
+        if self._stop_at is not None:  # Else an order may arrive between the two.
+            self._snapshots.stop_at = self._stop_at
         self._snapshots.replicated(self._replicated)
 
     # ---- training -------------------------------------------------------------------------------
@@ -315,7 +319,7 @@ class GenerationRun:
         if has_begun:
             self._set_state("running")
         if self.assignment.restore.source != "start":
-            # A lost node may have interrupted the one that belongs to this state.
+            # A loss may have interrupted the evaluation of this step: repeat it.
             self._report_evaluation(trainer.evaluate_if_due())
         while not is_stopping:
             step_report = trainer.step()
@@ -325,7 +329,8 @@ class GenerationRun:
             is_done = steps is not None and trainer.progress.step >= steps
             is_stopping = step_report.stop or is_done
         self._milestone("stopping")
-        if has_begun:
+        # A generation that begins at the last step seals it, too: only its own can become durable.
+        if has_begun or self.assignment.restore.source == "memory":
             snapshots.seal_at_stop(
                 persist=is_done and self.assignment.snapshot_target.persist_every is not None
             )
@@ -468,7 +473,6 @@ class GenerationRun:
 
     def _end_phase(self, name: str) -> None:
         """Record the time of a phase and start the next one."""
-        self._check_cancelled()
         now_s = time.perf_counter()
         self._phases[name] = now_s - self._since_s
         self._since_s = now_s
@@ -486,7 +490,7 @@ class GenerationRun:
             "rank": self.assignment.rank,
             "taking": self.state,
             "step": self.step,
-            "phases": [[name, seconds] for name, seconds in self._phases.items()],
+            "phases": [[*each] for each in list(self._phases.items())],
             **self._extra_status,
             **self._after_loss.status,
         }

@@ -57,7 +57,7 @@ class PeerMonitor:
         """The vote that is sent to the peers with a failure."""
         self._sent_vote: VoteRecord | None = None
         self._peer_votes: dict[int, VoteRecord] = {}
-        self._heard_from: set[int] = set()
+        self._last_heard_of: set[int] = set()
         self._all_heard = threading.Event()
         self._rank = rank
         self._on_failure = on_failure
@@ -149,14 +149,17 @@ class PeerMonitor:
                     *lines, unread[rank] = (unread[rank] + content).split(b"\n")
                     goodbyes = [self._handle(rank, json.loads(line)) for line in lines]
                     said_goodbye = any(goodbyes)
-                    if lines or not content:
-                        self._heard_from.add(rank)
-                        if self._heard_from >= self._peers.keys():
-                            self._all_heard.set()
                     if said_goodbye or not content:
+                        self._heard_last_of(rank)
                         selector.unregister(self._peers[rank])
                     if not content and not said_goodbye:
                         self.fail(PeerLostError(rank, "the peer monitor"))
+
+    def _heard_last_of(self, peer: int) -> None:
+        """Await no vote of this peer: it came with a failure, or will never come."""
+        self._last_heard_of.add(peer)
+        if self._last_heard_of >= self._peers.keys():
+            self._all_heard.set()
 
     def _handle(self, peer: int, message: dict[str, Any]) -> bool:
         """Handle a peer's message; return True if it is a goodbye."""
@@ -164,6 +167,8 @@ class PeerMonitor:
             step, slots = message["news"]
             with self._lock:
                 self._peer_votes[peer] = (int(step), slots)
+        if "lost" in message or "aborted" in message:
+            self._heard_last_of(peer)
         match message:
             case {"lost": int(rank), "doing": str(doing)}:
                 self.fail(PeerLostError(rank, doing))

@@ -196,6 +196,7 @@ class RankTrainer:
         self._busy = busy or ComputeTimer(self.device)
         self._at_peak_s = seconds_at_peak(job, plan, self.device)
         self.snapshot_hook: SnapshotHook = NoSnapshots()
+        self._begin_s = 0.0
         self._summed = -1
         """The step whose gradients are complete here."""
         self.update_complete = True
@@ -286,7 +287,7 @@ class RankTrainer:
 
     def step(self) -> StepReport:
         """Train on the next batch; all ranks take the same steps together."""
-        begin_s = time.perf_counter()
+        self._begin_s = time.perf_counter()
         before = self.progress
         self.recorder.at_step(before.step)
         self._busy.begin_step()
@@ -316,7 +317,7 @@ class RankTrainer:
             # On a GPU, an aborted collective ends like a completed one.
             self._transport.check()
         self._raise_if_not_finite(totals)
-        return self._end_step(totals, begin_s)
+        return self._end_step(totals)
 
     def evaluate_after(self, report: StepReport) -> dict[str, float] | None:
         """Tell a script's loggers of a step, and evaluate if that is due; all ranks together."""
@@ -369,10 +370,10 @@ class RankTrainer:
         for voted, slots in self._transport.last_votes(_LAST_VOTES_S):
             totals = self._vote.totals_from(slots)
             if voted == step and self._may_end_with(totals):
-                return self._end_step(totals, time.perf_counter())
+                return self._end_step(totals)
         return None
 
-    def _end_step(self, totals: StepTotals, begin_s: float) -> StepReport:
+    def _end_step(self, totals: StepTotals) -> StepReport:
         """Update the weights and the progress from the totals of the vote."""
         before = self.progress
         seed = loss_seed(self.job, self.precision, before.scale)
@@ -392,7 +393,7 @@ class RankTrainer:
             loss=totals.loss_sum / max(totals.labels, 1),
             grad_norm=norm,
             samples=totals.samples,
-            seconds=time.perf_counter() - begin_s,
+            seconds=time.perf_counter() - self._begin_s,
             sample_hash=self.progress.sample_hash,
             label_tokens=totals.labels,
             learning_rate=self._learning_rate(before.step),

@@ -25,7 +25,7 @@ from sailord.core.model.stragglers import Speeds, Straggler
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """An open question to the planner; the phase, and the running generation, go on meanwhile."""
+    """An open question to the planner; training goes on meanwhile, the phase's rule waits."""
 
     request: int
     nodes: tuple[NodeId, ...]

@@ -14,19 +14,28 @@ MARGIN = 1.02
 """Seconds beyond a limit that are ignored as noise."""
 
 
-def at_risk(state: State) -> dict[str, str]:
-    """Return why the job's budget or its deadline is at risk, by the kind of event.
+def seconds_left(state: State) -> float | None:
+    """Return the seconds until the active job is done, at the speed of its present generation.
 
-    The speed is trusted once a generation has done ``steps_of_health`` steps.
+    The speed is trusted once a generation has done ``steps_of_health`` steps; ``None``: not known.
     """
     active = state.active
-    if active is None or active.generation is None or not isinstance(active.phase, Running):
-        return {}
-    job, step, step_s = state.job, active.progress.step, active.progress.step_s
+    if active is None or active.generation is None:
+        return None
+    steps, step, step_s = state.job.steps, active.progress.step, active.progress.step_s
     has_speed = step - active.generation.restore.point.step >= state.options.steps_of_health
-    if job.steps is None or step_s is None or not has_speed:
+    if steps is None or step_s is None or not has_speed:
+        return None
+    return max(steps - step, 0) * step_s
+
+
+def at_risk(state: State) -> dict[str, str]:
+    """Return why the job's budget or its deadline is at risk, by the kind of event."""
+    active, left_s = state.active, seconds_left(state)
+    if active is None or left_s is None or not isinstance(active.phase, Running):
         return {}
-    left_s = max(job.steps - step, 0) * step_s
+    assert active.generation is not None, "it has a speed"
+    job = state.job
     found: dict[str, str] = {}
     bill, rate = billed(job, active.generation, state.now), active.generation.usd_per_hour
     if bill.usd_max is not None and rate is not None:

@@ -142,7 +142,12 @@ def _while_running(state: State, active: Active) -> RuleAnswer:
     steps = state.job.steps
     is_done = steps is not None and active.progress.step >= steps
     if is_done and all_members(state, active.generation, "stopped"):
-        kept = secure(state, active, stopped_at(state, active.generation))
+        point, restore = stopped_at(state, active.generation), active.generation.restore
+        if point is None and (restore.source == "memory" or restore.point.step < steps):
+            waited_s = state.now - active.progress.advanced_at
+            if waited_s < state.options.stop_s:
+                return WAIT  # A report of a seal is on its way.
+        kept = secure(state, active, point)
         done = f"all {steps} steps are done"
         return close(state, active, "done", done) if kept is PASS else kept
     if state.now >= active.progress.advanced_at + stall_s(state.options, active):

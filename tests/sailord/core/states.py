@@ -24,6 +24,7 @@ from agents.protocol.records import (
     Taking,
     Uploaded,
 )
+from sailord.core import invariants
 from sailord.core.decide import decide
 from sailord.core.model.commands import Command, Note, WriteGeneration
 from sailord.core.model.events import Event
@@ -203,8 +204,9 @@ KEPT = Saving("file:///checkpoints", memory_every=1, persist_every=10)
 
 
 def act(before: State, event: Event) -> tuple[State, tuple[Command, ...]]:
-    """Decide, and leave notes out of the commands."""
+    """Decide, check the invariants, and leave notes out of the commands."""
     after, commands = decide(before, event)
+    invariants.check(before, after, commands)
     return after, tuple(each for each in commands if not isinstance(each, Note))
 
 

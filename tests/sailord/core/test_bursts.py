@@ -21,7 +21,7 @@ from tests.sailord.core.states import (
     state,
 )
 
-NODES = tuple(NodeId(f"n{number}.boot.1") for number in range(400))
+NODES = tuple(NodeId(f"n{number:03}.boot.1") for number in range(400))
 GO, STAY = NODES[:200], NODES[200:]
 
 

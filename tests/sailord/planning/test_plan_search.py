@@ -155,6 +155,7 @@ def test_new_node_of_a_stormy_pool_is_used_once_waiting_has_cost_enough():
 
     young = MoveContext(age_s=tuple((record.id, 2.0) for record in nodes), now_s=60.0)
     assert judged(young).is_worth_it
+    assert not judged(replace(young, left_s=0.01)).is_worth_it, "the job is nearly done"
     pool = pool_of(nodes[0])
     stormy = History().seen(0.0, up={pool: 3}, lost={})
     for second in range(1, 60):

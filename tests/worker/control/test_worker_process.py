@@ -262,6 +262,12 @@ def test_last_step_is_sealed_and_stops_the_job(agents, expected):
     ]
     assert {(header.step, header.persist) for header in headers} == {(3, True), (5, True)}
     assert len(agents.check_losses(expected)) > 0
+    # A node is lost before the step is durable: only what the next generation seals can become so.
+    agents.leave(1)
+    restore = {"step": 5, "generation": 1, "source": "memory"}
+    agents.start(TWO, 2, restore, memory_every=3, persist_every=3)
+    agents.wait_taking(2, "stopped")
+    assert memory_of(agents, 2) == {"a": {5}, "b": {5}}
 
 
 # Points that a single rank passes in three steps and a stop; those of several ranks are above.

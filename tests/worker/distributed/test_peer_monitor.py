@@ -56,6 +56,32 @@ def test_ranks_that_know_the_secret_meet_though_strangers_knock():
     liar.close()
 
 
+def test_vote_of_a_peer_is_awaited_though_it_answered_a_question_before():
+    store, found = HashStore(), {}
+    threads = [start(store, rank, 3, found) for rank in range(3)]
+    for thread in threads:
+        thread.join()
+    asked, goes_on = threading.Event(), threading.Event()
+
+    def position():
+        asked.set()
+        goes_on.wait()
+        return {}
+
+    assert found[0].ask_positions(5.0).keys() == {1, 2}
+    found[1].vote, found[1]._position = (4, [2.0]), position
+    questions = threading.Thread(target=found[2].ask_positions, args=(5.0,))
+    questions.start()
+    asked.wait()  # Rank 1 reads nothing now.
+    found[0].fail(PeerLostError(2, "vote"))
+    found[2].close()
+    threading.Timer(0.1, goes_on.set).start()
+    assert found[0].last_votes(10.0) == [(4, [2.0])]
+    for rank in (0, 1):
+        found[rank].close()
+    questions.join()
+
+
 @pytest.mark.slow
 def test_a_rank_with_another_secret_is_not_admitted():
     store, found = HashStore(), {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ JOB = small_job(tied=True, clip_norm=1.0)
 PLAN = plan_of(1, (3, [(0, 5, 1)]), (3, [(0, 5, 1)]), (2, [(0, 5, 1)]))
 LAST = 2
 """The step in whose vote rank 1 dies."""
+UNHEARD_S = 0.05
 
 
 class Unheard:
@@ -35,6 +37,7 @@ class Unheard:
         if self._trainer.progress.step == LAST:
             while self._world.votes.get(0, (0,))[0] != LAST:
                 pass  # Rank 0 has the result.
+            time.sleep(UNHEARD_S)
             self._world.fail(PeerLostError(1, "voting"))
             raise PeerLostError(1, "voting")
         return tensor
@@ -64,6 +67,7 @@ def until_the_loss(job, *, zero: int = 0, data=None):
 def test_rank_that_missed_the_vote_rolls_forward_by_a_peers_result():
     (done, _, state), _, (rolled, report, same) = until_the_loss(JOB)
     assert report.step == LAST
+    assert report.seconds > UNHEARD_S, "its rates would be those of the update alone"
     assert rolled == done, "the steps of who did not hear are not those of who did"
     assert rolled.step == LAST + 1
     plain = trained(JOB, PLAN, steps=LAST + 1)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from agents.protocol.records import FIRST, Bill
 from sailord.core.model.state import Progress
-from sailord.core.queries.forecast import BUDGET, DEADLINE, at_risk
+from sailord.core.queries.forecast import BUDGET, DEADLINE, at_risk, seconds_left
 from tests.sailord.core.states import NOW, RUNNING, WAITING, A, generation, job, node
 from tests.sailord.core.states import state as state_of
 
@@ -17,6 +17,16 @@ def forecast(*, step: int = 100, steps: int | None = 1_100, phase=RUNNING, **abo
     runs = generation(restore=FIRST, usd_per_hour=10.0)
     active = replace(state.active, generation=runs, progress=Progress(step, NOW, 3.6))
     return at_risk(replace(state, active=active))
+
+
+def test_seconds_left_are_those_of_the_steps_that_are_not_done():
+    state = state_of(RUNNING, node(A), job=job(steps=1_100))
+    progress = Progress(100, NOW, 3.6)
+    active = replace(state.active, generation=generation(restore=FIRST), progress=progress)
+    assert seconds_left(replace(state, active=active)) == 3600.0
+    over = replace(active, progress=Progress(1_200, NOW, 3.6))
+    assert seconds_left(replace(state, active=over)) == 0.0
+    assert seconds_left(state) is None, "no step of this generation was timed"
 
 
 def budget(usd: float, spent: float = 5.0) -> Bill:

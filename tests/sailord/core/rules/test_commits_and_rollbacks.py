@@ -302,6 +302,22 @@ def test_a_job_is_done_once_its_last_step_is_durable():
     assert (closed.record.state, closed.record.reason) == ("closed", "all 20 steps are done")
 
 
+def test_seals_of_the_last_step_that_are_reported_late_are_awaited():
+    world = World(steps=20)
+    for node in (A, B):
+        world.report(node, "stopped", 20)
+    world.tell(Ticked)
+    assert world.ordered(WriteGeneration) == []
+    end(world)
+    assert world.state.active.checkpointing.securing.point == Point(20, 3)
+    world = World(steps=20)
+    for node in (A, B):
+        world.report(node, "stopped", 20)
+    world.at += world.state.options.stop_s
+    world.tell(Ticked)
+    assert world.ordered(WriteGeneration), "it is not awaited for ever"
+
+
 def test_job_without_checkpoints_is_done_at_once():
     world = World(steps=20, uri=None)
     end(world)
