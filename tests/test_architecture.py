@@ -51,7 +51,8 @@ WINGS: dict[str, dict[str, str]] = {
         ".": "explain baselines",
         "replan": ".",
         "move_policy": "replan",
-        "replay": "move_policy",
+        "share": "",
+        "replay": "move_policy share",
     },
     "worker": {
         "types": "",

@@ -150,6 +150,17 @@ class TracePlans:
             -(-count // pool.gpus_per_machine) for count, pool in zip(gpus, self.pools, strict=True)
         )
 
+    def whole_machines(self, plan: int) -> GpuCounts:
+        """The fewest whole machines by pool on which a plan's groups fit."""
+        found = []
+        for groups, pool in zip(self.known[plan].groups, self.pools, strict=True):
+            size, gpus = pool.gpus_per_machine, sum(tp * count for tp, count in groups)
+            count = -(-gpus // size)
+            while groups and not _lot(pool, count * size).holds(dict(groups)):
+                count += 1
+            found.append(count)
+        return tuple(found)
+
     def best(self, state: int) -> int | None:
         """The best known plan that fits an availability; of equal ones the cheapest."""
         if state not in self._best:
@@ -292,16 +303,22 @@ def plans_for(
         is_spent = plans.searched >= searches
         if not sum(gpus) or (is_spent and plans.best(plans.state(gpus)) is not None):
             continue
-        if any(all(map(le, gpus, other)) for other in plans.without_plan):
-            continue
-        plans.searched += 1
-        answer = search(replace(question, cluster=cluster_at(question.cluster, gpus)))
-        if answer.plan is None:
-            plans.without_plan.append(gpus)
-            continue
-        assert answer.estimate is not None
-        plans.add(answer.plan, answer.estimate)
+        learn(plans, gpus, search)
     return plans
+
+
+def learn(plans: TracePlans, gpus: GpuCounts, search: Search) -> None:
+    """Search the plan of an availability, unless a larger one has none."""
+    if any(all(map(le, gpus, other)) for other in plans.without_plan):
+        return
+    plans.searched += 1
+    asked = plans.question
+    answer = search(replace(asked, cluster=cluster_at(asked.cluster, gpus)))
+    if answer.plan is None:
+        plans.without_plan.append(gpus)
+        return
+    assert answer.estimate is not None
+    plans.add(answer.plan, answer.estimate)
 
 
 def spans_of(

@@ -1,4 +1,4 @@
-"""The command ``replay``: simulate a job on a trace of availability, under each policy."""
+"""The command ``replay``: simulate jobs on a trace of availability, under each policy."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ import click
 
 from planner.api import find_plan, plan_job
 from planner.problem.question import Question
-from planner.replay.plan_library import DEFAULT_SEARCHES
+from planner.replay.plan_library import DEFAULT_SEARCHES, TracePlans
 from planner.replay.run_replay import (
     POLICIES,
     POLICIES_BY_DEADLINE,
     Replay,
     replayed,
 )
+from planner.replay.several_jobs import WAYS, replayed_together
 from planner.search.search_cache import SearchCache
 from sailord.cli.described_job import JobFile
 from sailord.cli.exit_codes import FAILED
 from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs
 from sailord.cli.options import FILE, JSON, FiniteRange, show
 from sailord.cli.planning.question import BUDGET, chosen_names, exit_without_plan, read_question
+from sailord.cli.planning.replay_jobs import check_together, text_of, to_json, weights_of
 from sailord.plots.figure import check_picture
 from sailord.plots.replay import draw_replay
 from sailord.text.table import table
@@ -53,16 +55,22 @@ def _seconds(name: str, default: float, what: str) -> Callable[[F], F]:
 
 @click.command()
 @click.argument("trace", type=FILE)
-@click.argument("job", type=FILE)
+@click.argument("jobs", type=FILE, nargs=-1, required=True, metavar="JOB...")
 @click.argument("cluster", type=FILE)
 @PROFILES
+@click.option(
+    "--weights",
+    metavar="NUMBERS",
+    help="Of several jobs, separated by commas: how much each counts. By default all count alike.",
+)
 @click.option(
     "--policy",
     "policies",
     default="all",
     show_default=True,
     metavar="NAMES",
-    help=f"Policies, separated by commas: {', '.join(POLICIES)}.",
+    help=f"Policies, separated by commas: {', '.join(POLICIES)}; of several jobs"
+    f" {', '.join(WAYS)}.",
 )
 @click.option("--trace", "trace_name", metavar="NAME", help="The trace, in a file with several.")
 @click.option("--pool", metavar="GPU@ZONE", help="The pool of a trace that names none.")
@@ -123,9 +131,10 @@ def _seconds(name: str, default: float, what: str) -> Callable[[F], F]:
 @JSON
 def replay(
     trace: Path,
-    job: Path,
+    jobs: tuple[Path, ...],
     cluster: Path,
     profiles: Path | None,
+    weights: str | None,
     policies: str,
     trace_name: str | None,
     pool: str | None,
@@ -146,14 +155,41 @@ def replay(
 ) -> None:
     """Replay an availability TRACE under several replanning policies.
 
-    Prints what JOB on CLUSTER would train, lose and cost. Exits with 1 if the trace never has
-    enough GPUs for the job.
+    Prints what JOB on CLUSTER would train, lose and cost; of several jobs, at once on parts of the
+    cluster and one after another. Exits with 1 if the trace never has enough GPUs for a job.
     """
-    check_outputs((plot,), (trace, job, cluster))
+    check_outputs((plot,), (trace, *jobs, cluster))
     if plot is not None:
         check_picture(plot)
-    question = read_question(JobFile(job), cluster, profiles, estimator_name, budget=budget)
+    by_weight = weights_of(weights, jobs)
+    questions = [
+        read_question(JobFile(job), cluster, profiles, estimator_name, budget=budget)
+        for job in jobs
+    ]
+    question = questions[0]
     the_trace = load_trace(trace, question.cluster, TraceChoice(trace_name, pool, until_s, from_s))
+    every_s = _COSTS.checkpoint_every_s if checkpoint_every_s is None else checkpoint_every_s
+    costs = ReconfigurationCosts(planned_s, unplanned_s, restart_s, every_s, snapshot_steps)
+    if len(jobs) > 1:
+        check_together(
+            questions, the_trace, has_deadline=deadline_s is not None, has_plot=plot is not None
+        )
+        ways = chosen_names(policies, WAYS, "--policy")
+        found = replayed_together(
+            questions,
+            by_weight,
+            the_trace,
+            costs,
+            taken=machines_taken(the_trace, question.cluster, seed),
+            search=lambda asked: find_plan(asked, SearchCache()),
+            searches=searches,
+            chooses_checkpoints=checkpoint_every_s is None,
+        )
+        show(to_json(found, ways), as_json, lambda _: text_of(found, ways))
+        for asked, each in zip(questions, found.jobs, strict=True):
+            if not each.figures:
+                _exit_never_ran(asked, each.plans, the_trace, f"the job {asked.job.name}")
+        return
     deadline_s = _deadline(question.job, the_trace, from_s, deadline_s)
     if deadline_s is not None:
         the_trace = _until_deadline(the_trace, deadline_s)
@@ -161,8 +197,6 @@ def replay(
         question = replace(question, job=replace(question.job, objective=objective))
     known = POLICIES if deadline_s is None else POLICIES_BY_DEADLINE
     wanted = chosen_names(policies, known, "--policy")
-    every_s = _COSTS.checkpoint_every_s if checkpoint_every_s is None else checkpoint_every_s
-    costs = ReconfigurationCosts(planned_s, unplanned_s, restart_s, every_s, snapshot_steps)
     result = replayed(
         question,
         the_trace,
@@ -178,7 +212,7 @@ def replay(
         draw_replay(result, shown, plot)
     show(_to_json(result, shown), as_json, lambda _: _text(result, shown, question.job.name))
     if not result.plans.known:
-        _exit_never_ran(question, result)
+        _exit_never_ran(question, result.plans, the_trace)
 
 
 def _deadline(job: Job, trace: Trace, from_s: float, given_s: float | None) -> float | None:
@@ -240,11 +274,13 @@ def _slots(chance: random.Random, count: int, gone: int, size: int) -> tuple[int
     return tuple(sorted(slots[:gone]))
 
 
-def _exit_never_ran(question: Question, result: Replay) -> NoReturn:
-    """Print why the job never ran, and exit."""
-    most = max(result.plans.states, key=lambda gpus: (sum(gpus), gpus))
+def _exit_never_ran(
+    question: Question, plans: TracePlans, trace: Trace, job: str = "the job"
+) -> NoReturn:
+    """Print why a job never ran, and exit."""
+    most = max(plans.states, key=lambda gpus: (sum(gpus), gpus))
     click.echo(
-        f"the job never runs: no availability of {result.trace.name} has a plan for it;"
+        f"{job} never runs: no availability of {trace.name} has a plan for it;"
         f" at most {sum(most)} GPUs are up",
         err=True,
     )

@@ -1,0 +1,185 @@
+"""Replay several jobs on one trace: at once on parts of the cluster, and one after another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, zip_longest
+from operator import mul
+
+from planner.problem.question import Question
+from planner.replay.plan_library import Search, TracePlans, learn, plans_for
+from planner.replay.policies import Sailor
+from planner.replay.shared_pool import Claimant, Divide, InLine, Shared, spans_by_job
+from planner.share.split_machines import PlanChoice, without_dominated
+from simulator.traces.play_types import (
+    NO_LIMITS,
+    PlanFigures,
+    PolicyResult,
+    ReconfigurationCosts,
+    RunLimits,
+)
+from simulator.traces.player import play
+from simulator.traces.trace import GpuCounts, LostSlots, Trace
+
+SHARE, LINE = "share", "line"
+WAYS = (SHARE, LINE)
+"""At once by weight, or one after another in the given order."""
+PARTS = (1 / 2, 1 / 4, 3 / 4, 1 / 8, 3 / 8, 5 / 8, 7 / 8)
+"""Parts of the cluster for which plans are searched."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobOfMany:
+    """A job, with its plans on the trace."""
+
+    plans: TracePlans
+    figures: tuple[PlanFigures, ...]
+    weight: float
+
+    @property
+    def limits(self) -> RunLimits:
+        """When the job ends before the trace."""
+        job = self.plans.question.job
+        return RunLimits(job.steps, job.objective.max_usd_total)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeveralJobs:
+    """The results of several jobs on a trace."""
+
+    trace: Trace
+    jobs: tuple[JobOfMany, ...]
+    alone: tuple[float, ...]
+    """Samples per second of each job that has the whole cluster for the whole trace."""
+    ways: dict[str, tuple[PolicyResult, ...]]
+
+    def of_alone(self, way: str) -> list[float]:
+        """Samples per second of each job until its end, as a share of what it does alone."""
+        results = self.ways[way]
+        return [
+            result.goodput_samples_per_s / alone if alone else 0.0
+            for result, alone in zip(results, self.alone, strict=True)
+        ]
+
+    def together(self, way: str) -> float:
+        """The work of all jobs until the last one ends, in clusters that run one job alone."""
+        results = self.ways[way]
+        seconds = sum(
+            share * result.duration_s
+            for share, result in zip(self.of_alone(way), results, strict=True)
+        )
+        return seconds / max(result.duration_s for result in results)
+
+
+def replayed_together(
+    questions: Sequence[Question],
+    weights: Sequence[float],
+    trace: Trace,
+    costs: ReconfigurationCosts,
+    *,
+    taken: Sequence[LostSlots],
+    search: Search,
+    searches: int,
+    chooses_checkpoints: bool = True,
+) -> SeveralJobs:
+    """Replay jobs on one trace, with the same plans and the same machines lost in every way.
+
+    Each job moves by the policy ``sailor`` within what it has. Of the searches, half are for all
+    GPUs of the trace and half for parts.
+    """
+    jobs = []
+    for question, weight in zip(questions, weights, strict=True):
+        plans = plans_for(question, trace, taken, search, searches=max(1, searches // 2))
+        for gpus in _parts(trace, plans, weight / sum(weights)):
+            if plans.searched < searches and any(gpus) and gpus not in plans.states:
+                plans.state(gpus)
+                learn(plans, gpus, search)
+        jobs.append(JobOfMany(plans, plans.figures(), weight))
+    play_way = partial(_played, trace, taken, costs, chooses_checkpoints)
+    limits = [job.limits for job in jobs]
+    alone = [play_way([job], InLine(1), [NO_LIMITS])[0].goodput_samples_per_s for job in jobs]
+    shared = Shared([_claimant(job, costs) for job in jobs])
+    ways = {
+        SHARE: play_way(jobs, shared, limits),
+        LINE: play_way(jobs, InLine(len(jobs)), limits),
+    }
+    return SeveralJobs(trace, tuple(jobs), tuple(alone), ways)
+
+
+def _parts(trace: Trace, plans: TracePlans, share: float) -> Iterator[GpuCounts]:
+    """Parts of the cluster that a job may get, the likelier first."""
+    sizes = [pool.gpus_per_machine for pool in plans.pools]
+    seconds = trace.distinct()
+
+    def part(gpus: GpuCounts, share: float, to_whole: Callable[[float], int]) -> GpuCounts:
+        whole = (to_whole(share * count / size) for count, size in zip(gpus, sizes, strict=True))
+        return tuple(map(mul, whole, sizes))
+
+    by_weight = (
+        part(gpus, share, to_whole)
+        for gpus in sorted(seconds, key=lambda gpus: (-seconds[gpus], gpus))
+        for to_whole in (math.floor, math.ceil)
+    )
+    most = tuple(max(column) for column in zip(*seconds, strict=True))
+    each_pool = [
+        tuple(count if pool == only else 0 for pool, count in enumerate(most))
+        for only in range(len(most))
+    ]
+    of_pools = (part(gpus, share, round) for share in (1, *PARTS) for gpus in (most, *each_pool))
+    pairs = zip_longest(by_weight, of_pools)
+    return (gpus for gpus in chain.from_iterable(pairs) if gpus is not None)
+
+
+def _claimant(job: JobOfMany, costs: ReconfigurationCosts) -> Claimant:
+    """What a job asks for: any of its plans."""
+    choices = [
+        PlanChoice(plan, job.plans.whole_machines(plan), _worth(job, plan))
+        for plan in range(len(job.figures))
+    ]
+    steps_s = [each.iteration_s * (1 + costs.checkpoint_share) for each in job.figures]
+    down_s = {plan: costs.planned_s + step_s for plan, step_s in enumerate(steps_s)}
+    return Claimant(without_dominated(choices), job.weight, down_s)
+
+
+def _worth(job: JobOfMany, plan: int) -> float:
+    """Samples per second, or per dollar if the goal is cost and prices are known."""
+    usd, _ = job.plans.known[plan].score("cost")
+    figures = job.figures[plan]
+    return figures.samples / usd if job.plans.goal == "cost" and usd else figures.rate
+
+
+def _played(
+    trace: Trace,
+    taken: Sequence[LostSlots],
+    costs: ReconfigurationCosts,
+    chooses_checkpoints: bool,
+    jobs: Sequence[JobOfMany],
+    divide: Divide,
+    limits: Sequence[RunLimits],
+) -> tuple[PolicyResult, ...]:
+    """Play all jobs up to the first end, divide the machines anew, and go on.
+
+    What happened before an end does not depend on it, so each round begins at the beginning.
+    """
+    plans = [job.plans for job in jobs]
+    results: dict[int, PolicyResult] = {}
+    ends: dict[int, float] = {}
+    while len(results) < len(jobs):
+        spans = spans_by_job(trace, taken, plans, divide, ends)
+        played: dict[int, PolicyResult] = {}
+        for number, job in enumerate(jobs):
+            if number not in results:
+                policy = Sailor(job.plans, job.figures, costs, chooses_checkpoints)
+                played[number] = play(
+                    spans[number], job.figures, job.plans.fits, policy, costs, limits[number]
+                )
+        first = min(played, key=lambda number: (played[number].duration_s, number))
+        if played[first].ended == "trace":
+            results |= played
+        else:
+            results[first] = played[first]
+            ends[first] = played[first].duration_s
+    return tuple(results[number] for number in range(len(jobs)))

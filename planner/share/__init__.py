@@ -1,0 +1,1 @@
+"""Several jobs on one cluster: which machines each of them gets."""
