@@ -10,6 +10,7 @@ from planner.replan.past_moves import RECENT, PastMove
 from sailord.controller.step_rate import StepRate
 from sailord.controller.store_health import StoreHealth
 from sailord.core.model.state import State
+from sailord.core.queries.forecast import seconds_left
 from sailord.core.queries.reconfiguration_timing import ReconfigurationTiming
 from sailord.planning.machine_lifetimes import MachineLifetimes
 from sailord.planning.messages import MoveContext
@@ -53,7 +54,8 @@ class ClusterState:
     @property
     def move_context(self) -> MoveContext:
         """What the planner needs to judge a reconfiguration now."""
-        return replace(self.lifetimes.context(self.state), moves=tuple(self._moves))
+        known = self.lifetimes.context(self.state)
+        return replace(known, left_s=seconds_left(self.state), moves=tuple(self._moves))
 
     def relearn_moves(self, moves: Iterable[ReconfigurationTiming]) -> None:
         """Replace the known moves by those that earlier leaders measured."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from agents.protocol.records import NodeId, NodeRecord
 from planner.move_policy.node_lifetimes import History
 from sailord.core.model.state import State
-from sailord.core.queries.forecast import seconds_left
 from sailord.planning.messages import MoveContext
 
 OBSERVE_S = 1.0
@@ -53,5 +52,4 @@ class MachineLifetimes:
         ages = tuple((id_, state.now - node.since) for id_, node in state.nodes.items())
         settle_s = state.options.additions_gather_s
         moved_at = None if state.active is None else state.job.past.moved_at
-        left_s = seconds_left(state)
-        return MoveContext(state.now, self.history, ages, moved_at, settle_s, left_s)
+        return MoveContext(state.now, self.history, ages, moved_at, settle_s)

@@ -196,9 +196,8 @@ class RankTrainer:
         self._busy = busy or ComputeTimer(self.device)
         self._at_peak_s = seconds_at_peak(job, plan, self.device)
         self.snapshot_hook: SnapshotHook = NoSnapshots()
-        self._begin_s = 0.0
-        self._summed = -1
-        """The step whose gradients are complete here."""
+        self._begin_s, self._summed = 0.0, -1
+        """When the last step began, and the one whose gradients are complete here."""
         self.update_complete = True
         """Weights and moments match ``progress``: no update was interrupted."""
         self._transport = transport

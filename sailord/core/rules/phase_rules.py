@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
+from agents.protocol.records import GenerationRecord
 from sailord.core.model.commands import AbortGeneration, Command, WakeAgents
 from sailord.core.model.phases import Closing, Held, Opening, Running, Starting, Stopping, Waiting
 from sailord.core.model.proposal import Proposal
@@ -140,22 +141,29 @@ def _while_running(state: State, active: Active) -> RuleAnswer:
     if not is_alive(state, active):
         return fail(state, active)
     steps = state.job.steps
-    is_done = steps is not None and active.progress.step >= steps
-    if is_done and all_members(state, active.generation, "stopped"):
-        point, restore = stopped_at(state, active.generation), active.generation.restore
-        if point is None and (restore.source == "memory" or restore.point.step < steps):
-            waited_s = state.now - active.progress.advanced_at
-            if waited_s < state.options.stop_s:
-                return WAIT  # A report of a seal is on its way.
-        kept = secure(state, active, point)
-        done = f"all {steps} steps are done"
-        return close(state, active, "done", done) if kept is PASS else kept
+    if steps is not None and active.progress.step >= steps:
+        ended = _end(state, active, active.generation, steps)
+        if ended is not PASS:
+            return ended
     if state.now >= active.progress.advanced_at + stall_s(state.options, active):
         return fail(state, active)
     if active.attempts.failures and is_healthy(state, active):
         return reset_failures(state, active)
     trigger = replan_trigger(state, active)
     return ask(state, active, trigger) if is_due(state, active, trigger) else PASS
+
+
+def _end(state: State, active: Active, generation: GenerationRecord, steps: int) -> RuleAnswer:
+    """Close a job that is done, once its last step is durable; ``PASS``: ranks have yet to stop."""
+    if not all_members(state, generation, "stopped"):
+        return PASS
+    point, restore = stopped_at(state, generation), generation.restore
+    is_sealed_here = restore.source == "memory" or restore.point.step < steps
+    waited_s = state.now - active.progress.advanced_at
+    if point is None and is_sealed_here and waited_s < state.options.stop_s:
+        return WAIT  # A report of the seal is on its way.
+    kept = secure(state, active, point)
+    return close(state, active, "done", f"all {steps} steps are done") if kept is PASS else kept
 
 
 def _while_closing(state: State, active: Active, phase: Closing) -> RuleAnswer:
