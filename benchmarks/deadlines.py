@@ -73,7 +73,7 @@ def with_on_demand(asked: Question, trace: Trace, machines: int | None) -> tuple
     usd = cluster.catalogue.price_usd_per_gpu_hour(spot.machine, spot.zone)
     pool = replace(spot, gpus=gpus, spot=False, price_usd_per_gpu_hour=usd)
     cluster = replace(cluster, pools=(*cluster.pools, pool))
-    intervals = [replace(each, gpus=(*each.gpus, gpus)) for each in trace.intervals]
+    intervals = [replace(each, gpus=(*each.gpus, gpus), nodes=()) for each in trace.intervals]
     return replace(asked, cluster=cluster), replace(trace, intervals=tuple(intervals))
 
 

@@ -13,16 +13,20 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 from simulator.documents.problems import InputError, Problem
 
 Counts = Mapping[str, int]
 """GPUs by pool, named ``<gpu>@<zone>``."""
+Nodes = Mapping[str, tuple[str, ...]]
+"""The names of the nodes by pool, where the log has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,17 @@ class Series:
     points: tuple[tuple[float, Counts], ...]
     """Ordered by time, the first at 0."""
     end_s: float
+    nodes: tuple[Nodes, ...]
+    """Of each point."""
+
+    def without_names(self) -> Series:
+        """The same counts; what changes names only is no point."""
+        points = [
+            point
+            for number, point in enumerate(self.points)
+            if not number or point[1] != self.points[number - 1][1]
+        ]
+        return Series(tuple(points), self.end_s, ({},) * len(points))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +69,9 @@ def series_of(file: LogFile) -> Series:
         raise InputError(Problem(file.name, what, "give a file as it was published")) from None
     if not points:
         raise InputError(Problem(file.name, "has no entry", "give a file as it was published"))
-    return Series(tuple(_from_zero(points)), end_s - points[0][0])
+    kept = list(_from_zero(points))
+    counts, nodes = tuple(each[:2] for each in kept), tuple(each[2] for each in kept)
+    return Series(counts, end_s - points[0][0], nodes)
 
 
 def format_of(file: LogFile) -> str:
@@ -80,14 +97,20 @@ def merged(series: Sequence[Series]) -> Series:
     end_s = min(each.end_s for each in series)
     moments = sorted({at_s for each in series for at_s, _ in each.points if at_s < end_s})
     points: list[tuple[float, Counts]] = []
+    nodes: list[Nodes] = []
     for now_s in moments:
         counts: dict[str, int] = {}
+        names: dict[str, tuple[str, ...]] = {}
         for each in series:
-            for pool, gpus in [c for at_s, c in each.points if at_s <= now_s][-1].items():
+            last = bisect_right(each.points, now_s, key=itemgetter(0)) - 1
+            for pool, gpus in each.points[last][1].items():
                 counts[pool] = counts.get(pool, 0) + gpus
-        if not points or points[-1][1] != counts:
+            for pool, named in each.nodes[last].items():
+                names[pool] = (*names.get(pool, ()), *named)
+        if not points or (points[-1][1], nodes[-1]) != (counts, names):
             points.append((now_s, counts))
-    return Series(tuple(points), end_s)
+            nodes.append(names)
+    return Series(tuple(points), end_s, tuple(nodes))
 
 
 def trace_document(series: Series, source: str) -> dict[str, Any]:
@@ -95,30 +118,39 @@ def trace_document(series: Series, source: str) -> dict[str, Any]:
     return {
         "source": source,
         "points": [
-            {"time_s": at_s, "available": [_entry(pool, n) for pool, n in sorted(counts.items())]}
-            for at_s, counts in series.points
+            {
+                "time_s": at_s,
+                "available": [
+                    _entry(pool, n, names.get(pool)) for pool, n in sorted(counts.items())
+                ],
+            }
+            for (at_s, counts), names in zip(series.points, series.nodes, strict=True)
         ],
         "end_s": series.end_s,
     }
 
 
-def _entry(pool: str, gpus: int) -> dict[str, Any]:
+def _entry(pool: str, gpus: int, nodes: Sequence[str] | None) -> dict[str, Any]:
     gpu, _, zone = pool.removesuffix(" spot").partition("@")
     entry: dict[str, Any] = {"gpu_type": gpu, "zone": zone, "gpus": gpus}
+    if nodes is not None:
+        entry["nodes"] = list(nodes)
     return {**entry, "spot": True} if pool.endswith(" spot") else entry
 
 
-_Points = list[tuple[float, Counts]]
+_Point = tuple[float, Counts, Nodes]
+_Points = list[_Point]
 
 
-def _from_zero(points: _Points) -> Iterator[tuple[float, Counts]]:
+def _from_zero(points: _Points) -> Iterator[_Point]:
     """Yield the last entry of each moment, counted from the first, if it changes something."""
-    start_s, before = points[0][0], None
-    for number, (at_s, counts) in enumerate(points):
+    start_s = points[0][0]
+    before: tuple[Counts, Nodes] | None = None
+    for number, (at_s, counts, nodes) in enumerate(points):
         follows = number + 1 < len(points) and points[number + 1][0] == at_s
-        if not follows and counts != before:
-            yield at_s - start_s, counts
-            before = counts
+        if not follows and (counts, nodes) != before:
+            yield at_s - start_s, counts, nodes
+            before = counts, nodes
 
 
 def _rows(text: str) -> list[list[str]]:
@@ -136,8 +168,13 @@ def _bamboo_events(file: LogFile) -> tuple[_Points, float]:
             up.remove(node)
         else:
             raise ValueError(f'"{what}" is neither add nor remove')
-        points.append((int(ms) / 1000, {file.pool: len(up) * file.gpus_per_node}))
+        points.append(_named(int(ms) / 1000, up, file))
     return points, points[-1][0] + _step_s(points)
+
+
+def _named(at_s: float, up: set[str], file: LogFile) -> _Point:
+    nodes = tuple(sorted(up))
+    return at_s, {file.pool: len(nodes) * file.gpus_per_node}, {file.pool: nodes}
 
 
 def _step_s(points: _Points) -> float:
@@ -145,7 +182,7 @@ def _step_s(points: _Points) -> float:
 
     Its last entry holds for as long.
     """
-    times = sorted({at_s for at_s, _ in points})
+    times = sorted({point[0] for point in points})
     return min((two - one for one, two in pairwise(times)), default=0.0)
 
 
@@ -153,13 +190,13 @@ def _bamboo_counts(file: LogFile) -> tuple[_Points, float]:
     points: _Points = []
     for day, time, count in _rows(file.text):
         at = datetime.fromisoformat(f"{day}T{time}+00:00").timestamp()
-        points.append((at, {file.pool: int(count) * file.gpus_per_node}))
+        points.append((at, {file.pool: int(count) * file.gpus_per_node}, {}))
     return points, points[-1][0]
 
 
 def _counts(file: LogFile) -> tuple[_Points, float]:
     points: _Points = [
-        (int(ms) / 1000, {file.pool: int(count) * file.gpus_per_node})
+        (int(ms) / 1000, {file.pool: int(count) * file.gpus_per_node}, {})
         for ms, count in _rows(file.text)
     ]
     return points, points[-1][0] + _step_s(points)
@@ -175,7 +212,7 @@ def _parcae(file: LogFile) -> tuple[_Points, float]:
             up.update(about["nodes"])
         elif what == "remove":
             up.difference_update(about["nodes"])
-        points.append((ms / 1000, {file.pool: len(up) * file.gpus_per_node}))
+        points.append(_named(ms / 1000, up, file))
         end_s = (ms + about["duration"]) / 1000
     return points, end_s
 
@@ -184,7 +221,9 @@ def _skypilot(file: LogFile) -> tuple[_Points, float]:
     document = json.loads(file.text)
     gap_s = float(document["metadata"]["gap_seconds"])
     counts = [int(count) * file.gpus_per_node for count in document["data"]]
-    points: _Points = [(number * gap_s, {file.pool: gpus}) for number, gpus in enumerate(counts)]
+    points: _Points = [
+        (number * gap_s, {file.pool: gpus}, {}) for number, gpus in enumerate(counts)
+    ]
     return points, len(counts) * gap_s
 
 
@@ -195,7 +234,7 @@ def _sailord(file: LogFile) -> tuple[_Points, float]:
     for entry in entries:
         pools |= dict.fromkeys(entry["gpus"], 0)
     for entry in entries:
-        points.append((float(entry["at"]), {**pools, **entry["gpus"]}))
+        points.append((float(entry["at"]), {**pools, **entry["gpus"]}, {}))
     return points, points[-1][0]
 
 

@@ -9,6 +9,8 @@ from simulator.cluster.cluster import Cluster
 
 GpuCounts = tuple[int, ...]
 """GPUs up in each pool, in the order of the cluster's pools."""
+NodeNames = tuple[tuple[str, ...] | None, ...]
+"""Names of the nodes up in each pool, if they are known; those up longest first."""
 LostSlots = tuple[tuple[int, ...], ...]
 """Which GPUs of each pool are lost at a change, numbered from 0, the longest up first."""
 
@@ -20,6 +22,7 @@ class Interval:
     start_s: float
     end_s: float
     gpus: GpuCounts
+    nodes: NodeNames = ()
 
     @property
     def seconds(self) -> float:
@@ -60,23 +63,64 @@ class Trace:
             found.append(left)
         return tuple(found)
 
+    def named_losses(self, pool: int, size: int) -> list[tuple[int, ...] | None]:
+        """Return, per interval, which GPUs of a pool its start took; ``None`` without names.
 
-def trace_of(name: str, points: Iterator[tuple[float, GpuCounts]], end_s: float) -> Trace:
-    """Build a trace from points in order of time; each holds until the next one."""
+        The nodes of the pool have ``size`` GPUs.
+        """
+        nodes = [each.nodes[pool] if each.nodes else None for each in self.intervals]
+        return [
+            None
+            if before is None or now is None
+            else tuple(
+                slot
+                for number, name in enumerate(before)
+                if name not in now
+                for slot in range(number * size, (number + 1) * size)
+            )
+            for before, now in zip((nodes[0], *nodes), nodes, strict=False)
+        ]
+
+
+def trace_of(
+    name: str,
+    points: Iterator[tuple[float, GpuCounts]],
+    end_s: float,
+    names: Sequence[NodeNames] = (),
+) -> Trace:
+    """Build a trace from points in order of time; each holds until the next one.
+
+    ``names`` has those of each point.
+    """
     intervals: list[Interval] = []
-    for at_s, gpus in points:
+    for number, (at_s, gpus) in enumerate(points):
+        known = names[number] if names else ()
+        nodes = known if any(each is not None for each in known) else ()
         if intervals:
             last = intervals.pop()
             if at_s > last.start_s:
                 intervals.append(replace(last, end_s=at_s))
-        if intervals and intervals[-1].gpus == gpus:
+        if intervals:
+            nodes = _longest_first(intervals[-1].nodes, nodes)
+        if intervals and (intervals[-1].gpus, intervals[-1].nodes) == (gpus, nodes):
             intervals[-1] = replace(intervals[-1], end_s=end_s)
         else:
-            intervals.append(Interval(at_s, end_s, gpus))
+            intervals.append(Interval(at_s, end_s, gpus, nodes))
     assert intervals, "the reader rejects traces without points"
     assert intervals[0].start_s == 0
     assert all(interval.seconds > 0 for interval in intervals)
     return Trace(name, tuple(intervals))
+
+
+def _longest_first(before: NodeNames, now: NodeNames) -> NodeNames:
+    if not before or not now:
+        return now
+    return tuple(
+        names
+        if names is None or was is None
+        else (*(each for each in was if each in names), *(e for e in names if e not in was))
+        for was, names in zip(before, now, strict=True)
+    )
 
 
 def cluster_at(cluster: Cluster, gpus: GpuCounts) -> Cluster:

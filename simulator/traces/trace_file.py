@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.documents.fields import (
@@ -17,9 +18,19 @@ from simulator.documents.fields import (
 )
 from simulator.documents.files import Document, load_document
 from simulator.documents.problems import InputError, Problem, Problems, nearest
-from simulator.traces.trace import GpuCounts, Trace, trace_of
+from simulator.traces.named_nodes import Flaw, NamedNodes
+from simulator.traces.trace import GpuCounts, NodeNames, Trace, trace_of
 
-Points = list[tuple[float, GpuCounts]]
+
+class Point(NamedTuple):
+    """What is up from a moment on."""
+
+    at_s: float
+    gpus: GpuCounts
+    nodes: NodeNames
+
+
+Points = list[Point]
 
 GPUS_MAX = 10**7
 COLLECTIONS = ("availability", "planner_experiments")
@@ -66,37 +77,56 @@ def trace_from_document(document: Document, cluster: Cluster, choice: TraceChoic
     assert end_s is not None
     name = table.text("name") or choice.name or Path(document.name).stem
     if choice.from_s:
-        before = [point for point in points if point[0] <= choice.from_s][-1:]
-        after = [point for point in points if point[0] > choice.from_s]
-        points = [(max(0.0, at_s - choice.from_s), gpus) for at_s, gpus in (*before, *after)]
+        before = [point for point in points if point.at_s <= choice.from_s][-1:]
+        after = [point for point in points if point.at_s > choice.from_s]
+        points = [
+            point._replace(at_s=max(0.0, point.at_s - choice.from_s)) for point in (*before, *after)
+        ]
         if choice.until_s is None:
             end_s -= choice.from_s
         if end_s <= 0:
             what = f"is {choice.from_s:g}, and the trace ends before"
             raise InputError(Problem("--from", what, "begin earlier"))
-    kept = [point for point in points if point[0] < end_s]
-    usable = usable_points(kept, boot_s=reader.boot_s, notice_s=reader.notice_s)
-    return replace(
-        trace_of(name, iter(usable), end_s), notice_s=reader.notice_s, starts_at=reader.starts_at
-    )
+    kept = [point for point in points if point.at_s < end_s]
+    sizes = [pool.gpus_per_machine for pool in cluster.pools]
+    usable = usable_points(kept, sizes, boot_s=reader.boot_s, notice_s=reader.notice_s)
+    names = [point.nodes for point in usable]
+    trace = trace_of(name, iter([(point.at_s, point.gpus) for point in usable]), end_s, names)
+    return replace(trace, notice_s=reader.notice_s, starts_at=reader.starts_at)
 
 
-def usable_points(points: Points, *, boot_s: float, notice_s: float) -> Points:
+def usable_points(
+    points: Points, sizes: Sequence[int], *, boot_s: float, notice_s: float
+) -> Points:
     """Return the GPUs that a plan may take: they have booted, and no loss is announced for them."""
     if not boot_s and not notice_s:
         return points
     moments = {0.0}
-    for at_s, _ in points:
-        moments |= {at_s + boot_s, max(0.0, at_s - notice_s)}
-    times = [at_s for at_s, _ in points]
+    for point in points:
+        moments |= {point.at_s + boot_s, max(0.0, point.at_s - notice_s)}
+    times = [point.at_s for point in points]
     found: Points = []
     for now_s in sorted(moments):
         # At the start, as if the first GPUs had always been up.
         first = max(0, bisect_right(times, now_s - boot_s) - 1)
         last = bisect_right(times, now_s + notice_s)
-        counts = [gpus for _, gpus in points[first:last]]
-        found.append((now_s, tuple(map(min, *counts)) if len(counts) > 1 else counts[0]))
+        window = points[first:last]
+        nodes = tuple(map(_in_all, zip(*(point.nodes for point in window), strict=True)))
+        least = tuple(map(min, zip(*(point.gpus for point in window), strict=True)))
+        gpus = tuple(
+            count if names is None else len(names) * size
+            for count, names, size in zip(least, nodes, sizes, strict=True)
+        )
+        found.append(Point(now_s, gpus, nodes))
     return found
+
+
+def _in_all(names: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
+    """The names that are in every list; ``None`` if a list is unknown."""
+    known = [each for each in names if each is not None]
+    if len(known) < len(names):
+        return None
+    return tuple(name for name in known[0] if all(name in other for other in known[1:]))
 
 
 def _chosen(top: Table, choice: TraceChoice, problems: Problems) -> Table:
@@ -133,6 +163,7 @@ class _TraceReader:
         self.table, self.cluster, self.problems = table, cluster, problems
         self.only, self.until_s = choice.pool, choice.until_s
         self.before = tuple(pool.gpus for pool in cluster.pools)
+        self.nodes = NamedNodes([pool.gpus_per_machine for pool in cluster.pools])
         self.last_s = 0.0
         self.boot_s = table.number("boot_s", default=0.0, least=0) or 0.0
         self.notice_s = table.number("notice_s", default=0.0, least=0) or 0.0
@@ -144,29 +175,37 @@ class _TraceReader:
         table.text("name")
         end_s = table.number("end_s", above=0, required=self.until_s is None)
         end_s = self.until_s or end_s
-        points: Points = [(0.0, self.before)]
+        points: Points = [Point(0.0, self.before, self.nodes.up)]
         for event in table.tables("event", required=True):
             at_s = self._time(event)
             pool = self._pool_of(event, "gpu")
-            count = self._count(event, pool, points[-1][1])
+            count = self._count(event, pool, points[-1].gpus)
+            names = self._names(event, pool)
             event.finish()
             if at_s is None or pool is None or count is None:
                 continue
             if end_s is not None and self.until_s is None and at_s >= end_s:
                 event.report("time_s", f"is not before end_s, {end_s:g}", "raise end_s")
             self._check_room(event.place, {pool: count})
-            gpus = list(points[-1][1])
+            is_change = any(key in event for key in COUNT_KEYS if key.endswith("_change"))
+            change = count - points[-1].gpus[pool] if is_change else None
+            self._flaw(event.place, self.nodes.set(pool, names, count, change))
+            gpus = list(points[-1].gpus)
             gpus[pool] = count
-            points.append((at_s, tuple(gpus)))
+            points.append(Point(at_s, tuple(gpus), self.nodes.up))
         table.finish()
         return points, end_s
 
     def points(self) -> tuple[Points, float | None]:
         """Read points, of one pool or of several, that hold until the next one."""
         table, key = self.table, "points" if "points" in self.table else "changes"
-        rows: list[tuple[float, dict[int, int]]] = []
+        rows: list[tuple[float, dict[int, int], NodeNames]] = []
         for point in table.tables(key, required=True):
-            at_s, counts = self._time(point), self._listed(point)
+            at_s, (counts, names) = self._time(point), self._listed(point)
+            for pool, known in enumerate(self.nodes.up):
+                if pool in counts or known is not None:
+                    flaw = self.nodes.set(pool, names.get(pool), counts.get(pool, 0), None)
+                    self._flaw(point.place, flaw)
             if not rows and at_s:
                 point.report(
                     "time_s",
@@ -175,12 +214,16 @@ class _TraceReader:
                 )
             self._check_room(point.place, counts)
             if at_s is not None:
-                rows.append((at_s, counts))
+                rows.append((at_s, counts, self.nodes.up))
         # A pool that any row lists has no GPUs in rows that do not list it.
-        named = {pool for _, counts in rows for pool in counts}
+        named = {pool for _, counts, _ in rows for pool in counts}
         points: Points = [
-            (at_s, tuple(counts.get(n, 0) if n in named else up for n, up in self._before()))
-            for at_s, counts in rows
+            Point(
+                at_s,
+                tuple(counts.get(n, 0) if n in named else up for n, up in self._before()),
+                nodes,
+            )
+            for at_s, counts, nodes in rows
         ]
         end_s = self._end_s(points)
         table.keys_read.update(dict.fromkeys(("name", "points", "changes", *ABOUT_KEYS)))
@@ -199,11 +242,11 @@ class _TraceReader:
     def _end_s(self, points: Points) -> float | None:
         """Return the end of the trace; without one, the last point has no duration."""
         said_s = self.table.number("end_s", above=0)
-        end_s = self.until_s or said_s or (points[-1][0] if points else None)
+        end_s = self.until_s or said_s or (points[-1].at_s if points else None)
         if points and self.until_s is None and end_s is not None:
             place = self.table.place or self.table.document.name
-            if end_s < points[-1][0]:
-                what = f"has a point at {points[-1][0]:g}, after its end_s, {end_s:g}"
+            if end_s < points[-1].at_s:
+                what = f"has a point at {points[-1].at_s:g}, after its end_s, {end_s:g}"
                 self.problems.add(place, what, "raise end_s, or give --until SECONDS")
             elif end_s <= 0:
                 what = "gives no end for its last point"
@@ -221,19 +264,36 @@ class _TraceReader:
         self.last_s = max(self.last_s, at_s or 0.0)
         return at_s
 
-    def _listed(self, point: Table) -> dict[int, int]:
-        """Return the GPUs by pool that a point lists."""
+    def _flaw(self, place: str, flaw: Flaw | None) -> None:
+        if flaw is not None:
+            self.problems.add(place, *flaw)
+
+    def _names(self, table: Table, pool: int | None) -> tuple[str, ...] | None:
+        """Return the nodes that an event or a point names."""
+        if "nodes" not in table:
+            return None
+        names = table.value("nodes", _valid_names)
+        if names is None and pool is not None:
+            self.nodes.flawed.add(pool)
+        return names
+
+    def _listed(self, point: Table) -> tuple[dict[int, int], dict[int, tuple[str, ...]]]:
+        """Return the GPUs by pool that a point lists, and the names of nodes."""
         counts: dict[int, int] = {}
+        nodes: dict[int, tuple[str, ...]] = {}
         entries = point.tables("available") if "available" in point else iter((point,))
         for entry in entries:
             pool = self._pool_of(entry, "gpu_type" if "gpu_type" in entry else "gpu")
             count = entry.integer("gpus", least=0, most=GPUS_MAX, required=True)
+            names = self._names(entry, pool)
             if entry is not point:
                 entry.finish()
             if pool is not None and count is not None:
                 counts[pool] = counts.get(pool, 0) + count
+                if names is not None:
+                    nodes[pool] = (*nodes.get(pool, ()), *names)
         point.finish()
-        return counts
+        return counts, nodes
 
     def _count(self, event: Table, pool: int | None, gpus: GpuCounts) -> int | None:
         """Return the GPUs of the pool after an event."""
@@ -296,6 +356,12 @@ class _TraceReader:
         except InputError as error:
             problem = error.problems[0]
             raise InvalidValue(problem.what, problem.cure) from None
+
+
+def _valid_names(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise InvalidValue("is no list", 'give a list of names, as ["a", "b"]')
+    return tuple(map(valid_text, value))
 
 
 def _name(pool: Pool) -> str:

@@ -248,15 +248,21 @@ def _until_deadline(trace: Trace, deadline_s: float) -> Trace:
 
 
 def machines_taken(trace: Trace, cluster: Cluster, seed: int) -> list[LostSlots]:
-    """Draw which GPUs of each pool a change takes: whole machines, in random order."""
+    """Return which GPUs of each pool a change takes: those of the nodes that the trace names.
+
+    Where it names none, whole machines are drawn in random order.
+    """
     chance = random.Random(seed)
-    intervals = trace.intervals
+    intervals, pools = trace.intervals, cluster.pools
+    named = [trace.named_losses(n, pool.gpus_per_machine) for n, pool in enumerate(pools)]
     return [
         tuple(
-            _slots(chance, was, was - up, pool.gpus_per_machine)
-            for pool, was, up in zip(cluster.pools, before.gpus, now.gpus, strict=True)
+            _slots(chance, was, was - up, pool.gpus_per_machine) if slots is None else slots
+            for pool, was, up, slots in zip(pools, before.gpus, now.gpus, lost, strict=True)
         )
-        for before, now in zip((intervals[0], *intervals), intervals, strict=False)
+        for before, now, lost in zip(
+            (intervals[0], *intervals), intervals, zip(*named, strict=True), strict=False
+        )
     ]
 
 

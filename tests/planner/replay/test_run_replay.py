@@ -312,6 +312,25 @@ def test_whole_machines_are_lost_by_seed() -> None:
         assert len(last[0]) == 6
 
 
+def test_the_nodes_that_a_trace_names_are_lost() -> None:
+    up = (("a", "b", "c", "d"), ("a", "c"), ("c", "e"), ("c", "e", "f"))
+    points = iter([(10.0 * n, (4 * len(names),)) for n, names in enumerate(up)])
+    given = trace_of("named", points, 40.0, [(names,) for names in up])
+    for seed in range(3):
+        assert machines_taken(given, CLUSTER, seed) == [
+            ((),), ((4, 5, 6, 7, 12, 13, 14, 15),), ((0, 1, 2, 3),), ((),)
+        ]  # fmt: skip
+
+
+def test_a_replaced_node_is_a_loss_to_every_policy() -> None:
+    names = [(("a", "b", "c", "d"),), (("b", "c", "d", "e"),)]
+    given = trace_of("named", iter([(0.0, (16,)), (1000.0, (16,))]), 2000.0, names)
+    result = replay(given)
+    ours = outcome(result, "sailor")
+    assert (ours.losses, ours.downtime_s) == (1, COSTS.unplanned_s)
+    assert max(each.samples for each in result.policy_results) == outcome(result, "oracle").samples
+
+
 # -- the command ---------------------------------------------------------------------------------
 
 JOB_FILE = """

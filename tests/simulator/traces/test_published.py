@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from sailord.cli.main import main
 from simulator.documents.problems import InputError
-from simulator.traces.published import LogFile, format_of, merged, series_of
+from simulator.traces.published import LogFile, format_of, merged, series_of, trace_document
 
 POOL = "V100-16@us-east-1c"
 EVENTS = "0,add,a\n0,add,b\n60000,add,c\n120000,remove,a\n180000,add,d\n180000,remove,b\n"
@@ -38,7 +38,7 @@ def read(text: str, gpus: int = 1) -> tuple[list[tuple[float, int]], float]:
 @pytest.mark.parametrize(
     ("text", "kind", "points", "end_s"),
     [
-        (EVENTS, "bamboo-events", [(0, 2), (60, 3), (120, 2)], 240),
+        (EVENTS, "bamboo-events", [(0, 2), (60, 3), (120, 2), (180, 2)], 240),
         (DATES, "bamboo-counts", [(0, 5), (86400, 7)], 86400),
         (COUNTS, "counts", [(0, 2), (60, 3), (120, 2)], 180),
         (SEGMENT, "parcae", [(0, 2), (120, 1)], 240),
@@ -85,6 +85,26 @@ def test_files_of_several_zones_are_merged() -> None:
         (60, {"V100-16@a": 0, "V100-16@b": 3}),
         (120, {"V100-16@a": 0, "V100-16@b": 2}),
     ]
+
+
+def test_names_of_nodes_are_kept_and_a_replaced_node_is_a_point() -> None:
+    series = series_of(LogFile("log", EVENTS, POOL, 1))
+    assert series.points[-1] == (180, {POOL: 2})
+    assert [nodes[POOL] for nodes in series.nodes] == [
+        ("a", "b"), ("a", "b", "c"), ("b", "c"), ("c", "d")
+    ]  # fmt: skip
+    assert merged([series]) == series
+    document = trace_document(series, "log")
+    assert document["points"][1]["available"] == [
+        {"gpu_type": "V100-16", "zone": "us-east-1c", "gpus": 3, "nodes": ["a", "b", "c"]}
+    ]
+    assert series_of(LogFile("log", SEGMENT, POOL, 1)).nodes == (
+        {POOL: ("n0", "n1")}, {POOL: ("n0",)}
+    )  # fmt: skip
+    plain = series.without_names()
+    assert [at_s for at_s, _ in plain.points] == [0, 60, 120]
+    assert "nodes" not in trace_document(plain, "log")["points"][1]["available"][0]
+    assert "nodes" not in trace_document(series_of(LogFile("x", COUNTS, POOL, 1)), "")["points"][0]
 
 
 CLUSTER = """
@@ -138,4 +158,7 @@ def test_a_file_that_names_no_pool_needs_one(tmp_path: Path) -> None:
     code, told = run("trace", "import", str(log), "--pool", "v100-16@x", *save)
     assert code == 0, told
     entry = json.loads((tmp_path / "out.json").read_text())["points"][0]["available"]
-    assert entry == [{"gpu_type": "V100-16", "zone": "x", "gpus": 2}]
+    assert entry == [{"gpu_type": "V100-16", "zone": "x", "gpus": 2, "nodes": ["a", "b"]}]
+    code, told = run("trace", "import", str(log), "--pool", "v100-16@x", "--no-names", *save)
+    assert code == 0, told
+    assert "nodes" not in (tmp_path / "out.json").read_text()

@@ -267,3 +267,83 @@ def test_spot_and_on_demand_pools_of_one_machine_type_are_distinguished() -> Non
         "matches 2 pools of us-central1-a"
         in wrong("end_s = 9\n" + event(5, zone=A, gpus=0), both)[0]
     )
+
+
+def nodes_of(text: str | dict[str, Any], cluster: Cluster = ALONE) -> list[Any]:
+    raw = text if isinstance(text, str) else json.dumps(text)
+    document = parse_document(raw.encode(), name="trace")
+    trace = trace_from_document(document, cluster, TraceChoice())
+    return [(i.start_s, i.gpus[0], i.nodes[0] if i.nodes else None) for i in trace.intervals]
+
+
+NAMED = "end_s = 100\n" + event(0, machines=3, nodes=["a", "b", "c"])
+
+
+def test_events_name_the_nodes_that_are_added_and_lost() -> None:
+    text = NAMED + "".join(
+        (
+            event(10, machines_change=-2, nodes=["c", "a"]),
+            event(20, gpus_change=8, nodes=["d", "a"]),
+            event(30, machines=2, nodes=["e", "d"]),
+            event(40, gpus=0),
+        )
+    )
+    jsonschema.validate(parse_document(text.encode(), name="trace").data, SCHEMA)
+    assert nodes_of(text) == [
+        (0, 12, ("a", "b", "c")),
+        (10, 4, ("b",)),
+        (20, 12, ("b", "d", "a")),
+        (30, 8, ("d", "e")),
+        (40, 0, ()),
+    ]
+    # Until all that are up are named, nobody is.
+    assert nodes_of("end_s = 9\n" + event(5, machines=1, nodes=["a"])) == [
+        (0, 16, None), (5, 4, ("a",))
+    ]  # fmt: skip
+
+
+def test_points_name_the_nodes_that_are_up_and_a_replaced_node_is_a_change() -> None:
+    points = [
+        {"time_s": at_s, "gpus": 4 * len(names), "nodes": list(names)}
+        for at_s, names in ((0, "ab"), (10, "ab"), (20, "bc"), (30, "abc"))
+    ]
+    plain = {"points": points, "end_s": 40}
+    assert nodes_of(plain) == [
+        (0, 8, ("a", "b")), (20, 8, ("b", "c")), (30, 12, ("b", "c", "a"))
+    ]  # fmt: skip
+    # While the new node boots, and once the loss of the old one is announced, one is up.
+    assert nodes_of({**plain, "boot_s": 5, "notice_s": 2}) == [
+        (0, 8, ("a", "b")), (18, 4, ("b",)), (25, 8, ("b", "c")), (35, 12, ("b", "c", "a"))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (event(5, machines_change=-1, nodes=["x"]), 'loses "x", which is not up'),
+        (
+            event(5, machines_change=-1, nodes=["a"]) + event(6, machines_change=-1, nodes=["a"]),
+            '[[event]] 3: loses "a", which is not up',
+        ),
+        (event(5, machines_change=-1, nodes=["a", "a"]), 'names "a" twice'),
+        (event(5, machines_change=1, nodes=["a"]), 'adds "a", which is up already'),
+        (event(5, machines_change=-2, nodes=["a"]), "leaves 2 named nodes of 4 GPUs, where 4"),
+        (event(5, machines_change=-1), "names no nodes, as what came before did"),
+        (event(5, machines=1, nodes="a"), "nodes: is no list"),
+        (event(5, machines=1, nodes=[1]), "nodes: is 1"),
+    ],
+)
+def test_wrong_names_are_mistakes(change: str, told: str) -> None:
+    (problem,) = wrong(NAMED + change, ALONE)
+    assert told in problem
+
+
+def test_what_follows_from_a_wrong_name_is_not_told() -> None:
+    later = event(6, machines_change=-1, nodes=["b"]) + event(7, machines_change=1)
+    (problem,) = wrong(NAMED + event(5, machines_change=-1, nodes=["x"]) + later, ALONE)
+    assert '[[event]] 2: loses "x"' in problem
+
+
+def test_nodes_without_names_before_cannot_be_told_apart() -> None:
+    (problem,) = wrong("end_s = 9\n" + event(5, machines_change=-1, nodes=["a"]), ALONE)
+    assert 'loses "a", which is not up' in problem
