@@ -89,6 +89,7 @@ ROUTES: tuple[Route, ...] = (
     _get("/v1/nodes", "nodes", nodes.list_nodes, types.Nodes),
     _get("/v1/scrape-targets", "scrape_targets", nodes.list_scrape_targets,
          tuple[types.ScrapeTarget, ...]),
+    _get("/v1/nodes/{node}", "node", nodes.show_node, types.Nodes),
     _get("/v1/nodes/{node}/logs", "logs", nodes.logs, _TEXT, refuses=(502,)),
     _post(_NODE_ORDER, "order_node", nodes.order_node, types.Taken, body="Order", success=202,
           refuses=(409, 503)),

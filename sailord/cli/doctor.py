@@ -16,7 +16,10 @@ from sailord.client import Client
 @click.command()
 @server_command
 def doctor(client: Client, as_json: bool) -> None:
-    """List the cluster's problems with their cures. Exits with 1 if there are any."""
+    """List the cluster's problems with their cures. Exits with 1 if there are any.
+
+    It also exits with 1 if sailord does not answer.
+    """
     status = client.ask("GET", "/v1/status")
     found = status.get("problems")
     if found is None:  # During an upgrade the leader may be older, and lists none itself.

@@ -35,7 +35,7 @@ SECTIONS: Sections = {
     },
     "Look at a running cluster": {
         "status": ("cluster", "Show the job, its plan and the nodes."),
-        "nodes": ("nodes", "List all nodes."),
+        "nodes": ("nodes", "List all nodes, or show one: what would its loss cost?"),
         "jobs": ("jobs", "List all jobs."),
         "events": ("cluster", "Print recent events of the whole cluster."),
         "history": ("jobs", "Show a job's state transitions, each with its reason."),

@@ -14,7 +14,6 @@ from sailord.cli.server import (
     ask_about,
     order_command,
     order_options,
-    question,
     report_outage,
     server_command,
 )
@@ -26,7 +25,16 @@ from sailord.text.units import duration
 FOLLOW_S = 1.0
 
 
-nodes = question("nodes", lambda v: text.nodes_text(v["nodes"]), "List all nodes.")
+@click.command()
+@click.argument("node", required=False)
+@server_command
+def nodes(client: Client, node: str | None, as_json: bool) -> None:
+    """List all nodes, and the steps that the job would lose with each; or show one NODE."""
+    if node is None:
+        show(client.ask("GET", "/v1/nodes"), as_json, lambda v: text.nodes_text(v["nodes"]))
+        return
+    _, found = ask_about(client, "node", node, lambda name: client.ask("GET", f"/v1/nodes/{name}"))
+    show(found, as_json, lambda v: "\n\n".join(map(text.node_text, v["nodes"])))
 
 
 @click.command()

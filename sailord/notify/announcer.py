@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 import structlog
 
 from agents.daemon.backoff import Backoff
-from agents.protocol.records import PREPARING, Evaluation, JobId
+from agents.protocol.records import PREPARING, Evaluation, JobId, Order, OrderKind
 from agents.store.interface import StoreError, WriteRejected
 from sailord.cluster_records import Gateway, Transition
 from sailord.core.model.commands import Note
@@ -30,6 +32,7 @@ log = structlog.get_logger("sailord")
 
 _EVALUATION = "evaluation after"
 _UNFIT = "cannot run it"
+_ORDERED = re.compile(rf"({'|'.join(get_args(OrderKind))}) \S+ was ordered")
 WAITING_MAX = 1_000
 """History lines that wait for the store; beyond this the oldest are dropped."""
 BACKOFF_S, BACKOFF_S_MAX = 0.3, 30.0
@@ -184,6 +187,29 @@ class Announcer:
         if is_at_risk:
             self._report_risk(DEADLINE, text, job, state)
 
+    def tell_order(self, order: Order, state: State) -> None:
+        """Tell who ordered what: in the feed, and in the history of the job that it concerns.
+
+        The reason names who it was, if it was not root or the service itself.
+        """
+        default = f"{order.kind} was ordered"
+        said = f"{order.kind} {order.target} was ordered"
+        if order.reason.startswith(default):
+            said += order.reason.removeprefix(default)
+        elif order.reason:
+            said += f": {order.reason}"
+        is_of_job = order.target in state.jobs
+        active = None if state.active is None else state.active.job
+        job = JobId(order.target) if is_of_job else active
+        generation, step = _where(state.active)
+        event = FeedEvent(
+            self.feed.next_id(state.now), state.now, "order", said, job,
+            None if is_of_job else order.target, generation, step, state.term or 0,
+        )  # fmt: skip
+        self.feed.add(event)
+        if job is not None:
+            self._keep(job, _history_line(event))
+
     def tell_unreadable(self, records: Iterable[str], state: State) -> None:
         """Tell once of each record in the store that cannot be read; the log has it already."""
         for name in [name for name in records if name not in self._unreadable]:
@@ -202,7 +228,7 @@ class Announcer:
                 self._unfit.add((job, line.text))
         self.feed.restore(
             FeedEvent(
-                line.id, line.at, "transition" if line.move is None else "reconfigured",
+                line.id, line.at, _kind_of(line),
                 line.text, job, None, line.generation, line.step, line.term, line.is_detail,
             )
             for line in history
@@ -229,6 +255,13 @@ class Announcer:
         except StoreError:
             return False
         return True
+
+
+def _kind_of(line: Transition) -> EventKind:
+    """The kind of the event that a line of the history was written for."""
+    if line.move is not None:
+        return "reconfigured"
+    return "order" if _ORDERED.match(line.text) else "transition"
 
 
 def _history_line(event: FeedEvent, move: ReconfigurationTiming | None = None) -> Transition:

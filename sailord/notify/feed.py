@@ -10,6 +10,7 @@ from typing import Literal
 
 EventKind = Literal[
     "note",
+    "order",
     "transition",
     "generation_opened",
     "generation_running",

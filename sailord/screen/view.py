@@ -298,11 +298,11 @@ def summary(
     steps, usd = max(job["step"] - before[0], 0), job["spent"]["usd"] - before[1]
     real = [move for move in moves if move["kind"] != "start"]
     lost = sum(move["steps_lost"] for move in real)
-    down_s = sum(move["downtime_s"] for move in real)
+    down = duration(sum(move["downtime_s"] for move in real))
     loss = job["measured"]["loss"]
     told = [
         f"{job['id']}: {counted(steps, 'step')} in {duration(ran_s)}",
-        f"{counted(len(real), 'move')}, {counted(lost, 'step')} lost, {duration(down_s)} of pause",
+        f"{counted(len(real), 'move')}, {counted(lost, 'step')} lost, {down} of downtime",
         f"${usd:,.2f}",
         *([] if loss is None else [f"loss {loss:.4g}"]),
     ]

@@ -258,16 +258,48 @@ def _on_nodes(cells: tuple[str, ...], pipeline: dict[str, Any]) -> tuple[str, ..
 
 def nodes_text(nodes: list[dict[str, Any]]) -> str:
     """Return all nodes as a table, then what is wrong with their checkpoints or speed."""
-    header = ("node", "state", "zone", "machine", "gpus", "taking", "step")
+    header = ("node", "state", "zone", "machine", "gpus", "taking", "step", "if it died now")
     rows = []
     for n in nodes:
         gpus = f"{n['gpus']} x {n['gpu']}" + (" spot" if n["spot"] else "")
         state = SAFE_TO_STOP if n["safe_to_stop"] else n["state"]
         step = "-" if n["step"] is None else str(n["step"])
-        rows.append((n["name"], state, n["zone"], n["machine"], gpus, n["taking"] or "-", step))
+        taking = n["taking"] or "-"
+        rows.append((n["name"], state, n["zone"], n["machine"], gpus, taking, step, _loss_cell(n)))
     unsound = [f"{n['name']}: {n['unsound']}" for n in nodes if n["unsound"]]
     slow = [f"{n['name']} is slow: {n['slow']}" for n in nodes if n["slow"]]
     return "\n".join([table(header, rows), *unsound, *slow])
+
+
+def _loss_cell(node: dict[str, Any]) -> str:
+    """Return the steps that the job would lose; an older sailord does not say it."""
+    loss = node.get("loss")
+    if loss is None:
+        return "-"
+    return "not known yet" if loss["steps"] is None else f"{counted(loss['steps'], 'step')} lost"
+
+
+def node_text(node: dict[str, Any]) -> str:
+    """Return one node, a line for each fact, with what the job would lose with it."""
+    spot = " spot" if node["spot"] else ""
+    loss = node["loss"]
+    idle = "nothing: no job has begun" if node["state"] != "lost" else ""
+    taking = f"{node['taking']}, step {node['step']}" if node["taking"] else ""
+    facts = {
+        "node": node["name"],
+        "state": SAFE_TO_STOP if node["safe_to_stop"] else node["state"],
+        "leaves": "" if node["leaves_at"] is None else f"{timestamp(node['leaves_at'])} UTC",
+        "machine": f"{node['machine']} in {node['zone']}, {node['gpus']} x {node['gpu']}{spot}",
+        "address": node["address"],
+        "taking": taking,
+        "why lost": node["why_lost"],
+        "failure": node["failure"],
+        "unsound": node["unsound"],
+        "slow": node["slow"],
+        "trouble": node["trouble"],
+        "if it died now": idle if loss is None else loss["text"],
+    }
+    return "\n".join(f"{name:15} {said}" for name, said in facts.items() if said)
 
 
 def submitted_text(submitted: dict[str, Any]) -> str:
@@ -299,7 +331,7 @@ def moves_text(moves: list[dict[str, Any]]) -> str:
     if not moves:
         return "no reconfiguration yet"
     names = list(dict.fromkeys(name for move in moves for name, _ in move["phases"]))
-    header = ["when", "kind", "to", "took", "lost", "downtime", "predicted", *names]
+    header = ["when", "kind", "to", "lost", "downtime", "predicted", "in all", *names]
     rows = []
     for move in moves:
         predicted = {name: f" ({seconds:.2f})" for name, seconds in move["predicted"]}
@@ -313,7 +345,7 @@ def moves_text(moves: list[dict[str, Any]]) -> str:
         rows.append(
             (
                 *(timestamp(move["at"]), move["kind"], str(move["generation"])),
-                *(f"{move['total_s']:.2f} s", *lost),
+                *(*lost, f"{move['total_s']:.2f} s"),
                 *(phases.get(name, "-") for name in names),
             )
         )

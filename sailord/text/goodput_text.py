@@ -15,7 +15,7 @@ def goodput_text(found: dict[str, Any]) -> str:
     if found["goodput"] is None:
         return "nothing was booked yet: no node has joined since the ledger began"
     rows = [
-        (each["cause"].replace("_", " "), f"{each['share']:.1%}", _hours(each["gpu_s"]),
+        (_label(each), f"{each['share']:.1%}", _hours(each["gpu_s"]),
          f"${each['usd']:,.2f}", each["text"])
         for each in found["causes"]
     ]  # fmt: skip
@@ -33,6 +33,12 @@ def goodput_text(found: dict[str, Any]) -> str:
         lines.append(f"${found['ahead_usd']:,.2f} more is booked than was billed: an instance "
                      "ended before sailord knew; later bookings make up for it")  # fmt: skip
     return "\n".join(lines)
+
+
+def _label(cause: dict[str, Any]) -> str:
+    """Return the cause as people read it; an older sailord has the stored name only."""
+    label: str = cause.get("label") or cause["cause"].replace("_", " ")
+    return label
 
 
 def _hours(gpu_s: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sailord.api.answers.types import CauseView, GoodputView
-from sailord.goodput.core.causes import TEXTS
+from sailord.goodput.core.causes import TEXTS, label_of
 from sailord.goodput.core.ledger import Ledger, gpus_of
 
 
@@ -29,6 +29,7 @@ def goodput_view(ledger: Ledger) -> GoodputView:
                 each.gpu_us / 1e6,
                 each.usd,
                 each.gpu_us / gpu_us if gpu_us else 0.0,
+                label_of(each.cause),
             )
             for each in accounts
         ),

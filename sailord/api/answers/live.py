@@ -128,7 +128,6 @@ def _job(state: State, active: Active | None, view: ActiveView) -> dict[str, Any
         else {
             "number": generation.number,
             "reason": generation.reason,
-            "memory_every": generation.memory_every,
             "persist_every": generation.persist_every,
             "members": len(generation.members),
             "from_step": generation.restore.point.step,
@@ -195,7 +194,7 @@ def _goodput(view: GoodputView) -> dict[str, Any]:
         "usd_per_hour": _digits(view.usd_per_hour, 6),
         "unpriced": bool(view.unpriced_gpu_s),
         "causes": {
-            each.cause: [round(each.gpu_s, 1), round(each.usd, 4), each.text]
+            each.cause: [round(each.gpu_s, 1), round(each.usd, 4), each.text, each.label]
             for each in view.causes
         },
     }

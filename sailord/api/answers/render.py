@@ -28,7 +28,9 @@ from sailord.notify.outbox import committed_id
 NO_OTHER_NODE = "no other node can take over its part: add nodes, start its agent again, or cancel"
 
 
-def node_view(node: Node, *, safe_to_stop: bool, slow: str) -> types.NodeView:
+def node_view(
+    node: Node, *, safe_to_stop: bool, slow: str, loss: types.LossView | None = None
+) -> types.NodeView:
     """One node."""
     record, report = node.record, node.report
     same = ("id", "name", "zone", "machine", "gpu", "gpus", "spot", "address")
@@ -46,6 +48,7 @@ def node_view(node: Node, *, safe_to_stop: bool, slow: str) -> types.NodeView:
         safe_to_stop=safe_to_stop,
         unsound=node.why_unusable,
         slow=slow,
+        loss=loss,
     )
 
 
@@ -68,12 +71,16 @@ def _node_state(node: Node) -> types.SeenState:
     return "cordoned" if node.exclusion.is_cordoned else node.record.state
 
 
-def nodes_view(state: State, unreadable: Mapping[str, str] = MappingProxyType({})) -> types.Nodes:
+def nodes_view(
+    state: State,
+    unreadable: Mapping[str, str] = MappingProxyType({}),
+    losses: Mapping[NodeId, types.LossView] = MappingProxyType({}),
+) -> types.Nodes:
     """All nodes, by name; ``unreadable``: the ids of nodes with unreadable records, and why."""
     free = drained(state)
     slow = straggler_texts(state)
     views = [
-        node_view(node, safe_to_stop=id_ in free, slow=slow.get(id_, ""))
+        node_view(node, safe_to_stop=id_ in free, slow=slow.get(id_, ""), loss=losses.get(id_))
         for id_, node in state.nodes.items()
     ]
     known = {view.id for view in views}

@@ -65,6 +65,22 @@ class PackageView:
 
 
 @dataclass(frozen=True, slots=True)
+class LossView:
+    """What the active job would lose if a node died now, by the last reports."""
+
+    steps: int | None
+    """To be repeated, at most; null: not known, since some nodes have not reported what they
+    keep."""
+    step: int | None
+    """The step from which it would go on."""
+    source: Literal["start", "memory", "durable"] | None
+    """Where that step is; null: not known, or the job would not be interrupted."""
+    kept_on: tuple[str, ...]
+    """With source ``memory``: the nodes that keep what the node has of that step."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeView:
     """One node, from its registration to its loss."""
 
@@ -94,11 +110,13 @@ class NodeView:
     cannot read, or another protocol."""
     slow: str
     """How much slower than predicted a straggler is, and why it is used nevertheless."""
+    loss: LossView | None = None
+    """Null: the node is lost, no job is active, or it has not begun."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """All nodes, by name."""
+    """Nodes, by name."""
 
     nodes: tuple[NodeView, ...]
 
@@ -350,6 +368,8 @@ class CauseView:
     """Without the time at unknown prices."""
     share: float
     """Of all GPU seconds."""
+    label: str
+    """The cause as people read it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,9 @@ from agents.protocol.codec import WireError, decode
 from agents.protocol.records import Output
 from agents.rpc.client import CallFailed
 from sailord.api.answers import render
+from sailord.api.answers.losses import losses_view
 from sailord.api.answers.responses import Refusal, answer, refusal
+from sailord.api.answers.types import Nodes
 from sailord.api.handlers.context import CONTEXT
 from sailord.api.handlers.orders import handle_order
 from sailord.core.model.nodes import Node
@@ -25,7 +27,15 @@ async def list_nodes(request: web.Request) -> web.Response:
     api = request.app[CONTEXT]
     nodes, found = api.own_gateway.keys.nodes, api.own_gateway.unreadable.found
     unreadable = {k.removeprefix(nodes): why for k, why in found.items() if k.startswith(nodes)}
-    return answer(render.nodes_view(api.last_led, unreadable))
+    return answer(render.nodes_view(api.last_led, unreadable, losses_view(api.last_led)))
+
+
+async def show_node(request: web.Request) -> web.Response:
+    """Show the nodes of one id or name: one that rejoined has a new id."""
+    ids = {node.record.id for node in nodes_of(request)}
+    state = request.app[CONTEXT].last_led
+    found = render.nodes_view(state, losses=losses_view(state)).nodes
+    return answer(Nodes(tuple(view for view in found if view.id in ids)))
 
 
 async def list_scrape_targets(request: web.Request) -> web.Response:

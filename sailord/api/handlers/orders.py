@@ -70,6 +70,8 @@ async def store_order(api: ApiContext, order: Order) -> web.Response:
     given = await api.gateway.give_order(order)
     if given == "other":
         return refusal(409, OTHER_ID)
+    if given == "new":
+        api.controller.announcer.tell_order(order, api.state)
     api.store_changed.set()
     if api.state.term is not None:
         # The next order of the same operator is validated against this one.

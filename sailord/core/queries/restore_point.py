@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 
 from agents.protocol.records import FIRST, Durable, GenerationRecord, NodeId, Point, Restore, Sealed
 
 SealedByNode = Iterable[tuple[NodeId, Sealed]]
 """Snapshots in memory, each with its node."""
+Piece = tuple[int, int]
+"""A layer, and the number of one of its pieces."""
+Holders = Mapping[Point, Mapping[Piece, AbstractSet[str]]]
+"""By point and piece: who has it."""
 
 
 def restore_point(
@@ -23,7 +28,13 @@ def restore_point(
     ``held`` is of live nodes. A point counts only if it is an ancestor of the last generation's
     state: what a generation did after it was abandoned is void.
     """
-    complete = complete_points(held, layers, atoms)
+    return newest_restore(complete_points(held, layers, atoms), last=last, durable=durable)
+
+
+def newest_restore(
+    complete: Iterable[Point], *, last: GenerationRecord | None, durable: Durable | None
+) -> Restore:
+    """Return where to begin, of points of which all pieces are in memory and the checkpoint."""
     on_line = [point for point in complete if last is not None and is_in_lineage(point, last)]
     newest = max(on_line, default=None)
     if newest is not None and (durable is None or newest.step >= durable.point.step):
@@ -45,7 +56,12 @@ def complete_points(
 
     Nodes without a domain do not count; without ``domains`` each node is one of its own.
     """
-    holders: dict[Point, dict[tuple[int, int], set[str]]] = {}
+    return whole_points(piece_holders(held, domains), layers, atoms, copies=copies)
+
+
+def piece_holders(held: SealedByNode, domains: Mapping[NodeId, str] | None = None) -> Holders:
+    """Return which failure domains (without ``domains``: nodes) have each piece of each point."""
+    holders: dict[Point, dict[Piece, set[str]]] = {}
     for node, sealed in held:
         domain = node if domains is None else domains.get(node)
         if domain is None:
@@ -54,6 +70,11 @@ def complete_points(
         for part in sealed.holds:
             for piece in range(part.first, part.end):
                 pieces.setdefault((part.layer, piece), set()).add(domain)
+    return holders
+
+
+def whole_points(holders: Holders, layers: int, atoms: int, *, copies: int = 1) -> set[Point]:
+    """Return the points whose pieces all have this many holders."""
     whole = {(layer, piece) for layer in range(layers) for piece in range(atoms)}
     return {
         point

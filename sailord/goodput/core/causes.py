@@ -31,7 +31,7 @@ Cause = Literal[
 ]
 TEXTS: Mapping[Cause, str] = {
     "training": "computing steps that count",
-    "idle_in_plan": "waiting inside a step: pipeline bubbles, communication, unused devices",
+    "idle_in_plan": "pipeline bubbles, communication, GPUs that the plan leaves out of its nodes",
     "checkpoint_stall": "steps paused by a snapshot",
     "slow_node": "waiting for a straggler, and stragglers left out",
     "moving_detect": "from the last step until a loss or failure was known and plans could begin",
@@ -54,3 +54,13 @@ TEXTS: Mapping[Cause, str] = {
     "step_under_way": "the step under way; it is booked when it ends",
 }
 """What each cause means."""
+_MOVING = "moving_"
+
+
+def label_of(cause: Cause) -> str:
+    """Return what people read instead of the stored name."""
+    if cause == "idle_in_plan":
+        return "waiting within steps"
+    if cause.startswith(_MOVING):
+        return f"reconfiguring: {cause.removeprefix(_MOVING).replace('_', ' ')}"
+    return cause.replace("_", " ")

@@ -8,10 +8,14 @@ import { apply, ask, follow, setToken } from "./stream.js";
 import { renderTimeline } from "./timeline.js";
 
 const EVENTS_MAX = 200;
+const LOST_SHOWN_S = 600;
+const LOST_MAX = 8;
 const MOODS = { running: "good", held: "bad", waiting: "wait", planning: "wait", opening: "wait", starting: "wait", stopping: "wait", closing: "wait" };
 const CAUSES = { training: "good", idle_in_plan: "calm", step_under_way: "calm", unused: "calm", no_job: "calm", paused: "calm", held: "bad", lost: "bad", slow_node: "bad", unobserved: "bad" };
 
 const view = { doc: {}, hello: {}, samples: [], events: [], moves: [], timeline: null, skew: 0, asked: "", isDue: false };
+/** Seconds as the events have them. */
+const tenths = (seconds) => `${seconds.toFixed(1)} s`;
 const now = () => Date.now() / 1000 + view.skew;
 
 // ---- the stream ---------------------------------------------------------------------------
@@ -129,6 +133,7 @@ function render() {
   renderMoney(doc);
   renderMoves();
   renderEvents();
+  renderLost(doc);
 }
 
 function stepSeconds(job) {
@@ -216,15 +221,15 @@ function renderGoodput(goodput) {
   const causes = Object.entries(goodput?.causes ?? {}).sort((a, b) => b[1][0] - a[1][0]);
   const all = causes.reduce((sum, [, [seconds]]) => sum + seconds, 0);
   if (!all) return;
-  const shares = causes.map(([name, [seconds, cost, text]]) => ({ name, share: seconds / all, hours: seconds / 3600, cost, text }));
+  const shares = causes.map(([name, [seconds, cost, text, label]]) => ({ name, share: seconds / all, hours: seconds / 3600, cost, text, label }));
   setText(byId("goodput-note"), `since ${moment(goodput.since)}: what each paid second of ${plural(goodput.gpus, "GPU")} was spent on`);
   const bar = byId("goodput-bar");
-  bar.setAttribute("aria-label", shares.slice(0, 5).map((each) => `${words(each.name)} ${percent(each.share)}`).join(", "));
+  bar.setAttribute("aria-label", shares.slice(0, 5).map((each) => `${each.label} ${percent(each.share)}`).join(", "));
   const key = shares.map((each) => each.name + each.share.toFixed(3)).join();
   if (bar.dataset.key !== key) {
     bar.dataset.key = key;
     bar.replaceChildren(...shares.filter((each) => each.share > 0.002).map((each) => {
-      const part = make("span", { "data-mood": CAUSES[each.name] ?? "wait", title: `${words(each.name)} ${percent(each.share)}` });
+      const part = make("span", { "data-mood": CAUSES[each.name] ?? "wait", title: `${each.label} ${percent(each.share)}: ${each.text}` });
       part.style.flexGrow = each.share;
       return part;
     }));
@@ -233,8 +238,9 @@ function renderGoodput(goodput) {
   const names = shares.map((each) => each.name).join();
   if (body.dataset.names !== names) {
     body.dataset.names = names;
-    body.replaceChildren(...shares.map((each) => make("tr", { title: each.text },
-      make("th", { scope: "row" }, make("span", { class: "dot", "data-mood": CAUSES[each.name] ?? "wait", "aria-hidden": "true" }), words(each.name)),
+    body.replaceChildren(...shares.map((each) => make("tr", {},
+      make("th", { scope: "row" }, make("span", { class: "dot", "data-mood": CAUSES[each.name] ?? "wait", "aria-hidden": "true" }), each.label,
+        make("small", {}, each.text)),
       make("td", { class: "number" }), make("td", { class: "number" }), make("td", { class: "number" }))));
   }
   shares.forEach((each, index) => {
@@ -266,12 +272,12 @@ function renderMoney(doc) {
 function renderMoves() {
   const key = view.moves.map((move) => move.generation).join();
   const list = byId("moves");
-  setText(byId("moves-note"), view.moves.length ? "Newest first: what was lost, and what it took." : "None yet.");
+  setText(byId("moves-note"), view.moves.length ? "Newest first. Downtime: between the last step before and the first one after, less the time of a step. The bar: all phases, of which some run while it still trains." : "None yet.");
   if (list.dataset.key === key) return;
   list.dataset.key = key;
   list.replaceChildren(...view.moves.slice(-20).reverse().map((move) => {
-    const cost = move.kind === "start" ? `started in ${duration(move.total_s)}`
-      : `${duration(move.downtime_s)} lost, ${plural(move.steps_lost, "step")} repeated, predicted ${duration(move.predicted_s)}`;
+    const cost = move.kind === "start" ? `started in ${tenths(move.total_s)}`
+      : `${plural(move.steps_lost, "step")} lost, ${tenths(move.downtime_s)} downtime, predicted ${tenths(move.predicted_s)}`;
     const whole = move.phases.reduce((sum, [, seconds]) => sum + seconds, 0) || 1;
     const bar = make("span", { class: "stack thin", role: "img", "aria-label": move.phases.map(([name, seconds]) => `${words(name)} ${duration(seconds)}`).join(", ") },
       ...move.phases.map(([name, seconds], index) => {
@@ -284,12 +290,42 @@ function renderMoves() {
   }));
 }
 
+/** The parts of a reconfiguration are shown while it is under way: then one line sums them up. */
+function eventsShown() {
+  const later = new Set();
+  return view.events.filter((each) => {
+    if (each.is_detail) return !later.has(each.job);
+    later.add(each.job);
+    return true;
+  });
+}
+
+/** Nodes that were lost lately and did not come back: sailord forgets them once the job has moved. */
+function renderLost(doc) {
+  const here = new Set(Object.values(doc.nodes ?? {}).map((node) => node.name));
+  const lost = new Map();
+  for (const each of view.events) {
+    const isRecent = each.kind === "node_lost" && each.at > now() - LOST_SHOWN_S;
+    if (isRecent && !here.has(each.node) && !lost.has(each.node)) lost.set(each.node, each);
+  }
+  const list = byId("lost");
+  const key = [...lost.values()].map((each) => each.id).join();
+  list.hidden = lost.size === 0;
+  if (list.dataset.key === key) return;
+  list.dataset.key = key;
+  list.replaceChildren(...[...lost.values()].slice(0, LOST_MAX).map((each) => make("li", {},
+    make("span", { class: "glyph", "data-mood": "bad", "aria-hidden": "true" }, "✕"),
+    make("time", { datetime: iso(each.at) }, moment(each.at)), ` ${each.text}`)));
+}
+
 function renderEvents() {
   const list = byId("events");
+  const order = view.events.find((each) => each.kind === "order");
+  setText(byId("last-order"), order ? `Last order, at ${moment(order.at)}: ${order.text}.` : "");
   const key = `${view.events.length} ${view.events[0]?.id}`;
   if (list.dataset.key === key) return;
   list.dataset.key = key;
-  list.replaceChildren(...view.events.map((each) => make("li", { "data-kind": each.kind },
+  list.replaceChildren(...eventsShown().map((each) => make("li", { "data-kind": each.kind },
     make("time", { datetime: iso(each.at) }, moment(each.at)), make("span", {}, each.text),
     make("small", {}, each.step === null ? "" : `step ${count(each.step)}`))));
 }

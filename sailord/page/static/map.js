@@ -1,8 +1,10 @@
 // The map: zones, their nodes, and which layers each computes.
 
 import { byId, count, fillPairs, layerText, make, moment, plural, setText, words } from "./format.js";
+import { ask } from "./stream.js";
 
 const COMPACT_FROM = 120;
+const LOSS_EVERY_MS = 2000;
 const GLYPHS = { good: "●", wait: "◐", calm: "○", bad: "✕", leave: "⚑" };
 const LEGEND = [
   ["good", "trains"], ["wait", "moves, or boots"], ["calm", "unused"], ["leave", "draining"], ["bad", "lost or unfit"],
@@ -11,6 +13,7 @@ const LEGEND = [
 const tiles = new Map();
 let zonesShown = "";
 let selected = null;
+let loss = { id: null, askedAt: 0, text: "" };
 
 /** By node: the parts of the plan that it computes. */
 export function partsByNode(plan) {
@@ -165,12 +168,7 @@ export function renderDetails(doc, parts = partsByNode(doc.plan)) {
   }
   const [zone, machine, gpu, gpus, spot] = doc.kinds[node.kind];
   setText(byId("details-name"), node.name);
-  const every = doc.job?.generation?.memory_every ?? 1;
   const mine = parts.get(selected);
-  const back = doc.job?.durable_step === undefined ? "the begin" : `step ${count(doc.job.durable_step)}`;
-  const risk = mine && doc.job?.generation
-    ? `at most ${plural(every, "step")} repeated where another node holds its snapshot; else back to ${back}`
-    : "nothing: the job has no part here";
   fillPairs(byId("details-facts"), [
     ["state", stateText(node) + (node.safe ? ", safe to stop" : "")],
     ["why", node.why],
@@ -179,6 +177,23 @@ export function renderDetails(doc, parts = partsByNode(doc.plan)) {
     ["zone", zone],
     ["computes", (mine ?? []).map((part) =>
       `${layerText(part.layers)} (pipeline ${part.pipeline}, stage ${part.stage}${part.tp > 1 ? `, TP ${part.tp}` : ""})`).join("; ")],
-    ["if it died now", risk],
+    ["if it died now", node.state === "lost" ? "" : lossText(selected, () => renderDetails(doc, parts))],
   ]);
+}
+
+/** What the job would lose with a node: asked for while its details are open, since it changes with each step. */
+function lossText(id, onAnswer) {
+  const isKnown = loss.id === id;
+  if (!isKnown || Date.now() > loss.askedAt + LOSS_EVERY_MS) {
+    loss = { id, askedAt: Date.now(), text: isKnown ? loss.text : "…" };
+    const asked = loss;
+    ask(`/v1/nodes/${encodeURIComponent(id)}`).then(
+      (found) => found.nodes[0]?.loss?.text ?? "nothing: no job has begun",
+      (error) => `not known: ${error.message}`,
+    ).then((text) => {
+      asked.text = text;
+      if (loss === asked && selected === id) onAnswer();
+    });
+  }
+  return loss.text;
 }

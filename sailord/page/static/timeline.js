@@ -5,6 +5,7 @@ import { byId, duration, layerText, make, makeSvg, plural, setText } from "./for
 const WIDTH = 1000;
 const ROW = 22;
 const GAP = 6;
+const NAMES_MAX = 4;
 
 export function renderTimeline(doc, found) {
   const box = byId("timeline");
@@ -53,12 +54,13 @@ function firstRanks(plan) {
   }));
 }
 
-/** The names of the nodes that compute a stage, as in " on a1". */
-function nodesOf(doc, pipeline, number) {
-  const stage = doc.plan.pipelines[pipeline]?.stages[number];
-  const ids = (stage?.places ?? (stage ? [stage] : [])).map((place) => place.node).filter(Boolean);
+/** The names of the nodes that compute a stage of these pipelines, as in " on a1, b1". */
+function nodesOf(doc, pipelines, number) {
+  const stages = pipelines.map((pipeline) => doc.plan.pipelines[pipeline]?.stages[number]).filter(Boolean);
+  const ids = stages.flatMap((stage) => stage.places ?? [stage]).map((place) => place.node).filter(Boolean);
   const names = [...new Set(ids)].map((id) => doc.nodes?.[id]?.name ?? id.split(".")[0]);
-  return names.length ? ` on ${names.join(", ")}` : "";
+  const rest = names.length - NAMES_MAX;
+  return names.length ? ` on ${names.slice(0, NAMES_MAX).join(", ")}${rest > 0 ? ` and ${rest} more` : ""}` : "";
 }
 
 function drawPipeline(each, iteration_s, doc, busy) {
@@ -87,7 +89,7 @@ function drawPipeline(each, iteration_s, doc, busy) {
     const is = busy.get(rank);
     const compared = is === undefined ? "" : ` computes ${duration(is)}${was ? `, predicted ${duration(was)}` : ""}`;
     labels.append(make("li", {}, make("b", {}, layerText(group.layers)), ` ${group.gpu}${group.tp > 1 ? ` × ${group.tp}` : ""}`,
-      make("small", {}, each.numbers.length === 1 ? nodesOf(doc, each.numbers[0], group.stage) : "", compared)));
+      make("small", {}, nodesOf(doc, each.numbers, group.stage), compared)));
   });
   return make("div", { class: "pipeline" }, make("h3", {}, name), make("div", { class: "rows" }, labels, svg));
 }

@@ -120,6 +120,7 @@ LINES = (
     Line("cancel k2"),
     *both("status", "j: running", runs),
     *both("nodes", "a  "),
+    *both("nodes a", "if it died now"),
     *both("capacity", ""),
     *both("goodput", "training"),
     *both("profile network --show", "no link was measured yet"),

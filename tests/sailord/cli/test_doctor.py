@@ -1,8 +1,14 @@
-"""``doctor`` also asks a leader that is older and lists no problems itself."""
+"""``doctor`` fails without a sailord; a leader that is older lists no problems itself."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from click.testing import CliRunner
+
 from sailord.cli.doctor import _main_problems
+from sailord.cli.exit_codes import FAILED
+from sailord.cli.main import main
 
 WELL = {"leader": {"host": "h"}, "store": {"answers": True}, "job": None}
 NODE = {"name": "a", "state": "ready", "failure": "", "why_lost": ""}
@@ -20,3 +26,11 @@ def test_main_problems_of_an_older_leader_are_told() -> None:
     found = [*_main_problems(status, [lost, NODE])]
     assert [each.split()[0] for each in found] == ["no", "the", "j", "a"]
     assert found[2:] == ["j is held: no money", "a is lost: silent"]
+
+
+def test_doctor_fails_if_sailord_does_not_answer(tmp_path: Path) -> None:
+    where = f"unix://{tmp_path}/none.sock"
+    found = CliRunner().invoke(main, ["doctor", "--server", where])
+    assert found.exit_code == FAILED
+    assert "no problems found" not in found.output
+    assert "start sailord" in found.output

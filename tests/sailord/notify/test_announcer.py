@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agents.protocol.records import PREPARING, Evaluation, Taking
+from agents.protocol.records import PREPARING, Evaluation, Order, Taking
 from agents.protocol.store_keys import Keys
 from agents.store.interface import StoreUnavailable
 from agents.store.sqlite_store import EmbeddedStore
@@ -27,6 +27,7 @@ from sailord.notify.outbox import Outbox
 from tests.sailord.core.states import (
     BEGAN,
     G4,
+    JOB,
     NOW,
     QUESTION,
     A,
@@ -34,6 +35,7 @@ from tests.sailord.core.states import (
     Planning,
     act,
     changed,
+    order,
     proposal,
     report,
     state,
@@ -66,6 +68,29 @@ def test_generation_replanned_as_soon_as_it_runs_is_announced_too() -> None:
     published = Published()
     published.announcer.observe(STARTS, ASKS)
     assert published.texts("generation_running") == ["generation 3 runs"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (order("drain", "machine-b", reason="bolts (by eve)"),
+         "drain machine-b was ordered: bolts (by eve)"),
+        (order("cordon", "machine-b", reason="cordon was ordered (by eve)"),
+         "cordon machine-b was ordered (by eve)"),
+        (order("pause"), "pause job was ordered"),
+    ],
+    ids=["reason", "none", "by root"],
+)  # fmt: skip
+def test_orders_are_told_with_who_gave_them(given: Order, said: str) -> None:
+    published = Published()
+    published.announcer.tell_order(given, RUNS)
+    assert published.texts("order") == [said]
+    (kept,) = published.announcer.feed.kept
+    assert (kept.job, kept.node) == (JOB, None if given.kind == "pause" else "machine-b")
+    _, line = published.announcer._lines.get_nowait()
+    later = Published()
+    later.announcer.restore(JOB, [line])
+    assert later.texts("order") == [said], "a later leader shows it, too"
 
 
 def evaluated(step: int, loss: float | None) -> State:
@@ -181,7 +206,7 @@ def test_start_is_announced_without_and_reconfiguration_with_its_cost() -> None:
         published.announcer._report_timing(move, RUNS.active.job, RUNS)  # type: ignore[union-attr] # it has a job
     assert published.texts("reconfigured") == [
         "started on 2 nodes from step 0, 10.2 s",
-        "b, c lost; d draining → moved to 2 nodes, 1 step lost, 3.0 s",
+        "b, c lost; d draining → moved to 2 nodes, 1 step lost, 3.0 s downtime",
     ]
 
 

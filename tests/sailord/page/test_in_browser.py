@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
@@ -47,13 +48,17 @@ def test_the_page_shows_job_nodes_layers_charts_schedule_goodput_and_events(
     async def play(tab: Tab) -> None:
         await whole(tab)
         text = await tab.run("document.body.innerText")
-        for said in ("running", "tokens/s", "Generation", "layers", "us-central1", "moving plan",
-                     "this job so far", "started in"):  # fmt: skip
+        for said in ("running", "tokens/s", "Generation", "layers", "us-central1",
+                     "reconfiguring: plan", "this job so far", "started in"):  # fmt: skip
             assert said in text, said
         label = await tab.run(f"{node('a1')}.getAttribute('aria-label')")
         assert "trains" in label
         assert "layers" in label
-        assert await tab.run("document.querySelector('#events').innerText.includes('runs after')")
+        names = "[...document.querySelectorAll('.stages small')].map(s => s.innerText)"
+        rows = await tab.run(names)
+        assert rows
+        assert all(re.match(r"\s*on [ab][12]\b", row) for row in rows), rows
+        assert await tab.run("document.querySelector('#events').innerText.includes('started on')")
         assert "running" in await tab.run("document.title")
         assert tab.errors == []
 
@@ -64,11 +69,11 @@ def test_figures_agree_with_the_api(browse: Browse, cluster: Cluster) -> None:
     async def play(tab: Tab) -> None:
         await whole(tab)
         shown = await tab.run(
-            "[...document.querySelectorAll('#goodput tbody tr')].map(r => [r.cells[0].innerText, "
-            "parseFloat(r.cells[2].innerText)])"
+            "[...document.querySelectorAll('#goodput tbody tr')].map(r => "
+            "[r.cells[0].innerText.split('\\n')[0], parseFloat(r.cells[2].innerText)])"
         )
         view = (await asyncio.to_thread(cluster.head.ask, "GET", "/v1/goodput"))[1]
-        known = {each["cause"].replace("_", " "): each["gpu_s"] / 3600 for each in view["causes"]}
+        known = {each["label"]: each["gpu_s"] / 3600 for each in view["causes"]}
         for cause, hours in shown:
             # Time goes on between the two looks; a step under way is booked when it ends.
             assert cause == "step under way" or hours <= known[cause] + 0.01, cause
@@ -95,6 +100,8 @@ def test_a_preemption_and_the_plan_without_the_node_show_at_once(
         await tab.wait(f"{node('b2')}.dataset.works === 'no'")
         await tab.wait("document.querySelectorAll('#moves li').length > 1")
         assert "b2 is draining" in await tab.run("document.querySelector('#events').innerText")
+        said = "document.getElementById('last-order').innerText"
+        await tab.wait(f"{said}.includes('preempt b2 was ordered: maintenance')")
         assert tab.errors == []
 
     try:
@@ -110,8 +117,9 @@ def test_an_operator_gives_orders_after_a_confirmation(browse: Browse, cluster: 
         await whole(tab)
         await press(tab, node("a1"))
         await tab.wait("!document.getElementById('details').hidden")
-        facts = await tab.run("document.getElementById('details').innerText")
-        assert "if it died now" in facts
+        facts = "document.getElementById('details').innerText"
+        await tab.wait(f"{facts}.includes('lost, state is kept on')")
+        assert "if it died now" in await tab.run(facts)
         await press(tab, "document.querySelector('#node-orders [data-order=cordon]')")
         await tab.wait("document.getElementById('confirm').open")
         assert await tab.run("document.activeElement.closest('dialog') !== null")

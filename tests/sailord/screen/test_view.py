@@ -193,7 +193,7 @@ def test_summary_sums_moves_and_leaves_the_start_out():
         {"kind": "notice", "steps_lost": 0, "downtime_s": 0.5},
     ]
     text = summary(STORM["status"]["job"], moves, 60.0)
-    assert "tale: 33 steps in 60.0 s; 2 moves, 1 step lost, 2.0 s of pause; $0.1" in text
+    assert "tale: 33 steps in 60.0 s; 2 moves, 1 step lost, 2.0 s of downtime; $0.1" in text
     since = summary(STORM["status"]["job"], moves, 60.0, before=(30, 0.1))
     assert "tale: 3 steps in 60.0 s; 2 moves" in since
     assert "; $0.01;" in since

@@ -1,0 +1,44 @@
+"""What the job would lose with each node, with names and as a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agents.protocol.records import NodeId
+from sailord.api.answers.types import LossView
+from sailord.core.model.state import State
+from sailord.core.queries.node_loss import NodeLoss, node_losses
+
+NAMES_MAX = 4
+
+
+def losses_view(state: State) -> dict[NodeId, LossView]:
+    """Return by node what the active job would lose if it died now."""
+    found = {}
+    for id_, loss in node_losses(state).items():
+        names = tuple(sorted(state.nodes[other].record.name for other in loss.kept_on))
+        text = _sentence(loss, names)
+        found[id_] = LossView(loss.steps, loss.step, loss.source, names, text)
+    return found
+
+
+def _sentence(loss: NodeLoss, names: Sequence[str]) -> str:
+    if loss.steps is None:
+        return "not known yet: nodes have still to report what they keep"
+    if loss.source is None:
+        return "0 steps lost: the job does not train on it"
+    count = f"{loss.steps:,} step{'' if loss.steps == 1 else 's'} lost"
+    lost = f"at most {count}" if loss.steps else count
+    match loss.source:
+        case "memory":
+            return f"{lost}, state is kept on {_joined(names) or 'other nodes'}"
+        case "durable":
+            return f"{lost}: after the checkpoint of step {loss.step}, only it keeps its state"
+        case "start":
+            return f"{lost}: only it keeps its state, and there is no checkpoint"
+
+
+def _joined(names: Sequence[str]) -> str:
+    rest = len(names) - NAMES_MAX
+    shown = [*names[:NAMES_MAX], *([f"{rest} more"] if rest > 0 else [])]
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)

@@ -1,0 +1,93 @@
+"""What the loss of each node would cost now, derived from who keeps which snapshot pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from agents.protocol.records import NodeId, Point, Restore
+from sailord.core.model.phases import Running
+from sailord.core.model.state import State
+from sailord.core.queries.restore_choice import holders_reported, in_memory
+from sailord.core.queries.restore_point import (
+    Holders,
+    Piece,
+    newest_restore,
+    piece_holders,
+    whole_points,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLoss:
+    """What the job would lose with one node, by the last reports."""
+
+    steps: int | None
+    """To be repeated, at most: survivors may still save a later step; ``None``: not known."""
+    step: int | None = None
+    """The step that the job would go on from."""
+    source: Literal["start", "memory", "durable"] | None = None
+    """Where that step is; ``None``: not known, or the job would not be interrupted."""
+    kept_on: tuple[NodeId, ...] = ()
+    """The other nodes that have what the node has of that step, if it is in memory."""
+
+
+NOT_KNOWN = NodeLoss(None)
+
+
+def node_losses(state: State) -> dict[NodeId, NodeLoss]:
+    """Return for each node what the active job would lose with it; nothing without a job."""
+    active = state.active
+    if active is None or active.generation is None:
+        return {}
+    last, reached = active.generation, active.progress.step
+    durable = state.durables.get(active.job)
+    nodes = [id_ for id_, node in state.nodes.items() if not node.is_lost]
+    if not holders_reported(state, active):
+        return dict.fromkeys(nodes, NOT_KNOWN)
+    holders = piece_holders(in_memory(state, active))
+    complete = whole_points(holders, state.job.layers, state.job.atoms)
+    alone = _alone_at({point: holders[point] for point in complete})
+
+    @cache
+    def restore_without(lost: frozenset[Point]) -> Restore:
+        return newest_restore(complete - lost, last=last, durable=durable)
+
+    @cache
+    def keepers(point: Point) -> dict[str, frozenset[str]]:
+        return _keepers(holders[point])
+
+    found = {}
+    for id_ in nodes:
+        if isinstance(active.phase, Running) and id_ not in last.members:
+            found[id_] = NodeLoss(0, reached)
+            continue
+        restore = restore_without(alone.get(id_, frozenset()))
+        point, source = restore.point, restore.source
+        is_kept = source == "memory"
+        others = keepers(point).get(id_, frozenset()) - {id_} if is_kept else ()
+        kept_on = tuple(sorted(map(NodeId, others)))
+        found[id_] = NodeLoss(max(reached - point.step, 0), point.step, source, kept_on)
+    return found
+
+
+def _alone_at(holders: Holders) -> dict[str, frozenset[Point]]:
+    """Return by node the points of which it has the only copy of a piece."""
+    found: dict[str, set[Point]] = {}
+    for point, pieces in holders.items():
+        for nodes in pieces.values():
+            if len(nodes) == 1:
+                found.setdefault(next(iter(nodes)), set()).add(point)
+    return {node: frozenset(points) for node, points in found.items()}
+
+
+def _keepers(pieces: Mapping[Piece, AbstractSet[str]]) -> dict[str, frozenset[str]]:
+    """Return by node all nodes that have a piece that it has."""
+    found: dict[str, set[str]] = {}
+    for together in {frozenset(nodes) for nodes in pieces.values()}:
+        for node in together:
+            found.setdefault(node, set()).update(together)
+    return {node: frozenset(nodes) for node, nodes in found.items()}

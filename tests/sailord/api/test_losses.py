@@ -1,0 +1,58 @@
+"""What the loss of a node would cost, as a sentence and as people see it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from agents.protocol.codec import plain
+from agents.protocol.records import Durable, JobId, NodeId
+from sailord.api.answers.losses import losses_view
+from sailord.api.answers.render import nodes_view
+from sailord.core.model.nodes import Node
+from sailord.text.cluster_text import node_text, nodes_text
+from tests.sailord.core.queries.test_node_loss import RING, keeps, of_three_layers
+from tests.sailord.core.states import JOB, A, B, C, D, durable, node
+
+SOME = [NodeId(f"k{n}") for n in range(6)]
+ALONE = keeps(A, (40, (0,))), keeps(B, (40, (1, 2)))
+LATE = keeps(A, (39, (0,)), (40, (0,))), keeps(B, (39, (0, 1, 2)), (40, (1, 2)))
+CROWD = RING[0], *(keeps(k, (40, (0,))) for k in SOME), *RING[1:]
+EMPTY = keeps(A), *RING[1:], keeps(D, (40, (0, 2)))
+UNKNOWN = RING[0], RING[1], replace(node(C), report=None)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "durables", "text"),
+    [
+        (RING, {}, "0 steps lost, state is kept on machine-b and machine-c"),
+        (EMPTY, {}, "0 steps lost, state is kept on other nodes"),
+        (CROWD, {}, "0 steps lost, state is kept on machine-b, machine-c, machine-k0, machine-k1 "
+         "and 4 more"),
+        (LATE, {}, "at most 1 step lost, state is kept on machine-b"),
+        (ALONE, {JOB: durable(30)},
+         "at most 10 steps lost: after the checkpoint of step 30, only it keeps its state"),
+        (ALONE, {}, "at most 40 steps lost: only it keeps its state, and there is no checkpoint"),
+        (UNKNOWN, {}, "not known yet: nodes have still to report what they keep"),
+    ],
+    ids=["ring", "keeps none", "many keepers", "late", "durable", "start", "unknown"],
+)  # fmt: skip
+def test_the_sentence_names_steps_and_keepers(
+    nodes: tuple[Node, ...], durables: Mapping[JobId, Durable], text: str
+) -> None:
+    known = replace(of_three_layers(*nodes), durables=durables)
+    assert losses_view(known)[A].text == text
+
+
+def test_the_list_has_the_steps_and_one_node_the_sentence() -> None:
+    known = of_three_layers(*RING, keeps(D))
+    views = nodes_view(known, losses=losses_view(known))
+    shown = json.loads(json.dumps(plain(views)))["nodes"]
+    assert [line[-12:] for line in nodes_text(shown).splitlines()[2:]] == ["0 steps lost"] * 4
+    assert node_text(shown[0]).splitlines()[-1] == (
+        "if it died now  0 steps lost, state is kept on machine-b and machine-c"
+    )
+    assert node_text(shown[3]).endswith("0 steps lost: the job does not train on it")
