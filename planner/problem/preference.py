@@ -6,6 +6,7 @@ percent of the objective are ever given away (ADR 98).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import le
@@ -62,12 +63,14 @@ def are_tied(one: Estimated, other: Estimated, goal: Goal) -> bool:
 
 
 def objective_of(one: Estimated, goal: Goal) -> float:
-    """What is minimised: seconds or dollars of an iteration."""
+    """What is minimised: seconds or dollars of an iteration.
+
+    Infinite for a plan of unknown price: it ran on lost nodes, since questions need all prices.
+    """
     if goal == "throughput":
         return one.estimate.iteration_s
     usd = one.estimate.money.total_usd
-    assert usd is not None, "a cost objective refuses unknown prices"
-    return usd
+    return math.inf if usd is None else usd
 
 
 def why_tied(old: Estimated, new: Estimated, goal: Goal) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from sailord.cli.described_job import JobFile, describe_script
 from sailord.cli.work_folder import megabytes, pack_folder
 from sailord.client import Client, part
 from sailord.text.units import counted
-from simulator.documents.fields import InvalidValue, quote
+from simulator.documents.fields import InvalidValue, quote, toml_value
 from simulator.documents.problems import InputError, Problem, Problems
 from simulator.inputs.work_section import check_mount
 
@@ -70,8 +69,7 @@ def submitted_script(client: Client, script: Path, options: ScriptOptions) -> st
 
 def section(name: str, values: Mapping[str, object]) -> str:
     """Return a section of a job file."""
-    # Texts and lists of JSON are such of TOML, names included.
-    lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in values.items()]
+    lines = [f"{toml_value(key)} = {toml_value(value)}" for key, value in values.items()]
     return "\n".join([f"[{name}]", *lines, "", ""])
 
 

@@ -49,6 +49,11 @@ def quote(value: object) -> str:
     return text if len(text) <= _SHOWN_MAX else f"{text[: _SHOWN_MAX - 3]}..."
 
 
+def toml_value(value: object) -> str:
+    """Return a value as TOML, of which JSON is a part apart from its escapes of rare characters."""
+    return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")
+
+
 def valid_integer(value: object, least: int | None, most: int | None) -> int:
     """Return an integer within bounds; ``true`` and 8.0 are not integers."""
     if not isinstance(value, int) or isinstance(value, bool):

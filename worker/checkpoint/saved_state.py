@@ -114,7 +114,7 @@ def open_saved_state(uri: str) -> SavedState:
     except (OSError, snapshot_file.SnapshotError, ImportError, KeyError) as error:
         cure = "find an intact one with `sailorctl checkpoint verify`"
         raise InputError(Problem(uri, str(error) or type(error).__name__, cure)) from None
-    progress = snapshot_file.SavedProgress(**manifest["progress"])
+    progress = snapshot_file.progress_of(manifest["progress"])
     found = SavedState(job, progress, objects, places)
     for layer, piece in (key for key, _ in found.pieces.piece_bytes()):
         if (layer, piece) not in places:

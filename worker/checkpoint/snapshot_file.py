@@ -240,8 +240,7 @@ def header_from(document: Any, *, name: str) -> Header:
     """Read a header from its JSON; what a newer version added is passed over."""
     try:
         pieces = tuple(Piece(*row[: len(_PIECE_FIELDS)]) for row in document["pieces"])
-        of_progress = document["progress"].items()
-        progress = SavedProgress(**{k: v for k, v in of_progress if k in _PROGRESS_FIELDS})
+        progress = progress_of(document["progress"])
         flat = {name: each for name, each in document.items() if name in _FIELDS}
         header = Header(**flat, progress=progress, pieces=pieces)
     except (AttributeError, TypeError, KeyError, ValueError) as error:
@@ -249,6 +248,11 @@ def header_from(document: Any, *, name: str) -> Header:
     if header.format != FORMAT:
         raise SnapshotError(f"{name} has format {header.format}; only {FORMAT} is supported")
     return header
+
+
+def progress_of(document: Mapping[str, Any]) -> SavedProgress:
+    """Return a saved progress; what a newer version added is passed over."""
+    return SavedProgress(**{k: v for k, v in document.items() if k in _PROGRESS_FIELDS})
 
 
 def header_document(header: Header) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -103,7 +103,9 @@ def load_snapshot(
 ) -> None:
     """Continue from fetched pieces."""
     fill_buffers(trainer.buffers, bodies, state_shape(trainer.job), trainer.precision)
-    trainer.progress = progress_from(saved).on(trainer.progress.data)
+    progress = progress_from(saved).on(trainer.progress.data)
+    scale = progress.scale.restored(trainer.precision, trainer.job)
+    trainer.progress = replace(progress, scale=scale)
     trainer.import_state()
 
 

@@ -111,7 +111,8 @@ def _train(
         for _ in range(spec.steps):
             report = trainer.step()
             _send_step(send, rank, report)
-            found = trainer.evaluate_after(report)
+            trainer.log(report)
+            found = trainer.evaluate_if_due()
             if found is not None and rank == 0:
                 send({"kind": "evaluation", "step": report.step, "metrics": found})
         with recorder.span("end"):

@@ -67,6 +67,7 @@ class AfterLoss:
         step_report = self.trainer.roll_forward()
         if step_report is not None:
             report_step(step_report)
+            self.trainer.log(step_report)
         if self.trainer.progress.step > self.restored_step:
             self.snapshots.seal_if_complete()
 

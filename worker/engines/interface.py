@@ -35,8 +35,8 @@ class TrainingEngine(Protocol):
     def step(self) -> StepReport:
         """Train on the next batch; all ranks take the same steps together."""
 
-    def evaluate_after(self, report: StepReport) -> dict[str, float] | None:
-        """Tell a script's loggers of a step, and evaluate if that is due; all ranks together."""
+    def log(self, report: StepReport) -> None:
+        """Tell a script's loggers of a step."""
 
     def evaluate_if_due(self) -> dict[str, float] | None:
         """Evaluate if that is due after the last step, which another process may have done."""

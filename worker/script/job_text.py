@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from simulator.documents.fields import toml_value
 from simulator.documents.files import Document
 from simulator.models.description_file import inline_description
 from simulator.spec.job import Job
@@ -53,7 +53,7 @@ def _toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
     lines = []
     for name, values in sections.items():
         lines.append(f"[{name}]")
-        # A value of JSON is one of TOML, apart from null. Times may be given as text.
-        lines += [f"{k} = {json.dumps(v, default=str)}" for k, v in values.items() if v is not None]
+        # TOML has no null. Times may be given as text.
+        lines += [f"{k} = {toml_value(v)}" for k, v in values.items() if v is not None]
         lines.append("")
     return "\n".join(lines)

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -76,6 +76,12 @@ class Trainer:
         if steps is None:
             assert epochs is not None
             steps = math.ceil(epochs * _count(data.dataset) / batch_size)
+        if clip_norm is not None and not clip_norm > 0:
+            cure = "give the largest norm of a gradient, or None to clip nothing"
+            raise InputError(Problem("Trainer", f"has clip_norm={clip_norm}", cure))
+        if precision not in get_args(Precision):
+            cure = f"give one of {', '.join(get_args(Precision))}"
+            raise InputError(Problem("Trainer", f"has precision={precision!r}", cure))
         evaluated = None if eval_dataset is None else data_of(eval_dataset, "eval_dataset")
         if evaluated is not None:
             _count(evaluated.dataset, "eval_dataset", "give a data set with len()")
@@ -132,7 +138,8 @@ class Trainer:
                 report = rank.step()
                 self.history.append(report)
                 display.step(report.line())
-                found = rank.evaluate_after(report)
+                rank.log(report)
+                found = rank.evaluate_if_due()
                 if found is not None:
                     self.evaluations[report.step] = found
                     display.evaluation(report.step, found)

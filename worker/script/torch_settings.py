@@ -104,7 +104,9 @@ def _factors(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # It is stepped without its optimizer, on purpose.
         for _ in range(steps):
-            factors = [group["lr"] / _rate(group) for group in optimizer.param_groups]
+            # A group of rate 0 stays at 0 under any factor.
+            moving = [group for group in optimizer.param_groups if _rate(group)]
+            factors = [group["lr"] / _rate(group) for group in moving]
             if max(factors) - min(factors) > 1e-9:
                 what = "changes groups by different factors"
                 raise InputError(Problem("scheduler", what, "use one schedule for all groups"))

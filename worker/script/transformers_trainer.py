@@ -61,7 +61,7 @@ def from_transformers(trainer: Any, *, batch_size: int | None = None, **more: An
         "eval_every": _eval_every(args, steps, math.ceil(samples / batch_size)),
         "loggers": list(_loggers(args)),
         "precision": precision,
-        "clip_norm": args.max_grad_norm or None,
+        "clip_norm": args.max_grad_norm if (args.max_grad_norm or 0) > 0 else None,
         "seed": args.seed if args.data_seed is None else args.data_seed,
     }
     if "loss" not in more:

@@ -91,8 +91,21 @@ class LossScale:
         first = FIRST_PER_TOKEN * 2.0 ** math.ceil(math.log2(tokens))
         return cls(first if precision.scales_loss else 1.0)
 
-    def after(self, *, overflow: bool) -> LossScale:
-        """Return the scale of the next step; scales are powers of two, which round nothing."""
+    def restored(self, precision: Precision, job: Job) -> LossScale:
+        """Return the scale with which a job continues that was saved with this one.
+
+        Imported state and that of other formats has none: fp16 begins anew then.
+        """
+        is_known = precision.scales_loss and self != LossScale()
+        return self if is_known else LossScale.first(precision, job)
+
+    def after(self, precision: Precision, *, overflow: bool) -> LossScale:
+        """Return the scale of the next step; scales are powers of two, which round nothing.
+
+        It never leaves 1 where the format has the range of fp32.
+        """
+        if not precision.scales_loss:
+            return LossScale()
         if overflow:
             return LossScale(max(self.factor / 2, 1.0), 0)
         if self.good_steps + 1 == GROWTH_STEPS:

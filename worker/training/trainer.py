@@ -318,11 +318,10 @@ class RankTrainer:
         self._raise_if_not_finite(totals)
         return self._end_step(totals)
 
-    def evaluate_after(self, report: StepReport) -> dict[str, float] | None:
-        """Tell a script's loggers of a step, and evaluate if that is due; all ranks together."""
+    def log(self, report: StepReport) -> None:
+        """Tell a script's loggers of a step."""
         if self._module is not None and self.rank == 0:
             self._module.report(report.step, report.figures())
-        return self.evaluate_if_due()
 
     def evaluate_if_due(self) -> dict[str, float] | None:
         """Evaluate if that is due after the last step, which another process may have done."""
@@ -430,7 +429,8 @@ class RankTrainer:
         """Continue from full tensors, which any plan may have produced."""
         for buffer in self.buffers.values():
             load_full_tensors(buffer, logical, self.precision)
-        self.progress = progress.on(self.progress.data)
+        scale = progress.scale.restored(self.precision, self.job)
+        self.progress = replace(progress, scale=scale).on(self.progress.data)
 
     def _recomputed(self) -> frozenset[int]:
         """Return the layers that keep only their input; not the head, used again at once."""
@@ -470,7 +470,7 @@ class RankTrainer:
             before,
             step=before.step + 1,
             updates=before.updates + int(totals.is_finite),
-            scale=before.scale.after(overflow=not totals.is_finite),
+            scale=before.scale.after(self.precision, overflow=not totals.is_finite),
             sample_hash=next_hash(
                 before.sample_hash, step=before.step, digest_sum=totals.digest_sum
             ),

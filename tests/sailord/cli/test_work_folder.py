@@ -122,10 +122,12 @@ def test_mounts_are_checked_together_and_read_again_as_given():
         '--mount: has "x" at "relative"',
     ]
     given = _mounts(["a b=/mnt/ü=1", "in/ner/=gs://bucket/x"])
-    text = section("work", {"package": f"{'0' * 64}-1"}) + section("data.mounts", given)
+    rare = {"package": f"{'0' * 64}-1", "arguments": ["hi \U0001f642", "\x7f\x01"]}
+    text = section("work", rare) + section("data.mounts", given)
     work = work_of(parse_document(text.encode(), name="job"))
     assert work is not None
     assert dict(work.mounts) == {"a b": "/mnt/ü=1", "in/ner": "gs://bucket/x"}
+    assert work.arguments == ("hi \U0001f642", "\x7f\x01")
 
 
 def test_a_link_through_another_is_refused_at_once_as_nodes_would(tmp_path):

@@ -24,10 +24,15 @@ class Rank:
     expected: tuple[int, float] | None
     reported: list[dict[str, Any]] = field(default_factory=list)
     on_seal: Any = None
+    rolled: Any = None
+    logged: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         trainer: Any = SimpleNamespace(
-            may_roll_forward=False, roll_forward=lambda: None, progress=SimpleNamespace(step=5)
+            may_roll_forward=False,
+            roll_forward=lambda: self.rolled,
+            log=self.logged.append,
+            progress=SimpleNamespace(step=5),
         )
         snapshots: Any = SimpleNamespace(
             expected_seal=lambda **_: self.expected,
@@ -86,3 +91,9 @@ def test_nothing_is_announced_after_the_end():
     assert rank.after.status == {}
     rank.after.announce(LOST)
     assert rank.reported == [ANNOUNCED]
+
+
+def test_step_that_is_finished_after_the_loss_reaches_the_scripts_loggers():
+    rank = Rank((5, 3.0), rolled="step 5")
+    rank.after.save(rank.logged.append)
+    assert rank.logged == ["step 5", "step 5"], "the agent, then the loggers"

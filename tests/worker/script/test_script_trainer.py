@@ -128,6 +128,9 @@ def _given(recipe):
     }
 
 
+ANY = "import sailor\nsailor.Trainer(None, [], batch_size=1, steps=1"
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -135,6 +138,9 @@ def _given(recipe):
         ("raise SystemExit(3)", "ended with 3 before train"),
         ("x = 1\n1 / 0", r"train.py:2: ZeroDivisionError"),
         ("import sailor\nsailor.Trainer(None, [], batch_size=1)", "needs steps or epochs"),
+        (f"{ANY}, clip_norm=0)", "has clip_norm=0; give the largest norm"),
+        (f"{ANY}, clip_norm=-1.0)", "has clip_norm=-1.0"),
+        (f"{ANY}, precision='float16')", "has precision='float16'; give one of"),
     ],
 )
 def test_a_script_that_cannot_be_used_is_refused_with_its_line(text, reason, tmp_path):
@@ -151,6 +157,17 @@ def test_optimizers_that_ranks_would_not_compute_alike_are_refused():
     trainer = sailor.Trainer(module, data, batch_size=2, steps=1, optimizer=optimizer)
     with pytest.raises(InputError, match="is a RMSprop"):
         trainer.train()
+
+
+def test_group_of_rate_0_may_have_a_schedule():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    groups = [{"params": module[0].parameters()}, {"params": module[1].parameters(), "lr": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
+    data, frozen = [(torch.ones(2), 0)] * 4, module[1].weight.clone()
+    given = {"optimizer": optimizer, "scheduler": schedule}
+    sailor.Trainer(module, data, batch_size=2, steps=2, **given).train()
+    assert torch.equal(module[1].weight, frozen)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +348,8 @@ def test_an_evaluation_that_was_interrupted_is_repeated(script):
     assert first.evaluate_if_due() is None, "nothing was trained"
     for _ in range(2):
         report = first.step()
-    wanted = first.evaluate_after(report)
+    first.log(report)
+    wanted = first.evaluate_if_due()
     state = merge_ranks([rank_tensors(first.buffers.values())], tensors_of(job))
     other.restore(state, first.progress)
     assert other.evaluate_if_due() == wanted

@@ -79,6 +79,12 @@ def test_weights_equal_those_of_transformers(model, tmp_path, smoothing):
         assert ours.history[0].loss == pytest.approx(first[0], rel=1e-4)
 
 
+@pytest.mark.parametrize(("given", "clipped"), [(-1.0, None), (0.0, None), (0.5, 0.5)])
+def test_gradients_are_clipped_as_transformers_does(model, tmp_path, given, clipped):
+    trainer = theirs(model, tmp_path, max_grad_norm=given)
+    assert sailor.from_transformers(trainer).recipe.clip_norm == clipped
+
+
 class Own(transformers.Trainer):
     def compute_loss(self, *given, **named):
         return super().compute_loss(*given, **named)

@@ -22,7 +22,9 @@ from tests.worker.training_runs import (
 )
 from worker.checkpoint.compatibility import dtype_of
 from worker.checkpoint.load_state import progress_from, saved_progress
-from worker.checkpoint.snapshot_file import SavedProgress
+from worker.checkpoint.snapshot_file import SavedProgress, progress_of
+from worker.layout.tensor_table import tensors_of
+from worker.training.full_tensors import merge_ranks, rank_tensors
 from worker.training.precision import (
     EXACT,
     FP64,
@@ -114,12 +116,49 @@ def test_overflow_skips_the_update_on_all_ranks_and_halves_the_scale():
 
 
 def test_loss_scale_halves_on_overflow_and_doubles_after_many_good_steps():
-    scale = LossScale(4.0)
-    assert scale.after(overflow=True) == LossScale(2.0)
-    assert LossScale(1.0).after(overflow=True) == LossScale(1.0)
+    fp16, scale = precision_of(small_job(precision="fp16")), LossScale(4.0)
+    assert scale.after(fp16, overflow=True) == LossScale(2.0)
+    assert LossScale(1.0).after(fp16, overflow=True) == LossScale(1.0)
     for _ in range(GROWTH_STEPS):
-        scale = scale.after(overflow=False)
+        scale = scale.after(fp16, overflow=False)
     assert scale == LossScale(8.0)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_loss_scale_stays_1_where_no_gradient_underflows(precision):
+    """A larger one would excuse steps that are not finite: a smaller scale may cure those."""
+    job = image_job(precision=precision, skip_nonfinite=0)
+    before = LossScale(1.0, GROWTH_STEPS - 1)
+    assert before.after(precision_of(job), overflow=False) == LossScale()
+
+    def body(transport):
+        trainer = RankTrainer(job, alone(job), 0, transport, BadImages({1}))
+        saved = rank_tensors(trainer.buffers.values())
+        state = merge_ranks([saved], tensors_of(job))
+        trainer.restore(state, TrainingProgress(scale=LossScale(2.0**40)))
+        trainer.step()
+        with pytest.raises(NotANumberError):
+            trainer.step()
+
+    run_as_threads(1, body)
+
+
+def test_state_without_a_loss_scale_continues_in_fp16_with_the_first_one():
+    """Imported weights have none, and those of other formats have 1."""
+    job = small_job(precision="fp16")
+    fp16 = precision_of(job)
+    first = LossScale.first(fp16, job)
+    assert LossScale().restored(fp16, job) == first
+    assert LossScale(2.0, 7).restored(fp16, job) == LossScale(2.0, 7)
+
+    def body(transport):
+        trainer = RankTrainer(job, alone(job), 0, transport, SomeLabels(job))
+        state = merge_ranks([rank_tensors(trainer.buffers.values())], tensors_of(job))
+        trainer.restore(state, TrainingProgress(step=100))
+        return trainer.progress
+
+    (progress,) = run_as_threads(1, body)
+    assert (progress.step, progress.scale) == (100, first)
 
 
 def test_loss_scale_does_not_change_the_weights():
@@ -247,6 +286,7 @@ def test_progress_saved_without_the_count_is_read():
     saved = asdict(saved_progress(TrainingProgress(step=3)))
     del saved["nonfinite"]
     assert progress_from(SavedProgress(**saved)) == TrainingProgress(step=3)
+    assert progress_of({**saved, "new": 1}) == SavedProgress(**saved), "of a newer version"
 
 
 @pytest.mark.slow

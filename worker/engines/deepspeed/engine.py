@@ -142,9 +142,11 @@ class DeepSpeedTrainer:
             at_peak_s=self._at_peak_s,
         )
 
-    def evaluate_after(self, report: StepReport) -> dict[str, float] | None:  # noqa: ARG002 - the interface's
+    def log(self, report: StepReport) -> None:
         """Do nothing: scripts are trained by our engine."""
-        return None
+
+    def evaluate_if_due(self) -> None:
+        """Do nothing: scripts are trained by our engine."""
 
     def close(self) -> None:
         """Leave the process groups, so that this process can join others."""

@@ -110,8 +110,8 @@ class DeepSpeedEngine:
         self.update_complete = True
         return report
 
-    def evaluate_after(self, report: StepReport) -> dict[str, float] | None:  # noqa: ARG002 - the interface's
-        return None
+    def log(self, report: StepReport) -> None:
+        pass
 
     def evaluate_if_due(self) -> dict[str, float] | None:
         return None

@@ -63,11 +63,16 @@ def two_nodes(**more: Any) -> dict[str, Any]:
 
 
 def run(
-    folder: Path, plan: dict[str, Any], *options: str, gpus: int = 4, cluster: str = CLUSTER
+    folder: Path,
+    plan: dict[str, Any],
+    *options: str,
+    gpus: int = 4,
+    cluster: str = CLUSTER,
+    job: str = JOB,
 ) -> Result:
     files = {
         "plan.json": json.dumps(plan),
-        "job.toml": JOB,
+        "job.toml": job,
         "cluster.toml": cluster.replace("{gpus}", str(gpus)),
     }
     for name, text in files.items():
@@ -153,6 +158,13 @@ def test_a_lost_zone_may_be_missing_from_the_cluster_file(tmp_path: Path) -> Non
     assert document["moves"]["network_bytes"] == 0
     assert document["moves"]["restored_bytes"] > 0
     assert document["moves"]["lost_layers"] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("options", [(), ("--deep",)])
+def test_a_lost_zone_of_unknown_price_is_left_for_the_goal_cost(tmp_path: Path, options) -> None:
+    priced = JOB + '[objective]\ngoal = "cost"\n'
+    document = told(run(tmp_path, two_nodes(), "--json", *options, cluster=OTHERS, job=priced))
+    assert {name.split("/")[0] for name in nodes(document)} == {"us-central1-b"}
 
 
 def test_no_plan_if_no_node_is_up(tmp_path: Path) -> None:
