@@ -21,7 +21,7 @@ from simulator.cluster.cluster import Cluster, Pool
 from simulator.estimate.result import Estimate, Money
 from simulator.hardware.catalogue import load_catalogue
 from simulator.models.presets import preset
-from simulator.spec.job import Job
+from simulator.spec.job import Job, Objective
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from simulator.spec.provenance import MEASURED
 from simulator.traces.play_types import PolicyResult, ReconfigurationCosts
@@ -101,6 +101,19 @@ def test_equal_jobs_share_equally_and_weights_count() -> None:
     assert found.together(SHARE) == pytest.approx(2 * 0.5**0.8, rel=0.01)
     heavy = together(STILL, None, None, weights=(3.0, 1.0))
     assert [sum(gpus_at(heavy, r, n, 10)) for n, r in enumerate(heavy.ways[SHARE])] == [24, 8]
+
+
+def test_a_job_with_goal_cost_takes_the_cheapest_plan_and_leaves_the_rest() -> None:
+    cheap = question()
+    cheap = replace(cheap, job=replace(cheap.job, objective=Objective(goal="cost")))
+    taken = machines_taken(STILL, CLUSTER, 0)
+    found = replayed_together(
+        [cheap, question()], (1.0, 1.0), STILL, COSTS, taken=taken, search=per_machine, searches=60
+    )
+    few, many = (gpus_at(found, each, job, 10) for job, each in enumerate(found.ways[SHARE]))
+    assert sum(few) == 4
+    # The largest part that was searched and leaves a machine to the other job.
+    assert sum(many) == 24
 
 
 def test_in_line_the_next_job_begins_when_the_first_has_ended() -> None:
