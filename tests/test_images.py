@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -79,3 +81,39 @@ def test_packers_template_has_balanced_blocks():
     for sign in re.findall(r"[{}]", text):
         depth += 1 if sign == "{" else -1
         assert depth >= 0
+
+
+def test_what_the_recipes_name_is_in_the_wheel_and_pinned():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    script = (IMAGES / "install.sh").read_text()
+    container = (IMAGES / "Containerfile").read_text()
+    extras = re.findall(r"\$wheel\[(.*?)\]", script)
+    assert extras == ["worker"]
+    assert extras[0] in project["optional-dependencies"]
+    pins = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    named = re.findall(r'install "\$\{pins\[@\]\}" (.*)', script)
+    packages = {
+        word for words in named for word in words.split() if re.fullmatch(r"[a-z0-9-]+", word)
+    }
+    assert packages == {"torch", "numpy", "safetensors", "gcsfs"}
+    assert packages <= pins
+    (imported,) = re.findall(r"python -c 'import (.*)'", script)
+    modules = [each for each in imported.split(", ") if each not in packages]
+    assert modules
+    for module in modules:
+        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
+    commands = {*re.findall(r"/opt/sailor/bin/(\S+)", script)} - {"python"}
+    (entry,) = re.findall(r'^ENTRYPOINT \["(.*)"\]', container, re.MULTILINE)
+    assert commands | {entry} <= project["scripts"].keys()
+    assert f"sailor-agent:{project['version']} " in container
+
+
+def test_the_container_runs_the_agent_as_its_unit_does():
+    container = (IMAGES / "Containerfile").read_text()
+    (entry,) = re.findall(r"^ENTRYPOINT (\[.*\])", container, re.MULTILINE)
+    (rest,) = re.findall(r"^CMD (\[.*\])", container, re.MULTILINE)
+    words = " ".join([*json.loads(entry), *json.loads(rest)])
+    unit = (ROOT / "systemd/sailor-agent.service").read_text()
+    assert f"ExecStart=/usr/bin/{words}\n" in unit
+    (home,) = re.findall(r"--home-dir (\S+)", container)
+    assert tomllib.loads((ROOT / "systemd/etc/agent.toml").read_text())["state"] == home

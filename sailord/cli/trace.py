@@ -37,13 +37,15 @@ def trace() -> None:
     type=click.IntRange(min=1),
     help="Default: 1; of SkyPilot's files, what their name says.",
 )
-@click.option("--no-names", is_flag=True, help="Leave out the names of nodes.")
+@click.option(
+    "--names", is_flag=True, help="Keep the names of nodes; each is a machine of the cluster file."
+)
 @click.option("--save", type=FILE, metavar="TRACE", required=True, help="The trace to write.")
 def import_(
     files: tuple[Path, ...],
     pools: tuple[str, ...],
     gpus_per_node: int | None,
-    no_names: bool,
+    names: bool,
     save: Path,
 ) -> None:
     """Write a trace from FILES, logs of which nodes were up.
@@ -64,7 +66,7 @@ def import_(
             raise InputError(Problem(str(path), f"could not be read: {reason}", "")) from None
         pool, gpus = _pool_of(path, text, pools[number] if pools else None)
         found.append(series_of(LogFile(path.name, text, pool, gpus_per_node or gpus)))
-    series = merged([each.without_names() for each in found] if no_names else found)
+    series = merged(found if names else [each.without_names() for each in found])
     source = ", ".join(path.name for path in files)
     save.write_text(json.dumps(trace_document(series, source)) + "\n", encoding="utf-8")
     most = max(sum(counts.values()) for _, counts in series.points)

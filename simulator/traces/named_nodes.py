@@ -62,7 +62,7 @@ class NamedNodes:
             what = f"leaves {len(left)} named nodes of {size} GPUs, where {gpus} GPUs are up"
             cure = (
                 "name as many as are added or lost, and at time_s = 0 all that are up;"
-                " `trace import --no-names` leaves names out"
+                " `trace import` without --names leaves names out"
             )
             return what, cure
         self.up = (*self.up[:pool], tuple(left), *self.up[pool + 1 :])

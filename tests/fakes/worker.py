@@ -37,6 +37,7 @@ class Part:
     share: Share
     taking: str = "fetching"
     failure: str = ""
+    broken_peers: list[str] = field(default_factory=list)
     meeting: str = ""
     stop_at: int | None = None
     votes: dict[int, bool] = field(default_factory=dict)
@@ -59,8 +60,10 @@ class Part:
 
     def begin(self) -> None:
         """Fetch the state; rank 0 opens the rendezvous."""
-        self.failure = fetch(self.share)
-        self.taking = "failed" if self.failure else "rebuilding"
+        self.failure, self.broken_peers = fetch(self.share)
+        self.taking = "rebuilding"
+        if self.failure:
+            self.taking = "broken" if self.broken_peers else "failed"
         if self.spec["rank"] == 0:
             self.meeting = f"{self.spec['host']}:{self.spec['generation']}"
         self.write_step()
@@ -104,6 +107,7 @@ class Part:
             "step": self.step,
             "meeting": self.meeting,
             "failure": self.failure,
+            "broken_peers": self.broken_peers,
             "loss": 1.0 / (1 + self.step),
         }
         if self.sealed_at is not None:

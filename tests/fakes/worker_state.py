@@ -7,8 +7,10 @@ replicas, so that each reader can check what it reads.
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
 import os
+import urllib.error
 import urllib.request
 from collections import defaultdict
 from collections.abc import Mapping
@@ -126,12 +128,15 @@ def _buddy(share: Share) -> str | None:
     return min(others, key=lambda id_: peers[id_]["zone"] == zone, default=None)
 
 
-def fetch(share: Share) -> str:
-    """Fetch all pieces of the rank, from this node or its peers; return what is missing."""
+def fetch(share: Share) -> tuple[str, list[str]]:
+    """Fetch all pieces of the rank, from this node or its peers.
+
+    Return what is missing, and the nodes that may have had it: they do not answer any more.
+    """
     restore, job = share.spec["restore"], share.spec["job"]
     if restore["source"] != "memory":
-        return ""
-    wanted = set(share.nodes)
+        return "", []
+    wanted, silent = set(share.nodes), []
     point = {"generation": restore["generation"], "step": restore["step"]}
     for found in snapshot_file.sealed_files(
         snapshot_file.point_folder(Path(share.spec["memory"]), job, **point)
@@ -141,30 +146,35 @@ def fetch(share: Share) -> str:
                 job, piece.key, restore["step"]
             ):
                 wanted.discard(piece.key)
-    for peer in share.spec["peers"].values():
-        if wanted:
-            wanted -= _fetched(share, peer["address"], wanted)
-    return f"no node has pieces {sorted(wanted)[:3]} of step {restore['step']}" if wanted else ""
+    for node, peer in sorted(share.spec["peers"].items()):
+        if not wanted or node == share.spec["node"]:
+            continue
+        try:
+            _take_from(share, peer["address"], wanted)
+        except (urllib.error.HTTPError, ValueError):
+            pass  # It has no such piece, or not intact.
+        except (OSError, http.client.HTTPException):
+            # As for a real worker, nothing is expected of a node that had left before.
+            silent += [] if peer.get("has_left") else [node]
+    if not wanted:
+        return "", []
+    return f"no node has pieces {sorted(wanted)[:3]} of step {restore['step']}", silent
 
 
-def _fetched(share: Share, address: str, wanted: set[tuple[int, int]]) -> set[tuple[int, int]]:
+def _take_from(share: Share, address: str, wanted: set[tuple[int, int]]) -> None:
+    """Fetch what a peer has of the wanted pieces, which are then wanted no more."""
     restore, job = share.spec["restore"], share.spec["job"]
     base = f"http://{address}/v1/memory/{job}/{restore['generation']}-{restore['step']}"
-    found = set()
-    try:
-        for each in json.loads(_get(base, share.spec["ticket"])):
-            header = snapshot_file.header_from(each["header"], name=each["file"])
-            for piece in header.pieces:
-                if piece.key in wanted:
-                    end = piece.offset + piece.bytes - 1
-                    ticket, span = share.spec["ticket"], f"bytes={piece.offset}-{end}"
-                    data = _get(f"{base}/{each['file']}", ticket, span)
-                    snapshot_file.check_piece(data, piece, name=base)
-                    if data == content(job, piece.key, restore["step"]):
-                        found.add(piece.key)
-    except (OSError, ValueError):
-        pass  # The peer is gone or has no such piece; others are tried.
-    return found
+    for each in json.loads(_get(base, share.spec["ticket"])):
+        header = snapshot_file.header_from(each["header"], name=each["file"])
+        for piece in header.pieces:
+            if piece.key in wanted:
+                end = piece.offset + piece.bytes - 1
+                ticket, span = share.spec["ticket"], f"bytes={piece.offset}-{end}"
+                data = _get(f"{base}/{each['file']}", ticket, span)
+                snapshot_file.check_piece(data, piece, name=base)
+                if data == content(job, piece.key, restore["step"]):
+                    wanted.discard(piece.key)
 
 
 def _get(url: str, ticket: str, span: str | None = None) -> bytes:

@@ -110,6 +110,7 @@ class Gangs:
             point = Point(gang.step, gang.generation)
             is_uploaded = gang.record.persist_every is not None
             self._seal_soon(machine, gang, point, is_stop=True, is_uploaded=is_uploaded)
+            gang.taking = "verifying"
         else:
             gang.taking = "stopped"
 
@@ -260,7 +261,7 @@ class Gangs:
                 return
             gang.seals.pop(point.step, None)
             machine.seal(Sealed(point, holds), slots=SLOTS)
-            if is_stop and gang.taking == "sealing":
+            if is_stop and gang.taking in {"sealing", "verifying"}:
                 gang.taking = "stopped"
             machine.tell(lambda agent: agent.snapshots_changed())
             if is_stop:

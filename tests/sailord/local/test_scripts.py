@@ -14,6 +14,7 @@ pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from safetensors.numpy import load_file
 
 from tests.sailord.local.running import ROOT
+from tests.sailord.local.travel_cluster import FAILS_ON_B1
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
@@ -134,6 +135,10 @@ def test_jobs_travel_with_their_setup_and_do_not_meet(folder):
     assert {member.partition(".")[0] for member in one["members"]} <= {"a1", "a2"}
     assert "no disk\nexited with 7" in told["setup"]["b1"]
     assert "$ pip install" in told["setup"]["a1"]
+    # While it lasts, `status` names the node and what failed there.
+    why = f"b1: setup `{FAILS_ON_B1}` exited with 7: no disk"
+    assert why in one["seen"]
+    assert f"b1 is not used: {why.removeprefix('b1: ')}" in one["seen"]
     # Another version for the next job, though workers come from the same fork servers.
     assert two["state"] == "done", two
     assert any("tiny 1.0 secret 23" in log for log in one["logs"].values())
@@ -148,3 +153,12 @@ def test_jobs_travel_with_their_setup_and_do_not_meet(folder):
     assert lines[1].startswith('  File "train.py", line 20, in __getitem__')
     assert lines[3] == "ValueError: sample 209 is damaged"
     assert lines[-1].startswith(said.removeprefix("rank 0: "))
+    # Mounted records that shrink: noticed by the generation that reads them anew; nothing is lost.
+    shrinks = told["shrinks"]
+    assert shrinks["state"] == "held"
+    said = (
+        rf"a[12] failed: rank \d+: dataset: has 100 samples at step {shrinks['step']}, and had 240"
+    )
+    assert re.search(said, shrinks["reason"]), shrinks["reason"]
+    assert "keep the data as it was while a job trains" in shrinks["reason"]
+    assert not any("Traceback" in log for log in shrinks["logs"].values())

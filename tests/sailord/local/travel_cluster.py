@@ -50,6 +50,29 @@ sailor.Trainer(
     loss=lambda output, batch: nn.functional.cross_entropy(output, batch[1]),
 ).train()
 """
+RECORDS = """
+import time
+from pathlib import Path
+import torch
+from torch import nn
+import sailor
+
+records = Path("corpus").read_text().splitlines()
+
+class Data:
+    def __len__(self):
+        return len(records)
+
+    def __getitem__(self, index):
+        time.sleep(0.005)  # So that there is time to lose a node.
+        return torch.ones(8) * float(records[index]), index % 3
+
+blocks = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3)]
+sailor.Trainer(
+    nn.Sequential(*blocks, nn.Linear(8, 3)), Data(), batch_size=12, steps=2000,
+    loss=lambda output, batch: nn.functional.cross_entropy(output, batch[1]),
+).train()
+"""
 INSTALL = "pip install -q --no-index --no-deps ./*.whl"
 FAILS_ON_B1 = 'case "$PWD" in */b1/*) echo no disk; exit 7;; esac'
 
@@ -80,17 +103,55 @@ class Travel:
             stdout=sys.stderr,
         )
         shutil.rmtree(work)
+        return self.ended(name)
+
+    def shrink(self, name: str) -> dict[str, Any]:
+        """Train on mounted records, lose most of them and then a node; return what became of it."""
+        work, records = self.folder / name, self.folder / "records.txt"
+        work.mkdir()
+        lines = [f"{number / 240}\n" for number in range(240)]
+        for path in (records, work / "corpus"):
+            path.write_text("".join(lines))
+        (work / "train.py").write_text(RECORDS)
+        submit = ("submit", str(work / "train.py"), "--id", name, "--mount", f"corpus={records}")
+        subprocess.run(self.sailorctl(*submit), check=True, cwd=ROOT, stdout=sys.stderr)
         end = time.monotonic() + WITHIN_S
-        while (job := self.ask(f"/v1/jobs/{name}"))["state"] in ("queued", "running"):
+        while (job := self.ask("/v1/status")["job"]) is None or job["step"] < 5:
             assert time.monotonic() < end, job
             self.cluster.look_after()
             time.sleep(0.1)
+        records.write_text("".join(lines[:100]))
+        self.cluster.kill_node(job["members"][-1])
+        return self.ended(name)
+
+    def sailorctl(self, *words: str) -> list[str]:
+        server = f"unix://{self.cluster.place.socket}"
+        return [sys.executable, "-m", "sailord.cli.main", *words, "--server", server]
+
+    def ended(self, name: str) -> dict[str, Any]:
+        """Wait until the job has ended or is held; return what a user sees of it."""
+        end, seen = time.monotonic() + WITHIN_S, ""
+        while (job := self.ask(f"/v1/jobs/{name}"))["state"] in ("queued", "running"):
+            assert time.monotonic() < end, job
+            self.cluster.look_after()
+            nodes = self.ask("/v1/nodes")["nodes"]
+            if not seen and any("exited with" in str(node) for node in nodes):
+                seen = "".join(
+                    subprocess.run(
+                        self.sailorctl(words), check=True, cwd=ROOT, capture_output=True, text=True
+                    ).stdout
+                    for words in ("status", "nodes")
+                )
+            time.sleep(0.1)
+        names = [node["name"] for node in self.ask("/v1/nodes")["nodes"]]
         return {
+            "seen": seen,
             "state": job["state"],
             "reason": job["reason"],
             "history": [line["text"] for line in self.ask(f"/v1/jobs/{name}/history")["history"]],
             "members": job["generation"]["members"],
-            "logs": {node: self.ask(f"/v1/nodes/{node}/logs") for node in ("a1", "a2", "b1")},
+            "step": job["step"],
+            "logs": {node: self.ask(f"/v1/nodes/{node}/logs") for node in names},
         }
 
     def ask(self, path: str) -> Any:
@@ -98,7 +159,8 @@ class Travel:
 
 
 def main(folder: Path) -> dict[str, Any]:
-    """Run three jobs: with a setup that fails on a node, of another version, one that raises."""
+    """Run four jobs: with a setup that fails on a node, of another version, one that raises, one
+    whose data shrinks."""
     os.environ["A_SECRET"] = SECRET
     with LocalCluster(Place(folder / "c"), MACHINES) as cluster:
         cluster.start()
@@ -107,13 +169,16 @@ def main(folder: Path) -> dict[str, Any]:
         setup = {n: travel.ask(f"/v1/nodes/{n}/logs?setup=true") for n in ("a1", "b1")}
         two = travel.submit("two", "2.0", -1)
         raises = travel.submit("raises", "2.0", 17 * 12 + 5)
-        travel.ask("/v1/status")
+        # A held job whose last steps are in memory keeps the cluster.
+        subprocess.run(travel.sailorctl("cancel", "raises"), check=True, stdout=sys.stderr)
+        shrinks = travel.shrink("shrinks")
         texts = [path.read_text(errors="replace") for path in (folder / "c").glob("*.log")]
         texts += [path.read_text(errors="replace") for path in (folder / "c").rglob("*.json")]
         return {
             "one": one,
             "two": two,
             "raises": raises,
+            "shrinks": shrinks,
             "setup": setup,
             "leaks": sum(SECRET in text for text in texts),
         }

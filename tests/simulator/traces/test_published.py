@@ -155,10 +155,10 @@ def test_a_file_that_names_no_pool_needs_one(tmp_path: Path) -> None:
     assert (code, "once for each file" in told) == (2, True)
     code, told = run("trace", "import", str(log), "--pool", "V100-16", *save)
     assert (code, "write it as GPU@ZONE" in told) == (2, True)
-    code, told = run("trace", "import", str(log), "--pool", "v100-16@x", *save)
+    code, told = run("trace", "import", str(log), "--pool", "v100-16@x", "--names", *save)
     assert code == 0, told
     entry = json.loads((tmp_path / "out.json").read_text())["points"][0]["available"]
     assert entry == [{"gpu_type": "V100-16", "zone": "x", "gpus": 2, "nodes": ["a", "b"]}]
-    code, told = run("trace", "import", str(log), "--pool", "v100-16@x", "--no-names", *save)
+    code, told = run("trace", "import", str(log), "--pool", "v100-16@x", *save)
     assert code == 0, told
     assert "nodes" not in (tmp_path / "out.json").read_text()
