@@ -167,7 +167,7 @@ class Daemon:
             moves += [line.move for line in history if line.move is not None]
         self.controller.cluster.relearn_moves(sorted(moves, key=lambda move: move.at))
         self.controller.cluster.lifetimes.history = await load_lifetimes(self.gateway)
-        await self.books.load()
+        await self.books.load(term)
         await self.controller.announcer.outbox.load()
         await self.webhooks.begin(term)
         if self.election.term != term:
@@ -211,7 +211,7 @@ class Daemon:
 
     async def _save_lifetimes(self) -> None:
         term = self.election.term
-        if term is not None:
+        if term is not None and term == self._led:  # Else the last leader's are not read yet.
             with contextlib.suppress(StoreError, TimeoutError):  # The next save will do.
                 async with asyncio.timeout(SHUTDOWN_SAVE_S):
                     history = self.controller.cluster.lifetimes.history

@@ -54,16 +54,17 @@ class Bookkeeper:
     dies, and no counter may go back."""
     _phase: object = None
     _looked_at: float = 0.0
-    _is_loaded: bool = False
+    _loaded_for: int | None = None
+    """The term for which the last leader's ledger was read."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     """The number of paid GPUs changed, so the ledger is stored soon, for the next leader."""
 
     def observe(self, state: State) -> None:
         """Book the time since the last look, if one is due or the phase has changed."""
-        if state.term is None:
-            self._is_loaded = False
+        if state.term is None or state.term != self._loaded_for:
+            return
         capacity = None if self.capacity is None else self.capacity()
-        if not self._is_loaded or (capacity is not None and not _is_known(capacity)):
+        if capacity is not None and not _is_known(capacity):
             return
         phase = _phase_of(state)
         pause_s = max(LOOK_S, len(state.nodes) * LOOK_S_PER_NODE)
@@ -81,8 +82,11 @@ class Bookkeeper:
         if gpus_of(old) != gpus_of(self.ledger):
             self._changed.set()
 
-    async def load(self) -> None:
-        """Read the last leader's ledger; raises what the store raises."""
+    async def load(self, term: int) -> None:
+        """Read the last leader's ledger, to go on with it in our term.
+
+        Raises what the store raises.
+        """
         key = self.gateway.keys.goodput
         entry = await self.gateway.store.get(key)
         try:
@@ -91,12 +95,12 @@ class Bookkeeper:
             self.gateway.unreadable.note(key, str(error))
             stored = Ledger()
         self.ledger = self.stored = stored
-        self._phase, self._is_loaded = None, True
+        self._phase, self._loaded_for = None, term
 
     async def save(self, term: int) -> None:
         """Store the ledger as leader of the term; never replace an unreadable one."""
         key = self.gateway.keys.goodput
-        if self._is_loaded and key not in self.gateway.unreadable.found:
+        if term == self._loaded_for and key not in self.gateway.unreadable.found:
             ledger = self.ledger
             if await self.gateway.write_as_leader(term, [Put(key, encode(ledger))]):
                 self.stored = ledger

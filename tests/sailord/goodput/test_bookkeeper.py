@@ -10,7 +10,7 @@ from typing import Any
 
 from agents.protocol.store_keys import Keys
 from agents.store.factory import open_store
-from agents.store.interface import Put
+from agents.store.interface import Delete, Put
 from sailord.capacity.core.model import CapacityState, PendingRequest
 from sailord.cluster_records import Gateway
 from sailord.goodput.bookkeeper import Bookkeeper
@@ -38,18 +38,18 @@ async def lead(gateway: Gateway) -> int:
     return entry.created
 
 
-async def booked(gateway: Gateway, *moments: float) -> Bookkeeper:
+async def booked(gateway: Gateway, *moments: float, term: int = TERM) -> Bookkeeper:
     books = Bookkeeper(gateway, lambda _: 2.0)
-    await books.load()
+    await books.load(term)
     for at in moments:
-        books.observe(replace(state(None), now=at, term=TERM))
+        books.observe(replace(state(None), now=at, term=term))
     return books
 
 
 def test_the_next_leader_continues_from_the_stored_ledger(tmp_path: Path) -> None:
     async def play(gateway: Gateway) -> Bookkeeper:
         term = await lead(gateway)
-        await (await booked(gateway, NOW, NOW + 10)).save(term)
+        await (await booked(gateway, NOW, NOW + 10, term=term)).save(term)
         return await booked(gateway, NOW + 30)
 
     (account,) = in_a_store(tmp_path, play).ledger.accounts
@@ -59,8 +59,8 @@ def test_the_next_leader_continues_from_the_stored_ledger(tmp_path: Path) -> Non
 def test_a_former_leader_does_not_overwrite_the_ledger(tmp_path: Path) -> None:
     async def play(gateway: Gateway) -> Bookkeeper:
         term = await lead(gateway)
-        await (await booked(gateway, NOW, NOW + 10)).save(term)
-        await (await booked(gateway)).save(term - 1)
+        await (await booked(gateway, NOW, NOW + 10, term=term)).save(term)
+        await (await booked(gateway, term=term - 1)).save(term - 1)
         return await booked(gateway)
 
     assert in_a_store(tmp_path, play).ledger.until_us == (NOW + 10) * 1e6
@@ -70,7 +70,7 @@ def test_an_unreadable_ledger_is_left_alone(tmp_path: Path) -> None:
     async def play(gateway: Gateway) -> tuple[object, dict[str, str]]:
         term = await lead(gateway)
         await gateway.store.transact([], [Put(TEST.goodput, b"{]")])
-        await (await booked(gateway, NOW, NOW + 10)).save(term)
+        await (await booked(gateway, NOW, NOW + 10, term=term)).save(term)
         entry = await gateway.store.get(TEST.goodput)
         assert entry is not None
         return entry.value, gateway.unreadable.found
@@ -84,10 +84,35 @@ def test_only_the_leader_books(tmp_path: Path) -> None:
     async def play(gateway: Gateway) -> Bookkeeper:
         books = await booked(gateway, NOW)
         books.observe(replace(state(None), now=NOW + 5, term=None))
-        books.observe(replace(state(None), now=NOW + 500, term=TERM))
+        books.observe(replace(state(None), now=NOW + 500, term=TERM + 1))
         return books
 
     assert in_a_store(tmp_path, play).ledger.until_us == NOW * 1e6
+
+
+def test_decisions_before_the_election_is_decided_on_do_not_stop_the_booking(
+    tmp_path: Path,
+) -> None:
+    async def play(gateway: Gateway) -> Bookkeeper:
+        books = await booked(gateway)
+        # A takeover reads other records yet, and the controller ticks on.
+        books.observe(replace(state(None), now=NOW, term=None))
+        books.observe(replace(state(None), now=NOW + 5, term=TERM))
+        return books
+
+    assert in_a_store(tmp_path, play).ledger.until_us == (NOW + 5) * 1e6
+
+
+def test_a_ledger_that_was_not_read_in_this_term_is_not_stored(tmp_path: Path) -> None:
+    async def play(gateway: Gateway) -> Bookkeeper:
+        old = await lead(gateway)
+        books = await booked(gateway, NOW, term=old)
+        await (await booked(gateway, NOW, NOW + 10, term=old)).save(old)
+        await gateway.store.transact([], [Delete(TEST.leader)])
+        await books.save(await lead(gateway))
+        return await booked(gateway)
+
+    assert in_a_store(tmp_path, play).ledger.until_us == (NOW + 10) * 1e6
 
 
 def test_nothing_is_booked_until_the_requests_of_the_last_leader_were_looked_for(
@@ -101,7 +126,7 @@ def test_nothing_is_booked_until_the_requests_of_the_last_leader_were_looked_for
         found = []
         for capacity in (unknown, replace(unknown, observed_at=NOW), replace(unknown, asks={})):
             books = Bookkeeper(gateway, lambda _: 2.0, lambda capacity=capacity: capacity)
-            await books.load()
+            await books.load(TERM)
             books.observe(replace(state(None), now=NOW, term=TERM))
             found.append(books.ledger.until_us)
         return found
@@ -112,10 +137,10 @@ def test_nothing_is_booked_until_the_requests_of_the_last_leader_were_looked_for
 def test_what_metrics_show_is_never_more_than_the_next_leader_knows(tmp_path: Path) -> None:
     async def play(gateway: Gateway) -> tuple[Bookkeeper, Bookkeeper]:
         term = await lead(gateway)
-        books = await booked(gateway, NOW, NOW + 10)
+        books = await booked(gateway, NOW, NOW + 10, term=term)
         assert books.stored.until_us == 0
         await books.save(term)
-        books.observe(replace(state(None), now=NOW + 20, term=TERM))
+        books.observe(replace(state(None), now=NOW + 20, term=term))
         return books, await booked(gateway)
 
     first, following = in_a_store(tmp_path, play)
