@@ -57,8 +57,13 @@ class Checkpoints:
         )
 
     async def check(self, order: CheckDurable) -> DurableChecked:
-        """Find the newest readable checkpoint."""
-        return await self._alone(order.job.id, order.job.saving.uri, lambda: _check(order))
+        """Find the newest readable checkpoint; a storage that cannot be used is an answer, too."""
+        job = order.job
+        try:
+            return await self._alone(job.id, job.saving.uri, lambda: _check(order))
+        except StorageError as error:
+            is_away = isinstance(error, Away)
+            return DurableChecked(0.0, job.id, order.durable, None, str(error), is_away)
 
     async def collect_garbage(self, order: CollectGarbage) -> int:
         """Delete what retention allows; return the number of objects."""
@@ -122,17 +127,12 @@ def _check(order: CheckDurable) -> DurableChecked:
     job, wanted = order.job.id, order.durable
     result = DurableChecked(0.0, job, wanted, None)
     faults_found: list[str] = []
-    try:
-        storage = reach(order.job.saving.uri or wanted.manifest.rpartition(f"/{job}/")[0])
-        for durable in candidates(storage, job, wanted):
-            faults = _faults(storage, job, durable, is_thorough=order.is_thorough)
-            if not faults:
-                return replace(result, found=durable, why="; ".join(faults_found))
-            faults_found += [f"step {durable.point.step} is unreadable: {_few(faults)}"]
-    except Away as error:
-        return replace(result, why=str(error), is_away=True)
-    except StorageError as error:
-        return replace(result, why=str(error))
+    storage = reach(order.job.saving.uri or wanted.manifest.rpartition(f"/{job}/")[0])
+    for durable in candidates(storage, job, wanted):
+        faults = _faults(storage, job, durable, is_thorough=order.is_thorough)
+        if not faults:
+            return replace(result, found=durable, why="; ".join(faults_found))
+        faults_found += [f"step {durable.point.step} is unreadable: {_few(faults)}"]
     return replace(
         result, why="; ".join(faults_found) or f"no readable checkpoint at {storage.uri}"
     )

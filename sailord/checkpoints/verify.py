@@ -16,6 +16,7 @@ from sailord.checkpoints.manifest import Manifest, Object, Tensor, folder_of
 from sailord.checkpoints.object_storage import Missing, Storage, StorageError
 from sailord.core.model.commands import WriteManifest
 from sailord.planning.job_spec import read_job
+from simulator.documents.problems import InputError
 from simulator.spec.job import Job
 from worker.checkpoint.snapshot_file import (
     Header,
@@ -50,6 +51,10 @@ def read_head(storage: Storage, name: str) -> tuple[Header, str]:
 def compose(storage: Storage, order: WriteManifest, *, term: int, spec: str) -> Manifest:
     """Build the manifest of uploaded parts; raises ``StorageError``."""
     job, point = order.job, order.point
+    try:
+        tensors = tensors_of(read_job(spec))
+    except InputError as error:
+        raise StorageError(f"the file of {job.id} cannot be used: {error}") from None
     headers: list[Header] = []
     objects: list[Object] = []
     for part in order.parts:
@@ -87,7 +92,7 @@ def compose(storage: Storage, order: WriteManifest, *, term: int, spec: str) -> 
         atoms=first.atoms,
         dtype=first.dtype,
         moments=first.moments,
-        tensors=tensors_of(read_job(spec)),
+        tensors=tensors,
         objects=tuple(objects),
         progress=first.progress,
         spec=spec,

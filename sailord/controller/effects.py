@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
@@ -37,6 +37,8 @@ from sailord.core.model.commands import (
 )
 from sailord.core.model.events import (
     CommitFailed,
+    DurableChecked,
+    Event,
     ManifestWritten,
     PlanFound,
     PlanRefused,
@@ -78,11 +80,20 @@ class Effects:
         match command:
             case RequestPlan():
                 self.plan_requests += 1
-                self._tasks.start(self._plan(command, cause))
+                self._start(
+                    self._plan(command, cause),
+                    lambda at, why: PlanRefused(at, command.request, why, is_known=False),
+                )
             case WriteManifest():
-                self._tasks.start(self._write_manifest(command))
+                self._start(
+                    self._write_manifest(command),
+                    lambda at, why: CommitFailed(at, command.job.id, command.point, why),
+                )
             case CheckDurable():
-                self._tasks.start(self._check_durable(command))
+                self._start(
+                    self._check_durable(command),
+                    lambda at, why: DurableChecked(at, command.job.id, command.durable, None, why),
+                )
             case CollectGarbage():
                 self._tasks.start(self._collect_garbage(command))
             case AbortGeneration():
@@ -90,9 +101,24 @@ class Effects:
             case WakeAgents():
                 self._tasks.start(run_in_batches(map(self._wake, command.nodes)))
             case ProbeAgent():
-                self._tasks.start(self._probe(command.node))
+                self._start(self._probe(command.node), lambda at, _: ProbeFailed(at, command.node))
             case _:
                 assert_never(command)
+
+    def _start(
+        self, work: Coroutine[None, None, None], failed: Callable[[float, str], Event]
+    ) -> None:
+        """Start work that a rule waits for: a fault of ours must end in its event, too."""
+
+        async def answered() -> None:
+            try:
+                await work
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+                self.inbox.put(failed(self.clock.now(), f"sailord failed, see its log: {why}"))
+                raise  # The trace is logged.
+
+        self._tasks.start(answered())
 
     # ---- checkpoint storage -------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from agents.protocol.records import (
     Saving,
     Uploaded,
 )
-from sailord.checkpoints.catalog import _check
+from sailord.checkpoints.catalog import Checkpoints
 from sailord.checkpoints.manifest import manifest_bytes, read_manifest
 from sailord.checkpoints.object_storage import StorageError, open_storage
 from sailord.checkpoints.verify import compose, faults_of
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.torch
 
 def check(folder, durable, *, is_thorough=False):
     job = JobRecord(JOB, "running", saving=Saving(f"file://{folder}"))
-    return _check(CheckDurable(job, durable, is_thorough))
+    return asyncio.run(Checkpoints(("*",)).check(CheckDurable(job, durable, is_thorough)))
 
 
 def faults(folder, made, *, is_thorough=True):
@@ -227,15 +228,26 @@ def test_changed_manifest_is_detected_by_its_hash(tmp_path):
 def test_uploads_are_verified_before_the_commit(tmp_path, change, said):
     made = make(tmp_path, 10)
     storage = open_storage(f"file://{tmp_path}")
-    folder = storage.uri_of("j/1-10")
-    parts = [
-        Uploaded(made.manifest.point, f"{folder}/{o.name}", o.bytes, o.checksum, o.holds)
-        for o in made.manifest.objects
-    ]
-    job = JobRecord(JOB, "running", saving=Saving(storage.uri))
-    record = GenerationRecord(JOB, 1, "open", "sha", (), FIRST, 3, "")
-    order = WriteManifest(job, record, tuple(parts), made.manifest.point, None)
+    order = order_of(storage, made)
     assert compose(storage, order, term=3, spec=SPEC).objects == made.manifest.objects
-    wrong = replace(order, parts=(replace(parts[0], **change), parts[1]))
+    wrong = replace(order, parts=(replace(order.parts[0], **change), order.parts[1]))
     with pytest.raises(StorageError, match=said):
         compose(storage, wrong, term=3, spec=SPEC)
+
+
+def test_uploads_of_a_job_whose_file_cannot_be_used_get_no_manifest(tmp_path):
+    made = make(tmp_path, 10)
+    storage = open_storage(f"file://{tmp_path}")
+    with pytest.raises(StorageError, match=r"the file of j cannot be used: .*a_newer_key"):
+        compose(storage, order_of(storage, made), term=3, spec=f"a_newer_key = 1\n{SPEC}")
+
+
+def order_of(storage, made):
+    folder = storage.uri_of("j/1-10")
+    parts = tuple(
+        Uploaded(made.manifest.point, f"{folder}/{o.name}", o.bytes, o.checksum, o.holds)
+        for o in made.manifest.objects
+    )
+    job = JobRecord(JOB, "running", saving=Saving(storage.uri))
+    record = GenerationRecord(JOB, 1, "open", "sha", (), FIRST, 3, "")
+    return WriteManifest(job, record, parts, made.manifest.point, None)
