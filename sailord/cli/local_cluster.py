@@ -95,6 +95,7 @@ def _train(cluster: LocalCluster, steps: int | None, *, idle: bool) -> int:
     cluster.start()
     if idle:
         live(cluster, listen(cluster))
+        return 0
     text = cluster.place.job("job.toml")
     text = text if steps is None else text.replace("[training]", f"[training]\nsteps = {steps}")
     text += f'\n[checkpoint]\nuri = "file://{cluster.place.checkpoints}"\npersist_every = 20\n'

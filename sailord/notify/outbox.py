@@ -73,7 +73,7 @@ class Outbox:
     bell: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once when there may be new messages to deliver."""
     failing: dict[str, str] = field(default_factory=dict)
-    """Receivers that do not accept messages at present, by host, and why."""
+    """Receivers that do not accept messages at present: host and cause, by the key of each."""
     _offered: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
 
     @property

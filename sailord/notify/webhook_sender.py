@@ -122,14 +122,15 @@ class _ReceiverTask:
 
     async def _send_until_accepted(self, entry: Entry, term: int) -> bool:
         """Retry with backoff; ``False``: we are not the leader any more."""
-        refusals, url = 0, self.receiver.url
+        refusals, url, name = 0, self.receiver.url, self.by.key(self.receiver)
+        failing = self.by.outbox.failing
         backoff = Backoff(BACKOFF_S_FIRST, BACKOFF_S_MAX)
         while self.by.leadership.term == term:
             why, was_reached = await self._send(entry.value)
             if not why:
-                self.by.outbox.failing.pop(self.host, None)
+                failing.pop(name, None)
                 return True
-            self.by.outbox.failing[self.host] = why
+            failing[name] = f"{self.host}: {why}"
             log.info("webhook not accepted; will retry", url=url, why=why, key=entry.key)
             refusals += was_reached
             if refusals >= REFUSALS_MAX:
@@ -137,6 +138,7 @@ class _ReceiverTask:
                 log.warning(what, url=url, why=why, key=entry.key)
                 return True
             await asyncio.sleep(backoff.next_s())
+        failing.pop(name, None)  # Another sailord sends now.
         return False
 
     def _wants(self, raw: bytes) -> bool:

@@ -32,6 +32,9 @@ BURST = 200.0
 PER_S = 50.0
 """Webhook messages of one form that are accepted: so many at once, then so many a second."""
 
+PACKAGE_KEPT_S = 3600.0
+"""A package is kept for so long after it was last uploaded or asked for, though no job has it."""
+
 REQUEST_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -64,6 +67,8 @@ class ApiContext:
     """The schedule shown last, and its plan."""
     curve: TrainingCurve = field(default_factory=TrainingCurve)
     """Loss and throughput of the active job."""
+    packages_used_s: dict[str, float] = field(default_factory=dict)
+    """When each package was last uploaded or asked for; those of the last hours."""
     verifier: Verifier = field(init=False)
     tokens: TokenFile = field(init=False)
     pubsub_keys: KeySet | None = field(init=False)
@@ -83,6 +88,16 @@ class ApiContext:
         keys = self.config.webhooks.pubsub_keys
         self.pubsub_keys = None if keys is None else KeySet(keys)
         self.tokens = TokenFile(self.config.tokens, self.config.token)
+
+    def use_package(self, name: str) -> None:
+        """Note that somebody uploads a package or is about to submit a job with it."""
+        self.packages_used_s[name] = time.monotonic()
+
+    def lately_used_packages(self) -> frozenset[str]:
+        """Return the packages that may belong to a submission under way."""
+        since_s = time.monotonic() - PACKAGE_KEPT_S
+        self.packages_used_s = {n: at for n, at in self.packages_used_s.items() if at >= since_s}
+        return frozenset(self.packages_used_s)
 
     @property
     def state(self) -> State:

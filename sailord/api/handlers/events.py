@@ -22,12 +22,13 @@ from simulator.documents.problems import InputError, Problem
 
 KEEPALIVE_S = 15.0
 LOOK_S = 2.0
-"""How often a stream's token and certificate are checked again."""
+"""How often it is checked whether a stream may go on."""
 
 
 async def events(request: web.Request) -> web.StreamResponse:
     """Stream events as server-sent events, after the last id that the client saw."""
-    feed = request.app[CONTEXT].controller.announcer.feed
+    api = request.app[CONTEXT]
+    feed, term = api.controller.announcer.feed, api.state.term
     given = request.headers.get("Last-Event-ID") or request.query.get("after") or "0"
     if not re.fullmatch(r"[0-9]{1,18}", given, re.ASCII):
         raise InputError(Problem("Last-Event-ID", "is not a number", "send the last id you saw"))
@@ -43,21 +44,26 @@ async def events(request: web.Request) -> web.StreamResponse:
         raise too_many("event streams")
     with load.streaming(name):
         await reply.prepare(request)
-        return await _stream(reply, feed.follow(int(given)), request[STILL_ADMITTED])
+
+        def goes_on() -> bool:
+            # Once another sailord leads, events are there: the client asks again and gets them.
+            return api.state.term == term and request[STILL_ADMITTED]()
+
+        return await _stream(reply, feed.follow(int(given)), goes_on)
 
 
 async def _stream(
     reply: web.StreamResponse,
     followed: AsyncIterator[FeedEvent],
-    is_admitted: Callable[[], bool],
+    goes_on: Callable[[], bool],
 ) -> web.StreamResponse:
-    """Send events until the client disconnects, or its token or certificate expires."""
+    """Send events until the client disconnects, or may get no more of them here."""
     pending = asyncio.ensure_future(anext(followed))
     written_s = time.monotonic()
     try:
         while True:
             done, _ = await asyncio.wait([pending], timeout=LOOK_S)
-            if not is_admitted():
+            if not goes_on():
                 return reply
             if not done:
                 if time.monotonic() >= written_s + KEEPALIVE_S:

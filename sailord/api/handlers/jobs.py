@@ -62,6 +62,7 @@ async def submit_job(request: web.Request) -> web.Response:
         what, cure = "needs the number of steps", "set training.steps, or leave the deadline out"
         raise InputError(Problem("objective.deadline", what, cure))
     if job.work is not None:
+        api.use_package(job.work.package)
         await asyncio.to_thread(check_package, package_storage(api), job.work.package)
     layers, atoms = job_shape(job)
     now, saving = api.clock.now(), saving_of(job)
@@ -95,7 +96,7 @@ async def submit_job(request: web.Request) -> web.Response:
         await wait_until(lambda: render.job_view(api.last_led, id_) is not None)
     if job.work is not None:
         with contextlib.suppress(StorageError):  # The next submission tries again.
-            await delete_unused(api, package_storage(api))
+            await delete_unused(api, package_storage(api), job.work.package)
     led = api.last_led
     before = render.waits_for(led, id_)
     submitted = types.Submitted(

@@ -56,9 +56,8 @@ class LiveDocument:
             if time.monotonic() >= self.made_at + max(LOOK_S, self.took_s / SHARE_MAX) * 0.9:
                 plan, about = await plan_of(api, api.last_led)
                 begun = time.monotonic()
-                self.document = live_document(
-                    api.last_led, self.rows, _surroundings(api, plan, about)
-                )
+                document = live_document(api.last_led, self.rows, _surroundings(api, plan, about))
+                self.document = {**document, "leads": api.state.term is not None}
                 self.made_at = time.monotonic()
                 self.took_s = self.made_at - begun
             return self.document
@@ -103,7 +102,7 @@ async def live(request: web.Request) -> web.StreamResponse:
         try:
             await reply.prepare(request)
             await stream.send("hello", hello)
-            while api.state.term == stream.term and request[STILL_ADMITTED]():
+            while stream.may_go_on() and request[STILL_ADMITTED]():
                 await stream.tell(await shared.look(api))
                 await asyncio.sleep(LOOK_S)
         except ConnectionError:
@@ -128,6 +127,12 @@ class _Stream:
         kept = self.api.controller.announcer.feed.kept
         if len(kept) > EVENTS_FIRST:
             self.event_id = kept[-EVENTS_FIRST - 1].id
+
+    def may_go_on(self) -> bool:
+        """Return whether no other sailord has begun to lead, or we to."""
+        leader, term = self.api.leader, self.api.state.term
+        is_elsewhere = leader is not None and leader.address != self.api.config.address
+        return term == self.term and not (term is None and is_elsewhere)
 
     async def send(self, kind: str, value: object) -> None:
         """Send one event."""

@@ -40,7 +40,9 @@ def metrics_text(api: ApiContext) -> str:
 
 def controller_metrics(api: ApiContext) -> list[Metric]:
     """Metrics of the leader, the store, the active job and the nodes."""
-    controller, state = api.controller, api.last_led
+    # A former leader's nodes and stragglers are reported by the present one.
+    is_former = api.state.term is None and api.leader is not None
+    controller, state = api.controller, api.state if is_former else api.last_led
     active, durations = state.active, controller.durations
     unreadable = api.own_gateway.unreadable
     generation = active.generation if active is not None else None

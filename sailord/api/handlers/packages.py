@@ -30,8 +30,9 @@ def package_storage(api: ApiContext) -> Storage:
 
 async def show_package(request: web.Request) -> web.Response:
     """Show which parts of a package are missing."""
-    package = _package(request)
-    storage = package_storage(request.app[CONTEXT])
+    package, api = _package(request), request.app[CONTEXT]
+    api.use_package(str(package))
+    storage = package_storage(api)
     missing = await asyncio.to_thread(missing_parts, storage, package)
     return answer(PackageView(str(package), PART_BYTES, missing))
 
@@ -44,7 +45,9 @@ async def put_part(request: web.Request) -> web.Response:
         what = f"part {part} of {package.parts} has {len(body)} bytes"
         raise InputError(Problem("body", what, f"send {PART_BYTES} bytes, the rest in the last"))
     failpoint("StorePart")
-    storage = package_storage(request.app[CONTEXT])
+    api = request.app[CONTEXT]
+    api.use_package(str(package))
+    storage = package_storage(api)
     if not await asyncio.to_thread(_is_written, storage, _name(package, part), body):
         what, cure = "is stored with other content", "submit again, which checks and deletes it"
         raise Refusal(409, Problem(f"{package}: part {part}", what, cure))
@@ -102,9 +105,15 @@ def check_package(storage: Storage, name: str) -> None:
         raise InputError(Problem(place, "differs from its name; it is deleted", "submit again"))
 
 
-async def delete_unused(api: ApiContext, storage: Storage) -> None:
-    """Delete the packages that no job needs any more; one that failed may be resumed."""
-    needed = set()
+async def delete_unused(api: ApiContext, storage: Storage, submitted: str) -> None:
+    """Delete the packages that no job needs any more; one that failed may be resumed.
+
+    Those that were uploaded or asked for lately stay: another submission may be under way. Only the
+    leader knows all jobs.
+    """
+    if api.state.term is None:
+        return
+    needed = {submitted, *api.lately_used_packages()}
     for job in api.last_led.jobs.values():
         if job.state not in ("done", "cancelled"):
             text = await api.gateway.read_spec(job.id) or ""

@@ -78,9 +78,7 @@ def service_of(api: ApiContext) -> Service:
     return Service(
         has_leader=api.leader is not None,
         store=_store_view(api),
-        unheard=tuple(
-            f"{url}: {why}" for url, why in api.controller.announcer.outbox.failing.items()
-        ),
+        unheard=tuple(api.controller.announcer.outbox.failing.values()),
         unreadable=dict(sorted(api.own_gateway.unreadable.found.items())),
         refusals=_refusals_of(api.strangers),
         capacity=glance_of(api),

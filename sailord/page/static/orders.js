@@ -21,16 +21,14 @@ const NOTICE_S = 30;
 export function renderOrders(doc, role, node) {
   const may = role === "operator" || role === "admin";
   const job = doc.job;
-  const ofJob = [];
+  const ofJobs = [];
   if (may && job) {
-    if (job.state === "held") ofJob.push("resume");
-    else ofJob.push("pause", "replan", ...(job.saves ? ["checkpoint"] : []));
+    const kinds = job.state === "held" ? ["resume"] : ["pause", "replan", ...(job.saves ? ["checkpoint"] : [])];
+    ofJobs.push(...kinds.map((kind) => [kind, job.id]));
+  } else if (may) {
+    ofJobs.push(...(doc.paused ?? []).slice(0, 3).map((id) => ["resume", id]));
   }
-  fill(byId("job-orders"), ofJob.map((kind) => [kind, JOB, `/v1/jobs/${encodeURIComponent(job.id)}/${kind}`, job.id]));
-  const paused = may && !job ? (doc.paused ?? []) : [];
-  if (paused.length) {
-    fill(byId("job-orders"), paused.slice(0, 3).map((id) => ["resume", JOB, `/v1/jobs/${encodeURIComponent(id)}/resume`, id]));
-  }
+  fill(byId("job-orders"), ofJobs.map(([kind, id]) => [kind, JOB, `/v1/jobs/${encodeURIComponent(id)}/${kind}`, id]));
   const here = node && doc.nodes?.[node];
   const ofNode = [];
   if (may && here && here.state !== "lost") {

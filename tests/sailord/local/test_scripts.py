@@ -138,7 +138,6 @@ def test_jobs_travel_with_their_setup_and_do_not_meet(folder):
     # While it lasts, `status` names the node and what failed there.
     why = f"b1: setup `{FAILS_ON_B1}` exited with 7: no disk"
     assert why in one["seen"]
-    assert f"b1 is not used: {why.removeprefix('b1: ')}" in one["seen"]
     # Another version for the next job, though workers come from the same fork servers.
     assert two["state"] == "done", two
     assert any("tiny 1.0 secret 23" in log for log in one["logs"].values())

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 import pytest
 
+from agents.protocol.records import JobId, JobRecord
 from agents.rpc.client import CallFailed, SignedClient
 from agents.rpc.signing import ClusterKey
 from agents.work.package import BYTES_MAX, PART_BYTES, Package
+from sailord.api.handlers.context import PACKAGE_KEPT_S, ApiContext
+from sailord.api.handlers.packages import delete_unused
+from sailord.checkpoints.object_storage import Storage, open_storage
 from sailord.client import Client, ServerProblem
 from simulator.models.families import build_model
 from simulator.spec.job import Job
@@ -64,18 +71,56 @@ async def test_a_package_is_uploaded_once_and_read_by_agents(head, client):
     client.ask("POST", f"/v1/jobs/job-{package.sha256[:8]}/cancel", {})
 
 
-def test_packages_of_jobs_that_are_over_are_deleted_and_those_of_others_are_not(client):
-    contents = [os.urandom(9) for _ in range(3)]
-    packages = [package_of(content) for content in contents]
-    for package, content in zip(packages, contents, strict=True):
+def test_package_of_another_submission_under_way_is_not_deleted(client):
+    contents = [os.urandom(9) for _ in range(2)]
+    first, other = (package_of(content) for content in contents)
+    for package, content in zip((first, other), contents, strict=True):
         client.ask("PUT", f"/v1/packages/{package}/0", content)
-        submit(client, package)
-        if package == packages[0]:
-            cancel(client, package)
-    missing = [client.ask("GET", f"/v1/packages/{package}")["missing"] for package in packages]
-    assert missing == [[0], [], []]
-    for package in packages[1:]:
-        cancel(client, package)
+    submit(client, first)
+    assert client.ask("GET", f"/v1/packages/{other}")["missing"] == []
+    submit(client, other)
+    cancel(client, first)
+    cancel(client, other)
+
+
+@pytest.mark.asyncio
+async def test_packages_that_nobody_needs_any_more_are_deleted_by_the_leader(tmp_path, monkeypatch):
+    storage = open_storage(f"file://{tmp_path}")
+    names = [str(package_of(bytes([number]))) for number in range(4)]
+    for name in names:
+        storage.write(f"{name}/0000", b"x")
+    monkeypatch.setattr(ApiContext, "__post_init__", lambda _: None)
+    about: dict[str, Any] = dict.fromkeys(
+        ("config", "controller", "own_gateway", "clock", "key", "network", "goodput"), None
+    )
+    api = ApiContext(**about, store_changed=asyncio.Event())
+    jobs = {
+        JobId(state): JobRecord(JobId(state), state, layers=1, atoms=1)
+        for state in ("running", "done")
+    }
+    specs = {JobId("running"): names[0], JobId("done"): names[1]}
+
+    async def read_spec(id_: JobId) -> str:
+        return f'[work]\npackage = "{specs[id_]}"\n'
+
+    state: Any = SimpleNamespace(term=None, jobs=jobs)
+    gateway = SimpleNamespace(read_spec=read_spec)
+    for name, value in {"state": state, "last_led": state, "gateway": gateway}.items():
+        monkeypatch.setattr(ApiContext, name, value)
+    api.use_package(names[2])
+    await delete_unused(api, storage, names[3])
+    assert kept(storage) == set(names), "who does not lead does not know all jobs"
+    state.term = 1
+    await delete_unused(api, storage, names[3])
+    assert kept(storage) == set(names) - {names[1]}
+    api.packages_used_s[names[2]] -= PACKAGE_KEPT_S
+    await delete_unused(api, storage, names[0])
+    assert kept(storage) == {names[0]}
+    assert names[2] not in api.packages_used_s
+
+
+def kept(storage: Storage) -> set[str]:
+    return {entry.name.partition("/")[0] for entry in storage.entries("")}
 
 
 def cancel(client: Client, package: Package) -> None:
