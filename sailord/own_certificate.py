@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 
 from agents.protocol.names import NAME
-from agents.rpc.certificates import life_left
+from agents.rpc.certificates import is_pair, life_left
 from agents.rpc.enrolment import LOOK_S, RENEW_AT
 from agents.rpc.tls import Tls
 from sailord.authority import Authority
@@ -43,8 +43,10 @@ def _renew(config: Config) -> None:
     if settings is None or settings.by is None:
         return
     certificate = settings.files.certificate
+    key = settings.files.key
     assert certificate is not None
-    if life_left(certificate) >= RENEW_AT:
+    assert key is not None
+    if life_left(certificate) >= RENEW_AT and is_pair(certificate, key):
         return
     authority = Authority.open(Path(settings.by))
     if authority.cluster != config.cluster_name:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,9 +37,24 @@ def replacing(path: Path, *, is_durable: bool = True, suffix: str = "new") -> It
 
 
 def replace_file(path: Path, content: str | bytes, *, is_durable: bool = True) -> None:
-    """Replace the file's content."""
-    with replacing(path, is_durable=is_durable) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+    """Replace the file's content; an ``OSError`` names the file."""
+    try:
+        with replacing(path, is_durable=is_durable) as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # A write of a descriptor knows no name.
+        raise
+
+
+def said_of(error: Exception, place: Path) -> str:
+    """Say in a sentence what failed, with the place where the system refused something.
+
+    ``place`` is named if the error knows none.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        cure = "; free room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        return f"{error.filename or place}: {error.strerror}{cure}"
+    return str(error) or type(error).__name__
 
 
 def sync_folder(folder: Path) -> None:

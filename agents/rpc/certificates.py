@@ -39,6 +39,16 @@ def life_left(path: Path) -> float:
     return max(0.0, (end - time.time()) / (end - begin))
 
 
+def is_pair(certificate: Path, key: Path) -> bool:
+    """Return whether a certificate is of a key, and both can be read."""
+    try:
+        found = x509.load_pem_x509_certificate(certificate.read_bytes())
+        secret = serialization.load_pem_private_key(key.read_bytes(), None)
+    except (OSError, ValueError, TypeError):
+        return False
+    return found.public_key() == secret.public_key()
+
+
 def new_key() -> ec.EllipticCurvePrivateKey:
     """Make a private key."""
     return ec.generate_private_key(ec.SECP256R1())

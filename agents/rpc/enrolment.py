@@ -11,10 +11,10 @@ from pathlib import Path
 import aiohttp
 import structlog
 
-from agents.daemon.atomic_file import replace_file
+from agents.daemon.atomic_file import replace_file, sync_folder
 from agents.daemon.backoff import Backoff
 from agents.daemon.systemd import notify
-from agents.rpc.certificates import life_left, request_of, write_secret
+from agents.rpc.certificates import is_pair, life_left, request_of, write_secret
 from agents.rpc.client import CallFailed, SignedClient
 from agents.rpc.identity import Identity
 from agents.rpc.signing import ClusterKey
@@ -43,17 +43,27 @@ class Enrolment:
     owner: Identity
     key: ClusterKey
     session: aiohttp.ClientSession
+    _unsaved: dict[str, str] | None = None
+    """A sailord's answer until it is on the disk: it signs nothing more for a stranger whose name
+    has a certificate."""
 
     async def first(self) -> Tls:
         """Return the TLS of this process, once it has a certificate; wait for a sailord if not."""
         files, backoff = self.settings.files, Backoff(RETRY_S, RETRY_S_MAX)
-        assert files.certificate is not None
-        while self.settings.by is not None and life_left(files.certificate) <= 0:
+        if self.settings.by is not None:
+            self._take_next_key()
+        while self.settings.by is not None and not self._has_certificate():
             if not await self._tried(self._enrol(self._stranger)):
                 # systemd would end a start that takes longer than TimeoutStartSec.
                 notify("STATUS=waiting for a certificate\nEXTEND_TIMEOUT_USEC=60000000")
                 await asyncio.sleep(backoff.next_s())
         return Tls(files, self.owner.cluster, self.owner.role, self.owner.name)
+
+    def _has_certificate(self) -> bool:
+        files = self.settings.files
+        assert files.certificate is not None
+        assert files.key is not None
+        return life_left(files.certificate) > 0 and is_pair(files.certificate, files.key)
 
     @property
     def _stranger(self) -> Tls:
@@ -75,25 +85,48 @@ class Enrolment:
     async def _tried(self, work: Awaitable[None]) -> bool:
         try:
             await work
-        except CallFailed as error:
+        except (CallFailed, OSError) as error:
             log.warning("the certificate cannot be renewed now", error=str(error))
             return False
         return True
 
     async def _enrol(self, tls: Tls) -> None:
-        private, request = request_of(self.owner)
-        answer = await self._ask(tls, "POST", request)
         files = self.settings.files
         assert files.key is not None
         assert files.certificate is not None
-        files.key.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._write_revoked(answer)
-        write_secret(files.key, private)
-        replace_file(files.certificate, answer["certificate"])
+        if self._unsaved is None:
+            files.key.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            private, request = request_of(self.owner)
+            write_secret(self._next_key, private)
+            sync_folder(files.key.parent)
+            self._unsaved = await self._ask(tls, "POST", request)
+        self._write_revoked(self._unsaved)
+        replace_file(files.certificate, self._unsaved["certificate"])
+        self._take_next_key()
+        self._unsaved = None
         log.info("got a certificate", certificate=str(self.owner))
 
+    @property
+    def _next_key(self) -> Path:
+        """The key of the certificate that is asked for, until that has replaced the last one."""
+        key = self.settings.files.key
+        assert key is not None
+        return key.with_name(f".{key.name}.next")
+
+    def _take_next_key(self) -> None:
+        """Use the next key if the certificate is of it, also after a crash between the two."""
+        files = self.settings.files
+        assert files.key is not None
+        assert files.certificate is not None
+        if is_pair(files.certificate, self._next_key):
+            self._next_key.rename(files.key)
+            sync_folder(files.key.parent)
+
     async def _fetch_revoked(self, tls: Tls) -> None:
-        self._write_revoked(await self._ask(tls, "GET", b""))
+        answer = await self._ask(tls, "GET", b"")
+        if self._unsaved is not None:
+            self._unsaved["revoked"] = answer["revoked"]
+        self._write_revoked(answer)
 
     def _write_revoked(self, answer: dict[str, str]) -> None:
         path = self.settings.files.revoked
@@ -119,7 +152,10 @@ class Enrolment:
 async def keep_copies(files: TlsFiles, folder: Path) -> None:
     """Keep the copies for workers of another user up to date, forever."""
     while True:
-        copies_for_workers(files, folder)
+        try:
+            copies_for_workers(files, folder)
+        except OSError as error:
+            log.warning("the copies for workers cannot be renewed now", error=str(error))
         await asyncio.sleep(COPY_S)
 
 

@@ -23,8 +23,9 @@ from agents.snapshots.upload import Uploader
 from simulator.documents.problems import InputError, Problem
 from worker.checkpoint import snapshot_file
 
-LINKED_MAX = 8
-"""Files that may wait for the durable store; more would fill the memory during an outage."""
+POINTS_LINKED = 2
+"""Points whose files may wait for the durable store; more would fill the memory in an outage. A
+point is useful only with the files of all ranks, so that a begun one is linked to its end."""
 
 
 class Workers(Protocol):
@@ -163,13 +164,13 @@ class SnapshotLifecycle:
 
     def _link(self, snapshot: SnapshotFile) -> None:
         """Link the file for its upload: the worker may reuse its own name before that is done."""
-        name = snapshot.key
-        if name not in self._linked and len(self._linked) >= LINKED_MAX:
+        points = {(job, point) for job, point, _ in self._linked}
+        if (snapshot.job, snapshot.point) not in points and len(points) >= POINTS_LINKED:
             step = snapshot.point.step
-            text = f"step {step} is not uploaded: {LINKED_MAX} older files still wait"
+            text = f"step {step} is not uploaded: {POINTS_LINKED} older steps still wait"
             self._set_trouble(snapshot.job, "store", text)
         elif (linked := self.memory.link(snapshot)) is not None:
-            self._linked[name] = linked
+            self._linked[snapshot.key] = linked
 
     async def _make_room(self, needed_bytes: int) -> None:
         """Drop the oldest files that wait for upload: an outage of the store stops no training."""

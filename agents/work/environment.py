@@ -17,7 +17,7 @@ import site
 import subprocess
 import sys
 import venv
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, ParamSpec, Protocol, TypeVar
@@ -185,11 +185,12 @@ async def _run(
     reads, writes = os.pipe()
     with open(reads, "rb", buffering=0) as output:
         try:
-            process: Command
+            starting: Awaitable[Command]
             if runner is None:
-                process = await _start(command, cwd, {**os.environ, **variables}, writes)
+                starting = _start(command, cwd, {**os.environ, **variables}, writes)
             else:
-                process = await runner.start(command, cwd, variables, writes)
+                starting = runner.start(command, cwd, variables, writes)
+            process = await _started(starting)
         finally:
             os.close(writes)
         reading = asyncio.create_task(_read(output, log))
@@ -213,10 +214,24 @@ async def _run(
         raise SetupError(f"setup `{command}` {how}: {last[-TEXT_MAX:]}")
 
 
+async def _started(command: Awaitable[Command]) -> Command:
+    """Return a command once it is started; end it, and what it began, if cancelled meanwhile."""
+    starting = asyncio.ensure_future(command)
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # Asyncio itself would end the shell alone, or nothing at all where a thread starts it.
+        await asyncio.wait([starting])
+        if starting.exception() is None:
+            with contextlib.suppress(OSError):  # The task must end as cancelled.
+                await starting.result().kill()
+        raise
+
+
 async def _start(command: str, cwd: Path, variables: dict[str, str], writes: int) -> OwnCommand:
-    """Start a command in a process group of its own; ends the group if cancelled meanwhile."""
-    starting = asyncio.ensure_future(
-        asyncio.create_subprocess_shell(
+    """Start a command in a process group of its own."""
+    return OwnCommand(
+        await asyncio.create_subprocess_shell(
             command,
             cwd=cwd,
             env=variables,
@@ -226,14 +241,6 @@ async def _start(command: str, cwd: Path, variables: dict[str, str], writes: int
             start_new_session=True,
         )
     )
-    try:
-        return OwnCommand(await asyncio.shield(starting))
-    except asyncio.CancelledError:
-        # Asyncio itself would end the shell alone, and not what the shell has started by now.
-        await asyncio.wait([starting])
-        if starting.exception() is None:
-            await OwnCommand(starting.result()).kill()
-        raise
 
 
 @dataclass(eq=False)

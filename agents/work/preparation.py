@@ -7,7 +7,6 @@ leave it out; others go on. It is prepared in the background and tries again.
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 import structlog
 
 from agents.core.model import Event, UnfitChanged
+from agents.daemon.atomic_file import said_of
 from agents.daemon.backoff import Backoff
 from agents.daemon.clock import Clock
 from agents.daemon.failpoints import failpoint
@@ -159,6 +159,7 @@ class Preparation:
     async def _prepare(self, job: JobId) -> None:
         """Prepare the node; after a failure try again, forever."""
         backoff, failure = Backoff(self.retry_s, RETRY_S_MAX), ""
+        last: tuple[object, ...] = ()
         fetch_backoff = Backoff(min(self.retry_s, FETCH_AGAIN_S), FETCH_AGAIN_S_MAX)
         while self._view is None:
             late: asyncio.Task[None] | None = None
@@ -172,8 +173,9 @@ class Preparation:
                 # Whatever a job contains must not end the agent or make it wait forever.
                 if late is not None:
                     late.cancel()
-                # Another attempt may say the same differently.
-                failure = failure or self._said(error)
+                said = said_of(error, self.folder)
+                if (kind := _kind_of(error, said)) != last:  # Or it says the same differently.
+                    last, failure = kind, said
                 trace = None if isinstance(error, EXPECTED) else error
                 log.warning(f"the work folder cannot be prepared: {error}", job=job, exc_info=trace)
                 self._set_unfit(failure)
@@ -182,13 +184,6 @@ class Preparation:
             finally:
                 if late is not None:
                     late.cancel()
-
-    def _said(self, error: Exception) -> str:
-        """Say in a sentence what failed, with the place where the system refused something."""
-        if isinstance(error, OSError) and error.strerror:
-            cure = "; free room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-            return f"{error.filename or self.folder}: {error.strerror}{cure}"
-        return str(error) or type(error).__name__
 
     async def _read(self, job: JobId) -> Work | None:
         """Read what the job needs; ``None``: nothing."""
@@ -268,3 +263,8 @@ class Preparation:
     def close(self) -> None:
         """End the preparation."""
         self._tasks.cancel()
+
+
+def _kind_of(error: Exception, said: str) -> tuple[object, ...]:
+    """Return what is the same of two failures that only differ in their details, after a colon."""
+    return type(error), getattr(error, "errno", None), said.partition(": ")[0]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.core.model import Event, GangExited, GangReported
-from agents.daemon.atomic_file import replace_file
+from agents.daemon.atomic_file import replace_file, said_of
 from agents.daemon.clock import Clock
 from agents.daemon.tasks import Tasks
 from agents.daemon.unreadable import UnreadableRecords
@@ -141,12 +141,12 @@ class WorkerGang:
             if member.is_idle() and member.spec["job"] == self.job
         }
         missing = []
-        for spec in specs:
-            if (member := idle.get(spec["device"])) is not None:
-                self._reuse(member, spec)
-            else:
-                missing.append(spec)
         try:
+            for spec in specs:
+                if (member := idle.get(spec["device"])) is not None:
+                    self._reuse(member, spec)
+                else:
+                    missing.append(spec)
             await self._kill_unused()
             for spec in missing:
                 await self.fork_client.ensure_running()
@@ -154,7 +154,7 @@ class WorkerGang:
                     break
                 await self._fork(spec)
         except (OSError, ValueError) as error:
-            self._fail(f"the workers cannot be started: {error}")
+            self._fail(f"the workers cannot be started: {said_of(error, self.folder)}")
         self._is_starting = False
         self._report_progress()
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agents.daemon.atomic_file import said_of
 from agents.daemon.tasks import Tasks
 from agents.protocol.records import GenerationRecord, JobId, NodeId, NodeRecord
 from agents.workers.gang import WorkerGang
@@ -83,9 +84,13 @@ class GenerationJoiner:
         if isinstance(work, str):
             self.gang.refuse(work)
             return
-        self._delete_old_homes(record.number)
-        write_generation_files(self.settings, details)
-        all_specs = list(specs(self.settings, details, rank_map, self.node(), work))
+        try:
+            self._delete_old_homes(record.number)
+            write_generation_files(self.settings, details)
+            all_specs = list(specs(self.settings, details, rank_map, self.node(), work))
+        except OSError as error:
+            self.gang.refuse(said_of(error, self.settings.home(record.number)))
+            return
         self._find_rendezvous(rank_map, all_specs[0])
         await self.gang.start(all_specs)
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import stat
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from agents.rpc.certificates import request_of
+from agents.rpc.certificates import key_pem, new_key, request_of, write_secret
 from agents.rpc.identity import Identity, identity_of, read_identity
 from agents.rpc.tls import read_certificate
+from agents.rpc.tls_settings import TlsSettings
 from sailord.authority import Authority
 from sailord.cli.main import main
+from sailord.own_certificate import open_tls
 from simulator.documents.problems import InputError
+from tests.sailord.certificates import files_in
 
 NODE = Identity("test", "agent", "n1")
 
@@ -123,3 +128,13 @@ def test_the_command_line_makes_lists_renews_and_revokes(tmp_path):
         refused = sailorctl("ca", *words, *ca)
         assert refused.exit_code == 2
         assert why in refused.output
+
+
+def test_a_sailord_whose_certificate_is_of_another_key_makes_both_anew(authority, tmp_path):
+    """A crash between the two files of a renewal leaves them so."""
+    head = tmp_path / "head"
+    authority.issue("sailord", "head", head)
+    write_secret(head / "key.pem", key_pem(new_key()))
+    settings = TlsSettings(files_in(head), str(tmp_path / "ca"))
+    config: Any = SimpleNamespace(tls=settings, cluster_name="test")
+    assert open_tls(config).own.role == "sailord"

@@ -6,6 +6,7 @@ them. A rank that has not started the number that others wait for is to blame (`
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -41,6 +42,8 @@ class OperationLog:
         self._now = now
         self._keeps_unfinished = keeps_unfinished
         self._unfinished: deque[Operation] = deque()
+        self._lock = threading.Lock()
+        """Held by the threads that drop operations which are over."""
         self._waiting: Operation | None = None
 
     def begin(self, group: str, what: str) -> Operation:
@@ -80,14 +83,15 @@ class OperationLog:
         """
         waiting = self._waiting
         if waiting is None:
-            while self._unfinished and _is_over(self._unfinished[0]):
-                self._unfinished.popleft()
-                if self._unfinished:
-                    # The device runs operations in order, so the next one began to wait when this
-                    # one ended.
-                    after = self._unfinished[0]
-                    after.begun_s = max(after.begun_s, self._now())
-            waiting = self._unfinished[0] if self._unfinished else None
+            with self._lock:
+                while self._unfinished and _is_over(self._unfinished[0]):
+                    self._unfinished.popleft()
+                    if self._unfinished:
+                        # The device runs operations in order, so the next one began to wait when
+                        # this one ended.
+                        after = self._unfinished[0]
+                        after.begun_s = max(after.begun_s, self._now())
+                waiting = self._unfinished[0] if self._unfinished else None
         return None if waiting is None else (waiting, self._now() - waiting.begun_s)
 
 

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import select
+import threading
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,43 @@ async def test_a_setup_that_is_cancelled_while_its_shell_starts_leaves_nothing(f
         await running
     assert select.select([process], [], [], 30)[0], "it was killed"
     os.close(process)
+
+
+async def test_a_command_of_another_user_that_is_cancelled_while_it_is_asked_for_is_ended(folder):
+    loop, begun, goes_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    done: list[str] = []
+
+    class Asked:
+        async def start(self, *asked: Any) -> Asked:
+            await asyncio.to_thread(self.ask, asked[-1])
+            return self
+
+        def ask(self, output: int) -> None:
+            loop.call_soon_threadsafe(begun.set)
+            goes_on.wait()
+            os.fstat(output)  # It is passed on only now.
+            done.append("started")
+
+        async def wait(self) -> int:
+            raise AssertionError
+
+        async def kill(self) -> None:
+            done.append("killed")
+            raise ConnectionError("the fork server ended")
+
+        async def end_all(self) -> None:
+            raise AssertionError
+
+    with folder.log.open("ab") as file:
+        log = _Log(file, [])
+        running = asyncio.create_task(environment._run("x", folder.files, {}, log, Asked()))
+        await begun.wait()
+        running.cancel()
+        await asyncio.sleep(0)
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert done == ["started", "killed"]
 
 
 async def test_secrets_are_variables_and_are_blotted_out_in_log_and_error(folder):

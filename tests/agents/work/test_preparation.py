@@ -201,6 +201,41 @@ async def test_a_failing_setup_is_told_once_and_tried_again(tmp_path, node, sour
 
 
 @pytest.mark.asyncio
+async def test_the_newest_kind_of_failure_is_told_and_a_repeated_one_once(
+    tmp_path, node, sources, monkeypatch
+):
+    archive = packed(tmp_path, train=b"print()")
+    node.job(archive)
+    sources.packages = {"leader:1": {str(package_of(archive)): archive}}
+    fails: list[Exception] = [
+        FetchError("the package cannot be fetched: a:1 refused"),
+        FetchError("the package cannot be fetched: b:2 refused"),
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/a"),
+        OSError(errno.EROFS, os.strerror(errno.EROFS), "/a"),
+    ]
+    real = module.unpack
+
+    def write(*args: Any) -> None:
+        if fails:
+            raise fails.pop(0)
+        real(*args)
+
+    monkeypatch.setattr(module, "FETCH_AGAIN_S", 0.01)
+    monkeypatch.setattr(module, "unpack", write)
+    with contextlib.closing(node.preparation):
+        node.preparation.look(RUNNING)
+        said = [await node.told.get()]
+        while said[-1]:
+            said.append(await node.told.get())
+    assert [each for each in said if each != PREPARING] == [
+        "the package cannot be fetched: a:1 refused",
+        "/a: No space left on device; free room there",
+        "/a: Read-only file system",
+        "",
+    ]
+
+
+@pytest.mark.asyncio
 async def test_a_full_disk_is_named(tmp_path, node, sources, monkeypatch):
     archive = packed(tmp_path, train=b"print()")
     node.job(archive)

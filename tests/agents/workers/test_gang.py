@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 from pathlib import Path
 from typing import Any, cast
 
-from agents.core.model import Event, GangReported
+import pytest
+
+from agents.core.model import Event, GangExited, GangReported
 from agents.daemon.clock import Clock
 from agents.protocol.records import JobId, Sealing
 from agents.workers.gang import WorkerGang
@@ -37,3 +42,29 @@ def test_failed_gang_reports_what_the_others_seal_until_they_have(tmp_path: Path
     assert (failed.taking, failed.failure, failed.sealing) == (
         "failed", "rank 0: an exception", None,
     )  # fmt: skip
+
+
+@pytest.mark.asyncio
+async def test_a_full_disk_when_a_worker_is_reused_is_the_failure_of_the_generation(
+    tmp_path, monkeypatch
+):
+    class Full(io.BytesIO):
+        def write(self, _: object) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    told: list[Event] = []
+    gang = WorkerGang(tmp_path, cast("Any", None), Clock(), told.append)
+    gang.job, gang.generation, gang._is_starting = JobId("j"), 3, True
+    idle = WorkerProcess(
+        tmp_path, cast("Any", None), {"job": "j", "generation": 2, "rank": 0, "device": 0}
+    )
+    monkeypatch.setattr(WorkerProcess, "is_idle", lambda _: True)
+    monkeypatch.setattr(Path, "open", lambda *_: Full())
+    gang.members.append(idle)
+    await gang.start([{"job": "j", "generation": 3, "rank": 0, "device": 0}])
+    failed, ended = told
+    place = tmp_path / "seat.json"
+    why = f"the workers cannot be started: {place}: No space left on device; free room there"
+    assert isinstance(failed, GangReported)
+    assert isinstance(ended, GangExited)
+    assert failed.failure == ended.failure == why

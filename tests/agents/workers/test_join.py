@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -78,3 +80,31 @@ async def test_a_generation_that_is_over_once_the_node_is_prepared_starts_nothin
     joiner = GenerationJoiner(any_, lambda: ours, details_of, any_, gang, any_, work_of)
     record: Any = SimpleNamespace(job=JobId("j"), number=2)
     await joiner.join(record)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("names_file", [True, False])
+async def test_a_full_disk_at_a_join_is_refused_by_its_name(monkeypatch, tmp_path, names_file):
+    refused: list[str] = []
+    gang: Any = SimpleNamespace(job=JobId("j"), generation=2, refuse=refused.append)
+
+    async def details_of(_: GenerationRecord) -> Any:
+        return SimpleNamespace(plan="")
+
+    async def work_of(_: JobId) -> dict[str, Any]:
+        return {}
+
+    def write(*_: object) -> None:
+        name = ("/a/plan.json",) if names_file else ()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *name)
+
+    monkeypatch.setattr(join, "read_rank_map", lambda *_: RankMap(2, {1: 0}, FIRST))
+    monkeypatch.setattr(join, "write_generation_files", write)
+    settings: Any = SimpleNamespace(home=lambda number: tmp_path / str(number))
+    any_: Any = None
+    ours: Any = SimpleNamespace(id=HERE)
+    joiner = GenerationJoiner(settings, lambda: ours, details_of, any_, gang, any_, work_of)
+    record: Any = SimpleNamespace(job=JobId("j"), number=2)
+    await joiner.join(record)
+    place = "/a/plan.json" if names_file else tmp_path / "2"
+    assert refused == [f"{place}: No space left on device; free room there"]

@@ -1,0 +1,86 @@
+"""From a sealed snapshot to the queue of its upload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agents.core.model import TroubleChanged
+from agents.daemon.clock import Clock
+from agents.protocol.records import JobId, Point
+from agents.snapshots.lifecycle import SnapshotLifecycle
+from agents.snapshots.memory import SnapshotMemory
+from tests.agents.sealing import write_snapshot
+
+JOB = JobId("job")
+RANKS = 16
+
+
+class Node:
+    """A node of many GPUs whose store takes nothing until the test lets it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.queued: list[tuple[int, int]] = []
+        """Steps and ranks whose upload was queued."""
+        self.told: list[str] = []
+        any_: Any = SimpleNamespace(
+            job=JOB, generation=1, order=lambda *_, **__: None, known={}, jobs={}, nodes=None
+        )
+        state: Any = SimpleNamespace(node=SimpleNamespace(id="a.1.1", state="ready"), uploaded=())
+        memory = SnapshotMemory(folder)
+        memory.open()
+        self.lifecycle = SnapshotLifecycle(
+            memory=memory, workers=any_, cluster=any_, client=any_, clock=Clock(),
+            feed=self.hear, state=lambda: state, rate_bytes_s=1e9,
+        )  # fmt: skip
+        uploader: Any = SimpleNamespace(
+            add=lambda file: self.queued.append((file.point.step, file.header.rank))
+        )
+        self.lifecycle.uploader = uploader
+
+    def hear(self, event: object) -> None:
+        if isinstance(event, TroubleChanged):
+            self.told.append(event.trouble)
+
+    def seal(self, step: int, ranks: int = RANKS) -> None:
+        """All ranks seal a point to be stored before any of its files is replicated."""
+        memory = self.lifecycle.memory
+        for rank in range(ranks):
+            write_snapshot(memory.folder, step=step, rank=rank, persist=True)
+        for rank in range(ranks):
+            self.lifecycle.hear(JOB, rank, sealed_at=Point(step, 1), bytes_short=0)
+        for snapshot in memory.snapshots(JOB, Point(step, 1)):
+            self.lifecycle.replicated(snapshot, "")
+
+
+@pytest.fixture
+def node(tmp_path):
+    return Node(tmp_path)
+
+
+def test_the_files_of_all_ranks_of_two_points_wait_for_the_store(node):
+    node.seal(5)
+    node.seal(10)
+    assert sorted(node.queued) == [(step, rank) for step in (5, 10) for rank in range(RANKS)]
+    assert node.told == []
+
+
+@pytest.mark.asyncio
+async def test_a_third_point_waits_for_neither_rank_and_says_so_until_one_is_stored(node):
+    node.seal(5)
+    node.seal(10)
+    node.queued.clear()
+    node.seal(15)
+    assert node.queued == []
+    assert node.told == ["step 15 is not uploaded: 2 older steps still wait"]
+    for name, linked in list(node.lifecycle._linked.items()):
+        if name[1].step == 5 and name[2] > 0:
+            node.lifecycle.uploaded(linked, None)
+    node.seal(20)
+    assert node.queued == [], "one file of step 5 still waits"
+    node.lifecycle.uploaded(node.lifecycle._linked[JOB, Point(5, 1), 0], None)
+    node.seal(25)
+    assert sorted(node.queued) == [(25, rank) for rank in range(RANKS)]
