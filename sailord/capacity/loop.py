@@ -334,8 +334,8 @@ class CapacityLoop:
                 await self._ask("quotas", self._read_quotas)
 
     async def _create(self, ask: InstanceRequest) -> None:
-        if not await self._save():
-            return  # Not sent: the new leader does not know of it.
+        if not await self._save() or ask.request_id not in self.state.asks:
+            return  # Not sent: the leader, or our own next term, does not know of it.
         try:
             outcome = await self.provider.create(ask)
         except ProviderError as error:

@@ -7,12 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from sailord.capacity.core.model import Policy
+from agents.store.interface import StoreUnavailable
+from sailord.capacity.core.model import CapacityRecord, Create, Policy, TargetSet, TookOver
 from sailord.capacity.loop import CapacityLoop
 from sailord.core.model.phases import Held
 from sailord.core.model.state import State
-from sailord.providers.interface import Notice, Observation
+from sailord.providers.interface import Granted, Notice, Observation
 from tests.gce.virtual_client import Gateway, VirtualLoop
+from tests.sailord.capacity.story import A, Story
 
 NOTICE = Notice(100.0, "7", "sailor-7", "preemption", 30.0)
 
@@ -127,3 +129,37 @@ def test_a_question_to_the_planner_ends_with_its_job():
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         assert runner.run(play()) < 5.0
     assert asked == ["abandoned"]
+
+
+@pytest.mark.parametrize("is_elected_again", [False, True])
+def test_a_request_is_not_sent_in_a_term_whose_record_lacks_it(is_elected_again):
+    sent, story = [], Story().see(1.0).hear(TargetSet(1.0, {A: 1}))
+    (order,) = story.of(Create)
+
+    class Hanging(Gateway):
+        """Its first write fails, perhaps only after the next election."""
+
+        writes = 0
+
+        async def write_as_leader(self, term, orders):
+            self.writes += 1
+            if self.writes == 1:
+                if is_elected_again:
+                    self.term = hands._term = 2
+                    hands.state = story.hear(TookOver(9.0, "t2", CapacityRecord())).state
+                raise StoreUnavailable("as scripted")
+            return await super().write_as_leader(term, orders)
+
+    class Recorder(Warner):
+        async def create(self, ask):
+            sent.append(ask)
+            return Granted(ask.request_id, ())
+
+    gateway = Hanging(lambda: False, None)
+    gateway.term = 1
+    clock = SimpleNamespace(now=lambda: 100.0)
+    hands = CapacityLoop(None, Recorder(), Policy(), None, None, gateway, clock)
+    hands._term, hands.state = 1, story.state
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(hands._create(order.ask))
+    assert sent == ([] if is_elected_again else [order.ask])
