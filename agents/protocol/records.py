@@ -17,6 +17,12 @@ machine that reboots, or returns under its name, is another node."""
 
 JobId = NewType("JobId", str)
 
+
+def name_in(id_: NodeId) -> str:
+    """Return the machine's name, with which a node's id begins: its boot and its start follow."""
+    return id_.rsplit(".", 2)[0]
+
+
 NodeState = Literal["joining", "ready", "draining", "cordoned"]
 GenerationState = Literal["open", "stopping", "closed"]
 JobState = Literal["queued", "running", "paused", "held", "done", "failed", "cancelled"]

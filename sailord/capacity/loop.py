@@ -28,6 +28,7 @@ from sailord.capacity.core.decide import decide, record_of
 from sailord.capacity.core.model import CapacityRecord, CapacityState
 from sailord.capacity.core.planner_view import (
     agents_of,
+    holding,
     options_of,
     pool_supplies,
     progress_of,
@@ -222,7 +223,8 @@ class CapacityLoop:
             if self._term is not None:
                 if self.cluster.is_store_available:
                     agents, in_use = agents_of(self.cluster.state)
-                    self._feed(model.AgentsCounted(now, agents, in_use))
+                    held = holding(self.cluster.state)
+                    self._feed(model.AgentsCounted(now, agents, in_use, held))
                     self._feed(model.ProgressSeen(now, self._progress()))
                 self._feed(model.Tick(now))
             await asyncio.sleep(TICK_S)

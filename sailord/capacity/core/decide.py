@@ -28,6 +28,7 @@ from sailord.capacity.core.budget import (
     usd_per_hour,
     usd_per_hour_limit,
 )
+from sailord.capacity.core.cooldowns import cool_down, end_stockouts
 from sailord.capacity.core.deadline import (
     keep_deadline,
     keep_job_budget,
@@ -145,7 +146,7 @@ def _apply(state: CapacityState, event: model.Event) -> Decision:
         case model.ProgressSeen():
             return replace(state, progress=event.progress), ()
         case model.StockReported():
-            return _end_stockouts(state, event), ()
+            return end_stockouts(state, event), ()
         case model.BootsRetried():
             return boots.retry(state), (model.Log("failed boots are forgotten by an order"),)
         case model.Tick():
@@ -199,7 +200,7 @@ def _take_answer(state: CapacityState, outcome: Outcome) -> Decision:
             return replace(state, asks=asks, cooldowns=cooldowns), (model.Log(text),)
         case Refused():
             del asks[outcome.request_id]
-            state = _cool_down(
+            state = cool_down(
                 replace(state, asks=asks), pool, outcome.kind, outcome.text, outcome.retry_after_s
             )
             wait_s = state.cooldowns[pool].until - state.now
@@ -211,35 +212,6 @@ def _take_answer(state: CapacityState, outcome: Outcome) -> Decision:
             return replace(state, asks=asks), (model.Log(text),)
         case _:
             assert_never(outcome)
-
-
-def _cool_down(
-    state: CapacityState,
-    pool: Pool,
-    kind: model.CooldownKind,
-    text: str,
-    retry_after_s: float | None = None,
-) -> CapacityState:
-    policy, before = state.policy, state.cooldowns.get(pool)
-    if before is not None and state.now > before.until + policy.rest_max_s:
-        before = None  # The last refusal is too old to count.
-    refusals = 1 if before is None else before.refusals + 1
-    wait_s = min(model.COOLDOWN_S[kind] * 2.0 ** min(refusals - 1, 20), policy.rest_max_s)
-    until = state.now + max(wait_s, retry_after_s or 0.0)
-    since = state.now if before is None else before.since
-    return replace(
-        state,
-        cooldowns={**state.cooldowns, pool: model.Cooldown(until, kind, refusals, text, since)},
-    )
-
-
-def _end_stockouts(state: CapacityState, event: model.StockReported) -> CapacityState:
-    cooldowns = {
-        pool: rest
-        for pool, rest in state.cooldowns.items()
-        if rest.kind != "stockout" or (pool.zone, pool.gpu) != (event.zone, event.gpu)
-    }
-    return replace(state, cooldowns=cooldowns)
 
 
 def _reprice(state: CapacityState, prices: Mapping[Pool, float]) -> CapacityState:
@@ -274,20 +246,24 @@ def _count_agents(state: CapacityState, event: model.AgentsCounted) -> CapacityS
             if machine.joined_at is not None:
                 machines[id_] = replace(machine, absent_since=machine.absent_since or state.now)
             continue
-        if machine.joined_at is None and agent.gpus >= machine.instance.pool.gpus:
+        gpus = machine.gpus if agent.gpus is None else agent.gpus
+        if machine.joined_at is None and (gpus or 0) >= machine.instance.pool.gpus:
             state = boots.note_joined(state, machine.instance.pool)
+        is_idle = agent.is_leaving and name not in event.in_use | event.holding
         machines[id_] = replace(
             machine,
             joined_at=machine.joined_at or state.now,
             absent_since=None,
             is_leaving=agent.is_leaving,
-            gpus=agent.gpus,
+            idle_since=(machine.idle_since or state.now) if is_idle else None,
+            gpus=gpus,
         )
     has_gap = state.now > state.looked_at + COUNTS_S
     return replace(
         state,
         machines=machines,
         in_use=event.in_use,
+        holding=event.holding,
         looked_at=state.now,
         counting_since=state.now if has_gap else state.counting_since,
     )
@@ -319,7 +295,7 @@ def _expire_doubts(state: CapacityState) -> Decision:
             if made[id_]:
                 told.append(model.Log(f"{id_} made {made[id_]} of {asked.ask.count}: {pool}"))
             else:
-                state = _cool_down(state, pool, "unknown", "no answer")
+                state = cool_down(state, pool, "unknown", "no answer")
                 told.append(model.Log(f"{id_} made nothing: {pool}"))
     return state, tuple(told)
 
@@ -339,7 +315,7 @@ def _mark_unusable(state: CapacityState) -> Decision:
             pool = machine.instance.pool
             was_stopped = boots.why_stopped(state, pool)
             state = boots.note_failed(state, pool, fault)
-            state = _cool_down(state, pool, "boot", fault)
+            state = cool_down(state, pool, "boot", fault)
             if boots.why_stopped(state, pool) and not was_stopped:
                 told.append(model.Log(f"stopped: {pool}: {boots.why_stopped(state, pool)}"))
     return state, tuple(told)
@@ -358,22 +334,30 @@ def _fault_of(state: CapacityState, machine: RentedInstance) -> str:
 
 
 def _why_unneeded(state: CapacityState, machine: RentedInstance) -> str:
-    # Before the first count of agents every instance may be in use.
-    is_in_use = not state.looked_at or machine.instance.node in state.in_use
-    since, lost_s = machine.absent_since, state.policy.lost_s
-    if state.stop == "ended" or (state.stop and not is_in_use):
+    # Before the first count of agents every instance may be needed.
+    is_needed = not state.looked_at or machine.instance.node in state.in_use | state.holding
+    lost_s, surplus_s = state.policy.lost_s, state.policy.surplus_s
+    if state.stop == "ended" or (state.stop and not is_needed):
         return "the budget is spent"
-    if since is not None and state.looked_at >= max(since, state.counting_since) + lost_s:
+    if _has_lasted(state, machine.absent_since, lost_s):
         return f"its agent has been gone for {lost_s:.0f} s"
-    if machine.is_retiring and not is_in_use and is_replaced(state, machine.instance.pool):
+    if machine.is_retiring and not is_needed and is_replaced(state, machine.instance.pool):
         return "the provider would soon delete it"
-    return "it was drained" if machine.is_drained and not is_in_use else ""
+    # A drain that another ordered may be withdrawn: an agent that restarts drains, too.
+    is_idle = machine.is_drained or _has_lasted(state, machine.idle_since, surplus_s)
+    return "it was drained" if is_idle and not is_needed else ""
+
+
+def _has_lasted(state: CapacityState, since: float | None, seconds: float) -> bool:
+    """Return whether agents have been counted for so long since then."""
+    return since is not None and state.looked_at >= max(since, state.counting_since) + seconds
 
 
 def _shrink(state: CapacityState) -> Decision:
     """Give up what was surplus for ``surplus_s``: unused instances first, the youngest first.
 
-    Above the hourly limit none of it may stay so long.
+    Above the hourly limit none of it may stay so long. What the job needs of an unused one's
+    memory is awaited: that one is drained.
     """
     if not state.is_target_set:
         return state, ()
@@ -383,6 +367,7 @@ def _shrink(state: CapacityState) -> Decision:
             live.setdefault(machine.instance.pool, []).append(machine)
     since: dict[Pool, float] = {}
     spare: list[RentedInstance] = []
+    held: list[RentedInstance] = []
     machines = dict(state.machines)
     for pool, present in sorted(live.items()):
         too_many = len(present) - state.target.get(pool, 0)
@@ -392,15 +377,25 @@ def _shrink(state: CapacityState) -> Decision:
         if state.now < since[pool] + state.policy.surplus_s and is_affordable(state, 0.0):
             continue
         unused = [m for m in present if m.instance.node not in state.in_use]
-        unused.sort(key=lambda m: (m.joined_at is not None, -m.instance.created_at))
+        unused.sort(
+            key=lambda m: (
+                m.instance.node in state.holding,
+                m.joined_at is not None,
+                -m.instance.created_at,
+            )
+        )
         for machine in unused[:too_many]:
-            machines[machine.instance.id] = replace(machine, why="surplus")
+            if machine.instance.node in state.holding:
+                held.append(replace(machine, is_drained=True))
+                machines[machine.instance.id] = held[-1]
+            else:
+                machines[machine.instance.id] = replace(machine, why="surplus")
         used = [m for m in present if m.instance.node in state.in_use]
         spare += used[: max(too_many - len(unused), 0)]
     state = replace(state, surplus_since=since, machines=machines)
     leaving = spare if _has_all(state, live) else _blocking_surplus(state, spare)
     drained = {m.instance.id: replace(m, is_drained=True) for m in leaving}
-    return replace(state, machines={**machines, **drained}), tuple(map(_drain, leaving))
+    return replace(state, machines={**machines, **drained}), tuple(map(_drain, held + leaving))
 
 
 def _drain(machine: RentedInstance) -> model.Drain:

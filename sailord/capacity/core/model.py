@@ -248,7 +248,9 @@ class CapacityState:
     """As in ``CapacityRecord``."""
     surplus_since: Mapping[Pool, float] = field(default_factory=dict)
     in_use: frozenset[str] = frozenset()
-    """Names of the nodes that the job uses."""
+    """Names of the nodes that the job uses, ..."""
+    holding: frozenset[str] = frozenset()
+    """... and of those whose memory it may need."""
     looked_at: float = 0.0
     """When agents were last counted, ..."""
     counting_since: float = 0.0
@@ -331,7 +333,8 @@ class QuotasRead:
 class Agent:
     """What the decisions need to know about a registered agent."""
 
-    gpus: int
+    gpus: int | None
+    """``None``: not known, since its record has gone."""
     is_leaving: bool = False
 
 
@@ -342,6 +345,8 @@ class AgentsCounted:
     at: float
     agents: Mapping[str, Agent]
     in_use: frozenset[str] = frozenset()
+    holding: frozenset[str] = frozenset()
+    """Those whose memory it may need, used or not."""
 
 
 @dataclass(frozen=True, slots=True)

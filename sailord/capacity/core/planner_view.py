@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
-from agents.protocol.records import NodeId
+from agents.protocol.records import NodeId, name_in
 from sailord.capacity.core.decide import obtainable, supply
 from sailord.capacity.core.model import (
     Agent,
@@ -15,23 +15,28 @@ from sailord.capacity.core.model import (
     DeadlineOptions,
     JobProgress,
 )
+from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Held, Opening, Running, Starting, Stopping
 from sailord.core.model.proposal import Proposal
 from sailord.core.model.state import State
+from sailord.core.queries.drain_status import holders
 from sailord.core.queries.job_cost import billed, costs
 from sailord.planning.messages import DeadlineChoices, MachineChoice, PoolSupply
 from sailord.providers.interface import Pool
 
 
 def agents_of(state: State) -> tuple[Mapping[str, Agent], frozenset[str]]:
-    """Return present agents by node name, and the names of the nodes that the job uses."""
+    """Return live agents by node name, and the names of the nodes that the job uses.
+
+    A member without a lease trains on if only the store is out of its reach, until it is given up.
+    """
     agents = {
-        node.record.name: Agent(
-            node.record.gpus,
+        _name(node): Agent(
+            node.record.gpus if node.record.machine else None,
             node.is_draining or node.record.leaves_at is not None,
         )
         for node in state.nodes.values()
-        if not node.is_lost and node.absent_since is None
+        if not node.is_lost
     }
     active = state.active
     if state.unreadable:
@@ -46,8 +51,21 @@ def agents_of(state: State) -> tuple[Mapping[str, Agent], frozenset[str]]:
             members.update(proposal.members)
         case _:
             pass
-    names = {id_: node.record.name for id_, node in state.nodes.items()}
-    return agents, frozenset(names[id_] for id_ in members if id_ in names)
+    return agents, _names(state, members)
+
+
+def holding(state: State) -> frozenset[str]:
+    """Return the names of the nodes whose memory the job may need, whether it uses them or not."""
+    return _names(state, holders(state))
+
+
+def _names(state: State, ids: Iterable[NodeId]) -> frozenset[str]:
+    return frozenset(_name(state.nodes[id_]) for id_ in ids if id_ in state.nodes)
+
+
+def _name(node: Node) -> str:
+    """Return its name; of a member whose record went before we led, only its id is known."""
+    return node.record.name if node.record.machine else name_in(node.record.id)
 
 
 def progress_of(state: State) -> JobProgress | None:

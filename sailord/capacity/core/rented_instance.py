@@ -31,8 +31,11 @@ class RentedInstance:
     absent_since: float | None = None
     """Since when its agent is no longer registered."""
     is_leaving: bool = False
+    """Its node is draining, by whatever order or notice, or will end."""
+    idle_since: float | None = None
+    """Since when it is leaving and the job needs nothing on it."""
     is_drained: bool = False
-    """The job was ordered to move off it."""
+    """sailord ordered the job to move off it."""
     is_retiring: bool = False
     """The provider will soon delete it by itself: another one is requested."""
     gpus: int | None = None

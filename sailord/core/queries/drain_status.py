@@ -1,4 +1,4 @@
-"""When a draining node is safe to stop: no job needs anything on it; and when that never comes."""
+"""Which nodes hold state that is needed; when a draining node is safe to stop, and when never."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from agents.protocol.records import NodeId, Point, Report
 from sailord.core.model.nodes import Node
 from sailord.core.model.state import State
 from sailord.core.queries.replan_triggers import usable
-from sailord.core.queries.restore_choice import release_now
+from sailord.core.queries.restore_choice import ignores_probes, release_now
 
 
 def drained(state: State) -> frozenset[NodeId]:
@@ -20,6 +20,23 @@ def drained(state: State) -> frozenset[NodeId]:
         return frozenset()
     release = release_now(state)
     return frozenset(id_ for id_, node in leaving if _is_free(state, id_, node, release))
+
+
+def holders(state: State) -> frozenset[NodeId]:
+    """Return the nodes whose memory the active job may need, or that have not told what it is."""
+    active = state.active
+    if active is None:
+        return frozenset()
+    release = release_now(state)
+
+    def is_needed(node: Node) -> bool:
+        if node.is_lost:
+            return False
+        if node.report is None:
+            return not ignores_probes(state, node)
+        return node.report.job in {None, active.job} and _is_kept(node.report, release)
+
+    return frozenset(id_ for id_, node in state.nodes.items() if is_needed(node))
 
 
 def stuck(state: State) -> frozenset[NodeId]:
@@ -52,12 +69,19 @@ def _holds_state(state: State, report: Report, release: Point | None) -> bool:
     if not report.sealed:
         return False
     if active is not None and report.job in {None, active.job}:
-        return release is None or any(
-            each.point.generation == release.generation and each.point >= release
-            for each in report.sealed
-        )
+        return _is_kept(report, release)
     job = None if report.job is None else state.jobs.get(report.job)
     if job is None or job.state in {"done", "cancelled"}:
         return False
     durable = state.durables.get(job.id)
     return durable is None or any(durable.point < each.point for each in report.sealed)
+
+
+def _is_kept(report: Report, release: Point | None) -> bool:
+    """It has snapshots of the active job that are not released."""
+    if release is None:
+        return bool(report.sealed)
+    return any(
+        each.point.generation == release.generation and each.point >= release
+        for each in report.sealed
+    )

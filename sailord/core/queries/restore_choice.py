@@ -23,16 +23,16 @@ def holders_reported(state: State, active: Active) -> bool:
     if awaits_seals(state, active):
         return False
     members = (state.nodes.get(id_) for id_ in active.generation.members)
-    heard = all(n is None or n.is_lost or _speaks(n) or _ignores_probes(state, n) for n in members)
+    heard = all(n is None or n.is_lost or _speaks(n) or ignores_probes(state, n) for n in members)
     # Unused nodes may hold replicas, too.
     return heard and not any(
-        node.report is None and node.absent_since is None and not _ignores_probes(state, node)
+        node.report is None and node.absent_since is None and not ignores_probes(state, node)
         for node in state.nodes.values()
         if not node.is_lost
     )
 
 
-def _ignores_probes(state: State, node: Node) -> bool:
+def ignores_probes(state: State, node: Node) -> bool:
     """Return whether it has a lease, had time to report, and left a probe unanswered.
 
     A firewall may block it, or its clock be far from ours.
