@@ -115,7 +115,12 @@ def _raised(allowed: float, least: float) -> str:
     """By how much to raise a limit; by no share where it is far from enough."""
     if least > PERCENT_MAX * allowed:
         return f"raise it to {least:.4g}"
-    return f"raise it by {least / allowed - 1:.0%}"
+    return f"raise it by {_enough(least / allowed - 1)}"
+
+
+def _enough(share: float) -> str:
+    """A share in per cent, rounded up so that it is enough."""
+    return f"{math.ceil(100 * share - 1e-9)}%"
 
 
 def _too_slow(objective: Objective, limits: Limits, fastest_s: float, others: str) -> Problem:
@@ -127,7 +132,7 @@ def _too_slow(objective: Objective, limits: Limits, fastest_s: float, others: st
             "objective.min_iterations_per_s",
             f"wants iterations of {1 / least:.4g} s, and the fastest plan {others} takes"
             f" {fastest_s:.4g} s ({1 / fastest_s:.4g} iterations/s)",
-            f"lower it by {1 - 1 / (least * fastest_s):.0%}",
+            f"lower it by {_enough(1 - 1 / (least * fastest_s))}",
         )
     assert limits.steps is not None
     assert limits.seconds_left is not None

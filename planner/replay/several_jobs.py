@@ -136,19 +136,25 @@ def _parts(trace: Trace, plans: TracePlans, share: float) -> Iterator[GpuCounts]
 def _claimant(job: JobOfMany, costs: ReconfigurationCosts) -> Claimant:
     """What a job asks for: any of its plans."""
     choices = [
-        PlanChoice(plan, job.plans.whole_machines(plan), _worth(job, plan))
-        for plan in range(len(job.figures))
+        PlanChoice(plan, job.plans.whole_machines(plan), worth)
+        for plan, worth in enumerate(_worths(job))
     ]
     steps_s = [each.iteration_s * (1 + costs.checkpoint_share) for each in job.figures]
     down_s = {plan: costs.planned_s + step_s for plan, step_s in enumerate(steps_s)}
     return Claimant(without_dominated(choices), job.weight, down_s)
 
 
-def _worth(job: JobOfMany, plan: int) -> float:
-    """Samples per second, or per dollar if the goal is cost and prices are known."""
-    usd, _ = job.plans.known[plan].score("cost")
-    figures = job.figures[plan]
-    return figures.samples / usd if job.plans.goal == "cost" and usd else figures.rate
+def _worths(job: JobOfMany) -> list[float]:
+    """Samples per second of each plan, or per dollar if the goal is cost and any plan costs some.
+
+    A plan on GPUs of one's own is worth a thousand times the cheapest that costs something.
+    """
+    paid = [job.plans.known[plan].score("cost")[0] for plan in range(len(job.figures))]
+    least = min(filter(None, paid), default=0.0)
+    if job.plans.goal != "cost" or not least:
+        return [figures.rate for figures in job.figures]
+    pairs = zip(job.figures, paid, strict=True)
+    return [figures.samples / max(usd, least / 1000) for figures, usd in pairs]
 
 
 def _played(

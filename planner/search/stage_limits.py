@@ -462,8 +462,16 @@ class StageTimeTables:
 
     def room(self, micro_batch: int, fewest: int, most: int) -> Floats:
         """Micro batches that a stage may hold at once, by [choice, first layer, end]."""
-        # One pipeline needs fewer buffers; many pipelines have smaller optimizer shards.
-        pipelines = 1 if fewest == 1 and not self.costs.job.zero else most
+        # One pipeline needs fewer buffers; many have smaller optimizer shards under ZeRO-1.
+        if fewest > 1:
+            return self._room_with(micro_batch, most)
+        alone = self._room_with(micro_batch, 1)
+        if not self.costs.job.zero:
+            return alone
+        either: Floats = np.maximum(alone, self._room_with(micro_batch, most))
+        return either
+
+    def _room_with(self, micro_batch: int, pipelines: int) -> Floats:
         key = (micro_batch, pipelines)
         if key not in self._room:
             self._room[key] = np.stack(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from planner.problem.question import Answer, Question
 from planner.replay.run_replay import replayed
-from planner.replay.several_jobs import LINE, SHARE, SeveralJobs, replayed_together
+from planner.replay.several_jobs import LINE, SHARE, SeveralJobs, _worths, replayed_together
 from sailord.cli.main import main
 from sailord.cli.planning.replay import machines_taken
 from simulator.api import Measurements
@@ -114,6 +114,31 @@ def test_a_job_with_goal_cost_takes_the_cheapest_plan_and_leaves_the_rest() -> N
     assert sum(few) == 4
     # The largest part that was searched and leaves a machine to the other job.
     assert sum(many) == 24
+
+
+def test_a_job_with_goal_cost_prefers_gpus_that_cost_nothing() -> None:
+    """Their worth is in samples per dollar, too, and not in samples per second."""
+    own = Cluster((POOLS[0], replace(POOLS[1], price_usd_per_gpu_hour=0.0)), load_catalogue())
+    plain = replace(question(), cluster=own)
+    cheap = replace(plain, job=replace(plain.job, objective=Objective(goal="cost")))
+
+    def search(asked: Question) -> Answer:
+        found = per_machine(asked)
+        if found.plan is None or found.estimate is None:
+            return found
+        paid = sum(p.stages[0].places[0].zone == POOLS[0].zone for p in found.plan.pipelines)
+        money = Money(0.004 * paid * found.estimate.iteration_s, 0.0)
+        return replace(found, estimate=replace(found.estimate, money=money))
+
+    taken = machines_taken(STILL, own, 0)
+    found = replayed_together(
+        [cheap, plain], (1.0, 1.0), STILL, COSTS, taken=taken, search=search, searches=60
+    )
+    paid, free = gpus_at(found, found.ways[SHARE][0], 0, 10)
+    assert (paid, free > 0) == (0, True)
+    job = found.jobs[0]
+    worths = {figures.gpus: worth for figures, worth in zip(job.figures, _worths(job), strict=True)}
+    assert worths[0, 4] > max(worth for (paid, _), worth in worths.items() if paid)
 
 
 def test_in_line_the_next_job_begins_when_the_first_has_ended() -> None:
