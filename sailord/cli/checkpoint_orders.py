@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -14,6 +15,9 @@ from sailord.client import Client, ServerProblem, part
 from sailord.text.table import table
 
 WAIT_S = 0.2
+DONE = re.compile(r"step (\d+) is durable, as ordered")
+NOT_DONE = re.compile(r"step \d+ did not become durable in time|no checkpoint: .*")
+"""What the leader's notes say once the order is settled."""
 
 
 def _list_text(value: dict[str, Any]) -> str:
@@ -50,30 +54,53 @@ def now(client: Client, job: str | None, wait: bool, as_json: bool) -> None:
 
     Default JOB: the active one.
     """
-    job, before = ask_about(client, "job", job, lambda name: _durable_step(client, name))
+    job, _ = ask_about(client, "job", job, lambda name: client.ask("GET", f"/v1/jobs/{name}"))
+    mark = max((each["id"] for each in _events(client, 0)), default=0)
     ordered = client.ask("POST", f"/v1/jobs/{part(job)}/checkpoint", {})
     if not wait:
         show(ordered, as_json, lambda _: f"checkpoint {job}: ordered")
         return
     reported: list[str] = []
-    while (step := _durable_step(client, job)) is None or step == before:
+    while (step := _settled_step(client, job, mark)) is None:
         time.sleep(WAIT_S)
         state = client.ask("GET", f"/v1/jobs/{part(job)}/checkpoints")
         if state["trouble"] or state["uri"] is None:
             click.echo(f"error: {state['trouble'] or _list_text(state)}", err=True)
             raise SystemExit(FAILED)
-        _expect_running(client, job, step)
+        _expect_running(client, job)
         if (troubles := _troubles(client, job)) != reported:
             reported = troubles
             click.echo("\n".join(["still waiting", *troubles]), err=True)
     show({"job": job, "step": step}, as_json, lambda _: f"step {step} is durable")
 
 
-def _expect_running(client: Client, job: str, durable_step: int | None) -> None:
+def _events(client: Client, after: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = client.ask("GET", f"/v1/events?follow=false&after={after}")[
+        "events"
+    ]
+    return found
+
+
+def _settled_step(client: Client, job: str, mark: int) -> int | None:
+    """Return the step that an event after ``mark`` tells to be durable as ordered.
+
+    Raises if one tells that the order has failed; ``None``: it is not settled yet.
+    """
+    for text in [each["text"] for each in _events(client, mark) if each["job"] == job]:
+        if (done := DONE.fullmatch(text)) is not None:
+            return int(done[1])
+        if NOT_DONE.fullmatch(text):
+            raise ServerProblem(text)
+    return None
+
+
+def _expect_running(client: Client, job: str) -> None:
     """Raise if the job does not run, since it will make no further checkpoint."""
-    state = client.ask("GET", f"/v1/jobs/{part(job)}")["state"]
+    found = client.ask("GET", f"/v1/jobs/{part(job)}")
+    state, durable = found["state"], found["durable"]
     if state == "running":
         return
+    durable_step = None if durable is None else durable["point"]["step"]
     newest = "none is durable" if durable_step is None else f"the newest is of step {durable_step}"
     raise ServerProblem(f"{job} is {state}, so no further checkpoint is made; {newest}")
 
@@ -81,11 +108,6 @@ def _expect_running(client: Client, job: str, durable_step: int | None) -> None:
 def _troubles(client: Client, job: str) -> list[str]:
     active = client.ask("GET", "/v1/status")["job"]
     return active["troubles"] if active is not None and active["id"] == job else []
-
-
-def _durable_step(client: Client, job: str) -> int | None:
-    durable = client.ask("GET", f"/v1/jobs/{part(job)}")["durable"]
-    return None if durable is None else int(durable["point"]["step"])
 
 
 def _pinning(order: str, about: str) -> click.Command:

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from sailord.cli.child_process import expect_success
 from sailord.cli.options import FILE
 from sailord.cli.profile_network import network
 from simulator.documents.problems import InputError, Problem
@@ -38,8 +39,17 @@ def profile() -> None:
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: a GPU if any.")
 @click.option("--kind", help="GPU kind to measure for, if its name does not say it.")
 @click.option("--catalogue", type=FILE, metavar="FILE", help="Your own facts of GPUs.")
-@click.option("--budget", type=float, metavar="SECONDS", help="For all rounds; default: 100.")
-@click.option("--threads", type=int, help="CPU threads, as many as a worker has; default: torch's.")
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="For all rounds; default: 100.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="CPU threads, as many as a worker has; default: torch's.",
+)
 @click.option("--force", is_flag=True, help="Measure although the device is in use.")
 @click.argument("arguments", nargs=-1)
 def model(job: Path, arguments: tuple[str, ...], **options: Any) -> None:
@@ -55,10 +65,10 @@ def model(job: Path, arguments: tuple[str, ...], **options: Any) -> None:
     for name, value in options.items():
         if value is True:
             words.append(f"--{name}")
-        elif value not in (None, False):
+        elif value is not None and value is not False:
             words += [f"--{name.replace('_', '-')}", str(value)]
     done = subprocess.run([*words, "--", str(job), *arguments], check=False)
-    raise SystemExit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
+    expect_success(done.returncode)
 
 
 profile.add_command(network)

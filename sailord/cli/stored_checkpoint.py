@@ -22,6 +22,7 @@ from sailord.checkpoints.object_storage import Storage, StorageError, open_stora
 from sailord.checkpoints.resume import take_in
 from sailord.checkpoints.retention import Folder
 from sailord.checkpoints.verify import faults_of
+from sailord.cli.child_process import expect_success
 from sailord.cli.described_job import JobFile, describe_script, described_text
 from sailord.cli.exit_codes import FAILED
 from sailord.cli.options import FILE, show
@@ -197,8 +198,7 @@ def export(
     command += ["--to", str(out), "--form", form]
     command += [] if job_file is None else ["--job", str(job_file)]
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise SystemExit(done.returncode)
+    expect_success(done.returncode)
     value = {"job": job, "step": _step_of(name), "folder": str(out)}
     show(value, as_json, lambda _: done.stdout.rstrip())
 
@@ -252,8 +252,7 @@ def import_checkpoint(
         command += [str(word) for pair in words.items() for word in pair]
         command += ["--", *arguments]
         done = subprocess.run(command, check=False, stdout=subprocess.PIPE, cwd=root)
-        if done.returncode:
-            raise SystemExit(done.returncode)
+        expect_success(done.returncode)
         try:
             durable = take_in(open_storage(uri), JobId(name), job, spec, file)
         except StorageError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from sailord.cli.described_job import JobFile
 from sailord.cli.exit_codes import FAILED
 from sailord.cli.inputs import ESTIMATOR, PROFILES, takes_script
 from sailord.cli.options import FILE, JSON, show
-from sailord.cli.planning.measured import measured
+from sailord.cli.planning.measured import Measured, SearchKilled, measured
 from sailord.cli.planning.question import chosen_names, judge_of, read_question, rejected_text
 from sailord.text.table import table
 from simulator.api import Estimator
@@ -109,13 +110,23 @@ def _best_row(question: Question, name: str, mode: Mode, judge: Estimator, *, wh
     is_whole = whole or name == SAILOR
     clusters = (question.cluster,) if is_whole else sub_clusters(question.cluster)
     found = [
-        measured(partial(_enter, replace(question, cluster=cluster), name, mode, judge))
+        _measured_entry(replace(question, cluster=cluster), name, mode, judge)
         for cluster in clusters
     ]
     goal = question.job.objective.goal
     best = min(found, key=lambda one: _objective(one.result, goal))
     seconds = sum(one.seconds for one in found)
     return _Row(best.result, best.seconds, best.peak_bytes, len(found), seconds)
+
+
+def _measured_entry(question: Question, name: str, mode: Mode, judge: Estimator) -> Measured[Entry]:
+    """Run one planner in a process of its own; one that is killed enters with the reason."""
+    begun = time.perf_counter()
+    try:
+        return measured(partial(_enter, question, name, mode, judge))
+    except SearchKilled as error:
+        entry = Entry(name, None, None, why_not=str(error))
+        return Measured(entry, time.perf_counter() - begun, None)
 
 
 def _enter(question: Question, name: str, mode: Mode, judge: Estimator) -> Entry:

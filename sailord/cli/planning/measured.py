@@ -10,7 +10,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from sailord.cli.child_process import killed_text
+
 _Result = TypeVar("_Result")
+
+
+class SearchKilled(Exception):  # noqa: N818 - an outcome of the search, not a failure of ours
+    """A signal ended the process of a search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +30,10 @@ class Measured(Generic[_Result]):
 
 
 def measured(search: Callable[[], _Result]) -> Measured[_Result]:
-    """Run a search in a fork of this process, so that none uses what another one left behind."""
+    """Run a search in a fork of this process, so that none uses what another one left behind.
+
+    Raises ``SearchKilled`` if a signal ended it.
+    """
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_run, args=(search, theirs))
@@ -34,6 +43,8 @@ def measured(search: Callable[[], _Result]) -> Measured[_Result]:
         found = ours.recv()
     except EOFError:
         process.join()
+        if process.exitcode is not None and process.exitcode < 0:
+            raise SearchKilled(f"its process {killed_text(process.exitcode)}") from None
         raise RuntimeError(f"a search ended with status {process.exitcode}") from None
     finally:
         ours.close()

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from sailord.cli.planning.measured import measured
+from planner.compare.registry import SAILOR
+from sailord.cli.main import main
+from sailord.cli.planning import compare
+from sailord.cli.planning.measured import SearchKilled, measured
+from tests.sailord.daemon.running import ROOT
 
 
 def touched(mib: int) -> int:
@@ -32,3 +39,22 @@ def test_a_search_that_dies_is_told() -> None:
 
     with pytest.raises(RuntimeError, match="status 7"):
         measured(dies)
+
+
+def test_a_planner_that_is_killed_leaves_the_others_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def dies(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(SearchKilled):
+        measured(dies)
+    monkeypatch.setattr(compare, "plan_job", dies)
+    files = (str(ROOT / "examples" / name) for name in ("small.toml", "three-zones.toml"))
+    done = CliRunner().invoke(
+        main, ["compare", *files, "--planners", f"{SAILOR},varuna", "--whole", "--json"]
+    )
+    assert done.exit_code == 0, done.output
+    ours, other = json.loads(done.output)
+    assert "was killed by signal 9 (often: out of memory)" in ours["why_not"]
+    assert other["found"]

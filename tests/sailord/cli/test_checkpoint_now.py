@@ -1,0 +1,104 @@
+"""``checkpoint now`` ends once its order is settled, as the leader's notes tell."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from dataclasses import replace
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from click.testing import CliRunner, Result
+
+from agents.protocol.records import Order, Saving
+from sailord.cli.main import main
+from sailord.core.model.commands import Note
+from sailord.core.model.rule import Step
+from sailord.core.rules.checkpoint_rules import follow_checkpoint_order
+from tests.sailord.core.states import JOB, active_of, durable, job, state
+
+OLD = {"id": 7, "job": JOB, "text": "step 20 is durable, as ordered"}
+"""The note about an earlier order."""
+
+
+class Head(http.server.ThreadingHTTPServer):
+    """Answers as a sailord whose job's newest step is durable already."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.text, self.events = text, [OLD]
+        threading.Thread(target=self.serve_forever).start()
+
+    def answer(self, method: str, path: str, after: int) -> Any:
+        if path == "/v1/events":
+            return {"events": [each for each in self.events if each["id"] > after]}
+        if method == "POST":
+            other = {"id": 8, "job": "other", "text": "step 3 is durable, as ordered"}
+            self.events += [other, {"id": 9, "job": JOB, "text": self.text}]
+            return {"id": "x", "is_new": True}
+        if path.endswith("/checkpoints"):
+            return {"trouble": "", "uri": "file:///kept"}
+        if path == "/v1/status":
+            return {"job": None}
+        return {"state": "running", "durable": {"point": {"step": 40}}}
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    server: Head
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        after = int(parse_qs(url.query).get("after", ["0"])[0])
+        body = json.dumps(self.server.answer(self.command, url.path, after)).encode()
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET  # noqa: N815 - the name that http.server looks for
+
+    def log_message(self, *_: object) -> None:
+        """Silence."""
+
+
+def now(text: str) -> Result:
+    head = Head(text)
+    try:
+        server = f"http://127.0.0.1:{head.server_port}"
+        return CliRunner().invoke(main, ["checkpoint", "now", JOB, "--server", server])
+    finally:
+        head.shutdown()
+        head.server_close()
+
+
+def noted(*, uri: str | None, step: int) -> str:
+    """Return what the leader notes when it settles the order."""
+    given = state(job=job(saving=Saving(uri)), orders=(Order("now", "checkpoint", JOB),))
+    given = replace(given, durables={JOB: durable(step)})
+    while True:
+        answer = follow_checkpoint_order(given, active_of(given))
+        if isinstance(answer, Step):
+            given = answer.state
+            if answer.commands:
+                (text,) = [each.text for each in answer.commands if isinstance(each, Note)]
+                return text
+        given = replace(given, now=given.now + 10)
+
+
+@pytest.mark.parametrize(
+    ("uri", "step", "code", "said"),
+    [
+        ("file:///kept", 40, 0, "step 40 is durable\n"),
+        ("file:///kept", 20, 1, "error: step 40 did not become durable in time\n"),
+        (None, 20, 1, "error: no checkpoint: the job names no place for them\n"),
+    ],
+)
+def test_the_order_ends_as_the_leader_tells(
+    uri: str | None, step: int, code: int, said: str
+) -> None:
+    done = now(noted(uri=uri, step=step))
+    assert (done.exit_code, done.output) == (code, said)
