@@ -29,7 +29,7 @@ FOLLOW_S = 1.0
 @click.argument("node", required=False)
 @server_command
 def nodes(client: Client, node: str | None, as_json: bool) -> None:
-    """List all nodes, and the steps that the job would lose with each; or show one NODE."""
+    """List all nodes, or show one: what would its loss cost?"""
     if node is None:
         show(client.ask("GET", "/v1/nodes"), as_json, lambda v: text.nodes_text(v["nodes"]))
         return
