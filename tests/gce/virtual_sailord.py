@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from agents.protocol.records import JobId, JobRecord, NodeRecord, Order
+from agents.protocol.records import Fence, JobId, JobRecord, NodeRecord, Order, Report
 from sailord.capacity.core.budget import spent_usd
 from sailord.capacity.core.model import PendingRequest, Policy
 from sailord.capacity.loop import CapacityLoop
@@ -376,7 +376,8 @@ class World(Hooks):
                 str(vm.id), vm.name, vm.zone, vm.machine, "A100-40", gpus, "host:1", "ready",
                 spot=vm.spot,
             )  # fmt: skip
-            self._nodes[str(vm.id)] = Node(record, self.now())
+            told = Report(record.id, 1, Fence(0, 0))
+            self._nodes[str(vm.id)] = Node(record, self.now(), told)
             self._tell_nodes()
 
     def warned(self, vm: Vm, _: float) -> None:
