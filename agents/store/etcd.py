@@ -157,7 +157,8 @@ class EtcdStore(Store):
                     for changed in _grouped(response.events):
                         after = changed.revision
                         yield changed
-                    if not response.created:  # Progress: nothing changed up to here.
+                    # Progress: nothing changed up to here. With changes there may be more to come.
+                    if not response.created and not response.events:
                         after = max(after, response.header.revision)
             except grpc.aio.AioRpcError as error:
                 problem = error.details() or str(error.code())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
 import structlog
 
 from agents.daemon.backoff import Backoff
-from agents.protocol.records import PREPARING, Evaluation, JobId, Order, OrderKind
+from agents.protocol.records import PREPARING, Evaluation, JobId, NodeId, Order, OrderKind
 from agents.store.interface import StoreError, WriteRejected
 from sailord.cluster_records import Gateway, Transition
 from sailord.core.model.commands import Note
@@ -290,10 +290,11 @@ def _changes(before: State, after: State) -> Iterator[tuple[FeedEvent, str]]:
             yield _event("node_lost", text, after, node=node.record.name), ""
         if not node.is_draining:
             continue
-        if known is None or not known.is_draining:
-            text, when = f"{node.record.name} is draining", node.record.leaves_at
+        when = node.record.leaves_at
+        if known is None or not known.is_draining or when not in (None, known.record.leaves_at):
+            text = f"{node.record.name} is draining"
             event = _event("node_preempted", text, after, node=node.record.name)
-            yield event, f"{id_}.leaves" + ("" if when is None else f".{int(when)}")
+            yield event, _leaving_id(id_, when, after.marks.get(id_, ()))
     trouble = "" if after.active is None else after.active.checkpointing.trouble
     if after.active is not None and trouble:
         known_trouble = "" if before.active is None else before.active.checkpointing.trouble
@@ -301,6 +302,21 @@ def _changes(before: State, after: State) -> Iterator[tuple[FeedEvent, str]]:
             text = f"checkpoint storage: {trouble}"
             yield _event("note", text, after, job=after.active.job), ""
     yield from _changes_of_job(before, after)
+
+
+def _leaving_id(id_: NodeId, when: float | None, marks: Sequence[Order]) -> str:
+    """The id of the message that a node leaves: the same under each leader, another one each time.
+
+    That is the order by which it began to leave, after those that were withdrawn.
+    """
+    began = ""
+    for order in marks:
+        if order.kind == "withdraw":
+            began = ""
+        elif order.kind in ("preempt", "drain"):
+            began = began or order.id
+    parts = (id_, "leaves", "" if when is None else str(int(when)), began)
+    return ".".join(part for part in parts if part)
 
 
 def _changes_of_job(before: State, after: State) -> Iterator[tuple[FeedEvent, str]]:

@@ -16,7 +16,7 @@ from agents.store.interface import StoreUnavailable
 from agents.store.sqlite_store import EmbeddedStore
 from sailord.cluster_records import Gateway
 from sailord.core.model.commands import Note
-from sailord.core.model.events import Reported
+from sailord.core.model.events import OrderGiven, Reported
 from sailord.core.model.phases import Running, Starting
 from sailord.core.model.state import State
 from sailord.core.queries.reconfiguration_timing import ReconfigurationTiming
@@ -249,3 +249,23 @@ async def test_history_lines_wait_for_the_store_and_are_written_after_their_term
     with contextlib.suppress(asyncio.CancelledError):
         await task
     await store.close()
+
+
+def test_each_drain_of_a_node_is_told_once_whoever_leads() -> None:
+    published, now, told = Published(), RUNS, list[str]()
+    steps = (
+        order("drain", A, "one"),
+        order("preempt", A, "notice", leaves_at=NOW + 30),
+        order("preempt", A, "notice again", leaves_at=NOW + 30),
+        order("withdraw", A, "back"),
+        order("drain", A, "two"),
+    )
+    for number, each in enumerate(steps):
+        before, (now, _) = now, act(now, OrderGiven(NOW + number, each))
+        published.announcer.observe(before, now)
+        told += [id_ for id_ in published.announcer.outbox.at_of if id_ not in told]
+        # A new leader tells the same again, if at all: it is stored once.
+        later = Published()
+        later.announcer.observe(state(Running(BEGAN)), now)
+        assert set(later.announcer.outbox.at_of) <= set(told)
+    assert told == [f"{A}.leaves.one", f"{A}.leaves.{int(NOW + 30)}.one", f"{A}.leaves.two"]
