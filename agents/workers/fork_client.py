@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import signal
 import socket
@@ -124,6 +125,8 @@ class ForkClient:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                # Sets of a script are in one order on all ranks.
+                env={**os.environ, "PYTHONHASHSEED": "0"},
             )
         if not await self._answers_within(START_S, process):
             raise OSError(f"the fork server did not start; see {log}")

@@ -406,15 +406,16 @@ class CapacityLoop:
         if key == self._asked and now < self._asked_at + WANT_AGAIN_S:
             return
         wanted = await self._ask_planner(active.job, pools)
-        if wanted is None:
-            return
+        now_active = self.cluster.state.active
+        if wanted is None or now_active is None or now_active.job != active.job:
+            return  # Another job's instances are not the next one's.
         self._asked, self._asked_at = key, now
         log.info("capacity wanted", why=wanted.why, counts=wanted.counts)
         after = pool_supplies(self.state, self.provider.pools, self.cluster.state)
         if _up(after) != _up(pools):
             self._asked = ()  # Outdated: instances that came meanwhile are no surplus.
         elif wanted.choices is not None:
-            options = options_of(self.provider.pools, pools, wanted.choices)
+            options = options_of(active.job, self.provider.pools, pools, wanted.choices)
             self._feed(model.TargetSet(self.clock.now(), options.spot, options))
         elif wanted.counts is not None:
             target = target_of(self.provider.pools, pools, wanted.counts)

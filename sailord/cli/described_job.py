@@ -5,6 +5,7 @@ Only a worker process loads torch and runs the user's code.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -107,7 +108,9 @@ def _described(job: Path, words: Sequence[str]) -> str:
         what = "needs torch, which is not installed here, to describe its model"
         raise InputError(Problem(str(job), what, "run this where torch is installed"))
     words = [sys.executable, "-m", "worker", "describe", *words]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    # As in the workers: sets of a script are in one order.
+    env = {**os.environ, "PYTHONHASHSEED": "0"}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=env)
     if done.returncode != 0:
         raise InputError(Problem("", _mistakes(done.stderr) or f"describing {job} failed"))
     for line in done.stderr.splitlines():

@@ -217,7 +217,7 @@ class Run:
         chance = self.chances.random
         now = model.Choice(spot, self.chances.uniform(5.0, 40.0), 2.0) if chance() < 0.5 else None
         steady = model.Choice(firm, 10.0, 4.0) if any(firm.values()) else None
-        return model.DeadlineOptions(spot, now, steady, steady, "none")
+        return model.DeadlineOptions("job", spot, now, steady, steady, "none")
 
     def progress(self) -> None:
         """Report the progress of a job that is sometimes faster than an even pace."""

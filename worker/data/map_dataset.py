@@ -145,7 +145,7 @@ class MapData:
             return self.collate(items)
         try:
             return default_collate(items)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             what = f"has samples that cannot be stacked: {error}"
             cure = "give collate=sailor.pad, or a function of your own"
             raise InputError(Problem("dataset", what, cure)) from None

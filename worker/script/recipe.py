@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 from simulator.documents.problems import InputError, Problem
 from simulator.models.layers import Model, Precision
-from simulator.spec.job import Data, Job, ParameterGroup
+from simulator.spec.job import Data, Job, ParameterGroup, RecomputePolicy
 from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Stage
 from worker.data.batch import DataSource
 from worker.data.blend import Blend
@@ -72,6 +72,7 @@ class Recipe:
     clip_norm: float | None = None
     skip_nonfinite: int = 3
     precision: Precision = "fp32"
+    recompute: RecomputePolicy = "auto"
     max_tp: int = 8
     seed: int = 0
     shuffled: bool = True
@@ -300,8 +301,9 @@ class Recipe:
         return found
 
     def evaluation_after(self, step: int) -> MapData | None:
-        """Return the data of the evaluation that follows a step, if one does."""
-        if self.eval_dataset is None or (step + 1) % (self.eval_every or self.steps or 1):
+        """Return the data of the evaluation that follows a step, if one does; the last one does."""
+        is_due = step + 1 == self.steps or (step + 1) % (self.eval_every or self.steps or 1) == 0
+        if self.eval_dataset is None or not is_due:
             return None
         collate = self.eval_collate or self.collate
         about = self.eval_dataset, collate, self.batch_size, self.seed
@@ -386,6 +388,7 @@ class Recipe:
             global_batch=self.batch_size,
             sequence=1,
             precision=self.precision,
+            recompute=self.recompute,
             max_tp=self.splits.max_tp,
             optimizer=self.settings.optimizer,
             steps=self.steps,

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from simulator.documents.problems import InputError, Problem
 from simulator.models.layers import Precision
+from simulator.spec.job import RecomputePolicy
 from worker.data.blend import Blend
 from worker.data.map_dataset import Collate, Dataset, default_collate
 from worker.data.stream import Stream
@@ -60,6 +61,7 @@ class Trainer:
         loggers: Sequence[Logger] = (),
         callbacks: Sequence[Callback] = (),
         precision: Precision = "fp32",
+        recompute: RecomputePolicy = "auto",
         clip_norm: float | None = None,
         skip_nonfinite: int = 3,
         max_tp: int = 8,
@@ -79,9 +81,11 @@ class Trainer:
         if clip_norm is not None and not clip_norm > 0:
             cure = "give the largest norm of a gradient, or None to clip nothing"
             raise InputError(Problem("Trainer", f"has clip_norm={clip_norm}", cure))
-        if precision not in get_args(Precision):
-            cure = f"give one of {', '.join(get_args(Precision))}"
-            raise InputError(Problem("Trainer", f"has precision={precision!r}", cure))
+        chosen = {"precision": (precision, Precision), "recompute": (recompute, RecomputePolicy)}
+        for argument, (value, known) in chosen.items():
+            if value not in get_args(known):
+                cure = f"give one of {', '.join(get_args(known))}"
+                raise InputError(Problem("Trainer", f"has {argument}={value!r}", cure))
         evaluated = None if eval_dataset is None else data_of(eval_dataset, "eval_dataset")
         if evaluated is not None:
             _count(evaluated.dataset, "eval_dataset", "give a data set with len()")
@@ -102,6 +106,7 @@ class Trainer:
             loggers=tuple(loggers),
             callbacks=tuple(callbacks),
             precision=precision,
+            recompute=recompute,
             clip_norm=clip_norm,
             skip_nonfinite=skip_nonfinite,
             max_tp=max_tp,

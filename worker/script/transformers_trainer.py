@@ -21,6 +21,11 @@ _NOT_SUPPORTED = {
     "resume_from_checkpoint": "leave it out: Sailor resumes by itself",
     "auto_find_batch_size": "leave it out: the plan decides the size of micro batches",
     "torch_compile": "leave it out",
+    "eval_on_start": "leave it out: the first evaluation is after eval_steps",
+    "eval_delay": "leave it out: the first evaluation is after eval_steps",
+    "dataloader_drop_last": "leave it out, and give max_steps: batches go on into the next epoch",
+    "deepspeed": "leave it out: the plan decides how states are sharded",
+    "fsdp": "leave it out: the plan decides how states are sharded",
 }
 """Arguments that would be ignored silently, and the cure."""
 _OVERRIDES = ("compute_loss", "training_step", "get_train_dataloader", "prediction_step")
@@ -61,6 +66,7 @@ def from_transformers(trainer: Any, *, batch_size: int | None = None, **more: An
         "eval_every": _eval_every(args, steps, math.ceil(samples / batch_size)),
         "loggers": list(_loggers(args)),
         "precision": precision,
+        "recompute": "full" if _checkpoints(args) else "auto",
         "clip_norm": args.max_grad_norm if (args.max_grad_norm or 0) > 0 else None,
         "seed": args.seed if args.data_seed is None else args.data_seed,
     }
@@ -101,6 +107,12 @@ def _problems(trainer: Any, more: dict[str, Any]) -> Iterator[Problem]:
     if own and "callbacks" not in more:
         cure = "give callbacks=, functions of step and figures, or leave them out"
         yield Problem(_PLACE, f"has callbacks that Sailor does not call: {', '.join(own)}", cure)
+
+
+def _checkpoints(args: Any) -> bool:
+    """Return whether activations are recomputed, by the argument's newer or older name."""
+    names = ("activation_checkpointing", "gradient_checkpointing")
+    return any(getattr(args, name, None) for name in names)
 
 
 def _eval_every(args: Any, steps: int, steps_of_epoch: int) -> int | None:

@@ -71,6 +71,8 @@ def keep_deadline(state: CapacityState) -> Decision:
     job, options = state.progress, state.options
     if job is None or options is None or not job.steps or job.deadline is None:
         return state, ()
+    if options.job != job.job:
+        return state, ()  # The planner has yet to say what this job could run on.
     pace = state.pace
     if pace is None or pace.job != job.job:
         pace = Pace(job.job, counted_at=state.now)

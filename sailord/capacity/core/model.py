@@ -136,6 +136,7 @@ class Choice:
 class DeadlineOptions:
     """What a job with a deadline could run on; ``None``: there is no plan."""
 
+    job: str
     spot: Mapping[Pool, int]
     """Instances to have while the job does without on-demand ones."""
     spot_now: Choice | None

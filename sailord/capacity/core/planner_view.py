@@ -96,7 +96,7 @@ def progress_of(state: State) -> JobProgress | None:
 
 
 def options_of(
-    offered: Sequence[Pool], pools: Sequence[PoolSupply], choices: DeadlineChoices
+    job: str, offered: Sequence[Pool], pools: Sequence[PoolSupply], choices: DeadlineChoices
 ) -> DeadlineOptions:
     """Return what a job with a deadline could run on, as targets."""
 
@@ -107,6 +107,7 @@ def options_of(
         return Choice(target, found.step_s, found.usd_per_hour)
 
     return DeadlineOptions(
+        job,
         target_of(offered, pools, choices.spot),
         choice(choices.spot_now),
         choice(choices.on_demand),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sailord.core.model.commands import AbortGeneration
-from sailord.core.model.phases import Closing, Held, Waiting
+from sailord.core.model.phases import Closing, Held, Running, Waiting
 from sailord.core.model.rule import PASS, RuleAnswer, Step, write_job
 from sailord.core.model.state import Active, Progress, State
 from sailord.core.queries.active_job import is_writing
@@ -71,8 +71,13 @@ def hold_rejected(state: State, active: Active) -> RuleAnswer:
 
 
 def keep_budget(state: State, active: Active) -> RuleAnswer:
-    """Hold a job that has spent its budget; its snapshots stay in memory."""
-    why = over_budget(state)
+    """Hold a job that has spent its budget; its snapshots stay in memory.
+
+    One that has done all its steps ends by itself, within the time for storing the last one.
+    """
+    why, steps = over_budget(state), state.job.steps
     if not why or is_writing(active) or isinstance(active.phase, Held):
+        return PASS
+    if isinstance(active.phase, Running) and steps is not None and active.progress.step >= steps:
         return PASS
     return close(state, active, "held", why)

@@ -64,7 +64,7 @@ def leave_out(state: State, question: Question) -> tuple[State, tuple[Command, .
     for id_, slow in question.slow.items():
         node = state.nodes[id_]
         marked[id_] = replace(node, exclusion=replace(node.exclusion, slow=str(slow)))
-        id_of_order = f"slow-{id_}-{number}"
+        id_of_order = f"slow-{id_}-{state.active.job}-{number}"
         orders.append(Order(id_of_order, "quarantine", target=id_, reason=str(slow)))
     return _said(replace(state, nodes=state.nodes.with_(marked)), orders)
 
@@ -83,7 +83,8 @@ def _readmit(state: State, active: Active) -> RuleAnswer:
     number = 0 if active.generation is None else active.generation.number
     why = "there is no plan without it"
     orders = [
-        Order(f"slow-back-{id_}-{number}", "uncordon", target=id_, reason=why) for id_ in back
+        Order(f"slow-back-{id_}-{active.job}-{number}", "uncordon", target=id_, reason=why)
+        for id_ in back
     ]
     names = ", ".join(node.record.name for node in back.values())
     said = Note(f"takes back {names} though slow: {why}", active.job, is_transition=True)

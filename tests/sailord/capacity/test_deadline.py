@@ -24,7 +24,7 @@ FIRM = Pool("zone-a", "large", "gpu", 4, spot=False)
 PRICES = {A: 1.0, FIRM: 4.0}
 HOUR = 3600.0
 ALONE = Choice({FIRM: 2}, 10.0, 8.0)
-STARVED = DeadlineOptions({A: 0}, None, ALONE, ALONE)
+STARVED = DeadlineOptions("j", {A: 0}, None, ALONE, ALONE)
 FED = replace(STARVED, spot={A: 2}, spot_now=Choice({A: 2}, 10.0, 2.0))
 JOB = JobProgress("j", 0.0, 0, 360, 3 * HOUR)
 """An hour of work on demand in three hours, begun at 0."""
@@ -184,6 +184,16 @@ def test_a_new_leader_goes_on_from_the_stored_pace():
     assert story.state.pace.spot_s == 1200.0
     other = Due(FED, books=replace(books, pace=PaceRecord("k", 1200.0, is_committed=True)))
     assert other.at(100.0, step=10).state.target == {A: 2}, "that was another job"
+
+
+def test_a_job_is_not_judged_by_what_another_one_could_run_on():
+    """It would be bound to on-demand instances for good, by the other job's slow steps."""
+    slow = replace(ALONE, step_s=1000.0)
+    story = Due(replace(STARVED, job="earlier", on_demand=slow, fastest=slow))
+    story.at(1.0)
+    assert (story.state.target, story.state.pace) == ({A: 0}, None)
+    story.options(FED).at(2.0)
+    assert not story.state.pace.is_committed
 
 
 def test_time_with_spot_counts_towards_what_is_expected():

@@ -141,6 +141,7 @@ ANY = "import sailor\nsailor.Trainer(None, [], batch_size=1, steps=1"
         (f"{ANY}, clip_norm=0)", "has clip_norm=0; give the largest norm"),
         (f"{ANY}, clip_norm=-1.0)", "has clip_norm=-1.0"),
         (f"{ANY}, precision='float16')", "has precision='float16'; give one of"),
+        (f"{ANY}, recompute=True)", "has recompute=True; give one of none, full, auto"),
     ],
 )
 def test_a_script_that_cannot_be_used_is_refused_with_its_line(text, reason, tmp_path):
@@ -156,6 +157,19 @@ def test_optimizers_that_ranks_would_not_compute_alike_are_refused():
     data = [(torch.ones(2), 0)] * 4
     trainer = sailor.Trainer(module, data, batch_size=2, steps=1, optimizer=optimizer)
     with pytest.raises(InputError, match="is a RMSprop"):
+        trainer.train()
+
+
+def test_weights_in_the_count_of_a_loss_are_refused():
+    """Counts of micro batches are summed as integers."""
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    data = [(torch.ones(2), 0)] * 4
+
+    def loss(output, _):
+        return output.sum(), 0.7 * len(output)
+
+    trainer = sailor.Trainer(module, data, batch_size=2, steps=1, loss=loss)
+    with pytest.raises(InputError, match=r"returns the count .* not whole"):
         trainer.train()
 
 

@@ -85,6 +85,12 @@ def test_gradients_are_clipped_as_transformers_does(model, tmp_path, given, clip
     assert sailor.from_transformers(trainer).recipe.clip_norm == clipped
 
 
+@pytest.mark.parametrize(("given", "recompute"), [(True, "full"), (False, "auto")])
+def test_gradient_checkpointing_is_recomputation(model, tmp_path, given, recompute):
+    trainer = theirs(model, tmp_path, activation_checkpointing=given)
+    assert sailor.from_transformers(trainer).recipe.recompute == recompute
+
+
 class Own(transformers.Trainer):
     def compute_loss(self, *given, **named):
         return super().compute_loss(*given, **named)
@@ -102,6 +108,7 @@ class Caller(transformers.TrainerCallback):
         ({"more": {"callbacks": [Caller()]}}, "Caller"),
         ({"train_sampling_strategy": "group_by_length"}, "Sampler"),
         ({"label_names": ["targets"]}, "targets"),
+        ({"dataloader_drop_last": True}, "dataloader_drop_last"),
         ({"more": {"eval_dataset": {"a": Rows(), "b": Rows()}}}, "several eval data sets"),
         (
             {"more": {"callbacks": [transformers.EarlyStoppingCallback()]}},
@@ -122,4 +129,4 @@ def test_evaluation_is_as_often_as_the_arguments_say(model, tmp_path, eval_steps
     trainer = theirs(model, tmp_path, more=more, eval_strategy="steps", eval_steps=eval_steps)
     ours = sailor.from_transformers(trainer)
     ours.train()
-    assert list(ours.evaluations) == [1]
+    assert list(ours.evaluations) == [1, 2], "also the last step"

@@ -132,7 +132,7 @@ class ModuleLayer:
                         f"in labels of the sample at step {current.step}, position {position}"
                     )
                 raise
-            current.label_count = int(count)
+            current.label_count = _whole(count)
             return total
 
         return self._by_sample(current, compute)
@@ -278,3 +278,12 @@ def _split(
         assert isinstance(whole, nn.Linear), "only linear layers are declared"
         part = EntryLinear(whole, entry) if kind == "columns" else RowLinear(whole, group)
         skeleton.set_submodule(path, part)
+
+
+def _whole(count: int | Tensor) -> int:
+    """Return the count of a loss as an integer; it is a sum over micro batches of any plan."""
+    number = float(count)
+    if not number.is_integer():
+        what = f"returns the count {number:g}, which is not whole"
+        raise InputError(Problem("loss", what, "count labels; weights belong into the sum alone"))
+    return int(number)

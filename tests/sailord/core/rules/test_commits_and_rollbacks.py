@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from agents.protocol.records import (
+    Bill,
     Durable,
     Fence,
     GenerationRecord,
@@ -316,6 +317,20 @@ def test_seals_of_the_last_step_that_are_reported_late_are_awaited():
     world.at += world.state.options.stop_s
     world.tell(Ticked)
     assert world.ordered(WriteGeneration), "it is not awaited for ever"
+
+
+def test_budget_that_ends_while_the_last_step_is_stored_does_not_hold_the_job():
+    world = World(steps=20)
+    end(world)
+    spent = replace(world.state.job, bill=Bill(usd=2.0, until=world.at, usd_max=1.0))
+    world.state = replace(world.state, jobs={JOB: spent})
+    world.tell(Ticked)
+    assert isinstance(world.state.active.phase, Running)
+    world.report(A, "stopped", 20, sealed=[seal(20, 0, 1)], uploaded=whole(20))
+    world.tell(ManifestWritten, JOB, durable(20))
+    world.tell(CheckpointCommitted, JOB, durable(20))
+    (closed,) = world.ordered(WriteGeneration)
+    assert closed.record.reason == "all 20 steps are done"
 
 
 def test_job_without_checkpoints_is_done_at_once():

@@ -39,7 +39,7 @@ OPTIONS = Options(slow_steps=10, slow_s=60.0)
 CRAWLS = Straggler(3.0, "others with the same work", NOW - 60, 30, 40)
 SAID = "machine-b is slow: it computes 3.0 times as long as others with the same work"
 QUESTION = Planning(1, (A, C, D), SAID, False, NOW + 60, slow={B: CRAWLS})
-MARK = Order("slow-b-3", "quarantine", B, None, str(CRAWLS))
+MARK = Order("slow-b-job-3", "quarantine", B, None, str(CRAWLS))
 G = generation(*ALL, busy=Busy((0.1,) * 4))
 
 
@@ -203,7 +203,7 @@ def test_stragglers_are_taken_back_if_nothing_runs_without_them():
     assert isinstance(at, Planning)
     assert at.nodes == (A, B, C), "one that goes away is of no use"
     assert (after.nodes[B].exclusion.slow, after.nodes[D].exclusion.slow) == ("", "it crawls")
-    back = Order("slow-back-b-3", "uncordon", B, None, "there is no plan without it")
+    back = Order("slow-back-b-job-3", "uncordon", B, None, "there is no plan without it")
     assert GiveOrder(back) in orders
     assert "takes back machine-b" in next(o.text for o in orders if isinstance(o, Note))
     still = replace(left, active=grouped(waits, is_refused=False))
