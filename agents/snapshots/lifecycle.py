@@ -168,7 +168,7 @@ class SnapshotLifecycle:
         if (snapshot.job, snapshot.point) not in points and len(points) >= POINTS_LINKED:
             step = snapshot.point.step
             text = f"step {step} is not uploaded: {POINTS_LINKED} older steps still wait"
-            self._set_trouble(snapshot.job, "store", text)
+            self._set_trouble(snapshot.job, "room", text)  # The uploader says why they wait.
         elif (linked := self.memory.link(snapshot)) is not None:
             self._linked[snapshot.key] = linked
 

@@ -91,7 +91,7 @@ def replace_agent(cluster: Cluster, name: str, version: int) -> None:
     agent.process.wait(150)
     agent.environment = environment(version)
     agent.start()
-    wait_until(lambda: has_new_agent(led(cluster), node, -1))
+    wait_until(lambda: has_new_agent(led(cluster), node, -1), within_s=180)
 
 
 def led(cluster: Cluster) -> Cluster:
