@@ -9,8 +9,8 @@ FOR_PLAN := .venv/.installed-plan-$(CONTENT)
 FOR_UP := .venv/.installed-up-$(CONTENT)
 FOR_ALL := .venv/.installed-all-$(CONTENT)
 PACKAGES := agents planner sailor sailord simulator worker
-# The commands are started hundreds of times; where Python may not keep what it compiled, each start
-# takes twice as long.
+# The commands are started hundreds of times; where Python may not keep what it compiled, a start
+# takes up to twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 # How many random cases each property tries in `make sim` and `make chaos`.
 EXAMPLES ?= 500

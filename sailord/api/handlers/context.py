@@ -90,7 +90,7 @@ class ApiContext:
         self.tokens = TokenFile(self.config.tokens, self.config.token)
 
     def use_package(self, name: str) -> None:
-        """Note that somebody uploads a package or is about to submit a job with it."""
+        """Note that a package is uploaded, or about to be submitted with a job."""
         self.packages_used_s[name] = time.monotonic()
 
     def lately_used_packages(self) -> frozenset[str]:

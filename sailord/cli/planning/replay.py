@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from planner.api import find_plan, plan_job
-from planner.problem.question import Question
+from planner.problem.question import Answer, Question
 from planner.replay.plan_library import DEFAULT_SEARCHES, TracePlans
 from planner.replay.run_replay import (
     POLICIES,
@@ -181,7 +181,7 @@ def replay(
             the_trace,
             costs,
             taken=machines_taken(the_trace, question.cluster, seed),
-            search=lambda asked: find_plan(asked, SearchCache()),
+            search=_searched,
             searches=searches,
             chooses_checkpoints=checkpoint_every_s is None,
         )
@@ -202,7 +202,7 @@ def replay(
         the_trace,
         costs,
         taken=machines_taken(the_trace, question.cluster, seed),
-        search=lambda asked: find_plan(asked, SearchCache()),
+        search=_searched,
         searches=searches,
         chooses_checkpoints=checkpoint_every_s is None,
         deadline_s=deadline_s,
@@ -213,6 +213,11 @@ def replay(
     show(_to_json(result, shown), as_json, lambda _: _text(result, shown, question.job.name))
     if not result.plans.known:
         _exit_never_ran(question, result.plans, the_trace)
+
+
+def _searched(asked: Question) -> Answer:
+    """Search for a plan as if nothing had been searched before."""
+    return find_plan(asked, SearchCache())
 
 
 def _deadline(job: Job, trace: Trace, from_s: float, given_s: float | None) -> float | None:

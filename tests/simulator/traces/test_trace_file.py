@@ -296,7 +296,7 @@ def test_events_name_the_nodes_that_are_added_and_lost() -> None:
         (30, 8, ("d", "e")),
         (40, 0, ()),
     ]
-    # Until all that are up are named, nobody is.
+    # Names count from the point on at which all nodes that are up have one.
     assert nodes_of("end_s = 9\n" + event(5, machines=1, nodes=["a"])) == [
         (0, 16, None), (5, 4, ("a",))
     ]  # fmt: skip
