@@ -151,7 +151,8 @@ def _learn(state: State, event: Event) -> Decision:
         case NoticeWithdrawn():
             return _learn_withdrawal(state, event)
         case StopRequested():
-            leaving = replace(state, is_leaving=True)
+            idle_since = state.idle_since if state.gang is not None else event.at
+            leaving = replace(state, is_leaving=True, idle_since=idle_since)
             if state.notices:
                 return leaving, ()  # One departure is one notice.
             id_ = f"{SERVICE_STOP_PREFIX}{state.node.id}-{event.at * 1e3:.0f}"
@@ -365,13 +366,17 @@ def _exit(state: State) -> Decision | None:
 
 
 def _is_needed_by_others(state: State) -> bool:
-    """Return whether the next generation restores from snapshots here; only for ``needed_s``."""
+    """Return whether the next generation may restore from snapshots here; only for ``needed_s``."""
     record = state.record
-    if record is None or record.state != "open" or record.restore.source != "memory":
+    if record is None or record.state == "closed" or not state.sealed:
         return False
     if state.now >= state.idle_since + state.options.needed_s:
         return False
-    return any(sealed.point == record.restore.point for sealed in state.sealed)
+    is_member, is_last = state.node.id in record.members, record.number >= state.heard.generation
+    if is_member or not is_last or record.state == "stopping":
+        return True  # The generation that follows is not known yet.
+    restore = record.restore
+    return restore.source == "memory" and any(s.point == restore.point for s in state.sealed)
 
 
 # ---- rules for workers that the store wants ---------------------------------------------------

@@ -379,9 +379,11 @@ class CapacityLoop:
                 return
 
     async def _pause(self, cause: str, why: str) -> None:
-        active = self.cluster.state.active
-        if active is not None:
-            id_ = f"capacity-{cause}-{self._term}-{active.job}"
+        state = self.cluster.state
+        if (active := state.active) is not None:
+            # A job can be paused for the same cause each time that it gets the cluster.
+            since = state.job.past.since or 0.0
+            id_ = f"capacity-{cause}-{self._term}-{since:.0f}-{active.job}"
             await self._give(Order(id_, "pause", active.job, reason=why))
 
     # ---- the planner --------------------------------------------------------------------------

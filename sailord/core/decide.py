@@ -7,11 +7,12 @@ been elected, reads the store and goes on from there.
 
     Waiting -> Opening -> Starting -> Running      the planner answered, and nothing runs
     Running, Starting -> Stopping -> Opening       a better plan, a notice, a drain
-    Running, Starting -> Opening                   no time to stop, or a rollback was ordered
+    Running, Starting -> Opening                   no time to stop, not all members have joined, or
+                                                   a rollback was ordered
     Starting, Running -> Waiting                   a loss or a failure
-    Stopping -> Waiting                            a node of the next plan is lost
-    Stopping -> Closing                            paused or cancelled; the last step is kept if all
-                                                   members stopped in time
+    Stopping -> Waiting                            a node of the next plan is lost, or a member
+                                                   before a pause
+    Stopping -> Closing                            paused, once the last step is kept
     Opening, Stopping -> Closing                   the store rejects a write for good
     Waiting, Starting, Running, Held -> Closing    cancelled, done, the budget is spent, too many
                                                    failures, no node or no state to go on with

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.protocol.records import GenerationRecord, Point
-from sailord.core.model.phases import Closing, Opening, Stopping, Waiting
+from sailord.core.model.phases import Closing, Opening, Starting, Stopping, Waiting
 from sailord.core.model.proposal import Proposal
 from sailord.core.model.state import Active, State
 from sailord.core.queries.replan_triggers import (
@@ -92,6 +92,15 @@ def is_too_late_to_stop(state: State, active: Active, proposal: Proposal) -> boo
     ]
     needed = state.now + 1.5 * proposal.iteration_s
     return any(leaves_at is not None and leaves_at < needed for leaves_at in leaving)
+
+
+def is_joining(state: State, active: Active) -> bool:
+    """Return whether a member has yet to join the generation: told to stop, it never does."""
+    generation = active.generation
+    if generation is None or not isinstance(active.phase, Starting):
+        return False
+    heard = sum(1 for _ in state.reports_of(generation))
+    return heard < len(generation.members)
 
 
 def stopped_at(state: State, generation: GenerationRecord) -> Point | None:

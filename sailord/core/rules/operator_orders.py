@@ -9,12 +9,14 @@ from dataclasses import replace
 
 from agents.protocol.records import Order
 from sailord.core.model.commands import Command, Note, SettleOrder
-from sailord.core.model.phases import Held, Stopping, Waiting
-from sailord.core.model.rule import PASS, RuleAnswer, Step, write_job
+from sailord.core.model.phases import Held, Running, Stopping, Waiting
+from sailord.core.model.rule import PASS, WAIT, RuleAnswer, Step, write_job
 from sailord.core.model.state import Active, Attempts, State
 from sailord.core.queries.active_job import is_alive, is_writing
 from sailord.core.queries.job_cost import over_budget
-from sailord.core.queries.replan_triggers import next_order
+from sailord.core.queries.replan_triggers import last_steering_order, next_order
+from sailord.core.queries.restore_choice import holders_reported, restore_now
+from sailord.core.rules.checkpoint_rules import secure
 from sailord.core.rules.transitions import close, enter, stop, without
 
 
@@ -27,12 +29,8 @@ def follow_order(state: State, active: Active) -> RuleAnswer:
     match order.kind:
         case "cancel":
             return close(state, active, "cancelled", reason)
-        case "pause" if isinstance(active.phase, Stopping) and active.phase.then == "paused":
-            return PASS
-        case "pause" if is_alive(state, active):
-            return stop(state, active, "paused", reason)
         case "pause":
-            return close(state, active, "paused", reason)
+            return _pause(state, active, order, reason)
         case "rollback" if isinstance(active.phase, Held) and over_budget(state):
             said = Note(f"no rollback: {over_budget(state)}", active.job)
             return _settled(state, active, order, said)
@@ -56,6 +54,30 @@ def follow_order(state: State, active: Active) -> RuleAnswer:
             return PASS  # A trigger of a new plan: see ``replan_triggers``.
         case _:  # A resume of a job that goes on.
             return _settled(state, active, order)
+
+
+def _pause(state: State, active: Active, order: Order, reason: str) -> RuleAnswer:
+    """Stop at the end of a step, so that the last one can be made durable.
+
+    Where nothing runs, the last steps may be in memory alone, and instances may be returned. The
+    job goes on until it runs again, unless there is no plan, or ``secure_s`` has passed.
+    """
+    phase = active.phase
+    if isinstance(phase, Stopping) and phase.then == "paused":
+        return PASS
+    if isinstance(phase, Running | Stopping) and is_alive(state, active):
+        return stop(state, active, "paused", reason)
+    if isinstance(phase, Held) or (isinstance(phase, Waiting) and active.asked.is_refused):
+        return close(state, active, "paused", reason)
+    if last_steering_order(active) == "resume":
+        return _settled(state, active, order)
+    if not holders_reported(state, active):
+        return PASS
+    restore, _ = restore_now(state, active)
+    kept = secure(state, active, restore.point if restore.source == "memory" else None)
+    if kept is PASS:
+        return close(state, active, "paused", reason)
+    return PASS if kept is WAIT else kept
 
 
 def _settled(state: State, active: Active, order: Order, *said: Note) -> Step:

@@ -86,8 +86,9 @@ def _while_stopping(state: State, active: Active, phase: Stopping) -> RuleAnswer
         # After a pause the machines may be returned, and their memory with them: make the last step
         # durable first, unless the job was resumed meanwhile.
         goes_on = last_steering_order(active) == "resume"
-        is_kept = goes_on or not is_alive(state, active)
-        kept = PASS if is_kept else secure(state, active, stopped)
+        if not goes_on and (stopped is None or not is_alive(state, active)):
+            return fail(state, active)  # The pause is carried out once the job runs again.
+        kept = PASS if goes_on else secure(state, active, stopped)
         return close(state, active, phase.then, phase.reason) if kept is PASS else kept
     if stopped is None and not holders_reported(state, active):
         return WAIT

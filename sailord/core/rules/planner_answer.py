@@ -11,6 +11,7 @@ from sailord.core.model.rule import PASS, WAIT, RuleAnswer, Step, write_job
 from sailord.core.model.state import Active, Question, State
 from sailord.core.queries.active_job import (
     is_alive,
+    is_joining,
     is_rolling_back,
     is_running_plan,
     is_too_late_to_stop,
@@ -71,7 +72,8 @@ def _change_or_stay(
         return _drop(state, later, note(active, f"stays: {proposal.why}"))
     if is_running_plan(active, proposal):
         return _drop(state, active, note(active, "stays: no better plan"))
-    cannot_stop = is_too_late_to_stop(state, active, proposal) and holders_reported(state, active)
+    cannot_stop = is_joining(state, active) or is_too_late_to_stop(state, active, proposal)
+    cannot_stop = cannot_stop and holders_reported(state, active)
     if cannot_stop and (looked := check_before_restore(state, active)) is not PASS:
         return looked
     reason, written = question.reason, tuple[Command, ...]()

@@ -477,4 +477,5 @@ def test_a_stopped_agent_exits_when_its_workers_have_ended() -> None:
     closed, _ = act(leaving, GenerationRead(NOW, CLOSED))
     _, orders = act(closed, GangExited(NOW, 3))
     assert orders == (Exit(),)
-    assert act(idle(notices=frozenset(["n1"])), StopRequested(NOW))[1] == (Exit(),)
+    unused = idle(record=CLOSED, notices=frozenset(["n1"]))
+    assert act(unused, StopRequested(NOW))[1] == (Exit(),)

@@ -64,6 +64,10 @@ RARE = (
         state(replace(QUESTION, before=STARTING), orders=(BACK,)),
         PlanFound(NOW, QUESTION.request, proposal()),
     ),
+    (
+        state(replace(QUESTION, nodes=(A,), before=STARTING)),
+        PlanFound(NOW, QUESTION.request, proposal(A)),
+    ),
     (state(Held("it fails", NOW), generation=CLOSED), OrderGiven(NOW, order("resume"))),
     (state(OPENING), WriteRejected(NOW, JOB, "it is too long")),
     (state(Held("it fails", NOW), generation=CLOSED), OrderGiven(NOW, order("cancel"))),

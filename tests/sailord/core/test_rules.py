@@ -337,15 +337,6 @@ def test_agents_are_told_which_point_to_upload() -> None:
     assert answer_to(state(), report(A), None).upload is None
 
 
-def test_pause_does_not_wait_after_a_loss() -> None:
-    """The lost node's snapshot cannot become durable any more, so waiting for it is useless."""
-    parked = node(A, report(A, "stopped", sealed=(40,)))
-    lost = node(B, report(B, "stopped", sealed=(40,)), lost_at=NOW - 1, why_lost="gone")
-    pausing = Stopping("paused", "lunch", NOW + 20)
-    before = state(pausing, parked, lost, generation=STOPPED, job=job(saving=KEPT))
-    assert isinstance(phase(act(before, Ticked(NOW))[0]), Closing)
-
-
 def test_ordered_checkpoint_takes_the_newest_step_once() -> None:
     before = state(job=job(saving=KEPT))
     after, _ = act(before, OrderGiven(NOW, order("checkpoint", id_="now")))

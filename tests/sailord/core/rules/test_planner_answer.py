@@ -19,6 +19,7 @@ from tests.sailord.core.states import (
     NOW,
     OPENING,
     QUESTION,
+    STARTING,
     STOPPED,
     WAITING,
     A,
@@ -36,6 +37,7 @@ from tests.sailord.core.states import (
     phase,
     proposal,
     record,
+    report,
     state,
 )
 
@@ -274,3 +276,16 @@ def test_only_voluntary_reconfiguration_starts_a_cooldown(is_forced, moved_at) -
     assert isinstance(phase(after), Stopping)
     written = [each.job.past.moved_at for each in commands if isinstance(each, WriteJob)]
     assert written == ([] if moved_at is None else [moved_at])
+
+
+@pytest.mark.parametrize(("has_joined", "becomes"), [(True, Stopping), (False, Opening)])
+def test_generation_that_a_member_has_yet_to_join_is_not_stopped_but_left(
+    has_joined: bool, becomes: type[Phase]
+) -> None:
+    """An agent joins open generations only, so the others would wait for it until ``stop_s``."""
+    said = report(B, "fetching" if has_joined else "idle", step=10, sealed=())
+    here = node(A, report(A, "fetching", step=10, sealed=()))
+    asked = replace(QUESTION, nodes=(A,), before=STARTING)
+    before = state(asked, here, node(B, said, draining_since=NOW - 1), step=10)
+    after, _ = act(before, PlanFound(NOW, QUESTION.request, proposal(A)))
+    assert isinstance(phase(after), becomes)
