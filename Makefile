@@ -32,11 +32,11 @@ up: $(FOR_UP) ## a cluster on this machine that trains, until Ctrl-C
 # ZONES=FILE names other zones (docs/formats.md); needs root.
 ZONES ?= examples/zones.toml
 .PHONY: zones
-zones: $(FOR_UP) ## the same with delays and rates between zones, in network namespaces (ZONES=FILE); needs root
+zones: $(FOR_UP) ## `make up` with delays and rates between zones, in network namespaces (ZONES=FILE); needs root
 	@$(BIN)/sailorctl up --zones $(ZONES)
 
 .PHONY: tour
-tour: $(FOR_UP) ## the same without a person: nodes are lost and added, losses compared
+tour: $(FOR_UP) ## `make up` without a person: nodes are lost and added, losses compared
 	@$(BIN)/sailorctl tour
 
 .PHONY: plan-tour

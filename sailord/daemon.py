@@ -83,7 +83,8 @@ class Daemon:
     _compared_at: float = 0.0
     """When the store was last compared with what agents know."""
     _led: int | None = None
-    """The term that the controller knows; a term is won before the store could be read."""
+    """The term whose ``Elected`` the controller has; ``election.term`` is set before the store is
+    read."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set."""

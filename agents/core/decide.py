@@ -330,9 +330,9 @@ def _apply_first_rule(state: State) -> Decision | None:
     if state.has_read_store and not _is_wanted(state, gang):
         return _end_gang(state, gang)
     for rule in (_give_up_cut_off, _give_up_on_broken_device, _abort_failed, _send_stop):
-        move = rule(state, gang)
-        if move is not None:
-            return move
+        decision = rule(state, gang)
+        if decision is not None:
+            return decision
     return None
 
 

@@ -17,7 +17,7 @@ pace (Can't Be Late, NSDI'24); ``sailor`` only if, in addition, the spot time ex
 deadline does not suffice; ``safety-net`` only when it must."""
 DEADLINE_RULES: tuple[Rule, ...] = ("sailor", "uniform-progress", "safety-net")
 Use = Literal["spot", "on demand", "wait"]
-LITTLE = 2.0
+SPOT_SLOWDOWN_MAX = 2.0
 """Spot GPUs on which a step takes this multiple of one on demand are not used alone."""
 PRIOR_S = 2 * 3600.0
 """Weight of the prior of spot availability, in seconds observed."""
@@ -35,9 +35,9 @@ class DeadlineView:
     """Of the whole job since the begin of the pace."""
     done: float
     on_demand_each_s: float
-    """Seconds of a step on the on-demand GPUs, ..."""
+    """Seconds of a step on the on-demand GPUs."""
     spot_each_s: float | None
-    """... and on the spot GPUs that are there; ``None``: they are too few for the job."""
+    """Seconds of a step on the spot GPUs that are there; ``None``: they are too few for the job."""
     is_on_demand: bool
     """The job runs on the on-demand GPUs, or is about to."""
     change_s: float
@@ -67,7 +67,10 @@ class DeadlineVerdict:
 
 def can_run_on_spot(view: DeadlineView) -> bool:
     """Return whether the spot GPUs that are there are worth running on alone."""
-    return view.spot_each_s is not None and view.spot_each_s <= LITTLE * view.on_demand_each_s
+    return (
+        view.spot_each_s is not None
+        and view.spot_each_s <= SPOT_SLOWDOWN_MAX * view.on_demand_each_s
+    )
 
 
 def judge_deadline(view: DeadlineView, rule: Rule = "sailor") -> DeadlineVerdict:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from planner.move_policy.deadline import LITTLE, PRIOR_SHARE
+from planner.move_policy.deadline import PRIOR_SHARE, SPOT_SLOWDOWN_MAX
 from planner.problem.question import Answer, Question
 from simulator.estimate.result import Estimate
 
@@ -87,7 +87,7 @@ def _mixture(steps: int, left_s: float, spot: Estimate, on_demand: Estimate) -> 
     spot_usd, on_demand_usd = spot.money.total_usd, on_demand.money.total_usd
     if spot_usd is None or on_demand_usd is None:
         return None
-    if spot.iteration_s > LITTLE * on_demand.iteration_s:
+    if spot.iteration_s > SPOT_SLOWDOWN_MAX * on_demand.iteration_s:
         return None
     by_spot = max(min(steps, PRIOR_SHARE * left_s / spot.iteration_s), 0.0)
     return Mixture(

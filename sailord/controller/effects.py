@@ -257,14 +257,14 @@ class Effects:
         term = self.cluster.term
         if term is None:
             return
-        word = Abort(command.job, Fence(term, command.generation))
-        await run_in_batches(self._abort_at(node, word) for node in command.nodes)
+        abort = Abort(command.job, Fence(term, command.generation))
+        await run_in_batches(self._abort_at(node, abort) for node in command.nodes)
 
-    async def _abort_at(self, id_: NodeId, word: Abort) -> None:
+    async def _abort_at(self, id_: NodeId, abort: Abort) -> None:
         node = self._node(id_)
         if node is not None:
             with contextlib.suppress(CallFailed):  # The agent will read it from the store.
-                await self.agents.abort(node.record.address, word)
+                await self.agents.abort(node.record.address, abort)
 
     async def _wake(self, id_: NodeId) -> None:
         node = self._node(id_)

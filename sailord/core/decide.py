@@ -10,8 +10,8 @@ been elected, reads the store and goes on from there.
     Running, Starting -> Opening                   no time to stop, not all members have joined, or
                                                    a rollback was ordered
     Starting, Running -> Waiting                   a loss or a failure
-    Stopping -> Waiting                            a node of the next plan is lost, or a member
-                                                   before a pause
+    Stopping -> Waiting                            a node of the next plan can no longer be used, or
+                                                   a member is lost before a pause
     Stopping -> Closing                            paused, once the last step is kept
     Opening, Stopping -> Closing                   the store rejects a write for good
     Waiting, Starting, Running, Held -> Closing    cancelled, done, the budget is spent, too many
@@ -20,8 +20,8 @@ been elected, reads the store and goes on from there.
                                                    next job can have the cluster: then it is paused
 
 While the job waits, starts or runs, a question to the planner may be open (``Active.question``);
-training goes on meanwhile, but the phase's own rule waits for the answer, and only a loss ends the
-question early.
+training goes on meanwhile, but the phase's own rule waits for the answer. A loss or a drain of one
+of its nodes, an order, a spent budget, or a straggler that recovers ends the question early.
 """
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ def _recorded(state: State, record: GenerationRecord) -> State:
         return state
     match active.phase:
         case Opening() if record == active.phase.record:
-            # A new generation counts its own steps and failures.
+            # Trouble of workers belonged to the generation before; failed attempts count on.
             cleared = {
                 id_: replace(state.nodes[id_], workers=UNTROUBLED) for id_ in state.nodes.notable
             }

@@ -65,7 +65,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """The provider preempted an instance; idempotent."""
+    """The provider preempted an instance; it may be reported more than once."""
 
     instance: str
     at: float

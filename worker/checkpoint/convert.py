@@ -326,10 +326,11 @@ def _loaded(file: Path) -> Any:
 
 
 def expect_shape(place: str, key: str, found: StoredTensor | None, tensor: ForeignTensor) -> None:
-    """Refuse a moment that is missing or of another shape than its weight."""
+    """Refuse a tensor that is missing or of another shape than its weight."""
     if found is None or found.shape != tensor.stored_shape:
         what = f"has no {key} of the shape {list(tensor.stored_shape)}"
-        raise InputError(Problem(place, what, "use a checkpoint with all moments, or with none"))
+        cure = "use a complete checkpoint: all weights, and all moments or none"
+        raise InputError(Problem(place, what, cure))
 
 
 def import_tensors(

@@ -38,8 +38,9 @@ class AfterLoss:
     def announce(self, error: TransportError) -> None:
         """Announce the seal, or withdraw what was announced if there is nothing to be sealed.
 
-        First called in the thread that notices the loss, since the main thread may compute for
-        seconds; then in that, which knows the step. If the first call is late, it knows no more.
+        Called first by the thread that notices the loss, since the main thread may compute for
+        seconds; then by the main thread, which knows the step. A first call that comes after the
+        second changes nothing.
         """
         lost = frozenset((error.rank,) if isinstance(error, PeerLostError) else ())
         with self._lock:

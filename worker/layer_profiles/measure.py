@@ -33,7 +33,7 @@ class Figures:
     forward_spread: tuple[float, ...]
     backward_spread: tuple[float, ...]
     spread: float
-    """That of a round's total."""
+    """Relative spread of a round's total seconds."""
     samples: int
     kept_bytes: tuple[int, ...]
     """What a layer holds from its forward to its backward pass, its input included."""

@@ -53,7 +53,8 @@ class Outbox:
 class Inbox:
     """Receives tensors from one rank.
 
-    If ``shape`` is not set, the sender sends the shape before the tensor; ``forgets`` it then.
+    If ``shape`` is not set, the sender sends the shape before the first tensor; with ``forgets``,
+    before every one.
     """
 
     def __init__(

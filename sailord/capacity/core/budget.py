@@ -26,7 +26,11 @@ def unpriced(state: CapacityState) -> tuple[str, ...]:
 
 
 def stop_due(state: CapacityState) -> Stop:
-    """Return whether the total budget demands that the job saves its state, or that all ends."""
+    """Return what the total budget demands.
+
+    ``""``: nothing yet; ``"parting"``: the job saves its state, unused instances go; ``"ended"``:
+    all go.
+    """
     policy = state.policy
     if policy.usd_max is None:
         return ""

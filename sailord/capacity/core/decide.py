@@ -340,7 +340,7 @@ def _why_unneeded(state: CapacityState, machine: RentedInstance) -> str:
     if state.stop == "ended" or (state.stop and not is_needed):
         return "the budget is spent"
     if _has_lasted(state, machine.absent_since, lost_s):
-        return f"its agent has been gone for {lost_s:.0f} s"
+        return f"its agent has been silent for {lost_s:.0f} s"
     if machine.is_retiring and not is_needed and is_replaced(state, machine.instance.pool):
         return "the provider would soon delete it"
     # A drain that another ordered may be withdrawn: an agent that restarts drains, too.

@@ -11,13 +11,13 @@ class Options:
     """Time limits, intervals and thresholds of the controller; those of the class are constants."""
 
     failures_gather_s: ClassVar[float] = 0.1
-    """Wait this long for further losses before a new plan is asked for, ..."""
+    """After a loss, wait this long for others before a new plan is asked for."""
     notices_gather_s: ClassVar[float] = 0.5
-    """... for further notices of preemption, ..."""
+    """After a notice of preemption, wait this long for others before a new plan is asked for."""
     start_gather_s: float = 1.0
-    """... for further nodes while nothing runs, ..."""
+    """While nothing runs, wait this long for further nodes before a plan is asked for."""
     additions_gather_s: float = 30.0
-    """... and for further nodes while the job trains."""
+    """While the job trains, wait this long for further new nodes before a plan is asked for."""
     lease_s: float = 10.0
     """The leader's lease, and that of nodes whose records name none."""
     grace_s: float = 2.0
@@ -40,13 +40,13 @@ class Options:
     still_s: ClassVar[float] = 1.5
     """After so long without any event, not even a tick, sailord itself was stopped."""
     stall_s: float = 120.0
-    """A running generation is stuck after so long without a step, ..."""
+    """A running generation is stuck after so long without a step; see ``stall_steps``."""
     stall_steps: ClassVar[float] = 20.0
-    """... or after the time of this many steps, if that is longer; see ``timeouts``."""
+    """It is stuck after the time of this many steps, if that is longer than ``stall_s``."""
     broken_s: float = 1.0
     """A generation whose members lost connections ends after so long, regardless of cause."""
     probe_s: float = 0.2
-    """Seconds between two probes of a suspect node."""
+    """Seconds between two probes of a node that may be dead."""
     reconsider_s: float = 600.0
     """Seconds until the planner is asked again about nodes and a plan that it was asked about."""
     failure_pause_s: float = 1.0

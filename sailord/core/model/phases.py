@@ -62,7 +62,10 @@ class Closing:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Parked until an operator resumes it; its snapshots stay in memory."""
+    """It waits for an operator, with its snapshots in memory.
+
+    If another job is queued, and no step would be lost by that, it is paused.
+    """
 
     reason: str
     since: float

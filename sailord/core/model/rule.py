@@ -1,4 +1,8 @@
-"""What a rule answers: ``PASS``, ``WAIT`` or a ``Step``."""
+"""What a rule answers: ``PASS``, ``WAIT`` or a ``Step``.
+
+A rule is a pure function of the state and the active job: it sees no event, reads no clock, draws
+nothing at random, and touches no file and no network. What it wants done is a command of its step.
+"""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from agents.protocol.records import GenerationRecord, Point
 from sailord.core.model.phases import Closing, Opening, Starting, Stopping, Waiting
 from sailord.core.model.proposal import Proposal
@@ -58,14 +56,6 @@ def is_due(state: State, active: Active, trigger: Trigger | None) -> bool:
     asked = active.asked
     is_same_question = asked.is_refused and asked.nodes == frozenset(usable(state, active))
     return not is_same_question or state.now >= asked.at + state.options.reconsider_s
-
-
-def with_ask_again(state: State, active: Active, seconds: float | None) -> Active:
-    """Allow the next question after ``seconds``, if that is sooner than ``reconsider_s``."""
-    if seconds is None or seconds >= state.options.reconsider_s:
-        return active
-    at = state.now + seconds - state.options.reconsider_s
-    return replace(active, asked=replace(active.asked, at=at))
 
 
 def is_running_plan(active: Active, proposal: Proposal) -> bool:

@@ -59,11 +59,11 @@ def hold_rejected(state: State, active: Active) -> RuleAnswer:
     active = replace(active, rejected="")
     state = replace(state, active=active)
     if isinstance(active.phase, Held):
-        return Step(state)  # The store does not know it; the log says so.
+        return Step(state)  # The store rejected the hold, too; only the log has the reason.
     reason = f"the store rejects its record for good: {why}"
     if not isinstance(active.phase, Closing):
         return close(state, active, "held", reason)
-    # Not even the end of its generation: the agents must hear of it from us.
+    # The end of the generation cannot be stored either, so its agents are told directly.
     held, commands = finish(state, active, "held", reason)
     if (last := active.generation) is None or last.state == "closed":
         return Step(held, commands)

@@ -93,7 +93,8 @@ def _while_stopping(state: State, active: Active, phase: Stopping) -> RuleAnswer
     if stopped is None and not holders_reported(state, active):
         return WAIT
     if not set(phase.then.members) <= set(usable(state, active)):
-        return enter(state, Waiting(f"{phase.reason}; a node of the new plan is lost", state.now))
+        why = "a node of the new plan can no longer be used"
+        return enter(state, Waiting(f"{phase.reason}; {why}", state.now))
     return open_next(state, active, phase.then, phase.reason, stopped)
 
 

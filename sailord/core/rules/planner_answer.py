@@ -15,12 +15,18 @@ from sailord.core.queries.active_job import (
     is_rolling_back,
     is_running_plan,
     is_too_late_to_stop,
-    with_ask_again,
 )
 from sailord.core.queries.replan_triggers import usable
 from sailord.core.queries.restore_choice import holders_reported
 from sailord.core.rules.straggler_rules import answer_to_slow, leave_out
-from sailord.core.rules.transitions import check_before_restore, fail, note, open_next, stop
+from sailord.core.rules.transitions import (
+    check_before_restore,
+    fail,
+    note,
+    open_next,
+    stop,
+    with_ask_again,
+)
 
 
 def answer_question(state: State, active: Active) -> RuleAnswer:
@@ -32,7 +38,9 @@ def answer_question(state: State, active: Active) -> RuleAnswer:
     if not alive and not isinstance(active.phase, Waiting):
         return fail(state, active)
     if not set(question.nodes) <= set(usable(state, active)):
-        return _drop(state, active)  # One of its nodes is lost; the next question leaves it out.
+        return _drop(
+            state, active
+        )  # One of its nodes is no longer usable; the next question leaves it out.
     kept = answer_to_slow(state, active, question)
     if kept is not None:
         return kept

@@ -26,7 +26,7 @@ from sailord.core.model.phases import (
 from sailord.core.model.proposal import Proposal
 from sailord.core.model.rule import PASS, RuleAnswer, Step, write_job
 from sailord.core.model.state import Active, Attempts, LastQuestion, Question, State
-from sailord.core.queries.active_job import is_alive, is_explained, is_rolling_back, with_ask_again
+from sailord.core.queries.active_job import is_alive, is_explained, is_rolling_back
 from sailord.core.queries.generation_record import next_record
 from sailord.core.queries.replan_triggers import (
     Trigger,
@@ -252,6 +252,14 @@ def enter(state: State, phase: Phase, *commands: Command) -> Step:
     """Enter a phase; an open question is dropped."""
     assert state.active is not None
     return Step(replace(state, active=replace(state.active, phase=phase, question=None)), commands)
+
+
+def with_ask_again(state: State, active: Active, seconds: float | None) -> Active:
+    """Allow the next question after ``seconds``, if that is sooner than ``reconsider_s``."""
+    if seconds is None or seconds >= state.options.reconsider_s:
+        return active
+    at = state.now + seconds - state.options.reconsider_s
+    return replace(active, asked=replace(active.asked, at=at))
 
 
 def note(

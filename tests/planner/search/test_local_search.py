@@ -48,7 +48,7 @@ def test_pipelines_are_placed_one_by_one_where_that_is_faster() -> None:
 def test_more_machines_are_no_worse_where_memory_is_tight(
     tmp_path, monkeypatch, machines, part
 ) -> None:
-    """Only a single pipeline fits: it sets no memory aside for sums of gradients, as NCCL's do."""
+    """Only one pipeline fits; it needs no memory for sums of gradients, as two under NCCL do."""
     for gpu in ("emulated-large", "emulated-small"):
         monkeypatch.setitem(PLATFORMS, gpu, replace(PLATFORMS[gpu], transport="nccl"))
     few = plan_job(demo(1.42, *part, folder=tmp_path))

@@ -1,4 +1,4 @@
-"""The capacity loop: a provider's notice reaches the job."""
+"""What the capacity loop orders of the cluster, and what it passes on."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class HastyPlace(Place):
 
 
 def tell(folder: Path) -> dict[str, Any]:
-    """Let a node limp; return what the cluster says of it at the end."""
+    """Let a node be slow; return what the cluster says of it at the end."""
     slow = folder.with_name("slow")
     os.environ[SLOW] = str(slow)
     with LocalCluster(HastyPlace(folder), MACHINES) as cluster:
@@ -70,13 +70,13 @@ def tell(folder: Path) -> dict[str, Any]:
         wait("it does not go on", lambda: job()["generation"]["number"] > 1)
         moved = job()["generation"]["restore"]["point"]["step"]
         wait("it stands still", lambda: job()["step"] > moved + 5)
-        after, cluster_pids = job(), node("a2")
+        after, marked = job(), node("a2")
         client.ask("POST", "/v1/nodes/a2/uncordon", {})
         wait("it is not given back", lambda: node("a2")["state"] == "ready")
         return {
             "before": first["members"],
             "after": after["members"],
-            "marked": cluster_pids,
+            "marked": marked,
             "failures": after["failures"],
             "reason": after["generation"]["reason"],
             "moves": client.ask("GET", "/v1/jobs/exact/moves")["moves"],

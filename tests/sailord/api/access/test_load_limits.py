@@ -1,4 +1,4 @@
-"""Ten thousand requests at once are answered in words, and the controller goes on deciding."""
+"""Thousands of requests at once are answered in words, and the controller goes on deciding."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sailord.providers.gce.config import QUOTA_METRICS
+from sailord.providers.gce.prices import GPU_NAMES
 from sailord.providers.gce.provider import open_gce
 from sailord.providers.interface import Pool, ProviderError, Refused
 from simulator.documents.problems import InputError
@@ -229,10 +230,11 @@ def test_an_unlisted_quota_is_unknown_and_not_unlimited():
     assert "Google lists no NVIDIA_A100_GPUS there" in told
 
 
-def test_every_gpu_that_google_offers_has_a_quota_metric():
+def test_every_gpu_that_google_offers_has_a_quota_metric_and_a_name_in_its_price_list():
     machines = load_catalogue().machines.values()
     offered = {machine.gpu for machine in machines if machine.prices} - {"cpu"}
     assert offered <= set(QUOTA_METRICS)
+    assert offered <= set(GPU_NAMES)
 
 
 def test_all_mistakes_are_reported_at_once():
