@@ -10,6 +10,7 @@ import socket
 import ssl
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,20 +30,29 @@ LOCAL_SOCKET = Path("head", "sailord.sock")
 TIMEOUT_S = 20.0
 FOLLOW_S = 60.0
 """A stream without a keepalive for so long is broken."""
+_OTHER_SERVER = "is it the address of sailord, and not of a proxy before it?"
 PAUSE_S_FIRST = 0.25
 PAUSE_S_MAX = 5.0
 """First and longest pause between reconnection attempts."""
+REPEATS_AFTER_S = (0.5, 2.0)
+"""When an order is repeated whose answer was lost."""
 
 
 class ServerProblem(Exception):  # noqa: N818 - an answer of the server, shown to the user
     """sailord is unreachable or refused a request."""
 
-    def __init__(self, said: str | Sequence[Problem], status: int | None = None) -> None:
+    def __init__(
+        self, said: str | Sequence[Problem], status: int | None = None, *, in_doubt: bool = False
+    ) -> None:
         text = said if isinstance(said, str) else "\n".join(map(str, said))
         super().__init__(text)
         self.problems = () if isinstance(said, str) else tuple(said)
         self.status = status
         """HTTP status; ``None``: no answer."""
+        self.in_doubt = in_doubt
+        """What was asked for may have been done all the same."""
+        self.is_repeated = False
+        """It answers a repetition of a request whose first answer was lost."""
 
     @property
     def passes(self) -> bool:
@@ -54,7 +64,7 @@ class ServerProblem(Exception):  # noqa: N818 - an answer of the server, shown t
         if not self.problems:
             return self
         called = [replace(each, place=_called(each.place, sent, file)) for each in self.problems]
-        return ServerProblem(called, self.status)
+        return ServerProblem(called, self.status, in_doubt=self.in_doubt)
 
 
 def _called(place: str, sent: str, file: str) -> str:
@@ -139,7 +149,27 @@ class Client:
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
         """Send a request, with bytes or JSON; return the decoded JSON, or the text."""
-        return self._exchange(method, path, body)[0]
+        value, headers = self._exchange(method, path, body)
+        if path.startswith("/v1/") and "json" not in (headers.get("Content-Type") or ""):
+            what = f"{self.server} answered something else than JSON"
+            raise ServerProblem(f"{what}: {_OTHER_SERVER}")
+        return value
+
+    def order(self, path: str, body: dict[str, Any]) -> Any:
+        """Give an order under an id of its own; if the answer is lost, repeat it with that id."""
+        body = {"id": uuid.uuid4().hex, **body}
+        for attempt, pause_s in enumerate((*REPEATS_AFTER_S, None)):
+            try:
+                return self.ask("POST", path, body)
+            except ServerProblem as problem:
+                problem.is_repeated = attempt > 0
+                if not problem.in_doubt:
+                    raise
+                if pause_s is None:
+                    cure = f"it may have been taken; to repeat it, add --id {body['id']}"
+                    raise ServerProblem(f"{problem}; {cure}", problem.status) from None
+                time.sleep(pause_s)
+        raise AssertionError("the last attempt returns or raises")
 
     def log(
         self, node: str, rank: int | None, mark: str, *, is_setup: bool = False
@@ -153,15 +183,19 @@ class Client:
     def _exchange(
         self, method: str, path: str, body: object = None
     ) -> tuple[Any, http.client.HTTPMessage]:
-        connection = self._connect(TIMEOUT_S)
+        connection, is_sent = self._connect(TIMEOUT_S), False
         try:
+            connection.connect()
+            is_sent = True
             reply = self._send(connection, method, path, body)
             text = reply.read()
         except (OSError, http.client.HTTPException) as error:
-            raise self._no_answer(error) from None
+            raise self._no_answer(error, in_doubt=is_sent) from None
         finally:
             connection.close()
         value = _value(reply.headers, text)
+        if reply.status not in range(200, 300) and reply.status < 400:
+            raise ServerProblem(f"{self.server} answered {reply.status}: {_OTHER_SERVER}")
         if reply.status >= 400:
             raise _refused(reply.status, value)
         return value, reply.headers
@@ -181,7 +215,7 @@ class Client:
         connection = self._connect(FOLLOW_S)
         try:
             reply = self._send(connection, "GET", f"/v1/events?after={after}", None)
-            if reply.status >= 400:
+            if reply.status != 200:
                 raise _refused(reply.status, _value(reply.headers, reply.read()))
             patience.answered()  # There may be no event for a long time.
             for line in reply:
@@ -194,19 +228,24 @@ class Client:
             connection.close()
         raise ServerProblem(f"{self.server} closed the stream")
 
-    def _no_answer(self, error: OSError | http.client.HTTPException) -> ServerProblem:
-        return ServerProblem(f"{self.server} did not answer: {_why(error)}{_cure(error)}")
+    def _no_answer(
+        self, error: OSError | http.client.HTTPException, *, in_doubt: bool = False
+    ) -> ServerProblem:
+        what = f"{self.server} did not answer: {_why(error)}{_cure(error)}"
+        return ServerProblem(what, in_doubt=in_doubt)
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        parts = urlsplit(self.server)
-        if parts.scheme == "unix" and parts.path:
-            return _Local(parts.path, timeout_s)
-        if parts.scheme in ("http", "https") and parts.hostname:
-            is_safe = parts.scheme == "https"
-            if is_safe and self.tls is not None:
-                return _Encrypted(parts.hostname, parts.port, self.tls, timeout_s)
-            kind = http.client.HTTPSConnection if is_safe else http.client.HTTPConnection
-            return kind(parts.hostname, parts.port, timeout=timeout_s)
+        with contextlib.suppress(ValueError):  # Of a port that is no number.
+            parts = urlsplit(self.server)
+            host, port = parts.hostname, parts.port
+            if parts.scheme == "unix" and parts.path:
+                return _Local(parts.path, timeout_s)
+            if parts.scheme == "https" and host and self.tls is not None:
+                return _Encrypted(host, port, self.tls, timeout_s)
+            if parts.scheme in ("http", "https") and host:
+                is_safe = parts.scheme == "https"
+                kind = http.client.HTTPSConnection if is_safe else http.client.HTTPConnection
+                return kind(host, port, timeout=timeout_s)
         cure = "use unix:///run/sailor/sailord.sock or https://HOST:PORT"
         raise InputError(Problem("--server", f'"{self.server}" is not an address', cure))
 
@@ -236,6 +275,8 @@ def client_from(
     if token_file is not None:
         try:
             token = token_file.read_text(encoding="ascii").strip()
+            if len(token.split()) != 1:
+                raise UnicodeError("it must hold one token and nothing else")
         except (OSError, UnicodeError) as error:
             what, cure = f"cannot be read: {_why(error)}", "name a file that contains the token"
             raise InputError(Problem(str(token_file), what, cure)) from None
@@ -291,10 +332,12 @@ def _value(headers: http.client.HTTPMessage, text: bytes) -> Any:
 
 
 def _refused(status: int, value: Any) -> ServerProblem:
-    if not isinstance(value, dict) or "problems" not in value:
-        return ServerProblem(f"it answered {status}", status)
-    problems = [Problem(p["place"], p["what"], p["cure"]) for p in value["problems"]]
-    return ServerProblem(problems, status)
+    in_doubt = status in {502, 503, 504}
+    try:
+        problems = [Problem(p["place"], p["what"], p["cure"]) for p in value["problems"]]
+    except (KeyError, TypeError):
+        return ServerProblem(f"it answered {status}", status, in_doubt=in_doubt)
+    return ServerProblem(problems, status, in_doubt=in_doubt)
 
 
 def _why(error: BaseException) -> str:

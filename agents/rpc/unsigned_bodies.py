@@ -13,6 +13,8 @@ from aiohttp import web
 
 BODY_S = 5.0
 """Time for a body to arrive: 1 MiB at 2 Mbit/s; most bodies are some hundred bytes."""
+BYTES_PER_S_MIN = 64 * 1024
+"""A body of a known sender gets the time that it takes at this rate besides."""
 UNSIGNED_MAX = 512
 """Unauthenticated bodies waited for at the same time."""
 UNSIGNED = web.AppKey("unsigned", dict[asyncio.Timeout, None])
@@ -26,7 +28,7 @@ class LateBody(web.HTTPRequestTimeout):
 async def read_in_time(request: web.Request) -> bytes:
     """Read a body; raises ``LateBody``."""
     try:
-        async with asyncio.timeout(BODY_S):
+        async with asyncio.timeout(BODY_S + (request.content_length or 0) / BYTES_PER_S_MIN):
             return await request.read()
     except (TimeoutError, ConnectionError, web.RequestPayloadError):
         raise LateBody from None  # A client that disconnected gets no answer anyway.

@@ -50,7 +50,12 @@ BODIES: dict[str, Any] = {
         resume={"type": "string", "description": "A durable step, or newest."},
         priority={"type": "integer", "minimum": -1_000_000, "maximum": 1_000_000},
     ),
-    "Order": _object(id=_NAME, reason=_TEXT, leaves_at=_MOMENT),
+    "Order": _object(
+        id=_NAME,
+        reason=_TEXT,
+        leaves_at=_MOMENT,
+        notice_s={"type": "number", "minimum": 0, "maximum": 86_400},
+    ),
     "Rollback": _object(id=_NAME, reason=_TEXT),
     "Report": _object(is_open=True),
     "CertificateRequest": {"type": "string", "description": "A request in PEM."},

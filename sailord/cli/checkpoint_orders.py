@@ -56,7 +56,8 @@ def now(client: Client, job: str | None, wait: bool, as_json: bool) -> None:
     """
     job, _ = ask_about(client, "job", job, lambda name: client.ask("GET", f"/v1/jobs/{name}"))
     mark = max((each["id"] for each in _events(client, 0)), default=0)
-    ordered = client.ask("POST", f"/v1/jobs/{part(job)}/checkpoint", {})
+    earlier = client.ask("GET", f"/v1/jobs/{part(job)}/checkpoints")["trouble"]
+    ordered = client.order(f"/v1/jobs/{part(job)}/checkpoint", {})
     if not wait:
         show(ordered, as_json, lambda _: f"checkpoint {job}: ordered")
         return
@@ -64,7 +65,8 @@ def now(client: Client, job: str | None, wait: bool, as_json: bool) -> None:
     while (step := _settled_step(client, job, mark)) is None:
         time.sleep(WAIT_S)
         state = client.ask("GET", f"/v1/jobs/{part(job)}/checkpoints")
-        if state["trouble"] or state["uri"] is None:
+        # What failed before may have been mended: the order is tried all the same.
+        if state["trouble"] not in ("", None, earlier) or state["uri"] is None:
             click.echo(f"error: {state['trouble'] or _list_text(state)}", err=True)
             raise SystemExit(FAILED)
         _expect_running(client, job)
@@ -138,6 +140,6 @@ def rollback(client: Client, job: str, step: int, order: dict[str, Any], as_json
     """Roll a job back to an older checkpoint; later steps are discarded."""
     path = f"/v1/jobs/{{}}/checkpoints/{step}/rollback"
     full, value = ask_about(
-        client, "job", job, lambda name: client.ask("POST", path.format(name), order)
+        client, "job", job, lambda name: client.order(path.format(name), order), is_order=True
     )
     show(value, as_json, lambda _: f"rollback of {full} to step {step}: ordered")

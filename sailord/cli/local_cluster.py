@@ -10,7 +10,7 @@ import click
 
 from sailord.cli.exit_codes import FAILED
 from sailord.cli.options import FILE
-from sailord.client import default_folder
+from sailord.client import ServerProblem, default_folder
 from sailord.local.cluster import ClusterError, LocalCluster
 from sailord.local.control import listen
 from sailord.local.paths import Place
@@ -77,7 +77,7 @@ def _within(cluster: LocalCluster, act: Callable[[], int]) -> int:
             cluster.claim()
             is_ours = True
             return act()
-        except ClusterError as failure:
+        except (ClusterError, ServerProblem) as failure:
             click.echo(f"error: {failure}", err=True)
             return FAILED
         except Ended as ended:

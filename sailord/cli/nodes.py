@@ -105,9 +105,13 @@ def preempt(
     """
     body, text_of = dict(order), " will be preempted"
     if notice_s is not None:
-        body["leaves_at"] = time.time() + notice_s
+        body["notice_s"] = notice_s
         text_of += f" in {duration(notice_s)}"
     full, answer = ask_about(
-        client, "node", node, lambda name: client.ask("POST", f"/v1/nodes/{name}/preempt", body)
+        client,
+        "node",
+        node,
+        lambda name: client.order(f"/v1/nodes/{name}/preempt", body),
+        is_order=True,
     )
     show(answer, as_json, lambda _: f"{full}{text_of}")

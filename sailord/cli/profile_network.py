@@ -28,6 +28,7 @@ def network(client: Client, is_shown: bool, out: Path | None, as_json: bool) -> 
     way and both ways. sailord plans with the result. Nodes that carry other traffic, a job's for
     example, are left out and tried again; after Ctrl-C the round goes on.
     """
+    unmeasured = 0
     if not is_shown:
         left = None
         view = client.ask("POST", "/v1/network")
@@ -37,6 +38,7 @@ def network(client: Client, is_shown: bool, out: Path | None, as_json: bool) -> 
                 click.echo(f"{counted(left, 'curve')} to measure", err=True)
             time.sleep(LOOK_S)
             view = client.ask("GET", "/v1/network")
+        unmeasured = view["unmeasured"]
     view = client.ask("GET", "/v1/network")
     if out is not None:
         document = client.ask("GET", "/v1/network/file")
@@ -44,3 +46,6 @@ def network(client: Client, is_shown: bool, out: Path | None, as_json: bool) -> 
             raise ServerProblem(f"no link was measured, so {out} was not written")
         out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     show(view, as_json, network_text)
+    if unmeasured:
+        what = "its nodes were busy or did not answer within 15 minutes"
+        raise ServerProblem(f"{counted(unmeasured, 'curve')} could not be measured: {what}")

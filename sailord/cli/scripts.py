@@ -5,14 +5,16 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 import click
 
 from agents.work.package import Package, package_of, read_part
 from sailord.cli.described_job import JobFile, describe_script
+from sailord.cli.server import report_outage
 from sailord.cli.work_folder import megabytes, pack_folder
-from sailord.client import Client, part
+from sailord.client import Client, Patience, part
 from sailord.text.units import counted
 from simulator.documents.fields import InvalidValue, quote, toml_value
 from simulator.documents.problems import InputError, Problem, Problems
@@ -94,5 +96,8 @@ def _mounts(given: Iterable[str]) -> dict[str, str]:
 def _upload(client: Client, package: Package, path: Path) -> None:
     """Send the parts of a package that sailord does not have."""
     place = f"/v1/packages/{part(str(package))}"
+    patience = Patience(report_outage)
     for number in client.ask("GET", place)["missing"]:
-        client.ask("PUT", f"{place}/{number}", read_part(path, number))
+        patience.answered()
+        send = partial(client.ask, "PUT", f"{place}/{number}", read_part(path, number))
+        patience.insist(send)

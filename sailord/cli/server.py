@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -12,6 +13,7 @@ import click
 from sailord.cli.exit_codes import FAILED, INTERRUPTED
 from sailord.cli.options import JSON, show
 from sailord.client import Client, ServerProblem, client_from, part
+from simulator.documents.problems import InputError, Problem
 
 T = TypeVar("T")
 GONE = ("done", "failed", "cancelled", "lost")
@@ -75,11 +77,10 @@ def order_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add ``--reason`` and ``--id``, passed on as one ``order``: the body of the request."""
 
     @click.option("--reason", default="", help="Recorded in the job's history.")
-    @click.option("--id", "id_", metavar="ID", help="Idempotency key.")
+    @click.option("--id", "id_", metavar="ID", help="Of two orders with one id, one counts.")
     @wraps(command)
     def wrapped(*args: Any, reason: str, id_: str | None, **kwargs: Any) -> None:
-        order = {"reason": reason} | ({} if id_ is None else {"id": id_})
-        command(*args, order=order, **kwargs)
+        command(*args, order={"reason": reason, "id": id_ or uuid.uuid4().hex}, **kwargs)
 
     return wrapped
 
@@ -121,7 +122,7 @@ def order_command(kind: str, name: str, about: str) -> click.Command:
     def command(client: Client, target: str, order: dict[str, Any], as_json: bool) -> None:
         path = f"/v1/{kind}s/{{}}/{name}"
         full, answer = ask_about(
-            client, kind, target, lambda each: client.ask("POST", path.format(each), order)
+            client, kind, target, lambda each: client.order(path.format(each), order), is_order=True
         )
         show(answer, as_json, lambda _: f"{name} {full}: ordered")
 
@@ -129,13 +130,17 @@ def order_command(kind: str, name: str, about: str) -> click.Command:
 
 
 def ask_about(
-    client: Client, kind: str, name: str | None, ask: Callable[[str], T]
+    client: Client, kind: str, name: str | None, ask: Callable[[str], T], *, is_order: bool = False
 ) -> tuple[str, T]:
     """Ask about a job or node by its name or the beginning of it; return its full name, too.
 
-    ``ask`` gets the name as a part of a path. Without a name it asks about the active job.
+    ``ask`` gets the name as a part of a path. Without a name it asks about the active job. An order
+    for ``a1`` is none for ``a10``.
     """
     name = active_job(client) if name is None else name
+    if not name:
+        cure = f"name a {kind}; is a variable of your shell unset?"
+        raise InputError(Problem(kind.upper(), "is empty", cure))
     try:
         return name, ask(part(name))
     except ServerProblem as problem:
@@ -144,22 +149,26 @@ def ask_about(
         full = _begins_with(client.ask("GET", f"/v1/{kind}s")[f"{kind}s"], kind, name)
         if full is None:
             raise
+        if is_order and name[-1].isdigit() and full[len(name)].isdigit():
+            what = f"{name}: there is no such {kind}; an order for {full} must name it in full"
+            raise ServerProblem(what, 404) from None
     return full, ask(part(full))
 
 
 def _begins_with(listed: list[dict[str, Any]], kind: str, name: str) -> str | None:
     """Return the only name with this beginning; of several, the only one that has not ended."""
     key = {"job": "id", "node": "name"}[kind]
-    state_of = {each[key]: each["state"] for each in listed if each[key].startswith(name)}
-    if name in state_of or not state_of:
+    begin = [each for each in listed if each[key].startswith(name)]
+    found = {str(each[key]) for each in begin}
+    if name in found or not found:
         return None
-    if len(state_of) > 1:
-        live = [each for each, state in state_of.items() if state not in GONE]
-        if len(live) != 1:
-            found = ", ".join(sorted(state_of)[:NAMES_MAX])
-            raise ServerProblem(f"{name}: several {kind}s begin so; name one: {found}", 404)
-        return str(live[0])
-    return str(next(iter(state_of)))
+    # A node that was lost and came back is listed twice.
+    live = {str(each[key]) for each in begin if each["state"] not in GONE}
+    for candidates in (found, live):
+        if len(candidates) == 1:
+            return candidates.pop()
+    names = ", ".join(sorted(found)[:NAMES_MAX])
+    raise ServerProblem(f"{name}: several {kind}s begin so; name one: {names}", 404)
 
 
 def active_job(client: Client) -> str:

@@ -11,7 +11,7 @@ import click
 from sailord.cli.described_job import described_text
 from sailord.cli.options import FILE, show
 from sailord.cli.server import server_command
-from sailord.client import Client, ServerProblem
+from sailord.client import Client, ServerProblem, part
 from sailord.text import cluster_text as text
 from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError, Problem
@@ -91,21 +91,25 @@ def submit(
     given = {"id": id_ or _generated_id(spec, job), "resume": resume}
     body = {"job": spec, "priority": priority, **{k: v for k, v in given.items() if v is not None}}
     try:
-        queued = client.ask("POST", "/v1/jobs", body)
+        queued = client.order("/v1/jobs", body)
     except ServerProblem as problem:
-        raise problem.about("job", str(job)) from None
+        if problem.status != 409 or not problem.is_repeated or id_ is not None:
+            raise problem.about("job", str(job)) from None
+        found = client.ask("GET", f"/v1/jobs/{part(str(given['id']))}")  # Ours: the id is new.
+        show(found, as_json, lambda _: f"{given['id']} is {found['state']}")
+        return
     show(queued, as_json, text.submitted_text)
     for warning in queued["warnings"]:
         click.echo(f"warning: {warning}", err=True)
 
 
-def _generated_id(spec: str, job: Path) -> str | None:
-    """Return an id that begins with the job's name, or that of its file; sailord gives others."""
+def _generated_id(spec: str, job: Path) -> str:
+    """Return a new id that begins with the job's name, or with that of its file."""
     try:
         named = parse_document(spec.encode(), name="job", flaws_raise=False).data.get("job")
     except InputError:
-        return None  # sailord reports its mistakes.
+        named = None  # sailord reports its mistakes.
     name = named.get("name") if isinstance(named, dict) else None
     name = name if isinstance(name, str) else job.stem
     beginning = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:_NAME_MAX].strip("._-")
-    return f"{beginning}-{uuid.uuid4().hex[:6]}" if beginning else None
+    return f"{beginning or 'job'}-{uuid.uuid4().hex[:6]}"

@@ -110,8 +110,12 @@ def _entries(
     left_out: Collection[str],
 ) -> Iterator[os.DirEntry[str]]:
     """Yield the files and links below a folder that are not left out."""
-    with os.scandir(folder) as scanned:
-        entries = sorted(scanned, key=lambda entry: entry.name)
+    try:
+        with os.scandir(folder) as scanned:
+            entries = sorted(scanned, key=lambda entry: entry.name)
+    except OSError as error:
+        cure = "make it readable, or name it in .gitignore"
+        raise InputError(Problem(str(folder), f"cannot be read: {error.strerror}", cure)) from None
     names = {entry.name for entry in entries}
     if ".gitignore" in names:
         specs = (_Spec.read(folder, inner), *specs)

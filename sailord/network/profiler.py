@@ -54,6 +54,8 @@ class NetworkProfiler:
     curves: list[FittedCurve] = field(default_factory=list)
     ordered_at: float | None = None
     """When the round began that an operator ordered; ``None``: there is none."""
+    unmeasured: int = 0
+    """Curves that the last ordered round left out when its time was over."""
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -115,7 +117,8 @@ class NetworkProfiler:
             if not is_late and self.open_questions:
                 since = self.ordered_at
                 return choose(self.candidates, self._known, policy, now, since=since)
-            log.info("network measured", curves=len(self.curves), is_complete=not is_late)
+            self.unmeasured = len(self.open_questions)
+            log.info("network measured", curves=len(self.curves), unmeasured=self.unmeasured)
             self.ordered_at = None
         if not policy.seconds_per_hour:
             return None

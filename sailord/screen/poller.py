@@ -59,9 +59,9 @@ class Poller:
         """Give an order about a node; its refusal is a line among the events."""
         body: dict[str, Any] = {"reason": "a key of sailorctl"}
         if asked.kind == "preempt":
-            body["leaves_at"] = time.time() + NOTICE_S
+            body["notice_s"] = NOTICE_S
         try:
-            self.client.ask("POST", f"/v1/nodes/{part(asked.node)}/{asked.kind}", body)
+            self.client.order(f"/v1/nodes/{part(asked.node)}/{asked.kind}", body)
         except ServerProblem as problem:
             self.seen.say(str(problem), time.time())
 

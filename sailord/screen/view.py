@@ -21,6 +21,8 @@ from sailord.text.units import counted, duration
 WIDTH_MIN, HEIGHT_MIN = 40, 10
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_MAX = 24
+YEAR_S = 365 * 86_400.0
+"""An end beyond this is told as a duration alone."""
 TROUBLE_LINES, TROUBLES_MAX = 3, 5
 """Most lines of one trouble, and of all together."""
 EVENTS_MIN = 4
@@ -124,7 +126,7 @@ def _progress(job: Mapping[str, Any], at: float, width: int) -> Text:
     after = f" {share:.0%}"
     if left_s is not None:
         after += f"  ETA {duration(left_s)}"
-        if width >= 80:
+        if width >= 80 and left_s < YEAR_S:
             after += f", {datetime.fromtimestamp(at + left_s).strftime('%a %H:%M')}"
         rate = job["spent"]["usd_per_hour"]
         after += f", ${rate * left_s / 3600:,.2f} more" if rate else ""

@@ -33,6 +33,11 @@ class EventLine:
         return f"{self.text} ({self.times} {'checkpoints' if is_checkpoint else 'times'})"
 
 
+Key = tuple[str, str | None, str]
+ENDS = ("transition", "job_held", "job_finished")
+"""Kinds of events that tell how a job ended."""
+
+
 def fold(events: Iterable[Mapping[str, Any]]) -> list[EventLine]:
     """Return one line for each event, oldest first, with these exceptions.
 
@@ -41,7 +46,7 @@ def fold(events: Iterable[Mapping[str, Any]]) -> list[EventLine]:
     the count. Of checkpoints in a row the last is shown.
     """
     lines: list[EventLine] = []
-    since = 0  # The first line after the last reconfiguration.
+    window: dict[Key, EventLine] = {}  # What came after the last reconfiguration.
     under_way: EventLine | None = None
     for event in events:
         fresh = _line(event)
@@ -51,17 +56,19 @@ def fold(events: Iterable[Mapping[str, Any]]) -> list[EventLine]:
         if under_way is not None and fresh.job == under_way.job:
             under_way = None
         if fresh.kind == "reconfigured":
-            lines[since:] = [line for line in lines[since:] if not _is_told_by(line, fresh)]
+            lines += [line for line in window.values() if not _is_told_by(line, fresh)]
             lines.append(fresh)
-            since = len(lines)
+            window.clear()
             continue
         # A job's end or hold appears twice: as an event, and as a transition.
-        lines[since:] = [line for line in lines[since:] if not _is_said_by(line, fresh)]
-        found = next((n for n in range(since, len(lines)) if _repeats(lines[n], fresh)), None)
-        if found is not None:
-            fresh = replace(fresh, times=lines.pop(found).times + 1)
-        lines.append(fresh)
-    return lines if under_way is None else [*lines, under_way]
+        for kind in ENDS if fresh.kind in ENDS else ():
+            if kind != fresh.kind:
+                window.pop((kind, fresh.job, fresh.text), None)
+                window.pop((kind, fresh.job, fresh.text.removeprefix("held: ")), None)
+        key = _key(fresh)
+        before = window.pop(key, None)
+        window[key] = fresh if before is None else replace(fresh, times=before.times + 1)
+    return [*lines, *window.values(), *([] if under_way is None else [under_way])]
 
 
 def _line(event: Mapping[str, Any]) -> EventLine:
@@ -75,17 +82,10 @@ def _is_told_by(line: EventLine, summary: EventLine) -> bool:
     return re.search(rf"(?<![\w-]){re.escape(line.node)}(?![\w-])", summary.text) is not None
 
 
-def _is_said_by(line: EventLine, fresh: EventLine) -> bool:
-    kinds = ("transition", "job_held", "job_finished")
-    if line.kind == fresh.kind or line.kind not in kinds or fresh.kind not in kinds:
-        return False
-    return line.job == fresh.job and fresh.text in (line.text, f"held: {line.text}")
-
-
-def _repeats(line: EventLine, fresh: EventLine) -> bool:
-    if (line.kind, line.job) != (fresh.kind, fresh.job):
-        return False
-    return line.text == fresh.text or fresh.kind == "checkpoint_committed"
+def _key(line: EventLine) -> Key:
+    """What is equal in lines that are told as one."""
+    is_checkpoint = line.kind == "checkpoint_committed"
+    return line.kind, line.job, "" if is_checkpoint else line.text
 
 
 def line_text(line: EventLine) -> str:

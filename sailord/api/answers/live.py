@@ -102,10 +102,12 @@ def live_document(state: State, rows: NodeRows, about: Surroundings) -> dict[str
         "kinds": [list(kind) for kind in rows.kinds],
         "counts": render.counts_view(state),
         "queue": [job.id for job in render.jobs_view(state).jobs if job.state == "queued"],
-        "paused": [job.id for job in render.jobs_view(state).jobs if job.state == "paused"],
+        "paused": [job.id for job in render.paused_view(state)],
         "goodput": _goodput(about.goodput),
         "capacity": None if about.service.capacity is None else plain(about.service.capacity),
-        "problems": list(problems_of(about.service, job, rows.views, state.now)),
+        "problems": list(
+            problems_of(about.service, job, rows.views, state.now, render.paused_view(state))
+        ),
     }
     return {key: value for key, value in document.items() if value is not None}
 

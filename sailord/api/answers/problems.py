@@ -10,9 +10,11 @@ from sailord.api.answers.types import (
     ActiveView,
     CapacityGlance,
     NodeView,
+    PausedJob,
     Refusals,
     StoreView,
 )
+from sailord.core.rules.job_rules import YIELDED
 from sailord.text.cluster_text import cure_of_hold, refused_line
 from sailord.text.units import duration
 
@@ -36,10 +38,23 @@ class Service:
 
 
 def problems_of(
-    service: Service, job: ActiveView | None, nodes: Iterable[NodeView], now: float
+    service: Service,
+    job: ActiveView | None,
+    nodes: Iterable[NodeView],
+    now: float,
+    paused: Iterable[PausedJob] = (),
 ) -> tuple[str, ...]:
     """Return all problems, those of the service first."""
-    return (*_service_problems(service), *_job_problems(job), *_node_problems(nodes, now))
+    jobs = (*_job_problems(job), *_yielded(paused))
+    return (*_service_problems(service), *jobs, *_node_problems(nodes, now))
+
+
+def _yielded(paused: Iterable[PausedJob]) -> Iterator[str]:
+    """Yield the jobs that were held, and gave the cluster to the next one."""
+    for job in paused:
+        _, is_held, why = job.reason.partition(YIELDED)
+        if is_held:
+            yield f"{job.id} was held ({why}) and has not been resumed: sailorctl resume {job.id}"
 
 
 def _service_problems(service: Service) -> Iterator[str]:

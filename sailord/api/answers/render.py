@@ -132,12 +132,17 @@ def queue_view(state: State) -> dict[str, Any]:
         "queued": len(queue),
         "queue": queue,
         "blocked": why_queue_stands(state) if queue else "",
-        "paused": tuple(
-            types.PausedJob(job.id, job.state, job.reason)
-            for id_, job in sorted(state.jobs.items())
-            if job.state in ("paused", "held") and (state.active is None or state.active.job != id_)
-        ),
+        "paused": paused_view(state),
     }
+
+
+def paused_view(state: State) -> tuple[types.PausedJob, ...]:
+    """The jobs that wait for an operator and do not have the cluster."""
+    return tuple(
+        types.PausedJob(job.id, job.state, job.reason)
+        for id_, job in sorted(state.jobs.items())
+        if job.state in ("paused", "held") and (state.active is None or state.active.job != id_)
+    )
 
 
 def unsound_view(state: State) -> dict[str, str]:

@@ -50,6 +50,8 @@ class NetworkView:
     """What is known of the network, as the leader measured it."""
 
     is_measuring: bool
+    unmeasured: int
+    """Curves that the last ordered round left out."""
     """An ordered round goes on."""
     open: int
     """Curves that the round has still to measure."""
@@ -81,6 +83,7 @@ async def show_network_file(request: web.Request) -> web.Response:
 def _view(profiler: NetworkProfiler) -> NetworkView:
     return NetworkView(
         is_measuring=profiler.ordered_at is not None,
+        unmeasured=profiler.unmeasured,
         open=len(profiler.open_questions),
         links=tuple(map(_link, profiler.curves)),
         flagged=tuple(

@@ -19,13 +19,14 @@ from sailord.api.answers.types import Taken
 from sailord.api.handlers.bodies import check_id, check_moment, read_object
 from sailord.api.handlers.context import CONTEXT, ApiContext
 from sailord.core.order_validation import why_without_effect
-from simulator.documents.problems import Problem
+from simulator.documents.problems import InputError, Problem
 
 log = structlog.get_logger("sailord.api")
 
 APPLIED_WITHIN_S = 2.0
 """How long an answer waits until the controller has read what was just stored."""
 REASON_MAX = 500
+NOTICE_S_MAX = 86_400.0
 OTHER_ID = Problem(
     "id", "was used with another order or node", "use a new id for each order (idempotency key)"
 )
@@ -33,10 +34,16 @@ OTHER_ID = Problem(
 
 async def handle_order(request: web.Request, target: str) -> web.Response:
     """Handle ``POST .../{order}`` for a job or a node."""
-    kinds: dict[str, type] = {"id": str, "reason": str, "leaves_at": float}
-    body = await read_object(request, kinds, ())
+    kinds: dict[str, type] = {"id": str, "reason": str, "leaves_at": float, "notice_s": float}
+    body, api = await read_object(request, kinds, ()), request.app[CONTEXT]
+    if (notice_s := body.get("notice_s")) is not None:
+        if "leaves_at" in body or not 0 <= notice_s <= NOTICE_S_MAX:
+            cure = f"give 0 to {NOTICE_S_MAX:,.0f} s, and no leaves_at"
+            raise InputError(Problem("notice_s", "is no time of its own", cure))
+        # By our clock: the sender's may differ.
+        body["leaves_at"] = api.clock.now() + notice_s
     order = named(request, read_order(request.match_info["order"], target, body))
-    return await store_order(request.app[CONTEXT], order)
+    return await store_order(api, order)
 
 
 def read_order(kind: str, target: str, body: dict[str, Any]) -> Order:

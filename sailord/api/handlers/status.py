@@ -68,7 +68,9 @@ async def status(request: web.Request) -> web.Response:
             unreadable=service.unreadable,
             refusals=service.refusals,
             unheard=service.unheard,
-            problems=problems_of(service, job, render.nodes_view(state).nodes, now),
+            problems=problems_of(
+                service, job, render.nodes_view(state).nodes, now, render.paused_view(state)
+            ),
         )
     )
 

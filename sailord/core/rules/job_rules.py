@@ -14,6 +14,9 @@ from sailord.core.queries.job_queue import next_in_queue
 from sailord.core.queries.restore_choice import holders_reported, unsaved_steps
 from sailord.core.rules.transitions import close, finish
 
+YIELDED = " has the cluster; held: "
+"""In the reason of a job that was held and gave the cluster to the next one."""
+
 
 def take_next_job(state: State) -> Step | None:
     """Give the cluster to the first job of the queue, unless an unreadable job may have it."""
@@ -40,7 +43,7 @@ def yield_cluster(state: State, active: Active, phase: Held) -> RuleAnswer:
         return PASS
     if unsaved_steps(state, active):
         return PASS
-    return finish(state, active, "paused", f"{following.id} has the cluster; held: {phase.reason}")
+    return finish(state, active, "paused", f"{following.id}{YIELDED}{phase.reason}")
 
 
 def _has_workers(state: State, active: Active) -> bool:

@@ -66,7 +66,7 @@ class Director:
         name = self._names()[node]
 
         def act() -> None:
-            body = {"leaves_at": time.time() + NOTICE_S, "reason": "the tour"}
+            body = {"notice_s": NOTICE_S, "reason": "the tour"}
             self.cluster.client.ask("POST", f"/v1/nodes/{name}/preempt", body)
 
         about = f"{name} will be preempted in {NOTICE_S:.0f} s"

@@ -170,7 +170,7 @@ def run_tour(cluster: LocalCluster, path: Path) -> bool:
     tour = Tour(cluster)
     try:
         tour.run()
-    except ClusterError as failure:
+    except (ClusterError, ServerProblem) as failure:
         click.echo(f"error: {failure}", err=True)
         _tell_last(cluster)
         return False

@@ -10,10 +10,11 @@ import { renderTimeline } from "./timeline.js";
 const EVENTS_MAX = 200;
 const LOST_SHOWN_S = 600;
 const LOST_MAX = 8;
+const YEAR_S = 365 * 86_400;
 const MOODS = { running: "good", held: "bad", waiting: "wait", planning: "wait", opening: "wait", starting: "wait", stopping: "wait", closing: "wait" };
 const CAUSES = { training: "good", idle_in_plan: "calm", step_under_way: "calm", unused: "calm", no_job: "calm", paused: "calm", held: "bad", lost: "bad", slow_node: "bad", unobserved: "bad" };
 
-const view = { doc: {}, hello: {}, samples: [], events: [], moves: [], timeline: null, skew: 0, asked: "", isDue: false };
+const view = { doc: {}, hello: {}, samples: [], events: [], moves: [], movesOf: "", timeline: null, skew: 0, asked: "", isDue: false };
 /** Seconds as the events have them. */
 const tenths = (seconds) => `${seconds.toFixed(1)} s`;
 const now = () => Date.now() / 1000 + view.skew;
@@ -62,17 +63,23 @@ async function fetchOnce() {
   const key = `${job?.id} ${job?.generation?.number} ${plan?.sha}`;
   if (!job || key === view.asked) return;
   view.asked = key;
+  const isOutdated = () => view.asked !== key;
   const path = `/v1/jobs/${encodeURIComponent(job.id)}`;
   try {
-    view.moves = (await ask(`${path}/moves`)).moves;
+    const { moves } = await ask(`${path}/moves`);
+    if (isOutdated()) return;
+    Object.assign(view, { moves, movesOf: job.id });
     draw();
     if (plan && (view.timeline?.sha256 !== plan.sha || !view.timeline.timeline)) {
-      view.timeline = await ask(`${path}/timeline`);
+      const timeline = await ask(`${path}/timeline`);
+      if (isOutdated()) return;
+      view.timeline = timeline;
       draw();
-      if (!view.timeline.timeline) askAgainSoon(10_000);
+      if (!timeline.timeline) askAgainSoon(10_000);
     }
   } catch {
-    // The stream says whether sailord answers; these follow with the next change.
+    // The stream says whether sailord answers.
+    if (!isOutdated()) askAgainSoon(5_000);
   }
 }
 
@@ -159,7 +166,7 @@ function renderNow(doc) {
     ["step", count(job.step), job.steps ? `of ${count(job.steps)}` : "no end is set"],
     ["loss", job.measured?.loss === undefined ? "–" : digits(job.measured.loss, 4), "last step"],
     ["throughput", rate ? short(rate) : "–", `${job.unit}/s${predicted ? `, predicted ${short(predicted)}` : ""}`],
-    ["done in", Number.isFinite(left) ? duration(left) : "–", Number.isFinite(left) ? `at ${moment(now() + left)}` : "not known yet"],
+    ["done in", Number.isFinite(left) ? duration(left) : "–", left < YEAR_S ? `at ${moment(now() + left)}` : "not known yet"],
     ["now", job.spent?.usd_per_hour === undefined ? "–" : usd(job.spent.usd_per_hour), job.spent?.usd_per_hour === undefined ? "a price is unknown" : "an hour"],
     ["durable", job.durable_step === undefined ? "–" : `step ${count(job.durable_step)}`, durableNote(job)],
     ["at risk", plural(Math.max(job.step - (job.safe_step ?? job.durable_step ?? 0), 0), "step"), "if one node is lost"],
@@ -270,7 +277,7 @@ function renderMoney(doc) {
 }
 
 function renderMoves() {
-  const key = view.moves.map((move) => move.generation).join();
+  const key = [view.movesOf, ...view.moves.map((move) => move.generation)].join();
   const list = byId("moves");
   setText(byId("moves-note"), view.moves.length ? "Newest first. Downtime: between the last step before and the first one after, less the time of a step. The bar: all phases, of which some run while it still trains." : "None yet.");
   if (list.dataset.key === key) return;

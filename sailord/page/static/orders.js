@@ -61,7 +61,7 @@ function confirm(kind, table, path, target) {
   byId("confirm-form").onsubmit = async (event) => {
     event.preventDefault();
     const body = { id, reason: byId("reason").value };
-    if (kind === "preempt") body.leaves_at = Date.now() / 1000 + NOTICE_S;
+    if (kind === "preempt") body.notice_s = NOTICE_S;
     try {
       await ask(path, { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } });
       dialog.close();

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sailord.api.answers.problems import OVERDUE_S, REFUSALS_MANY, Service, problems_of
-from sailord.api.answers.types import NodeView, Refusals, StoreView
+from sailord.api.answers.types import NodeView, PausedJob, Refusals, StoreView
 from sailord.text.cluster_text import status_text
 
 WELL = Service(
@@ -94,3 +94,11 @@ def test_status_tells_the_first_problem(problems: list[str], line: str) -> None:
         "problems": problems,
     }  # fmt: skip
     assert status_text(status).splitlines()[1] == line
+
+
+def test_a_held_job_that_gave_the_cluster_away_is_not_forgotten() -> None:
+    yielded = PausedJob("first", "paused", "second has the cluster; held: 3 attempts failed")
+    by_hand = PausedJob("other", "paused", "lunch (by alice)")
+    (said,) = problems_of(WELL, None, (NODE,), 1000.0, (yielded, by_hand))
+    assert said.startswith("first was held (3 attempts failed)")
+    assert "sailorctl resume first" in said

@@ -29,6 +29,8 @@ class Head(http.server.ThreadingHTTPServer):
     def __init__(self, text: str) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
         self.text, self.events = text, [OLD]
+        self.troubles: list[str] = []
+        self.is_slow, self.told = False, None
         threading.Thread(target=self.serve_forever).start()
 
     def answer(self, method: str, path: str, after: int) -> Any:
@@ -36,10 +38,14 @@ class Head(http.server.ThreadingHTTPServer):
             return {"events": [each for each in self.events if each["id"] > after]}
         if method == "POST":
             other = {"id": 8, "job": "other", "text": "step 3 is durable, as ordered"}
-            self.events += [other, {"id": 9, "job": JOB, "text": self.text}]
+            told = {"id": 9, "job": JOB, "text": self.text}
+            self.events += [other] if self.is_slow else [other, told]
+            self.told = told
             return {"id": "x", "is_new": True}
         if path.endswith("/checkpoints"):
-            return {"trouble": "", "uri": "file:///kept"}
+            if self.told not in self.events and self.told is not None:
+                self.events.append(self.told)
+            return {"trouble": self.troubles.pop(0), "uri": "file:///kept"}
         if path == "/v1/status":
             return {"job": None}
         return {"state": "running", "durable": {"point": {"step": 40}}}
@@ -65,8 +71,9 @@ class Answer(http.server.BaseHTTPRequestHandler):
         """Silence."""
 
 
-def now(text: str) -> Result:
+def now(text: str, *troubles: str) -> Result:
     head = Head(text)
+    head.troubles, head.is_slow = [*troubles, *[""] * 9], bool(troubles)
     try:
         server = f"http://127.0.0.1:{head.server_port}"
         return CliRunner().invoke(main, ["checkpoint", "now", JOB, "--server", server])
@@ -102,3 +109,11 @@ def test_the_order_ends_as_the_leader_tells(
 ) -> None:
     done = now(noted(uri=uri, step=step))
     assert (done.exit_code, done.output) == (code, said)
+
+
+@pytest.mark.parametrize(("later", "code"), [("no right", 0), ("no bucket", 1)])
+def test_what_failed_before_the_order_may_have_been_mended(later: str, code: int) -> None:
+    """The trouble of an earlier attempt stands until one succeeds."""
+    done = now("step 40 is durable, as ordered", "no right", later)
+    assert done.exit_code == code
+    assert ("error: no bucket" in done.output) == (code == 1)

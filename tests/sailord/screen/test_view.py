@@ -179,6 +179,12 @@ def test_eta_is_the_rest_at_the_present_speed():
     assert eta_s(job | {"measured": {"iteration_s": None}}) is None
 
 
+def test_an_end_in_thousands_of_years_is_told_without_a_date():
+    seen = eight()
+    seen.take(STORM["status"] | {"job": STORM["status"]["job"] | {"steps": 2**53}}, seen.nodes, [])
+    assert "ETA" in shown(seen, 120, 24)[1]
+
+
 def test_sparkline_falls_with_its_values():
     assert sparkline([8, 7, 6, 5, 4, 3, 2, 1], 8) == "█▇▆▅▄▃▂▁"
     assert sparkline([4, 4, 2, 2], 2) == "█▁"

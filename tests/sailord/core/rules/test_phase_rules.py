@@ -113,7 +113,7 @@ STOPS: list[Row] = [
         (WriteGeneration(replace(STOPPED, state="closed"), replaces=STOPPED),),
     ),
     (
-        "a node of the new plan is lost: ask for another plan",
+        "a node of the new plan can no longer be used: ask for another plan",
         state(
             replace(STOPPING, then=proposal(A, C)),
             node(A, report(A, "stopped")),
@@ -121,7 +121,7 @@ STOPS: list[Row] = [
             generation=STOPPED,
         ),
         Ticked(NOW),
-        Waiting("a reason; a node of the new plan is lost", NOW),
+        Waiting("a reason; a node of the new plan can no longer be used", NOW),
         (),
     ),
 ]

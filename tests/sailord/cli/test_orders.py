@@ -1,0 +1,227 @@
+"""Orders count once, and only for what is named: lost answers, empty names, other servers."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sailord.cli.main import main
+
+Reply = tuple[int, str, bytes] | None
+"""Status, type of content and body; ``None``: the connection is closed without an answer."""
+JOBS = {"jobs": [{"id": "tale", "state": "running"}]}
+JOB_FILE = """
+[model]
+family = "gpt2"
+layers = 2
+hidden = 16
+heads = 4
+vocab = 61
+sequence = 8
+
+[training]
+global_batch = 8
+sequence = 8
+"""
+
+
+class Head(http.server.ThreadingHTTPServer):
+    """Answers as it is told to, and remembers what was asked."""
+
+    def __init__(self, reply: Callable[[str, str, Any], Reply]) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.reply = reply
+        self.asked: list[tuple[str, str, Any]] = []
+
+    @property
+    def orders(self) -> list[tuple[str, Any]]:
+        return [(path, body) for method, path, body in self.asked if method == "POST"]
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    server: Head
+
+    def do_GET(self) -> None:
+        raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        asked = self.command, self.path, json.loads(raw) if raw else None
+        self.server.asked.append(asked)
+        reply = self.server.reply(*asked)
+        if reply is None:
+            self.close_connection = True
+            return
+        status, kind, body = reply
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET  # noqa: N815 # http.server's name
+
+    def log_message(self, format: str, *_: Any) -> None:  # http.server's name
+        """Keep the test's output clean."""
+
+
+@contextlib.contextmanager
+def head(reply: Callable[[str, str, Any], Reply]) -> Iterator[Head]:
+    server = Head(reply)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def said(value: object, status: int = 200) -> Reply:
+    return status, "application/json", json.dumps(value).encode()
+
+
+def refused(what: str, status: int) -> Reply:
+    return said({"problems": [{"place": "id", "what": what, "cure": "look"}]}, status)
+
+
+def sailorctl(server: Head, *arguments: str) -> Result:
+    address = f"http://127.0.0.1:{server.server_port}"
+    return CliRunner().invoke(main, [*arguments, "--server", address])
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    monkeypatch.setattr("sailord.client.REPEATS_AFTER_S", (0.0, 0.0))
+
+
+@pytest.mark.parametrize("command", ["cancel", "pause", "drain", "cordon"])
+def test_an_empty_name_is_no_name(command):
+    """`sailorctl cancel "$JOB"` without the variable must not end the only job."""
+    with head(lambda *_: said(JOBS | {"nodes": [{"name": "a1", "state": "ready"}]})) as server:
+        done = sailorctl(server, command, "")
+    assert (done.exit_code, server.asked) == (2, [])
+    assert "is empty" in done.stderr
+    assert "variable" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("there", "typed", "code"), [("a10", "a1", 1), ("a1-x", "a1", 0), ("gpu-7", "gpu", 0)]
+)
+def test_an_order_for_one_number_is_none_for_a_longer_one(there, typed, code):
+    def reply(method: str, path: str, _: Any) -> Reply:
+        if method == "GET":
+            return said({"nodes": [{"name": there, "state": "ready"}]})
+        return said({"id": "x"}, 202) if f"/{there}/" in path else refused("there is none", 404)
+
+    with head(reply) as server:
+        done = sailorctl(server, "drain", typed)
+    assert done.exit_code == code
+    assert any(f"/{there}/" in path for path, _ in server.orders) == (code == 0)
+
+
+def test_a_node_that_came_back_is_alive():
+    nodes = [{"name": n, "state": s} for n, s in (("a1", "ready"), ("a1", "lost"), ("a2", "ready"))]
+
+    def reply(method: str, _: str, __: Any) -> Reply:
+        return said({"nodes": nodes}) if method == "GET" else refused("there is none", 404)
+
+    with head(reply) as server:
+        done = sailorctl(server, "drain", "a")
+    assert "several nodes begin so; name one: a1, a2" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        (302, "text/html", b"sign in"),
+        (200, "text/html", b"<p>welcome</p>"),
+        (502, "application/json", b'{"problems": [{"why": "?"}]}'),
+    ],
+    ids=["a redirect", "a page", "another form"],
+)
+@pytest.mark.parametrize("command", [("drain", "a1"), ("status",), ("jobs",)])
+def test_an_answer_that_is_not_sailords_is_none(reply, command):
+    with head(lambda *_: reply) as server:
+        done = sailorctl(server, *command)
+    assert done.exit_code == 1
+    assert isinstance(done.exception, SystemExit), "an error in words"
+    assert "ordered" not in done.output
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("cancel", "j"), ("preempt", "a1", "--notice", "30"), ("checkpoint", "rollback", "j", "7")],
+)
+@pytest.mark.parametrize("first", [None, refused("the leader does not answer", 503)])
+def test_an_order_whose_answer_was_lost_is_repeated_under_its_id(command, first):
+    replies = [first, said({"id": "x"}, 202)]
+    with head(lambda *_: replies.pop(0)) as server:
+        done = sailorctl(server, *command)
+    assert done.exit_code == 0, done.output
+    (one, other) = server.orders
+    assert one == other
+    assert one[1]["id"]
+
+
+def test_an_order_that_is_never_answered_names_the_id_to_repeat_it_with():
+    with head(lambda *_: None) as server:
+        done = sailorctl(server, "cancel", "j")
+    assert done.exit_code == 1
+    (id_,) = {body["id"] for _, body in server.orders}
+    assert f"--id {id_}" in done.stderr
+
+
+def test_a_submission_whose_answer_was_lost_makes_one_job(tmp_path: Path):
+    stored: list[str] = []
+
+    def reply(method: str, _: str, body: Any) -> Reply:
+        if method == "GET":
+            return said({"id": stored[0], "state": "queued"})
+        if body["id"] in stored:
+            return refused("exists already", 409)
+        stored.append(body["id"])
+        return None
+
+    file = tmp_path / "tale.toml"
+    file.write_text(JOB_FILE)
+    with head(reply) as server:
+        done = sailorctl(server, "submit", str(file))
+    assert done.exit_code == 0, done.output
+    assert done.output == f"{stored[0]} is queued\n"
+    assert stored[0].startswith("tale-")
+    with head(reply) as server:
+        again = sailorctl(server, "submit", str(file), "--id", stored[0])
+    assert again.exit_code == 1
+    assert "exists already" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (("--server", "http://127.0.0.1:abc"), "is not an address"),
+        (("--token-file", "{tmp}/two"), "it must hold one token"),
+    ],
+)
+def test_a_wrong_address_or_token_file_is_told_in_words(tmp_path, options, what):
+    (tmp_path / "two").write_text("one\ntwo\n")
+    given = [each.format(tmp=tmp_path) for each in options]
+    done = CliRunner().invoke(main, ["status", *given])
+    assert done.exit_code == 2
+    assert what in done.stderr
+
+
+@pytest.mark.parametrize(("unmeasured", "code"), [(0, 0), (3, 1)])
+def test_a_round_that_left_links_out_is_no_success(unmeasured, code):
+    view = {"is_measuring": False, "open": 0, "unmeasured": unmeasured, "links": [], "flagged": [],
+            "liars": [], "failures": []}  # fmt: skip
+    with head(lambda *_: said(view)) as server:
+        done = sailorctl(server, "profile", "network")
+    assert done.exit_code == code, done.output
+    assert ("3 curves could not be measured" in done.stderr) == bool(unmeasured)
