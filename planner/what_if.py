@@ -134,8 +134,9 @@ def _without_dollars(question: Question) -> tuple[Plan, Estimate] | None:
 
 def _misfit(question: Question, idle: Idle) -> str:
     """Why not even one layer fits on such a GPU; empty if one does."""
-    pool = next(p for p in question.cluster.pools if (p.gpu, p.zone) == (idle.gpu, idle.zone))
-    degrees = [tp for tp in tp_degrees(question.job) if tp <= pool.gpus_per_machine]
+    pools = [p for p in question.cluster.pools if (p.gpu, p.zone) == (idle.gpu, idle.zone)]
+    largest = max(pool.gpus_per_machine for pool in pools)
+    degrees = [tp for tp in tp_degrees(question.job) if tp <= largest]
     judge = estimator(
         question.estimator,
         job=question.job,
@@ -146,7 +147,7 @@ def _misfit(question: Question, idle: Idle) -> str:
     layers = range(len(question.job.model.layers))
     why = f"no layer of {question.job.model.name} fits into its memory"
     for tp in degrees:
-        stages = tuple(Stage((k, k + 1), tp, (pool.place,)) for k in layers)
+        stages = tuple(Stage((k, k + 1), tp, (pools[0].place,)) for k in layers)
         try:
             memory = judge.estimate(Plan(size, (Pipeline(1, stages),))).memory
         except InputError as error:

@@ -9,7 +9,7 @@ import pytest
 
 from planner.api import plan_job
 from planner.problem.question import Answer, Idle, OneMore, Question
-from planner.what_if import explained
+from planner.what_if import _misfit, explained
 from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool, Quota
 from simulator.hardware.catalogue import load_catalogue
@@ -90,6 +90,17 @@ def test_gpus_too_small_for_one_layer_do_not_fit() -> None:
     answer = answered(asked(pool("H100-80", 8), pool("T4", 4), job=job))
     (idle,) = (one for one in answer.why.idle if one.gpu == "T4")
     assert idle.reason == "does not fit"
+
+
+def test_a_layer_that_fits_on_the_larger_of_two_machine_types_fits() -> None:
+    wide = build_model("llama", layers=1, hidden=12288, heads=96, vocab=256000, sequence=64)
+    job = Job("wide", wide, 1, 64, precision="fp32", optimizer="adam", max_tp=8)
+    small = replace(pool("T4", 1), machine="T4x1", gpus_per_machine=1)
+    large = replace(small, machine="T4x8", gpus_per_machine=8, gpus=8)
+    idle = Idle("T4", small.zone, 9, 9, None, "does not pay")
+    for pools in ((small, large), (large, small)):
+        assert _misfit(asked(*pools, job=job), idle) == ""
+    assert _misfit(asked(small, job=job), idle)
 
 
 @pytest.mark.slow
