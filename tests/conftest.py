@@ -25,6 +25,12 @@ ENDING_MAX_S = 20.0
 LONG_LIMIT_S = 900.0
 """Time limit of a test marked ``slow``; all others have the limit in pyproject.toml."""
 
+LONGEST = (
+    *("control/test_upgrade.py", "control/test_rebuild.py", "daemon/test_webhook_sender.py"),
+    *("checkpoints/test_doors.py", "local/test_tour.py"),
+)
+"""Begun before all others, so that no process is left with one when the others have ended."""
+
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # As the store sets it when it opens etcd.
 
 # `make sim` and `make chaos` raise this; `make test` tries few cases, so that it stays quick.
@@ -85,7 +91,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give slow tests their time limit; leave to `make chaos` what takes longest."""
+    """Give slow tests their time limit and place; leave to `make chaos` what takes longest."""
+    items.sort(key=lambda item: not str(item.path).endswith(LONGEST))  # Otherwise at random.
     by_hand = "SAILOR_EXAMPLES" in os.environ  # `make sim` and `make chaos` take as long as asked.
     for item in items:
         if item.get_closest_marker("at_length"):
