@@ -106,7 +106,7 @@ WINGS: dict[str, dict[str, str]] = {
         "tokens": "agents.daemon agents.protocol simulator.documents",
         "checkpoints.allowed": "simulator.documents",
         "checkpoints": "checkpoints.allowed core.model planning agents.object_store "
-        "worker.checkpoint.snapshot_file "
+        "worker.checkpoint.snapshot_file worker.checkpoint.manifest "
         "worker.checkpoint.compatibility worker.layout worker.types",
         "providers.interface": "simulator",
         "providers.gce": "providers.interface",
@@ -154,6 +154,7 @@ TORCH_FREE = (
     "worker.layout.tensor_table",
     "worker.checkpoint.capacity_check",
     "worker.checkpoint.compatibility",
+    "worker.checkpoint.manifest",
     "worker.checkpoint.placement",
     "worker.checkpoint.snapshot_file",
 )

@@ -15,9 +15,7 @@ from typing import TypeVar
 from agents.protocol.records import Durable, JobId, Point
 from sailord.checkpoints.allowed import DEFAULT, check_uri
 from sailord.checkpoints.manifest import (
-    PREFIX,
     Manifest,
-    ManifestError,
     folder_of,
     load_manifest,
     manifest_bytes,
@@ -30,6 +28,7 @@ from sailord.checkpoints.verify import compose, faults_of
 from sailord.core.model.commands import CheckDurable, CollectGarbage, WriteManifest
 from sailord.core.model.events import DurableChecked
 from simulator.documents.problems import InputError
+from worker.checkpoint.manifest import PREFIX, ManifestError
 
 T = TypeVar("T")
 FAULTS_SHOWN = 3

@@ -1,23 +1,18 @@
 """The manifest of a checkpoint: its objects, and all that is needed to read them.
 
-It is JSON, contains its own hash (so that damage is detected) and the job's file (so that a
-checkpoint is self-contained), and lies beside its objects: ``<uri>/<job>/<generation>-<step>/``.
+It contains the job's file, so that a checkpoint is self-contained, and lies beside its objects:
+``<uri>/<job>/<generation>-<step>/``. Workers read it as plain JSON: ``worker/checkpoint/manifest``.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass, replace
-from typing import Any
 
-from agents.protocol.codec import WireError, decode, encode, plain
+from agents.protocol.codec import WireError, encode, plain, read
 from agents.protocol.records import Durable, Holding, JobId, Point
 from sailord.checkpoints.object_storage import Storage
+from worker.checkpoint.manifest import FORMAT, PREFIX, ManifestError, hash_of, read_fields
 from worker.checkpoint.snapshot_file import SavedProgress
-
-FORMAT = 1
-PREFIX = "manifest-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +67,6 @@ class Manifest:
         return sum(each.bytes for each in self.objects)
 
 
-class ManifestError(ValueError):
-    """The file is not a manifest, or is damaged."""
-
-
 def folder_of(job: JobId, point: Point) -> str:
     """The folder of a checkpoint's objects and manifests, relative to the uri."""
     return f"{job}/{point.generation}-{point.step}"
@@ -88,34 +79,16 @@ def manifest_name(job: JobId, point: Point, term: int) -> str:
 
 def manifest_bytes(manifest: Manifest) -> tuple[bytes, str]:
     """The manifest's bytes, and its hash."""
-    sha256 = _hash(plain(manifest))
+    sha256 = hash_of(plain(manifest))
     return encode(replace(manifest, sha256=sha256)), sha256
-
-
-def _hash(raw: dict[str, Any]) -> str:
-    """Return the hash of all that a manifest holds, known to this version or not."""
-    return hashlib.sha256(encode({**raw, "sha256": ""})).hexdigest()
 
 
 def read_manifest(data: bytes, *, name: str) -> Manifest:
     """Parse a manifest and verify its hash."""
     try:
-        manifest = decode(Manifest, data)
+        return read(Manifest, read_fields(data, name=name))
     except WireError as error:
-        raise ManifestError(f"{name} {_damage(data)}: {error}") from None
-    if manifest.format != FORMAT:
-        raise ManifestError(f"{name} has format {manifest.format}; this version reads {FORMAT}")
-    if _hash(json.loads(data)) != manifest.sha256:
-        raise ManifestError(f"{name} was changed: its hash does not match")
-    return manifest
-
-
-def _damage(data: bytes) -> str:
-    try:
-        json.loads(data)
-    except ValueError:
-        return "is truncated or damaged" if data.startswith(b"{") else "is not a manifest"
-    return "is not a manifest"
+        raise ManifestError(f"{name} is not a manifest: {error}") from None
 
 
 def load_manifest(storage: Storage, name: str) -> Manifest:

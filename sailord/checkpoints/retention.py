@@ -12,8 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from agents.protocol.records import Durable, JobId, Point
-from sailord.checkpoints.manifest import PREFIX, folder_of
+from sailord.checkpoints.manifest import folder_of
 from sailord.checkpoints.object_storage import Entry
+from worker.checkpoint.manifest import PREFIX
+from worker.checkpoint.snapshot_file import point_of
 
 PIN = "pin"
 """An object of this name in a checkpoint's folder pins the checkpoint."""
@@ -45,9 +47,9 @@ def folders_of(entries: Iterable[Entry]) -> list[Folder]:
     found: dict[Point, list[Entry]] = {}
     for entry in entries:
         name, slash, rest = entry.name.partition("/")
-        generation, dash, step = name.partition("-")
-        if slash and dash and generation.isdecimal() and step.isdecimal():
-            point = Point(int(step), int(generation))
+        place = point_of(name)
+        if slash and place is not None:
+            point = Point(place[1], place[0])
             found.setdefault(point, []).append(Entry(rest, entry.bytes))
     return [Folder(point, tuple(found[point])) for point in sorted(found)]
 

@@ -17,7 +17,7 @@ import click
 
 from agents.protocol.records import JobId
 from sailord.checkpoints.catalog import complete_at, folders_at
-from sailord.checkpoints.manifest import ManifestError, folder_of, load_manifest
+from sailord.checkpoints.manifest import folder_of, load_manifest
 from sailord.checkpoints.object_storage import Storage, StorageError, open_storage
 from sailord.checkpoints.resume import take_in
 from sailord.checkpoints.retention import Folder
@@ -31,6 +31,8 @@ from sailord.cli.server import ask_about, server_command
 from sailord.client import Client, ServerProblem
 from sailord.planning.job_spec import read_job, saving_of
 from simulator.documents.problems import InputError, Problem
+from worker.checkpoint.manifest import ManifestError, older
+from worker.checkpoint.snapshot_file import point_of
 
 FORMS = {
     "huggingface": "Hugging Face's safetensors (weights only)",
@@ -109,10 +111,10 @@ def verify(storage: Storage, job: JobId, name: str, as_json: bool) -> None:
     if faults and not _is_there(storage, name):
         cure = f"verify again, or pin one first: sailorctl checkpoint pin {job} STEP"
         raise InputError(Problem(storage.uri_of(name), "was deleted while it was read", cure))
-    older = _next_older(storage, job, name) if faults else None
+    next_older = _next_older(storage, job, name) if faults else None
     uri = storage.uri_of(name)
-    value = {"job": job, "step": _step_of(name), "manifest": uri}
-    value |= {"is_whole": not faults, "faults": faults, "next_older": older}
+    value = {"job": job, "step": _place_of(name)[1], "manifest": uri}
+    value |= {"is_whole": not faults, "faults": faults, "next_older": next_older}
     show(value, as_json, _verdict)
     if faults:
         raise SystemExit(FAILED)
@@ -122,9 +124,9 @@ def _verdict(value: dict[str, Any]) -> str:
     if value["is_whole"]:
         return f"{value['manifest']}: intact"
     lines = [f"{value['manifest']}: damaged", *(f"  {each}" for each in value["faults"])]
-    older = value["next_older"]
-    found = f"the next older intact one: step {older}"
-    lines.append("no older one is intact" if older is None else found)
+    step = value["next_older"]
+    found = f"the next older intact one: step {step}"
+    lines.append("no older one is intact" if step is None else found)
     return "\n".join(lines)
 
 
@@ -149,20 +151,19 @@ def _is_there(storage: Storage, name: str) -> bool:
     return any(entry.name == file for entry in storage.entries(folder))
 
 
-def _step_of(name: str) -> int:
-    """Return the step of a manifest, by its name in the storage."""
-    return int(name.split("/")[1].partition("-")[2])
+def _place_of(name: str) -> tuple[int, int]:
+    """Return generation and step of a manifest, by its name in the storage."""
+    found = point_of(name.split("/")[1])
+    assert found is not None, name
+    return found
 
 
 def _next_older(storage: Storage, job: JobId, name: str) -> int | None:
     """Return the step of the next older checkpoint that is intact."""
-    generation = name.split("/")[1].partition("-")[0]
-    found = [(m, d) for m, d in complete_at(storage, job) if m.point.step < _step_of(name)]
-    found.sort(key=lambda pair: (pair[0].point.generation, pair[0].point.step), reverse=True)
-    for manifest, _ in found:
-        is_before = manifest.point.generation <= int(generation)
-        if is_before and not faults_of(storage, manifest, job=job, is_thorough=True):
-            return manifest.point.step
+    found = [((m.point.generation, m.point.step), m) for m, _ in complete_at(storage, job)]
+    for (_, step), manifest in older(found, _place_of(name)):
+        if not faults_of(storage, manifest, job=job, is_thorough=True):
+            return step
     return None
 
 
@@ -199,7 +200,7 @@ def export(
     command += [] if job_file is None else ["--job", str(job_file)]
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
     expect_success(done.returncode)
-    value = {"job": job, "step": _step_of(name), "folder": str(out)}
+    value = {"job": job, "step": _place_of(name)[1], "folder": str(out)}
     show(value, as_json, lambda _: done.stdout.rstrip())
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from agents.daemon.process_cleanup import cluster_pids
 from agents.protocol.records import JobId, Point
 from sailord.checkpoints.catalog import complete_at, folders_at
-from sailord.checkpoints.manifest import PREFIX, Manifest
+from sailord.checkpoints.manifest import Manifest
 from sailord.checkpoints.object_storage import Storage
 from sailord.checkpoints.verify import faults_of
 from sailord.local.paths import MEMORY, Place
 from tests.chaos.sockets import listening, sockets_of
+from worker.checkpoint.manifest import PREFIX
 
 LONE_SERVERS = ("agents.main", "sailord.main")
 """Modules whose processes listen at exactly one port."""

@@ -20,14 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.protocol import codec, versions
-from sailord.checkpoints.manifest import (
-    FORMAT,
-    Manifest,
-    ManifestError,
-    manifest_bytes,
-    read_manifest,
-)
+from sailord.checkpoints.manifest import Manifest, manifest_bytes, read_manifest
 from tests.recorded.record_kinds import KINDS, example, hints_of
+from worker.checkpoint.manifest import FORMAT, ManifestError
 
 HERE = Path(__file__).parent / "protocol"
 FILES = sorted(HERE.glob("*/*.json"))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import http.client
 import itertools
-import json
 import mmap
 import ssl
 import threading
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from worker.checkpoint import snapshot_file
+from worker.checkpoint.manifest import read_fields
 from worker.checkpoint.placement import PieceKey
 
 TICKET_HEADER = "Sailor-Ticket"
@@ -427,7 +427,7 @@ class DurableSource:
         try:
             self._files, path = fsspec.core.url_to_fs(self.manifest)
             self._folder = path.rpartition("/")[0]
-            manifest = json.loads(self._files.cat_file(path))
+            manifest = read_fields(self._files.cat_file(path), name=self.manifest)
             return {each["name"]: self._header(each) for each in manifest["objects"]}
         except (SourceError, snapshot_file.SnapshotError) as error:
             raise SourceError(f"{self.name}: {error}") from None

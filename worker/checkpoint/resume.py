@@ -8,6 +8,7 @@ intact checkpoint.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,13 @@ from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job
 from worker.checkpoint.compatibility import differences
 from worker.checkpoint.load_state import progress_from
+from worker.checkpoint.manifest import PREFIX, older
 from worker.checkpoint.saved_state import SavedState, open_saved_state
+from worker.checkpoint.snapshot_file import point_of
 from worker.training.full_tensors import StateKind, TensorKey
 from worker.training.trainer import TrainingProgress
 
 OPTION = "--resume"
-MANIFEST = "manifest-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,10 @@ def open_resume_point(uri: str, job: Job) -> ResumePoint:
     try:
         state = open_saved_state(named)
     except InputError as error:
-        older, folder = _older_intact(place, named), named.rpartition("/")[0]
+        cure, folder = _older_intact(place, named), named.rpartition("/")[0]
         # The place is added unless the text has it.
         texts = (p.what if folder in p.what else f"{p.place}: {p.what}" for p in error.problems)
-        raise InputError([Problem(OPTION, text, older) for text in texts]) from None
+        raise InputError([Problem(OPTION, text, cure) for text in texts]) from None
     found = differences(job, state.job, step=state.progress.step, place=OPTION)
     if found:
         raise InputError(found)
@@ -80,8 +82,8 @@ class _CheckpointFolder:
         found = []
         for path in self.files.find(self.root):
             parts = path.rpartition(self.root)[2].strip("/").split("/")
-            if len(parts) == 2 and parts[1].startswith(MANIFEST):
-                point = _point_of(parts[0])
+            if len(parts) == 2 and parts[1].startswith(PREFIX):
+                point = point_of(parts[0])
                 if point is not None:
                     found.append((point, f"{self.uri}/{'/'.join(parts)}"))
         yield from sorted(found, reverse=True)
@@ -90,10 +92,10 @@ class _CheckpointFolder:
 def _place_of(uri: str) -> _CheckpointFolder:
     text = uri.rstrip("/") if "://" in uri else f"file://{Path(uri).absolute()}"
     base, _, last = text.rpartition("/")
-    manifest = last if last.startswith(MANIFEST) else None
+    manifest = last if last.startswith(PREFIX) else None
     if manifest is not None:
         base, _, last = base.rpartition("/")
-    point = _point_of(last)
+    point = point_of(last)
     if manifest is None and point is None:
         base = text  # It is a job's folder.
     try:
@@ -104,12 +106,6 @@ def _place_of(uri: str) -> _CheckpointFolder:
 
 
 _FORMS = "give a manifest, or the folder of a point or of a job: gs://, s3:// or a path"
-
-
-def _point_of(name: str) -> tuple[int, int] | None:
-    generation, _, step = name.partition("-")
-    is_one = generation.isdecimal() and step.isdecimal()
-    return (int(generation), int(step)) if is_one else None
 
 
 def _requested_manifest(place: _CheckpointFolder, uri: str) -> str:
@@ -131,14 +127,10 @@ def _requested_manifest(place: _CheckpointFolder, uri: str) -> str:
 
 def _older_intact(place: _CheckpointFolder, named: str) -> str:
     """Name the next older checkpoint that is intact."""
-    limit = _point_of(named.split("/")[-2])
     try:
-        for point, name in place.manifests():
-            if limit is None or (point[1] < limit[1] and point[0] <= limit[0]):
-                try:
-                    open_saved_state(name)
-                except InputError:
-                    continue
+        for _, name in older(place.manifests(), point_of(named.split("/")[-2])):
+            with suppress(InputError):
+                open_saved_state(name)
                 return f"the next older intact one is {name}"
     except Exception as error:  # Storage backends raise any exception.
         return f"older ones cannot be listed: {error or type(error).__name__}"

@@ -6,9 +6,7 @@ the tensors are read later without.
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +23,7 @@ from simulator.inputs.job_file import job_from_document
 from simulator.spec.job import Job
 from worker.checkpoint import snapshot_file
 from worker.checkpoint.compatibility import dtype_of
+from worker.checkpoint.manifest import read_fields
 from worker.checkpoint.piece_blocks import BLOCK_BYTES, PieceMap
 from worker.checkpoint.placement import PieceKey
 from worker.checkpoint.tensor_strips import fill_from_block
@@ -107,7 +106,7 @@ def open_saved_state(uri: str) -> SavedState:
     folder, _, name = uri.rpartition("/")
     try:
         files, root = fsspec.core.url_to_fs(folder)
-        manifest = _manifest(files.cat_file(f"{root}/{name}"), uri)
+        manifest = read_fields(files.cat_file(f"{root}/{name}"), name=uri)
         job = job_from_document(parse_document(manifest["spec"].encode(), name="job"))
         objects = Objects(files)
         places = dict(_verified_pieces(manifest, objects, root, folder))
@@ -120,19 +119,6 @@ def open_saved_state(uri: str) -> SavedState:
         if (layer, piece) not in places:
             raise InputError(Problem(uri, f"piece {piece} of layer {layer} is missing"))
     return found
-
-
-def _manifest(data: bytes, uri: str) -> dict[str, Any]:
-    try:
-        manifest = json.loads(data)
-        expected = manifest["sha256"]
-        text = json.dumps({**manifest, "sha256": ""}, sort_keys=True, separators=(",", ":"))
-    except (ValueError, KeyError, TypeError):
-        raise snapshot_file.SnapshotError(f"{uri} is not a manifest, or is truncated") from None
-    if hashlib.sha256(text.encode()).hexdigest() != expected:
-        raise snapshot_file.SnapshotError(f"{uri} is damaged: its hash does not match")
-    assert isinstance(manifest, dict)
-    return manifest
 
 
 def _verified_pieces(

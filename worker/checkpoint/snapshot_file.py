@@ -335,9 +335,16 @@ def sealed_files(folder: Path) -> Iterator[SealedFile]:
 def point_folders(memory: Path) -> Iterator[tuple[str, int, int, Path]]:
     """Yield all points in a node's snapshot memory: job, generation, step, folder."""
     for folder in sorted(memory.glob("*/*-*")):
-        generation, _, step = folder.name.partition("-")
-        if generation.isdecimal() and step.isdecimal() and folder.is_dir():
-            yield folder.parent.name, int(generation), int(step), folder
+        point = point_of(folder.name)
+        if point is not None and folder.is_dir():
+            yield folder.parent.name, *point, folder
+
+
+def point_of(folder: str) -> tuple[int, int] | None:
+    """Return generation and step of a point's folder; ``None``: it is another folder."""
+    generation, _, step = folder.partition("-")
+    is_one = generation.isdecimal() and step.isdecimal()
+    return (int(generation), int(step)) if is_one else None
 
 
 def unfinished_files(memory: Path) -> Iterator[tuple[int, Path]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from contextlib import asynccontextmanager, closing
 
@@ -14,7 +13,7 @@ from agents.protocol.records import JobId
 from agents.rpc.signing import ClusterKey, Verifier, ticket
 from agents.snapshots.checkpoint_http import CheckpointRoutes, checkpoint_path
 from tests.agents.sealing import write_snapshot
-from worker.checkpoint import snapshot_file
+from tests.worker.checkpoint.one_object import commit_object
 from worker.checkpoint.fetch import PeerSource, SourceError, fetch
 
 pytestmark = pytest.mark.asyncio
@@ -27,11 +26,7 @@ OTHER = ClusterKey("test", (b"another-key-as-long",))
 def committed(folder) -> str:
     """Write a checkpoint of one object; return its manifest's URI."""
     header = write_snapshot(folder, step=3)
-    path = folder / "job" / "1-3" / header.file_name
-    checksum = snapshot_file.head_checksum(snapshot_file.read_head(path))
-    manifest = path.parent / "manifest-1"
-    manifest.write_text(json.dumps({"objects": [{"name": path.name, "checksum": checksum}]}))
-    return f"file://{manifest}"
+    return commit_object(folder / "job" / "1-3" / header.file_name)
 
 
 @asynccontextmanager
@@ -70,7 +65,7 @@ async def test_no_other_file_is_read_for_a_worker(tmp_path):
     async with served() as address:
         for path in (forged, foreign, foreign.replace("/other/", "/job/")):
             await refused(source(address, path), "answers 401")
-        for name in ("secret", "manifest-1", "..%2f..%2fsecret"):
+        for name in ("secret", "manifest-1.json", "..%2f..%2fsecret"):
             await refused(source(address, mine), "404", file=name)
         await refused(source(address, mine, job="other"), "401")
 

@@ -19,6 +19,7 @@ from sailord.planning.job_spec import read_job
 from simulator.documents.problems import InputError
 from tests.sailord.checkpoints.made import SPEC, flip, make, read_full, whole_state, write_full
 from worker.checkpoint.convert import export_deepspeed, export_huggingface, import_deepspeed
+from worker.checkpoint.manifest import hash_of
 from worker.checkpoint.saved_state import open_saved_state
 from worker.checkpoint.snapshot_file import read_header, read_piece
 
@@ -110,6 +111,10 @@ def test_a_damaged_checkpoint_is_not_exported_and_leaves_nothing(tmp_path):
     document = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({**document, "term": 4}))
     with pytest.raises(InputError, match="hash does not match"):
+        open_saved_state(made.durable.manifest)
+    document["format"] = 2
+    manifest.write_text(json.dumps({**document, "sha256": hash_of(document)}))
+    with pytest.raises(InputError, match="has format 2; this version reads 1"):
         open_saved_state(made.durable.manifest)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.worker.checkpoint.one_object import commit_object
 from tests.worker.checkpoint.test_snapshot_file import header_of, write
 from tests.worker.control.fake_agents import snapshot_server
 from worker.checkpoint import snapshot_file
@@ -157,12 +157,7 @@ def committed(tmp_path: Path) -> tuple[str, snapshot_file.SealedFile]:
     folder.mkdir(parents=True)
     found.path.rename(folder / "2-life.snap")
     found = replace(found, path=folder / "2-life.snap")
-    about = {
-        "name": "2-life.snap",
-        "checksum": snapshot_file.head_checksum(snapshot_file.read_head(found.path)),
-    }
-    (folder / "manifest-1.json").write_text(json.dumps({"objects": [about]}))
-    return f"file://{folder}/manifest-1.json", found
+    return commit_object(found.path), found
 
 
 def test_durable_checkpoint_is_read_if_no_memory_has_the_state(tmp_path):
@@ -179,7 +174,7 @@ def test_damaged_object_is_named(tmp_path):
         fetch(KEYS, [[DurableSource(manifest)]], model=MODEL)
 
 
-@pytest.mark.parametrize("case", ["gone", "cut", "other", "manifest", "scheme"])
+@pytest.mark.parametrize("case", ["gone", "cut", "other", "manifest", "changed", "scheme"])
 def test_invalid_checkpoints_are_reported(tmp_path, case):
     manifest, found = committed(tmp_path)
     match case:
@@ -192,6 +187,9 @@ def test_invalid_checkpoints_are_reported(tmp_path, case):
             other.path.replace(found.path)
         case "manifest":
             Path(manifest.removeprefix("file://")).write_text("{}")
+        case "changed":
+            path = Path(manifest.removeprefix("file://"))
+            path.write_text(path.read_text().replace("{", '{"term": 7, ', 1))
         case "scheme":
             manifest = "nowhere://bucket/manifest.json"
     with pytest.raises(SourceError):
