@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from simulator.documents.files import load_document, parse_document, read_bytes
+from sailord.cli.options import FILE
+from simulator.documents.files import parse_document, read_bytes
 from simulator.documents.problems import InputError, Problem
 
 if TYPE_CHECKING:
@@ -34,23 +37,41 @@ class JobFile:
         """Whether it is a script."""
         return self.path.suffix == ".py"
 
+    def refuse_options(self, names: str, *others: object, cure: str = "leave them out") -> None:
+        """Refuse what only a script takes, if this is a job file."""
+        given = (self.arguments, self.workdir, *others)
+        if not self.is_script and any(each not in ((), None) for each in given):
+            what = f"is a job file; only a script takes {names}"
+            raise InputError(Problem(str(self.path), what, cure))
+
+    def text(self) -> str:
+        """Return the job's text, with its model described."""
+        if self.is_script:
+            words = ["--workdir", str(self.root()), str(self.path), "--", *self.arguments]
+            return _described(self.path, words)
+        self.refuse_options("ARGUMENTS and --workdir")
+        raw = read_bytes(self.path, name=self._name)
+        try:
+            document = parse_document(raw, name=self._name, flaws_raise=False)
+        except InputError:
+            with suppress(UnicodeDecodeError):
+                return raw.decode("utf-8-sig")  # Its reader reports its mistakes.
+            raise
+        if names_hf(document.data.get("model")):
+            return _described(self.path, [str(self.path)])
+        return raw.decode("utf-8-sig")
+
+    @property
+    def _name(self) -> str:
+        return self.path.name or str(self.path)
+
     def load(self) -> Job:
         """Read the job, with its model described."""
-        from simulator.inputs.job_file import (  # noqa: PLC0415 - submit reads no job
-            job_from_document,
-            load_job,
-        )
+        from simulator.inputs.job_file import job_from_document  # noqa: PLC0415 - not for submit
 
-        if self.is_script:
-            text = describe_script(self.path, self.root(), self.arguments)
-        elif self.arguments or self.workdir is not None:
-            what = "is a job file; only a script takes ARGUMENTS and --workdir"
-            raise InputError(Problem(str(self.path), what, "leave them out"))
-        elif (given := _text_to_describe(self.path)) is not None:
-            text = given
-        else:
-            return load_job(self.path)
-        return job_from_document(parse_document(text.encode(), name=str(self.path)))
+        raw, folder = self.text().encode(), self.path.parent
+        document = parse_document(raw, name=self._name, folder=folder, flaws_raise=False)
+        return job_from_document(document)
 
     def root(self) -> Path:
         """Return the folder that the script runs in."""
@@ -63,34 +84,23 @@ class JobFile:
         return root
 
 
-def _text_to_describe(path: Path) -> str | None:
-    """Return a job file with the description of the model of transformers that it names."""
-    if not names_hf(load_document(path, flaws_raise=False).data.get("model")):
-        return None
-    return _described(path, [str(path)])
+def takes_script(command: Callable[..., None]) -> Callable[..., None]:
+    """Let JOB be a script: add its ARGUMENTS and its folder, and pass all as one ``JobFile``."""
+
+    @click.argument("arguments", nargs=-1)
+    @click.option(
+        "--workdir", metavar="DIR", type=FILE, help="A script's folder; default: where it lies."
+    )
+    @wraps(command)
+    def wrapped(job: Path, arguments: tuple[str, ...], workdir: Path | None, **kwargs: Any) -> None:
+        command(job=JobFile(job, arguments, workdir), **kwargs)
+
+    return wrapped
 
 
 def names_hf(model: object) -> bool:
     """Return whether a job's model is one of transformers that is not described yet."""
     return isinstance(model, dict) and "hf" in model and "description" not in model
-
-
-def described_text(job: Path) -> str:
-    """Return a job file's text; with the model's description, if it names one of transformers."""
-    try:
-        text = read_bytes(job, name=str(job)).decode()
-    except UnicodeDecodeError:
-        raise InputError(Problem(str(job), "is not UTF-8")) from None
-    try:
-        model = parse_document(text.encode(), name=str(job), flaws_raise=False).data.get("model")
-    except InputError:
-        return text  # sailord reports its mistakes.
-    return _described(job, [str(job)]) if names_hf(model) else text
-
-
-def describe_script(script: Path, root: Path, arguments: Sequence[str]) -> str:
-    """Run a script up to its ``train()``, and return its job."""
-    return _described(script, ["--workdir", str(root), str(script), "--", *arguments])
 
 
 def _mistakes(told: str) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 
@@ -41,20 +40,6 @@ KEYS = {"plan": "pipelines", "job": "training", "cluster": "pool"}
 
 S = TypeVar("S")
 T = TypeVar("T")
-
-
-def takes_script(command: Callable[..., None]) -> Callable[..., None]:
-    """Let JOB be a script: add its ARGUMENTS and its folder, and pass all as one ``JobFile``."""
-
-    @click.argument("arguments", nargs=-1)
-    @click.option(
-        "--workdir", metavar="DIR", type=FILE, help="A script's folder; default: where it lies."
-    )
-    @wraps(command)
-    def wrapped(job: Path, arguments: tuple[str, ...], workdir: Path | None, **kwargs: Any) -> None:
-        command(job=JobFile(job, arguments, workdir), **kwargs)
-
-    return wrapped
 
 
 def load_job_and_cluster(job: JobFile, cluster: Path) -> tuple[Job, Cluster]:

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 import click
 
 from agents.work.package import Package, package_of, read_part
-from sailord.cli.described_job import JobFile, describe_script
+from sailord.cli.described_job import JobFile
 from sailord.cli.server import report_outage
 from sailord.cli.work_folder import megabytes, pack_folder
 from sailord.client import Client, Patience, part
@@ -23,19 +23,17 @@ from simulator.inputs.work_section import check_mount
 
 @dataclass(frozen=True, slots=True)
 class ScriptOptions:
-    """What is given beside the script."""
+    """What is given beside the script, its arguments and its folder."""
 
-    workdir: Path | None
-    arguments: tuple[str, ...]
     setup: tuple[str, ...]
     secrets: tuple[str, ...]
     mounts: tuple[str, ...]
     checkpoint: str | None
 
 
-def submitted_script(client: Client, script: Path, options: ScriptOptions) -> str:
+def submitted_script(client: Client, job: JobFile, options: ScriptOptions) -> str:
     """Upload the script's folder, and return its job."""
-    root = JobFile(script, options.arguments, options.workdir).root()
+    script, root = job.path, job.root()
     mounts = _mounts(options.mounts)
     with tempfile.NamedTemporaryFile() as packed:
         # First, since a folder that is too large is refused at once.
@@ -47,14 +45,14 @@ def submitted_script(client: Client, script: Path, options: ScriptOptions) -> st
                 f"add a line there: !{script.name}",
             )
             raise InputError(Problem(str(script), what, cure))
-        text = describe_script(script, root, options.arguments)
+        text = job.text()
         package = package_of(Path(packed.name))
         said = f"{counted(len(selection.names), 'file')}, {megabytes(selection.bytes)}"
         click.echo(f"packed {root}: {said}, package {package.sha256[:12]}", err=True)
         _upload(client, package, Path(packed.name))
     work = {
         "package": str(package),
-        "arguments": list(options.arguments),
+        "arguments": list(job.arguments),
         "setup": list(options.setup),
         "secrets": list(options.secrets),
     }

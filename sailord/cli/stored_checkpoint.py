@@ -23,7 +23,7 @@ from sailord.checkpoints.resume import take_in
 from sailord.checkpoints.retention import Folder
 from sailord.checkpoints.verify import faults_of
 from sailord.cli.child_process import expect_success
-from sailord.cli.described_job import JobFile, describe_script, described_text
+from sailord.cli.described_job import JobFile, takes_script
 from sailord.cli.exit_codes import FAILED
 from sailord.cli.options import FILE, show
 from sailord.cli.scripts import section
@@ -206,7 +206,7 @@ def export(
 
 @click.command("import")
 @click.argument("folder", type=FILE)
-@click.option("--job", "job_file", required=True, type=FILE, help="Job file or script.")
+@click.option("--job", required=True, type=FILE, help="Job file or script.")
 @click.option("--name", required=True, help="The job's name in the cluster.")
 @click.option(
     "--form",
@@ -216,46 +216,32 @@ def export(
     help=f"{', '.join(FORMS.values())}.",
 )
 @click.option("--checkpoint", "place", metavar="URI", help="Where a script's checkpoints go.")
-@click.argument("arguments", nargs=-1)
-def import_checkpoint(
-    folder: Path,
-    job_file: Path,
-    name: str,
-    form: str,
-    place: str | None,
-    arguments: tuple[str, ...],
-) -> None:
+@takes_script
+def import_checkpoint(folder: Path, job: JobFile, name: str, form: str, place: str | None) -> None:
     """Import a checkpoint of another program into the storage of a job.
 
-    ARGUMENTS, after --, are those of a script.
+    ARGUMENTS, after --, are those of a script, and --workdir is its folder, as in `submit`.
     Then: sailorctl submit JOB --id NAME --resume newest
     """
-    given = JobFile(job_file, arguments)
-    root = given.root() if given.is_script else None
-    if root is not None:
-        spec = describe_script(job_file, root, arguments)
-        spec += "" if place is None else section("checkpoint", {"uri": place})
-    elif place is not None or arguments:
-        cure = "leave them out, and write [checkpoint] into the file"
-        what = "is a job file; only a script takes ARGUMENTS and --checkpoint"
-        raise InputError(Problem(str(job_file), what, cure))
-    else:
-        spec = described_text(job_file)
-    job = read_job(spec)
-    uri = saving_of(job).uri
+    cure = "leave them out, and write [checkpoint] into the file"
+    job.refuse_options("ARGUMENTS, --workdir and --checkpoint", place, cure=cure)
+    spec = job.text() + ("" if place is None else section("checkpoint", {"uri": place}))
+    read = read_job(spec)
+    uri = saving_of(read).uri
     if uri is None:
-        cure = "give --checkpoint URI" if given.is_script else "set uri under [checkpoint]"
-        raise InputError(Problem(str(job_file), "has no place for checkpoints", cure))
+        cure = "give --checkpoint URI" if job.is_script else "set uri under [checkpoint]"
+        raise InputError(Problem(str(job.path), "has no place for checkpoints", cure))
     command = [sys.executable, "-m", "worker", "import-checkpoint", str(folder.absolute())]
+    root = job.root() if job.is_script else None
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "whole.snap"
-        words = {"--job": job_file.absolute(), "--name": name, "--to": file, "--form": form}
+        words = {"--job": job.path.absolute(), "--name": name, "--to": file, "--form": form}
         command += [str(word) for pair in words.items() for word in pair]
-        command += ["--", *arguments]
+        command += ["--", *job.arguments]
         done = subprocess.run(command, check=False, stdout=subprocess.PIPE, cwd=root)
         expect_success(done.returncode)
         try:
-            durable = take_in(open_storage(uri), JobId(name), job, spec, file)
+            durable = take_in(open_storage(uri), JobId(name), read, spec, file)
         except StorageError as error:
             raise InputError(Problem(uri, str(error))) from None
     click.echo(f"step {durable.point.step} of {name} is at {durable.manifest}")

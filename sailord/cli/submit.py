@@ -8,20 +8,19 @@ from pathlib import Path
 
 import click
 
-from sailord.cli.described_job import described_text
+from sailord.cli.described_job import JobFile, takes_script
 from sailord.cli.options import FILE, show
 from sailord.cli.server import server_command
 from sailord.client import Client, ServerProblem, part
 from sailord.text import cluster_text as text
 from simulator.documents.files import parse_document
-from simulator.documents.problems import InputError, Problem
+from simulator.documents.problems import InputError
 
 _NAME_MAX = 60
 
 
 @click.command()
 @click.argument("job", metavar="FILE", type=FILE)
-@click.argument("arguments", nargs=-1)
 @click.option(
     "--id",
     "id_",
@@ -32,9 +31,7 @@ _NAME_MAX = 60
 @click.option(
     "--resume", metavar="STEP", help='Start from the checkpoint of this step, or "newest".'
 )
-@click.option(
-    "--workdir", metavar="DIR", type=FILE, help="The folder that travels; default: the script's."
-)
+@takes_script
 @click.option(
     "--setup", metavar="COMMAND", multiple=True, help="Run once on each node, in the folder."
 )
@@ -55,12 +52,10 @@ _NAME_MAX = 60
 @server_command
 def submit(
     client: Client,
-    job: Path,
-    arguments: tuple[str, ...],
+    job: JobFile,
     id_: str | None,
     priority: int,
     resume: str | None,
-    workdir: Path | None,
     setup: tuple[str, ...],
     secret: tuple[str, ...],
     mount: tuple[str, ...],
@@ -74,27 +69,26 @@ def submit(
     packed, except for what .gitignore names, and runs on the nodes from there. Data files are
     read on the nodes.
     """
-    if job.suffix == ".py":
+    names = "ARGUMENTS, --workdir, --setup, --secret, --mount and --checkpoint"
+    cure = "leave them out, and write what they say into the file"
+    job.refuse_options(names, setup, secret, mount, checkpoint, cure=cure)
+    if job.is_script:
         from sailord.cli.scripts import (  # noqa: PLC0415 - a job file needs none of it
             ScriptOptions,
             submitted_script,
         )
 
-        options = ScriptOptions(workdir, arguments, setup, secret, mount, checkpoint)
+        options = ScriptOptions(setup, secret, mount, checkpoint)
         spec = submitted_script(client, job, options)
-    elif workdir is not None or arguments or setup or secret or mount or checkpoint is not None:
-        what = "is a job file; only a script takes ARGUMENTS, --workdir, --setup, --secret, --mount"
-        cure = "leave them out, and write what they say into the file"
-        raise InputError(Problem(str(job), f"{what} and --checkpoint", cure))
     else:
-        spec = described_text(job)
-    given = {"id": id_ or _generated_id(spec, job), "resume": resume}
+        spec = job.text()
+    given = {"id": id_ or _generated_id(spec, job.path), "resume": resume}
     body = {"job": spec, "priority": priority, **{k: v for k, v in given.items() if v is not None}}
     try:
         queued = client.order("/v1/jobs", body)
     except ServerProblem as problem:
         if problem.status != 409 or not problem.is_repeated or id_ is not None:
-            raise problem.about("job", str(job)) from None
+            raise problem.about("job", str(job.path)) from None
         found = client.ask("GET", f"/v1/jobs/{part(str(given['id']))}")  # Ours: the id is new.
         show(found, as_json, lambda _: f"{given['id']} is {found['state']}")
         return

@@ -18,9 +18,9 @@ from planner.compare.registry import SAILOR, baseline, names
 from planner.compare.sub_clusters import sub_clusters
 from planner.problem.preference import PlanEstimate, why_tied
 from planner.problem.question import Question
-from sailord.cli.described_job import JobFile
+from sailord.cli.described_job import JobFile, takes_script
 from sailord.cli.exit_codes import FAILED
-from sailord.cli.inputs import ESTIMATOR, PROFILES, takes_script
+from sailord.cli.inputs import ESTIMATOR, PROFILES
 from sailord.cli.options import FILE, JSON, show
 from sailord.cli.planning.measured import Measured, SearchKilled, measured
 from sailord.cli.planning.question import chosen_names, judge_of, read_question, rejected_text

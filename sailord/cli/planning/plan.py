@@ -20,8 +20,8 @@ from planner.problem.question import DEFAULT_BUDGETS, SPACES, Answer, Question, 
 from planner.replan.nodes import nodes_of
 from planner.replan.replan_tables import ReplanTables
 from planner.what_if import explained
-from sailord.cli.described_job import JobFile
-from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs, takes_script
+from sailord.cli.described_job import JobFile, takes_script
+from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs
 from sailord.cli.options import FILE, JSON, show
 from sailord.cli.planning.estimate_text import estimate_text
 from sailord.cli.planning.host_memory import HostMemory

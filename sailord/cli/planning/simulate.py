@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from sailord.cli.described_job import JobFile
+from sailord.cli.described_job import JobFile, takes_script
 from sailord.cli.exit_codes import DOES_NOT_FIT, FAILED
-from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs, load_all, takes_script
+from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs, load_all
 from sailord.cli.options import FILE, JSON, show
 from sailord.cli.planning.estimate_text import estimate_text, validation_text
 from sailord.plots.plan import write_plot

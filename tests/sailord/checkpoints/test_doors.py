@@ -153,7 +153,7 @@ class Block(torch.nn.Module):
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.blocks = torch.nn.ModuleList(Block() for _ in range(int(sys.argv[1])))
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(int(open(sys.argv[1]).read())))
         self.head = torch.nn.Linear(8, 3)
 
     def forward(self, x):
@@ -168,16 +168,19 @@ sailor.Trainer(Net(), data, batch_size=4, steps=2).train()
 
 @pytest.mark.slow
 def test_script_imports_and_exports_by_its_own_names(tmp_path):
-    script, out = tmp_path / "train.py", tmp_path / "out"
+    script, out = tmp_path / "scripts" / "train.py", tmp_path / "out"
+    script.parent.mkdir()
     script.write_text(SCRIPT)
+    (tmp_path / "blocks").write_text("2")  # Paths are relative to the folder that travels.
     shapes = {"head.weight": (3, 8), "head.bias": (3,)}
     for number in range(2):
         shapes |= {f"blocks.{number}.inner.weight": (8, 8), f"blocks.{number}.inner.bias": (8,)}
     weights = {name: torch.rand(shape) for name, shape in shapes.items()}
     save_file(weights, tmp_path / "given.safetensors")
     words = [str(tmp_path / "given.safetensors"), "--job", str(script), "--name", "j"]
+    words += ["--workdir", str(tmp_path)]
     place = ["--checkpoint", f"file://{tmp_path}/kept", "--form", "huggingface"]
-    done = CliRunner().invoke(sailorctl, ["checkpoint", "import", *words, *place, "--", "2"])
+    done = CliRunner().invoke(sailorctl, ["checkpoint", "import", *words, *place, "--", "blocks"])
     assert done.exit_code == 0, done.output
     assert "step 0 of j is at" in done.output
     done = CliRunner().invoke(
@@ -188,5 +191,5 @@ def test_script_imports_and_exports_by_its_own_names(tmp_path):
     found = load_file(out / "model.safetensors")
     assert found.keys() == weights.keys()
     assert all(torch.equal(found[name], weights[name]) for name in weights)
-    done = CliRunner().invoke(sailorctl, ["checkpoint", "import", *words, "--", "2"])
+    done = CliRunner().invoke(sailorctl, ["checkpoint", "import", *words, "--", "blocks"])
     assert "has no place for checkpoints; give --checkpoint URI" in done.output

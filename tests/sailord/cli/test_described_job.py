@@ -77,6 +77,24 @@ def test_a_job_file_takes_no_arguments(tmp_path: Path, given: tuple[str, ...]) -
     assert "is a job file; only a script takes ARGUMENTS and --workdir" in told.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "cure"),
+    [
+        (("submit",), "leave them out, and write what they say into the file"),
+        (("checkpoint", "import", "files", "--name", "j", "--job"), "write [checkpoint] into"),
+    ],
+)
+def test_a_job_file_has_no_folder_that_travels(
+    tmp_path: Path, command: tuple[str, ...], cure: str
+) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(JOB.format(objective="", training=""), encoding="utf-8")
+    told = CliRunner().invoke(main, [*command, str(job), "--workdir", str(tmp_path)])
+    assert (told.exit_code, told.stderr.count("error: ")) == (2, 1)
+    assert "only a script takes ARGUMENTS, --workdir" in told.stderr
+    assert cure in told.stderr
+
+
 def test_without_torch_a_script_cannot_be_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

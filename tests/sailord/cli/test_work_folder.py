@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sailord.cli import work_folder
+from sailord.cli.described_job import JobFile
 from sailord.cli.scripts import ScriptOptions, _mounts, section, submitted_script
 from sailord.cli.work_folder import pack_folder, select
 from sailord.client import Client
@@ -142,11 +143,9 @@ def test_a_script_that_its_folder_leaves_out_is_refused_with_the_cure(tmp_path):
     (tmp_path / ".gitignore").write_text("train_*.py\n")
     (tmp_path / "train_me.py").touch()
     (tmp_path / "other.py").touch()
-    options = ScriptOptions(
-        workdir=None, arguments=(), setup=(), secrets=(), mounts=(), checkpoint=None
-    )
+    options = ScriptOptions(setup=(), secrets=(), mounts=(), checkpoint=None)
     with pytest.raises(InputError) as refused:
-        submitted_script(Client("unix:///nowhere"), tmp_path / "train_me.py", options)
+        submitted_script(Client("unix:///nowhere"), JobFile(tmp_path / "train_me.py"), options)
     (problem,) = refused.value.problems
     assert problem.what == "is left out of its folder by .gitignore"
     assert problem.cure == "add a line there: !train_me.py"
