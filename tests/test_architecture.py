@@ -96,10 +96,11 @@ WINGS: dict[str, dict[str, str]] = {
         ".": "links devices cloud work workers snapshots store",
     },
     "sailord": {
-        "text": "",
+        "text.units": "",
+        "text": "text.units",
         "core.model": "agents.protocol",
         "core.queries": "core.model",
-        "core.rules": "core.queries",
+        "core.rules": "core.queries text.units",
         "core": "core.rules simulator.documents",
         "cluster_records": "core.queries agents.store",
         "planning": "core.model planner agents.daemon",
@@ -119,7 +120,7 @@ WINGS: dict[str, dict[str, str]] = {
         "config": "notify.message_formats tokens checkpoints.allowed network.core core.model "
         "capacity.core.model "
         "providers agents.daemon agents.rpc agents.store",
-        "notify": "cluster_records config agents.rpc",
+        "notify": "cluster_records config agents.rpc text.units",
         "capacity": "capacity.core cluster_records config",
         "goodput.core": "core.queries capacity.core.model capacity.core.rented_instance",
         "goodput": "goodput.core cluster_records",

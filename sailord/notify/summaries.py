@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sailord.core.queries.reconfiguration_timing import START, ReconfigurationTiming
+from sailord.text.units import counted
 
 STATES = {
     "is lost": "lost",
@@ -20,11 +21,11 @@ def summary_of(move: ReconfigurationTiming, members: int) -> str:
 
     A start interrupts nothing: its seconds are how long it took in all.
     """
-    nodes = _counted(members, "node")
+    nodes = counted(members, "node")
     if move.kind == START:
         return f"started on {nodes} from step {move.restored_step}, {move.total_s:.1f} s"
     where = "" if move.source == "memory" else f", from step {move.restored_step} ({move.source})"
-    lost = _counted(move.steps_lost, "step")
+    lost = counted(move.steps_lost, "step")
     cause = short_cause(move.reason)
     return f"{cause} → moved to {nodes}{where}, {lost} lost, {move.downtime_s:.1f} s downtime"
 
@@ -51,7 +52,3 @@ def short_cause(reason: str) -> str:
 def _some(names: list[str]) -> str:
     rest = len(names) - NAMES_MAX
     return ", ".join(names[:NAMES_MAX]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")

@@ -42,6 +42,7 @@ from sailord.core.queries.straggler_queries import measured_ratios
 from sailord.core.queries.timeouts import stop_s
 from sailord.core.rules.checkpoint_rules import check_first
 from sailord.core.rules.straggler_rules import keep_stragglers
+from sailord.text.units import counted
 
 
 def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
@@ -87,7 +88,8 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
         factors=active.slowness.speeds.factors if trigger.slow else {},
         ratios=() if trigger.slow or is_urgent else measured_ratios(state, active),
     )
-    told = note(active, f"planning for {_count(nodes)}: {trigger.reason}", is_detail=True)
+    text = f"planning for {counted(len(nodes), 'node')}: {trigger.reason}"
+    told = note(active, text, is_detail=True)
     return Step(replace(state, active=asked, requests=request), (*settled, told, command))
 
 
@@ -151,8 +153,8 @@ def open_next(
     active = replace(active, may_start_over=False)
     record = next_record(state, active, proposal, restore, reason)
     lost = max(active.progress.step - restore.point.step, 0)
-    text = f"generation {record.number} on {_count(record.members)} from step"
-    source = f"{restore.source}, {_counted(lost, 'step')} lost"
+    text = f"generation {record.number} on {counted(len(record.members), 'node')} from step"
+    source = f"{restore.source}, {counted(lost, 'step')} lost"
     text = f"{text} {restore.point.step} ({source}): {reason}"
     active = with_ask_again(state, active, proposal.ask_again_s)
     past = replace(state.job.past, departures=departures(state, active))
@@ -272,11 +274,3 @@ def note(
 def without(active: Active, order: Order) -> Active:
     """Return the job without this order."""
     return replace(active, orders=tuple(each for each in active.orders if each != order))
-
-
-def _count(nodes: tuple[NodeId, ...]) -> str:
-    return _counted(len(nodes), "node")
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")
