@@ -7,7 +7,7 @@ from collections import defaultdict
 from planner.baselines.aceso.cost import AcesoInputs, AcesoPlan, Key, Row
 from planner.baselines.shared import equal_gpus
 from planner.baselines.shared.equal_gpus import Fleet, ReplicatedStage
-from planner.baselines.shared.equal_nodes import bytes_per_s_within
+from planner.baselines.shared.machines import bytes_per_s_within
 from planner.compare.interface import Case, Mode
 from simulator.models.layers import FLOAT_BYTES
 from simulator.spec.job import OPTIMIZER_MOMENTS, Job
@@ -53,7 +53,7 @@ def inputs_from(case: Case, fleet: Fleet, *, mode: Mode = "fixed") -> AcesoInput
     return AcesoInputs(
         **rows,
         within_mb_per_ms=bytes_per_s_within(case, fleet.place) / 1e3 / MB,
-        between_mb_per_ms=equal_gpus.bytes_per_s_between(case, fleet) / 1e3 / MB,
+        between_mb_per_ms=equal_gpus.fleet_bytes_per_s(case, fleet) / 1e3 / MB,
         gpus=fleet.gpus,
         gpus_per_node=fleet.gpus_per_machine,
         memory_mb=case.sites.capacity_bytes(fleet.place) / MB,

@@ -29,7 +29,7 @@ from planner.baselines.aceso.cost import (
     AcesoRepairs,
     AcesoStage,
 )
-from planner.baselines.shared import equal_gpus
+from planner.baselines.shared import equal_gpus, proposals
 from planner.compare.interface import Case, Mode, Proposal
 
 PROMISING = 1.2
@@ -280,7 +280,7 @@ class AcesoPlanner:
                 configurations_max=self.configurations_max,
             )
             found += [
-                (own.config.gpus, equal_gpus.proposal(own.ms / 1e3, to_plan(own, case.job, fleet)))
+                (own.config.gpus, proposals.proposal(own.ms / 1e3, to_plan(own, case.job, fleet)))
                 for own in plans
             ]
-        return equal_gpus.ranked(found)
+        return proposals.ranked(found)

@@ -21,18 +21,18 @@ from functools import cache
 from itertools import accumulate, pairwise
 from typing import Literal
 
-from planner.baselines.shared.equal_gpus import proposal, ranked, tp_degrees
+from planner.baselines.shared.equal_gpus import tp_degrees
 from planner.baselines.shared.equal_nodes import (
     Degrees,
     Nodes,
-    bytes_per_s_between,
-    bytes_per_s_within,
     divisors,
     equal_nodes,
     even_plan,
     gpu_kinds,
     whole_degrees,
 )
+from planner.baselines.shared.machines import bytes_per_s_between, bytes_per_s_within
+from planner.baselines.shared.proposals import proposal, ranked
 from planner.compare.interface import Case, Mode, Proposal
 from simulator.models.layers import FLOAT_BYTES
 from simulator.spec.plan import Plan

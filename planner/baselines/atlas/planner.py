@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from planner.baselines.shared.equal_gpus import micro_batch_sizes, proposal, ranked
 from planner.baselines.shared.equal_nodes import (
     Degrees,
     Nodes,
@@ -25,6 +24,7 @@ from planner.baselines.shared.equal_nodes import (
     gpu_kinds,
     whole_degrees,
 )
+from planner.baselines.shared.proposals import micro_batch_sizes, proposal, ranked
 from planner.compare.interface import Case, Mode, Proposal
 from simulator.estimate.event_estimator import EventEstimator
 from simulator.spec.plan import Place, Plan, equal_cuts

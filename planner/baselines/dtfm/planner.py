@@ -29,7 +29,7 @@ from planner.baselines.dtfm.cost import (
     DtfmPlan,
     Partition,
 )
-from planner.baselines.shared import equal_gpus
+from planner.baselines.shared import equal_gpus, proposals
 from planner.baselines.shared.seeded_random import Draws
 from planner.compare.interface import Case, Mode, Proposal
 from simulator.arrays import Floats
@@ -336,7 +336,7 @@ class DtfmPlanner:
             devices = devices_of(case, tp)
             delay, bandwidth = links(case, devices)
             for stages in _depths(case.costs.layer_count, len(devices), mode):
-                for size in equal_gpus.micro_batch_sizes(case.job):
+                for size in proposals.micro_batch_sizes(case.job):
                     inputs = inputs_from(
                         case,
                         delay,
@@ -349,7 +349,7 @@ class DtfmPlanner:
                     found.append(
                         (tp * len(devices), self._best(case, inputs, devices, tp, size, mode))
                     )
-        return equal_gpus.ranked(found)
+        return proposals.ranked(found)
 
     def _best(
         self,
@@ -368,7 +368,7 @@ class DtfmPlanner:
         seconds = own.seconds
         if mode == "fixed":
             seconds += compute_seconds(case, chained, devices, tp=tp, micro_batch_size=size)
-        return equal_gpus.proposal(seconds, plan)
+        return proposals.proposal(seconds, plan)
 
 
 def _depths(layers: int, devices: int, mode: Mode) -> Iterator[int]:

@@ -29,10 +29,10 @@ from planner.baselines.flashflex.cost import (
     plan_seconds,
 )
 from planner.baselines.flashflex.groups import MENU, split_layers, tp_groups
-from planner.baselines.shared import equal_gpus
+from planner.baselines.shared import equal_gpus, proposals
 from planner.baselines.shared.equal_gpus import Fleet
-from planner.baselines.shared.equal_nodes import bytes_per_s_between, bytes_per_s_within
 from planner.baselines.shared.graph_partition import graph_parts
+from planner.baselines.shared.machines import bytes_per_s_within, slowest_bytes_per_s
 from planner.baselines.shared.seeded_random import Draws
 from planner.compare.interface import Case, Mode, Proposal
 from simulator.arrays import Floats
@@ -161,7 +161,6 @@ def stage_orders(between: Sequence[Sequence[float]], *, mode: Mode) -> list[tupl
 def inputs_from(case: Case, kinds: Sequence[Fleet]) -> FlashFlexInputs:
     """FlashFlex's inputs for all machines; the slowest link between any two counts for all."""
     job = case.job
-    places = tuple(dict.fromkeys(machine_places(kinds)))
     devices = []
     for machine, (place, size) in enumerate(m for fleet in kinds for m in fleet.machines):
         device = Device(
@@ -173,14 +172,14 @@ def inputs_from(case: Case, kinds: Sequence[Fleet]) -> FlashFlexInputs:
         devices += [device] * size
     return FlashFlexInputs(
         devices=tuple(devices),
-        between_bytes_per_s=min(bytes_per_s_between(case, a, b) for a in places for b in places),
+        between_bytes_per_s=slowest_bytes_per_s(case, machine_places(kinds)),
         layers=case.costs.layer_count - 2,
         hidden=job.model.hidden,
         sequence=job.sequence,
         vocabulary=job.model.vocab,
         value_bytes=FLOAT_BYTES[job.precision],
         batch=job.global_batch,
-        micro_batch=min(equal_gpus.micro_batch_sizes(job), default=1),
+        micro_batch=min(proposals.micro_batch_sizes(job), default=1),
         tp_degrees=equal_gpus.tp_degrees(case, max(MENU)),
     )
 
@@ -228,10 +227,10 @@ class FlashFlexPlanner:
             return []  # No GPU, or no block between the embedding and the head.
         inputs, machines = inputs_from(case, kinds), machine_places(kinds)
         counts = self._counts(len(inputs.devices), case.job.global_batch // inputs.micro_batch)
-        return equal_gpus.ranked(
+        return proposals.ranked(
             (
                 len(inputs.devices),
-                equal_gpus.proposal(own.seconds, to_plan(own, inputs, case.job, machines)),
+                proposals.proposal(own.seconds, to_plan(own, inputs, case.job, machines)),
             )
             for own in search(inputs, counts, mode=mode, draws=self.draws, seed=self.seed)
         )

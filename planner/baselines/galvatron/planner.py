@@ -21,7 +21,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from planner.baselines.shared import equal_gpus
+from planner.baselines.shared import equal_gpus, proposals
 from planner.baselines.shared.equal_gpus import Fleet, ReplicatedStage
 from planner.compare.interface import Case, Mode, Proposal
 from simulator.estimate.memory import state_bytes_per_parameter
@@ -343,7 +343,7 @@ def inputs_from(case: Case, fleet: Fleet) -> GalvatronInputs:
 
 def _all_reduce_table(case: Case, fleet: Fleet, devices: int) -> dict[tuple[int, bool], float]:
     """Consecutive ranks share a machine while they fit; strided ones only if all ranks do."""
-    between = equal_gpus.bytes_per_s_between(case, fleet) / MB / 1e3
+    between = equal_gpus.fleet_bytes_per_s(case, fleet) / MB / 1e3
     size, within = fleet.gpus_per_machine, math.inf
     if size > 1:
         message = 64e6
@@ -393,5 +393,5 @@ class GalvatronPlanner:
             inputs = inputs_from(case, fleet)
             for own in search(inputs, mode=mode):
                 plan = to_plan(own, case.job, fleet, mode=mode)
-                found.append((inputs.devices, equal_gpus.proposal(own.seconds, plan)))
-        return equal_gpus.ranked(found)
+                found.append((inputs.devices, proposals.proposal(own.seconds, plan)))
+        return proposals.ranked(found)

@@ -15,12 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from planner.baselines.shared.equal_gpus import (
-    micro_batch_sizes,
-    proposal,
-    recompute_of,
-    tp_degrees,
-)
+from planner.baselines.shared.equal_gpus import recompute_of, tp_degrees
 from planner.baselines.shared.equal_nodes import (
     Degrees,
     Nodes,
@@ -30,6 +25,7 @@ from planner.baselines.shared.equal_nodes import (
     fits,
     gpu_kinds,
 )
+from planner.baselines.shared.proposals import micro_batch_sizes, proposal
 from planner.compare.interface import Case, Mode, Proposal
 from simulator.spec.plan import Plan, equal_cuts
 

@@ -17,7 +17,7 @@ from planner.baselines.metis.cost import (
 )
 from planner.baselines.shared import equal_gpus
 from planner.baselines.shared.equal_gpus import Fleet
-from planner.baselines.shared.equal_nodes import bytes_per_s_between, bytes_per_s_within
+from planner.baselines.shared.machines import bytes_per_s_between, bytes_per_s_within
 from planner.compare.interface import Case, Mode
 from simulator.estimate.memory import state_bytes_per_parameter
 from simulator.models.layers import FLOAT_BYTES

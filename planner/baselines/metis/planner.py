@@ -29,7 +29,7 @@ from planner.baselines.metis.cost import (
     stage_mb,
 )
 from planner.baselines.metis.groups import device_groups
-from planner.baselines.shared import equal_gpus
+from planner.baselines.shared import equal_gpus, proposals
 from planner.compare.interface import Case, Mode, Proposal
 
 ATTEMPTS_MAX = 3
@@ -167,7 +167,7 @@ class MetisPlanner:
         # Layers' times are whole here, so that zero is the true sync time and not a missing one.
         repairs = FIXED if mode == "fixed" else replace(PUBLISHED, zero_sync=True)
         gpus = sum(fleet.gpus for fleet in kinds)
-        return equal_gpus.ranked(
-            (gpus, equal_gpus.proposal(own.ms / 1e3, to_plan(own, inputs, case.job, kinds)))
+        return proposals.ranked(
+            (gpus, proposals.proposal(own.ms / 1e3, to_plan(own, inputs, case.job, kinds)))
             for own in search(inputs, repairs=repairs, groups_max=self.groups_max)
         )

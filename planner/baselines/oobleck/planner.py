@@ -21,7 +21,7 @@ from itertools import combinations, islice
 
 import numpy as np
 
-from planner.baselines.shared import equal_gpus
+from planner.baselines.shared import equal_gpus, proposals
 from planner.baselines.shared.equal_gpus import Fleet, ReplicatedStage
 from planner.compare.interface import Case, Mode, Proposal
 from simulator.arrays import Floats
@@ -334,7 +334,7 @@ def inputs_from(case: Case, fleet: Fleet, *, micro_batch_size: int) -> OobleckIn
     times = costs.times(fleet.gpu, tp=1, samples=micro_batch_size)
     sizes = FLOAT_BYTES[job.precision] * costs.parameters(1)
     kept = costs.kept_bytes(tp=1, samples=micro_batch_size, recompute=equal_gpus.recompute_of(job))
-    bandwidth = equal_gpus.bytes_per_s_between(case, fleet)
+    bandwidth = equal_gpus.fleet_bytes_per_s(case, fleet)
     return OobleckInputs(
         forward=tuple(times.forward.tolist()),
         backward=tuple(times.backward.tolist()),
@@ -389,8 +389,8 @@ class OobleckPlanner:
         found = []
         for fleet in equal_gpus.fleets_of(case):
             degrees = equal_gpus.tp_degrees(case, fleet.gpus_per_machine)
-            for size in equal_gpus.micro_batch_sizes(case.job):
+            for size in proposals.micro_batch_sizes(case.job):
                 for own in search(inputs_from(case, fleet, micro_batch_size=size)):
                     plan = to_plan(own, case.job, fleet, micro_batch_size=size, degrees=degrees)
-                    found.append((fleet.gpus, equal_gpus.proposal(own.time, plan)))
-        return equal_gpus.ranked(found)
+                    found.append((fleet.gpus, proposals.proposal(own.time, plan)))
+        return proposals.ranked(found)

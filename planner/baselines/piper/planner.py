@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.baselines.shared import equal_gpus
+from planner.baselines.shared import equal_gpus, proposals
 from planner.baselines.shared.equal_gpus import Fleet, ReplicatedStage
 from planner.compare.interface import Case, Mode, Proposal
 from planner.problem.job_options import recompute_choices
@@ -293,7 +293,7 @@ def inputs_from(case: Case, fleet: Fleet, *, micro_batch_size: int) -> PiperInpu
     return PiperInputs(
         layers=tuple(layers),
         edge_bytes=tuple(micro_batch_size * costs.output_bytes(i) for i in range(count - 1)),
-        bandwidth_bytes_per_s=equal_gpus.bytes_per_s_between(case, fleet),
+        bandwidth_bytes_per_s=equal_gpus.fleet_bytes_per_s(case, fleet),
         devices=fleet.gpus,
         micro_batches=job.global_batch // micro_batch_size,
         memory_bytes=case.sites.capacity_bytes(fleet.place),
@@ -335,12 +335,12 @@ class PiperPlanner:
     def proposals(self, case: Case, mode: Mode) -> list[Proposal]:
         """The plans of all kinds and micro batch sizes, best first by Piper's estimate."""
         found = []
-        sizes = equal_gpus.micro_batch_sizes(case.job)
+        sizes = proposals.micro_batch_sizes(case.job)
         for fleet in equal_gpus.fleets_of(case):
             for size in sizes[:1] if mode == "published" else sizes:
                 inputs = inputs_from(case, fleet, micro_batch_size=size)
                 for own in search(inputs, mode=mode):
                     plan = to_plan(own, inputs, case.job, fleet, micro_batch_size=size)
                     seconds = own.seconds_per_sample * inputs.micro_batches
-                    found.append((own.devices, equal_gpus.proposal(seconds, plan)))
-        return equal_gpus.ranked(found)
+                    found.append((own.devices, proposals.proposal(seconds, plan)))
+        return proposals.ranked(found)

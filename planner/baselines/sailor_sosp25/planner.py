@@ -39,11 +39,10 @@ from planner.baselines.shared.equal_gpus import (
     Fleet,
     even_counts,
     fleets_of,
-    micro_batch_sizes,
-    proposal,
     recompute_of,
     tp_degrees,
 )
+from planner.baselines.shared.proposals import micro_batch_sizes, proposal
 from planner.compare.interface import Case, Mode, Proposal
 from simulator.arrays import Floats, prefix_sums
 from simulator.models.layers import FLOAT_BYTES

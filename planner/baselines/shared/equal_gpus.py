@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from planner.compare.interface import Case, Proposal
+from planner.baselines.shared.machines import (
+    bytes_per_s_within,
+    machines_of,
+    slowest_bytes_per_s,
+)
+from planner.compare.interface import Case
 from simulator.inputs.plan_check import split_in_proportion, tp_problem
-from simulator.inputs.plan_file import plan_text
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Stage
+
+FLEET_MESSAGE_BYTES = 64e6
+"""At which the single bandwidth of a fleet is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +68,20 @@ class Fleet:
 
 def fleets_of(case: Case) -> tuple[Fleet, ...]:
     """One fleet per GPU kind, by name."""
-    machines: dict[str, list[tuple[Place, int]]] = {}
-    for pool in sorted(case.cluster.pools, key=lambda p: (p.gpu, p.zone, p.machine, p.spot)):
-        whole, rest = divmod(pool.gpus, pool.gpus_per_machine)
-        sizes = [pool.gpus_per_machine] * whole + [rest] * (rest > 0)
-        machines.setdefault(pool.gpu, []).extend((pool.place, size) for size in sizes)
-    return tuple(Fleet(gpu, tuple(found)) for gpu, found in sorted(machines.items()) if found)
+    alike = groupby(machines_of(case.cluster), key=lambda machine: machine[0].gpu)
+    return tuple(Fleet(gpu, tuple(machines)) for gpu, machines in alike)
 
 
-def bytes_per_s_between(case: Case, fleet: Fleet, *, message_bytes: float = 64e6) -> float:
+def fleet_bytes_per_s(case: Case, fleet: Fleet) -> float:
     """Bandwidth between machines for planners that know a single one: the slowest pair's.
 
     In a fleet of one machine, the bandwidth within the machine.
     """
     if len(fleet.machines) == 1:
         size = fleet.machines[0][1]
-        seconds = case.network.within_node(fleet.place, gpus=size, bytes_each=message_bytes)
-        return message_bytes / seconds if seconds else math.inf
-    places = tuple(dict.fromkeys(place for place, _ in fleet.machines))
-    return message_bytes / max(
-        case.network.between_nodes(one, other, flows=1, bytes_each=message_bytes)
-        for one in places
-        for other in places
-    )
+        return bytes_per_s_within(case, fleet.place, gpus=size, message_bytes=FLEET_MESSAGE_BYTES)
+    places = (place for place, _ in fleet.machines)
+    return slowest_bytes_per_s(case, places, message_bytes=FLEET_MESSAGE_BYTES)
 
 
 def tp_degrees(case: Case, gpus_per_machine: int) -> tuple[int, ...]:
@@ -91,12 +89,6 @@ def tp_degrees(case: Case, gpus_per_machine: int) -> tuple[int, ...]:
     most = min(case.job.max_tp, gpus_per_machine)
     powers = (1 << k for k in range(most.bit_length()))
     return tuple(tp for tp in powers if tp <= most and tp_problem(tp, case.job) is None)
-
-
-def micro_batch_sizes(job: Job, usual: tuple[int, ...] = (1, 2, 4, 8)) -> tuple[int, ...]:
-    """The sizes to try: those of the job, else the usual ones, that divide the global batch."""
-    sizes = job.micro_batches if job.micro_batches is not None else usual
-    return tuple(size for size in sorted(sizes) if job.global_batch % size == 0)
 
 
 def recompute_of(job: Job) -> Recompute:
@@ -180,30 +172,3 @@ def even_counts(job: Job, *, size: int, pipelines: int) -> list[int] | str:
     if batch // size < pipelines:
         return f"{batch // size} micro batches of {size} do not feed {pipelines} pipelines"
     return split_in_proportion(batch // size, [1] * pipelines)
-
-
-def proposal(seconds: float, plan: Plan | str) -> Proposal:
-    """A proposal of a plan, or the reason why there is none."""
-    return Proposal(seconds, None, plan) if isinstance(plan, str) else Proposal(seconds, plan)
-
-
-def ranked(proposals: Iterable[tuple[int, Proposal]]) -> list[Proposal]:
-    """Proposals best first; ties go to fewer GPUs, then by the plan's text.
-
-    Each comes with its number of GPUs, which also counts where there is no plan.
-    """
-
-    def score(found: tuple[int, Proposal]) -> tuple[float, int]:
-        return found[1].seconds, found[0]
-
-    def written(found: tuple[int, Proposal]) -> str:
-        plan = found[1].plan
-        return found[1].why_not if plan is None else plan_text(plan)
-
-    best: list[Proposal] = []
-    for _, equals in groupby(sorted(proposals, key=score), key=score):
-        alike = list(equals)
-        if len(alike) > 1:  # Large plans are long to write, and ties are few.
-            alike.sort(key=written)
-        best.extend(found for _, found in alike)
-    return best

@@ -5,20 +5,17 @@ Only machines that are up count.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from planner.baselines.shared.equal_gpus import even_counts, recompute_of, tp_degrees
+from planner.baselines.shared.machines import machines_of
 from planner.compare.interface import Case
 from simulator.cluster.cluster import Cluster
 from simulator.estimate.memory import MemoryModel
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Stage
-
-PROBE_BYTES = 2.0**26
-"""Message size at which a planner's single bandwidth per link is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +62,7 @@ def equal_nodes(cluster: Cluster, kinds: Iterable[str]) -> Nodes:
     """
     wanted = frozenset(kinds)
     pools = [pool for pool in cluster.pools if pool.gpu in wanted and pool.gpus > 0]
-    machines: list[tuple[Place, int]] = []
-    for pool in pools:
-        place = pool.place
-        whole, rest = divmod(pool.gpus, pool.gpus_per_machine)
-        machines += [(place, pool.gpus_per_machine)] * whole + [(place, rest)] * (rest > 0)
-    machines.sort(key=lambda machine: (machine[0].gpu, machine[0].zone, machine[0].machine))
+    machines = [machine for machine in machines_of(cluster) if machine[0].gpu in wanted]
     sizes = sorted({min(pool.gpus, pool.gpus_per_machine) for pool in pools}, reverse=True)
     if not sizes:
         return Nodes(1, ())
@@ -122,15 +114,3 @@ def fits(case: Case, plan: Plan | str) -> bool:
         return False
     memory = MemoryModel(plan, case.costs, case.sites.capacity_bytes)
     return all(device.fits for pipeline in memory.pipelines() for device in pipeline)
-
-
-def bytes_per_s_between(case: Case, sender: Place, receiver: Place) -> float:
-    """The single bandwidth of a link between two machines."""
-    seconds = case.network.between_nodes(sender, receiver, flows=1, bytes_each=PROBE_BYTES)
-    return PROBE_BYTES / seconds
-
-
-def bytes_per_s_within(case: Case, place: Place) -> float:
-    """The single bandwidth of a link between two GPUs of a machine."""
-    seconds = case.network.within_node(place, gpus=2, bytes_each=PROBE_BYTES)
-    return PROBE_BYTES / seconds if seconds > 0 else math.inf

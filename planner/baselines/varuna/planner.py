@@ -19,17 +19,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.baselines.shared.equal_gpus import micro_batch_sizes, proposal, ranked
 from planner.baselines.shared.equal_nodes import (
     Degrees,
     Nodes,
-    bytes_per_s_between,
-    bytes_per_s_within,
     divisors,
     equal_nodes,
     even_plan,
     gpu_kinds,
 )
+from planner.baselines.shared.machines import bytes_per_s_within, slowest_bytes_per_s
+from planner.baselines.shared.proposals import micro_batch_sizes, proposal, ranked
 from planner.baselines.varuna.pipeline import Pipeline, simulate_us
 from planner.compare.interface import Case, Mode, Proposal
 from simulator.estimate.memory import state_bytes_per_parameter
@@ -132,15 +131,12 @@ def inputs_from(case: Case, nodes: Nodes) -> VarunaInputs:
         kept = costs.kept_bytes(tp=1, samples=size, recompute="none")
         held[size] = (state + kept).tolist()
         output[size] = [size * costs.output_bytes(layer) for layer in range(costs.layer_count)]
-    places = tuple(dict.fromkeys(nodes.places))
     return VarunaInputs(
         gpus=nodes.gpus,
         gpus_per_node=nodes.gpus_per_node,
         global_batch=case.job.global_batch,
         memory_bytes=case.sites.capacity_bytes(place),
-        between_bytes_per_s=min(
-            bytes_per_s_between(case, one, other) for one in places for other in places
-        ),
+        between_bytes_per_s=slowest_bytes_per_s(case, nodes.places),
         within_bytes_per_s=bytes_per_s_within(case, place),
         forward_us=forward,
         backward_us=backward,

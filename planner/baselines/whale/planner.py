@@ -17,8 +17,9 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 
 from planner.baselines.megatron.planner import shape_for
-from planner.baselines.shared.equal_gpus import proposal, recompute_of
+from planner.baselines.shared.equal_gpus import recompute_of
 from planner.baselines.shared.equal_nodes import Degrees, equal_nodes, gpu_kinds
+from planner.baselines.shared.proposals import proposal
 from planner.compare.interface import Case, Mode, Proposal
 from simulator.estimate.memory import MemoryModel
 from simulator.spec.plan import Pipeline, Place, Plan, Stage

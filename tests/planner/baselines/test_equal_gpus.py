@@ -9,16 +9,14 @@ import pytest
 
 from planner.baselines.shared.equal_gpus import (
     ReplicatedStage,
-    bytes_per_s_between,
     even_counts,
+    fleet_bytes_per_s,
     fleets_of,
     folded,
     hand_out_stages,
-    micro_batch_sizes,
-    proposal,
-    ranked,
     tp_degrees,
 )
+from planner.baselines.shared.proposals import micro_batch_sizes, proposal, ranked
 from simulator.estimate.memory import state_bytes_per_parameter
 from simulator.spec.plan import Pipeline, Plan
 from tests.planner.baselines.small_case import pool, small_case
@@ -127,7 +125,7 @@ def test_single_bandwidth_is_the_slowest_pairs():
     near = small_case(pool("A100-40", 8, per_machine=4))
     single = small_case(pool("A100-40", 4, per_machine=4))
     slow, fast, within = (
-        bytes_per_s_between(case, fleets_of(case)[0]) for case in (wide, near, single)
+        fleet_bytes_per_s(case, fleets_of(case)[0]) for case in (wide, near, single)
     )
     assert slow < fast < within
 
