@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import partial
 
 from simulator.cluster.cluster import Cluster
@@ -100,14 +101,23 @@ def _check_batch(plan: Plan, job: Job, place: str, problems: Problems) -> None:
     problems.add(f"{place}: pipelines", what, cure)
 
 
+def rounded_shares(total: int, weights: Sequence[int] | Sequence[Fraction]) -> list[int]:
+    """Divide a total in proportion to exact weights; the largest remainders are rounded up.
+
+    Ties go to the first.
+    """
+    whole = sum(weights)
+    shares = [int(total * part // whole) for part in weights]
+    rests = sorted(range(len(weights)), key=lambda i: (-(total * weights[i] % whole), i))
+    for index in rests[: total - sum(shares)]:
+        shares[index] += 1
+    return shares
+
+
 def split_in_proportion(total: int, weights: list[int]) -> list[int]:
     """Split a total in proportion to the weights, at least one each; ties go to the first."""
     assert total >= len(weights), (total, weights)
-    weight = sum(weights)
-    shares = [total * part // weight for part in weights]
-    rests = sorted(range(len(weights)), key=lambda i: (-(total * weights[i] % weight), i))
-    for index in rests[: total - sum(shares)]:
-        shares[index] += 1
+    shares = rounded_shares(total, weights)
     owed = shares.count(0)
     shares = [max(share, 1) for share in shares]
     for index in sorted(range(len(shares)), key=lambda i: (-shares[i], i)):

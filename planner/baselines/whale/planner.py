@@ -22,6 +22,7 @@ from planner.baselines.shared.equal_nodes import Degrees, equal_nodes, gpu_kinds
 from planner.baselines.shared.proposals import proposal
 from planner.compare.interface import Case, Mode, Proposal
 from simulator.estimate.memory import MemoryModel
+from simulator.inputs.plan_check import rounded_shares
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
 
@@ -57,25 +58,14 @@ def split_batch(
     if sum(rooms) < batch:
         return None
     shares = [0] * len(weights)
-    left = batch
+    # Exact, so that equal remainders are equal on every machine.
+    exact, left = [Fraction(weight) for weight in weights], batch
     while left:
         takers = [i for i, room in enumerate(rooms) if shares[i] < room]
-        for i, part in zip(takers, _rounded(left, [weights[i] for i in takers]), strict=True):
+        for i, part in zip(takers, rounded_shares(left, [exact[i] for i in takers]), strict=True):
             shares[i] = min(shares[i] + part, rooms[i])
         left = batch - sum(shares)
     return tuple(shares)
-
-
-def _rounded(total: int, weights: Sequence[float]) -> list[int]:
-    # Exact fractions, so that equal remainders are equal on every machine.
-    exact = [Fraction(weight) for weight in weights]
-    each = total / sum(exact)
-    quotas = [weight * each for weight in exact]
-    shares = [math.floor(quota) for quota in quotas]
-    order = sorted(range(len(weights)), key=lambda i: (shares[i] - quotas[i], i))
-    for i in order[: total - sum(shares)]:
-        shares[i] += 1
-    return shares
 
 
 def split_layers(layer_costs: Sequence[float], weights: Sequence[float]) -> tuple[int, ...]:
