@@ -64,7 +64,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    do_POST = do_GET  # noqa: N815 - http.server's name
+    do_POST = do_GET  # noqa: N815 - the name in http.server
 
     def log_message(self, format: str, *_: Any) -> None:  # http.server's name
         """Keep the test's output clean."""
