@@ -269,14 +269,17 @@ class TemplateMaker:
         *,
         is_inside: bool = False,
     ) -> float:
-        flows, places = (
-            min(one.tp, other.tp),
-            (self.lots[one.lot].place, self.lots[other.lot].place),
-        )
-        bytes_each = self.costs.output_bytes(cut - 1) * micro_batch / flows
+        pairs, most = sorted((one.tp, other.tp))
+        places = (self.lots[one.lot].place, self.lots[other.lot].place)
+        size = self.costs.output_bytes(cut - 1) * micro_batch
+        # With whole tensors, the direction to the wider stage has more of them.
+        whole = self.costs.runtime.sends_whole
         if is_inside:
-            return self.network.within_node(places[0], gpus=2 * flows, bytes_each=bytes_each)
-        return self.network.between_nodes(*places, flows=flows, bytes_each=bytes_each)
+            each = size * (most if whole else 1) / pairs
+            return self.network.within_node(places[0], gpus=2 * pairs, bytes_each=each)
+        flows = most if whole else pairs
+        each = size if whole else size / pairs
+        return self.network.between_nodes(*places, flows=flows, bytes_each=each)
 
     def _cuts(
         self, stages: tuple[TemplateStage, ...], micro_batch: int, most: int, level_s: float

@@ -210,7 +210,7 @@ class StageTimeTables:
 
     def _gather_s(self, choice: StageOption, sizes: Floats) -> Floats:
         """By boundary: seconds for a group's ranks to gather the activations received over it."""
-        if choice.tp == 1:
+        if choice.tp == 1 or self.costs.runtime.sends_whole:
             return np.zeros(len(sizes) + 1)
         places = dict.fromkeys(lot.place for lot in self.lots if lot.gpu == choice.gpu)
         found: dict[float, float] = {}

@@ -110,6 +110,13 @@ class SyncBound:
             self._known[key] = np.min(each, axis=0)
         return self._known[key]
 
+    def _sent(self, size: float, flows: int) -> float:
+        """Bytes of each of so many flows that carry a message between two groups.
+
+        Whole tensors go to at least as many ranks as the narrowest group has.
+        """
+        return size if self.costs.runtime.sends_whole else size / flows
+
     def transfer_s(self, gpu: str, tp: int, size: float) -> float:
         """Least seconds of a message of ``size`` bytes from or to a group of a pipeline."""
         key = (gpu, tp, size)
@@ -117,14 +124,16 @@ class SyncBound:
             some = [flows for flows in self.degrees if flows <= tp]
             hops = [*self._near.values(), *self._far.values()]
             found = [
-                self.network.between_nodes(*hop, flows=flows, bytes_each=size / flows)
+                self.network.between_nodes(*hop, flows=flows, bytes_each=self._sent(size, flows))
                 for hop in hops
                 if gpu in (hop[0].gpu, hop[1].gpu)
                 for flows in some
             ]
             # A hop within a machine needs room for both groups.
             found += [
-                self.network.within_node(lot.place, gpus=2 * flows, bytes_each=size / flows)
+                self.network.within_node(
+                    lot.place, gpus=2 * flows, bytes_each=self._sent(size, flows)
+                )
                 for lot in self.lots
                 if lot.gpu == gpu and tp + min(self.degrees) <= lot.gpus_per_machine
                 for flows in some
@@ -135,7 +144,7 @@ class SyncBound:
     def transfer_between_machines_s(self, gpu: str, tp: int, size: float) -> float:
         """The same between two machines with that GPU kind."""
         hops = [hop for hop in self._near.values() if hop[0].gpu == gpu and hop[1].gpu == gpu]
-        return self.network.between_nodes(*hops[0], flows=tp, bytes_each=size / tp)
+        return self.network.between_nodes(*hops[0], flows=tp, bytes_each=self._sent(size, tp))
 
     def leave_machine_s(
         self, size: float, gpu: str | None = None, other: str | None = None, tp: int | None = None
@@ -145,7 +154,7 @@ class SyncBound:
         From or to a group of at most ``tp`` GPUs of a kind, at the other end a group of another.
         """
         found = [
-            self.network.between_nodes(*hop, flows=flows, bytes_each=size / flows)
+            self.network.between_nodes(*hop, flows=flows, bytes_each=self._sent(size, flows))
             for hop in [*self._near.values(), *self._far.values()]
             if gpu in (None, hop[0].gpu, hop[1].gpu)
             if other is None or {hop[0].gpu, hop[1].gpu} == {gpu, other}

@@ -25,7 +25,7 @@ from simulator.estimate.memory_advice import MemoryShortage, memory_shortages
 from simulator.estimate.result import Estimate, StageTime
 from simulator.estimate.schedule_1f1b import Durations, run_1f1b
 from simulator.estimate.schedule_replay import Replay, replay
-from simulator.estimate.stage_messages import MessageTimes
+from simulator.estimate.stage_messages import MessageTimes, tensors_sent
 from simulator.estimate.stage_times import (
     PipelineTimes,
     PlanTimes,
@@ -69,7 +69,7 @@ class EventEstimator:
 
     def __init__(self, costs: LayerCosts, network: Network, sites: PlaceFacts) -> None:
         self.costs, self.network, self.sites = costs, network, sites
-        self._messages = MessageTimes(network)
+        self._messages = MessageTimes(network, sends_whole=costs.runtime.sends_whole)
         self._hop_times = HopTimes(costs, network)
 
     def estimate(self, plan: Plan) -> Estimate:
@@ -332,9 +332,14 @@ class EventEstimator:
         moved = hops.samples * sizes[groups.end[hops.source] - 1]
         moved = moved * groups.micro_batches[hops.source]
         here, there = groups.zone[hops.source], groups.zone[hops.target]
+        whole = self.costs.runtime.sends_whole
+        ahead, back = (
+            moved * tensors_sent(groups.tp[receivers], sends_whole=whole)
+            for receivers in (hops.target, hops.source)
+        )
         table = np.zeros((len(names), len(names)))
-        np.add.at(table, (here, there), moved)
-        table += table.T
+        np.add.at(table, (here, there), ahead)
+        np.add.at(table, (there, here), back)
         totals: defaultdict[tuple[str, str], float] = defaultdict(float)
         for a, b in zip(*np.nonzero(table), strict=True):
             if a != b:

@@ -1,8 +1,8 @@
 """Transfer times of the messages between neighbouring stages.
 
-The ranks of a stage share their machine's NIC: each sends its share of the activation, and the
-receiver's ranks gather the whole inside their machine. Contention is static: it depends only on
-the plan, not on the moment.
+The ranks of a stage share their machine's NIC. Each rank receives the whole tensor, or its share,
+and then the receiver's ranks gather the whole inside their machine, as the runtime does. Contention
+is static: it depends only on the plan, not on the moment.
 """
 
 from __future__ import annotations
@@ -49,21 +49,31 @@ class Contention:
     flows: Ints
     """Per hop, the flows that share the busier end of its link, its own included."""
     rivals: Ints
-    """Per hop, the hops between the same two zones, itself included."""
+    """Per hop, the tensors sent between the same two zones, its own included."""
 
     @classmethod
-    def of(cls, layout: MachineLayout) -> Contention:
-        groups, hops = layout.groups, layout.groups.hops
-        source, target = layout.node[hops.source], layout.node[hops.target]
+    def of(
+        cls, layout: MachineLayout, senders: Ints, receivers: Ints, *, sends_whole: bool
+    ) -> Contention:
+        """Count the flows of one direction, given the sending and receiving rows of the hops."""
+        groups = layout.groups
+        source, target = layout.node[senders], layout.node[receivers]
         leaves = source != target
-        width = np.minimum(groups.tp[hops.source], groups.tp[hops.target]) * leaves
+        tensors = tensors_sent(groups.tp[receivers], sends_whole=sends_whole) * leaves
+        shares = np.minimum(groups.tp[senders], groups.tp[receivers]) * leaves
+        width = tensors if sends_whole else shares
         count = len(layout.nodes)
         out_of = np.bincount(source, weights=width, minlength=count).astype(np.int64)
         into = np.bincount(target, weights=width, minlength=count).astype(np.int64)
         zones = len(groups.zones)
-        pair = groups.zone[hops.source] * zones + groups.zone[hops.target]
-        between = np.bincount(pair, weights=leaves, minlength=zones * zones).astype(np.int64)
+        pair = groups.zone[senders] * zones + groups.zone[receivers]
+        between = np.bincount(pair, weights=tensors, minlength=zones * zones).astype(np.int64)
         return cls(np.maximum(out_of[source], into[target]), between[pair])
+
+
+def tensors_sent(receiver_tp: Ints, *, sends_whole: bool) -> Ints:
+    """Return how often a tensor is sent to device groups of these TP degrees."""
+    return receiver_tp if sends_whole else np.ones_like(receiver_tp)
 
 
 ChannelKey = tuple[tuple[str, str, str], int, tuple[str, str, str], int, float, bool, int, int]
@@ -73,19 +83,23 @@ ChannelKey = tuple[tuple[str, str, str], int, tuple[str, str, str], int, float, 
 class MessageTimes:
     """Computes the seconds of every kind of channel once, for all plans."""
 
-    def __init__(self, network: Network) -> None:
-        self.network = network
-        self._found: dict[ChannelKey, tuple[ChannelTime, ChannelTime]] = {}
+    def __init__(self, network: Network, *, sends_whole: bool) -> None:
+        self.network, self.sends_whole = network, sends_whole
+        self._found: dict[ChannelKey, ChannelTime] = {}
 
     def channels(self, layout: MachineLayout, *, bytes_per_sample: Floats) -> ChannelTimes:
         """Return the seconds of every hop, given the bytes per sample that each carries."""
         groups, hops = layout.groups, layout.groups.hops
-        contention = Contention.of(layout)
         same = layout.node[hops.source] == layout.node[hops.target]
+        capped = self._is_capped(layout)
         # Ignore what does not matter: contention inside a machine, and rivals between zones
         # without a bandwidth limit.
-        flows = np.where(same, 0, contention.flows)
-        rivals = np.where(same | ~self._is_capped(layout), 0, contention.rivals)
+        loads = [
+            column
+            for ends in ((hops.source, hops.target), (hops.target, hops.source))
+            for on in [Contention.of(layout, *ends, sends_whole=self.sends_whole)]
+            for column in (np.where(same, 0, on.flows), np.where(same | ~capped, 0, on.rivals))
+        ]
         sizes, size = np.unique(bytes_per_sample * hops.samples, return_inverse=True)
         columns = (
             groups.site[hops.source],
@@ -94,26 +108,26 @@ class MessageTimes:
             groups.tp[hops.target],
             size,
             same.astype(np.int64),
-            flows,
-            rivals,
+            *loads,
         )
         rows, kind = distinct_rows(*columns)
         names = [site.key for site in groups.sites]
         found = []
-        for a, tp_a, b, tp_b, which, is_same, shared, others in zip(
+        for a, tp_a, b, tp_b, which, is_same, *load in zip(
             *(column[rows].tolist() for column in columns), strict=True
         ):
-            key = (names[a], tp_a, names[b], tp_b, float(sizes[which]), bool(is_same), shared,
-                   others)  # fmt: skip
-            both = self._found.get(key)
-            if both is None:
-                both = self._found[key] = (_channel_time(self.network, key), _channel_time(
-                    self.network, _reversed(key)
-                ))  # fmt: skip
-            ahead, back = both
+            one, other = (names[a], tp_a), (names[b], tp_b)
+            about = float(sizes[which]), bool(is_same)
+            ahead = self._channel((*one, *other, *about, load[0], load[1]))
+            back = self._channel((*other, *one, *about, load[2], load[3]))
             found.append((ahead.transfer_s, back.transfer_s, ahead.gather_s, back.gather_s))
         table = np.array(found).reshape(-1, 4)
         return ChannelTimes(*np.ascontiguousarray(table[kind].T))
+
+    def _channel(self, key: ChannelKey) -> ChannelTime:
+        if key not in self._found:
+            self._found[key] = _channel_time(self.network, key, sends_whole=self.sends_whole)
+        return self._found[key]
 
     def _is_capped(self, layout: MachineLayout) -> Ints:
         """Whether the two zones of each hop have a bandwidth limit."""
@@ -126,25 +140,22 @@ class MessageTimes:
         return capped
 
 
-def _reversed(key: ChannelKey) -> ChannelKey:
-    """Return the key of the opposite direction, with the same contention."""
-    sender, senders, receiver, receivers, size, same, flows, rivals = key
-    return receiver, receivers, sender, senders, size, same, flows, rivals
-
-
-def _channel_time(network: Network, key: ChannelKey) -> ChannelTime:
+def _channel_time(network: Network, key: ChannelKey, *, sends_whole: bool) -> ChannelTime:
     sender, receiver = Place(*key[0]), Place(*key[2])
     _, senders, _, receivers, size, same, shared, rivals = key
-    flows = min(senders, receivers)
+    pairs = min(senders, receivers)
     if same:
-        transfer = network.within_node(sender, gpus=2 * flows, bytes_each=size / flows)
+        each = size * (receivers if sends_whole else 1) / pairs
+        transfer = network.within_node(sender, gpus=2 * pairs, bytes_each=each)
     else:
         # The pair's own flows carry the bytes; other flows take their share of the NIC.
         transfer = network.between_nodes(
             sender,
             receiver,
-            flows=max(shared, flows),
-            bytes_each=size / flows,
+            flows=max(shared, receivers if sends_whole else pairs),
+            bytes_each=size if sends_whole else size / pairs,
             zone_bytes=rivals * size,
         )
+    if sends_whole:
+        return ChannelTime(transfer, 0.0)
     return ChannelTime(transfer, network.all_gather(receiver, gpus=receivers, total_bytes=size))

@@ -37,14 +37,16 @@ class Runtime:
     """Whether a stage keeps its output until its backward."""
     flattens_gradients: bool
     """Whether gradients are copied into a flat buffer before the all-reduce."""
+    sends_whole: bool
+    """Whether each rank of a stage receives whole tensors; else a share, and the ranks gather."""
 
 
 RUNTIMES: Mapping[str, Runtime] = {
     runtime.name: runtime
     for runtime in (
-        Runtime("sailor", "buffered", "job", 25e6, 4, False, False),
+        Runtime("sailor", "buffered", "job", 25e6, 4, False, False, True),
         # Bucket: the default of DeepSpeed's pipeline engine, 5e8 elements of 4 bytes.
-        Runtime("megatron-deepspeed", "lockstep", "serial", 2e9, 2, True, True),
+        Runtime("megatron-deepspeed", "lockstep", "serial", 2e9, 2, True, True, False),
     )
 }
 

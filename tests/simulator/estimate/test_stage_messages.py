@@ -18,6 +18,8 @@ from tests.simulator.worlds import GPUS, ZONES, World, place, small_model, stage
 
 EAST, WEST = "us-central1-a", "us-central1-b"
 RATE, INSIDE = 1e9, 4e9
+WHOLE, SHARES = "sailor", "megatron-deepspeed"
+"""The runtimes that send each rank the whole tensor, or a share of it."""
 LAYERS = len(small_model().layers)
 SAMPLE_BYTES = 128 * 64 * 4.0
 """Bytes per sample at a boundary: tokens x width x bytes."""
@@ -28,13 +30,13 @@ def flat(rate: float) -> dict[int, object]:
     return {1: curve_from_bandwidths(1, sizes_bytes=(1.0, 1e12), bytes_per_s=(rate, rate))}
 
 
-def world(caps: dict[tuple[str, str], float] | None = None) -> World:
+def world(caps: dict[tuple[str, str], float] | None = None, *, runtime: str = SHARES) -> World:
     ends = [(zone, gpu) for zone in ZONES for gpu in GPUS]
     wires = MeasuredNetwork(
         between={(one, other): flat(RATE) for one in ends for other in ends},  # type: ignore[misc]  # a pair of ends, as drawn
         within={"V100-16": flat(INSIDE)},  # type: ignore[dict-item]  # one count of GPUs
     )
-    job = Job("fixed", small_model(), 8, 128, precision="fp32", max_tp=4)
+    job = Job("fixed", small_model(), 8, 128, precision="fp32", max_tp=4, runtime=runtime)
     return world_of(job, measured=wires, zone_caps=caps or {})
 
 
@@ -58,7 +60,8 @@ def channels(
     layout = lay_out(plan, here.estimator.sites.gpus_per_machine)
     hops = layout.groups.hops
     sizes = np.full(len(hops.source), SAMPLE_BYTES)
-    priced = MessageTimes(here.network).channels(layout, bytes_per_sample=sizes)
+    messages = MessageTimes(here.network, sends_whole=here.costs.runtime.sends_whole)
+    priced = messages.channels(layout, bytes_per_sample=sizes)
     columns = (
         priced.activation_s,
         priced.gather_activation_s,
@@ -82,6 +85,28 @@ def test_ranks_send_a_share_each_and_the_receivers_gather() -> None:
     gather = 3 * world().network.within_node(place(), gpus=4, bytes_each=size / 4)
     assert gather > 0
     assert channels(world(), plan) == [pytest.approx((size / RATE, gather, size / RATE, gather))]
+
+
+def test_each_rank_receives_the_whole_and_none_gathers() -> None:
+    """Four tensors share the NIC on the way to TP 4, and two on the way back to TP 2."""
+    here, size = world(runtime=WHOLE), 2 * SAMPLE_BYTES
+    apart = Plan(2, (pipeline((at("a"), 2), (at("b"), 4)),))
+    expected = (4 * size / RATE, 0, 2 * size / RATE, 0)
+    assert channels(here, apart) == [pytest.approx(expected)]
+    near = Plan(2, (pipeline((at("a"), 1), (at("a"), 2)),))
+    ahead, back = (
+        here.network.within_node(place(), gpus=2, bytes_each=count * size) for count in (2, 1)
+    )
+    assert channels(here, near) == [pytest.approx((ahead, 0, back, 0))]
+
+
+def test_whole_tensors_of_all_pipelines_share_the_bandwidth_between_zones() -> None:
+    cap = RATE / 10
+    here = world({(EAST, WEST): cap, (WEST, EAST): cap}, runtime=WHOLE)
+    plan = Plan(1, tuple(pipeline((at(f"a{p}"), 1), (at(f"b{p}", WEST), 4)) for p in range(3)))
+    for p in range(3):
+        expected = (12 * SAMPLE_BYTES / cap, 0, 3 * SAMPLE_BYTES / cap, 0)
+        assert channels(here, plan, p) == [pytest.approx(expected)]
 
 
 def test_only_receivers_with_several_ranks_gather() -> None:
