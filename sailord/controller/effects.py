@@ -71,7 +71,7 @@ class Effects:
     plan_requests: int = 0
     is_behind: Callable[[JobId], bool] = lambda _job: False
     """Whether on-demand machines are rented for a job's deadline."""
-    _precomputed_for: tuple[JobId, int] | None = None
+    _precomputed_for: tuple[JobId, int, bool] | None = None
     """The generation whose losses are being precomputed."""
     _tasks: Tasks = field(default_factory=Tasks)
 
@@ -231,15 +231,15 @@ class Effects:
         return known.plan if known is not None else await self.gateway.read_plan(job, record.plan)
 
     def precompute_losses(self) -> None:
-        """Once per running generation, have the next plan for each loss of a node computed."""
+        """Have the next plan for each loss of a node computed, once per generation and question."""
         active = self.cluster.state.active
         if active is None or active.generation is None or active.question is not None:
             return
         if not isinstance(active.phase, Running):
             return
-        generation = active.job, active.generation.number
-        if generation != self._precomputed_for:
-            self._precomputed_for = generation
+        asked = active.job, active.generation.number, self.is_behind(active.job)
+        if asked != self._precomputed_for:
+            self._precomputed_for = asked
             self._tasks.start(self._precompute(active, active.generation))
 
     async def _precompute(self, active: Active, generation: GenerationRecord) -> None:

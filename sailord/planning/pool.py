@@ -242,23 +242,24 @@ class PlannerPool:
         return 0 if self._precomputed is None else len(self._precomputed.by_loss)
 
     async def _precompute(self, plans: PrecomputedPlans) -> None:
-        begun = time.monotonic()
+        begun, worker = time.monotonic(), self._ahead_worker
         try:
-            await self._ahead_worker.run(
-                child.call, "plan_search.start_precomputing", plans.request
-            )
+            await worker.run(child.call, "plan_search.start_precomputing", plans.request)
             while plans.size_bytes < PRECOMPUTED_BYTES_MAX:
                 await self._idle.wait()
-                step = await self._ahead_worker.run(child.call, "plan_search.precompute_next")
+                step = await worker.run(child.call, "plan_search.precompute_next")
                 if step is None:
                     break
                 plans.add(*step)
             # Requests without a precomputed answer are faster once the tables exist.
             await self._idle.wait()
-            await self._workers[0].run(child.call, "plan_search.build_tables", plans.request)
+            worker = self._workers[0]
+            await worker.run(child.call, "plan_search.build_tables", plans.request)
         except BrokenProcessPool:
-            self._ahead_worker.kill()
+            worker.kill()
             log.warning("the process that precomputes plans died")
+        except Exception:
+            log.exception("plans are not precomputed: sailord failed")
         else:
             took_s = time.monotonic() - begun
             log.info("plans precomputed", losses=len(plans.by_loss), seconds=round(took_s, 2),

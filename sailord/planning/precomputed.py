@@ -6,6 +6,7 @@ import pickle
 import zlib
 from dataclasses import dataclass, field, replace
 
+from agents.protocol.records import NodeRecord
 from planner.replan.past_moves import corrected, phase_factors
 from sailord.planning.messages import FoundPlan, PlanRequest
 
@@ -34,10 +35,12 @@ class PrecomputedPlans:
         If nodes have joined since, the answer asks to be reconsidered once they have settled.
         """
         ours = self.request
-        about = (request.running, request.spec, request.is_behind)
-        if request.slow or about != (ours.running, ours.spec, ours.is_behind):
+        if request.slow or _asked(request) != _asked(ours):
             return None
-        there = {node.id for node in request.nodes}
+        as_known = set(map(_for_plans, ours.nodes))
+        new = {node.id for node in request.nodes} - {node.id for node in ours.nodes}
+        # A restarted agent may have found other devices: such a node is none that we planned with.
+        there = {n.id for n in request.nodes if n.id in new or _for_plans(n) in as_known}
         lost = frozenset(node.id for node in ours.nodes if node.id not in there)
         # Losing unused nodes as well (a whole zone, a spare) does not change the answer.
         for each in (lost, lost & self.used):
@@ -46,11 +49,25 @@ class PrecomputedPlans:
                 found = pickle.loads(zlib.decompress(packed))
                 assert isinstance(found, FoundPlan)
                 found = _predicted_anew(found, request)
-                if there - {node.id for node in ours.nodes}:
+                if new:
                     soon = replace(found.proposal, ask_again_s=request.past.settle_s)
                     return replace(found, proposal=soon)
                 return found
         return None
+
+
+def _asked(request: PlanRequest) -> tuple[object, ...]:
+    """What an answer depends on, besides the nodes.
+
+    Not links that were measured since: an answer at once is worth more, and the planner is asked
+    again after ``reconsider_s``.
+    """
+    return request.running, request.spec, request.is_behind
+
+
+def _for_plans(node: NodeRecord) -> tuple[object, ...]:
+    """What a plan needs to know of a node."""
+    return node.id, node.zone, node.machine, node.gpu, node.gpus, node.spot
 
 
 def _predicted_anew(found: FoundPlan, request: PlanRequest) -> FoundPlan:

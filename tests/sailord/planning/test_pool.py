@@ -15,7 +15,7 @@ import pytest
 from sailord.planning import pool as planning
 from sailord.planning.messages import FoundPlan, NoAnswer, PlanRequest
 from sailord.planning.plan_search import answer
-from sailord.planning.pool import PlannerPool
+from sailord.planning.pool import PlannerPool, PlannerProcess
 from tests.sailord.planning.requests import NODES, QUESTION
 
 
@@ -69,6 +69,11 @@ async def test_loss_of_a_node_is_answered_from_the_precomputed_plans():
             fresh = answer(question)
             assert isinstance(fresh, FoundPlan)
             assert found.proposal.iteration_s <= fresh.proposal.iteration_s * (1 + 1e-9)
+            # Nor for a node whose agent has found other devices since.
+            other = replace(next(r for r in left if r.id in found.proposal.members), gpus=9)
+            changed = tuple(other if r.id == other.id else r for r in left)
+            again = running_question(first, nodes=changed)
+            assert "within 0 s" in str(await service.ask(again, timeout_s=0.0))
             # No precomputed answer applies if one of its own nodes is lost too.
             gone = set(found.proposal.members)
             fewer = tuple(record for record in left if record.id not in gone)
@@ -185,3 +190,29 @@ async def test_process_killed_during_its_start_is_killed_once_started(monkeypatc
             await asyncio.sleep(0.02)
     assert isinstance(await process.run(os.getpid), int)
     process.kill()
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_a_process_that_dies_while_it_builds_tables_is_replaced(monkeypatch):
+    first = answer(QUESTION)
+    assert isinstance(first, FoundPlan)
+    service = PlannerPool()
+    run = PlannerProcess.run
+
+    async def dies(self, call, *arguments):
+        if arguments[0] == "plan_search.build_tables":
+            raise BrokenProcessPool
+        return await run(self, call, *arguments)
+
+    monkeypatch.setattr(PlannerProcess, "run", dies)
+    killed = []
+    monkeypatch.setattr(PlannerProcess, "kill", lambda worker: killed.append(worker))
+    try:
+        service.precompute(running_question(first))
+        assert service._precomputing is not None
+        await service._precomputing
+        assert killed == [service._workers[0]], "not the one that had computed the answers"
+    finally:
+        monkeypatch.undo()
+        service.close()
