@@ -55,7 +55,7 @@ class LayerCosts:
         self.layer_count = len(self._layers)
         self._check_profile()
         roofline = Roofline(
-            job.model, job.sequence, job.precision, job.flash_attention, catalogue, network
+            job.model, job.sequence, job.precision, job.uses_flash, catalogue, network
         )
         hooked = profile is not None and not profile.is_own
         self._times = LayerTimeTable(
@@ -288,7 +288,7 @@ class LayerCosts:
                     tp=tp,
                     precision=precision,
                     recompute=recompute,
-                    flash=self.job.flash_attention,
+                    flash=self.job.uses_flash,
                 )
             found.append(known[key])
         return np.array(found)
@@ -308,7 +308,7 @@ class LayerCosts:
         notes = list(self.hints)
         if profile is None or not profile.sizes:
             return tuple(notes)
-        if profile.flash_attention != self.job.flash_attention:
+        if profile.flash_attention != self.job.uses_flash:
             with_or_without = "with" if profile.flash_attention else "without"
             notes.append(
                 f"profile {profile.name} was measured {with_or_without} flash attention; its "

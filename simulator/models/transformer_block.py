@@ -29,10 +29,19 @@ class Kernels:
     # (Megatron's fused softmax), or by operations of PyTorch: in the precision of training, or in
     # fp32 (Megatron without the fused kernel).
     softmax: Literal["torch", "fused", "fp32"] = "torch"
+    # What dropout keeps is drawn by integer operations, each a kernel of its own (the worker's,
+    # whose numbers depend on the sample alone), or within the kernel that applies it (Megatron).
+    dropout: Literal["drawn apart", "fused"] = "drawn apart"
 
 
 TORCH = Kernels()
-MEGATRON = Kernels(norm="output", loss="in_place", softmax="fused")
+MEGATRON = Kernels(norm="output", loss="in_place", softmax="fused", dropout="fused")
+
+
+DRAWING_BYTES = 76
+"""A third of the 227 bytes per element that the worker's dropout moves to draw its mask, since the
+roofline takes three forward passes for both: filling in the index 4, hashing it 216 in 20
+operations on 32 bits, comparing it 5, and reading the mask in each direction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +212,7 @@ def _block_moments(n: TransformerConfig) -> tuple[Moment, ...]:
     # Attention dropout frees its output before the gradient of its input is allocated.
     scores = 1 if n.attention_dropout else 2
     return (
+        *_drawing_moments(n),
         Moment(
             "mlp down projection",
             (
@@ -221,6 +231,30 @@ def _block_moments(n: TransformerConfig) -> tuple[Moment, ...]:
                 Term("gradients of scores", per_pair=scores * heads, ways=heads, when="eager"),
                 Term("gradient of the value", per_token=q, ways=heads),
                 *at_attention,
+            ),
+        ),
+    )
+
+
+def _drawing_moments(n: TransformerConfig) -> tuple[Moment, ...]:
+    """Return the moment of the forward pass at which the dropout of the scores is drawn.
+
+    It holds two integers of 32 bits for each score beside the scores before the softmax; what a
+    block keeps from then on is not there yet.
+    """
+    if not n.attention_dropout or n.kernels.dropout == "fused":
+        return ()
+    heads = n.heads
+    return (
+        Moment(
+            "attention dropout",
+            (
+                Term("scores", per_pair=heads, ways=heads, when="eager"),
+                Term("random numbers", per_pair=heads, ways=heads, item="index", when="eager"),
+                Term("later: after dropout", per_pair=-heads, ways=heads, when="eager"),
+                Term("later: mask", per_pair=-heads, ways=heads, item="mask", when="eager"),
+                *_freed((Term("context", per_token=n.query_width, ways=n.heads),)),
+                *_freed((Term("mlp input", per_token=n.hidden), *_kept_by_mlp(n))),
             ),
         ),
     )
@@ -249,6 +283,7 @@ def _block_traffic(n: TransformerConfig) -> tuple[Term, ...]:
         Term("key, value", per_token=4 * kv, ways=n.kv_heads),
         *_score_traffic(n),
         Term("mlp", per_token=columns * f, ways=f),
+        *_drawing_traffic(n),
     )
 
 
@@ -272,6 +307,20 @@ def _score_traffic(n: TransformerConfig) -> tuple[Term, ...]:
             return passes(8 + dropout, "eager fp32"), passes(4 + dropout, "eager 16-bit")
         case "fp32":
             return passes(8 + dropout, "eager fp32"), passes(11 + 3 * dropout // 2, "eager 16-bit")
+
+
+def _drawing_traffic(n: TransformerConfig) -> tuple[Term, ...]:
+    """Return what drawing the dropouts of the scores and of both residuals moves, in bytes."""
+    if n.kernels.dropout == "fused":
+        return ()
+    scores, residuals = DRAWING_BYTES * n.heads, 2 * DRAWING_BYTES * n.hidden
+    found = []
+    if n.attention_dropout:
+        name = "drawing of scores"
+        found.append(Term(name, per_pair=scores, ways=n.heads, item="mask", when="eager"))
+    if n.dropout:
+        found.append(Term("drawing of residuals", per_token=residuals, item="mask"))
+    return tuple(found)
 
 
 def block(numbers: TransformerConfig, name: str) -> Layer:

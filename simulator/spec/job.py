@@ -143,3 +143,8 @@ class Job:
     """Selects the constants of ``simulator.hardware.runtime_constants``."""
     gradient_bytes: int | None = None
     """Bytes per gradient on the wire in 16-bit precision, if not the runtime's usual number."""
+
+    @property
+    def uses_flash(self) -> bool:
+        """Whether attention writes no scores; Sailor's dropout decides on each of them."""
+        return self.flash_attention and (self.dropout == 0 or self.runtime != "sailor")

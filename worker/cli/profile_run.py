@@ -123,7 +123,7 @@ def _empty_like(before: Profile, job: Job, name: str) -> Profile:
         sizes={},
         optimizer_parameters={},
         config=before.config,
-        flash_attention=job.flash_attention,
+        flash_attention=job.uses_flash,
     )
 
 

@@ -97,7 +97,7 @@ def profile_job(
         sizes=layer_sizes,
         optimizer_parameters=optimizer_parameters,
         config={"head_has_vocab_projection": True},
-        flash_attention=job.flash_attention,
+        flash_attention=job.uses_flash,
         fingerprint=job.model.fingerprint,
         did_not_fit=frozenset(did_not_fit),
     )
@@ -179,7 +179,7 @@ def _activation_bytes(job: Job, tp: int, micro_batch: int) -> float:
         sequence=job.sequence,
         tp=tp,
         precision=job.precision,
-        flash=job.flash_attention,
+        flash=job.uses_flash,
     )
     layers = [job.model.layers[index] for index in distinct_layers(job.model)[0]]
     kept = sum(layer.kept_bytes(**setup) for layer in layers)

@@ -19,6 +19,7 @@ from simulator.layer_costs.layer_times import LAUNCH_BOUND, LayerTimeTable
 from simulator.layer_costs.profile import Profile, Timing
 from simulator.layer_costs.published_profile import profile_from_json
 from simulator.layer_costs.roofline import LayerTimes, Roofline
+from simulator.models.families import build_model
 from simulator.network.network import Network
 from simulator.spec.job import Job
 from simulator.spec.provenance import Provenance, weakest
@@ -301,6 +302,26 @@ def test_a_stage_is_the_sum_of_its_layers() -> None:
             found = costs.stage_seconds("T4", layers=(first, end), **asked)
             assert found == (forward_s, 2 * forward_s + more)
             assert costs.backward_by_layer("T4", **asked)[first:end].sum() == found[1]
+
+
+def test_a_job_with_dropout_keeps_and_moves_scores_with_flash_attention_too() -> None:
+    model = build_model("gpt2", layers=2, hidden=64, heads=8, vocab=64, sequence=512, dropout=True)
+    job = Job("job", model, global_batch=8, sequence=512, dropout=0.1)
+
+    def costs(job: Job) -> LayerCosts:
+        catalogue = load_catalogue()
+        return LayerCosts(
+            job, profile=None, catalogue=catalogue, network=Network(catalogue=catalogue)
+        )
+
+    flash, eager = costs(job), costs(replace(job, flash_attention=False))
+    use: dict[str, Any] = {"tp": 1, "samples": 8, "recompute": "none"}
+    scores = 8 * 8 * 512 * 512
+    assert flash.kept_bytes(**use)[1] > 5 * scores  # Twice in 16 bits, and the mask.
+    assert (flash.kept_bytes(**use) == eager.kept_bytes(**use)).all()
+    assert (flash.workspace_bytes(**use) == eager.workspace_bytes(**use)).all()
+    here, there = (one.times("A100-40", tp=1, samples=8) for one in (flash, eager))
+    assert (here.forward == there.forward).all()
 
 
 # The wrong profile ---------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from simulator.models.huggingface import model_from_config
 from simulator.models.layers import PRECISIONS, Model
 from simulator.models.presets import PRESETS, preset
 from simulator.models.transformer_block import MEGATRON, Kernels
+from simulator.spec.job import Job
 
 # As counted from the released weights, a shared embedding once.
 PUBLISHED = {
@@ -448,3 +450,17 @@ def measured_model(family: str, config: dict[str, Any], more: dict[str, Any]) ->
 def test_every_family_has_a_preset() -> None:
     # Exact models are for tests of the runtime; there are no published counts.
     assert {*(preset(name).family for name in PRESETS), "exact"} == set(FAMILIES)
+
+
+def test_sailors_dropout_switches_flash_attention_off() -> None:
+    model = build_model("gpt2", layers=1, hidden=64, heads=4, vocab=64, sequence=64)
+    job = Job("job", model, global_batch=8, sequence=64)
+    # Megatron's kernels fuse attention with its dropout.
+    for dropout, runtime, uses in (
+        (0.0, "sailor", True),
+        (0.1, "sailor", False),
+        (0.1, "megatron-deepspeed", True),
+    ):
+        changed = replace(job, dropout=dropout, runtime=runtime)
+        assert changed.uses_flash is uses
+        assert not replace(changed, flash_attention=False).uses_flash

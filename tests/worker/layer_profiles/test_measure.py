@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from simulator.documents.problems import InputError
 from simulator.layer_costs.profile import Profile
-from simulator.models.layers import CostSetup
+from simulator.models.layers import CostSetup, Precision
 from simulator.spec.job import Job
 from tests.worker.tiny_models import MODELS, job_of
 from worker.layer_profiles.device import CpuDevice, free_host_bytes
@@ -170,6 +170,29 @@ def test_kept_bytes_of_a_block_are_those_that_the_simulator_counts() -> None:
     setup = CostSetup(micro_batch=2, sequence=job.sequence, precision="fp32", flash=True)
     assert found.kept_bytes[1] == job.model.layers[1].kept_bytes(**setup)
     assert all(each > 0 for each in found.transient_bytes)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_dropout_keeps_and_takes_what_the_simulator_counts(precision: Precision) -> None:
+    """Sailor's dropout switches flash attention off, and draws a number for each score."""
+    model = MODELS["gpt2"](dropout=True, heads=8, sequence=256)
+    job = replace(job_of("gpt2", precision=precision, dropout=0.3), model=model, sequence=256)
+    device, block = CpuDevice(), model.layers[1]
+    short = ShortModel(job, None, tp=1, device=device.place)
+    found = measure(short, 2, device, now=lambda: 0.0, until_s=0.0)
+    setup = CostSetup(micro_batch=2, sequence=256, precision=precision, flash=job.uses_flash)
+    counted = block.kept_bytes(**setup)
+    # Not counted: the causal mask, one for all heads and samples. A CPU keeps the two norms'
+    # statistics in the precision of their input.
+    statistics = 0 if precision == "fp32" else 2 * 2 * 2 * 2 * 256
+    assert found.kept_bytes[1] == counted + 256 * 256 - statistics
+    _, current = short.micro_batch(2)
+    x = torch.randn(2, 256, 16, dtype=short.buffers[1].compute.dtype, requires_grad=True)
+    _, peak = device.bytes_over(lambda: short.layer_by_layer()[1](x, current))
+    transient = peak + x.untyped_storage().nbytes() - found.kept_bytes[1]
+    # In fp32 a CPU, unlike a GPU, converts the mask to multiply by it, which takes more.
+    converted = 2 * 8 * 256 * 256 if precision == "fp32" else 0
+    assert block.workspace_bytes(**setup) == pytest.approx(transient - converted, rel=0.02)
 
 
 def test_a_cpu_counts_what_its_allocator_gave() -> None:

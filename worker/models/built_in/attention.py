@@ -42,7 +42,7 @@ class Attention(nn.Module):
         self.window = windows[index - 1] if windows else 0
         """How many tokens back, including the token itself; 0: all."""
         self.scale = 1 / math.sqrt(self.head_dim) if architecture.scaled_scores else 1.0
-        self.is_fused = job.flash_attention and job.dropout == 0
+        self.is_fused = job.uses_flash
         """Uses a fused kernel, which never stores the scores."""
         qkv_bias = tensor_rows(model, index, "attention.query.bias") > 0
         output_bias = tensor_rows(model, index, "attention.output.bias") > 0

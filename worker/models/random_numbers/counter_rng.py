@@ -52,14 +52,17 @@ def sample_keys(key: tuple[int, int], samples: Tensor) -> tuple[Tensor, Tensor]:
     return low, random_words(low ^ _signed(0x9E3779B9), key)
 
 
-def dropout_mask(keys: tuple[Tensor, Tensor], index: Tensor, probability: float) -> Tensor:
+def dropout_mask(keys: tuple[Tensor, Tensor], indices: range, probability: float) -> Tensor:
     """Return which elements dropout keeps: one row for each sample, one column for each index.
 
     The index of an element is its position in the full activation of one sample, however the
-    activation is split over ranks.
+    activation is split over ranks; it wraps around at 32 bits.
     """
     row, column = keys[0][:, None], keys[1][:, None]
-    drawn = random_words(index.expand(len(row), -1).clone(), (row, column))
+    index = torch.empty((len(row), len(indices)), dtype=torch.int32, device=row.device)
+    torch.arange(indices.start, indices.stop, out=index[0])
+    index[1:] = index[0]
+    drawn = random_words(index, (row, column))
     return drawn >= round(probability * _WORD_END) - _WORD_END // 2
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -51,11 +50,6 @@ class KeyedDropout(nn.Module):
         key = stream_key("dropout", current.seed, current.step, self.layer, self.site)
         keys = sample_keys(key, current.samples.to(x.device))
         size = x[0].numel()
-        mask = dropout_mask(keys, _indices(self.index * size, size, x.device), self.p)
+        mask = dropout_mask(keys, range(self.index * size, (self.index + 1) * size), self.p)
         scale = 1 / (1 - self.p)
         return _ScaledMask.apply(x, mask.view(x.shape), scale)  # type: ignore[no-any-return, no-untyped-call]  # torch does not type it
-
-
-@functools.lru_cache(maxsize=16)
-def _indices(first: int, count: int, device: torch.device) -> Tensor:
-    return torch.arange(first, first + count, device=device).to(torch.int32)

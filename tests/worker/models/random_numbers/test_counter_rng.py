@@ -61,7 +61,7 @@ def test_stream_key_depends_on_every_part_and_its_boundaries() -> None:
 def test_dropout_masks_keep_the_right_fraction_in_every_row_and_column() -> None:
     keys = sample_keys(stream_key("dropout", 0), torch.arange(300))
     for probability in (0.1, 0.5, 0.9):
-        mask = dropout_mask(keys, places(0, 300), probability).double()
+        mask = dropout_mask(keys, range(300), probability).double()
         kept, deviation = 1 - probability, (probability * (1 - probability)) ** 0.5
         assert abs(mask.mean() - kept) < 4 * deviation / 300
         for lines in (mask.mean(0), mask.mean(1)):
@@ -70,7 +70,7 @@ def test_dropout_masks_keep_the_right_fraction_in_every_row_and_column() -> None
 
 
 def test_samples_layers_sites_steps_and_seeds_are_independent() -> None:
-    samples, index = torch.arange(4), places(0, 20_000)
+    samples, index = torch.arange(4), range(20_000)
 
     def masks(*purpose: int | str):
         return dropout_mask(sample_keys(stream_key(*purpose), samples), index, 0.5).double() - 0.5
@@ -102,6 +102,15 @@ def test_normal_numbers_have_the_right_mean_deviation_and_bound() -> None:
         places(0, 200_000), stream_key("weights"), spread=0.02, dtype=torch.float32
     )
     assert torch.equal(half, single.bfloat16())
+
+
+@pytest.mark.parametrize("first", [0, 2**31 - 20, 2**32 - 20])
+def test_a_part_of_a_dropout_mask_is_that_of_the_whole(first: int) -> None:
+    keys = sample_keys(stream_key("dropout", 0), torch.arange(3))
+    whole = dropout_mask(keys, range(first, first + 64), 0.5)
+    assert torch.equal(dropout_mask(keys, range(first + 17, first + 50), 0.5), whole[:, 17:50])
+    words = random_words(places(first, 64), (int(keys[0][2]), int(keys[1][2])))
+    assert torch.equal(whole[2], words >= 0)
 
 
 def test_dropout_follows_the_sample_and_not_its_row() -> None:
@@ -140,8 +149,7 @@ def test_gpu_and_cpu_random_numbers_are_bit_equal(first: int) -> None:
         here = approx_normal(index, key, spread=0.02, dtype=dtype)
         there = approx_normal(index.cuda(), key, spread=0.02, dtype=dtype)
         assert torch.equal(there.cpu(), here)
-    samples = torch.arange(5)
-    mask = dropout_mask(sample_keys(key, samples), index, 0.3)
-    assert torch.equal(
-        dropout_mask(sample_keys(key, samples.cuda()), index.cuda(), 0.3).cpu(), mask
-    )
+    samples, indices = torch.arange(5), range(first, first + 100_000)
+    mask = dropout_mask(sample_keys(key, samples), indices, 0.3)
+    there = dropout_mask(sample_keys(key, samples.cuda()), indices, 0.3)
+    assert torch.equal(there.cpu(), mask)
