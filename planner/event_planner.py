@@ -15,7 +15,13 @@ from planner.problem.inventory import Lot, grants_of
 from planner.problem.job_options import micro_batch_sizes, tp_degrees
 from planner.problem.objective import Limits
 from planner.problem.preference import error_between, objective_of, simpler_by
-from planner.problem.question import DEFAULT_BUDGETS, Answer, BestByEstimate, Question
+from planner.problem.question import (
+    DEFAULT_BUDGETS,
+    SEARCHED,
+    Answer,
+    BestByEstimate,
+    Question,
+)
 from planner.search.bound import GAP_WORK_MAX, QUICK_WORK_MAX, TRIPS_TIMES, WORK_MAX, EventBound
 from planner.search.local_search import EventSearch, JudgedPlan
 from planner.search.search_cache import SearchCache
@@ -114,6 +120,7 @@ def plan_by_events(
         why=why,
         note=note,
         instead_of=_instead_of(best, taken, job.objective.goal),
+        space=SEARCHED["event", "all judged" if search.is_complete else "full"],
     )
 
 

@@ -21,6 +21,7 @@ Space = Literal["full", "paper"]
 SPACES: tuple[Space, ...] = ("full", "paper")
 SEARCHED: Mapping[tuple[str, str], str] = {
     ("event", "full"): "1F1B, one micro batch size, unsplit stages, any placement",
+    ("event", "all judged"): "1F1B, one micro batch size, unsplit stages, placed by rule",
     ("paper", "full"): "pipelines with equal boundaries",
     ("paper", "paper"): "the published planner's space",
 }

@@ -335,8 +335,11 @@ class StageTimeTables:
         return self._start(self.times(micro_batch), fewest, most)
 
     def _start(self, times: Times, fewest: int, most: int) -> float:
-        """Least seconds of the first stage's last sum and of its optimizer step."""
-        last = self._last_s(self._sync(fewest, most), self._tied(fewest, most))[:, :-1]
+        """Least seconds of the first stage's last sum and of its optimizer step.
+
+        It may be the only stage: then no other group may hold the shared tensor.
+        """
+        last = self._last_s(self._sync(fewest, most), self._tied(fewest, most))
         shares = most if self.costs.job.zero else 1
         return float(last.min()) + float(times.optimizer[:, 0, 1].min()) / shares
 

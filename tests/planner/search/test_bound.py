@@ -14,14 +14,17 @@ from planner.problem.objective import Limits
 from planner.search.bound import EventBound
 from planner.search.stage_limits import StageTimeTables
 from simulator.cluster.cluster import Cluster, Pool
-from simulator.spec.job import Objective
-from simulator.spec.plan import Place, Plan
+from simulator.hardware.catalogue import load_catalogue
+from simulator.models.families import build_model
+from simulator.spec.job import Job, Objective
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from tests.simulator.worlds import (
     GPUS_PER_MACHINE,
     World,
     placed,
     random_plan,
     random_world,
+    world_of,
 )
 
 
@@ -94,3 +97,21 @@ def test_no_plan_is_below_the_bound(goal: str, examples: int) -> None:
         bounds = bound_of(plan, world, lots, goal).bounds(2 * estimate.iteration_s, 2 * score)
         assert bounds.objective <= score, seed
         assert bounds.seconds <= estimate.iteration_s, seed
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_one_stage_shares_its_tied_embedding_with_none(precision: str) -> None:
+    """A plan on one of two machines with one GPU each sums nothing."""
+    pool = Pool(
+        "us-central1-a", "A100-40", "A100-40x1", 1, 2, price_usd_per_gpu_hour=1.0, price_source="x"
+    )
+    tied = build_model("gpt2", layers=1, hidden=768, heads=12, vocab=50_257, sequence=64, tied=True)
+    job = Job("tied", tied, 1, 64, precision=precision, optimizer="sgd")  # type: ignore[arg-type] # a literal
+    world = world_of(job, cluster=Cluster((pool,), load_catalogue()))
+    alone = Plan(1, (Pipeline(1, (Stage((0, len(tied.layers)), 1, (pool.place,)),)),))
+    estimate = world.estimator.estimate(alone)
+    usd = estimate.money.total_usd
+    assert usd is not None
+    lots = lots_of(world.cluster, world.estimator.sites)
+    bounds = bound_of(alone, world, lots, "cost").bounds(2 * estimate.iteration_s, 2 * usd)
+    assert bounds.objective <= usd

@@ -94,7 +94,7 @@ def test_text_output_has_a_table_and_reasons(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "bottleneck" in result.output
     assert (
-        "over the searched space (1F1B, one micro batch size, unsplit stages, any placement); gap"
+        "over the searched space (1F1B, one micro batch size, unsplit stages, placed by rule); gap"
         in result.output
     )
 
