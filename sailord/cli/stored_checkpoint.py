@@ -18,7 +18,7 @@ import click
 from agents.protocol.records import JobId
 from sailord.checkpoints.catalog import complete_at, folders_at
 from sailord.checkpoints.manifest import folder_of, load_manifest
-from sailord.checkpoints.object_storage import Storage, StorageError, open_storage
+from sailord.checkpoints.object_storage import Missing, Storage, StorageError, open_storage
 from sailord.checkpoints.resume import take_in
 from sailord.checkpoints.retention import Folder
 from sailord.checkpoints.verify import faults_of
@@ -107,12 +107,16 @@ def verify(storage: Storage, job: JobId, name: str, as_json: bool) -> None:
 
     Default JOB: the active one; default STEP: the newest.
     """
-    faults = _all_faults(storage, job, name)
-    if faults and not _is_there(storage, name):
-        cure = f"verify again, or pin one first: sailorctl checkpoint pin {job} STEP"
-        raise InputError(Problem(storage.uri_of(name), "was deleted while it was read", cure))
-    next_older = _next_older(storage, job, name) if faults else None
     uri = storage.uri_of(name)
+    try:
+        faults = _all_faults(storage, job, name)
+        if faults and not _is_there(storage, name):
+            cure = f"verify again, or pin one first: sailorctl checkpoint pin {job} STEP"
+            raise InputError(Problem(uri, "was deleted while it was read", cure))
+        next_older = _next_older(storage, job, name) if faults else None
+    except StorageError as error:
+        what = "the storage failed, which says nothing about the checkpoint; verify it again"
+        raise ServerProblem(f"{uri} could not be read: {error}; {what}") from None
     value = {"job": job, "step": _place_of(name)[1], "manifest": uri}
     value |= {"is_whole": not faults, "faults": faults, "next_older": next_older}
     show(value, as_json, _verdict)
@@ -141,7 +145,7 @@ def _all_faults(storage: Storage, job: JobId, name: str) -> list[str]:
     try:
         manifest = load_manifest(storage, name)
         return faults_of(storage, manifest, job=job, is_thorough=True)
-    except (ManifestError, StorageError) as error:
+    except (ManifestError, Missing) as error:
         return [str(error)]
 
 

@@ -21,7 +21,7 @@ from agents.protocol.records import (
 )
 from sailord.checkpoints.catalog import Checkpoints
 from sailord.checkpoints.manifest import manifest_bytes, read_manifest
-from sailord.checkpoints.object_storage import StorageError, open_storage
+from sailord.checkpoints.object_storage import Storage, StorageError, open_storage
 from sailord.checkpoints.verify import compose, faults_of
 from sailord.cli import stored_checkpoint
 from sailord.cli.main import main
@@ -251,3 +251,23 @@ def order_of(storage, made):
     job = JobRecord(JOB, "running", saving=Saving(storage.uri))
     record = GenerationRecord(JOB, 1, "open", "sha", (), FIRST, 3, "")
     return WriteManifest(job, record, parts, made.manifest.point, None)
+
+
+@pytest.mark.parametrize("fails", [1, 99], ids=["once", "for ever"])
+def test_a_storage_that_fails_makes_no_checkpoint_damaged(tmp_path, monkeypatch, fails):
+    """An operator would roll back to the older one, for nothing."""
+    chain(tmp_path, 10, 20)
+    left, read = [fails], Storage.read
+
+    def read_or_fail(storage, name, *part):
+        if left[0] and name.endswith(".snap"):
+            left[0] -= 1
+            raise StorageError("gs: credentials have expired")
+        return read(storage, name, *part)
+
+    monkeypatch.setattr(Storage, "read", read_or_fail)
+    done = verify("j", "--at", f"file://{tmp_path}")
+    assert done.exit_code == 1
+    assert isinstance(done.exception, SystemExit), "in words"
+    assert "damaged" not in done.output
+    assert "could not be read: gs: credentials have expired" in done.output
