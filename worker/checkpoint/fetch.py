@@ -28,6 +28,7 @@ CONNECT_S = 2.0
 TIMEOUT_S = 10.0
 """Seconds for a connected peer to answer."""
 REQUEST_BYTES_MAX = 32 << 20
+"""The most that is asked of a peer at once."""
 READS_MAX = 4
 """Concurrent read requests."""
 LISTINGS_MAX = 32
@@ -353,10 +354,14 @@ class PeerSource:
             raise SourceError(str(error)) from None
 
     def read(self, file: str, offset: int, size: int) -> Body:
-        wanted = {"Range": f"bytes={offset}-{offset + size - 1}"}
-        status, body = self._get(f"{self.path}/{file}", wanted)
-        if status != 206 or len(body) != size:
-            raise SourceError(f"{self.name}: {file}: {status}, {len(body)} bytes of {size}")
+        body = bytearray(size)
+        for first in range(offset, offset + size, REQUEST_BYTES_MAX):
+            count = min(REQUEST_BYTES_MAX, offset + size - first)
+            wanted = {"Range": f"bytes={first}-{first + count - 1}"}
+            status, part = self._get(f"{self.path}/{file}", wanted)
+            if status != 206 or len(part) != count:
+                raise SourceError(f"{self.name}: {file}: {status}, {len(part)} bytes of {count}")
+            body[first - offset : first - offset + count] = part
         return body
 
     def close(self) -> None:

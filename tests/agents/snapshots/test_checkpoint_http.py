@@ -23,9 +23,9 @@ KEY = ClusterKey("test", (b"a-key-that-is-long-enough",))
 OTHER = ClusterKey("test", (b"another-key-as-long",))
 
 
-def committed(folder) -> str:
+def committed(folder, pieces: dict[tuple[int, int], bytes] | None = None) -> str:
     """Write a checkpoint of one object; return its manifest's URI."""
-    header = write_snapshot(folder, step=3)
+    header = write_snapshot(folder, step=3, pieces=pieces)
     return commit_object(folder / "job" / "1-3" / header.file_name)
 
 
@@ -53,6 +53,16 @@ async def test_a_checkpoint_is_read_piece_by_piece(tmp_path):
         found = await asyncio.to_thread(fetch, [(0, 0), (1, 1)], [group], model="none")
     assert bytes(found.bodies[0, 0]) == b"weights and moments" * 100
     assert found.bytes_by_source == {"durable storage": 1900 + 5000}
+
+
+async def test_a_piece_larger_than_a_request_is_read_in_several(tmp_path):
+    big = bytes(range(256)) * (65 << 12)
+    manifest = committed(tmp_path, {(0, 0): b"small", (1, 1): big})
+    async with served() as address:
+        group = [source(address, checkpoint_path(KEY, JOB, manifest))]
+        found = await asyncio.to_thread(fetch, [(0, 0), (1, 1)], [group], model="none")
+    assert bytes(found.bodies[0, 0]) == b"small"
+    assert bytes(found.bodies[1, 1]) == big
 
 
 async def test_no_other_file_is_read_for_a_worker(tmp_path):
