@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import xxhash
-
 from worker.checkpoint import snapshot_file
 from worker.plain_file import open_plain
-
-CHUNK_BYTES = 1 << 20
 
 
 def read_pieces(path: Path, copy: snapshot_file.Header) -> Iterator[bytes]:
@@ -30,17 +25,5 @@ def read_pieces(path: Path, copy: snapshot_file.Header) -> Iterator[bytes]:
             place = places.get(piece.key)
             if place is None or place.checksum != piece.checksum:
                 raise snapshot_file.SnapshotError(f"{path} now holds another snapshot")
-            yield from _checked(file.fileno(), place, path)
+            yield from snapshot_file.piece_chunks(file.fileno(), place, name=str(path))
             done = piece.offset + piece.bytes
-
-
-def _checked(file: int, piece: snapshot_file.Piece, path: Path) -> Iterator[bytes]:
-    check = xxhash.xxh3_128()
-    for start in range(0, piece.bytes, CHUNK_BYTES):
-        size = min(CHUNK_BYTES, piece.bytes - start)
-        data = os.pread(file, size, piece.offset + start)
-        check.update(data)
-        yield data
-    if check.hexdigest() != piece.checksum:
-        where = f"piece {piece.piece} of layer {piece.layer}"
-        raise snapshot_file.SnapshotError(f"{path}: {where} is damaged or was overwritten")

@@ -40,6 +40,7 @@ ALIGN = 4096
 ANY_NODE = ""
 """The buddy of a piece for which no node of the plan qualifies: any other registered node."""
 _PIECE_ALIGN = 64
+_CHUNK_BYTES = 1 << 20
 _SPARE_BYTES = 512
 """Spare bytes for numbers in the header that grow until it is written."""
 
@@ -292,9 +293,23 @@ def read_head(path: Path) -> bytes:
 def read_piece(path: Path, piece: Piece) -> bytes:
     """Read one piece and verify its checksum."""
     with open_plain(path) as file:
-        data = os.pread(file.fileno(), piece.bytes, piece.offset)
-    check_piece(data, piece, name=str(path))
-    return data
+        return b"".join(piece_chunks(file.fileno(), piece, name=str(path)))
+
+
+def piece_chunks(file: int, piece: Piece, *, name: str) -> Iterator[bytes]:
+    """Yield the bytes of one piece; at its end ``SnapshotError`` if they are not the sealed ones.
+
+    Linux returns less than 2 GiB at once, whatever is asked for.
+    """
+    total, done = xxhash.xxh3_128(), 0
+    while done < piece.bytes:
+        data = os.pread(file, min(_CHUNK_BYTES, piece.bytes - done), piece.offset + done)
+        if not data:
+            break
+        total.update(data)
+        done += len(data)
+        yield data
+    check_digest(done, total.hexdigest(), piece, name=name)
 
 
 def check_piece(data: bytes | bytearray | memoryview, piece: Piece, *, name: str) -> None:

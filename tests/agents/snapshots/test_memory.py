@@ -308,6 +308,18 @@ async def test_a_replica_is_stored_if_it_is_complete_and_signed(served, tmp_path
 
 
 @pytest.mark.asyncio
+async def test_a_replica_is_checked_in_parts(served, tmp_path, monkeypatch):
+    """Linux reads less than 2 GiB at once."""
+    header = write_snapshot(tmp_path / "away", step=3)
+    path, read = tmp_path / "away" / "job" / "1-3" / "0.snap", os.pread
+    monkeypatch.setattr(os, "pread", lambda file, size, at: read(file, min(size, 1000), at))
+    copy = snapshot_file.partial_header(header, [piece.key for piece in header.pieces])
+    data = b"".join(read_pieces(path, copy))
+    target = f"/v1/memory/job/1-3/0.snap?header={head_checksum(copy)}"
+    assert (await served.put(target, data))[0] == 200
+
+
+@pytest.mark.asyncio
 async def test_a_replica_without_room_is_refused_with_the_sizes(served):
     path = "/v1/memory/job/1-3/7.snap?header=0"
     header, _ = sign_request(KEY, RECEIVER, "PUT", path, b"", at=time.time())

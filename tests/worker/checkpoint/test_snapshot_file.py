@@ -103,6 +103,14 @@ def test_truncated_file_is_skipped(tmp_path, keep):
         snapshot_file.read_header(found.path)
 
 
+def test_a_piece_is_whole_though_a_read_returns_less_than_asked_for(tmp_path, monkeypatch):
+    found, read = write(tmp_path, header_of(100, 0, 4097)), os.pread
+    want = [snapshot_file.read_piece(found.path, piece) for piece in found.header.pieces]
+    monkeypatch.setattr(os, "pread", lambda file, size, at: read(file, min(size, 1000), at))
+    assert [len(piece) for piece in want] == [100, 0, 4097]
+    assert [snapshot_file.read_piece(found.path, piece) for piece in found.header.pieces] == want
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_flipped_bit_is_named(tmp_path, seed):
     draw = random.Random(seed)
