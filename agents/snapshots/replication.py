@@ -8,6 +8,7 @@ node sends its newest snapshot first, at full speed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -58,6 +59,8 @@ class Replicator:
     """The job's replicas must be in another zone."""
     _has_given_up: bool = False
     _waiting: list[SnapshotFile] = field(default_factory=list)
+    _sent: tuple[SnapshotFile, asyncio.Timeout] | None = None
+    """The snapshot that is being replicated, and what ends that."""
     _seen: tuple[NodeRecord, ...] = ()
     _seen_at: float = float("-inf")
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
@@ -68,9 +71,12 @@ class Replicator:
         return not self._waiting
 
     def add(self, snapshot: SnapshotFile) -> None:
-        """Queue a snapshot."""
+        """Queue a snapshot; training waits for none of a past generation, which are left out."""
         self._waiting.append(snapshot)
         self._woken.set()
+        if self._sent is not None and self._is_superseded(self._sent[0]):
+            with contextlib.suppress(RuntimeError):  # It has just ended.
+                self._sent[1].reschedule(asyncio.get_running_loop().time())
 
     async def run(self) -> None:
         """Replicate, forever."""
@@ -78,10 +84,28 @@ class Replicator:
             await self._woken.wait()
             while self._waiting:
                 snapshot = self._next()
-                trouble = await self._retry(snapshot)
+                trouble = "" if self._is_superseded(snapshot) else await self._handle(snapshot)
                 self._waiting.remove(snapshot)
                 self.done(snapshot, trouble)
             self._woken.clear()
+
+    def _is_superseded(self, snapshot: SnapshotFile) -> bool:
+        """Return whether its generation is over and the present one waits for replicas."""
+        return not self.is_present(snapshot) and any(map(self.is_present, self._waiting))
+
+    async def _handle(self, snapshot: SnapshotFile) -> str:
+        """Replicate until it is done, or superseded; return what could not be replicated."""
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                self._sent = snapshot, limit
+                return await self._retry(snapshot)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return ""
+        finally:
+            self._sent = None
 
     def _next(self) -> SnapshotFile:
         choose = max if self._is_draining() else min
@@ -178,9 +202,13 @@ class Replicator:
         lost: list[Exception] = []
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENT_S)
         headers = {"Content-Length": str(copy.total_bytes)}
-        stream = Stream(self._stream(snapshot, copy, lost), headers, timeout)
         try:
-            status, answer = await self.client.call(node.address, "PUT", path, stream=stream)
+            # aiohttp's own limit does not cover the time in which a body is sent.
+            async with asyncio.timeout(SILENT_S) as limit:
+                stream = Stream(self._stream(snapshot, copy, lost, limit), headers, timeout)
+                status, answer = await self.client.call(node.address, "PUT", path, stream=stream)
+        except TimeoutError:
+            raise CopyRefused(f"took no bytes for {SILENT_S:g} s") from None
         except CallFailed as error:
             if lost:
                 raise lost[0] from None  # The client wraps the error of the stream in its own.
@@ -190,9 +218,13 @@ class Replicator:
             raise CopyRefused(f"answered: {answer.decode(errors='replace').strip()}")
 
     async def _stream(
-        self, snapshot: SnapshotFile, copy: snapshot_file.Header, lost: list[Exception]
+        self,
+        snapshot: SnapshotFile,
+        copy: snapshot_file.Header,
+        lost: list[Exception],
+        limit: asyncio.Timeout,
     ) -> AsyncIterator[bytes]:
-        sent, begun = 0, time.monotonic()
+        sent, begun, loop = 0, time.monotonic(), asyncio.get_running_loop()
         try:
             for chunk in read_pieces(snapshot.path, copy):
                 yield chunk
@@ -200,6 +232,8 @@ class Replicator:
                 due = begun + sent / self.rate_bytes_s
                 while not self._is_draining() and (ahead_s := due - time.monotonic()) > 0:
                     await asyncio.sleep(min(ahead_s, LOOK_S))
+                    limit.reschedule(loop.time() + SILENT_S)
+                limit.reschedule(loop.time() + SILENT_S)
         except (OSError, snapshot_file.SnapshotError) as error:
             lost.append(error)
             raise

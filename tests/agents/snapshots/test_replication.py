@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from aiohttp import web
 from agents.protocol.records import Holding, JobId, NodeId, NodeRecord, Point, Restore, Sealed
 from agents.rpc.client import SignedClient
 from agents.rpc.signing import ClusterKey, Verifier
+from agents.snapshots import replication
 from agents.snapshots.http import SnapshotRoutes
 from agents.snapshots.memory import SnapshotFile, SnapshotMemory
 from agents.snapshots.replication import Replicator
@@ -80,7 +82,8 @@ class World:
 
     def snapshot(self, step: int, **changes) -> SnapshotFile:
         header = write_snapshot(self.folder / "own", step=step, **{"buddy": "b", **changes})
-        return SnapshotFile(self.folder / "own" / "job" / f"1-{step}" / header.file_name, header)
+        folder = self.folder / "own" / "job" / f"{header.generation}-{step}"
+        return SnapshotFile(folder / header.file_name, header)
 
     async def run(self, buddies: Replicator, *snapshots: SnapshotFile) -> None:
         for snapshot in snapshots:
@@ -257,6 +260,43 @@ async def test_after_a_failure_each_snapshot_is_tried_once_until_one_succeeds(wo
     await world.run(buddies, world.snapshot(6))
     assert world.done == [(6, "")]
     assert not buddies._has_given_up
+
+
+@pytest.mark.asyncio
+async def test_a_buddy_that_stops_reading_is_replaced(world, monkeypatch):
+    monkeypatch.setattr(replication, "SILENT_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as frozen:  # Only the kernel answers.
+        address = f"127.0.0.1:{frozen.getsockname()[1]}"
+        world.nodes[NodeId("b")] = replace(world.nodes[NodeId("b")], address=address)
+        more_than_the_kernel_takes = {(0, 0): bytes(24 << 20)}
+        await world.run(world.buddies(), world.snapshot(4, pieces=more_than_the_kernel_takes))
+    assert world.held("c") == [Sealed(Point(4, 1), (Holding(0, 0, 1),))]
+    assert world.done == [(4, "")]
+
+
+@pytest.mark.asyncio
+async def test_a_slow_rate_is_not_taken_for_a_buddy_that_stopped_reading(world, monkeypatch):
+    monkeypatch.setattr(replication, "SILENT_S", 1.0)
+    pieces = {(0, 0): bytes(2 << 20)}
+    await world.run(world.buddies(rate_bytes_s=8e5), world.snapshot(4, pieces=pieces))
+    assert world.held("b") == [Sealed(Point(4, 1), (Holding(0, 0, 1),))]
+
+
+@pytest.mark.asyncio
+async def test_the_snapshots_of_a_past_generation_make_way_for_the_present_one(world):
+    present = 1
+    buddies = world.buddies(rate_bytes_s=1e4)
+    buddies.is_present = lambda each: each.header.generation == present
+    for step in (3, 4):  # Each would take minutes.
+        buddies.add(world.snapshot(step, pieces={(0, 0): bytes(3 << 20)}))
+    task = asyncio.create_task(buddies.run())
+    await until(lambda: list((world.folder / "b").rglob("*.part")))
+    present = 2
+    buddies.add(world.snapshot(5, generation=2))
+    await until(lambda: len(world.done) == 3)
+    task.cancel()
+    assert world.done == [(3, ""), (4, ""), (5, "")]
+    assert world.held("b") == [Sealed(Point(5, 2), WHOLE)]
 
 
 @pytest.mark.asyncio
