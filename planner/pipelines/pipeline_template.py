@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -156,11 +157,11 @@ class TemplateMaker:
         costs, job, lot = self.costs, self.costs.job, self.lots[stage.lot]
         platform, runtime, layers = platform_of(lot.gpu), costs.runtime, self.costs.layer_count
         first, end = np.arange(layers + 1)[:, None], np.arange(layers + 1)[None, :]
-        weight, gradient, moments = bytes_per_parameter(job)
+        weight, gradient, moments = bytes_per_parameter(job, costs.precision_on(lot.gpu))
         held = range_sums(costs.parameters(stage.tp))
         held[0, -1] -= costs.tied_parameters(stage.tp)
         states = (weight + gradient + moments / (pipelines if job.zero else 1)) * held
-        states += range_sums(costs.frozen_bytes(stage.tp))
+        states += range_sums(costs.frozen_bytes(stage.tp, gpu=lot.gpu))
         sizes = np.array([0.0, *(costs.output_bytes(n) for n in range(layers - 1)), 0.0])
         sizes *= micro_batch
         messages = np.maximum(sizes[first], sizes[end])
@@ -168,13 +169,16 @@ class TemplateMaker:
             messages = messages + np.minimum(runtime.sync_bucket_bytes, 4 * held)
         elif pipelines > 1 and not uses_gloo(lot.gpu):
             messages = messages + 2 * runtime.sync_bucket_bytes
-        kept = range_sums(
-            costs.kept_bytes(tp=stage.tp, samples=micro_batch, recompute=stage.recompute)
-        )
+        kind: dict[str, Any] = {
+            "samples": micro_batch,
+            "recompute": stage.recompute,
+            "gpu": lot.gpu,
+        }
+        kept = range_sums(costs.kept_bytes(tp=stage.tp, **kind))
         if runtime.keeps_stage_outputs:
             kept = kept + sizes[end]
         kept = kept * (1 + platform.fragmentation)
-        work = costs.workspace_bytes(tp=stage.tp, samples=micro_batch, recompute=stage.recompute)
+        work = costs.workspace_bytes(tp=stage.tp, **kind)
         room = self.sites.capacity_bytes(lot.place) - platform.context_bytes - states - messages
         room = room - RESERVED_OVER_LIVE * _largest(work)
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -13,6 +13,7 @@ from simulator.estimate.pass_order import held_at_most
 from simulator.estimate.result import DeviceMemory
 from simulator.hardware.runtime_constants import platform_of, uses_gloo
 from simulator.layer_costs.layer_costs import LayerCosts
+from simulator.models.layers import Precision
 from simulator.spec.job import OPTIMIZER_MOMENTS, Job
 from simulator.spec.plan import Place, Plan, Recompute
 
@@ -25,9 +26,12 @@ together with the context memory of the two platforms.
 """
 
 
-def bytes_per_parameter(job: Job) -> tuple[int, int, int]:
-    """Bytes of weight, gradient, and moments with the fp32 copy of a 16-bit weight."""
-    weight, copy = (4, 0) if job.precision == "fp32" else (2, 4)
+def bytes_per_parameter(job: Job, precision: Precision | None = None) -> tuple[int, int, int]:
+    """Bytes of weight, gradient, and moments with the fp32 copy of a 16-bit weight.
+
+    ``precision`` is that of the device, if it is not the job's.
+    """
+    weight, copy = (4, 0) if (precision or job.precision) == "fp32" else (2, 4)
     return weight, 4, 4 * OPTIMIZER_MOMENTS[job.optimizer] + copy
 
 
@@ -51,6 +55,9 @@ class MemoryModel:
         self.groups = groups or DeviceGroups.of(plan)
         # Avoid a division by zero for layers that no stage of an invalid plan holds.
         self.holders = np.maximum(self.groups.holders(costs.layer_count), 1)
+        own = [costs.precision_on(site.gpu) == costs.job.precision for site in self.groups.sites]
+        self.widened = np.array([int(not is_own) for is_own in own])[self.groups.site]
+        """1 for the groups that compute in fp32, as they have no bf16."""
 
     def pipelines(self) -> tuple[tuple[DeviceMemory, ...], ...]:
         """Return, per pipeline and stage, the memory of its fullest device."""
@@ -71,7 +78,10 @@ class MemoryModel:
         groups, job = self.groups, self.costs.job
         count, sharded, frozen_bytes = self._parameters()
         activations, workspace = self._activations()
-        weight, gradient, moments = bytes_per_parameter(job)
+        per_parameter = [
+            bytes_per_parameter(job, self.costs.precision_on(site.gpu)) for site in groups.sites
+        ]
+        weight, gradient, moments = np.array(per_parameter)[groups.site].T
         platforms = [platform_of(site.gpu) for site in groups.sites]
         context = np.array([platform.context_bytes for platform in platforms])
         fragmentation = np.array([platform.fragmentation for platform in platforms])
@@ -95,13 +105,15 @@ class MemoryModel:
         """
         groups, costs = self.groups, self.costs
         count, sharded, tied, frozen_bytes = np.zeros((4, len(groups)))
-        for tp in np.unique(groups.tp).tolist():
-            rows = np.flatnonzero(groups.tp == tp)
+        heads, kind = distinct_rows(groups.tp, self.widened)
+        for number, row in enumerate(heads.tolist()):
+            rows = np.flatnonzero(kind == number)
+            tp, gpu = int(groups.tp[row]), groups.sites[groups.site[row]].gpu
             held = costs.parameters(tp)
             first, end = groups.first[rows], groups.end[rows]
             count[rows] = range_sums(held, first, end)
             sharded[rows] = range_sums(held / self.holders, first, end)
-            frozen_bytes[rows] = range_sums(costs.frozen_bytes(tp), first, end)
+            frozen_bytes[rows] = range_sums(costs.frozen_bytes(tp, gpu=gpu), first, end)
             tied[rows] = costs.tied_parameters(tp)
         count, sharded, frozen_bytes = map(groups.sum_by_owner, (count, sharded, frozen_bytes))
         # A group with embedding and head holds their shared tensor once.
@@ -112,15 +124,16 @@ class MemoryModel:
         """Return the activations kept for later backwards, and the largest transient."""
         groups, costs, runtime = self.groups, self.costs, self.costs.runtime
         kept_each, workspace = np.zeros(len(groups)), np.zeros(len(groups))
-        heads, kind = distinct_rows(groups.tp, groups.samples, groups.recompute)
+        heads, kind = distinct_rows(groups.tp, groups.samples, groups.recompute, self.widened)
         for number, row in enumerate(heads.tolist()):
             rows = np.flatnonzero(kind == number)
             tp, samples = int(groups.tp[row]), int(groups.samples[row])
             recompute: Recompute = "full" if groups.recompute[row] else "none"
+            gpu = groups.sites[groups.site[row]].gpu
             first, end = groups.first[rows], groups.end[rows]
-            kept = costs.kept_bytes(tp=tp, samples=samples, recompute=recompute)
+            kept = costs.kept_bytes(tp=tp, samples=samples, recompute=recompute, gpu=gpu)
             kept_each[rows] = range_sums(kept, first, end)
-            work = costs.workspace_bytes(tp=tp, samples=samples, recompute=recompute)
+            work = costs.workspace_bytes(tp=tp, samples=samples, recompute=recompute, gpu=gpu)
             # The head's transients differ in size from a block's, so the allocator cannot reuse
             # one's blocks for the other.
             head = end == costs.layer_count

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+TrainingPrecision = Literal["fp32", "bf16", "fp16"]
 Distance = Literal["zone", "region", "continent", "world"]
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16")
@@ -32,6 +33,10 @@ class Gpu:
     source: str
     date: str
     multiprocessors: int | None = None
+
+    def computes_in(self, precision: TrainingPrecision) -> TrainingPrecision:
+        """Return the format in which it computes a job: without bf16 in hardware, in fp32."""
+        return "fp32" if precision == "bf16" and "bf16" not in self.peak_flops else precision
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from simulator.layer_costs.layer_times import LayerTimeTable
 from simulator.layer_costs.live_times import Correction, corrected, factors_of
 from simulator.layer_costs.profile import Profile
 from simulator.layer_costs.roofline import LayerTimes, Roofline
-from simulator.models.layers import FLOAT_BYTES, Layer
+from simulator.models.layers import FLOAT_BYTES, Layer, Precision
 from simulator.network.network import Network
 from simulator.spec.job import Job
 from simulator.spec.plan import Recompute
@@ -50,6 +50,7 @@ class LayerCosts:
         self._live = live
         self._corrected: dict[tuple[str, int, int], LayerTimes] = {}
         self.profile = profile
+        self._catalogue = catalogue
         self.runtime: Runtime = RUNTIMES[job.runtime]
         self._layers = job.model.layers
         self.layer_count = len(self._layers)
@@ -170,11 +171,11 @@ class LayerCosts:
         tied = (t for t in self._layers[-1].tensors if t.tied_to is not None and not t.frozen)
         return float(sum(tensor.rank_elements(tp) for tensor in tied))
 
-    def frozen_bytes(self, tp: int) -> Floats:
+    def frozen_bytes(self, tp: int, *, gpu: str | None = None) -> Floats:
         """Return the bytes of each layer's frozen parameters on one TP rank."""
-        width = FLOAT_BYTES[self.job.precision]
+        width = FLOAT_BYTES[self.precision_on(gpu)]
         return self._row(
-            ("frozen", tp),
+            ("frozen", tp, width),
             lambda: np.array([float(width * each.frozen_parameters(tp)) for each in self._layers]),
         )
 
@@ -187,8 +188,16 @@ class LayerCosts:
 
     # -- activations ----------------------------------------------------------------------------
 
+    def precision_on(self, gpu: str | None) -> Precision:
+        """Return the format in which a GPU kind computes; ``None``: one that has the job's."""
+        job = self.job.precision
+        return job if gpu is None else self._catalogue.gpu(gpu).computes_in(job)
+
     def output_bytes(self, layer: int) -> float:
-        """Return the bytes per sample that the boundary after a layer carries (all TP ranks)."""
+        """Return the bytes per sample that the boundary after a layer carries (all TP ranks).
+
+        They travel in the job's precision, also from and to GPUs that compute in another.
+        """
         width = FLOAT_BYTES[self.job.precision]
         profile = self.profile
         if profile is not None and 1 in profile.sizes:
@@ -196,74 +205,99 @@ class LayerCosts:
             return width * scale * profile.sizes[1].output_elements[layer]
         return float(width * self._layers[layer].output_elements(self.job.sequence))
 
-    def kept_bytes(self, *, tp: int, samples: int, recompute: Recompute) -> Floats:
-        """Return the bytes that each layer keeps on one TP rank from forward until backward."""
+    def kept_bytes(
+        self, *, tp: int, samples: int, recompute: Recompute, gpu: str | None = None
+    ) -> Floats:
+        """Return the bytes that each layer keeps on one TP rank from forward until backward.
+
+        ``gpu`` is the kind that computes; ``None``: one that has the job's precision.
+        """
+        precision = self.precision_on(gpu)
         return self._row(
-            ("kept", tp, samples, recompute), lambda: self._kept(tp, samples, recompute)
+            ("kept", tp, samples, recompute, precision),
+            lambda: self._kept(tp, samples, recompute, precision),
         )
 
-    def _kept(self, tp: int, samples: int, recompute: Recompute) -> Floats:
-        modelled = self._modelled("kept_bytes", tp, samples, recompute, self.job.precision)
+    def _kept(self, tp: int, samples: int, recompute: Recompute, precision: Precision) -> Floats:
+        modelled = self._modelled("kept_bytes", tp, samples, recompute, precision)
         profile = self.profile
         if profile is None or not profile.sizes:
             return modelled
         if recompute == "full":
-            whole = self.kept_bytes(tp=tp, samples=samples, recompute="none")
+            whole = self._kept(tp, samples, "none", precision)
             # Layers that are never recomputed keep the measured bytes; the others keep no more.
             recomputed = np.array([bool(layer.checkpoint) for layer in self._layers])
             return np.where(recomputed, np.minimum(whole, modelled), whole)
-        exact = self._measured_bytes("kept_bytes", tp, samples)
+        exact = self._measured_bytes("kept_bytes", tp, samples, precision)
         if exact is not None:
             return exact
         degree = tp if tp in profile.sizes else min(profile.sizes, key=lambda t: (abs(t - tp), t))
         measured = 4.0 * samples * np.array(profile.sizes[degree].kept_elements, dtype=float)
-        same = (
-            degree == tp
-            and profile.sequence == self.job.sequence
-            and profile.precision == self.job.precision
-        )
+        there = self._profiled_in(profile)
+        same = degree == tp and profile.sequence == self.job.sequence and there == precision
         if same:
             return measured
         reference = self._modelled(
-            "kept_bytes", degree, samples, recompute, profile.precision, profile.sequence
+            "kept_bytes", degree, samples, recompute, there, profile.sequence
         )
         ratio = np.divide(modelled, reference, out=np.ones_like(modelled), where=reference > 0)
         return measured * ratio
 
-    def workspace_bytes(self, *, tp: int, samples: int, recompute: Recompute) -> Floats:
+    def workspace_bytes(
+        self, *, tp: int, samples: int, recompute: Recompute, gpu: str | None = None
+    ) -> Floats:
         """Return the transient bytes of each layer on one TP rank, beyond the kept ones."""
+        precision = self.precision_on(gpu)
         return self._row(
-            ("workspace", tp, samples, recompute), lambda: self._workspace(tp, samples, recompute)
+            ("workspace", tp, samples, recompute, precision),
+            lambda: self._workspace(tp, samples, recompute, precision),
         )
 
-    def _workspace(self, tp: int, samples: int, recompute: Recompute) -> Floats:
-        modelled = self._modelled("workspace_bytes", tp, samples, recompute, self.job.precision)
+    def _workspace(
+        self, tp: int, samples: int, recompute: Recompute, precision: Precision
+    ) -> Floats:
+        modelled = self._modelled("workspace_bytes", tp, samples, recompute, precision)
         profile = self.profile
-        measured = self._measured_bytes("transient_bytes", tp, samples)
+        measured = self._measured_bytes("transient_bytes", tp, samples, precision)
         if measured is not None:
             if recompute == "none":
                 return measured
-            whole, left = (
-                self.kept_bytes(tp=tp, samples=samples, recompute=how) for how in _RECOMPUTES
-            )
+            whole, left = (self._kept(tp, samples, how, precision) for how in _RECOMPUTES)
             restored: Floats = measured + np.maximum(whole - left, 0.0)
             return restored
         if profile is not None and not profile.config.get("head_has_vocab_projection", True):
             # The profiled head computes no logits, even if the preset's does.
             modelled = modelled.copy()
-            modelled[-1] = 2 * self.output_bytes(self.layer_count - 2) * samples
+            widened = FLOAT_BYTES[precision] / FLOAT_BYTES[self.job.precision]
+            modelled[-1] = 2 * widened * self.output_bytes(self.layer_count - 2) * samples
         return modelled
 
     def _measured_bytes(
-        self, what: Literal["kept_bytes", "transient_bytes"], tp: int, samples: int
+        self,
+        what: Literal["kept_bytes", "transient_bytes"],
+        tp: int,
+        samples: int,
+        precision: Precision,
     ) -> Floats | None:
         """Return measured bytes if they were measured under the job's conditions."""
-        profile, job = self.profile, self.job
-        if profile is None:
+        profile = self.profile
+        if profile is None or profile.sequence != self.job.sequence:
             return None
-        if (profile.sequence, profile.precision) != (job.sequence, job.precision):
-            return None
-        return profile.measured_bytes(what, tp=tp, samples=samples)
+        computes_in = self._computed_in(profile)
+        gpus = [gpu for gpu in profile.gpus() if computes_in[gpu] == precision]
+        return profile.measured_bytes(what, gpus=gpus, tp=tp, samples=samples)
+
+    def _computed_in(self, profile: Profile) -> dict[str, Precision]:
+        """Return the formats in which the GPU kinds of a profile were measured."""
+        kinds = profile.gpus()
+        return {gpu: self._catalogue.gpu(gpu).computes_in(profile.precision) for gpu in kinds}
+
+    def _profiled_in(self, profile: Profile) -> Precision:
+        """Return the format of a profile's element counts: of its newest kind, which is not known,
+        so the profile's own unless no kind has it.
+        """
+        formats = set(self._computed_in(profile).values())
+        return formats.pop() if len(formats) == 1 else profile.precision
 
     def _modelled(
         self,

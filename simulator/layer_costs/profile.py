@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -107,14 +107,19 @@ class Profile:
         return sorted({kind for kind, _, _ in self.timings})
 
     def measured_bytes(
-        self, what: Literal["kept_bytes", "transient_bytes"], *, tp: int, samples: int
+        self,
+        what: Literal["kept_bytes", "transient_bytes"],
+        *,
+        gpus: Iterable[str],
+        tp: int,
+        samples: int,
     ) -> Floats | None:
-        """Return the bytes of each layer, the most of any GPU kind; ``None``: not measured.
+        """Return the bytes of each layer, the most of these GPU kinds; ``None``: not measured.
 
         Between measured micro batches, and beyond the last two, they lie on a line.
         """
         found = []
-        for gpu in self.gpus():
+        for gpu in gpus:
             entries = [(b, self.timings[gpu, tp, b]) for b in self.micro_batches(gpu, tp)]
             rows = [(b, row) for b, each in entries if (row := getattr(each, what)) is not None]
             if rows:

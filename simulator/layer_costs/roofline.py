@@ -165,12 +165,16 @@ class Roofline:
     def calibration(self, gpu: str) -> Calibration:
         """Return the shares of a GPU kind for this job's precision and links."""
         found = calibrations().get(gpu, calibrations()["default"])
-        if self.precision != "fp32":
+        if self.precision_on(gpu) != "fp32":
             found = found.in_16_bit(half_precision().get(gpu, half_precision()["default"]))
         if gpu not in self.network.measured.within:
             # The factor corrects measured curves of pairs; other links have rings of their own.
             found = replace(found, collective_factor=1.0)
         return found
+
+    def precision_on(self, gpu: str) -> Precision:
+        """Return the format in which a GPU kind computes."""
+        return self.catalogue.gpu(gpu).computes_in(self.precision)
 
     def _cautions(self, gpu: str, forward: Floats, calibration: Calibration) -> Iterator[str]:
         """Yield notes on precision and launch-bound layers."""
@@ -186,7 +190,7 @@ class Roofline:
 
     def demand(self, gpu: str, *, tp: int, micro_batch: int) -> Demand:
         """Return the demand of every layer on one of ``tp`` GPUs of a kind."""
-        facts = self.catalogue.gpu(gpu)
+        facts, precision = self.catalogue.gpu(gpu), self.precision_on(gpu)
         layers = self.model.layers
         flops = [
             layer.forward_flops(micro_batch=micro_batch, sequence=self.sequence, tp=tp)
@@ -196,14 +200,14 @@ class Roofline:
             micro_batch=micro_batch,
             sequence=self.sequence,
             tp=tp,
-            precision=self.precision,
+            precision=precision,
             flash=self.flash,
         )
         traffic = [layer.memory_traffic_bytes(**setup) for layer in layers]
         collectives = [self._collectives(layer, gpu, tp, micro_batch) for layer in layers]
         return Demand(
             np.array(flops)
-            / peak_flops(facts, self.precision)
+            / peak_flops(facts, precision)
             * self._waves(facts.multiprocessors, tp=tp, micro_batch=micro_batch),
             np.array(traffic) / facts.memory_bandwidth_bytes_per_s,
             np.array([forward for forward, _ in collectives]),
@@ -238,7 +242,7 @@ class Roofline:
         """Return Adam's seconds per parameter, which memory bandwidth limits."""
         calibration = self.calibration(gpu)
         bandwidth = self.catalogue.gpu(gpu).memory_bandwidth_bytes_per_s
-        return OPTIMIZER_BYTES[self.precision] / (bandwidth * calibration.traffic_share)
+        return OPTIMIZER_BYTES[self.precision_on(gpu)] / (bandwidth * calibration.traffic_share)
 
     def _collectives(
         self, layer: Layer, gpu: str, tp: int, micro_batch: int
@@ -249,7 +253,7 @@ class Roofline:
         seconds = self.network.all_reduce_within(
             place,
             gpus=tp,
-            total_bytes=FLOAT_BYTES[self.precision]
+            total_bytes=FLOAT_BYTES[self.precision_on(gpu)]
             * layer.allreduce_elements(micro_batch=micro_batch, sequence=self.sequence),
         )
         if gpu in self.network.measured.within:

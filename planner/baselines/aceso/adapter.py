@@ -37,8 +37,8 @@ def inputs_from(case: Case, fleet: Fleet, *, mode: Mode = "fixed") -> AcesoInput
         b, t = key
         times = costs.times(fleet.gpu, tp=t, samples=b)
         back = costs.backward_by_layer(fleet.gpu, tp=t, samples=b, recompute=recompute)
-        kept = costs.kept_bytes(tp=t, samples=b, recompute=recompute)
-        scratch = costs.workspace_bytes(tp=t, samples=b, recompute=recompute)
+        kept = costs.kept_bytes(tp=t, samples=b, recompute=recompute, gpu=fleet.gpu)
+        scratch = costs.workspace_bytes(tp=t, samples=b, recompute=recompute, gpu=fleet.gpu)
         rows["forward_ms"][key] = tuple(1e3 * float(s) for s in times.forward)
         rows["backward_ms"][key] = tuple(1e3 * float(s) for s in back)
         rows["in_mb"][key] = tuple(b * mb for mb in received)

@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 
@@ -310,7 +311,8 @@ def inputs_from(case: Case, fleet: Fleet) -> GalvatronInputs:
     degrees = equal_gpus.tp_degrees(case, fleet.gpus_per_machine)
     parameter_mb = width * costs.parameters(1) / MB
     recompute = equal_gpus.recompute_of(job)
-    kept = {t: costs.kept_bytes(tp=t, samples=1, recompute=recompute) / MB for t in degrees}
+    asked: dict[str, Any] = {"samples": 1, "recompute": recompute, "gpu": fleet.gpu}
+    kept = {t: costs.kept_bytes(tp=t, **asked) / MB for t in degrees}
     forward = costs.times(fleet.gpu, tp=1, samples=1).forward
     states = state_bytes_per_parameter(job) / width
     first = Memory(states * float(parameter_mb[0]), float(kept[1][0]))

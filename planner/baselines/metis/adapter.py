@@ -46,7 +46,7 @@ def inputs_from(case: Case, kinds: Sequence[Fleet], *, mode: Mode = "fixed") -> 
                     fleet.gpu, tp=t, samples=b, recompute=recompute
                 )
                 held = states * costs.parameters(t)
-                held = held + costs.kept_bytes(tp=t, samples=b, recompute=recompute)
+                held = held + costs.kept_bytes(tp=t, samples=b, recompute=recompute, gpu=fleet.gpu)
                 layer_ms[fleet.gpu, t, b] = tuple(float(s) * 1e3 for s in seconds)
                 layer_mb[fleet.gpu, t, b] = tuple(float(h) / MB for h in held)
     parameters = [float(p) for p in costs.parameters(1)]

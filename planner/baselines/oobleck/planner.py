@@ -333,7 +333,8 @@ def inputs_from(case: Case, fleet: Fleet, *, micro_batch_size: int) -> OobleckIn
     nodes = sum(gpus // size for _, gpus in fleet.machines)
     times = costs.times(fleet.gpu, tp=1, samples=micro_batch_size)
     sizes = FLOAT_BYTES[job.precision] * costs.parameters(1)
-    kept = costs.kept_bytes(tp=1, samples=micro_batch_size, recompute=equal_gpus.recompute_of(job))
+    recompute = equal_gpus.recompute_of(job)
+    kept = costs.kept_bytes(tp=1, samples=micro_batch_size, recompute=recompute, gpu=fleet.gpu)
     bandwidth = equal_gpus.fleet_bytes_per_s(case, fleet)
     return OobleckInputs(
         forward=tuple(times.forward.tolist()),

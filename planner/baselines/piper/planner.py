@@ -275,7 +275,7 @@ def inputs_from(case: Case, fleet: Fleet, *, micro_batch_size: int) -> PiperInpu
         times = costs.times(fleet.gpu, tp=t, samples=micro_batch_size)
         parameters = costs.parameters(t)
         kept = {
-            way: costs.kept_bytes(tp=t, samples=micro_batch_size, recompute=way)
+            way: costs.kept_bytes(tp=t, samples=micro_batch_size, recompute=way, gpu=fleet.gpu)
             for way in recompute_choices(job)
         }
         for i in range(count):

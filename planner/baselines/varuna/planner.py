@@ -128,7 +128,7 @@ def inputs_from(case: Case, nodes: Nodes) -> VarunaInputs:
         times = costs.times(place.gpu, tp=1, samples=size)
         forward[size] = (1e6 * times.forward).tolist()
         backward[size] = (1e6 * times.backward).tolist()
-        kept = costs.kept_bytes(tp=1, samples=size, recompute="none")
+        kept = costs.kept_bytes(tp=1, samples=size, recompute="none", gpu=place.gpu)
         held[size] = (state + kept).tolist()
         output[size] = [size * costs.output_bytes(layer) for layer in range(costs.layer_count)]
     return VarunaInputs(

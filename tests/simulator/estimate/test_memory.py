@@ -69,7 +69,7 @@ def world(**changes: object) -> World:
         "model": model(),
         "global_batch": 8,
         "sequence": TOKENS,
-        "precision": "bf16",
+        "precision": "fp16",
         "optimizer": "adam",
     }
     return world_of(Job(**{**fixed, **changes}))  # type: ignore[arg-type]  # a test's shorthand
@@ -95,7 +95,7 @@ PLATFORM = platform_of("V100-16")
 
 
 def test_every_memory_part_by_hand() -> None:
-    """Two stages in bf16: weights of 2 bytes, gradients of 4, two moments and a copy of 4 each."""
+    """Two stages in fp16: weights of 2 bytes, gradients of 4, two moments and a copy of 4 each."""
     here = world()
     first, last = devices(here, two_stages(replicas=2))
     assert first.parameters == 2 * (800 + 1600)
@@ -133,7 +133,7 @@ def test_every_memory_part_by_hand() -> None:
         ("fp32", "adam", 4, 8),
         ("fp32", "sgd", 4, 4),
         ("fp16", "adamw", 2, 12),
-        ("bf16", "sgd", 2, 8),
+        ("fp16", "sgd", 2, 8),
     ],
 )
 def test_state_by_precision_and_optimizer(
@@ -279,7 +279,8 @@ def test_zero1_for_a_stage_whose_layers_have_different_holders() -> None:
 
 def test_tied_tensor_counts_once_in_a_stage_with_both_layers() -> None:
     tied, untied = (
-        world_of(Job("fixed", small_model(tied=tied), 8, 128)) for tied in (True, False)
+        world_of(Job("fixed", small_model(tied=tied), 8, 128, precision="fp16"))
+        for tied in (True, False)
     )
     layers = len(small_model().layers)
     whole = Plan(1, (Pipeline(8, (stage(0, layers, place()),)),))
@@ -340,3 +341,20 @@ def test_cures_are_checked_with_all_replicas() -> None:
         (told,) = here.estimator.memory_shortages(plan)
         assert (told.stage, told.pipelines) == (0, tuple(range(8)))
         assert any("recompute" in cure for cure in told.cures) == cured
+
+
+def test_a_gpu_without_bf16_keeps_what_a_job_in_fp32_keeps_and_sends_bf16() -> None:
+    bf16, fp32 = (world(precision=precision) for precision in ("bf16", "fp32"))
+    for recompute in ("none", "full"):
+        plan = two_stages(replicas=2, recompute=recompute)
+        for one, other in zip(devices(bf16, plan), devices(fp32, plan), strict=True):
+            boundary = 2 * SAMPLES * TOKENS * WIDTH
+            assert replace(one, communication=boundary + BUCKETS) == one
+            assert one == replace(other, communication=one.communication)
+    # Beside it an A100 keeps half.
+    mixed = Plan(2, (Pipeline(6, (stage(0, 2, place("A100-40")), stage(2, 5, place()))),))
+    first, last = devices(bf16, mixed)
+    assert first.activations == 2 * 2 * SAMPLES * TOKENS * (3 + 20)
+    assert last.activations == 4 * SAMPLES * TOKENS * (20 + 20 + 7)
+    assert (first.parameters, last.parameters) == (2 * (800 + 1600), 4 * (1600 + 1600 + 400))
+    assert (first.optimizer, last.optimizer) == (12 * (800 + 1600), 8 * (1600 + 1600 + 400))

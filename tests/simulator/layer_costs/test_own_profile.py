@@ -75,11 +75,11 @@ def changed(**more: Any) -> dict[str, Any]:
     return {**copy.deepcopy(OWN), **more}
 
 
-def costs_of(profile: Profile | None) -> LayerCosts:
+def costs_of(profile: Profile | None, job: Job = JOB) -> LayerCosts:
     text = b'[[pool]]\nzone = "us-central1-a"\ngpu = "A100-40"\ngpus_per_machine = 4\ngpus = 4\n'
     cluster: Cluster = cluster_from_document(parse_document(text, name="cluster.toml"))
     network = network_of(cluster, MeasuredNetwork())
-    return LayerCosts(JOB, profile=profile, catalogue=cluster.catalogue, network=network)
+    return LayerCosts(job, profile=profile, catalogue=cluster.catalogue, network=network)
 
 
 def test_all_of_it_is_written_and_read_again() -> None:
@@ -194,9 +194,18 @@ def test_bytes_are_the_most_of_any_kind() -> None:
     two = changed()
     other = copy.deepcopy(OWN["timings"][0]) | {"gpu": "V100-16", "kept_bytes": [1.0, 999.0, 1.0]}
     two["timings"].append(other)
-    kept = read(two).measured_bytes("kept_bytes", tp=1, samples=1)
-    assert kept is not None
+    kept = costs_of(read(two)).kept_bytes(tp=1, samples=1, recompute="none")
     np.testing.assert_array_equal(kept, [10.0, 999.0, 5.0])
+
+
+def test_bytes_measured_on_a_kind_without_bf16_are_for_such_kinds() -> None:
+    two = changed(precision="bf16")
+    other = copy.deepcopy(OWN["timings"][0]) | {"gpu": "V100-16", "kept_bytes": [1.0, 999.0, 1.0]}
+    two["timings"].append(other)
+    costs = costs_of(read(two), replace(JOB, precision="bf16"))
+    asked: dict[str, Any] = {"tp": 1, "samples": 1, "recompute": "none"}
+    assert costs.kept_bytes(**asked, gpu="A100-40").tolist() == [10.0, 100.0, 5.0]
+    assert costs.kept_bytes(**asked, gpu="T4").tolist() == [1.0, 999.0, 1.0]
 
 
 def test_a_shared_tensor_counts_as_in_the_model() -> None:

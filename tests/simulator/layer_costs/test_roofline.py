@@ -143,6 +143,15 @@ def test_16_bit_has_shares_of_its_own() -> None:
     assert calibration.in_16_bit(HalfPrecision(0.8, 0.1, "x", 0.6)).traffic_share == 0.6
 
 
+def test_a_gpu_without_bf16_is_as_fast_as_in_fp32() -> None:
+    """Its products, its traffic, its all-reduces and its optimizer are those of fp32."""
+    fp32, bf16 = (roofline(each).times("V100-16", tp=2, micro_batch=8) for each in ("fp32", "bf16"))
+    assert (bf16.forward == fp32.forward).all()
+    assert (bf16.backward == fp32.backward).all()
+    assert bf16.optimizer_s_per_parameter == fp32.optimizer_s_per_parameter
+    assert "V100-16 has no bf16 in hardware; it is computed as fp32" in bf16.provenance.notes
+
+
 def test_every_calibration_is_plausible_and_has_a_source() -> None:
     known = calibrations()
     assert {"default", "cpu"} <= set(known)
