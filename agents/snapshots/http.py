@@ -32,6 +32,8 @@ from worker.plain_file import open_plain
 
 POINT = re.compile(r"([0-9]{1,12})-([0-9]{1,12})\Z", re.ASCII)
 CHUNK_BYTES = 1 << 20
+SILENT_S = 60.0
+"""A sender that sends nothing for so long has ended; senders wait half as long for us."""
 DONE = "the replica is here\n"
 
 
@@ -138,12 +140,15 @@ class SnapshotRoutes:
         temporary = path.parent.parent / name
         snapshot_file.make_folder(temporary.parent)
         try:
+            loop = asyncio.get_running_loop()
             with os.fdopen(snapshot_file.create(temporary, size), "w+b") as file:
-                async for chunk in request.content.iter_chunked(CHUNK_BYTES):
-                    if file.tell() + len(chunk) > size:
-                        return 400, "the body is longer than its Content-Length\n"
-                    file.write(chunk)
-                    failpoint("receiving", int(generation))
+                async with asyncio.timeout(SILENT_S) as limit:
+                    async for chunk in request.content.iter_chunked(CHUNK_BYTES):
+                        limit.reschedule(loop.time() + SILENT_S)
+                        if file.tell() + len(chunk) > size:
+                            return 400, "the body is longer than its Content-Length\n"
+                        file.write(chunk)
+                        failpoint("receiving", int(generation))
             defect = await asyncio.to_thread(_defect, temporary, checksum)
             if defect:
                 return 422, f"{defect}\n"
@@ -156,6 +161,8 @@ class SnapshotRoutes:
             await asyncio.to_thread(delete, self.memory.release_replicas(snapshot))
         except snapshot_file.NoRoomError as error:
             return 507, f"{error.strerror}\n"
+        except TimeoutError:
+            return 408, f"the sender sent nothing for {SILENT_S:g} s\n"
         except OSError as error:
             return 500, f"the replica cannot be written: {error.strerror}\n"
         else:

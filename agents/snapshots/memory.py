@@ -8,6 +8,7 @@ same way. Only the agent deletes files. A file outlives the worker that wrote it
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -60,16 +61,20 @@ class SnapshotMemory:
         if self.has_worker_user:
             self.folder.chmod(0o770)
         self._links.mkdir(exist_ok=True)
-        self.delete_unfinished()
+        self.delete_unfinished(before=True)
         for *_, folder in snapshot_file.point_folders(self.folder):
             for path in sorted(folder.glob(f"*{snapshot_file.SUFFIX}")):
                 self.look(path)
 
-    def delete_unfinished(self) -> None:
-        """Delete the unsealed files of processes that have ended."""
+    def delete_unfinished(self, *, before: bool = False) -> None:
+        """Delete the unsealed files of processes that have ended.
+
+        ``before``: this process has written none yet, so those under its id are a predecessor's; in
+        a container every agent has the same id.
+        """
         with contextlib.suppress(FileNotFoundError):  # A folder may be deleted meanwhile.
             for pid, path in snapshot_file.unfinished_files(self.folder):
-                if not exists(pid):
+                if not exists(pid) or (before and pid == os.getpid()):
                     path.unlink(missing_ok=True)
 
     def look(self, path: Path) -> SnapshotFile | None:

@@ -129,7 +129,7 @@ class Replicator:
         return missing or remark
 
     async def _replicate(self, snapshot: SnapshotFile) -> tuple[str, str]:
-        """Return what could not be replicated, and a remark on the replicas that were stored."""
+        """Return what could not be replicated, and a remark where a retry changes nothing."""
         wanted: dict[NodeId, list[tuple[int, int]]] = {}
         for piece in snapshot.header.pieces:
             if piece.buddy is not None:
@@ -153,8 +153,9 @@ class Replicator:
                 await self._send(snapshot, copy, node)
             except CopyRefused as refusal:
                 reasons.append(f"{node.name} {refusal}")
-            except (OSError, snapshot_file.SnapshotError):
-                return "", ""  # It was deleted or reused: a newer snapshot supersedes it.
+            except (OSError, snapshot_file.SnapshotError) as error:
+                # If it was deleted or reused, a newer snapshot supersedes it.
+                return "", f"no replica: {error}" if _is_unchanged(snapshot) else ""
             else:
                 return "", self._remark(snapshot.job, node)
         if not reasons and buddy == ANY_NODE:
@@ -237,3 +238,11 @@ class Replicator:
         except (OSError, snapshot_file.SnapshotError) as error:
             lost.append(error)
             raise
+
+
+def _is_unchanged(snapshot: SnapshotFile) -> bool:
+    """Return whether the file has the header it had: a worker that reuses it erases that first."""
+    try:
+        return snapshot_file.read_header(snapshot.path) == snapshot.header
+    except (OSError, snapshot_file.SnapshotError):
+        return False

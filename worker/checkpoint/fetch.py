@@ -27,11 +27,15 @@ TICKET_HEADER = "Sailor-Ticket"
 CONNECT_S = 2.0
 TIMEOUT_S = 10.0
 """Seconds for a connected peer to answer."""
+STORAGE_TIMEOUT_S = 120.0
+"""Seconds for an agent to answer that reads from durable storage."""
 REQUEST_BYTES_MAX = 32 << 20
 """The most that is asked of a peer at once."""
 READS_MAX = 4
 """Concurrent read requests."""
 LISTINGS_MAX = 32
+SAID_BYTES_MAX = 500
+"""Of what a peer says when it refuses."""
 
 Body = bytearray | memoryview
 """Writable, as torch wants it; writing to it changes no file."""
@@ -321,6 +325,7 @@ class PeerSource:
     """The node of the agent that serves it, if the source has another name."""
     life: str = ""
     """The node's id; empty if its lease had ended before: then nothing is expected of it."""
+    timeout_s: float = TIMEOUT_S
     _local: threading.local = field(default_factory=threading.local)
     _connections: list[http.client.HTTPConnection] = field(default_factory=list)
     _is_closed: bool = False
@@ -347,7 +352,7 @@ class PeerSource:
         if status == 404:
             return {}
         if status != 200:
-            raise SourceError(f"{self.name} answers {status}")
+            raise self._refused(self.name, status, body)
         try:
             return snapshot_file.listing_from(bytes(body), name=self.name)
         except snapshot_file.SnapshotError as error:
@@ -359,8 +364,10 @@ class PeerSource:
             count = min(REQUEST_BYTES_MAX, offset + size - first)
             wanted = {"Range": f"bytes={first}-{first + count - 1}"}
             status, part = self._get(f"{self.path}/{file}", wanted)
-            if status != 206 or len(part) != count:
-                raise SourceError(f"{self.name}: {file}: {status}, {len(part)} bytes of {count}")
+            if status != 206:
+                raise self._refused(f"{self.name}: {file}:", status, part)
+            if len(part) != count:
+                raise SourceError(f"{self.name}: {file}: {len(part)} bytes instead of {count}")
             body[first - offset : first - offset + count] = part
         return body
 
@@ -368,6 +375,11 @@ class PeerSource:
         self._is_closed = True
         for connection in self._connections:
             connection.close()
+
+    def _refused(self, what: str, status: int, body: bytearray) -> SourceError:
+        """Return the error of a refusal, with the first line of what the agent says."""
+        said = body.partition(b"\n")[0][:SAID_BYTES_MAX].decode(errors="replace").strip()
+        return SourceError(f"{what} answers {status}{said and f': {said}'}")
 
     def _get(self, path: str, headers: dict[str, str]) -> tuple[int, bytearray]:
         """Send a request, on one connection for each thread; a new one if the agent closed it."""
@@ -380,7 +392,7 @@ class PeerSource:
         is_reused = connection.sock is not None
         try:
             if connection.sock is None:
-                _connect(connection, self.tls, self.node or self.name)
+                _connect(connection, self.tls, self.node or self.name, self.timeout_s)
             connection.request("GET", path, headers={TICKET_HEADER: self.ticket, **headers})
             answer = connection.getresponse()
             return answer.status, _read_all(answer)
@@ -395,12 +407,14 @@ class PeerSource:
                 connection.close()
 
 
-def _connect(connection: http.client.HTTPConnection, tls: PeerTls | None, node: str) -> None:
+def _connect(
+    connection: http.client.HTTPConnection, tls: PeerTls | None, node: str, timeout_s: float
+) -> None:
     connection.connect()
     if tls is not None:
         server = f"{node}.{tls.server}"
         connection.sock = tls.context.wrap_socket(connection.sock, server_hostname=server)
-    connection.sock.settimeout(TIMEOUT_S)
+    connection.sock.settimeout(timeout_s)
 
 
 def _read_all(answer: http.client.HTTPResponse) -> bytearray:
@@ -433,7 +447,10 @@ class DurableSource:
             self._files, path = fsspec.core.url_to_fs(self.manifest)
             self._folder = path.rpartition("/")[0]
             manifest = read_fields(self._files.cat_file(path), name=self.manifest)
-            return {each["name"]: self._header(each) for each in manifest["objects"]}
+            objects = manifest["objects"]
+            with ThreadPoolExecutor(LISTINGS_MAX) as pool:
+                headers = list(pool.map(self._header, objects))
+            return {each["name"]: header for each, header in zip(objects, headers, strict=True)}
         except (SourceError, snapshot_file.SnapshotError) as error:
             raise SourceError(f"{self.name}: {error}") from None
         except Exception as error:  # Storage backends raise any exception.

@@ -14,7 +14,14 @@ from simulator.inputs.plan_file import load_plan
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 from worker.checkpoint.capacity_check import DevicePeak
-from worker.checkpoint.fetch import DurableSource, LocalSource, PeerSource, PeerTls, Source
+from worker.checkpoint.fetch import (
+    STORAGE_TIMEOUT_S,
+    DurableSource,
+    LocalSource,
+    PeerSource,
+    PeerTls,
+    Source,
+)
 from worker.checkpoint.snapshot_manager import SnapshotTarget
 from worker.control import work_folder
 from worker.data.batch import DataSource
@@ -118,7 +125,10 @@ class Assignment:
             )
         if by_agent := spec.get("checkpoint"):
             where = by_agent["address"], by_agent["path"], spec["ticket"], tls
-            groups.append([PeerSource("durable storage", *where, node=by_agent["name"])])
+            node = by_agent["name"]
+            groups.append(
+                [PeerSource("durable storage", *where, node=node, timeout_s=STORAGE_TIMEOUT_S)]
+            )
         if spec.get("manifest"):
             groups.append([DurableSource(spec["manifest"])])
         return groups

@@ -80,6 +80,18 @@ async def test_no_other_file_is_read_for_a_worker(tmp_path):
         await refused(source(address, mine, job="other"), "401")
 
 
+async def test_an_agent_that_cannot_read_the_storage_says_why(tmp_path):
+    manifest = committed(tmp_path)
+    path = checkpoint_path(KEY, JOB, manifest)
+    async with served() as address:
+        with closing(source(address, path)) as asked:
+            assert await asyncio.to_thread(asked.files)
+            (tmp_path / "job" / "1-3" / "0.snap").unlink()
+            await refused(asked, r"0\.snap: answers 502: .*No such file", file="0.snap")
+        with closing(source(address, checkpoint_path(KEY, JOB, "file:///gone/m"))) as asked:
+            await refused(asked, r"answers 502: file:///gone/m: .*No such file")
+
+
 async def refused(asked: PeerSource, how: str, *, file: str = "") -> None:
     with closing(asked), pytest.raises(SourceError, match=how):
         await asyncio.to_thread(asked.read, file, 0, 6) if file else await asyncio.to_thread(

@@ -72,12 +72,18 @@ def test_unfinished_files_of_dead_processes_are_deleted(tmp_path):
     os.waitpid(pid, 0)
     (tmp_path / "job").mkdir()
     dead = tmp_path / "job" / snapshot_file.part_name(1, 0, pid, 1)
-    alive = tmp_path / "job" / snapshot_file.part_name(1, 1, os.getpid(), 1)
-    for path in (dead, alive):
+    alive = tmp_path / "job" / snapshot_file.part_name(1, 1, os.getppid(), 1)
+    own = tmp_path / "job" / snapshot_file.part_name(1, 2, os.getpid(), 1)
+    for path in (dead, alive, own):
         path.write_bytes(b"half a snapshot")
-    SnapshotMemory(tmp_path).open()
+    memory = SnapshotMemory(tmp_path)
+    memory.open()
     assert not dead.exists()
     assert alive.exists()
+    assert not own.exists(), "an agent of before had the same process id"
+    own.write_bytes(b"half a snapshot")
+    memory.delete_unfinished()
+    assert own.exists()
 
 
 def test_a_file_that_a_worker_reused_counts_once(tmp_path):
@@ -305,6 +311,22 @@ async def test_a_replica_is_stored_if_it_is_complete_and_signed(served, tmp_path
     assert (await served.put(f"{target}?header={head_checksum(other)}", data))[0] == 409
     left = sorted(p.name for p in served.memory.folder.rglob("*") if p.is_file())
     assert left == ["7.snap"], "what was refused is not left behind"
+
+
+@pytest.mark.asyncio
+async def test_the_room_of_a_replica_whose_sender_fell_silent_is_freed(served, monkeypatch):
+    monkeypatch.setattr("agents.snapshots.http.SILENT_S", 0.2)
+    path = "/v1/memory/job/1-3/7.snap?header=0"
+    header, _ = sign_request(KEY, RECEIVER, "PUT", path, b"", at=time.time())
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(
+        f"PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n"
+        f"{REQUEST_HEADER}: {header}\r\n\r\nthe first bytes".encode()
+    )
+    said = (await reader.readuntil(b"for 0.2 s\n")).decode()
+    assert said.startswith("HTTP/1.1 408 ")
+    assert list(served.memory.folder.rglob("*.part")) == []
+    writer.close()
 
 
 @pytest.mark.asyncio

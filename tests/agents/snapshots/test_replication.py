@@ -314,11 +314,25 @@ async def test_a_snapshot_that_was_deleted_or_reused_is_skipped(world):
     gone, changed, good = (world.snapshot(step) for step in (1, 2, 3))
     shutil.rmtree(gone.path.parent)
     with changed.path.open("r+b") as file:
+        snapshot_file.unseal(file.fileno())
         file.seek(changed.header.pieces[0].offset)
         file.write(b"of another step")
     await world.run(world.buddies(), gone, changed, good)
     assert world.done == [(1, ""), (2, ""), (3, "")]
     assert [sealed.point.step for sealed in world.held("b")] == [3]
+
+
+@pytest.mark.asyncio
+async def test_a_damaged_snapshot_is_reported_and_not_tried_again(world):
+    damaged = world.snapshot(2)
+    with damaged.path.open("r+b") as file:
+        file.seek(damaged.header.pieces[0].offset)
+        file.write(b"?")
+    await world.run(world.buddies(patience_s=600.0), damaged)
+    ((_, said),) = world.done
+    assert said == (
+        f"no replica: {damaged.path}: piece 0 of layer 0 is damaged: its checksum does not match"
+    )
 
 
 @pytest.mark.asyncio

@@ -10,10 +10,10 @@ from worker.checkpoint.manifest import PREFIX, hash_of
 from worker.checkpoint.snapshot_file import head_checksum, read_head
 
 
-def commit_object(path: Path) -> str:
-    """Write the manifest beside its object; return the manifest's URI."""
-    about = {"name": path.name, "checksum": head_checksum(read_head(path))}
-    fields: dict[str, Any] = {"objects": [about]}
-    manifest = path.parent / f"{PREFIX}1.json"
+def commit_object(*paths: Path) -> str:
+    """Write the manifest beside its objects; return the manifest's URI."""
+    about = [{"name": path.name, "checksum": head_checksum(read_head(path))} for path in paths]
+    fields: dict[str, Any] = {"objects": about}
+    manifest = paths[0].parent / f"{PREFIX}1.json"
     manifest.write_text(json.dumps({**fields, "sha256": hash_of(fields)}))
     return f"file://{manifest}"

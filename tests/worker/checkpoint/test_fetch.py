@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from tests.worker.checkpoint.one_object import commit_object
 from tests.worker.checkpoint.test_snapshot_file import header_of, write
@@ -164,6 +165,20 @@ def test_durable_checkpoint_is_read_if_no_memory_has_the_state(tmp_path):
     manifest, found = committed(tmp_path)
     got = fetch(KEYS, [[own(tmp_path / "gone")], [DurableSource(manifest)]], model=MODEL)
     assert as_bytes(got.bodies) == expected(found)
+
+
+def test_headers_of_a_checkpoint_are_read_at_the_same_time(tmp_path, monkeypatch):
+    both, read = threading.Barrier(2, timeout=20.0), LocalFileSystem.cat_file
+    manifest = commit_object(*(write(tmp_path, header_of(9, rank=rank)).path for rank in (0, 1)))
+
+    def cat_file(self, path, start=None, end=None, **how):
+        if path.endswith(".snap"):
+            both.wait()
+        return read(self, path, start, end, **how)
+
+    monkeypatch.setattr(LocalFileSystem, "cat_file", cat_file)
+    found = DurableSource(manifest).files()
+    assert {name: header.rank for name, header in found.items()} == {"0.snap": 0, "1.snap": 1}
 
 
 def test_damaged_object_is_named(tmp_path):
