@@ -123,7 +123,7 @@ def main() -> int:
     placed = replanner.place(answer.plan, nodes)
     assert placed is not None
     began = time.perf_counter()
-    running = replanner.prepare(placed)
+    running = replanner.prepare(placed, nodes)
     look_s = time.perf_counter() - began
     began = time.process_time()
     ready = Precomputed(replanner, running, nodes).all()

@@ -99,7 +99,8 @@ def assign(
         at_place[node.key].append(node)
     chosen: dict[tuple[int, int], tuple[str, bool]] = {}
     for key in sorted(groups):
-        here = tuple(sorted(at_place[key], key=lambda node: node.id))
+        # Of equal nodes those on demand first, as plans are priced.
+        here = tuple(sorted(at_place[key], key=lambda node: (node.spot, node.id)))
         fetch = _FetchUsd(key, by_id, held, state, routes)
         for units, makes_room in _ways(plan, groups[key], here):
             room = _Room(here)

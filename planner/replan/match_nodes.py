@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from planner.replan.nodes import Node, is_placed, nodes_of
+from planner.replan.nodes import Node, is_placed, nodes_of, spot_by_id
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.documents.problems import Problems, nearest
 from simulator.spec.plan import Place, PlaceKey, Plan
@@ -36,7 +36,7 @@ def match_nodes(plan: Plan, cluster: Cluster, lost: Iterable[str] = ()) -> Match
 
     The plan's nodes, except those in ``lost``, keep their names for as many machines as are up; if
     there are fewer machines, the last names count as lost. A plan that names no nodes ran on the
-    first machines of each pool.
+    first machines of each pool. Lost nodes were spot nodes where their place has a spot pool.
     """
     problems = Problems()
     gone = set(lost)
@@ -54,15 +54,16 @@ def match_nodes(plan: Plan, cluster: Cluster, lost: Iterable[str] = ()) -> Match
     up: defaultdict[PlaceKey, list[Node]] = defaultdict(list)
     for node in nodes_of(cluster):
         up[node.key].append(node)
+    spot = {pool.key for pool in cluster.pools if pool.spot}
     if not is_placed(plan):
-        return _counted(plan, up)
+        return _counted(plan, up, spot)
     before, now = [], []
     names: defaultdict[PlaceKey, list[str]] = defaultdict(list)
     for name in sorted(named, key=_natural):
         place, devices = named[name]
         key = place.key
         size = max([devices, *(node.gpus for node in up[key])])
-        before.append(Node(name, *key, size))
+        before.append(Node(name, *key, size, key in spot))
         if name not in gone:
             names[key].append(name)
     for key, machines in sorted(up.items()):
@@ -72,6 +73,8 @@ def match_nodes(plan: Plan, cluster: Cluster, lost: Iterable[str] = ()) -> Match
         now += [replace(m, id=name) for m, name in zip(largest_first, kept, strict=False)]
         fresh = _fresh_names(key, named)
         now += [replace(m, id=next(fresh)) for m in largest_first[len(kept) :]]
+    contract = spot_by_id(now)
+    before = [replace(node, spot=contract.get(node.id, node.spot)) for node in before]
     return MatchedNodes(tuple(before), tuple(now))
 
 
@@ -113,7 +116,9 @@ def _named(plan: Plan, problems: Problems) -> dict[str, tuple[Place, int]]:
     return named
 
 
-def _counted(plan: Plan, up: dict[PlaceKey, list[Node]]) -> MatchedNodes:
+def _counted(
+    plan: Plan, up: dict[PlaceKey, list[Node]], spot: Collection[PlaceKey]
+) -> MatchedNodes:
     """Before: as many machines as the plan may need, starting with those that are up."""
     groups: Counter[PlaceKey] = Counter()
     sizes: dict[PlaceKey, int] = {}
@@ -128,7 +133,7 @@ def _counted(plan: Plan, up: dict[PlaceKey, list[Node]]) -> MatchedNodes:
         machines = up.get(key, [])
         size = max([sizes[key], *(node.gpus for node in machines)])
         more = (
-            Node(f"{key[2]}/{key[1]}/{number}", *key, size)
+            Node(f"{key[2]}/{key[1]}/{number}", *key, size, key in spot)
             for number in range(len(machines) + 1, count + 1)
         )
         before += [*machines, *more]

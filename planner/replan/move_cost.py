@@ -223,19 +223,6 @@ def fetch_seconds(
     return max(slowest, from_store)
 
 
-def usd_per_hour_of(
-    plan: Plan, price_usd_per_gpu_hour: Mapping[PlaceKey, float | None]
-) -> float | None:
-    """Hourly rent of a plan's devices; ``None`` where a price is unknown."""
-    total = 0.0
-    for stage, place in placed_stages(plan):
-        price = price_usd_per_gpu_hour[place.key]
-        if price is None:
-            return None
-        total += price * stage.tp
-    return total
-
-
 def _largest_device_bytes(plan: Plan, state: State) -> float:
     """The most state that one device of the plan holds."""
     return max(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from planner.problem.inventory import Lot
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.estimate.machine_layout import lay_out
+from simulator.inputs.supply_check import groups_by_place
 from simulator.spec.plan import Located, Place, PlaceKey, Plan, Stage
 
 
@@ -41,6 +42,11 @@ def nodes_of(cluster: Cluster) -> tuple[Node, ...]:
     return tuple(nodes)
 
 
+def spot_by_id(nodes: Iterable[Node]) -> dict[str, bool]:
+    """Whether each node is a spot node, by its id: prices follow from it."""
+    return {node.id: node.spot for node in nodes}
+
+
 def cluster_with(cluster: Cluster, nodes: Iterable[Node]) -> Cluster:
     """The cluster with exactly these nodes up; prices, quotas and links stay."""
     up: defaultdict[tuple[PlaceKey, bool], Counter[int]] = defaultdict(Counter)
@@ -56,6 +62,18 @@ def cluster_with(cluster: Cluster, nodes: Iterable[Node]) -> Cluster:
             pools.append(replace(pool, gpus=0))
     assert not up, f"nodes of no pool: {sorted(up)}"
     return replace(cluster, pools=tuple(pools))
+
+
+def on_demand_first(nodes: Iterable[Node], plan: Plan) -> tuple[Node, ...]:
+    """The nodes that supply a plan if those on demand are taken first, as the search prices it."""
+    wanted = groups_by_place(plan)
+    left = Counter({key: sum(tp * n for tp, n in sizes.items()) for key, sizes in wanted.items()})
+    taken = []
+    for node in sorted(nodes, key=lambda node: node.spot):
+        if left[node.key] > 0:
+            left[node.key] -= node.gpus
+            taken.append(node)
+    return tuple(taken)
 
 
 def lots_on(lots: Sequence[Lot], nodes: Iterable[Node]) -> tuple[Lot, ...]:

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from planner.pipelines.pipeline_mix import PipelineMix, plan_of, rough_seconds
 from planner.pipelines.pipeline_template import Template
 from planner.problem.inventory import Lot, grants_of, is_supplied
-from planner.problem.objective import Figures
+from planner.problem.objective import Breach, Figures
 from planner.replan.assign_nodes import assign, with_homes
 from planner.replan.damage import Running, damage
-from planner.replan.nodes import Node, lots_on
+from planner.replan.nodes import Node, lots_on, on_demand_first, spot_by_id
 from planner.replan.repairs import RepairDrafts
 from planner.replan.replan_tables import ReplanTables
 from planner.replan.state_map import placed_stages
+from simulator.documents.problems import Problem
 from simulator.estimate.result import Estimate
 from simulator.inputs.plan_check import split_in_proportion
 from simulator.spec.plan import Pipeline, Plan
@@ -52,6 +53,8 @@ class ReplanSearch:
     _seen: dict[PipelineMix, PlacedPlan | None] = field(default_factory=dict)
     _mix_by_plan_id: dict[int, PipelineMix] = field(default_factory=dict)
     _simple: Plan | None = None
+    _refused: list[Breach] = field(default_factory=list)
+    """Of each plan that breaks limits, the one that it exceeds most."""
 
     def __post_init__(self) -> None:
         unknown = {n.key for n in self.nodes} - {x.key for x in self.tables.lots}
@@ -59,7 +62,7 @@ class ReplanSearch:
         self.lots = lots_on(self.tables.lots, self.nodes)
         self._damage = damage(self.running, self.nodes)
         self._grants = grants_of(self.tables.cluster, self.lots)
-        self._spot = {node.id for node in self.nodes if node.spot}
+        self._spot = spot_by_id(self.nodes)
         b = self.running.plan.micro_batch_size
         self._total = self.tables.job.global_batch // b
         self._drafts = RepairDrafts(self.tables.templates, self.lots, self._total, b)
@@ -83,20 +86,24 @@ class ReplanSearch:
 
     def placed_anew(self, plan: Plan) -> PlacedPlan | None:
         """Judge a plan from elsewhere: with running pipelines at their places, and by its own
-        placement alone if that is another one.
+        placement alone if that is another one. If neither keeps the limits, by the
+        contracts at which the search priced it.
         """
         ways = [with_homes(plan, self.running.plan, self.nodes)]
         if plan.together != self.running.together:
             ways.append(plan)
-        return min((p for p in map(self.placed, ways) if p is not None), key=by_worth, default=None)
+        found = [placed for placed in map(self.placed, ways) if placed is not None]
+        if not found and len(set(self._spot.values())) > 1:
+            return self.placed(plan, on_demand_first(self.nodes, plan))
+        return min(found, key=by_worth, default=None)
 
-    def placed(self, plan: Plan) -> PlacedPlan | None:
+    def placed(self, plan: Plan, nodes: Sequence[Node] | None = None) -> PlacedPlan | None:
         """Judge a plan on the nodes where it moves least; ``None`` if it breaks a limit there."""
         if not is_supplied(plan, self.lots, self._grants):
             return None
         on_nodes = assign(
             plan,
-            self.nodes,
+            self.nodes if nodes is None else nodes,
             running=self.running.plan,
             state=self.tables.state,
             routes=self.tables.routes,
@@ -109,20 +116,41 @@ class ReplanSearch:
         self.evaluations += 1
         assert plan.samples_per_iteration == self.tables.job.global_batch
         estimate = (
-            self.running.estimate if plan == self.running.plan else self.tables.judge.estimate(plan)
+            self.running.estimate
+            if plan == self.running.plan
+            else self.tables.judge.estimate_on(plan, self._spot)
         )
         if not estimate.fits:
             return None
         figures = Figures(estimate.iteration_s, estimate.money.total_usd, self._spot_share(plan))
         score = self.tables.limits.score(figures)
         if score is None:
+            breaches = self.tables.limits.breaches(figures)
+            self._refused.append(max(breaches, key=lambda breach: breach.excess))
             return None
         return PlacedPlan((*score, len(plan.pipelines)), plan, estimate)
+
+    def why_none(self) -> Problem:
+        """Why no plan was found on these nodes."""
+        if not self.nodes:
+            return Problem("cluster", "no node is up", "wait for a node, or add one")
+        if not self._refused:
+            what = "no plan that was judged fits on the nodes that are up"
+            return Problem("cluster", what, "wait for another node, or add one")
+        near = min(self._refused, key=lambda breach: breach.excess)
+        unit = " s" if near.limit == "deadline" else ""
+        return Problem(
+            f"objective.{near.limit}",
+            f"allows {near.allowed:.4g}{unit}, and the nearest plan on the nodes that are up has"
+            f" {near.needed:.4g}{unit}",
+            "relax it, or add nodes",
+        )
 
     def _spot_share(self, plan: Plan) -> float:
         devices: Counter[bool] = Counter()
         for stage, place in placed_stages(plan):
-            devices[place.node in self._spot] += stage.tp
+            assert place.node is not None
+            devices[self._spot[place.node]] += stage.tp
         return devices[True] / devices.total()
 
     def survivors(self) -> PlacedPlan | None:

@@ -12,7 +12,7 @@ from planner.problem.objective import Limits
 from planner.replan.assign_nodes import assign
 from planner.replan.damage import Running, check_replannable, template_of
 from planner.replan.move_cost import DEFAULT_TIMES, MoveTimes
-from planner.replan.nodes import Node, is_placed, placement_of
+from planner.replan.nodes import Node, is_placed, placement_of, spot_by_id
 from planner.replan.repairs import template_lots
 from planner.replan.state_map import State, state_of
 from planner.replan.transfers import Routes
@@ -79,8 +79,8 @@ class ReplanTables:
         """Assign nodes and devices to a plan that does not run yet; ``None`` if it does not fit."""
         return assign(plan, nodes, running=None, state=self.state, routes=self.routes)
 
-    def prepare(self, plan: Plan) -> Running:
-        """Prepare a placed plan for replanning, before anything is lost."""
+    def prepare(self, plan: Plan, nodes: Sequence[Node]) -> Running:
+        """Prepare a placed plan for replanning, before anything is lost from its nodes."""
         lot_of = {lot.key: k for k, lot in enumerate(self.lots)}
         check_replannable(plan, lot_of)
         assert is_placed(plan), "place a plan before it is replanned"
@@ -96,7 +96,8 @@ class ReplanTables:
                 known[key] = template_of(pipeline, plan.micro_batch_size, maker, lot_of)
             templates.append(known[key])
         together = placement_of(plan, self.judge.sites.gpus_per_machine)
-        return Running(plan, self.judge.estimate(plan), tuple(templates), together)
+        estimate = self.judge.estimate_on(plan, spot_by_id(nodes))
+        return Running(plan, estimate, tuple(templates), together)
 
     def _make_templates(self, micro_batch: int) -> None:
         """Make the templates that a question may need, so that no question waits for them."""

@@ -15,7 +15,7 @@ from planner.api import plan_job
 from planner.problem.preference import are_tied, objective_of, preferred
 from planner.problem.question import Question
 from planner.replan.damage import Running
-from planner.replan.move_cost import MoveCost, cost_of_move, usd_per_hour_of
+from planner.replan.move_cost import MoveCost, cost_of_move
 from planner.replan.nodes import Node, cluster_with, nodes_used
 from planner.replan.replan_search import PlacedPlan, ReplanSearch, by_worth
 from planner.replan.replan_tables import ReplanTables
@@ -109,9 +109,7 @@ class Replanner(ReplanTables):
             if answer.plan is not None:
                 best = self._preferred(running, best, search.placed_anew(answer.plan), search)
         if best is None:
-            problems = problems or (
-                Problem("cluster", "no node is up", "wait for a node, or add one"),
-            )
+            problems = problems or (search.why_none(),)
             return Replan(None, None, None, None, search.needed, search.evaluations, problems)
         return self._result(running, best, search)
 
@@ -140,7 +138,6 @@ class Replanner(ReplanTables):
         transfers = transfers_of(
             best.plan, search.nodes, running=running.plan, state=self.state, routes=self.routes
         )
-        prices = {lot.key: lot.price_usd_per_gpu_hour for lot in self.lots}
         move = cost_of_move(
             best.plan,
             transfers,
@@ -150,7 +147,7 @@ class Replanner(ReplanTables):
             old_iteration_s=running.estimate.iteration_s,
             new_iteration_s=best.estimate.iteration_s,
             is_planned=not search.has_losses,
-            usd_per_hour=usd_per_hour_of(best.plan, prices),
+            usd_per_hour=best.estimate.rent_usd_per_hour,
             times=self.times,
         )
         return Replan(

@@ -22,7 +22,7 @@ from planner.problem.question import Question, read_ahead
 from planner.replan.answers_ahead import Precomputed
 from planner.replan.damage import Running
 from planner.replan.move_cost import DEFAULT_TIMES, cost_of_move
-from planner.replan.nodes import Node, cluster_with, is_placed, nodes_used
+from planner.replan.nodes import Node, cluster_with, is_placed, nodes_used, spot_by_id
 from planner.replan.replanner import Replan, Replanner
 from planner.replan.state_map import placed_stages
 from planner.replan.transfers import transfers_of
@@ -138,12 +138,13 @@ def _from_nothing(job: Job, nodes: Sequence[Node], request: PlanRequest) -> Foun
     found = plan_job(Question(job, cluster, replanner.measurements, proves=False, prefer=prefer))
     if found.plan is None:
         return "; ".join(map(str, found.problems)) or "no plan fits"
-    assert found.estimate is not None
     placed = replanner.place(found.plan, nodes)
     assert placed is not None, "a plan for these nodes has room on them"
-    again = _again(replanner, placed, found.estimate, nodes)
-    why = (*found.explain, *_warnings(replanner, placed, found.estimate, nodes, request.past))
-    return _found(job, placed, found.estimate, again=again, why=why)
+    # The search charges on-demand nodes first, whichever the plan is placed on.
+    estimate = replanner.judge.estimate_on(placed, spot_by_id(nodes))
+    again = _again(replanner, placed, estimate, nodes)
+    why = (*found.explain, *_warnings(replanner, placed, estimate, nodes, request.past))
+    return _found(job, placed, estimate, again=again, why=why)
 
 
 def _from_running(
@@ -186,10 +187,14 @@ def _without_slow(
         node.id: factors.get(node.gpu, others) * slow.get(node.id, 1.0)
         for node in (*request.nodes, *request.ran_on)
     }
-    judge = replanner.judge
-    limps = replace(running, estimate=judge.estimate_with(running.plan, times_slower=times))
+    spot = spot_by_id([*nodes, *_ran_on(running.plan, request)])
+
+    def at_their_speed(some: Plan) -> Estimate:
+        return replanner.judge.estimate_on(some, spot, times_slower=times)
+
+    limps = replace(running, estimate=at_their_speed(running.plan))
     # What runs can go on, but no faster than they do.
-    seen = judge.estimate_with(plan, times_slower=times)
+    seen = at_their_speed(plan)
     better = replace(found, estimate=seen, needed=None)
     told = _judged(replanner, job, limps, better, nodes, request.past)
     # Later measurements are compared with predictions, so `busy` stays uncorrected.
@@ -199,13 +204,21 @@ def _without_slow(
 def _ran_on(before: Plan, request: PlanRequest) -> list[Node]:
     """The machines of the running plan; unknown ones are reconstructed from the plan itself.
 
-    A new leader has never seen nodes that were lost before its election.
+    A new leader has never seen nodes that were lost before its election; they were spot nodes where
+    there are any.
     """
     known: dict[str, Node] = {record.id: planner_node(record) for record in request.ran_on}
-    for _, place in placed_stages(before):
-        if place.node is not None and place.node not in known:
+    places = {place.node: place for _, place in placed_stages(before) if place.node is not None}
+    live = [planner_node(record) for record in request.nodes]
+    unknown = places.keys() - known.keys() - {node.id for node in live}
+    if unknown:
+        seen = [*live, *known.values()]
+        pools = cluster_of(request.cluster_file, seen).pools
+        spot = {pool.key for pool in pools if pool.spot}
+        for name in sorted(unknown):
+            place = places[name]
             gpus = max(place.devices, default=0) + 1
-            known[place.node] = Node(place.node, place.gpu, place.machine, place.zone, gpus)
+            known[name] = Node(name, *place.key, gpus, place.key in spot)
     return list(known.values())
 
 
@@ -221,7 +234,7 @@ def _tables_for(request: PlanRequest, before: Plan) -> tuple[Replanner, Running]
         # The plain tables of the running plan stay, for the next urgent request.
         for other in [each for each in _RUNNING if each[0] != request.running or each[1]]:
             del _RUNNING[other]
-        known = _RUNNING[key] = replanner, replanner.prepare(before)
+        known = _RUNNING[key] = replanner, replanner.prepare(before, nodes)
     return known
 
 
@@ -363,7 +376,7 @@ def _again(
         old_iteration_s=estimate.iteration_s,
         new_iteration_s=estimate.iteration_s,
         is_planned=False,
-        usd_per_hour=estimate.to_json()["cost_usd_per_hour"],
+        usd_per_hour=estimate.rent_usd_per_hour,
         times=replanner.times,
     )
     return cost.to_json()

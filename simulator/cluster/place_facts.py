@@ -35,22 +35,30 @@ class PlaceFacts:
             return self.measured.price_usd_per_gpu_hour.get((place.gpu, place.zone))
         return min(prices) if len(prices) == len(found) else None
 
-    def usd_per_hour(self, place: Place, gpus: int) -> float | None:
-        """Return the price of several GPUs, on demand before spot; ``None`` if it is unknown."""
-        total, left = 0.0, gpus
+    def usd_per_hour(self, place: Place, gpus: int, spot: bool | None = None) -> float | None:
+        """Return the price of several GPUs of one contract; ``None`` if it is unknown.
+
+        Where the contract is unknown: on demand before spot, and what is up before what is
+        obtainable.
+        """
         pools = self._pools(place)
-        for pool in pools:
-            # GPUs beyond those that are up count at the price of the last pool.
-            taken = left if pool is pools[-1] else min(left, pool.gpus)
+        if not pools:
+            usd = self.price_usd_per_gpu_hour(place)
+            return None if usd is None else usd * gpus
+        pools = tuple(pool for pool in pools if spot in (None, pool.spot))
+        supply = [(pool, pool.gpus) for pool in pools]
+        supply += [(pool, pool.obtainable_gpus) for pool in pools]
+        # GPUs beyond these count at the price of the last pool.
+        supply += [(pool, gpus) for pool in pools[-1:]]
+        total, left = 0.0, gpus
+        for pool, most in supply:
+            taken = min(left, most)
             usd = self.pool_price_usd(pool)
             if usd is None and taken:
                 return None
             total += taken * (usd or 0.0)
             left -= taken
-        if pools:
-            return total
-        usd = self.price_usd_per_gpu_hour(place)
-        return None if usd is None else usd * gpus
+        return None if left else total
 
     def _pools(self, place: Place) -> tuple[Pool, ...]:
         return self.cluster.pools_of(place.key)

@@ -74,10 +74,19 @@ class EventEstimator:
 
     def estimate(self, plan: Plan) -> Estimate:
         """Estimate a plan that ``check_plan`` has accepted."""
-        return self.estimate_with(plan, times_slower={})
+        return self.estimate_on(plan, {})
 
-    def estimate_with(self, plan: Plan, *, times_slower: Mapping[str, float]) -> Estimate:
-        """Estimate a plan with the passes on some nodes slowed down by a factor (stragglers)."""
+    def estimate_on(
+        self,
+        plan: Plan,
+        spot: Mapping[str, bool],
+        *,
+        times_slower: Mapping[str, float] | None = None,
+    ) -> Estimate:
+        """Estimate a placed plan at the prices of its nodes; ``spot`` tells by id which are spot.
+
+        The passes on some nodes may be slowed down by a factor (stragglers).
+        """
         layout = lay_out(plan, self.sites.gpus_per_machine)
         groups = layout.groups
         work = plan_times(layout, self.costs, self._messages)
@@ -94,6 +103,7 @@ class EventEstimator:
         money = iteration_money(
             devices_by_place(groups),
             iteration_s=iteration_s,
+            spot=spot,
             usd_per_hour=self.sites.usd_per_hour,
             egress_bytes=self._egress(groups, jobs),
             egress_usd_per_byte=self.network.egress_usd_per_byte,

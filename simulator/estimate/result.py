@@ -85,6 +85,12 @@ class Estimate:
         return self.samples_per_iteration / self.iteration_s
 
     @property
+    def rent_usd_per_hour(self) -> float | None:
+        """Price of the devices, without egress; ``None`` if it is unknown."""
+        usd = self.money.compute_usd
+        return None if usd is None else usd / self.iteration_s * 3600
+
+    @property
     def fits(self) -> bool:
         return all(device.fits for pipeline in self.memory for device in pipeline)
 

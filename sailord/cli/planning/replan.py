@@ -80,7 +80,7 @@ def replan(
     replanner = Replanner(the_job, the_cluster, ready)
     placed = old if is_placed(old) else replanner.place(old, matched.before)
     assert placed is not None, "a checked plan fits its cluster"
-    running = replanner.prepare(placed)
+    running = replanner.prepare(placed, matched.before)
     started = time.perf_counter()
     found = (replanner.improve if deep else replanner.replan)(running, matched.now)
     seconds = time.perf_counter() - started
@@ -108,15 +108,9 @@ class _Result:
 
 def _check(old: Plan, job: Job, cluster: Cluster, matched: MatchedNodes, name: str) -> None:
     """Check the running plan against the job and the nodes on which it ran."""
-    before = cluster_with(
-        cluster, (replace(node, spot=_is_spot(cluster, node.key)) for node in matched.before)
-    )
-    wide = replace(before, quotas=())  # A running plan has passed its quotas.
+    # A running plan has passed its quotas.
+    wide = replace(cluster_with(cluster, matched.before), quotas=())
     Problems(list(check_plan(old, job, wide, place=name))).raise_if_any()
-
-
-def _is_spot(cluster: Cluster, key: tuple[str, str, str]) -> bool:
-    return all(p.spot for p in cluster.pools if (p.gpu, p.machine, p.zone) == key)
 
 
 def _verdict(

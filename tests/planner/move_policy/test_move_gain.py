@@ -35,7 +35,7 @@ def plan_of(pipelines: int, *cuts: int) -> Plan:
 def moved(before: Plan, after: Plan, nodes: tuple[Node, ...] = NODES) -> tuple[Running, Replan]:
     placed = REPLANNER.place(before, nodes)
     assert placed is not None
-    running = REPLANNER.prepare(placed)
+    running = REPLANNER.prepare(placed, nodes)
     found = REPLANNER.replan_as(running, NODES, after)
     assert found is not None
     return running, found

@@ -12,7 +12,6 @@ from planner.replan.move_cost import (
     MoveCost,
     cost_of_move,
     fetch_seconds,
-    usd_per_hour_of,
 )
 from planner.replan.nodes import Node
 from planner.replan.past_moves import PastMove
@@ -180,9 +179,3 @@ def _two_stages(other: Node) -> Plan:
     ]
     stages = (Stage((0, 1), 4, (places[0],)), Stage((1, 2), 4, (places[1],)))
     return Plan(1, (Pipeline(4, stages),))
-
-
-def test_rent_is_unknown_if_a_price_is_unknown() -> None:
-    key = ("A100-40", "A100-40x4", ZONES[0])
-    assert usd_per_hour_of(placed(), {key: 2.5}) == 10.0
-    assert usd_per_hour_of(placed(), {key: None}) is None

@@ -48,7 +48,7 @@ def started(case: SmallCase) -> tuple[Replanner, Running, tuple[Node, ...]] | No
     nodes = nodes_of(case.cluster)
     placed = replanner.place(answer.plan, nodes)
     assert placed is not None
-    return replanner, replanner.prepare(placed), nodes
+    return replanner, replanner.prepare(placed, nodes), nodes
 
 
 def case_of(seed: str, **options: object) -> SmallCase:
@@ -139,7 +139,7 @@ def test_any_sequence_of_losses_and_additions_is_survived(examples: int) -> None
                 assert found.estimate is not None
                 least = replanner.judge.estimate(simple).iteration_s
                 assert found.estimate.iteration_s <= least
-            running = replanner.prepare(found.found[0])
+            running = replanner.prepare(found.found[0], nodes)
     assert answered >= 10 * max(2, examples // 12)
 
 
@@ -167,7 +167,7 @@ def test_more_nodes_never_make_it_worse() -> None:
         small = replanner.improve(running, fewer, budget=10)
         if small.plan is None:
             continue
-        grown = replanner.prepare(small.plan)
+        grown = replanner.prepare(small.plan, nodes)
         for step in (replanner.replan, replanner.improve):
             large = step(grown, nodes)
             assert large.estimate is not None
@@ -211,7 +211,7 @@ def test_a_risen_price_leads_to_a_cheaper_plan() -> None:
     )
     assert len({p.price_usd_per_gpu_hour for p in pools}) == 2, "every pool is in use"
     dearer = Replanner(job, Cluster(pools, case.cluster.catalogue), case.measurements)
-    again = dearer.prepare(running.plan)
+    again = dearer.prepare(running.plan, nodes)
     found = dearer.improve(again, nodes)
     assert found.estimate is not None
     assert (found.estimate.money.total_usd or 0) < (again.estimate.money.total_usd or 0)
@@ -222,13 +222,13 @@ def test_a_cluster_that_is_too_small_says_what_would_help() -> None:
     case = case_of("sequence 1")
     begun = started(case)
     assert begun is not None
-    replanner, running, _ = begun
+    replanner, running, nodes = begun
     found = replanner.replan(running, ())
     assert found.plan is None
     assert "no node" in str(found.problems[0])
     job = replace(case.job, objective=Objective(max_usd_per_iteration=1e-12))
     strict = Replanner(job, case.cluster, case.measurements)
-    found = strict.replan(strict.prepare(running.plan), nodes_of(case.cluster))
+    found = strict.replan(strict.prepare(running.plan, nodes), nodes)
     assert found.plan is None
     assert any("max_usd_per_iteration" in str(problem) for problem in found.problems)
     assert found.needed is not None
@@ -247,7 +247,7 @@ def test_a_running_plan_that_exceeds_memory_is_left() -> None:
     nodes = nodes_of(replanner.cluster)
     place = replace(nodes[0].place, node=nodes[0].id, devices=(0, 1, 2, 3))
     stages = (Stage((0, len(job.model.layers)), 4, (place,)),)
-    running = replanner.prepare(Plan(1, (Pipeline(16, stages),)))
+    running = replanner.prepare(Plan(1, (Pipeline(16, stages),)), nodes)
     assert not running.estimate.fits
     found = replanner.replan(running, nodes)
     check(found, replanner, nodes)
@@ -260,7 +260,7 @@ def test_unsupported_plans_are_refused() -> None:
     assert begun is not None
     replanner, running, _ = begun
     with pytest.raises(InputError, match="gpipe"):
-        replanner.prepare(replace(running.plan, schedule="gpipe"))
+        replanner.prepare(replace(running.plan, schedule="gpipe"), ())
 
 
 # -- precomputed --------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ def test_a_loss_that_breaks_every_pipeline_is_answered_without_a_long_search() -
     )
     placed = replanner.place(Plan(1, (Pipeline(case.job.global_batch, stages),)), nodes)
     assert placed is not None
-    running = replanner.prepare(placed)
+    running = replanner.prepare(placed, nodes)
     lost = min(nodes_used(placed))
     live = tuple(node for node in nodes if node.id != lost)
     found = replanner.replan(running, live)
@@ -377,7 +377,7 @@ def four_by_four(together: int | None, *, machines: int) -> tuple[Replanner, Run
     plan = Plan(8, (Pipeline(32, stages),) * 4, together=together)
     placed = replanner.place(plan, nodes_of(replanner.cluster)[:4])
     assert placed is not None
-    return replanner, replanner.prepare(placed)
+    return replanner, replanner.prepare(placed, nodes_of(replanner.cluster))
 
 
 def nodes_by_pipeline(plan: Plan) -> list[int]:
@@ -419,7 +419,7 @@ def test_a_repaired_single_pipeline_needs_no_room_for_sums(tmp_path, monkeypatch
     replanner, nodes = Replanner(asked.job, cluster, asked.measurements), nodes_of(cluster)
     placed = replanner.place(answer.plan, nodes)
     assert placed is not None
-    running = replanner.prepare(placed)
+    running = replanner.prepare(placed, nodes)
     lost = max(nodes_used(placed))
     assert "small" in lost
     live = tuple(node for node in nodes if node.id != lost)

@@ -77,11 +77,11 @@ def test_straggler_slows_its_pipeline_and_all_that_wait_for_it(cluster):
     question = PlanRequest(SPEC, cluster, None, NODES, running(cluster).plan, NODES)
     judge = replanner_for(question, [planner_node(node) for node in NODES]).judge
     plain = judge.estimate(before)
-    same = judge.estimate_with(before, times_slower={SLOW.id: 1.0, "another": 9.0})
+    same = judge.estimate_on(before, {}, times_slower={SLOW.id: 1.0, "another": 9.0})
     assert same.iteration_s == plain.iteration_s
-    slow = judge.estimate_with(before, times_slower={SLOW.id: 3.0})
+    slow = judge.estimate_on(before, {}, times_slower={SLOW.id: 3.0})
     assert slow.iteration_s > plain.iteration_s
-    all_slow = judge.estimate_with(before, times_slower={node.id: 3.0 for node in NODES})
+    all_slow = judge.estimate_on(before, {}, times_slower={node.id: 3.0 for node in NODES})
     assert slow.iteration_s <= all_slow.iteration_s
     busiest = max(time.compute_s for times in plain.stages for time in times)
     assert slow.iteration_s >= min(time.compute_s for times in plain.stages for time in times) * 3

@@ -167,6 +167,17 @@ def test_a_lost_zone_of_unknown_price_is_left_for_the_goal_cost(tmp_path: Path, 
     assert {name.split("/")[0] for name in nodes(document)} == {"us-central1-b"}
 
 
+@pytest.mark.parametrize("options", [(), ("--lost", "node-b")])
+def test_nodes_of_two_contracts_have_their_own_prices(tmp_path: Path, options) -> None:
+    """One machine of two GPUs on demand at $3 each, one on spot at $1: also the lost one was."""
+    spot = CLUSTER.replace("3.0", "1.0") + "spot = true\n"
+    document = told(run(tmp_path, two_nodes(), "--json", *options, gpus=2, cluster=CLUSTER + spot))
+    running, estimate = document["running"], document["estimate"]
+    hourly = running["cost_usd_per_iteration"] / running["iteration_s"] * 3600
+    assert hourly == pytest.approx(2 * 3.0 + 2 * 1.0)
+    assert estimate["cost_usd_per_hour"] == pytest.approx(2 * 3.0 + 2 * 1.0)
+
+
 def test_no_plan_if_no_node_is_up(tmp_path: Path) -> None:
     result = run(tmp_path, two_nodes(), gpus=0)
     assert result.exit_code == 1
