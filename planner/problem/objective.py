@@ -76,11 +76,16 @@ class Limits:
                 yield name, value, allowed
 
     def score(self, figures: Figures) -> tuple[float, float] | None:
-        """The objective, then the tie-breaker: lower is better. ``None``: it breaks a limit."""
+        """The objective, then the tie-breaker: lower is better.
+
+        ``None``: it breaks a limit, or dollars count and its price is unknown.
+        """
         if next(self.breaches(figures), None) is not None:
             return None
+        if figures.usd is None and self.needs_prices:
+            return None  # It cannot be compared, or its limits cannot be checked.
         if self.goal_is_cost:
-            assert figures.usd is not None, "a cost objective refuses unknown prices"
+            assert figures.usd is not None
             return figures.usd, figures.seconds
         return figures.seconds, figures.usd if figures.usd is not None else 0.0
 

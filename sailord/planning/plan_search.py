@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import statistics
@@ -18,6 +19,7 @@ from planner.move_policy.checkpoint_interval import write_s
 from planner.move_policy.decide_move import judge_move
 from planner.move_policy.move_gain import full_pools, offer_of, pool_name
 from planner.move_policy.spot_losses import expected_losses
+from planner.problem.objective import Limits
 from planner.problem.question import Question, read_ahead
 from planner.replan.answers_ahead import Precomputed
 from planner.replan.damage import Running
@@ -45,15 +47,43 @@ def answer(request: PlanRequest) -> FoundPlan | str:
     """Answer one question."""
     try:
         job = in_haste(read_job(request.spec), is_behind=request.is_behind)
-        nodes = tuple(planner_node(record) for record in request.nodes)
         before = _running_plan(request)
+        nodes, left_out = priced_nodes(job, request, before)
+        if left_out and not nodes:
+            return "; ".join(left_out)
         if before is None:
             found = _from_nothing(job, nodes, request)
         else:
             found = _from_running(job, nodes, before, request)
-        return found if isinstance(found, str) else _with_hazard(found, job, nodes, request.past)
+        if isinstance(found, str):
+            return "; ".join([found, *left_out])
+        told = replace(found, about={**found.about, "why": [*found.about["why"], *left_out]})
+        return _with_hazard(told, job, nodes, request.past)
     except InputError as error:
         return "; ".join(map(str, error.problems))
+
+
+def priced_nodes(
+    job: Job, request: PlanRequest, before: Plan | None
+) -> tuple[tuple[Node, ...], tuple[str, ...]]:
+    """The nodes that a plan may use, and why others are left out.
+
+    Where dollars count, one of unknown price can only be used if the job runs on it already.
+    """
+    nodes = tuple(planner_node(record) for record in request.nodes)
+    if not Limits(job.objective).needs_prices:
+        return nodes, ()
+    used = {place.node for _, place in placed_stages(before)} if before is not None else set()
+    pools = cluster_of(request.cluster_file, nodes).pools
+    priced = {(p.key, p.spot) for p in pools if p.price_usd_per_gpu_hour is not None}
+    kept = tuple(n for n in nodes if n.id in used or (n.key, n.spot) in priced)
+    kinds = sorted({f"{n.machine} in {n.zone}" for n in set(nodes).difference(kept)})
+    if not kinds:
+        return nodes, ()
+    cure = "add it to the cluster file with price_usd_per_gpu_hour"
+    return kept, (
+        f"not used, since dollars count and no price is known: {'; '.join(kinds)}; {cure}",
+    )
 
 
 def planner_node(record: NodeRecord) -> Node:
@@ -74,10 +104,27 @@ def cluster_of(file: Path, nodes: Sequence[Node]) -> Cluster:
             like = prices.get((node.gpu, node.zone, node.spot))
             pool = Pool(node.zone, node.gpu, node.machine, node.gpus, 0, spot=node.spot)
             if like is not None:
-                price = like.price_usd_per_gpu_hour
-                pool = replace(pool, price_usd_per_gpu_hour=price, price_source=like.price_source)
+                price, source = like.price_usd_per_gpu_hour, like.price_source
+            else:
+                price, source = _catalogue_price(cluster, node), "catalogue"
+            if price is not None:
+                pool = replace(pool, price_usd_per_gpu_hour=price, price_source=source)
             pools.append(pool)
     return replace(cluster, pools=(*cluster.pools, *pools), quotas=())
+
+
+def _catalogue_price(cluster: Cluster, node: Node) -> float | None:
+    """The built-in price of a machine type that the cluster file does not list."""
+    known = node.machine in cluster.catalogue.machines
+    with contextlib.suppress(InputError):  # Of an unknown zone or GPU kind.
+        return cluster.catalogue.price_usd_per_gpu_hour(
+            node.machine if known else node.gpu,
+            zone=node.zone,
+            spot=node.spot,
+            gpus_per_machine=node.gpus,
+            extra_regions=dict(cluster.zone_regions),
+        )
+    return None
 
 
 @lru_cache(maxsize=4)
@@ -321,9 +368,9 @@ def start_precomputing(request: PlanRequest) -> None:
     if before is None:
         return
     replanner, running = _tables_for(request, before)
-    nodes = tuple(planner_node(record) for record in request.nodes)
-    ahead = Precomputed(replanner, running, nodes)
     job = in_haste(read_job(request.spec), is_behind=request.is_behind)
+    nodes, _ = priced_nodes(job, request, before)
+    ahead = Precomputed(replanner, running, nodes)
     _AHEAD.append(_Ahead(request, job, ahead, ahead.steps()))
 
 

@@ -1,0 +1,66 @@
+"""Where dollars count, a node of unknown price is left out, and stops no question."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.problem.objective import Figures, Limits
+from sailord.planning.messages import FoundPlan
+from sailord.planning.plan_search import (
+    answer,
+    cluster_of,
+    planner_node,
+    precompute_next,
+    start_precomputing,
+)
+from simulator.spec.job import Objective
+from tests.sailord.planning.requests import NODES, QUESTION, SPEC, node
+
+OBJECTIVES = ('goal = "cost"', "max_usd_per_hour = 100.0")
+UNPRICED = replace(node("d"), machine="RTX-3090x2", gpu="RTX-3090")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_node_of_unknown_price_is_left_out_and_told(objective: str) -> None:
+    question = replace(QUESTION, spec=f"{SPEC}\n[objective]\n{objective}\n")
+    first = answer(replace(question, nodes=(*NODES, UNPRICED)))
+    assert isinstance(first, FoundPlan), first
+    assert UNPRICED.id not in first.proposal.members
+    (told,) = (why for why in first.about["why"] if why.startswith("not used"))
+    assert "RTX-3090x2 in us-central1-b" in told
+    runs = replace(question, running=first.plan, ran_on=NODES)
+    lost = first.proposal.members[0]
+    left = (*(each for each in NODES if each.id != lost), UNPRICED)
+    after = answer(replace(runs, nodes=left, is_urgent=True))
+    assert isinstance(after, FoundPlan), after
+    assert UNPRICED.id not in after.proposal.members
+    start_precomputing(replace(runs, nodes=(*NODES, UNPRICED)))
+    stored = precompute_next()
+    assert stored is not None
+    assert UNPRICED.id not in stored[2].proposal.members
+
+
+def test_nodes_of_unknown_price_alone_are_no_cluster() -> None:
+    question = replace(QUESTION, spec=f'{SPEC}\n[objective]\ngoal = "cost"\n', nodes=(UNPRICED,))
+    found = answer(question)
+    assert isinstance(found, str)
+    assert "no price is known" in found
+
+
+def test_machine_that_the_cluster_file_does_not_list_has_the_catalogues_price() -> None:
+    rented = replace(node("e"), zone="us-central1-a", machine="a2-highgpu-1g", gpus=1, spot=True)
+    pools = cluster_of(QUESTION.cluster_file, [planner_node(rented)]).pools
+    (added,) = (pool for pool in pools if pool.machine == "a2-highgpu-1g" and pool.spot)
+    assert added.price_usd_per_gpu_hour is not None
+    assert added.price_source == "catalogue"
+
+
+@pytest.mark.parametrize(
+    "objective", [Objective(goal="cost"), Objective(max_usd_per_hour=1.0), Objective()]
+)
+def test_plan_of_unknown_price_has_no_score_where_dollars_count(objective: Objective) -> None:
+    score = Limits(objective).score(Figures(1.0, None, 0.0))
+    assert (score is None) == (objective != Objective())
