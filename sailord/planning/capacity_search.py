@@ -15,6 +15,7 @@ from functools import partial
 from planner.api import plan_job
 from planner.move_policy.decide_move import Offer, Unit, judge_move
 from planner.move_policy.move_gain import pool_name
+from planner.problem.objective import Limits
 from planner.problem.preference import PlanEstimate, why_tied
 from planner.problem.question import Answer, Question, read_ahead
 from planner.replan.nodes import Node, cluster_with
@@ -27,7 +28,7 @@ from sailord.planning.messages import (
     MachineChoice,
     PoolSupply,
 )
-from sailord.planning.plan_search import cluster_of
+from sailord.planning.plan_search import cluster_of, of_known_price
 from sailord.planning.spot_mix import Place, split_by_pool
 from simulator.api import Measurements, load_measurements
 from simulator.cluster.cluster import Cluster
@@ -54,7 +55,9 @@ def choose_capacity(request: CapacityRequest) -> CapacityAnswer:
 def _choose(request: CapacityRequest) -> CapacityAnswer:
     try:
         asker = _Asker.of(request)
-        up, obtainable = _nodes_of(request.pools, "up"), _nodes_of(request.pools, "obtainable")
+        up, obtainable = (
+            asker.usable(_nodes_of(request.pools, which)) for which in ("up", "obtainable")
+        )
         if not up and not obtainable:
             return CapacityAnswer(None, "no machine is up or obtainable")
         now = asker.ask(up) if up else None
@@ -98,6 +101,13 @@ class _Asker:
             links=request.links and request.links[0],
         )
         return _Asker(job, cluster, read_ahead(measurements, job, cluster.catalogue))
+
+    def usable(self, nodes: Sequence[Node]) -> list[Node]:
+        """Return the nodes that a plan may use: where dollars count, those of known price."""
+        if not Limits(self.job.objective).needs_prices:
+            return list(nodes)
+        priced = of_known_price(nodes, self.cluster)
+        return [node for node in nodes if node in priced]
 
     def ask(
         self,

@@ -7,7 +7,7 @@ import hashlib
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -74,9 +74,8 @@ def priced_nodes(
     if not Limits(job.objective).needs_prices:
         return nodes, ()
     used = {place.node for _, place in placed_stages(before)} if before is not None else set()
-    pools = cluster_of(request.cluster_file, nodes).pools
-    priced = {(p.key, p.spot) for p in pools if p.price_usd_per_gpu_hour is not None}
-    kept = tuple(n for n in nodes if n.id in used or (n.key, n.spot) in priced)
+    priced = of_known_price(nodes, cluster_of(request.cluster_file, nodes))
+    kept = tuple(node for node in nodes if node.id in used or node in priced)
     kinds = sorted({f"{n.machine} in {n.zone}" for n in set(nodes).difference(kept)})
     if not kinds:
         return nodes, ()
@@ -84,6 +83,12 @@ def priced_nodes(
     return kept, (
         f"not used, since dollars count and no price is known: {'; '.join(kinds)}; {cure}",
     )
+
+
+def of_known_price(nodes: Iterable[Node], cluster: Cluster) -> frozenset[Node]:
+    """Return the nodes that a pool of the cluster has a price for."""
+    priced = {(p.key, p.spot) for p in cluster.pools if p.price_usd_per_gpu_hour is not None}
+    return frozenset(node for node in nodes if (node.key, node.spot) in priced)
 
 
 def planner_node(record: NodeRecord) -> Node:

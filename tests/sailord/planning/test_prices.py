@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from planner.problem.objective import Figures, Limits
-from sailord.planning.messages import FoundPlan
+from sailord.planning.capacity_search import choose_capacity
+from sailord.planning.messages import CapacityRequest, FoundPlan, PoolSupply
 from sailord.planning.plan_search import (
     answer,
     cluster_of,
@@ -56,6 +57,15 @@ def test_machine_that_the_cluster_file_does_not_list_has_the_catalogues_price() 
     (added,) = (pool for pool in pools if pool.machine == "a2-highgpu-1g" and pool.spot)
     assert added.price_usd_per_gpu_hour is not None
     assert added.price_source == "catalogue"
+
+
+@pytest.mark.slow
+def test_unpriced_node_that_is_up_keeps_no_instance_from_being_rented() -> None:
+    spec = f'{SPEC}\n[objective]\ngoal = "cost"\n'
+    own = PoolSupply("us-central1-b", "RTX-3090x2", "RTX-3090", 2, False, 1, 0, None)
+    rented = PoolSupply("us-central1-b", "A100-40x2", "A100-40", 2, True, 0, 1, 2.0)
+    question = CapacityRequest(spec, QUESTION.cluster_file, None, (own, rented), None, 60.0)
+    assert choose_capacity(question).counts is not None
 
 
 @pytest.mark.parametrize(
