@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from planner.pipelines.pipeline_mix import PipelineMix, plan_of, rough_seconds
 from planner.pipelines.pipeline_template import Template
-from planner.problem.inventory import Lot, grants_of, is_supplied
+from planner.problem.inventory import Lot, grants_of, is_supplied, missing_price
 from planner.problem.objective import Breach, Figures
 from planner.replan.assign_nodes import assign, with_homes
 from planner.replan.damage import Running, damage
@@ -125,8 +125,9 @@ class ReplanSearch:
         figures = Figures(estimate.iteration_s, estimate.money.total_usd, self._spot_share(plan))
         score = self.tables.limits.score(figures)
         if score is None:
-            breaches = self.tables.limits.breaches(figures)
-            self._refused.append(max(breaches, key=lambda breach: breach.excess))
+            breaches = list(self.tables.limits.breaches(figures))
+            if breaches:  # Else its price is unknown.
+                self._refused.append(max(breaches, key=lambda breach: breach.excess))
             return None
         return PlacedPlan((*score, len(plan.pipelines)), plan, estimate)
 
@@ -134,6 +135,9 @@ class ReplanSearch:
         """Why no plan was found on these nodes."""
         if not self.nodes:
             return Problem("cluster", "no node is up", "wait for a node, or add one")
+        unpriced = missing_price(lot for lot in self.lots if lot.gpus)
+        if unpriced is not None and self.tables.limits.needs_prices:
+            return unpriced
         if not self._refused:
             what = "no plan that was judged fits on the nodes that are up"
             return Problem("cluster", what, "wait for another node, or add one")

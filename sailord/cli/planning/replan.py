@@ -13,10 +13,11 @@ import click
 from planner.move_policy.decide_move import DEFAULT_RULES, Verdict, judge_move
 from planner.move_policy.move_gain import offer_of
 from planner.move_policy.node_lifetimes import History
+from planner.problem.inventory import missing_price
 from planner.problem.question import read_ahead
 from planner.replan.damage import Running
 from planner.replan.match_nodes import MatchedNodes, match_nodes, with_pools_of
-from planner.replan.nodes import cluster_with, is_placed, nodes_used
+from planner.replan.nodes import cluster_with, is_placed, lots_on, nodes_used
 from planner.replan.replanner import Replan, Replanner
 from planner.replan.transfers import Transfers
 from sailord.cli.described_job import JobFile, takes_script
@@ -26,7 +27,7 @@ from sailord.cli.planning.estimate_text import estimate_text
 from sailord.cli.planning.question import exit_without_plan
 from simulator.api import load_measurements
 from simulator.cluster.cluster import Cluster
-from simulator.documents.problems import Problems
+from simulator.documents.problems import InputError, Problems
 from simulator.inputs.plan_check import check_plan
 from simulator.inputs.plan_file import complete_plan, plan_text, plan_to_json
 from simulator.spec.job import Job
@@ -78,6 +79,9 @@ def replan(
     measurements = load_measurements(profiles, catalogue=the_cluster.catalogue)
     ready = read_ahead(measurements, the_job, the_cluster.catalogue)
     replanner = Replanner(the_job, the_cluster, ready)
+    unpriced = missing_price(lot for lot in lots_on(replanner.lots, matched.now) if lot.gpus)
+    if unpriced is not None and replanner.limits.needs_prices:
+        raise InputError(unpriced)
     placed = old if is_placed(old) else replanner.place(old, matched.before)
     assert placed is not None, "a checked plan fits its cluster"
     running = replanner.prepare(placed, matched.before)

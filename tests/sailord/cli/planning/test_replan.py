@@ -214,3 +214,12 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
     result = run(tmp_path, two_nodes(), "--life", "nan")
     assert result.exit_code == 2
     assert "nan is not a finite number" in result.stderr
+
+
+@pytest.mark.parametrize("objective", ['goal = "cost"', "max_usd_per_hour = 100.0"])
+def test_dollars_need_the_price_of_every_pool_that_is_up(tmp_path: Path, objective: str) -> None:
+    other = OTHERS.replace("A100-40", "RTX-3090").replace("price_usd_per_gpu_hour = 3.0\n", "")
+    job = f"{JOB}\n[objective]\n{objective}\n"
+    result = run(tmp_path, two_nodes(), "--lost", "node-a", cluster=CLUSTER + other, job=job)
+    assert result.exit_code == 2, result.output
+    assert "no price is known for RTX-3090@us-central1-b" in result.stderr
