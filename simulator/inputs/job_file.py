@@ -150,8 +150,9 @@ def _training(table: Table) -> dict[str, Any]:
         "update": UpdateSettings(
             betas=table.value("betas", _betas, default=(0.9, 0.999)),
             epsilon=table.number("epsilon", default=1e-8, above=0),
-            weight_decay=table.number("weight_decay", default=0.01, least=0),
+            weight_decay=table.number("weight_decay", least=0),
             momentum=table.number("momentum", default=0.9, least=0, below=1),
+            nesterov=table.flag("nesterov", default=False),
         ),
         "schedule": table.choice("schedule", SCHEDULES, default="constant"),
         "warmup_steps": table.integer("warmup_steps", default=0, least=0),

@@ -83,10 +83,18 @@ class UpdateSettings:
 
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
-    weight_decay: float = 0.01
-    """For AdamW; Adam and SGD have none."""
+    weight_decay: float | None = None
+    """``None``: 0.01 for AdamW, 0 for Adam and SGD."""
     momentum: float = 0.9
     """For SGD."""
+    nesterov: bool = False
+    """For SGD."""
+
+    def decay(self, optimizer: Optimizer) -> float:
+        """Return the weight decay: of the weights for AdamW, else added to the gradients."""
+        if self.weight_decay is None:
+            return 0.01 if optimizer == "adamw" else 0.0
+        return self.weight_decay
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ def _common(state: SavedState) -> dict[str, Any]:
         {
             **{"lr": job.learning_rate, "max_lr": job.learning_rate, "min_lr": 0.0},
             **{"betas": tuple(update.betas), "eps": update.epsilon},
-            "weight_decay": update.weight_decay * decayed,
+            "weight_decay": update.decay(job.optimizer) * decayed,
             # By these Megatron finds its group.
             **{"wd_mult": decayed, "lr_mult": 1.0},
             **{"is_expert_parallel": False, "is_decoupled_lr": False},

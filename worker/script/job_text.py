@@ -30,6 +30,7 @@ def job_text(job: Job, script: Path) -> str:
             "epsilon": job.update.epsilon,
             "weight_decay": job.update.weight_decay,
             "momentum": job.update.momentum,
+            "nesterov": job.update.nesterov or None,
             "recompute": job.recompute,
             "max_tp": job.max_tp,
             "steps": job.steps,

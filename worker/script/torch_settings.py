@@ -17,7 +17,7 @@ _NAMES: dict[type, Optimizer] = {
     torch.optim.Adam: "adam",
     torch.optim.SGD: "sgd",
 }
-_UNSUPPORTED = ("amsgrad", "maximize", "nesterov", "dampening", "differentiable")
+_UNSUPPORTED = ("amsgrad", "maximize", "dampening", "differentiable")
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,8 @@ def settings_of(
         used = [key for key in _UNSUPPORTED if group.get(key)]
         if used:
             raise InputError(Problem("optimizer", f"sets {used[0]}", "leave it out"))
-        if group["weight_decay"] and name != "adamw":
-            raise InputError(Problem("optimizer", "has a weight_decay", "use torch.optim.AdamW"))
     for group in others:
-        for key in ("betas", "eps", "momentum"):
+        for key in ("betas", "eps", "momentum", "nesterov"):
             if group.get(key) != first.get(key):
                 what = f"has groups with different {key}"
                 raise InputError(Problem("optimizer", what, "give all groups the same"))
@@ -64,6 +62,7 @@ def settings_of(
         epsilon=first.get("eps", 1e-8),
         weight_decay=first["weight_decay"],
         momentum=first.get("momentum", 0.9),
+        nesterov=first.get("nesterov", False),
     )
     groups = {
         id(parameter): ParameterGroup(_rate(group) / rate, group["weight_decay"])

@@ -19,7 +19,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from simulator.spec.job import OPTIMIZER_MOMENTS, Job, ParameterGroup, UpdateSettings
+from simulator.spec.job import OPTIMIZER_MOMENTS, Job, Optimizer, ParameterGroup, UpdateSettings
 from simulator.spec.plan import Plan
 from worker.layout.rank_layout import TensorSlot
 
@@ -88,7 +88,7 @@ def is_fused(job: Job, plan: Plan, device: torch.device) -> bool:
 class OptimizerStep:
     """One optimizer step: everything that is the same for all weights."""
 
-    optimizer: str
+    optimizer: Optimizer
     learning_rate: float
     gradient_factor: float
     """Multiplies the gradients; combines loss scale, mean over labels and clipping."""
@@ -140,8 +140,7 @@ class OptimizerStep:
     def _fused(self, weight: Tensor, gradient: Tensor, m: Tensor, v: Tensor) -> None:
         beta_1, beta_2 = self.settings.betas
         number = partial(torch.full, (), dtype=torch.float32, device=weight.device)
-        decays = self.optimizer == "adamw"
-        update = torch._fused_adamw_ if decays else torch._fused_adam_
+        update = torch._fused_adamw_ if self.optimizer == "adamw" else torch._fused_adam_
         update(
             [weight],
             [gradient],
@@ -152,7 +151,7 @@ class OptimizerStep:
             lr=self.learning_rate,
             beta1=beta_1,
             beta2=beta_2,
-            weight_decay=self.settings.weight_decay if decays else 0.0,
+            weight_decay=self._decay,
             eps=self.settings.epsilon,
             amsgrad=False,
             maximize=False,
@@ -160,20 +159,38 @@ class OptimizerStep:
             found_inf=None,
         )
 
-    def _sgd(self, weight: Tensor, gradient: Tensor, m: Tensor, *, a: Tensor, b: Tensor) -> None:  # noqa: ARG002 - Adam needs b
+    @property
+    def _decay(self) -> float:
+        return self.settings.decay(self.optimizer)
+
+    def _decaying(self, weight: Tensor, gradient: Tensor, *, a: Tensor, b: Tensor) -> Tensor:
+        """Write the gradient in its final scale, with the decay of the weights, into ``a``."""
         torch.mul(gradient, self.gradient_factor, out=a)
+        if self._decay:
+            a.add_(torch.mul(weight, self._decay, out=b))
+        return a
+
+    def _sgd(self, weight: Tensor, gradient: Tensor, m: Tensor, *, a: Tensor, b: Tensor) -> None:
+        self._decaying(weight, gradient, a=a, b=b)
         m.mul_(self.settings.momentum).add_(a)
-        torch.mul(m, self.learning_rate, out=a)
+        if self.settings.nesterov:
+            a.add_(torch.mul(m, self.settings.momentum, out=b))
+            a.mul_(self.learning_rate)
+        else:
+            torch.mul(m, self.learning_rate, out=a)
         weight.sub_(a)
 
     def _adam(
         self, weight: Tensor, gradient: Tensor, m: Tensor, v: Tensor, *, a: Tensor, b: Tensor
     ) -> None:
         beta_1, beta_2 = self.settings.betas
-        torch.mul(gradient, self.gradient_factor * (1 - beta_1), out=b)
+        factor = self.gradient_factor
+        if self.optimizer == "adam" and self._decay:
+            gradient, factor = self._decaying(weight, gradient, a=a, b=b), 1.0
+        torch.mul(gradient, factor * (1 - beta_1), out=b)
         m.mul_(beta_1).add_(b)
         torch.mul(gradient, gradient, out=a)
-        a.mul_(self.gradient_factor**2 * (1 - beta_2))
+        a.mul_(factor**2 * (1 - beta_2))
         v.mul_(beta_2).add_(a)
         # The bias corrections c1 and c2 are folded into two constants: lr/c1 * m / (sqrt(v/c2) + e)
         # = lr sqrt(c2)/c1 * m / (sqrt(v) + e sqrt(c2)).
@@ -183,5 +200,5 @@ class OptimizerStep:
         torch.div(m, a, out=b)
         b.mul_(self.learning_rate * root / (1 - beta_1**self.count))
         if self.optimizer == "adamw":
-            weight.mul_(1 - self.learning_rate * self.settings.weight_decay)
+            weight.mul_(1 - self.learning_rate * self._decay)
         weight.sub_(b)

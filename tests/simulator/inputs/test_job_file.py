@@ -130,9 +130,10 @@ def test_every_key_is_read() -> None:
 
 def test_the_optimizers_constants_are_read() -> None:
     given = {"betas": [0, 0.95], "epsilon": 1e-6, "weight_decay": 0.1, "momentum": 0.5}
+    given |= {"nesterov": True}
     raw = copy.deepcopy(SMALL)
     raw["training"] |= given
-    assert read(raw).update == UpdateSettings((0.0, 0.95), 1e-6, 0.1, 0.5)
+    assert read(raw).update == UpdateSettings((0.0, 0.95), 1e-6, 0.1, 0.5, True)
     raw["training"]["betas"] = [0.9, 1]
     with pytest.raises(InputError, match="give two numbers below 1"):
         read(raw)
@@ -336,7 +337,7 @@ def test_schema_defaults_match_the_reader() -> None:
     for section, holder in sections.items():
         for key, rule in SCHEMA["properties"][section]["properties"].items():
             if section == "training" and hasattr(job.update, key):
-                wanted = rule["default"]
+                wanted = rule.get("default")
                 found = getattr(job.update, key)
                 assert found == (tuple(wanted) if isinstance(wanted, list) else wanted), key
             elif "default" in rule:

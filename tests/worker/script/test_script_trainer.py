@@ -58,6 +58,9 @@ if __name__ == "__main__":
 """
 
 
+DECAYING = SCRIPT.replace("momentum=0.5", "momentum=0.5, nesterov=True, weight_decay=0.2")
+
+
 @pytest.fixture
 def script(tmp_path):
     path = tmp_path / "train.py"
@@ -78,7 +81,9 @@ def test_a_script_gives_its_recipe_when_it_calls_train(script):
     assert recipe.cut.blocks == ("0", "1", "2", "3")
 
 
-def test_the_text_of_a_scripts_job_reads_back_as_the_job(script, tmp_path):
+@pytest.mark.parametrize("text", [SCRIPT, DECAYING], ids=["plain", "decaying"])
+def test_the_text_of_a_scripts_job_reads_back_as_the_job(text, script, tmp_path):
+    script.write_text(text)
     job = load_script(script).job()
     path = tmp_path / "job.toml"
     path.write_text(job_text(job, script))
@@ -158,6 +163,34 @@ def test_optimizers_that_ranks_would_not_compute_alike_are_refused():
     trainer = sailor.Trainer(module, data, batch_size=2, steps=1, optimizer=optimizer)
     with pytest.raises(InputError, match="is a RMSprop"):
         trainer.train()
+
+
+def test_decay_and_nesterovs_momentum_of_sgd_are_torchs():
+    data = [(torch.sin(torch.arange(4.0) * i), i % 3) for i in range(8)]
+
+    def optimizer(module):
+        settings = {"momentum": 0.9, "nesterov": True}
+        groups = [
+            {"params": module[0].parameters(), "weight_decay": 0.5},
+            {"params": module[1].parameters()},
+        ]
+        return torch.optim.SGD(groups, lr=0.1, weight_decay=0.25, **settings)
+
+    def model():
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+
+    module, wanted = model(), model()
+    given = {"optimizer": optimizer, "shuffle": False, "batch_size": 8, "steps": 3}
+    sailor.Trainer(module, data, **given).train()
+    made, inputs = optimizer(wanted), torch.stack([each[0] for each in data])
+    for _ in range(3):
+        made.zero_grad()
+        labels = torch.tensor([each[1] for each in data])
+        nn.functional.cross_entropy(wanted(inputs), labels).backward()
+        made.step()
+    for found, expected in zip(module.parameters(), wanted.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_weights_in_the_count_of_a_loss_are_refused():

@@ -57,10 +57,13 @@ def read_config(path: Path | None, plan: Plan, job: Job) -> dict[str, Any]:
 def optimizer_of(job: Job) -> dict[str, Any]:
     """Return the job's optimizer by DeepSpeed's name: torch's, which needs no compiler."""
     rate = {"lr": job.learning_rate}
+    decay = job.update.decay(job.optimizer)
     if job.optimizer == "sgd":
-        return {"type": "SGD", "params": {**rate, "momentum": job.update.momentum}}
+        # torch refuses Nesterov's way without momentum, with which it changes nothing.
+        nesterov = job.update.nesterov and job.update.momentum > 0
+        momentum = {"momentum": job.update.momentum, "nesterov": nesterov}
+        return {"type": "SGD", "params": {**rate, **momentum, "weight_decay": decay}}
     adam = {**rate, "betas": list(job.update.betas), "eps": job.update.epsilon, "torch_adam": True}
-    decay = job.update.weight_decay if job.optimizer == "adamw" else 0.0
     params = {**adam, "weight_decay": decay, "adam_w_mode": job.optimizer == "adamw"}
     return {"type": "AdamW" if job.optimizer == "adamw" else "Adam", "params": params}
 

@@ -271,8 +271,17 @@ def test_frozen_parameters_keep_their_value_and_have_no_state():
     assert held + frozen == sum(p.numel() for p in partly_frozen().parameters())
 
 
+DECAYING = {
+    "adamw": lambda groups: torch.optim.AdamW(groups, lr=1e-2, betas=(0.8, 0.95), eps=1e-6),
+    "adam": lambda groups: torch.optim.Adam(groups, lr=1e-2),
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=1e-2, momentum=0.9, nesterov=True),
+}
+"""Optimizers whose groups have a ``weight_decay``."""
+
+
 @pytest.mark.slow
-def test_groups_and_schedules_of_torchs_optimizers_are_honoured():
+@pytest.mark.parametrize("kind", list(DECAYING))
+def test_groups_and_schedules_of_torchs_optimizers_are_honoured(kind):
     def optimizer(module):
         matrices = [p for p in module.parameters() if p.dim() > 1]
         others = [p for p in module.parameters() if p.dim() == 1]
@@ -280,7 +289,7 @@ def test_groups_and_schedules_of_torchs_optimizers_are_honoured():
             {"params": matrices, "weight_decay": 0.3},
             {"params": others, "weight_decay": 0.0, "lr": 5e-2},
         ]
-        return torch.optim.AdamW(groups, lr=1e-2, betas=(0.8, 0.95), eps=1e-6)
+        return DECAYING[kind](groups)
 
     def scheduler(made):
         return torch.optim.lr_scheduler.LambdaLR(made, lambda step: (step + 1) / 4)
@@ -309,12 +318,13 @@ def test_groups_and_schedules_of_torchs_optimizers_are_honoured():
 
 
 @pytest.mark.slow
-def test_zero1_updates_groups_as_without_it():
+@pytest.mark.parametrize("kind", list(DECAYING))
+def test_zero1_updates_groups_as_without_it(kind):
     def optimizer(module):
         matrices = [p for p in module.parameters() if p.dim() > 1]
         others = [p for p in module.parameters() if p.dim() == 1]
         groups = [{"params": matrices, "weight_decay": 0.3}, {"params": others, "weight_decay": 0}]
-        return torch.optim.AdamW(groups, lr=1e-2)
+        return DECAYING[kind](groups)
 
     with all_in_fp64():
         recipe = recipe_of(lambda: language_model("llama"), make_optimizer=optimizer)
