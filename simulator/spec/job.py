@@ -103,6 +103,8 @@ class ParameterGroup:
 
     learning_rate_factor: float = 1.0
     weight_decay: float | None = None
+    schedule: int = 0
+    """Which of a script's schedules its learning rate follows, by number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,10 +186,10 @@ class Recipe:
         assert self.steps is not None, "checked before"
         return settings_of(optimizer, scheduler, steps=self.steps)
 
-    def rate_factor(self, step: int) -> float:
-        """Return the factor on the learning rate at a step."""
-        factors = self.settings.rate_factors
-        return 1.0 if factors is None else factors[min(step, len(factors) - 1)]
+    def schedules(self, step: int) -> tuple[float, ...]:
+        """Return the factor of each schedule on the learning rate at a step."""
+        known = self.settings.schedules
+        return tuple(factors[min(step, len(factors) - 1)] for factors in known) or (1.0,)
 
     def is_trained(self, name: str) -> bool:
         """Return whether a parameter is trained: it wants a gradient, and the optimizer has it."""

@@ -27,8 +27,8 @@ class OptimizerSettings:
     optimizer: Optimizer = "adamw"
     learning_rate: float = 3e-4
     update: UpdateSettings = field(default_factory=UpdateSettings)
-    rate_factors: tuple[float, ...] | None = None
-    """The scheduler's factor of each step; ``None``: always 1."""
+    schedules: tuple[tuple[float, ...], ...] = ()
+    """The scheduler's factors of each step, of groups that differ in them; none: always 1."""
     groups: Mapping[int, ParameterGroup] | None = None
     """The group of each parameter, by its ``id``; others are frozen. ``None``: all are trained."""
 
@@ -64,12 +64,13 @@ def settings_of(
         momentum=first.get("momentum", 0.9),
         nesterov=first.get("nesterov", False),
     )
+    schedules, numbers = _schedules(optimizer, scheduler, steps)
     groups = {
-        id(parameter): ParameterGroup(_rate(group) / rate, group["weight_decay"])
-        for group in optimizer.param_groups
+        id(parameter): ParameterGroup(_rate(group) / rate, group["weight_decay"], number)
+        for group, number in zip(optimizer.param_groups, numbers, strict=True)
         for parameter in group["params"]
     }
-    return OptimizerSettings(name, rate, update, _factors(optimizer, scheduler, steps), groups)
+    return OptimizerSettings(name, rate, update, schedules, groups)
 
 
 def _rate(group: Mapping[str, Any]) -> float:
@@ -83,12 +84,17 @@ def _constants(optimizer: torch.optim.Optimizer) -> list[tuple[Any, ...]]:
     ]
 
 
-def _factors(
+def _schedules(
     optimizer: torch.optim.Optimizer, scheduler: Any, steps: int
-) -> tuple[float, ...] | None:
-    """Play a scheduler without training, and return its factor at each step."""
+) -> tuple[tuple[tuple[float, ...], ...], list[int]]:
+    """Play a scheduler without training.
+
+    Return its factors at each step, once for groups that do not differ in them, and which of these
+    each group follows.
+    """
+    groups = optimizer.param_groups
     if scheduler is None:
-        return None
+        return (), [0] * len(groups)
     if getattr(scheduler, "optimizer", None) is not optimizer or isinstance(
         scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau
     ):
@@ -98,18 +104,14 @@ def _factors(
         )
         raise InputError(Problem("scheduler", what, cure))
     constants = _constants(optimizer)
-    before, rates = scheduler.state_dict(), [group["lr"] for group in optimizer.param_groups]
-    found = []
+    before, rates = scheduler.state_dict(), [group["lr"] for group in groups]
+    found: list[list[float]] = [[] for _ in groups]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # It is stepped without its optimizer, on purpose.
         for _ in range(steps):
-            # A group of rate 0 stays at 0 under any factor.
-            moving = [group for group in optimizer.param_groups if _rate(group)]
-            factors = [group["lr"] / _rate(group) for group in moving]
-            if max(factors) - min(factors) > 1e-9:
-                what = "changes groups by different factors"
-                raise InputError(Problem("scheduler", what, "use one schedule for all groups"))
-            found.append(factors[0])
+            for group, factors in zip(groups, found, strict=True):
+                # A group of rate 0 stays at 0 under any factor: it follows the first one's.
+                factors.append(group["lr"] / _rate(group) if _rate(group) else found[0][-1])
             scheduler.step()
             if _constants(optimizer) != constants:
                 what = "changes more than learning rates"
@@ -117,6 +119,19 @@ def _factors(
                     Problem("scheduler", what, "switch that off: cycle_momentum=False")
                 )
     scheduler.load_state_dict(before)
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+    for group, rate in zip(groups, rates, strict=True):
         group["lr"] = rate
-    return tuple(found)
+    schedules: list[list[float]] = []
+    for factors in found:
+        if not any(_are_equal(factors, each) for each in schedules):
+            schedules.append(factors)
+    numbers = [
+        next(n for n, each in enumerate(schedules) if _are_equal(factors, each))
+        for factors in found
+    ]
+    return tuple(map(tuple, schedules)), numbers
+
+
+def _are_equal(some: list[float], others: list[float]) -> bool:
+    """Return whether factors are equal but for the rounding of a group's learning rates."""
+    return all(abs(one - other) <= 1e-9 for one, other in zip(some, others, strict=True))

@@ -95,6 +95,8 @@ class OptimizerStep:
     count: int
     """The number of updates, including this one."""
     settings: UpdateSettings = field(default_factory=UpdateSettings)
+    schedules: tuple[float, ...] = (1.0,)
+    """The factors of a script's schedules on the learning rate of this step."""
     is_fused: bool = False
     """One kernel that reads and writes each value once, instead of 13."""
 
@@ -108,7 +110,7 @@ class OptimizerStep:
         settings = self.settings
         if group.weight_decay is not None:
             settings = replace(settings, weight_decay=group.weight_decay)
-        rate = self.learning_rate * group.learning_rate_factor
+        rate = self.learning_rate * self.schedules[group.schedule] * group.learning_rate_factor
         return replace(self, learning_rate=rate, settings=settings)
 
     def apply_by_group(

@@ -394,16 +394,15 @@ class RankTrainer:
             seconds=time.perf_counter() - self._begin_s,
             sample_hash=self.progress.sample_hash,
             label_tokens=totals.labels,
-            learning_rate=self._learning_rate(before.step),
+            learning_rate=learning_rate(self.job, before.step) * self._schedules(before.step)[0],
             skipped=not totals.is_finite,
             skipped_steps=self.progress.step - self.progress.updates,
             stop=totals.stop,
             at_peak_s=self._at_peak_s,
         )
 
-    def _learning_rate(self, step: int) -> float:
-        factor = 1.0 if self._module is None else self._module.rate_factor(step)
-        return learning_rate(self.job, step) * factor
+    def _schedules(self, step: int) -> tuple[float, ...]:
+        return (1.0,) if self._module is None else self._module.schedules(step)
 
     def _groups_of(self, layer: int, slots: Sequence[TensorSlot], length: int) -> Groups:
         """Return the groups of the tensors in one of the flat buffers of a layer."""
@@ -447,10 +446,11 @@ class RankTrainer:
     def _update(self, before: TrainingProgress, *, factor: float) -> None:
         update = OptimizerStep(
             self.job.optimizer,
-            self._learning_rate(before.step),
+            learning_rate(self.job, before.step),
             gradient_factor=factor,
             count=before.updates + 1,
             settings=self.job.update,
+            schedules=self._schedules(before.step),
             is_fused=self._is_fused,
         )
         if self._zero1 is not None:

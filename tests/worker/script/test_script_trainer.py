@@ -165,14 +165,15 @@ def test_optimizers_that_ranks_would_not_compute_alike_are_refused():
         trainer.train()
 
 
-def test_decay_and_nesterovs_momentum_of_sgd_are_torchs():
+def assert_trained_as_by_torch(scheduler):
+    """Train alone, and by a loop of torch, with a schedule and an SGD of two groups."""
     data = [(torch.sin(torch.arange(4.0) * i), i % 3) for i in range(8)]
 
     def optimizer(module):
         settings = {"momentum": 0.9, "nesterov": True}
         groups = [
             {"params": module[0].parameters(), "weight_decay": 0.5},
-            {"params": module[1].parameters()},
+            {"params": module[1].parameters(), "lr": 0.3},
         ]
         return torch.optim.SGD(groups, lr=0.1, weight_decay=0.25, **settings)
 
@@ -182,15 +183,33 @@ def test_decay_and_nesterovs_momentum_of_sgd_are_torchs():
 
     module, wanted = model(), model()
     given = {"optimizer": optimizer, "shuffle": False, "batch_size": 8, "steps": 3}
-    sailor.Trainer(module, data, **given).train()
+    trainer = sailor.Trainer(module, data, **given, scheduler=scheduler)
+    trainer.train()
     made, inputs = optimizer(wanted), torch.stack([each[0] for each in data])
-    for _ in range(3):
+    labels, schedule = torch.tensor([each[1] for each in data]), scheduler(made)
+    for report in trainer.history:
+        assert report.learning_rate == pytest.approx(made.param_groups[0]["lr"])
         made.zero_grad()
-        labels = torch.tensor([each[1] for each in data])
         nn.functional.cross_entropy(wanted(inputs), labels).backward()
         made.step()
+        if schedule is not None:
+            schedule.step()
     for found, expected in zip(module.parameters(), wanted.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_decay_and_nesterovs_momentum_of_sgd_are_torchs():
+    assert_trained_as_by_torch(lambda _: None)
+
+
+def test_each_group_may_have_a_schedule_of_its_own():
+    """Here the first group begins with the second step, as where layers are unfrozen one by one."""
+
+    def scheduler(made):
+        factors = [lambda step: min(step, 1), lambda step: 0.5**step]
+        return torch.optim.lr_scheduler.LambdaLR(made, factors)
+
+    assert_trained_as_by_torch(scheduler)
 
 
 def test_weights_in_the_count_of_a_loss_are_refused():

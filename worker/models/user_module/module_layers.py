@@ -59,8 +59,8 @@ class ModuleSource(Protocol):
     def group_of(self, name: str) -> ParameterGroup:
         """Return the optimizer's settings of a parameter."""
 
-    def rate_factor(self, step: int) -> float:
-        """Return the factor on the learning rate at a step."""
+    def schedules(self, step: int) -> tuple[float, ...]:
+        """Return the factor of each schedule on the learning rate at a step."""
 
     def call(self, module: nn.Module, batch: Any) -> Any:
         """Call the module with a batch."""

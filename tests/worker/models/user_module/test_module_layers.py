@@ -292,7 +292,8 @@ def test_groups_and_schedules_of_torchs_optimizers_are_honoured(kind):
         return DECAYING[kind](groups)
 
     def scheduler(made):
-        return torch.optim.lr_scheduler.LambdaLR(made, lambda step: (step + 1) / 4)
+        factors = [lambda step: (step + 1) / 4, lambda step: step / 2]
+        return torch.optim.lr_scheduler.LambdaLR(made, factors)
 
     with all_in_fp64():
         recipe = recipe_of(
