@@ -52,6 +52,8 @@ class MapData:
     global_batch: int
     seed: int
     shuffled: bool = True
+    drop_last: bool = False
+    """An epoch ends with its last full batch; else batches go on into the next epoch."""
     sizes: tuple[int, ...] = ()
     """How many samples each data set had when the job began; default: as many as it has now."""
     limits: Limits = field(default_factory=dict)
@@ -99,6 +101,9 @@ class MapData:
     def _numbers(self, step: int, positions: Sequence[int]) -> list[tuple[int, int]]:
         """Return the data set and the index of each sample."""
         first = step * self.global_batch
+        if self.drop_last:
+            epoch, batch = divmod(step, self.sizes[0] // self.global_batch)
+            first = epoch * self.sizes[0] + batch * self.global_batch
         if isinstance(self.dataset, Stream):
             return [(0, first + position) for position in positions]
         if isinstance(self.dataset, Blend):
@@ -106,8 +111,9 @@ class MapData:
             return [(part, self._index(part, number)) for part, number in turns]
         if not self.shuffled:
             return [(0, (first + position) % self.sizes[0]) for position in positions]
+        places = [first + position for position in positions]
         order = {"global_batch": self.global_batch, "count": self.sizes[0], "seed": self.seed}
-        return [(0, number) for number in sample_numbers(step, positions, **order).tolist()]
+        return [(0, number) for number in sample_numbers(0, places, **order).tolist()]
 
     def _index(self, part: int, number: int) -> int:
         """Return the index of the sample that is drawn as the ``number``-th of its data set."""

@@ -28,6 +28,10 @@ class LoaderParts:
     collate: Collate | None = None
     batch_size: int | None = None
     shuffled: bool = True
+    drop_last: bool = False
+    """Whether an epoch leaves out what would not fill a batch."""
+    notes: tuple[str, ...] = ()
+    """What the loader says and we do not do."""
 
 
 def data_of(given: Dataset | DataLoader[Any], place: str) -> LoaderParts:
@@ -54,7 +58,12 @@ def data_of(given: Dataset | DataLoader[Any], place: str) -> LoaderParts:
         cure = "give the data set itself: Sailor shuffles it; repeat a sample to draw it more often"
         raise InputError(Problem(place, what, cure))
     size = batches.batch_size if is_plain else None
-    return LoaderParts(dataset, given.collate_fn, size, shuffled)
+    notes = []
+    if given.num_workers:
+        what = f"num_workers={given.num_workers} of its DataLoader is ignored"
+        notes.append(f"{place}: {what}: each rank loads its samples in a thread of its own")
+    drops = is_plain and bool(batches.drop_last)
+    return LoaderParts(dataset, given.collate_fn, size, shuffled, drops, tuple(notes))
 
 
 def _shuffles(sampler: Any, count: int) -> bool | None:

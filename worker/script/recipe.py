@@ -76,6 +76,10 @@ class Recipe:
     max_tp: int = 8
     seed: int = 0
     shuffled: bool = True
+    drop_last: bool = False
+    """Whether an epoch leaves out the samples that would not fill a batch."""
+    ignored: tuple[str, ...] = ()
+    """What the script says and we do not do, to be told once."""
     eval_dataset: Dataset | None = None
     eval_collate: Collate | None = None
     """How batches of ``eval_dataset`` are made, if not as those of ``dataset``."""
@@ -336,7 +340,8 @@ class Recipe:
         if self.samples is not None:
             return self.samples
         about = self.dataset, self.collate, self.batch_size, self.seed, self.shuffled
-        return MapData(*about, sizes=sizes or (), limits=self.limits)
+        drop_last = self.drop_last
+        return MapData(*about, drop_last, sizes=sizes or (), limits=self.limits)
 
     @cached_property
     def limits(self) -> dict[str, int]:
@@ -433,8 +438,9 @@ class Recipe:
                 raise InputError(Problem("script", what, cure))
 
     def notes(self) -> list[str]:
-        """Return what a user may not expect: blocks kept whole, parameters that no code uses."""
-        found = []
+        """Return what a user may not expect: settings that are ignored, blocks kept whole,
+        parameters that no code uses."""
+        found = [*self.ignored]
         if self.splits.why_not_more:
             found.append(f"planned without tensor parallelism: {self.splits.why_not_more}")
         for path in self._untried:

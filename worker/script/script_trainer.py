@@ -75,9 +75,14 @@ class Trainer:
             raise InputError(Problem("Trainer", "needs a batch_size", "give that of all GPUs"))
         if (steps is None) == (epochs is None):
             raise InputError(Problem("Trainer", "needs steps or epochs", "give one of the two"))
+        if data.drop_last and _count(data.dataset) < batch_size:
+            what = f"has {_count(data.dataset)} samples, which drop_last leaves out of batches"
+            cure = f"give at least {batch_size}, or a smaller batch_size"
+            raise InputError(Problem("dataset", f"{what} of {batch_size}", cure))
         if steps is None:
             assert epochs is not None
-            steps = math.ceil(epochs * _count(data.dataset) / batch_size)
+            batches = _count(data.dataset) / batch_size
+            steps = math.ceil(epochs * (math.floor(batches) if data.drop_last else batches))
         if clip_norm is not None and not clip_norm > 0:
             cure = "give the largest norm of a gradient, or None to clip nothing"
             raise InputError(Problem("Trainer", f"has clip_norm={clip_norm}", cure))
@@ -112,6 +117,8 @@ class Trainer:
             max_tp=max_tp,
             seed=seed,
             shuffled=data.shuffled if shuffle is None else shuffle,
+            drop_last=data.drop_last,
+            ignored=data.notes + (() if evaluated is None else evaluated.notes),
             name=name or Path(sys.argv[0]).stem or "job",
         )
         self.history: list[StepReport] = []
@@ -132,6 +139,8 @@ class Trainer:
     def _train_alone(self) -> None:
         recipe = self.recipe
         job = recipe.job()
+        for note in recipe.ignored:
+            print(f"note: {note}", flush=True)
         assert job.steps is not None, "checked before"
         rank = RankTrainer(
             *(job, one_rank_plan(job), 0, SingleRankTransport(), recipe.data()),

@@ -44,7 +44,7 @@ def from_transformers(trainer: Any, *, batch_size: int | None = None, **more: An
         raise InputError(problems)
     args = trainer.args
     loader = trainer.get_train_dataloader()
-    data = data_of(loader, "train_dataset")
+    data_of(loader, "train_dataset")  # Refuses an order of its own, under their name.
     evaluated = None if trainer.eval_dataset is None else trainer.get_eval_dataloader()
     # Not args.train_batch_size, which depends on the GPUs of the machine.
     own = args.per_device_train_batch_size * args.gradient_accumulation_steps
@@ -58,8 +58,6 @@ def from_transformers(trainer: Any, *, batch_size: int | None = None, **more: An
     settings = {
         "batch_size": batch_size,
         "steps": steps,
-        "collate": data.collate,
-        "shuffle": data.shuffled,
         "optimizer": trainer.optimizer,
         "scheduler": trainer.lr_scheduler,
         "eval_dataset": evaluated,
@@ -72,7 +70,7 @@ def from_transformers(trainer: Any, *, batch_size: int | None = None, **more: An
     }
     if "loss" not in more:
         settings["loss"] = default_loss(trainer.model, smoothing=args.label_smoothing_factor)
-    return Trainer(trainer.model, data.dataset, **{**settings, **more})
+    return Trainer(trainer.model, loader, **{**settings, **more})
 
 
 def _problems(trainer: Any, more: dict[str, Any]) -> Iterator[Problem]:

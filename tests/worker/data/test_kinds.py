@@ -56,6 +56,28 @@ def test_invalid_blends_are_refused():
             sailor.Blend(*given_)
 
 
+# -- the last batch of an epoch -------------------------------------------------------------------
+
+
+def test_without_the_last_batch_epochs_are_those_of_torchs_loader():
+    samples = torch.arange(10)
+    epoch = list(torch.utils.data.DataLoader(samples, 4, drop_last=True))
+    data = data_of(samples, shuffled=False, drop_last=True)
+    for step, wanted in enumerate(epoch * 3):
+        assert torch.equal(data.batch(step, range(4)).inputs, wanted)
+
+
+def test_without_the_last_batch_each_epoch_leaves_out_others():
+    data = data_of(torch.arange(10), drop_last=True)
+    left_out = []
+    for epoch in range(40):
+        steps = (2 * epoch, 2 * epoch + 1)
+        drawn = [int(each) for step in steps for each in data.batch(step, range(4)).inputs]
+        assert len(set(drawn)) == 8
+        left_out += set(range(10)) - set(drawn)
+    assert set(left_out) == set(range(10))
+
+
 # -- streams --------------------------------------------------------------------------------------
 
 

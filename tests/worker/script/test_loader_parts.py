@@ -39,6 +39,17 @@ def test_a_distributed_sampler_says_whether_it_shuffles():
     assert not data_of(DataLoader(DATA, 4, sampler=sampler), "dataset").shuffled
 
 
+def test_drop_last_of_a_loader_is_taken_and_its_workers_are_told():
+    parts = data_of(DataLoader(DATA, 4, drop_last=True, num_workers=1), "dataset")
+    assert parts.drop_last
+    assert parts.notes == (
+        "dataset: num_workers=1 of its DataLoader is ignored: "
+        "each rank loads its samples in a thread of its own",
+    )
+    plain = data_of(DataLoader(DATA, 4), "dataset")
+    assert (plain.drop_last, plain.notes) == (False, ())
+
+
 class Endless(IterableDataset):
     def __iter__(self):
         yield 1

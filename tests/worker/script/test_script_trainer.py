@@ -212,6 +212,21 @@ def test_each_group_may_have_a_schedule_of_its_own():
     assert_trained_as_by_torch(scheduler)
 
 
+def test_drop_last_shortens_an_epoch_and_ignored_workers_are_told_once(capsys):
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    data = [(torch.ones(2), index % 2) for index in range(10)]
+    given = {"drop_last": True, "num_workers": 1}
+    loader = torch.utils.data.DataLoader(data, 4, **given)
+    trainer = sailor.Trainer(module, loader, epochs=3, eval_dataset=loader)
+    trainer.train()
+    assert len(trainer.history) == 3 * len(loader) == 6
+    told = capsys.readouterr().out
+    assert told.count("note: dataset: num_workers=1 of its DataLoader is ignored") == 1
+    assert any("num_workers=1" in note for note in trainer.recipe.notes())
+    with pytest.raises(InputError, match="has 10 samples, which drop_last leaves out of batches"):
+        sailor.Trainer(module, loader, batch_size=11, epochs=3)
+
+
 def test_weights_in_the_count_of_a_loss_are_refused():
     """Counts of micro batches are summed as integers."""
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
