@@ -62,7 +62,7 @@ WINGS: dict[str, dict[str, str]] = {
         "distributed": "devices",
         "data": "simulator",
         "profiling": "layout",
-        "models.random_numbers": "layout devices",
+        "models.random_numbers": "layout devices data",
         "models.weight_files": "layout data",
         "models.built_in": "layout distributed data devices",
         "models": "models.random_numbers models.weight_files models.built_in",

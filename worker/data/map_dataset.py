@@ -14,10 +14,10 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from simulator.documents.problems import InputError, Problem
 from worker.data.batch import DIGEST_BYTES, Samples
+from worker.data.batch_tree import leaves_of, map_tensors
 from worker.data.blend import Blend
 from worker.data.data_files import DataFile, files_of
 from worker.data.generator_turns import turn
@@ -96,7 +96,7 @@ class MapData:
             _digest(step, position, part, number, item)
             for position, (part, number), item in zip(positions, numbers, items, strict=True)
         ]
-        return Samples(plain(batch), None, torch.tensor(digests, dtype=torch.int64))
+        return Samples(as_batch(batch), None, torch.tensor(digests, dtype=torch.int64))
 
     def _numbers(self, step: int, positions: Sequence[int]) -> list[tuple[int, int]]:
         """Return the data set and the index of each sample."""
@@ -212,13 +212,9 @@ def _seeded(seed: int, step: int, position: int, act: Callable[[], T]) -> T:
     return act()
 
 
-def plain(batch: Any) -> Any:
-    """Return a batch of dicts and tuples, whatever mappings and lists a collate function made."""
-    if isinstance(batch, Mapping):
-        return {key: plain(value) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        return tuple(plain(value) for value in batch)
-    return batch
+def as_batch(made: Any) -> Any:
+    """Return what a collate function made with tuples for lists, and few kinds of mappings."""
+    return map_tensors(lambda tensor: tensor, made)
 
 
 def _digest(step: int, position: int, part: int, number: int, item: Any) -> int:
@@ -227,7 +223,7 @@ def _digest(step: int, position: int, part: int, number: int, item: Any) -> int:
     if part:
         place += struct.pack("<Q", part)
     digest = hashlib.blake2b(place, digest_size=DIGEST_BYTES)
-    for leaf in tree_leaves(item):
+    for leaf in leaves_of(item):
         digest.update(_content(leaf))
     return int.from_bytes(digest.digest(), "little")
 
@@ -252,7 +248,8 @@ def default_collate(items: list[Any]) -> Any:
         return {key: default_collate([item[key] for item in items]) for key in first}
     holds_tensors = isinstance(first, list) and any(isinstance(each, Tensor) for each in first)
     if isinstance(first, tuple) or holds_tensors:
-        return tuple(default_collate(list(parts)) for parts in zip(*items, strict=True))
+        made = (default_collate(list(parts)) for parts in zip(*items, strict=True))
+        return first._make(made) if hasattr(first, "_make") else tuple(made)
     if isinstance(first, Tensor):
         return torch.stack(items)
     return torch.as_tensor(np.asarray(items))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from simulator.documents.problems import InputError, Problem
 from worker.data.batch import NO_LABEL
+from worker.data.batch_tree import parts_of
 
 Limits = Mapping[str, int]
 """The least integers that are too large, by entry of a sample: ``input_ids`` and ``labels``."""
@@ -31,8 +33,8 @@ def check_sample(item: Any, limits: Limits, place: str) -> None:
 
 def _entries(item: Any) -> Iterator[tuple[str, Any]]:
     """Yield a sample's tensors, arrays and lists of numbers, with their names."""
-    if isinstance(item, Mapping):
-        pairs = [(str(name), value) for name, value in item.items()]
+    if isinstance(item, Mapping) or is_dataclass(item):
+        pairs = [(str(name), value) for name, value in (parts_of(item) or {}).items()]
     elif isinstance(item, tuple | list) and not _is_numbers(item):
         # Of a pair the second is the label, as the default loss reads it.
         names = ["", "labels"] + [""] * len(item)

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from simulator.documents.problems import InputError, Problem
 from worker.data.batch import NO_LABEL
+from worker.data.batch_tree import leaves_of
 
 Loss = Callable[[Any, Any], Tensor | tuple[Tensor, int | Tensor]]
 
@@ -48,17 +49,22 @@ def sum_and_count(
 
 def batch_size_of(batch: Any) -> int:
     """Return the number of samples of a batch: the first dimension of its first tensor."""
-    first = next(iter(batch.values())) if isinstance(batch, Mapping) else batch
-    first = first[0] if isinstance(first, tuple) else first
-    return len(first)
+    tensors = (each for each in leaves_of(batch) if isinstance(each, Tensor) and each.dim())
+    return len(next(tensors, batch))
+
+
+def labels_of(batch: Any) -> Any:
+    """Return what a batch calls its labels, or the second of a pair; ``None``: it has none."""
+    if isinstance(batch, Mapping):
+        return batch.get("labels")
+    if isinstance(batch, tuple):
+        return batch[1] if len(batch) > 1 else None
+    return getattr(batch, "labels", None)
 
 
 def label_count(batch: Any) -> int | None:
     """Return how many tokens of a batch have a label; ``None``: it has none for tokens."""
-    if isinstance(batch, Mapping):
-        labels = batch.get("labels")
-    else:
-        labels = batch[1] if isinstance(batch, tuple) and len(batch) > 1 else None
+    labels = labels_of(batch)
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dim() < 2:
         return None
     return int((labels != NO_LABEL).sum())
@@ -77,7 +83,9 @@ def default_loss(module: nn.Module, *, smoothing: float = 0.0) -> Loss:
 
     def loss(output: Any, batch: Any) -> tuple[Tensor, Tensor]:
         logits = getattr(output, "logits", output)
-        labels = batch["labels"] if isinstance(batch, Mapping) else batch[1]
+        labels = labels_of(batch)
+        if labels is None:
+            raise InputError(Problem("loss", "has no default for a batch without labels", _CURE))
         if labels.is_floating_point() or logits.shape[-1] == 1:
             what = "has no default for a regression or for labels that are not integers"
             raise InputError(Problem("loss", what, _CURE))

@@ -26,8 +26,8 @@ from worker.data.map_dataset import (
     Collate,
     Dataset,
     MapData,
+    as_batch,
     default_collate,
-    plain,
     sizes_of,
 )
 from worker.data.packing import Packed
@@ -385,7 +385,7 @@ class Recipe:
             twins = dataset.twins() if isinstance(dataset, Packed) else None
             if twins is not None:
                 one, other, first = twins
-                rows = [plain(self.collate([row])) for row in (one, other)]
+                rows = [as_batch(self.collate([row])) for row in (one, other)]
                 check_documents_apart(self, *rows, first=first)
         job = Job(
             name=self.name,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -18,6 +19,7 @@ from torch import nn
 import sailor
 from simulator.documents.problems import InputError
 from simulator.inputs.job_file import load_job
+from worker.data.map_dataset import default_collate as sailor_collate
 from worker.distributed.single_rank import SingleRankTransport
 from worker.layout.tensor_table import tensors_of
 from worker.script.job_text import job_text
@@ -225,6 +227,59 @@ def test_drop_last_shortens_an_epoch_and_ignored_workers_are_told_once(capsys):
     assert any("num_workers=1" in note for note in trainer.recipe.notes())
     with pytest.raises(InputError, match="has 10 samples, which drop_last leaves out of batches"):
         sailor.Trainer(module, loader, batch_size=11, epochs=3)
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    labels: torch.Tensor
+
+
+@dataclass
+class Batch:
+    x: torch.Tensor
+    labels: torch.Tensor
+
+
+class ReadsBatch(nn.Module):
+    """Takes a whole batch, whose parts it reads by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+
+    def forward(self, batch):
+        return self.blocks(batch.x)
+
+
+@pytest.mark.parametrize("kind", [Pair, Batch])
+def test_a_batch_with_attributes_trains_as_a_tuple_does(kind):
+    data = [(torch.sin(torch.arange(4.0) * i), i % 3) for i in range(8)]
+    losses = []
+    for make, call in [
+        (lambda x, labels: (x, labels), lambda module, batch: module.blocks(batch[0])),
+        (kind, lambda module, batch: module(batch)),
+    ]:
+        torch.manual_seed(3)
+        trainer = sailor.Trainer(
+            ReadsBatch(),
+            data,
+            batch_size=4,
+            steps=2,
+            call=call,
+            collate=lambda items, make=make: make(*sailor_collate(items)),
+            eval_dataset=data,
+        )
+        trainer.train()
+        losses.append([report.loss for report in trainer.history])
+        losses[-1] += trainer.evaluations[1].values()
+    assert losses[0] == losses[1]
+
+
+def test_a_batch_without_labels_needs_a_loss():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    trainer = sailor.Trainer(module, [torch.ones(2)] * 4, batch_size=2, steps=1)
+    with pytest.raises(InputError, match="loss: has no default for a batch without labels"):
+        trainer.train()
 
 
 def test_weights_in_the_count_of_a_loss_are_refused():

@@ -11,6 +11,7 @@ transformers = pytest.importorskip("transformers")
 
 import sailor
 from simulator.documents.problems import InputError
+from worker.models.random_numbers.microbatch_context import batch_on_device
 
 pytestmark = pytest.mark.torch
 
@@ -130,3 +131,19 @@ def test_evaluation_is_as_often_as_the_arguments_say(model, tmp_path, eval_steps
     ours = sailor.from_transformers(trainer)
     ours.train()
     assert list(ours.evaluations) == [1, 2], "also the last step"
+
+
+def test_batches_of_transformers_keep_their_class_on_a_device():
+    """Their code reads entries as attributes."""
+    given = {"input_ids": torch.ones(2, 3), "labels": torch.ones(2)}
+    output = transformers.modeling_outputs.SequenceClassifierOutput(
+        loss=torch.ones(2), logits=torch.ones(2, 3)
+    )
+    about = {"of_module": True, "dtype": torch.bfloat16, "device": torch.device("meta")}
+    for batch in (transformers.BatchEncoding(given), transformers.BatchFeature(given), output):
+        moved = batch_on_device(batch, **about)
+        assert type(moved) is type(batch)
+        assert {each.device.type for each in moved.values()} == {"meta"}
+    assert moved.logits.device.type == "meta"
+    moved = batch_on_device(transformers.BatchEncoding(given), **about)
+    assert (moved.input_ids.dtype, moved.labels.dtype) == (torch.bfloat16, torch.float32)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from worker.data.batch_tree import map_tensors, parts_of, with_parts
 from worker.devices.rank_device import to_device
 
 
@@ -47,17 +45,21 @@ def batch_on_device(
     batch: Any, *, of_module: bool, dtype: torch.dtype, device: torch.device
 ) -> Any:
     """Move a batch; what the model takes gets its type, and targets keep theirs."""
-    move = partial(_moved, device=device, dtype=None)
-    convert = partial(_moved, device=device, dtype=dtype)
-    if of_module and isinstance(batch, tuple):
-        first = batch_on_device(batch[0], of_module=True, dtype=dtype, device=device)
-        return first, *(tree_map(move, each) for each in batch[1:])
-    if of_module and isinstance(batch, Mapping) and "labels" in batch:
-        return {**tree_map(convert, batch), "labels": tree_map(move, batch["labels"])}
-    return tree_map(convert, batch)
 
+    def move(value: Tensor) -> Tensor:
+        return to_device(value, device)
 
-def _moved(value: Any, *, device: torch.device, dtype: torch.dtype | None) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    return to_device(value, device, dtype if value.is_floating_point() else None)
+    def convert(value: Tensor) -> Tensor:
+        return to_device(value, device, dtype if value.is_floating_point() else None)
+
+    parts = parts_of(batch) if of_module else None
+    if parts is None:
+        return map_tensors(convert, batch)
+    moved = {}
+    for name, part in parts.items():
+        if name == 0 and isinstance(batch, tuple):
+            moved[name] = batch_on_device(part, of_module=True, dtype=dtype, device=device)
+        else:
+            is_target = isinstance(batch, tuple) or name == "labels"
+            moved[name] = map_tensors(move if is_target else convert, part)
+    return with_parts(batch, moved)

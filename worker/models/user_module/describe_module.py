@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from simulator.models.layers import Item, Layer, LayerKind, Model, Moment, TensorSpec, Term
+from worker.data.batch_tree import leaves_of, map_tensors
 from worker.models.user_module.cut_module import CutModule, to_meta
 from worker.models.user_module.module_cut import ModuleCut, kinds_of
 from worker.models.user_module.module_skeleton import move_skeleton
@@ -69,7 +69,7 @@ def describe_module(
 
 def _as_trained(batch: Any, dtype: torch.dtype) -> Any:
     """Return a batch with its floating-point numbers in the type that is computed with."""
-    return tree_map_only(Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, batch)
+    return map_tensors(lambda x: x.to(dtype) if x.is_floating_point() else x, batch)
 
 
 def _gradients(tensors: Sequence[TensorSpec]) -> Term:
@@ -108,7 +108,7 @@ def _traced(
 ) -> Iterator[_Costs]:
     """Trace every layer for one batch: in full, and as one of the most ranks that may share it."""
     arguments = module.arguments(batch)
-    given = [each for each in tree_leaves((batch, arguments.rest)) if isinstance(each, Tensor)]
+    given = [each for each in leaves_of((batch, arguments.rest)) if isinstance(each, Tensor)]
     given += [*module.module.parameters(), *module.module.buffers()]
     hidden = torch.empty(arguments.hidden_shape, dtype=dtype, device="meta")
     found = pass_costs(lambda _: module.embed(batch), torch.empty(0), given=given)
@@ -151,7 +151,7 @@ def _head_costs(
     try:
         with module.head_on_meta(is_trained):
             all_given = [*given, *module.module.parameters()]
-            on_meta = tree_map(to_meta, batch)
+            on_meta = map_tensors(to_meta, batch)
             return pass_costs(
                 lambda x: losses(module.head(x, batch), on_meta), hidden, given=all_given
             )
