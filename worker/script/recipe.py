@@ -43,6 +43,11 @@ from worker.models.user_module.split_check import check_splits
 from worker.reporting.loggers import Logger
 from worker.script.hf_model import copy_companions, source_folder
 from worker.script.losses import Loss, default_loss, label_count, sum_and_count
+from worker.script.prepare_module import (
+    leave_blocks_to_the_plan,
+    switch_caches_off,
+    switch_to_training,
+)
 from worker.script.torch_settings import OptimizerSettings, settings_of
 from worker.training.full_tensors import TensorKey
 
@@ -107,22 +112,10 @@ class Recipe:
                 torch.manual_seed(self.seed)
                 module = self.model()
         module = module.to("cpu")
-        part: Any
-        for part in module.modules():
-            config: Any = getattr(part, "config", None)
-            # A cache of keys and values would remember the first pass of a recomputed block.
-            if getattr(config, "use_cache", False):
-                self._caching.append(config)
-                config.use_cache = False
-            # The plan decides what is recomputed.
-            if getattr(part, "gradient_checkpointing", False):
-                part.gradient_checkpointing = False
-        for path in _chains(module):
-            part = module.get_submodule(path)
-            # A block must not write into its input, which may be kept for the backward pass.
-            if getattr(part, "inplace", False):
-                part.inplace = False
-        return module.train()
+        self._caching.extend(switch_caches_off(module))
+        leave_blocks_to_the_plan(module)
+        switch_to_training(module)
+        return module
 
     @cached_property
     def _values(self) -> Mapping[str, Tensor]:
@@ -476,13 +469,6 @@ def _wide(value: Any) -> Any:
 def _default_optimizer(module: nn.Module) -> torch.optim.Optimizer:
     trained = [each for each in module.parameters() if each.requires_grad]
     return torch.optim.AdamW(trained, lr=3e-4)
-
-
-def _chains(module: nn.Module) -> Iterator[str]:
-    """Return the names of all items of lists and sequences of modules."""
-    for name, part in module.named_modules():
-        if isinstance(part, (nn.ModuleList, nn.Sequential)):
-            yield from (f"{name}.{key}".lstrip(".") for key, _ in part.named_children())
 
 
 _MICRO_BATCH_MAX = 8

@@ -167,25 +167,26 @@ def test_optimizers_that_ranks_would_not_compute_alike_are_refused():
         trainer.train()
 
 
-def assert_trained_as_by_torch(scheduler):
-    """Train alone, and by a loop of torch, with a schedule and an SGD of two groups."""
+def two_layers():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+
+
+def assert_trained_as_by_torch(model=two_layers, scheduler=lambda _: None, **more):
+    """Train alone, and by a loop of torch, with an SGD of two groups."""
     data = [(torch.sin(torch.arange(4.0) * i), i % 3) for i in range(8)]
 
     def optimizer(module):
         settings = {"momentum": 0.9, "nesterov": True}
         groups = [
             {"params": module[0].parameters(), "weight_decay": 0.5},
-            {"params": module[1].parameters(), "lr": 0.3},
+            {"params": module[1:].parameters(), "lr": 0.3},
         ]
         return torch.optim.SGD(groups, lr=0.1, weight_decay=0.25, **settings)
 
-    def model():
-        torch.manual_seed(3)
-        return nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
-
     module, wanted = model(), model()
-    given = {"optimizer": optimizer, "shuffle": False, "batch_size": 8, "steps": 3}
-    trainer = sailor.Trainer(module, data, **given, scheduler=scheduler)
+    given = {"optimizer": optimizer, "scheduler": scheduler, "shuffle": False, **more}
+    trainer = sailor.Trainer(module, data, batch_size=8, steps=3, eval_dataset=data, **given)
     trainer.train()
     made, inputs = optimizer(wanted), torch.stack([each[0] for each in data])
     labels, schedule = torch.tensor([each[1] for each in data]), scheduler(made)
@@ -201,7 +202,7 @@ def assert_trained_as_by_torch(scheduler):
 
 
 def test_decay_and_nesterovs_momentum_of_sgd_are_torchs():
-    assert_trained_as_by_torch(lambda _: None)
+    assert_trained_as_by_torch()
 
 
 def test_each_group_may_have_a_schedule_of_its_own():
@@ -211,7 +212,18 @@ def test_each_group_may_have_a_schedule_of_its_own():
         factors = [lambda step: min(step, 1), lambda step: 0.5**step]
         return torch.optim.lr_scheduler.LambdaLR(made, factors)
 
-    assert_trained_as_by_torch(scheduler)
+    assert_trained_as_by_torch(scheduler=scheduler)
+
+
+def test_dropout_and_batch_norm_in_evaluation_stay_there_also_after_evaluations():
+    def model():
+        torch.manual_seed(3)
+        norm = nn.BatchNorm1d(8)
+        norm.running_mean += 0.3
+        norm.running_var *= 0.5
+        return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.9).eval(), norm.eval(), nn.Linear(8, 3))
+
+    assert_trained_as_by_torch(model, eval_every=1)
 
 
 def test_drop_last_shortens_an_epoch_and_ignored_workers_are_told_once(capsys):

@@ -72,9 +72,16 @@ class CutModule:
         self.module, self.cut, self._call = module, cut, call
         self._blocks = [module.get_submodule(path) for path in cut.blocks]
         self._computes = [block.forward for block in self._blocks]
+        self._evaluated = [part for part in module.modules() if not part.training]
         self._step: Callable[[int, tuple[Any, ...], dict[str, Any]], Any] | None = None
         for index, block in enumerate(self._blocks):
             block.__dict__["forward"] = self._dispatcher(index)
+
+    def set_training(self, on: bool) -> None:
+        """Switch between training, with dropout, and evaluation, in which some parts always are."""
+        self.module.train(on)
+        for part in self._evaluated:
+            part.training = False
 
     def arguments(self, batch: Any) -> BlockArguments:
         """Run the module's code without its blocks, and return what it passes to them."""

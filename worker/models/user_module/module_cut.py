@@ -118,7 +118,8 @@ def kinds_of(module: nn.Module, blocks: Sequence[str]) -> list[int]:
     for index, path in enumerate(blocks):
         block = module.get_submodule(path)
         sizes = tuple(p.shape for p in block.parameters())
-        kind = (type(block), repr(block), sizes) if sizes else index
+        modes = tuple(part.training for part in block.modules())
+        kind = (type(block), repr(block), sizes, modes) if sizes else index
         found.append(first.setdefault(kind, index))
     return found
 

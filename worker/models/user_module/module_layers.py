@@ -209,7 +209,7 @@ class ModuleLayer:
 
     def set_training(self, on: bool) -> None:
         """Switch the module between training, with dropout, and evaluation."""
-        self.module.module.train(on)
+        self.module.set_training(on)
 
     def _current(self) -> MicroBatch:
         assert self.context.current is not None, "no micro batch is set"

@@ -110,9 +110,10 @@ def _layers(
 
 def _refuse_batch_norm(module: nn.Module) -> None:
     for name, part in module.named_modules():
-        if isinstance(part, _BatchNorm):
+        if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None):
             what = f"{name} is a {type(part).__name__}, which mixes the samples of a micro batch"
-            raise InputError(Problem("model", what, "use GroupNorm or LayerNorm"))
+            cure = "use GroupNorm or LayerNorm, or put it into eval() to keep its statistics"
+            raise InputError(Problem("model", what, cure))
 
 
 def _one_of_each(skeleton: nn.Module, source: ModuleSource) -> list[int]:

@@ -78,10 +78,14 @@ def test_a_module_of_separate_samples_is_accepted():
     [
         (Mixing(), "model: 1: computes two samples together otherwise than each alone"),
         (nn.BatchNorm1d(4), "1 is a BatchNorm1d, which mixes the samples of a micro batch"),
+        (
+            nn.BatchNorm1d(4, track_running_stats=False).eval(),
+            "1 is a BatchNorm1d, which mixes the samples of a micro batch",
+        ),
         (Counting(), "the buffer 1.calls changes while the model computes"),
         (nn.RReLU(), "model: 1: draws random numbers by torch's rrelu_with_noise"),
     ],
-    ids=["mixing", "batch norm", "buffer", "random"],
+    ids=["mixing", "batch norm", "no statistics", "buffer", "random"],
 )
 def test_a_part_that_mixes_samples_is_named(part, reason):
     with pytest.raises(InputError, match=reason):

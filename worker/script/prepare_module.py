@@ -1,0 +1,64 @@
+"""Makes a script's module ready to be cut: what Sailor decides by itself is switched off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+
+def switch_to_training(module: nn.Module) -> None:
+    """Switch a module to training, but for the parts that its script put into evaluation."""
+    kept = list(_evaluated(module)) if module.training else []
+    module.train()
+    for part in kept:
+        part.training = False
+
+
+def _evaluated(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the parts that are to stay in evaluation.
+
+    Not those of a model of ``from_pretrained``, which returns it in evaluation, if it is trained.
+    """
+    if module.training:
+        for part in module.children():
+            yield from _evaluated(part)
+    elif not (
+        hasattr(type(module), "from_pretrained")
+        and any(each.requires_grad for each in module.parameters())
+    ):
+        yield from (part for part in module.modules() if not part.training)
+
+
+def switch_caches_off(module: nn.Module) -> list[Any]:
+    """Switch off caches of keys and values; return the configurations that had one."""
+    found = []
+    for part in module.modules():
+        config: Any = getattr(part, "config", None)
+        # A cache would remember the first pass of a recomputed block.
+        if getattr(config, "use_cache", False):
+            found.append(config)
+            config.use_cache = False
+    return found
+
+
+def leave_blocks_to_the_plan(module: nn.Module) -> None:
+    """Let no part recompute itself, and no block write into its input."""
+    part: Any
+    for part in module.modules():
+        # The plan decides what is recomputed.
+        if getattr(part, "gradient_checkpointing", False):
+            part.gradient_checkpointing = False
+    for path in _chains(module):
+        part = module.get_submodule(path)
+        # The input may be kept for the backward pass.
+        if getattr(part, "inplace", False):
+            part.inplace = False
+
+
+def _chains(module: nn.Module) -> Iterator[str]:
+    """Return the names of all items of lists and sequences of modules."""
+    for name, part in module.named_modules():
+        if isinstance(part, (nn.ModuleList, nn.Sequential)):
+            yield from (f"{name}.{key}".lstrip(".") for key, _ in part.named_children())
