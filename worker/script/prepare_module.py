@@ -8,6 +8,25 @@ from typing import Any
 from torch import nn
 
 
+def uncompiled(module: nn.Module) -> tuple[nn.Module, bool]:
+    """Return a module without the wrappers of ``torch.compile``, and whether there were some.
+
+    Compiled code computes a module as a whole; ranks compute its parts.
+    """
+    had_some = module.__dict__.get("_compiled_call_impl") is not None
+    if had_some:
+        module._compiled_call_impl = None  # What ``module.compile()`` has left.
+    if "_orig_mod" in module._modules:
+        inner = module._modules["_orig_mod"]
+        assert inner is not None, "it wraps a module"
+        return uncompiled(inner)[0], True
+    for name, part in module._modules.items():
+        if part is not None:
+            module._modules[name], has_some = uncompiled(part)
+            had_some |= has_some
+    return module, had_some
+
+
 def switch_to_training(module: nn.Module) -> None:
     """Switch a module to training, but for the parts that its script put into evaluation."""
     kept = list(_evaluated(module)) if module.training else []

@@ -47,6 +47,7 @@ from worker.script.prepare_module import (
     leave_blocks_to_the_plan,
     switch_caches_off,
     switch_to_training,
+    uncompiled,
 )
 from worker.script.torch_settings import OptimizerSettings, settings_of
 from worker.training.full_tensors import TensorKey
@@ -97,6 +98,8 @@ class Recipe:
     _failed: list[Logger] = field(default_factory=list, repr=False)
     _caching: list[Any] = field(default_factory=list, repr=False)
     """Configurations whose cache was switched off."""
+    _changed: list[str] = field(default_factory=list, repr=False)
+    """What was done to the module that the script has not asked for."""
     _untried: list[str] = field(default_factory=list, repr=False)
     """Blocks whose splits were not tried by numbers."""
 
@@ -111,7 +114,10 @@ class Recipe:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed)
                 module = self.model()
-        module = module.to("cpu")
+        module, was_compiled = uncompiled(module.to("cpu"))
+        if was_compiled:
+            what = "torch.compile is left out: each rank computes some layers by the module's code"
+            self._changed.append(f"model: {what}")
         self._caching.extend(switch_caches_off(module))
         leave_blocks_to_the_plan(module)
         switch_to_training(module)
@@ -430,10 +436,14 @@ class Recipe:
                 cure = "do not compute it from the machine, the time or random numbers"
                 raise InputError(Problem("script", what, cure))
 
+    def changes(self) -> list[str]:
+        """Return what is not done as the script says."""
+        self._module  # noqa: B018 - making it finds some
+        return [*self.ignored, *self._changed]
+
     def notes(self) -> list[str]:
-        """Return what a user may not expect: settings that are ignored, blocks kept whole,
-        parameters that no code uses."""
-        found = [*self.ignored]
+        """Return what a user may not expect: also blocks kept whole and unused parameters."""
+        found = self.changes()
         if self.splits.why_not_more:
             found.append(f"planned without tensor parallelism: {self.splits.why_not_more}")
         for path in self._untried:

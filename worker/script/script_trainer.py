@@ -139,7 +139,7 @@ class Trainer:
     def _train_alone(self) -> None:
         recipe = self.recipe
         job = recipe.job()
-        for note in recipe.ignored:
+        for note in recipe.changes():
             print(f"note: {note}", flush=True)
         assert job.steps is not None, "checked before"
         rank = RankTrainer(

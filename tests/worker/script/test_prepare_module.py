@@ -8,8 +8,9 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from torch import nn
 
+import sailor
 from worker.models.user_module.cut_module import CutModule
-from worker.script.prepare_module import switch_to_training
+from worker.script.prepare_module import switch_to_training, uncompiled
 from worker.script.recipe import Recipe
 
 pytestmark = pytest.mark.torch
@@ -48,6 +49,60 @@ def test_a_pretrained_part_stays_in_evaluation_only_if_it_is_frozen():
     frozen = nn.Sequential(Pretrained.from_pretrained().requires_grad_(False), nn.Linear(2, 2))
     switch_to_training(frozen)
     assert in_training(frozen) == ["", "1"]
+
+
+class Wrapper(nn.Module):
+    """Holds its module as that of ``torch.compile`` does, whose import takes seconds."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self._orig_mod = inner
+
+
+def test_compiled_parts_are_unwrapped_at_any_depth():
+    inner = nn.Linear(2, 2)
+    module = nn.Sequential(nn.Sequential(Wrapper(Wrapper(inner))), nn.ReLU())
+    names = [name for name, _ in uncompiled(module)[0].named_parameters()]
+    assert names == ["0.0.weight", "0.0.bias"]
+    assert module[0][0] is inner
+    assert uncompiled(module) == (module, False)
+
+
+def with_compiler(test):
+    """Mark a test that imports the compiler."""
+    theirs = "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
+    return pytest.mark.slow(pytest.mark.filterwarnings(theirs)(test))
+
+
+@with_compiler
+def test_a_module_that_was_compiled_in_place_computes_by_its_own_code():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    module[1].compile()
+    assert uncompiled(module) == (module, True)
+    assert module[1]._compiled_call_impl is None
+    assert module(torch.ones(2)).shape == (2,)
+
+
+@with_compiler
+def test_a_compiled_module_trains_as_itself_and_is_told(capsys):
+    def trainer(prepare):
+        torch.manual_seed(3)
+        module = prepare(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)))
+        data = [(torch.arange(4.0) * i, i % 3) for i in range(8)]
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        return sailor.Trainer(module, data, batch_size=4, steps=2, optimizer=optimizer)
+
+    plain, compiled = trainer(lambda module: module), trainer(torch.compile)
+    plain.train()
+    assert "note:" not in capsys.readouterr().out
+    compiled.train()
+    assert capsys.readouterr().out.count("note: model: torch.compile is left out") == 1
+    assert any("torch.compile is left out" in note for note in compiled.recipe.notes())
+    assert [each.loss for each in compiled.history] == [each.loss for each in plain.history]
+    for mine, theirs in zip(
+        plain.recipe.model.parameters(), compiled.recipe.model.parameters(), strict=True
+    ):
+        assert torch.equal(mine, theirs), "also the wrapper has the trained weights"
 
 
 class KeepsFirst(nn.Sequential):
