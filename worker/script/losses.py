@@ -47,6 +47,12 @@ def sum_and_count(
     return found.sum(), found.numel()
 
 
+def wide(value: Any) -> Any:
+    """Return 16-bit numbers of a model's output in 32 bits, in which losses are summed."""
+    is_narrow = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if is_narrow else value
+
+
 def batch_size_of(batch: Any) -> int:
     """Return the number of samples of a batch: the first dimension of its first tensor."""
     tensors = (each for each in leaves_of(batch) if isinstance(each, Tensor) and each.dim())

@@ -33,6 +33,7 @@ from worker.data.map_dataset import (
 from worker.data.packing import Packed
 from worker.data.sample_checks import check_sample
 from worker.models.apply_plan import Metrics
+from worker.models.random_numbers.microbatch_context import batch_on_device
 from worker.models.user_module.cut_module import CutModule
 from worker.models.user_module.describe_module import describe_module
 from worker.models.user_module.module_cut import CutError, ModuleCut, find_cut
@@ -42,14 +43,14 @@ from worker.models.user_module.separability import check_documents_apart, check_
 from worker.models.user_module.split_check import check_splits
 from worker.reporting.loggers import Logger
 from worker.script.hf_model import copy_companions, source_folder
-from worker.script.losses import Loss, default_loss, label_count, sum_and_count
+from worker.script.losses import Loss, default_loss, label_count, sum_and_count, wide
 from worker.script.prepare_module import (
     leave_blocks_to_the_plan,
     switch_caches_off,
     switch_to_training,
     uncompiled,
 )
-from worker.script.torch_settings import OptimizerSettings, settings_of
+from worker.script.torch_settings import OptimizerSettings, default_optimizer, settings_of
 from worker.training.full_tensors import TensorKey
 
 _LOOKED_AT = 64
@@ -177,7 +178,7 @@ class Recipe:
         """The optimizer's settings."""
         if self.given_settings is not None:
             return self.given_settings
-        make = self.make_optimizer or _default_optimizer
+        make = self.make_optimizer or default_optimizer
         optimizer = make(self._module)
         own = {id(each) for each in self._module.parameters()}
         if any(id(p) not in own for group in optimizer.param_groups for p in group["params"]):
@@ -274,7 +275,7 @@ class Recipe:
 
     def losses(self, output: Any, batch: Any) -> tuple[Tensor, int | Tensor]:
         """Return the sum of the losses of a micro batch, and over how many it is."""
-        output = tree_map(_wide, output)
+        output = tree_map(wide, output)
         logits = getattr(output, "logits", output)
         if self.loss is None and "labels" not in self.limits and logits.device.type != "meta":
             # Later ones are checked when they are loaded, without waiting for the device.
@@ -295,7 +296,7 @@ class Recipe:
 
     def metrics(self, output: Any, batch: Any) -> Metrics:
         """Return the loss and other metrics of an evaluation, each as a sum and a count."""
-        output = tree_map(_wide, output)
+        output = tree_map(wide, output)
         # A metric may draw random numbers, which must not disturb those of a sample being loaded.
         with turn():
             found = {"loss": self.losses(output, batch)}
@@ -357,7 +358,22 @@ class Recipe:
         return found
 
     def _example(self, samples: int) -> Any:
-        return self.examples(range(samples))
+        """Return the first samples, with numbers of the module's type as in training."""
+        return self._converted(range(samples), self._dtype)
+
+    def _for_check(self, indices: Sequence[int]) -> Any:
+        """Return these samples for a check that computes in 32 bits at least."""
+        return self._converted(indices, torch.promote_types(self._dtype, torch.float32))
+
+    def _converted(self, indices: Sequence[int], dtype: torch.dtype) -> Any:
+        about: dict[str, Any] = {"of_module": True, "dtype": dtype}
+        return batch_on_device(self.examples(indices), **about, device=torch.device("cpu"))
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """The type of the module's first parameter of floats."""
+        floats = (each.dtype for each in self._values.values() if each.is_floating_point())
+        return next(floats, torch.float32)
 
     def examples(self, indices: Sequence[int]) -> Any:
         """Return a batch of these samples."""
@@ -378,7 +394,7 @@ class Recipe:
         if not any(map(self.is_trained, self.cut.layer_of)):
             what = "has no parameter that is trained"
             raise InputError(Problem("optimizer", what, "give it parameters with requires_grad"))
-        check_separable(self, self.examples, other=self._with_other_labels())
+        check_separable(self, self._for_check, other=self._with_other_labels())
         parts = self.dataset.parts if isinstance(self.dataset, Blend) else ()
         for dataset in (self.dataset, *(part.dataset for part in parts)):
             twins = dataset.twins() if isinstance(dataset, Packed) else None
@@ -468,17 +484,6 @@ class Recipe:
             splits=self.splits,
             dtype=dtypes[self.precision],
         )
-
-
-def _wide(value: Any) -> Any:
-    """Return 16-bit numbers of a model's output in 32 bits, in which losses are summed."""
-    is_narrow = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
-    return value.float() if is_narrow else value
-
-
-def _default_optimizer(module: nn.Module) -> torch.optim.Optimizer:
-    trained = [each for each in module.parameters() if each.requires_grad]
-    return torch.optim.AdamW(trained, lr=3e-4)
 
 
 _MICRO_BATCH_MAX = 8

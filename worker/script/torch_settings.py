@@ -33,6 +33,12 @@ class OptimizerSettings:
     """The group of each parameter, by its ``id``; others are frozen. ``None``: all are trained."""
 
 
+def default_optimizer(module: torch.nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer of a script that names none."""
+    trained = [each for each in module.parameters() if each.requires_grad]
+    return torch.optim.AdamW(trained, lr=3e-4)
+
+
 def settings_of(
     optimizer: torch.optim.Optimizer, scheduler: Any, *, steps: int
 ) -> OptimizerSettings:

@@ -215,6 +215,19 @@ def test_each_group_may_have_a_schedule_of_its_own():
     assert_trained_as_by_torch(scheduler=scheduler)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_inputs_of_another_type_than_the_module_are_converted(dtype):
+    data = [(torch.sin(torch.arange(4.0) * i).to(dtype), i % 3) for i in range(8)]
+    losses = []
+    for samples in (data, [(x.float(), label) for x, label in data]):
+        trainer = sailor.Trainer(
+            two_layers(), samples, batch_size=4, steps=2, recompute="none", eval_dataset=samples
+        )
+        trainer.train()
+        losses.append([report.loss for report in trainer.history])
+    assert losses[0] == losses[1]
+
+
 def test_dropout_and_batch_norm_in_evaluation_stay_there_also_after_evaluations():
     def model():
         torch.manual_seed(3)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from simulator.models.layers import Item, Layer, LayerKind, Model, Moment, TensorSpec, Term
 from worker.data.batch_tree import leaves_of, map_tensors
+from worker.models.random_numbers.microbatch_context import batch_on_device
 from worker.models.user_module.cut_module import CutModule, to_meta
 from worker.models.user_module.module_cut import ModuleCut, kinds_of
 from worker.models.user_module.module_skeleton import move_skeleton
@@ -39,11 +40,12 @@ def describe_module(
     Costs are counted for samples as long as those of the batch: the job's ``sequence`` is 1.
     """
     move_skeleton(module.module, device="cpu", dtype=dtype)
-    one, two = (
-        list(
-            _traced(module, _as_trained(make_batch(size), dtype), losses, is_trained, splits, dtype)
-        )
+    batches = (
+        batch_on_device(make_batch(size), of_module=True, dtype=dtype, device=torch.device("cpu"))
         for size in (1, 2)
+    )
+    one, two = (
+        list(_traced(module, batch, losses, is_trained, splits, dtype)) for batch in batches
     )
     tensors = _tensors(module, is_trained, splits)
     layers = [
@@ -65,11 +67,6 @@ def describe_module(
         learned_positions=False,
         tied=bool(module.cut.alias_of),
     )
-
-
-def _as_trained(batch: Any, dtype: torch.dtype) -> Any:
-    """Return a batch with its floating-point numbers in the type that is computed with."""
-    return map_tensors(lambda x: x.to(dtype) if x.is_floating_point() else x, batch)
 
 
 def _gradients(tensors: Sequence[TensorSpec]) -> Term:
