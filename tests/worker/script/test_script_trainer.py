@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -19,7 +18,6 @@ from torch import nn
 import sailor
 from simulator.documents.problems import InputError
 from simulator.inputs.job_file import load_job
-from worker.data.map_dataset import default_collate as sailor_collate
 from worker.distributed.single_rank import SingleRankTransport
 from worker.layout.tensor_table import tensors_of
 from worker.script.job_text import job_text
@@ -164,146 +162,6 @@ def test_optimizers_that_ranks_would_not_compute_alike_are_refused():
     data = [(torch.ones(2), 0)] * 4
     trainer = sailor.Trainer(module, data, batch_size=2, steps=1, optimizer=optimizer)
     with pytest.raises(InputError, match="is a RMSprop"):
-        trainer.train()
-
-
-def two_layers():
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
-
-
-def assert_trained_as_by_torch(model=two_layers, scheduler=lambda _: None, **more):
-    """Train alone, and by a loop of torch, with an SGD of two groups."""
-    data = [(torch.sin(torch.arange(4.0) * i), i % 3) for i in range(8)]
-
-    def optimizer(module):
-        settings = {"momentum": 0.9, "nesterov": True}
-        groups = [
-            {"params": module[0].parameters(), "weight_decay": 0.5},
-            {"params": module[1:].parameters(), "lr": 0.3},
-        ]
-        return torch.optim.SGD(groups, lr=0.1, weight_decay=0.25, **settings)
-
-    module, wanted = model(), model()
-    given = {"optimizer": optimizer, "scheduler": scheduler, "shuffle": False, **more}
-    trainer = sailor.Trainer(module, data, batch_size=8, steps=3, eval_dataset=data, **given)
-    trainer.train()
-    made, inputs = optimizer(wanted), torch.stack([each[0] for each in data])
-    labels, schedule = torch.tensor([each[1] for each in data]), scheduler(made)
-    for report in trainer.history:
-        assert report.learning_rate == pytest.approx(made.param_groups[0]["lr"])
-        made.zero_grad()
-        nn.functional.cross_entropy(wanted(inputs), labels).backward()
-        made.step()
-        if schedule is not None:
-            schedule.step()
-    for found, expected in zip(module.parameters(), wanted.parameters(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_decay_and_nesterovs_momentum_of_sgd_are_torchs():
-    assert_trained_as_by_torch()
-
-
-def test_each_group_may_have_a_schedule_of_its_own():
-    """Here the first group begins with the second step, as where layers are unfrozen one by one."""
-
-    def scheduler(made):
-        factors = [lambda step: min(step, 1), lambda step: 0.5**step]
-        return torch.optim.lr_scheduler.LambdaLR(made, factors)
-
-    assert_trained_as_by_torch(scheduler=scheduler)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-def test_inputs_of_another_type_than_the_module_are_converted(dtype):
-    data = [(torch.sin(torch.arange(4.0) * i).to(dtype), i % 3) for i in range(8)]
-    losses = []
-    for samples in (data, [(x.float(), label) for x, label in data]):
-        trainer = sailor.Trainer(
-            two_layers(), samples, batch_size=4, steps=2, recompute="none", eval_dataset=samples
-        )
-        trainer.train()
-        losses.append([report.loss for report in trainer.history])
-    assert losses[0] == losses[1]
-
-
-def test_dropout_and_batch_norm_in_evaluation_stay_there_also_after_evaluations():
-    def model():
-        torch.manual_seed(3)
-        norm = nn.BatchNorm1d(8)
-        norm.running_mean += 0.3
-        norm.running_var *= 0.5
-        return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.9).eval(), norm.eval(), nn.Linear(8, 3))
-
-    assert_trained_as_by_torch(model, eval_every=1)
-
-
-def test_drop_last_shortens_an_epoch_and_ignored_workers_are_told_once(capsys):
-    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    data = [(torch.ones(2), index % 2) for index in range(10)]
-    given = {"drop_last": True, "num_workers": 1}
-    loader = torch.utils.data.DataLoader(data, 4, **given)
-    trainer = sailor.Trainer(module, loader, epochs=3, eval_dataset=loader)
-    trainer.train()
-    assert len(trainer.history) == 3 * len(loader) == 6
-    told = capsys.readouterr().out
-    assert told.count("note: dataset: num_workers=1 of its DataLoader is ignored") == 1
-    assert any("num_workers=1" in note for note in trainer.recipe.notes())
-    with pytest.raises(InputError, match="has 10 samples, which drop_last leaves out of batches"):
-        sailor.Trainer(module, loader, batch_size=11, epochs=3)
-
-
-class Pair(NamedTuple):
-    x: torch.Tensor
-    labels: torch.Tensor
-
-
-@dataclass
-class Batch:
-    x: torch.Tensor
-    labels: torch.Tensor
-
-
-class ReadsBatch(nn.Module):
-    """Takes a whole batch, whose parts it reads by name."""
-
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
-
-    def forward(self, batch):
-        return self.blocks(batch.x)
-
-
-@pytest.mark.parametrize("kind", [Pair, Batch])
-def test_a_batch_with_attributes_trains_as_a_tuple_does(kind):
-    data = [(torch.sin(torch.arange(4.0) * i), i % 3) for i in range(8)]
-    losses = []
-    for make, call in [
-        (lambda x, labels: (x, labels), lambda module, batch: module.blocks(batch[0])),
-        (kind, lambda module, batch: module(batch)),
-    ]:
-        torch.manual_seed(3)
-        trainer = sailor.Trainer(
-            ReadsBatch(),
-            data,
-            batch_size=4,
-            steps=2,
-            call=call,
-            collate=lambda items, make=make: make(*sailor_collate(items)),
-            eval_dataset=data,
-        )
-        trainer.train()
-        losses.append([report.loss for report in trainer.history])
-        losses[-1] += trainer.evaluations[1].values()
-    assert losses[0] == losses[1]
-
-
-def test_a_batch_without_labels_needs_a_loss():
-    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    trainer = sailor.Trainer(module, [torch.ones(2)] * 4, batch_size=2, steps=1)
-    with pytest.raises(InputError, match="loss: has no default for a batch without labels"):
         trainer.train()
 
 
