@@ -85,7 +85,15 @@ class Measurements:
     def profile_of(self, job: Job, *, catalogue: Catalogue) -> Profile | None:
         """Read the profile that a job names; else the one that was measured of its model."""
         if job.profile is not None:
-            return self.profile(job.profile, catalogue=catalogue)
+            named = self.profile(job.profile, catalogue=catalogue)
+            if named.is_of_another(job.model.fingerprint):
+                what = (
+                    f"was measured on another model than {job.model.name} of the job, with other "
+                    "settings that change its layers (dropout), or by another version of Sailor"
+                )
+                cure = "measure it again (sailorctl profile model), or leave [model] profile out"
+                raise InputError(Problem(f"profile {job.profile}", what, cure))
+            return named
         name = profile_name(job.model.name)
         found = self.profile(name, catalogue=catalogue) if name in self.paths else None
         is_its = found is not None and found.fingerprint == job.model.fingerprint

@@ -150,7 +150,12 @@ class LayerCosts:
             return np.array(profile.sizes[tp].parameters, dtype=float)
         known = sorted(profile.sizes)
         if len(known) == 1:
-            ratio = [layer.parameters(tp) / layer.parameters(known[0]) for layer in self._layers]
+            here, there = (
+                np.array([float(layer.parameters(each)) for layer in self._layers])
+                for each in (tp, known[0])
+            )
+            # A layer whose weights are all frozen has none to scale.
+            ratio = np.divide(here, there, out=np.ones_like(here), where=there > 0)
             scaled: Floats = np.array(profile.sizes[known[0]].parameters, dtype=float) * ratio
             return scaled
         # Solve p(t) = split / t + replicated from two measured degrees.
@@ -234,11 +239,13 @@ class LayerCosts:
         degree = tp if tp in profile.sizes else min(profile.sizes, key=lambda t: (abs(t - tp), t))
         measured = 4.0 * samples * np.array(profile.sizes[degree].kept_elements, dtype=float)
         there = self._profiled_in(profile)
+        # Whether others measured with flash attention, their profiles do not say for certain.
+        flash = profile.flash_attention if profile.is_own else self.job.uses_flash
         same = degree == tp and profile.sequence == self.job.sequence and there == precision
-        if same:
+        if same and flash == self.job.uses_flash:
             return measured
         reference = self._modelled(
-            "kept_bytes", degree, samples, recompute, there, profile.sequence
+            "kept_bytes", degree, samples, recompute, there, profile.sequence, flash=flash
         )
         ratio = np.divide(modelled, reference, out=np.ones_like(modelled), where=reference > 0)
         return measured * ratio
@@ -283,6 +290,8 @@ class LayerCosts:
         profile = self.profile
         if profile is None or profile.sequence != self.job.sequence:
             return None
+        if profile.flash_attention != self.job.uses_flash:
+            return None
         computes_in = self._computed_in(profile)
         gpus = [gpu for gpu in profile.gpus() if computes_in[gpu] == precision]
         return profile.measured_bytes(what, gpus=gpus, tp=tp, samples=samples)
@@ -307,6 +316,8 @@ class LayerCosts:
         recompute: Recompute,
         precision: str,
         sequence: int | None = None,
+        *,
+        flash: bool | None = None,
     ) -> Floats:
         method = getattr(Layer, what)
         known: dict[tuple[int, int, int], float] = {}
@@ -322,7 +333,7 @@ class LayerCosts:
                     tp=tp,
                     precision=precision,
                     recompute=recompute,
-                    flash=self.job.uses_flash,
+                    flash=self.job.uses_flash if flash is None else flash,
                 )
             found.append(known[key])
         return np.array(found)
@@ -344,9 +355,10 @@ class LayerCosts:
             return tuple(notes)
         if profile.flash_attention != self.job.uses_flash:
             with_or_without = "with" if profile.flash_attention else "without"
+            used = "times" if profile.is_own else "times and activations"
             notes.append(
                 f"profile {profile.name} was measured {with_or_without} flash attention; its "
-                "times and activations are used although the job differs"
+                f"{used} are used although the job differs"
             )
         mine = self.job.model.parameters
         if 1 in profile.sizes and not profile.is_own:

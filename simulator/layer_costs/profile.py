@@ -95,6 +95,10 @@ class Profile:
         """Whether Sailor measured all of it: without hooks, and with the model's own counts."""
         return all(timing.measurement is not None for timing in self.timings.values())
 
+    def is_of_another(self, fingerprint: str) -> bool:
+        """Whether another model than that of a fingerprint was measured, as far as is known."""
+        return "" not in (self.fingerprint, fingerprint) and self.fingerprint != fingerprint
+
     def micro_batches(self, gpu: str, tp: int) -> list[int]:
         """Return the micro batch sizes measured on this GPU kind at this TP degree."""
         return sorted(b for kind, degree, b in self.timings if (kind, degree) == (gpu, tp))
@@ -139,6 +143,9 @@ class Profile:
                 problems.add(place, said, "give another --name, or remove the file")
         if self.layer_names != newer.layer_names:
             said = "was measured on other layers than the job's"
+            problems.add(place, said, "give another --name, or remove the file")
+        elif self.is_of_another(newer.fingerprint):
+            said = "was measured on another model than the job's, or one that was counted otherwise"
             problems.add(place, said, "give another --name, or remove the file")
         if not self.is_own:
             problems.add(place, "was not measured by sailorctl profile", "give another --name")

@@ -57,6 +57,10 @@ def _measured(raw: Mapping[str, Any], place: str, catalogue: Catalogue) -> Measu
         sides = [entry[side] for side in ("from", "to")]
         ends = [(side["zone"], catalogue.gpu_name(side["gpu_type"])) for side in sides]
         counts = (int(sides[0]["gpus"]), int(sides[1]["gpus"]))
+        for side, count in zip(("from", "to"), counts, strict=True):
+            _check_count(count, f"{where}.{side}.gpus", problems)
+        if min(counts) < 1:
+            continue
         found = curve(entry["curve"], min(counts), where)
         if found is not None:
             raw_between.setdefault((ends[0], ends[1]), {})[counts] = found
@@ -67,12 +71,21 @@ def _measured(raw: Mapping[str, Any], place: str, catalogue: Catalogue) -> Measu
     within: dict[str, dict[int, Curve]] = {}
     for index, entry in enumerate(raw.get("intra_node", [])):
         gpus = int(entry["gpus"])
+        _check_count(gpus, f"{place}: intra_node[{index}].gpus", problems)
         found = curve(entry["curve"], max(gpus // 2, 1), f"{place}: intra_node[{index}]")
         if found is not None:
             within.setdefault(catalogue.gpu_name(entry["gpu_type"]), {})[gpus] = found
-    problems.raise_if_any()
     egress = raw.get("egress_usd_per_GB", {}).get("zone_to_zone", {})
     prices = raw.get("gpu_price_usd_per_hour", {}).get("simulations_constants_GPU_PRICES", {})
+    for section, table in (("egress_usd_per_GB", egress), ("gpu_price_usd_per_hour", prices)):
+        for row, entries in table.items():
+            for column, usd in entries.items():
+                if not 0 <= float(usd) < math.inf:
+                    at = f"{place}: {section}, {row} and {column}"
+                    problems.add(at, f"is {usd}", "give a price of at least 0")
+    for gpu, count in raw.get("gpus_per_node", {}).items():
+        _check_count(int(count), f"{place}: gpus_per_node.{gpu}", problems)
+    problems.raise_if_any()
     return MeasuredNetwork(
         between={ends: make_consistent(table) for ends, table in trusted.items()},
         raw_between=raw_between,
@@ -92,6 +105,11 @@ def _measured(raw: Mapping[str, Any], place: str, catalogue: Catalogue) -> Measu
             for gpu, count in raw.get("gpus_per_node", {}).items()
         },
     )
+
+
+def _check_count(gpus: int, where: str, problems: Problems) -> None:
+    if gpus < 1:
+        problems.add(where, f"is {gpus}", "give a number of GPUs of at least 1")
 
 
 def _read_curves(raw: Mapping[str, Any], place: str, problems: Problems) -> dict[int, Any]:

@@ -124,6 +124,7 @@ def _empty_like(before: Profile, job: Job, name: str) -> Profile:
         optimizer_parameters={},
         config=before.config,
         flash_attention=job.uses_flash,
+        fingerprint=job.model.fingerprint,
     )
 
 

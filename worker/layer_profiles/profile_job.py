@@ -84,8 +84,8 @@ def profile_job(
             )
         if ladder.found:
             layer_sizes[tp] = _sizes(job, tp, stands, *ladder.found[-1])
-            # Without a weight in any block, the share of one is computed.
-            optimizer_parameters[tp] = 1 if step is None else step[1]
+            if step is not None:
+                optimizer_parameters[tp] = step[1]
     if not timings:
         raise InputError(_nothing_fits(job, did_not_fit, device))
     return Profile(

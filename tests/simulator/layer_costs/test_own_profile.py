@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,24 @@ def test_other_kinds_are_added_and_the_same_are_replaced() -> None:
     assert both.did_not_fit == {("A100-40", 1, 4)}
 
 
+def test_timings_of_another_model_are_not_merged() -> None:
+    older, newer = (changed(fingerprint=each) for each in ("older", "newer"))
+    with pytest.raises(InputError) as caught:
+        read(older).merged_with(read(newer), place="file")
+    (problem,) = caught.value.problems
+    assert "another model" in problem.what
+    assert "remove the file" in problem.cure
+    assert read(changed()).merged_with(read(newer), place="file").fingerprint == "newer"
+
+
+def test_an_optimizer_step_that_did_not_fit_leaves_what_was_measured() -> None:
+    older = read(changed())
+    newer = replace(read(changed()), optimizer_parameters={})
+    both = older.merged_with(newer, place="file")
+    assert both.optimizer_parameters == older.optimizer_parameters
+    assert both.optimizer_parameters[1] > 1
+
+
 def test_what_fits_now_is_not_remembered_as_too_large() -> None:
     newer = changed()
     newer["timings"] = [OWN["timings"][0] | {"micro_batch": 4}]
@@ -198,6 +217,34 @@ def test_bytes_are_the_most_of_any_kind() -> None:
     np.testing.assert_array_equal(kept, [10.0, 999.0, 5.0])
 
 
+def test_bytes_measured_with_another_attention_are_not_those_of_the_job() -> None:
+    """Here with flash attention, where the job keeps its scores."""
+    flash, eager = (replace(JOB, flash_attention=each) for each in (True, False))
+    modelled = {job: costs_of(None, job) for job in (flash, eager)}
+    measured = {job: costs_of(read(OWN), job) for job in (flash, eager)}
+    asked: dict[str, Any] = {"tp": 1, "samples": 2, "recompute": "none"}
+    assert measured[flash].kept_bytes(**asked).tolist() == [20.0, 200.0, 5.0]
+    # What the file counts per sample, by what the two differ in.
+    ratio = modelled[eager].kept_bytes(**asked) / modelled[flash].kept_bytes(**asked)
+    wanted = 4.0 * 2 * np.array([4, 40, 9]) * ratio
+    np.testing.assert_allclose(measured[eager].kept_bytes(**asked), wanted)
+    assert ratio[1] > 1
+    work = [found[eager].workspace_bytes(**asked).tolist() for found in (measured, modelled)]
+    assert work[0] == work[1]
+
+
+def test_a_layer_of_frozen_weights_has_none_at_any_degree() -> None:
+    """As with LoRA, where only small layers beside them are trained."""
+    block = MODEL.layers[1]
+    tensors = tuple(replace(each, frozen=True) for each in block.tensors)
+    layers = (MODEL.layers[0], replace(block, tensors=tensors), MODEL.layers[2])
+    frozen = changed()
+    frozen["sizes"][0]["parameters"][1] = 0
+    costs = costs_of(read(frozen), replace(JOB, model=replace(MODEL, layers=layers)))
+    assert costs.parameters(2)[1] == 0
+    assert costs.parameters(2)[0] == MODEL.layers[0].parameters(2)
+
+
 def test_bytes_measured_on_a_kind_without_bf16_are_for_such_kinds() -> None:
     two = changed(precision="bf16")
     other = copy.deepcopy(OWN["timings"][0]) | {"gpu": "V100-16", "kept_bytes": [1.0, 999.0, 1.0]}
@@ -221,13 +268,14 @@ def test_a_shared_tensor_counts_as_in_the_model() -> None:
     [
         (None, MODEL.fingerprint, True),
         (None, "another model", False),
-        ("gpt2", "another model", True),  # The user said so.
+        ("gpt2", MODEL.fingerprint, True),
+        ("gpt2", None, True),  # It does not say, and the user does.
     ],
 )
 def test_a_job_uses_the_profile_of_its_model(
-    tmp_path: Path, named: str | None, fingerprint: str, is_used: bool
+    tmp_path: Path, named: str | None, fingerprint: str | None, is_used: bool
 ) -> None:
-    text = json.dumps(changed(fingerprint=fingerprint))
+    text = json.dumps(changed() if fingerprint is None else changed(fingerprint=fingerprint))
     (tmp_path / "profiles_gpt2.json").write_text(text)
     measured = load_measurements(tmp_path, catalogue=load_catalogue())
     job = replace(JOB, profile=named)
@@ -235,6 +283,19 @@ def test_a_job_uses_the_profile_of_its_model(
     assert (found is not None) == is_used
     ahead = read_ahead(measured, job, load_catalogue())
     assert (ahead.profile_of(job, catalogue=load_catalogue()) is not None) == is_used
+
+
+def test_a_named_profile_of_another_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "profiles_gpt2.json").write_text(json.dumps(changed(fingerprint="another")))
+    measured = load_measurements(tmp_path, catalogue=load_catalogue())
+    job = replace(JOB, profile="gpt2")
+    for find in (measured.profile_of, partial(read_ahead, measured)):
+        with pytest.raises(InputError) as caught:
+            find(job, catalogue=load_catalogue())
+        (problem,) = caught.value.problems
+        assert problem.place == "profile gpt2"
+        assert "another model" in problem.what
+        assert "sailorctl profile model" in problem.cure
 
 
 def test_names_of_files_hold_no_separator() -> None:

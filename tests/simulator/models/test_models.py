@@ -464,3 +464,16 @@ def test_sailors_dropout_switches_flash_attention_off() -> None:
         changed = replace(job, dropout=dropout, runtime=runtime)
         assert changed.uses_flash is uses
         assert not replace(changed, flash_attention=False).uses_flash
+
+
+@pytest.mark.parametrize(("kernels", "drawn"), [(Kernels(), 76), (MEGATRON, 0)])
+def test_drawing_a_dropout_is_traffic_unless_it_is_fused(kernels: Kernels, drawn: int) -> None:
+    sizes: dict[str, Any] = {"layers": 1, "hidden": 64, "heads": 4, "vocab": 64, "sequence": 64}
+    dropping, plain = (
+        build_model("gpt2", **sizes, dropout=dropout, kernels=kernels).layers[1]
+        for dropout in (True, False)
+    )
+    use: dict[str, Any] = {"micro_batch": 2, "sequence": 64, "precision": "bf16"}
+    scores, residuals = 2 * 4 * 64 * 64, 2 * 2 * 64 * 64
+    more = dropping.memory_traffic_bytes(**use) - plain.memory_traffic_bytes(**use)
+    assert more == drawn * (scores + residuals) + 2 * 2 * scores

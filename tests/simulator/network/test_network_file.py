@@ -111,3 +111,20 @@ def test_all_mistakes_are_reported_with_their_places() -> None:
 def test_a_missing_key_or_a_wrong_type_is_one_problem() -> None:
     assert "the key 'to' is missing" in problems(inter_node=[{"from": {}}])[0]
     assert "wrong type" in problems(inter_node=[7])[0]
+
+
+def test_negative_prices_and_counts_below_one_are_reported_with_their_places() -> None:
+    found = problems(
+        inter_node=[entry(7, (0, 1))],
+        intra_node=[{"gpu_type": "V100-16", "gpus": 0, "curve": 7}],
+        egress_usd_per_GB={"zone_to_zone": {"a": {"b": -0.01}}},
+        gpu_price_usd_per_hour={"simulations_constants_GPU_PRICES": {"v100-16": {"z": -2}}},
+        gpus_per_node={"v100-16": 0},
+    )
+    assert found == [
+        "network.json: inter_node[0].from.gpus: is 0; give a number of GPUs of at least 1",
+        "network.json: intra_node[0].gpus: is 0; give a number of GPUs of at least 1",
+        "network.json: egress_usd_per_GB, a and b: is -0.01; give a price of at least 0",
+        "network.json: gpu_price_usd_per_hour, v100-16 and z: is -2; give a price of at least 0",
+        "network.json: gpus_per_node.v100-16: is 0; give a number of GPUs of at least 1",
+    ]

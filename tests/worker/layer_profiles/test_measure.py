@@ -229,6 +229,27 @@ def test_what_does_not_fit_is_recorded() -> None:
     assert reporter.ended_by == [("A100-40 TP 1 micro batch 200", "does not fit: it is too small")]
 
 
+@dataclass
+class FillingDevice(SteppedDevice, Silent):
+    """A device that is full once the layers are measured."""
+
+    finished_of: list[str] = field(default_factory=list)
+    ended_by: list[tuple[str, str]] = field(default_factory=list)
+
+    def mark(self) -> float:
+        if self.finished_of:
+            raise DoesNotFitError("it is full")
+        return super().mark()
+
+
+def test_an_optimizer_step_that_does_not_fit_is_no_measurement_of_one() -> None:
+    device = FillingDevice()
+    found = profiled(job_of("gpt2"), device, device, micro_batches=(2,))
+    assert device.ended_by == [("A100-40 TP 1 optimizer step", "does not fit: it is full")]
+    assert found.timings["A100-40", 1, 2].optimizer_s is None
+    assert found.optimizer_parameters == {}
+
+
 def test_micro_batches_are_powers_of_two_up_to_the_global_batch() -> None:
     found = profiled(job_of("gpt2", global_batch=6), SteppedDevice(), Silent())
     assert found.micro_batches("A100-40", 1) == [1, 2, 4]
