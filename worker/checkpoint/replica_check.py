@@ -35,10 +35,8 @@ def check_replicas(
     for place, key in enumerate(keys):
         if key in mine:
             sums_and_counts[0, place], sums_and_counts[1, place] = mine[key], 1
-    sums_and_counts = sums_and_counts.to(device)
-    if group is not None:
-        group.all_reduce(sums_and_counts)
-    sums, holders = sums_and_counts.tolist()
+    both = sums_and_counts.to(device)
+    sums, holders = both.tolist() if group is None else group.read_sum(both)
     for place, key in enumerate(keys):
         if key in mine and sums[place] != mine[key] * holders[place]:
             layer, piece = key

@@ -285,7 +285,7 @@ class SnapshotManager:
             return True
         missing = torch.zeros(1, device=self.trainer.device)
         missing[0] = float(self.placement.waits and not is_replicated)
-        return not float(group.all_reduce(missing))
+        return group.read_sum(missing) == [0.0]
 
     def expected_seal(
         self, *, rolls_forward: bool, lost: frozenset[int]

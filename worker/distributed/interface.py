@@ -8,7 +8,7 @@ one process and a process can run several generations in turn. Every wait has a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -72,6 +72,14 @@ class Collective(Protocol):
         """Reduce over all ranks in place; every rank gets the same bits."""
         self.start_all_reduce(tensor, op).wait()
         return tensor
+
+    def read_sum(self, tensor: Tensor) -> list[Any]:
+        """Sum over all ranks, wait on the host and return the values, for it to decide by.
+
+        Raises ``TransportError`` if a failure may have cut the sum short, which ``all_reduce``
+        notices on no GPU.
+        """
+        return self.all_reduce(tensor).tolist()
 
     def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Pending:
         """Start ``all_reduce``; do not touch the tensor until the wait is over.

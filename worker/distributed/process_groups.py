@@ -444,6 +444,12 @@ class ProcessCollective(Collective):
         options.reduceOp = _OPS[op]
         return self._start(lambda group: group.allreduce([tensor.detach()], options))
 
+    def read_sum(self, tensor: Tensor) -> list[Any]:
+        values = super().read_sum(tensor)
+        # On a GPU, an aborted collective ends like a completed one.
+        self._transport.check()
+        return values
+
     def start_broadcast(self, tensor: Tensor, *, source: int) -> Pending:
         options = BroadcastOptions()
         options.rootRank = source

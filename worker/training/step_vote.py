@@ -99,20 +99,18 @@ class StepVote:
         )
         for place, value in enumerate(fields, start=len(slots) - len(fields)):
             slots[place] = value
-        if self._group is not None:
-            self._group.all_reduce(slots)
-        return self.totals_from(slots.tolist())
+        group = self._group
+        return self.totals_from(slots.tolist() if group is None else group.read_sum(slots))
 
     def first_bad_layer(self, layer: int | None) -> tuple[int, int] | None:
         """Return the first layer that any rank names, with that rank."""
         named = torch.zeros(self._ranks, dtype=torch.float64, device=self._device)
         if layer is not None:
             named[self._rank] = layer + 1
-        if self._group is not None:
-            self._group.all_reduce(named)
+        group = self._group
+        layers = named.tolist() if group is None else group.read_sum(named)
         return min(
-            ((int(each) - 1, rank) for rank, each in enumerate(named.tolist()) if each),
-            default=None,
+            ((int(each) - 1, rank) for rank, each in enumerate(layers) if each), default=None
         )
 
     def totals_from(self, slots: list[float]) -> StepTotals:

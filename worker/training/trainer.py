@@ -313,8 +313,7 @@ class RankTrainer:
         with self.recorder.span("vote"):
             totals = self._vote.cast(self.buffers, contribution)
             self._transport.record_vote((before.step, totals.slots))
-            # On a GPU, an aborted collective ends like a completed one.
-            self._transport.check()
+            self._transport.check()  # A failure before this did not tell the peers of the vote.
         self._raise_if_not_finite(totals)
         return self._end_step(totals)
 
@@ -346,9 +345,9 @@ class RankTrainer:
         totals = torch.tensor(
             [found.get(name, [0.0, 0.0]) for name in names], dtype=torch.float64
         ).to(self.device)
-        if self.world_group is not None:
-            self.world_group.all_reduce(totals)
-        pairs = zip(names, totals.tolist(), strict=True)
+        group = self.world_group
+        sums = totals.tolist() if group is None else group.read_sum(totals)
+        pairs = zip(names, sums, strict=True)
         return {name: total / max(count, 1.0) for name, (total, count) in pairs}
 
     @property

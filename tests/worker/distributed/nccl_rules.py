@@ -6,7 +6,8 @@ waiting, the thread waits. The rules:
 - A group's communicator is made by its first operation, or when it is told to connect. That blocks
   the host until all members do so, and nothing interrupts it.
 - The operations of a communicator run in order. A send ends when it is received.
-- A wait never raises. What was aborted ends like what was completed; its result is nonsense.
+- A wait never raises. What was aborted ends like what was completed; its result is nonsense or
+  what the tensor held before.
 - An abort ends the kernels of its own communicator, then waits until the device has no other
   unfinished kernel.
 - After an error or a timeout the watchdog ends the process, unless the environment forbids it.
@@ -30,7 +31,7 @@ from torch._C._distributed_c10d import ReduceOp, Store
 from worker.distributed.backends import at_once, prepare_environment
 
 NONSENSE = 7.25
-"""What an aborted operation leaves behind."""
+"""What an aborted operation may leave behind."""
 _POLL_S = 0.0005
 GIVE_UP_S = 60.0
 """A test ends although a rule of NCCL would keep it forever."""
@@ -70,7 +71,9 @@ class _Communicator:
 class World:
     """All devices, and the communicators between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, leaves: float | None = NONSENSE) -> None:
+        """``leaves``: what an aborted operation fills its tensor with; ``None``: nothing."""
+        self.leaves = leaves
         self.lock = threading.RLock()
         self.communicators: dict[str, _Communicator] = {}
         self.devices: list[Device] = []
@@ -192,7 +195,8 @@ class Group:
         self.is_aborted = True
         with self.world.lock:
             for work in [each for each in self.device.unfinished if each.group is self]:
-                work.tensor.fill_(NONSENSE)
+                if self.world.leaves is not None:
+                    work.tensor.fill_(self.world.leaves)
                 work.finish()
         deadline = time.monotonic() + GIVE_UP_S
         while self.device.unfinished and not self.device.is_dead:

@@ -31,6 +31,10 @@ PHASES = (
 """Where a rank may be killed."""
 
 
+AtEnd = Callable[[RankTrainer, ProcessTransport], None]
+"""What each rank does after its last step."""
+
+
 class DiedError(BaseException):
     """The rank's process was killed."""
 
@@ -84,6 +88,7 @@ def run_generation(
     store: Store | None = None,
     rules: Mapping[str, Any] | None = None,
     deadline_s: float = 30.0,
+    at_end: AtEnd = lambda *_: None,
 ) -> list[Outcome]:
     """Train all ranks of a plan, each in a thread, until the end or a death."""
     world, store = world or World(), store or HashStore()
@@ -106,7 +111,7 @@ def run_generation(
             )
 
         try:
-            _live(job, plan, device, outcome, steps, recorder, connect)
+            _live(job, plan, device, outcome, steps, recorder, connect, at_end)
         except BaseException as failure:
             outcome.failure = failure
         outcome.was_killed = device.was_killed
@@ -128,6 +133,7 @@ def _live(
     steps: int,
     recorder: Recorder,
     connect: Callable[[], ProcessTransport],
+    at_end: AtEnd,
 ) -> None:
     transport: ProcessTransport | None = None
     try:
@@ -140,6 +146,7 @@ def _live(
         try:
             for _ in range(steps):
                 outcome.losses.append(trainer.step().loss)
+            at_end(trainer, transport)
         except TransportError:
             trainer.roll_forward()
             raise

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,10 +13,17 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from torch._C._distributed_c10d import HashStore
 
-from tests.worker.distributed.nccl_rules import EmulatedNccl, Group, World, _Communicator
-from tests.worker.distributed.nccl_runs import PHASES, closing_within, run_generation
+from tests.worker.distributed.nccl_rules import (
+    NONSENSE,
+    EmulatedNccl,
+    Group,
+    World,
+    _Communicator,
+)
+from tests.worker.distributed.nccl_runs import PHASES, DiedError, closing_within, run_generation
 from tests.worker.random_plan import any_plan
 from tests.worker.training_runs import drawn, plan_of, small_job, trained
+from worker.checkpoint.snapshot_manager import SnapshotManager, check_weights
 from worker.distributed.backends import NCCL_DEFAULTS, NCCL_SETTINGS
 from worker.profiling.fault_injection import FailPoint
 from worker.training.precision import FP64
@@ -64,13 +73,16 @@ def test_no_communicator_is_made_after_the_start():
     assert set(world.communicators) == made
 
 
+@pytest.mark.parametrize("leaves", [NONSENSE, None])
 @pytest.mark.parametrize("phase", PHASES)
-def test_survivors_of_a_death_name_it_and_can_go_on(phase):
+def test_survivors_of_a_death_name_it_and_can_go_on(phase, leaves):
     """Whatever phase it dies in, no survivor is killed, hangs, or names somebody else."""
     rank = {"send": 0, "receive": 4}.get(phase, 2)
     step = 0 if phase in {"met", "verified"} else 1
     with closing_within(3.0):
-        found = run_generation(JOB, MIXED, steps=3, fail_at=FailPoint(rank, phase, step))
+        found = run_generation(
+            JOB, MIXED, steps=3, fail_at=FailPoint(rank, phase, step), world=World(leaves=leaves)
+        )
     others = [each for number, each in enumerate(found) if number != rank]
     assert found[rank].verdict == "dead"
     # Who was making a communicator with the dead rank cannot be used again; in no step is any made.
@@ -79,6 +91,41 @@ def test_survivors_of_a_death_name_it_and_can_go_on(phase):
     assert {each.lost for each in others} == {rank}
     assert len({each.step for each in others}) == 1, "survivors disagree about the last step"
     assert not any(each.contexts_elsewhere for each in others)
+
+
+def stop(trainer):
+    placement = SimpleNamespace(waits=True)
+    return SnapshotManager(trainer, None, None, None, None, placement)._all_replicated(True)
+
+
+def evaluate(trainer):
+    trainer._module = SimpleNamespace(metric_names=["loss"])
+    trainer._pipeline.evaluate = lambda _: {"loss": [1.0, 2.0]}
+    return trainer.evaluate(None)
+
+
+def name_bad_layer(trainer):
+    return trainer._vote.first_bad_layer(None)
+
+
+@pytest.mark.parametrize("leaves", [NONSENSE, None])
+@pytest.mark.parametrize("decide", [stop, evaluate, name_bad_layer, check_weights])
+def test_a_sum_that_a_death_cut_short_decides_nothing(decide, leaves):
+    """It ends like a complete one, and the tensor may still hold this rank's own part."""
+    world, decided = World(leaves=leaves), []
+
+    def at_end(trainer, transport):
+        if trainer.rank == 1:
+            while not world.devices[0].unfinished:
+                transport.check()
+                time.sleep(0.001)
+            raise DiedError
+        decided.append(decide(trainer))
+
+    plan = plan_of(4, (1, [(0, 5, 1)]), (1, [(0, 5, 1)]))
+    with closing_within(3.0):
+        survivor, _ = run_generation(JOB, plan, steps=0, world=world, at_end=at_end)
+    assert (survivor.verdict, survivor.lost, decided) == ("recovered", 1, [])
 
 
 @pytest.mark.parametrize("sets_environment", [True, False])

@@ -200,7 +200,7 @@ class _World:
         return [results[number] for number in range(self.size)]
 
 
-class _Member:
+class _Member(Collective):
     """One thread's view of them."""
 
     def __init__(self, world: _World, index: int) -> None:
