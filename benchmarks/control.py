@@ -55,6 +55,7 @@ from agents.rpc.client import SignedClient
 from agents.rpc.signing import ClusterKey
 from agents.store.factory import open_store
 from benchmarks.machine import report_stolen_time
+from sailord.local.paths import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 KEY = b"k" * 64
@@ -213,12 +214,6 @@ async def _run_agents(
 
 
 # ---- the measuring side -------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 class Head:

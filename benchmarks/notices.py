@@ -22,7 +22,7 @@ from pathlib import Path
 
 from agents.cloud.notices import PREEMPTED
 from benchmarks.machine import report_stolen_time
-from tests.agents.running import PREFIX, Place, place, until
+from tests.agents.running import PREFIX, Place, place
 from tests.control.cluster import LEASE_S
 from tests.fakes.metadata import Metadata, metadata_server
 from tests.gce.detection_cluster import (
@@ -34,6 +34,7 @@ from tests.gce.detection_cluster import (
     is_noticed,
     is_stopping,
 )
+from tests.processes import until
 
 SERVER_FAULTS: dict[str, dict[str, float]] = {
     "no fault": {},

@@ -49,7 +49,8 @@ from sailord.goodput.core.ledger import Ledger, fold
 from sailord.goodput.core.sight import sight_of
 from sailord.page.merge_patch import merge_patch
 from tests.control.cluster import Cluster
-from tests.sailord.daemon.running import TOKEN, Place, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import TOKEN, Place
 from tests.sailord.page.browser import Tab, open_browser
 
 JOB, STAGES, NOTICE_S = JobId("job"), 8, 5

@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_check.setting import ZONE, Setting
+from sailord.local.paths import free_port
 
 JOB = """
 [model]
@@ -56,7 +56,7 @@ class _Cluster:
         (folder / "cluster.toml").write_text(pool, encoding="utf-8")
         (folder / "sailord.toml").write_text(
             'cluster_name = "check"\nstate = "head"\nkey = "key"\ncluster = "cluster.toml"\n'
-            f'[listen]\nhost = "127.0.0.1"\nport = {_free_port()}\n'
+            f'[listen]\nhost = "127.0.0.1"\nport = {free_port()}\n'
             "[options]\nstart_gather_s = 0.5\n",
             encoding="utf-8",
         )
@@ -140,12 +140,6 @@ def _memory() -> str | None:
     shared = Path("/dev/shm")
     has_room = shared.is_dir() and shutil.disk_usage(shared).free >= MEMORY_BYTES
     return str(shared) if has_room else None
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def run(setting: Setting) -> dict[str, Any]:

@@ -38,7 +38,8 @@ def temporary(folder: Path) -> dict[str, str]:
     return {"TMPDIR": str(folder / TEMPORARY)}
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that is free at this moment."""
     with socket.socket() as listener:
         listener.bind((LOOPBACK, 0))
         port: int = listener.getsockname()[1]
@@ -52,7 +53,7 @@ class Place:
     folder: Path
     worker: str = "worker.control.worker_process"
     """The module that workers run."""
-    port: int = field(default_factory=_free_port)
+    port: int = field(default_factory=free_port)
     memory_gib: float = 1.408
     """Memory of an emulated GPU; it decides how many stages a pipeline needs."""
     tls: bool = False

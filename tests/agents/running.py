@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import json
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,7 @@ from simulator.inputs.plan_file import plan_text
 from simulator.spec import plan as plans
 from simulator.spec.plan import Pipeline, Plan, Stage
 from tests.fakes.worker import MEETING
+from tests.processes import until
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = ClusterKey("test", (b"a-key-that-is-long-enough",))
@@ -221,19 +221,6 @@ def processes(state: Path, number: int) -> dict[int, int]:
         if said["generation"] == number and process_start(born["pid"]) == born["start"]:
             found[said["rank"]] = born["pid"]
     return found
-
-
-async def until(holds: Callable[[], Any], *, within_s: float = 60.0) -> Any:
-    """Poll until the answer is true, and return it."""
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        value = holds()
-        if asyncio.iscoroutine(value):
-            value = await value
-        if value:
-            return value
-        await asyncio.sleep(0.02)
-    raise TimeoutError("it never held")
 
 
 @contextlib.asynccontextmanager

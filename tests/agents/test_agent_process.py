@@ -15,7 +15,8 @@ import pytest
 from agents.main import ALONE
 from agents.protocol.codec import decode, encode
 from agents.protocol.records import Abort, Fence, Order, Output
-from tests.agents.running import JOB, OTHER_KEY, PREFIX, ROOT, fork_servers, place, until
+from tests.agents.running import JOB, OTHER_KEY, PREFIX, ROOT, fork_servers, place
+from tests.processes import until
 
 TIMES = int(os.environ.get("EXAMPLES") or os.environ.get("SAILOR_EXAMPLES") or 3)
 pytestmark = pytest.mark.asyncio

@@ -13,8 +13,9 @@ import sys
 import pytest
 
 from agents.daemon.logs import FIELDS
-from tests.agents.running import ROOT, kill_fork_servers, place, until
+from tests.agents.running import ROOT, kill_fork_servers, place
 from tests.fakes.systemd import notify_socket
+from tests.processes import until
 
 pytestmark = pytest.mark.asyncio
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.sailord.daemon.running import Place, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import Place
 
 ROWS = pytest.StashKey[list[tuple[str, str, str]]]()
 Cost = Callable[[str, str, str], None]

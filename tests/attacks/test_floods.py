@@ -15,7 +15,8 @@ import pytest
 from tests.agents.running import KEY
 from tests.agents.running import place as cluster_at
 from tests.attacks.conftest import MINUTES
-from tests.sailord.daemon.running import ROOT, TOKEN, Over, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import ROOT, TOKEN, Over
 
 LOG_BYTES_MAX = 50_000
 

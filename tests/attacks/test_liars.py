@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from agents.rpc.signing import REQUEST_HEADER, ClusterKey, sign_request
-from tests.sailord.daemon.running import JOB, Place, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import JOB, Place
 
 REPORT = "/v1/agents/report"
 HUGE = 10**30

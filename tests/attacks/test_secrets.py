@@ -13,7 +13,8 @@ import pytest
 
 from sailord.api.routes import ROUTES
 from sailord.tokens import create_token
-from tests.sailord.daemon.running import JOB, Place, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import JOB, Place
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANTED = {

@@ -10,7 +10,8 @@ import pytest
 
 from sailord.checkpoints.allowed import DEFAULT, check_prefix, check_uri
 from simulator.documents.problems import InputError
-from tests.sailord.daemon.running import JOB, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import JOB
 
 BAD = (
     "http://127.0.0.1:{port}/x",

@@ -28,6 +28,7 @@ from tests.chaos.points import ALL, Passes
 from tests.chaos.recorder import Recorder, read_steps
 from tests.chaos.storm import Storm
 from tests.chaos.story import read_story
+from tests.processes import left_behind
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST_NODES = (
@@ -146,7 +147,7 @@ def run(asked: argparse.Namespace) -> int:
             recorder.end()
             collect(storm, place, asked.out)
             cluster.close()
-            left = cluster.left_behind()
+            left = left_behind(cluster.place)
             for each in left:
                 recorder.write("breaches", {"at": time.time(), "text": f"left behind: {each}"})
             if has_mounts:

@@ -16,7 +16,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from agents.daemon.failpoints import FAIL_AT
-from agents.daemon.process_cleanup import children_of, cluster_pids, kill, reap
+from agents.daemon.process_cleanup import children_of, kill, reap
 from sailord.local.cluster import KINDS, LocalCluster, Node
 from sailord.local.paths import LOOPBACK, Place
 from sailord.local.shaped_network import Site
@@ -318,14 +318,6 @@ class ChaosCluster(LocalCluster):
     def servers(self) -> list[int]:
         """Return the processes that may listen at any number of ports."""
         return [] if self.members is None else self.members.pids()
-
-    def left_behind(self) -> list[str]:
-        """Return what remains of the cluster: processes, files, mounts."""
-        place = self.place
-        return [
-            *(f"process {pid}" for pid in cluster_pids(place.folder)),
-            *(str(path) for path in (place.folder, place.memory) if path.exists()),
-        ]
 
     def close(self) -> None:
         """Resume all suspended processes, then end the cluster."""

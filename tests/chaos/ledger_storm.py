@@ -29,7 +29,8 @@ from agents.daemon.process_cleanup import kill_all
 from tests.control.cluster import JOB, LEASE_S, PARK_S
 from tests.fakes.prometheus import Prometheus
 from tests.fakes.worker import MEETING
-from tests.sailord.daemon.running import ROOT, Place, wait_until
+from tests.processes import SAILORCTL, wait_until
+from tests.sailord.daemon.running import ROOT, Place
 
 GPUS, MACHINES = 2, 2
 """Of an instance; instances at once of each pool."""
@@ -361,7 +362,7 @@ class LedgerStorm:
 
     def _goodput(self) -> dict[str, Any]:
         done = subprocess.run(
-            [sys.executable, "-m", "sailord.cli.main", "goodput", "--json", "--server",
+            [*SAILORCTL, "goodput", "--json", "--server",
              f"unix://{self.place.socket}"],
             cwd=ROOT, capture_output=True, text=True, check=True,
         )  # fmt: skip

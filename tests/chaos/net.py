@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sailord.local.paths import free_port
 from tests.chaos.etcd_members import Members
 from tests.chaos.sockets import owner_of
 
@@ -228,11 +229,3 @@ class Proxies:
 def etcd_address(endpoints: Iterable[str]) -> str:
     """Return the store's address as a configuration names it."""
     return f"etcd://{','.join(endpoints)}?timeout_s={TIMEOUT_S}"
-
-
-def free_port() -> int:
-    """Return a port that is free at this moment."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from sailord.client import ServerProblem
 from tests.chaos.__main__ import MOUNTED, in_own_name_space
 from tests.chaos.cluster import ChaosCluster, ChaosPlace, full, mount, unmount
 from tests.chaos.net import Net, Proxies
+from tests.processes import SAILORCTL, wait_for
 
 MACHINES = (*(("large", "zone-a"),) * 2, ("large", "zone-b"))
 NODE = "a1"
@@ -80,7 +82,7 @@ class PackageFaults:
                 (work / each).write_bytes(content)
             (work / ".gitignore").write_text("copied\n")  # Nodes have that of their setup.
         sha = hashlib.sha256((work / "content").read_bytes()).hexdigest()
-        words = [sys.executable, "-m", "sailord.cli.main", "submit", str(work / "train.py")]
+        words = [*SAILORCTL, "submit", str(work / "train.py")]
         words += ["--server", f"unix://{self.cluster.place.socket}", "--id", name]
         words += ["--setup", SETUP, "--", sha, str(steps)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -100,11 +102,9 @@ class PackageFaults:
 
     def wait(self, what: str, holds: Callable[[], object]) -> None:
         """Wait until it holds."""
-        end = time.monotonic() + WITHIN_S
-        while not holds():
-            assert time.monotonic() < end, f"{what}: {self.cluster.client.ask('GET', '/v1/status')}"
-            self.cluster.look_after()
-            time.sleep(0.05)
+        told = partial(self.cluster.client.ask, "GET", "/v1/status")
+        look = self.cluster.look_after
+        wait_for(what, holds, within_s=WITHIN_S, told=told, meanwhile=look, every_s=0.05)
 
     def work(self, node: str) -> Path:
         """Return where a node keeps packages and unpacked folders."""

@@ -15,8 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from agents.daemon.process_cleanup import kill_all
 from sailord.local.cluster import LocalCluster
 from sailord.local.paths import Place
 from sailord.local.tour.step_log import Step, StepLog
+from tests.processes import SAILORCTL, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINES = (*(("large", "zone-a"),) * 2, ("large", "zone-b"), ("small", "zone-c"))
@@ -92,7 +92,7 @@ def kill_nodes(
     place = Place(folder)
     with LocalCluster(place, MACHINES) as cluster:
         cluster.start()
-        submit = [sys.executable, "-m", "sailord.cli.main", "submit", script, "--id", "own"]
+        submit = [*SAILORCTL, "submit", script, "--id", "own"]
         told = ["--workdir", ".", "--server", f"unix://{place.socket}", "--", *arguments]
         subprocess.run([*submit, *told], cwd=work, check=True, stdout=subprocess.DEVNULL)
         log = StepLog(folder, "own")
@@ -101,13 +101,11 @@ def kill_nodes(
             found: dict[str, Any] = cluster.client.ask("GET", "/v1/jobs/own")
             return found
 
-        def wait(what: str, holds: Callable[[], bool]) -> None:
-            end = time.monotonic() + WITHIN_S
-            while not holds():
-                assert time.monotonic() < end, f"{what}: {job()}"
-                log.look()
-                cluster.look_after()
-                time.sleep(0.02)
+        def look() -> None:
+            log.look()
+            cluster.look_after()
+
+        wait = partial(wait_for, within_s=WITHIN_S, told=job, meanwhile=look, every_s=0.02)
 
         def is_over() -> bool:
             return job()["state"] not in {"queued", "running"}

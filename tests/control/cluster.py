@@ -16,7 +16,8 @@ from typing import Any
 
 from agents.workers.pidfd import process_start
 from tests.fakes.worker import MEETING
-from tests.sailord.daemon.running import ROOT, Place, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import ROOT, Place
 
 LEASE_S = 2.0
 PARK_S = 1.5

@@ -13,7 +13,8 @@ import pytest
 
 from tests.control.cluster import Agent, Cluster
 from tests.control.recording import recording
-from tests.sailord.daemon.running import Place, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import Place
 
 pytestmark = pytest.mark.slow
 

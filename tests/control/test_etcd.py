@@ -15,7 +15,8 @@ from tests.agents.store.places import ETCD
 from tests.agents.store.places import Cluster as Etcd
 from tests.control.cluster import LEASE_S, Cluster, is_leader
 from tests.control.recording import recording
-from tests.sailord.daemon.running import JOB, Place, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import JOB, Place
 
 pytestmark = [
     pytest.mark.chaos,

@@ -18,7 +18,8 @@ from tests.agents.store.places import ETCD
 from tests.agents.store.places import Cluster as Etcd
 from tests.control.cluster import Cluster, left_behind, restart
 from tests.control.recording import Recording, recording
-from tests.sailord.daemon.running import Place, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import Place
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 NAMES = ("a", "b", "c")

@@ -17,7 +17,8 @@ from tests.agents.store.places import Cluster as Etcd
 from tests.control.cluster import JOB, Cluster, is_leader
 from tests.control.recording import recording
 from tests.control.test_kill import order
-from tests.sailord.daemon.running import ROOT, Place, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import ROOT, Place
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 

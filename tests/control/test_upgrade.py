@@ -24,7 +24,8 @@ from tests.chaos.other_version import FIELD, environment
 from tests.control.cluster import LEASE_S, Cluster, is_leader
 from tests.control.recording import recording
 from tests.control.test_kill import has_new_agent, node_of, order
-from tests.sailord.daemon.running import Place, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import Place
 
 pytestmark = [
     pytest.mark.chaos,

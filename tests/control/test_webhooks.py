@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.control.cluster import JOB, Cluster
-from tests.sailord.daemon.running import Place, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import Place
 from tests.sailord.daemon.test_webhook_sender import SECRET, Receiver
 
 CHECKPOINTS = '\n[checkpoint]\nuri = "kept"\nmemory_every = 10\npersist_every = 20\n'

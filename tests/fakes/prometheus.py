@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.sailord.daemon.running import TOKEN, free_port, wait_until
+from sailord.local.paths import free_port
+from tests.processes import wait_until
+from tests.sailord.daemon.running import TOKEN
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "observability"
 FAULTS = (

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from google.auth.credentials import AnonymousCredentials
 
@@ -63,12 +60,3 @@ def provider(
         settled = replace(config(address, *pools), **changes)
         client = GceClient(AnonymousCredentials(), settled)
         yield GceProvider(settled, load_catalogue(), client)
-
-
-async def until(holds: Callable[[], Any], seconds: float = 20.0) -> Any:
-    """Wait for an effect of the fake's own thread."""
-    end = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < end, "it did not happen"
-        await asyncio.sleep(0.01)
-    return found

@@ -16,7 +16,8 @@ from sailord.client import Client, Patience
 from sailord.notify.webhook_signature import SIGNATURE_HEADER, sign
 from tests.control.cluster import LEASE_S, Agent, Cluster, is_leader
 from tests.fakes.metadata import Metadata, metadata_server
-from tests.sailord.daemon.running import JOB, Over, Place, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import JOB, Over, Place
 
 TAKEN = "a"
 """The node on which the job begins; its agent has the fake metadata server."""

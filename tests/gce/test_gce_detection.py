@@ -20,7 +20,7 @@ from tests.gce.detection_cluster import (
     is_noticed,
     is_stopping,
 )
-from tests.sailord.daemon.running import wait_until
+from tests.processes import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 EXAMPLES = os.environ.get("SAILOR_EXAMPLES")

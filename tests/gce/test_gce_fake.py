@@ -14,7 +14,8 @@ from sailord.providers.gce.client import GceClient
 from sailord.providers.gce.errors import GceError
 from tests.fakes.gce.cloud import STOCKOUT, Cloud, Group, Hooks, Vm
 from tests.fakes.gce.server import gce_server
-from tests.gce.cloud import HERE, config, until
+from tests.gce.cloud import HERE, config
+from tests.processes import until
 
 HOME = {"zone": HERE}
 MACHINE = f"zones/{HERE}/machineTypes/a2-highgpu-1g"

@@ -21,8 +21,8 @@ from agents.daemon.clock import Clock
 from agents.protocol.records import NodeId
 from tests.fakes.gce.cloud import Group, Vm
 from tests.fakes.metadata import metadata_server
-from tests.gce.cloud import until
 from tests.gce.rented_cluster import HERE, LARGE, NOTICE_S, THERE, RentedCluster, rented_cluster
+from tests.processes import until
 from tests.sailord.providers.emulated_cluster import wait_until
 
 POD_S = 15.0

@@ -31,8 +31,9 @@ from agents.protocol.store_keys import Keys
 from agents.registration import Registration
 from agents.store.factory import open_store
 from agents.store.socket_server import serve
-from tests.agents.running import PREFIX, Place, place, until
+from tests.agents.running import PREFIX, Place, place
 from tests.fakes.metadata import Metadata, metadata_server
+from tests.processes import until
 
 NODE = NodeId("a.b.1")
 TERMINATE = "TERMINATE_ON_HOST_MAINTENANCE"

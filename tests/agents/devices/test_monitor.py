@@ -9,8 +9,9 @@ import pytest
 
 from agents.devices.monitor import XidListener, look
 from agents.devices.probe import BROKEN, Devices
-from tests.agents.running import place, until
+from tests.agents.running import place
 from tests.fakes.nvml import Device, Recorded
+from tests.processes import until
 
 A100 = Device("NVIDIA A100-SXM4-40GB", 40_960, mig=[0, 0])
 TWO = Devices("A100-40", 2, 312.0, is_emulated=False)

@@ -23,8 +23,9 @@ from agents.snapshots import replication
 from agents.snapshots.http import SnapshotRoutes
 from agents.snapshots.memory import SnapshotFile, SnapshotMemory
 from agents.snapshots.replication import Replicator
-from tests.agents.running import place, plan_on, until
+from tests.agents.running import place, plan_on
 from tests.agents.sealing import write_snapshot
+from tests.processes import until
 from worker.checkpoint import snapshot_file
 from worker.checkpoint.snapshot_file import ANY_NODE
 

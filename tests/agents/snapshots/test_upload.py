@@ -25,8 +25,9 @@ from agents.protocol.records import (
 from agents.snapshots.memory import SnapshotFile
 from agents.snapshots.upload import Uploader, upload_pieces
 from agents.store.interface import Put
-from tests.agents.running import JOB, PREFIX, place, until
+from tests.agents.running import JOB, PREFIX, place
 from tests.agents.sealing import write_snapshot
+from tests.processes import until
 from worker.checkpoint import snapshot_file
 
 PIECES = {(0, 0): b"first" * 300, (0, 1): b"second" * 90, (1, 2): b"third"}

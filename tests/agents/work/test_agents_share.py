@@ -9,7 +9,8 @@ from agents.protocol.records import JobRecord, Output
 from agents.store.interface import Put
 from agents.work.archive import pack
 from agents.work.package import package_of
-from tests.agents.running import JOB, OTHER_KEY, PREFIX, place, until
+from tests.agents.running import JOB, OTHER_KEY, PREFIX, place
+from tests.processes import until
 
 pytestmark = pytest.mark.asyncio
 

@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from agents.protocol.records import Point, Restore
-from tests.agents.running import ROOT, place, plan_on, until
+from tests.agents.running import ROOT, place, plan_on
+from tests.processes import until
 
 pytestmark = pytest.mark.asyncio
 

@@ -14,8 +14,9 @@ from agents.protocol.codec import encode
 from agents.protocol.records import JobRecord, NodeRecord, Point, Report, Restore, Saving
 from agents.store.interface import Put
 from sailord.core.queries.restore_point import complete_points
-from tests.agents.running import JOB, PREFIX, Place, place, plan_on, until
+from tests.agents.running import JOB, PREFIX, Place, place, plan_on
 from tests.fakes.slow_worker import SEAL_S
+from tests.processes import until
 
 pytestmark = pytest.mark.asyncio
 

@@ -26,8 +26,9 @@ from agents.work.environment import SetupError, set_up
 from agents.work.work_folder import WorkFolder
 from agents.workers.fork_client import ForkClient, ForkedCommands, service_socket
 from agents.workers.pidfd import process_start
-from tests.agents.running import KEY, ROOT, Place, place, until
+from tests.agents.running import KEY, ROOT, Place, place
 from tests.fakes.worker import MEETING
+from tests.processes import until
 
 AGENT, WORKERS = 61001, 61002
 """Users; the group of both is that of the workers."""

@@ -10,7 +10,8 @@ import threading
 import pytest
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 
-from tests.sailord.daemon.running import Place, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import Place
 
 SECRET = "a-webhook-secret-of-ours"
 ALERT_TOKEN = "an-alertmanager-token"

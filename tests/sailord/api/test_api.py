@@ -13,8 +13,9 @@ import pytest
 
 from agents.rpc.signing import REQUEST_HEADER, ClusterKey, sign_request
 from sailord.notify.webhook_signature import sign
+from tests.processes import wait_until
 from tests.sailord.api.conftest import ALERT_TOKEN, SECRET
-from tests.sailord.daemon.running import JOB, TOKEN, Over, wait_until
+from tests.sailord.daemon.running import JOB, TOKEN, Over
 
 
 def over_tcp(head, method, path, body=b"", headers=None):

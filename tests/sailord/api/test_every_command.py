@@ -21,8 +21,9 @@ from click.testing import CliRunner
 
 from sailord.cli.main import main
 from tests.control.cluster import Cluster
+from tests.processes import wait_until
 from tests.sailord.cli.imported import excess_of, modules_of
-from tests.sailord.daemon.running import ROOT, Place, wait_until
+from tests.sailord.daemon.running import ROOT, Place
 
 # So small that one node is enough, and it is planned in no time.
 JOB = """

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.control.cluster import Cluster
-from tests.sailord.daemon.running import Place, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import Place
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples" / "observability"

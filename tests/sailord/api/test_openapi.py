@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from sailord.api.routes import ROUTES
-from tests.sailord.daemon.running import JOB, TOKEN, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import JOB, TOKEN
 
 with warnings.catch_warnings():
     # Some of its dependencies use what newer versions of others call outdated.

@@ -16,8 +16,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 
 from agents.rpc.signing import REQUEST_HEADER, ClusterKey, sign_request
 from sailord.notify.webhook_signature import sign
+from tests.processes import wait_until
 from tests.sailord.api.conftest import SECRET
-from tests.sailord.daemon.running import TOKEN, wait_until
+from tests.sailord.daemon.running import TOKEN
 
 PUSH = "/v1/webhooks/preemption"
 LARGE = b"x" * ((1 << 20) + 1)

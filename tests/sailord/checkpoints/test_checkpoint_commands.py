@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from tests.processes import wait_until
 from tests.sailord.checkpoints.made import JOB, SPEC, chain
-from tests.sailord.daemon.running import wait_until
 from tests.sailord.daemon.test_cluster_commands import call
 
 pytestmark = pytest.mark.torch

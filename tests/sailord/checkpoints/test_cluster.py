@@ -13,7 +13,7 @@ from sailord.checkpoints.object_storage import open_storage
 from sailord.cli.main import main
 from tests.control.cluster import JOB
 from tests.fakes.object_stores import object_stores
-from tests.sailord.daemon.running import wait_until
+from tests.processes import wait_until
 from tests.sailord.daemon.test_cluster_commands import call
 
 pytestmark = pytest.mark.slow

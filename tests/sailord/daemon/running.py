@@ -9,11 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from sailord.local.paths import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB = (ROOT / "examples" / "small.toml").read_text(encoding="utf-8").replace("steps = 20\n", "")
@@ -31,26 +31,6 @@ class Over(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(10)
         self.sock.connect(str(self.path))
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
-
-
-def wait_until(holds: Callable[[], Any], *, within_s: float = 60.0) -> Any:
-    """The first true answer; the last words of an error if there is none in time."""
-    end, last = time.monotonic() + within_s, "it never held"
-    while time.monotonic() < end:
-        try:
-            if value := holds():
-                return value
-        except (OSError, http.client.HTTPException, AssertionError) as error:
-            last = repr(error)
-        time.sleep(0.03)
-    raise TimeoutError(last)
 
 
 @dataclass(eq=False)

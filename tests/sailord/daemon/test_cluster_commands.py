@@ -7,13 +7,13 @@ import json
 import re
 import socket
 import subprocess
-import sys
 
 import pytest
 from click.testing import CliRunner
 
 from sailord.cli.main import SECTIONS, main
-from tests.sailord.daemon.running import JOB, ROOT, TOKEN, wait_until
+from tests.processes import SAILORCTL, wait_until
+from tests.sailord.daemon.running import JOB, ROOT, TOKEN
 
 
 def call(place, *arguments, server=None):
@@ -90,7 +90,7 @@ def test_status_is_watched_across_a_restart(place):
     head = place.start()
     wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
     watching = subprocess.Popen(
-        [sys.executable, "-m", "sailord.cli.main", "status", "-w", "--json", "--server", f"unix://{place.socket}"],
+        [*SAILORCTL, "status", "-w", "--json", "--server", f"unix://{place.socket}"],
         cwd=ROOT, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:

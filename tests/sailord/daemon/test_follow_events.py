@@ -14,7 +14,9 @@ import pytest
 
 from sailord import client as client_module
 from sailord.client import PAUSE_S_FIRST, PAUSE_S_MAX, Client, Patience, ServerProblem
-from tests.sailord.daemon.running import JOB, ROOT, free_port, wait_until
+from sailord.local.paths import free_port
+from tests.processes import wait_until
+from tests.sailord.daemon.running import JOB, ROOT
 
 
 class Scripted(http.server.ThreadingHTTPServer):

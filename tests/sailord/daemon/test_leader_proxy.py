@@ -14,7 +14,8 @@ from click.testing import CliRunner
 from sailord.cli.main import main
 from tests.agents.store.places import ETCD, Cluster
 from tests.agents.store.rights import let_guest, require_passwords
-from tests.sailord.daemon.running import JOB, TOKEN, Over, Place, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import JOB, TOKEN, Over, Place
 
 pytestmark = [
     pytest.mark.slow,

@@ -20,7 +20,8 @@ from agents.daemon.logs import FIELDS
 from agents.store.factory import open_store
 from agents.store.interface import Put, WriteUnknown
 from tests.fakes.systemd import NotifySocket, notify_socket
-from tests.sailord.daemon.running import ROOT, Place, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import ROOT, Place
 
 PIPE_BYTES = 4096
 

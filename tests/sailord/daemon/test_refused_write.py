@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 
@@ -23,18 +22,12 @@ from sailord.core.model.commands import WriteJob
 from sailord.core.model.events import WriteRejected
 from tests.agents.store.places import ETCD
 from tests.agents.store.places import Cluster as Etcd
+from tests.processes import until, wait_until
 from tests.sailord.daemon.running import JOB as SPEC
-from tests.sailord.daemon.running import Place, wait_until
+from tests.sailord.daemon.running import Place
 
 JOB = JobRecord(JobId("j"), "queued", 0, 1.0, "its turn")
 OTHER = replace(JOB, id=JobId("k"))
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait until it holds."""
-    async with asyncio.timeout(30):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 def with_a_writer(tmp_path, play) -> None:

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from sailord.cli.main import main
 from tests.agents.store.places import ETCD, Cluster
-from tests.sailord.daemon.running import JOB, Place, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import JOB, Place
 
 pytestmark = [
     pytest.mark.slow,

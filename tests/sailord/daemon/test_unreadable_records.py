@@ -13,7 +13,8 @@ from agents.protocol.records import JobId, NodeId
 from agents.protocol.store_keys import Keys
 from agents.store.factory import open_store
 from agents.store.interface import Entry, Put
-from tests.sailord.daemon.running import JOB, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import JOB
 from tests.sailord.daemon.test_cluster_commands import call
 
 KEYS = Keys("test")

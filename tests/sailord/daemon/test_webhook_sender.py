@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from sailord.notify.webhook_signature import sign
-from tests.sailord.daemon.running import JOB, Place, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import JOB, Place
 
 pytestmark = pytest.mark.slow
 SECRET = "a-receiver-secret-of-ours"

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,9 @@ from typing import Any
 from agents.daemon.process_cleanup import cluster_pids
 from sailord.client import Client, ServerProblem
 from sailord.local.paths import Place
-from tests.sailord.daemon.running import wait_until
+from tests.processes import SAILORCTL, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
-SAILORCTL = (sys.executable, "-m", "sailord.cli.main")
 WITHIN_S = 60.0
 
 
@@ -77,13 +75,6 @@ class Launched:
                 lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
                 found |= {Path(line.split()[5]) for line in lines if "/dev/shm/sem." in line}
         return {path for path in found if path.exists()}
-
-    def left_behind(self) -> list[str]:
-        """Everything of the cluster that is still there."""
-        return [
-            *(f"process {pid}" for pid in cluster_pids(self.place.folder)),
-            *(str(path) for path in (self.place.folder, self.place.memory) if path.exists()),
-        ]
 
 
 def launch(folder: Path, *, worker: str, words: tuple[str, ...] = ()) -> Launched:

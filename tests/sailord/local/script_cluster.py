@@ -10,8 +10,7 @@ import json
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from sailord.authority import Authority
 from sailord.local.cluster import LocalCluster
 from sailord.local.paths import Place
 from sailord.local.tour.step_log import StepLog
+from tests.processes import SAILORCTL, wait_for
 
 MACHINES = (*(("large", "zone-a"),) * 2, ("large", "zone-b"))
 WITHIN_S = 150.0
@@ -29,7 +29,7 @@ def train(folder: Path, script: Path, *, tls: bool) -> dict[str, Any]:
     place = Place(folder, tls=tls)
     with LocalCluster(place, MACHINES) as cluster:
         cluster.start()
-        submit = [sys.executable, "-m", "sailord.cli.main", "submit", str(script), "--id", "own"]
+        submit = [*SAILORCTL, "submit", str(script), "--id", "own"]
         submit += ["--checkpoint", str(folder.with_name("durable"))]
         subprocess.run([*submit, "--server", f"unix://{place.socket}", "--", "40"], check=True)
         shutil.rmtree(script.parent)  # What trains is what travelled.
@@ -39,13 +39,7 @@ def train(folder: Path, script: Path, *, tls: bool) -> dict[str, Any]:
             found: dict[str, Any] = cluster.client.ask("GET", "/v1/jobs/own")
             return found
 
-        def wait(what: str, holds: Callable[[], bool]) -> None:
-            end = time.monotonic() + WITHIN_S
-            while not holds():
-                assert time.monotonic() < end, f"{what}: {job()}"
-                log.look()
-                time.sleep(0.1)
-
+        wait = partial(wait_for, within_s=WITHIN_S, told=job, meanwhile=log.look)
         wait("it does not train", lambda: any(step >= 5 for _, step in log.steps))
         status = cluster.client.ask("GET", "/v1/status")["job"]
         victim = status["members"][-1]

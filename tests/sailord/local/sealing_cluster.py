@@ -10,14 +10,14 @@ import json
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sailord.local.cluster import LocalCluster
 from sailord.local.paths import Place
 from tests.fakes.slow_worker import SEAL_S, STEP_S
+from tests.processes import wait_for
 
 MACHINES = (("large", "zone-a"),) * 2
 EVERY = 8
@@ -41,12 +41,7 @@ def tell(folder: Path) -> dict[str, Any]:
             found: dict[str, Any] = client.ask("GET", "/v1/status")["job"] or {"step": 0}
             return found
 
-        def wait(what: str, holds: Callable[[], bool]) -> None:
-            end = time.monotonic() + WITHIN_S
-            while not holds():
-                assert time.monotonic() < end, f"{what}: {job()}"
-                time.sleep(0.02)
-
+        wait = partial(wait_for, within_s=WITHIN_S, told=job, every_s=0.02)
         wait("it does not train", lambda: job()["step"] > EVERY and job()["step"] % EVERY == AFTER)
         killed_at = job()["step"]
         home = next(iter(sorted((place.node("a2") / "process").glob("*.1.*/process.json"))))

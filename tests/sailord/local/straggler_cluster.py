@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sailord.local.cluster import LocalCluster
 from sailord.local.paths import Place
+from tests.processes import wait_for
 from worker.profiling.compute_time import SLOW
 
 MACHINES = (*(("large", "zone-a"),) * 2, *(("large", "zone-b"),) * 2)
@@ -57,12 +57,7 @@ def tell(folder: Path) -> dict[str, Any]:
         def node(name: str) -> dict[str, Any]:
             return next(each for each in nodes() if each["name"] == name)
 
-        def wait(what: str, holds: Callable[[], bool]) -> None:
-            end = time.monotonic() + WITHIN_S
-            while not holds():
-                assert time.monotonic() < end, f"{what}: {job()}; {nodes()}"
-                time.sleep(0.1)
-
+        wait = partial(wait_for, within_s=WITHIN_S, told=lambda: f"{job()}; {nodes()}")
         wait("it does not train", lambda: job()["step"] >= STEPS_BEFORE)
         first = job()
         slow.write_text(f"a2 {TIMES_SLOWER}\n", encoding="utf-8")

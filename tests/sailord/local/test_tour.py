@@ -16,7 +16,8 @@ from sailord.local.tour.director import PHASES
 from sailord.local.tour.plan_holders import middle_node, replicated_holders, sole_holders
 from sailord.local.tour.reference_run import largest_difference
 from sailord.local.tour.step_log import StepLog
-from tests.sailord.local.running import ROOT, SAILORCTL
+from tests.processes import SAILORCTL
+from tests.sailord.local.running import ROOT
 
 
 def plan(*pipelines: dict[str, tuple[int, int]]) -> dict:

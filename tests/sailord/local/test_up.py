@@ -17,8 +17,8 @@ from sailord.client import ServerProblem
 from sailord.local.control_client import ask
 from sailord.local.paths import Place
 from simulator.documents.problems import InputError
-from tests.sailord.daemon.running import wait_until
-from tests.sailord.local.running import SAILORCTL, Launched, launch
+from tests.processes import SAILORCTL, left_behind, wait_until
+from tests.sailord.local.running import Launched, launch
 
 WORKER = "worker.control.worker_process"
 
@@ -63,7 +63,7 @@ def test_a_cluster_is_disturbed_and_ended(folder):
         assert semaphores, "sailord's planner has some"
         assert up.end() == 0
         assert [path for path in semaphores if path.exists()] == []
-        assert up.left_behind() == []
+        assert left_behind(up.place) == []
         assert not any(map(is_open, ports))
     finally:
         up.process.kill()
@@ -87,7 +87,7 @@ def test_killed_services_are_restarted_and_training_continues(folder):
         up.wait_for(lambda: len(up.client.ask("GET", "/v1/status")["job"]["members"]) == 8)
         assert up.generation() == 1, "no worker was touched"
         assert up.end() == 0
-        assert up.left_behind() == []
+        assert left_behind(up.place) == []
     finally:
         up.process.kill()
         up.process.wait()
@@ -106,7 +106,7 @@ def test_a_killed_launcher_is_tidied_up_after(folder):
         semaphores = up.semaphores()
         assert semaphores
         up.end(signal.SIGKILL)
-        wait_until(lambda: up.left_behind() == [], within_s=30.0)
+        wait_until(lambda: left_behind(up.place) == [], within_s=30.0)
         assert [path for path in semaphores if path.exists()] == []
     finally:
         up.process.kill()

@@ -20,8 +20,8 @@ from sailord.local.shaped_network import TUN, ShapedNetwork, Site
 from sailord.local.zone_file import Link, load_zones
 from simulator.hardware.catalogue import load_catalogue
 from simulator.network.network_file import network_from_json
-from tests.sailord.daemon.running import wait_until
-from tests.sailord.local.running import ROOT, SAILORCTL, launch
+from tests.processes import SAILORCTL, left_behind, wait_until
+from tests.sailord.local.running import ROOT, launch
 
 ZONES = ROOT / "examples/zones.toml"
 needs_root = pytest.mark.skipif(
@@ -158,7 +158,7 @@ def test_job_trains_across_namespaces_and_nothing_is_left(folder, number):
         assert up.told("local", "kill", "b1", "--folder", str(folder)).startswith("b1 is killed")
         up.wait_for(lambda: len(namespaces() - before) == 4)
         up.end(number)
-        wait_until(lambda: up.left_behind() == [], within_s=30.0)
+        wait_until(lambda: left_behind(up.place) == [], within_s=30.0)
         wait_until(lambda: namespaces() <= before)
     finally:
         up.process.kill()

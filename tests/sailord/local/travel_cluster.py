@@ -18,6 +18,7 @@ from typing import Any
 from sailord.local.cluster import LocalCluster
 from sailord.local.paths import Place
 from tests.agents.work.wheels import wheel
+from tests.processes import SAILORCTL
 from tests.sailord.local.running import ROOT
 
 MACHINES = (*(("large", "zone-a"),) * 2, ("large", "zone-b"))
@@ -93,7 +94,7 @@ class Travel:
         (ours / "tiny.py").write_text(f"VERSION = {version!r}\n")
         subprocess.run(
             [
-                *(sys.executable, "-m", "sailord.cli.main", "submit", str(work / "train.py")),
+                *(*SAILORCTL, "submit", str(work / "train.py")),
                 *("--server", f"unix://{self.cluster.place.socket}", "--id", name),
                 *("--setup", INSTALL, "--secret", "A_SECRET", *options, "--", version, str(bad)),
             ],
@@ -126,7 +127,7 @@ class Travel:
 
     def sailorctl(self, *words: str) -> list[str]:
         server = f"unix://{self.cluster.place.socket}"
-        return [sys.executable, "-m", "sailord.cli.main", *words, "--server", server]
+        return [*SAILORCTL, *words, "--server", server]
 
     def ended(self, name: str) -> dict[str, Any]:
         """Wait until the job has ended or is held; return what a user sees of it."""

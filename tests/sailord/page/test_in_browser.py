@@ -13,7 +13,8 @@ import pytest
 
 from sailord.tokens import create_token
 from tests.control.cluster import Cluster
-from tests.sailord.daemon.running import TOKEN, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import TOKEN
 from tests.sailord.page.browser import CHROMIUM, Tab
 
 pytestmark = [

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from sailord.page.files import page_files
-from tests.sailord.daemon.running import Place, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import Place
 
 NAMESPACE = "http://www.w3.org/2000/svg"
 

@@ -7,14 +7,14 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agents.daemon.process_cleanup import kill_all
-from sailord.client import ServerProblem
 from sailord.local.paths import Place
+from tests import processes
 
 
 def agent_text(place: Place, memory: Path, lease_s: float = 2.0) -> str:
@@ -48,16 +48,7 @@ def renting_sailord(folder: Path, config: str) -> Iterator[Place]:
     place.remove()
 
 
-def wait_until(holds: Callable[[], Any], within_s: float = 150.0) -> Any:
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        try:
-            if value := holds():
-                return value
-        except ServerProblem:
-            pass
-        time.sleep(0.1)
-    raise AssertionError("it never held")
+wait_until = partial(processes.wait_until, within_s=150.0)
 
 
 def cards(place: Place) -> list[dict[str, Any]]:

@@ -25,7 +25,8 @@ from sailord.cli.main import main
 from sailord.config import Config
 from sailord.tokens import create_token, hash_of, read_tokens, revoke_token
 from simulator.documents.problems import InputError
-from tests.sailord.daemon.running import JOB, TOKEN, Place, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import JOB, TOKEN, Place
 
 
 def typed(*words: str) -> Any:

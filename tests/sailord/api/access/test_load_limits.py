@@ -18,7 +18,8 @@ from agents.rpc.signing import REQUEST_HEADER
 from agents.rpc.unsigned_bodies import UNSIGNED_MAX
 from sailord.api.access.load_limits import IN_PROGRESS_MAX
 from sailord.notify.webhook_signature import SIGNATURE_HEADER
-from tests.sailord.daemon.running import JOB, TOKEN, wait_until
+from tests.processes import wait_until
+from tests.sailord.daemon.running import JOB, TOKEN
 
 pytestmark = pytest.mark.slow
 REQUESTS = 10_000 if os.environ.get("SAILOR_EXAMPLES") else 2_000

@@ -22,7 +22,7 @@ from sailord.checkpoints.object_storage import Storage, open_storage
 from sailord.client import Client, ServerProblem
 from simulator.models.families import build_model
 from simulator.spec.job import Job
-from tests.sailord.daemon.running import wait_until
+from tests.processes import wait_until
 from worker.script.job_text import job_text
 
 

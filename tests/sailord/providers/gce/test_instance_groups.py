@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from tests.fakes.gce.cloud import Cloud, Group, InjectedFailure
-from tests.gce.cloud import HERE, ask, pool, provider, until
+from tests.gce.cloud import HERE, ask, pool, provider
+from tests.processes import until
 
 PROPERTIES = {
     "machineType": "a2-highgpu-1g",

@@ -11,7 +11,8 @@ from structlog.testing import capture_logs
 from sailord.providers.interface import Granted, InDoubt, ProviderError, Refused
 from tests.fakes.gce.cloud import STOCKOUT, Cloud, Hooks, InjectedFailure
 from tests.fakes.gce.rest import Rest, sku
-from tests.gce.cloud import HERE, THERE, ask, pool, provider, until
+from tests.gce.cloud import HERE, THERE, ask, pool, provider
+from tests.processes import until
 
 BULK = r"POST .*/bulkInsert"
 

@@ -1,0 +1,67 @@
+"""What tests need of real processes: the command line, waiting, what a cluster leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from agents.daemon.process_cleanup import cluster_pids
+from sailord.client import ServerProblem
+from sailord.local.paths import Place
+
+SAILORCTL = (sys.executable, "-m", "sailord.cli.main")
+
+
+def wait_until(holds: Callable[[], Any], *, within_s: float = 60.0) -> Any:
+    """The first true answer; the last words of an error if there is none in time."""
+    end, last = time.monotonic() + within_s, "it never held"
+    while time.monotonic() < end:
+        try:
+            if value := holds():
+                return value
+        except (OSError, http.client.HTTPException, AssertionError, ServerProblem) as error:
+            last = repr(error)
+        time.sleep(0.03)
+    raise TimeoutError(last)
+
+
+def wait_for(
+    what: str,
+    holds: Callable[[], object],
+    *,
+    within_s: float,
+    told: Callable[[], object],
+    meanwhile: Callable[[], object] = lambda: None,
+    every_s: float = 0.1,
+) -> None:
+    """Return once it holds; else fail with what is wrong and what is told of it."""
+    end = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < end, f"{what}: {told()}"
+        meanwhile()
+        time.sleep(every_s)
+
+
+async def until(holds: Callable[[], Any], *, within_s: float = 60.0) -> Any:
+    """Poll until the answer, or what it awaits, is true, and return it."""
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        value = holds()
+        if asyncio.iscoroutine(value):
+            value = await value
+        if value:
+            return value
+        await asyncio.sleep(0.02)
+    raise TimeoutError("it never held")
+
+
+def left_behind(place: Place) -> list[str]:
+    """Return what remains of a cluster: processes, files, mounts."""
+    return [
+        *(f"process {pid}" for pid in cluster_pids(place.folder)),
+        *(str(path) for path in (place.folder, place.memory) if path.exists()),
+    ]
