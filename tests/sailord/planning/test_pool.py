@@ -207,7 +207,7 @@ async def test_a_process_that_dies_while_it_builds_tables_is_replaced(monkeypatc
 
     monkeypatch.setattr(PlannerProcess, "run", dies)
     killed = []
-    monkeypatch.setattr(PlannerProcess, "kill", lambda worker: killed.append(worker))  # noqa: PLW0108 # bound, unlike append
+    monkeypatch.setattr(PlannerProcess, "kill", lambda worker: killed.append(worker))  # noqa: PLW0108 - bound as a method
     try:
         service.precompute(running_question(first))
         assert service._precomputing is not None
