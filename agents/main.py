@@ -350,7 +350,7 @@ async def _listen(
     stack: contextlib.AsyncExitStack,
 ) -> None:
     """Start the HTTP server, and put its address into the node's record."""
-    verifier = Verifier(key, lambda: loop.state.node.address, time.time())
+    verifier = Verifier(key, lambda: loop.state.node.address, time.monotonic())
     server = AgentServer(
         verifier=verifier,
         clock=loop.clock,

@@ -45,7 +45,8 @@ class Receiver:
         if why:
             return Listening(busy=why)
         secret = secrets.token_bytes(SECRET_BYTES)
-        listener = socket.create_server((self.host, 0), backlog=FLOWS_MAX)
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        listener = socket.create_server((self.host, 0), family=family, backlog=FLOWS_MAX)
         self._thread = threading.Thread(
             target=_serve, args=(listener, secret, order), name="link-receiver", daemon=True
         )

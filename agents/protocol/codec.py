@@ -234,9 +234,13 @@ def _record_reader(kind: Any) -> Callable[[object], object]:
 def _read_float(raw: object) -> object:
     if not isinstance(raw, int | float) or isinstance(raw, bool):
         raise _Wrong(f"{_shown(raw)} is not a number")
-    if not math.isfinite(raw):
+    try:
+        number = float(raw)
+    except OverflowError:  # JSON's integers have any length.
+        raise _Wrong(f"{_shown(raw)} is too large") from None
+    if not math.isfinite(number):
         raise _Wrong(f"{raw} is not finite")
-    return float(raw)
+    return number
 
 
 def _read_bytes(raw: object) -> object:

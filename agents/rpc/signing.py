@@ -162,8 +162,10 @@ class Verifier:
     key: ClusterKey
     receiver: Callable[[], str]
     """The address that others know it by."""
-    since: float = 0.0
-    """When this process started, by the clock of messages: it knows no nonce from before."""
+    started_s: float | None = None
+    """When this process started, by ``clock_s``; it knows no nonce from before."""
+    clock_s: Callable[[], float] = time.monotonic
+    """Unlike the clock of messages, this one is never set."""
     _seen: OrderedDict[str, float] = field(default_factory=OrderedDict)
 
     def check_header(self, header: str | None, *, at: float) -> tuple[str, str, str]:
@@ -177,7 +179,8 @@ class Verifier:
         moment, nonce, mac = form.groups()
         if abs(at - float(moment)) > AGE_S_MAX:
             raise SignatureError("the request is too old, or a clock is wrong")
-        if float(moment) + 0.001 < self.since:
+        age_s = float("inf") if self.started_s is None else self.clock_s() - self.started_s
+        if float(moment) + 0.001 < at - age_s:
             raise SignatureError("the request is older than this process, or a clock is wrong")
         if nonce in self._seen:
             raise SignatureError("the request was received before")
@@ -188,7 +191,8 @@ class Verifier:
     ) -> str:
         """Return the request's nonce; raises ``SignatureError`` if the request is not valid."""
         # Forget old nonces; the sender's clock may be ahead by as much as it may be late.
-        while self._seen and next(iter(self._seen.values())) < at - 2 * AGE_S_MAX:
+        now_s = self.clock_s()
+        while self._seen and next(iter(self._seen.values())) < now_s - 2 * AGE_S_MAX:
             self._seen.popitem(last=False)
         moment, nonce, mac = self.check_header(header, at=at)
         about = (self.receiver(), method.upper(), path, moment, nonce, body)
@@ -197,7 +201,7 @@ class Verifier:
             raise SignatureError(f"{what} {self.receiver()}")
         if len(self._seen) >= NONCES_MAX:
             raise SignatureError("too many requests in a short time")
-        self._seen[nonce] = at
+        self._seen[nonce] = now_s
         return nonce
 
 

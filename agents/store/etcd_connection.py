@@ -149,9 +149,9 @@ class EtcdMembers:
         except InputError:
             return  # The files are being replaced.
         self._stamp = stamp
-        for channel in self._old:
+        old, self._old, self._channels = self._old, self._channels, channels
+        for channel in old:
             await channel.close()
-        self._old, self._channels = self._channels, channels
 
     async def check(self, member: int, *, limit_s: float) -> None:
         """Raise if a member does not answer or knows no leader."""

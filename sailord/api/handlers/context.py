@@ -84,7 +84,7 @@ class ApiContext:
     """For each form of webhooks."""
 
     def __post_init__(self) -> None:
-        self.verifier = Verifier(self.key, lambda: self.config.address, time.time())
+        self.verifier = Verifier(self.key, lambda: self.config.address, time.monotonic())
         keys = self.config.webhooks.pubsub_keys
         self.pubsub_keys = None if keys is None else KeySet(keys)
         self.tokens = TokenFile(self.config.tokens, self.config.token)

@@ -47,6 +47,17 @@ def no_thread_is_left():
             thread.join(20.0)
 
 
+def test_a_measurement_over_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("there is no IPv6 here")
+    found = asyncio.run(Receiver("::1").listen(LISTEN))
+    assert found.port > 0
+    with socket.create_connection(("::1", found.port)) as connection:
+        connection.sendall(found.secret)
+
+
 @pytest.mark.parametrize("flows", [1, 3])
 @pytest.mark.parametrize("both_ways", [False, True])
 def test_all_sizes_are_timed(flows, both_ways):

@@ -41,6 +41,7 @@ def _is_finite(record: object) -> bool:
         (b'{"id":"a","kind":"drain","target":"a","leaves_at":NaN}', "NaN is not a number"),
         (b'{"id":"a","kind":"drain","target":"a","leaves_at":true}', "true is not a number"),
         (b'{"id":"a","kind":"drain","target":"a","leaves_at":1e999}', "not finite"),
+        (b'{"id":"a","kind":"drain","target":"a","leaves_at":1' + b"0" * 400 + b"}", "too large"),
         (b"[" * 100_000, "not JSON"),
         (b"\xff", "not JSON"),
     ],

@@ -54,13 +54,50 @@ def test_a_malformed_signature_is_refused(header):
 
 
 def test_a_nonce_is_kept_until_its_request_is_too_old():
-    verifier = Verifier(KEY, lambda: HERE)
+    now_s = 50.0
+    verifier = Verifier(KEY, lambda: HERE, clock_s=lambda: now_s)
     header, _ = sign_request(KEY, HERE, "GET", "/", b"", at=1000.0)
     verifier.check_request("GET", "/", b"", header, at=1000.0 - AGE_S_MAX)
     other, _ = sign_request(KEY, HERE, "GET", "/", b"", at=1000.0)
+    now_s += AGE_S_MAX
     verifier.check_request("GET", "/", b"", other, at=1000.0)
+    now_s += AGE_S_MAX
     with pytest.raises(SignatureError, match="received before"):
         verifier.check_request("GET", "/", b"", header, at=1000.0 + AGE_S_MAX)
+
+
+def test_nonces_are_forgotten_though_the_system_clock_was_set_back(monkeypatch):
+    monkeypatch.setattr("agents.rpc.signing.NONCES_MAX", 3)
+    now_s = 50.0
+    verifier = Verifier(KEY, lambda: HERE, now_s, lambda: now_s)
+
+    def ask(at: float) -> None:
+        header, _ = sign_request(KEY, HERE, "GET", "/", b"", at=at)
+        verifier.check_request("GET", "/", b"", header, at=at)
+
+    for _ in range(3):
+        ask(10_000.0)
+    with pytest.raises(SignatureError, match="too many"):
+        ask(10_000.0)
+    now_s += 2 * AGE_S_MAX + 1
+    ask(10_000.0 - 3600.0 + 2 * AGE_S_MAX + 1)
+
+
+def test_a_process_answers_though_the_system_clock_was_set_back_after_its_start():
+    now_s = 50.0
+    verifier = Verifier(KEY, lambda: HERE, now_s, lambda: now_s)
+
+    def ask(sent: float, at: float) -> None:
+        header, _ = sign_request(KEY, HERE, "GET", "/", b"", at=sent)
+        verifier.check_request("GET", "/", b"", header, at=at)
+
+    now_s += 1.0
+    ask(10_000.0, at=10_000.0)
+    now_s += 1.0
+    for sent in (6400.0, 6399.0):
+        ask(sent, at=6400.0)
+    with pytest.raises(SignatureError, match="older than this process"):
+        ask(6397.0, at=6400.0)
 
 
 def test_an_answer_is_valid_for_its_own_request_only():
@@ -103,9 +140,9 @@ def test_a_request_to_one_agent_is_refused_by_another_and_in_another_cluster():
 def test_a_request_from_before_a_restart_is_refused():
     header, _ = sign_request(KEY, HERE, "POST", "/v1/abort", b"{}", at=1000.0)
     about = "POST", "/v1/abort", b"{}", header
-    Verifier(KEY, lambda: HERE, since=1000.0).check_request(*about, at=1001.0)
+    Verifier(KEY, lambda: HERE, 50.0, lambda: 51.0).check_request(*about, at=1001.0)
     with pytest.raises(SignatureError, match="older than this process"):
-        Verifier(KEY, lambda: HERE, since=1000.5).check_request(*about, at=1001.0)
+        Verifier(KEY, lambda: HERE, 50.5, lambda: 51.0).check_request(*about, at=1001.0)
 
 
 def write_keys(path, *keys):
