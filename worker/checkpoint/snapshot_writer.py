@@ -192,7 +192,7 @@ class SnapshotWriter:
 
     def close(self) -> None:
         """Finish the current snapshot; sealed files stay and belong to the agent."""
-        with suppress(OSError):
+        with suppress(Exception):  # Each wait during training has raised it before.
             self.wait_sealed()
         for file in self._slots:
             file.close()

@@ -19,6 +19,10 @@ from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
 _Gloo: Any = ProcessGroupGloo  # torch's type stubs miss half of its attributes.
 _UNUSED_TAG = 2
+_BEGIN_S = 1.0
+"""Seconds in which the first of several calls begins, unless its thread has failed."""
+_HEAD_START_S = 0.02
+"""Seconds for the first of several calls to take effect, once it has begun."""
 
 NCCL_SETTINGS = {
     # torch's watchdog ends the process after an error or a timeout. Survivors of a lost peer must
@@ -57,7 +61,10 @@ class Backends(Protocol):
         """Prepare a new thread for calls to the library."""
 
     def abort(self, groups: Sequence[Any]) -> list[threading.Thread]:
-        """Abort all pending operations; return the threads that are still at it."""
+        """Abort all pending operations; return the threads that are still at it.
+
+        The first group's abort begins before the others'.
+        """
 
     def close(self, groups: Sequence[Any]) -> list[threading.Thread]:
         """Close groups without pending operations; return the threads that are still at it."""
@@ -133,7 +140,7 @@ class NcclBackends:
         """Abort all communicators at once.
 
         An abort may wait for the whole device, which a kernel of another communicator blocks until
-        that one is aborted. So each has a thread of its own.
+        that one is aborted. So each has a thread of its own, and none waits for the first to end.
         """
         return at_once([group.abort for group in groups], self.enter_thread)
 
@@ -149,10 +156,12 @@ def prepare_environment() -> None:
 
 
 def at_once(calls: Sequence[Any], enter_thread: Any = lambda: None) -> list[threading.Thread]:
-    """Run calls that may block, each in a thread of its own."""
+    """Run calls that may block, each in a thread of its own; the first begins before the others."""
+    begun = threading.Event()
 
     def run(call: Any) -> None:
         enter_thread()
+        begun.set()
         try:
             call()
         except RuntimeError as error:
@@ -163,6 +172,9 @@ def at_once(calls: Sequence[Any], enter_thread: Any = lambda: None) -> list[thre
         threading.Thread(target=run, args=(call,), daemon=True, name="closing a group")
         for call in calls
     ]
-    for thread in threads:
+    for number, thread in enumerate(threads):
         thread.start()
+        if number == 0:
+            begun.wait(_BEGIN_S)
+            thread.join(_HEAD_START_S)
     return threads

@@ -226,6 +226,9 @@ class ProcessTransport:
                 self._give_up(doing)
             thread.join(_POLL_S)
         if errors:
+            # The library may fail before the monitor has learnt of the loss that made it fail.
+            self.wait_failed()
+            self.check()
             raise errors[0]
         return found[0]
 
@@ -358,9 +361,15 @@ class ProcessTransport:
         self.on_failure(failure)
 
     def _abort_all(self) -> None:
-        """Abort all pending operations, and wait for none; called from any thread."""
+        """Abort all pending operations, and wait for none; called from any thread.
+
+        The vote's group is the first: otherwise an aborted sum of a layer could let a vote begin
+        and end that counts unfinished gradients as complete.
+        """
         with self._lock:
-            groups = [*self._groups.values(), *self._external()]
+            voting = {_ALL, "-".join(map(str, range(self.size)))}
+            ours = sorted(self._groups.items(), key=lambda each: each[0] not in voting)
+            groups = [*(group for _, group in ours), *self._external()]
             groups = [group for group in groups if id(group) not in self._broken]
             self._broken.update(map(id, groups))
         self._closing += self._library.abort(groups)

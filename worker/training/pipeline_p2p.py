@@ -6,6 +6,7 @@ them, whatever the TP degrees of the two stages.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Literal
 
@@ -15,6 +16,9 @@ from torch import Tensor
 from worker.distributed.interface import Pending, Transport
 
 _DIMS_MAX = 7
+_AHEAD_MAX = 2
+"""Tensors that are on their way to each receiver, where their number is limited."""
+_POLL_S = 0.001
 
 
 TellsShape = Literal["never", "once", "always"]
@@ -42,6 +46,15 @@ class Outbox:
             self._sending.append(self._transport.send(tensor, to=target))
         if self._tells_shape == "once":
             self._tells_shape = "never"
+
+    def wait_for_room(self) -> None:
+        """Wait on the host while as many tensors are on their way as may be."""
+        most = (_AHEAD_MAX - 1) * len(self._targets) * (1 if self._tells_shape == "never" else 2)
+        while len(self._sending) > most:
+            oldest = self._sending.pop(0)
+            oldest.wait()
+            while not oldest.is_done():  # On a GPU, a wait blocks only the device.
+                time.sleep(_POLL_S)
 
     def finish(self) -> None:
         """Wait until everything is sent."""

@@ -164,6 +164,8 @@ class PipelineRank:
                 x = torch.empty(0, device=self._device) if arrived is None else arrived
                 result = self._stage.evaluate(x, current=current)
                 if isinstance(result, Tensor):
+                    # No gradient comes back for which this stage would wait.
+                    self._results.wait_for_room()
                     self._results.send(result.to(self._wire))
                     continue
                 for name, (total, count) in result.items():

@@ -96,6 +96,18 @@ def test_file_removed_by_the_agent_is_replaced(keeper, tmp_path):
     assert set(sealed(tmp_path)) == {5, 6}
 
 
+def test_close_after_a_failed_copy_removes_its_file(keeper, tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(keeper.writer._copier, "copy", fail)
+    train_unsealed(keeper, 1)
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        keeper.writer.wait_sealed()
+    keeper.close()
+    assert list(snapshot_file.unfinished_files(tmp_path)) == []
+
+
 def test_room_for_one_file_is_too_little(tmp_path):
     transport = SingleRankTransport()
     trainer = RankTrainer(JOB, alone(JOB), 0, transport, SomeLabels(JOB))

@@ -24,7 +24,9 @@ from tests.worker.distributed.nccl_runs import PHASES, DiedError, closing_within
 from tests.worker.random_plan import any_plan
 from tests.worker.training_runs import drawn, plan_of, small_job, trained
 from worker.checkpoint.snapshot_manager import SnapshotManager, check_weights
+from worker.distributed import backends
 from worker.distributed.backends import NCCL_DEFAULTS, NCCL_SETTINGS
+from worker.distributed.process_groups import ProcessTransport
 from worker.profiling.fault_injection import FailPoint
 from worker.training.precision import FP64
 from worker.training.step_vote import StepVote
@@ -162,6 +164,52 @@ def test_aborts_one_by_one_would_wait_for_each_other(at_once):
         for thread in library.abort(groups):
             thread.join()
     assert device.hangs is not at_once
+
+
+def test_the_first_of_several_aborts_begins_before_the_others(monkeypatch):
+    """However late its thread begins."""
+    monkeypatch.setattr(backends, "_HEAD_START_S", 10.0)
+    starting, begun = iter([0.05, 0.0]), []
+    calls = [lambda: begun.append("first"), lambda: begun.append("second")]
+    for thread in backends.at_once(calls, lambda: time.sleep(next(starting))):
+        thread.join()
+    assert begun == ["first", "second"]
+
+
+def test_the_group_that_votes_is_aborted_first(monkeypatch):
+    """Else a vote could complete on gradients whose sums were aborted before it began."""
+    orders, abort = {}, EmulatedNccl.abort
+
+    def recorded(library, groups):
+        orders.setdefault(library.device.rank, [group._name for group in groups])
+        return abort(library, groups)
+
+    monkeypatch.setattr(EmulatedNccl, "abort", recorded)
+    with closing_within(3.0):
+        run_generation(JOB, MIXED, steps=1, fail_at=FailPoint(2, "backward", 0))
+    assert orders.keys() >= {0, 1, 3, 4}
+    assert {order[0] for order in orders.values()} == {"0/0-1-2-3-4"}
+
+
+def test_a_death_while_communicators_are_made_is_named_though_the_library_fails_first(monkeypatch):
+    failed, in_own_thread = threading.Event(), ProcessTransport._in_own_thread
+
+    def fail(*_):
+        failed.set()
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    def die_later(transport, act, doing):
+        if transport.rank == 1:
+            assert failed.wait(20)
+            time.sleep(0.2)
+            raise DiedError
+        return in_own_thread(transport, act, doing)
+
+    monkeypatch.setattr(EmulatedNccl, "open", fail)
+    monkeypatch.setattr(ProcessTransport, "_in_own_thread", die_later)
+    plan = plan_of(4, (1, [(0, 5, 1)]), (1, [(0, 5, 1)]))
+    survivor, _ = run_generation(JOB, plan, steps=0)
+    assert (survivor.verdict, survivor.lost) == ("recovered", 1)
 
 
 def test_threads_use_their_own_device():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import time
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -25,8 +26,8 @@ from tests.worker.hf_families import (
     sentences,
 )
 from tests.worker.random_plan import any_plan
-from tests.worker.threads import run_as_threads
-from tests.worker.training_runs import alone, drawn
+from tests.worker.threads import ThreadTransport, ThreadWorld, run_as_threads
+from tests.worker.training_runs import alone, drawn, plan_of
 from worker.distributed.single_rank import SingleRankTransport
 from worker.layout.tensor_table import tensors_of
 from worker.script.losses import default_loss
@@ -161,6 +162,56 @@ def test_dropout_is_the_same_under_any_plan(family):
         for seed in range(2):
             plan = any_plan(drawn(seed), job, ranks_max=5)
             assert_close(trained(recipe, job, plan), wanted, f"seed {seed}: {plan}")
+
+
+class SlowlyReceived(ThreadTransport):
+    """Sends end when they are received, which takes a while."""
+
+    def __init__(self, world, rank, sent, taken):
+        super().__init__(world, rank)
+        self.sent, self.taken = sent, taken
+
+    def send(self, tensor, *, to):
+        super().send(tensor, to=to)
+        self.sent.append(len(self.sent) + 1 - len(self.taken))
+        return Sending(self.taken, len(self.sent))
+
+    def receive(self, tensor, *, source):
+        time.sleep(0.005)
+        self.taken.append(source)
+        return super().receive(tensor, source=source)
+
+
+@dataclass
+class Sending:
+    taken: list[int]
+    number: int
+
+    def wait(self):
+        """As on a GPU, it does not block the host."""
+
+    def is_done(self):
+        return len(self.taken) >= self.number
+
+
+def test_an_evaluation_sends_a_slower_stage_no_more_than_it_takes(monkeypatch):
+    sent, taken = [], []
+    monkeypatch.setattr(
+        ThreadWorld, "transport", lambda world, rank: SlowlyReceived(world, rank, sent, taken)
+    )
+    recipe = recipe_of(Hand, call_module=lambda module, batch: module(batch["input_ids"]))
+    recipe = replace(recipe, eval_dataset=[*sentences()] * 4)
+    job = recipe.job()
+    plan = plan_of(1, (8, [(0, 1, 1), (1, len(job.model.layers), 1)]))
+
+    def body(transport):
+        rank = RankTrainer(job, plan, transport.rank, transport, recipe.data(), module=recipe)
+        rank.evaluate(recipe.evaluation_after(STEPS - 1))
+        rank.close()
+
+    run_as_threads(2, body)
+    assert len(sent) > 40
+    assert max(sent) <= 4, "two tensors, each with its shape"
 
 
 def test_an_evaluation_before_the_first_step_leaves_dropout_as_it_is():
