@@ -16,6 +16,7 @@ from planner.problem.inventory import Lot
 from simulator.arrays import Floats, prefix_sums
 from simulator.cluster.place_facts import PlaceFacts
 from simulator.estimate.memory import RESERVED_OVER_LIVE, bytes_per_parameter
+from simulator.estimate.zero1_owners import least_kept
 from simulator.hardware.runtime_constants import platform_of, uses_gloo
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.network.network import Network
@@ -140,7 +141,7 @@ class TemplateMaker:
     def most_in_flight(self, stage: TemplateStage, micro_batch: int, pipelines: int) -> Floats:
         """Micro batches whose activations a device of the stage can hold, by [first layer, end].
 
-        It uses the same sums as the memory model.
+        It uses the same sums as the memory model, and the least moments where holders share them.
         """
         gpu = self.lots[stage.lot].gpu
         key = (gpu, stage.tp, micro_batch, stage.recompute, self._sharing(pipelines))
@@ -157,10 +158,16 @@ class TemplateMaker:
         costs, job, lot = self.costs, self.costs.job, self.lots[stage.lot]
         platform, runtime, layers = platform_of(lot.gpu), costs.runtime, self.costs.layer_count
         first, end = np.arange(layers + 1)[:, None], np.arange(layers + 1)[None, :]
-        weight, gradient, moments = bytes_per_parameter(job, costs.precision_on(lot.gpu))
+        weight, gradient, copy, moments = bytes_per_parameter(job, costs.precision_on(lot.gpu))
         held = range_sums(costs.parameters(stage.tp))
         held[0, -1] -= costs.tied_parameters(stage.tp)
-        states = (weight + gradient + moments / (pipelines if job.zero else 1)) * held
+        states = (weight + gradient + copy + moments) * held
+        if job.zero and runtime.zero1_by_bucket:
+            # Which parts a device owns depends on the other pipelines; it may be none.
+            kept = least_kept(costs, stage.tp) if pipelines == 1 else np.zeros(layers)
+            states = (weight + gradient + copy) * held + moments * range_sums(kept)
+        elif job.zero:
+            states = (weight + gradient + (copy + moments) / pipelines) * held
         states += range_sums(costs.frozen_bytes(stage.tp, gpu=lot.gpu))
         sizes = np.array([0.0, *(costs.output_bytes(n) for n in range(layers - 1)), 0.0])
         sizes *= micro_batch

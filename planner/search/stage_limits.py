@@ -170,7 +170,9 @@ class StageTimeTables:
             held = costs.parameters(choice.tp)
             both = ~(has_before | has_behind)
             count = range_sums(held) - both * costs.tied_parameters(choice.tp)
-            optimizer = count * times.optimizer_s_per_parameter
+            # Under ZeRO-1 by buckets, other devices may update all of a stage.
+            is_sure = not (costs.job.zero and costs.runtime.zero1_by_bucket)
+            optimizer = is_sure * count * times.optimizer_s_per_parameter
             rows.append([forward, backward, below_top, optimizer])
         # By choice, the time of the layers of other stages.
         forwards, backwards = np.array(ahead_rows), np.array(back_rows)

@@ -43,7 +43,7 @@ class Bar:
     """First layer, and the one after the last; ``None`` for an optimizer step: all of them."""
     micro_batch: int | None = None
     algorithm: str = ""
-    """How gradients are reduced: ``"ring"``, ``"hierarchical"`` or ``"tied"``."""
+    """How gradients are reduced: ``"ring"``, ``"hierarchical"``, ``"tied"`` or ``"broadcast"``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from simulator.estimate.stage_times import (
     plan_times,
     with_slow_nodes,
 )
+from simulator.estimate.zero1_owners import owned_most
 from simulator.hardware.runtime_constants import is_fitted, platform_of, uses_gloo
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.network.network import Network
@@ -59,7 +60,7 @@ class IterationDetails:
     """Each gradient sync with its start, in the order of execution."""
     optimizer_s: Mapping[GroupId, float]
     step_end: Mapping[GroupId, float]
-    """When the optimizer step, a device group's last operation, ends."""
+    """When a device group's optimizer step ends; only broadcasts of weights may follow."""
 
 
 class EventEstimator:
@@ -152,7 +153,7 @@ class EventEstimator:
             passes,
             finish.sync,
             {layout.groups.ids[row]: float(finish.optimizer[row]) for row in owning},
-            {layout.groups.ids[row]: float(finish.step_end[row]) for row in owning},
+            {layout.groups.ids[row]: float(finish.updated[row]) for row in owning},
         )
 
     def bytes_between_zones(self, plan: Plan) -> dict[tuple[str, str], float]:
@@ -229,7 +230,7 @@ class EventEstimator:
     def _finish(
         self, layout: MachineLayout, ends: PassEnds, jobs: Sequence[SyncJob]
     ) -> _IterationEnds:
-        """Run the sync jobs in order, then each group's optimizer step."""
+        """Run the sync jobs in order, then each group's optimizer step, then the broadcasts."""
         groups, owner = layout.groups, layout.groups.owner
         overlaps = self.overlaps
         ahead = self._backward_sums(groups) if overlaps else np.empty((0, 0))
@@ -237,7 +238,19 @@ class EventEstimator:
         # A group runs one sum at a time; gloo has a thread for each set of ranks.
         by_ranks: dict[bytes, float] = {}
         is_gloo = all(uses_gloo(site.gpu) for site in groups.sites)
-        sync = []
+        sync: list[tuple[float, SyncJob]] = []
+
+        def run(job: SyncJob, at: float) -> None:
+            holders = owner[job.rows]
+            ranks = holders.tobytes()
+            free = by_ranks.get(ranks, 0.0) if is_gloo else float(channel[holders].max())
+            start = max(0.0, at, free)
+            sync.append((start, job))
+            by_ranks[ranks] = start + job.seconds
+            channel[holders] = np.maximum(channel[holders], start + job.seconds)
+            # A group with a tied tensor in two chunks takes part in its all-reduce once.
+            busy[np.unique(holders)] += job.seconds
+
         for job in jobs:
             rows = job.rows
             at = ends.last_backward[rows] if overlaps else ends.free[rows]
@@ -246,18 +259,15 @@ class EventEstimator:
                 # stage's earlier layers.
                 kind = groups.timing[rows], groups.recompute[rows]
                 at = at - (ahead[*kind, job.layers[0]] - ahead[*kind, groups.first[rows]])
-            holders = owner[rows]
-            ranks = holders.tobytes()
-            free = by_ranks.get(ranks, 0.0) if is_gloo else float(channel[holders].max())
-            start = max(0.0, float(at.max()), free)
-            sync.append((start, job))
-            by_ranks[ranks] = start + job.seconds
-            channel[holders] = np.maximum(channel[holders], start + job.seconds)
-            # A group with a tied tensor in two chunks takes part in its all-reduce once.
-            busy[np.unique(holders)] += job.seconds
+            run(job, float(at.max()))
         optimizer = self._optimizer_seconds(groups)
         done = np.maximum(np.maximum(ends.free, ends.last_backward), channel)
-        return _IterationEnds(done + optimizer, busy, optimizer, ends.free, tuple(sync))
+        updated = done + optimizer
+        for job in jobs:
+            if job.broadcast is not None:
+                run(job.broadcast, float(updated[owner[job.rows]].max()))
+        end = np.maximum(updated, channel)
+        return _IterationEnds(updated, end, busy, optimizer, ends.free, tuple(sync))
 
     def _backward_sums(self, groups: DeviceGroups) -> Floats:
         """Return [timed kind, recomputation, layer]: the backward of all layers before it."""
@@ -272,6 +282,15 @@ class EventEstimator:
     def _optimizer_seconds(self, groups: DeviceGroups) -> Floats:
         """Return each group's optimizer seconds; with ZeRO-1, holders share the step."""
         costs = self.costs
+        per_parameter = np.array(
+            [
+                costs.times(gpu, tp=tp, samples=samples).optimizer_s_per_parameter
+                for gpu, tp, samples in groups.timed
+            ]
+        )[groups.timing]
+        if costs.job.zero == 1 and costs.runtime.zero1_by_bucket:
+            owned_s: Floats = owned_most(groups, costs).updated * per_parameter
+            return owned_s
         holders = np.ones(costs.layer_count)
         if costs.job.zero == 1:
             holders = groups.holders(costs.layer_count)
@@ -284,11 +303,7 @@ class EventEstimator:
         count = groups.sum_by_owner(count)
         # A group with embedding and head holds their shared tensor once.
         count -= groups.holds_both_ends(costs.layer_count) * tied
-        per_parameter = [
-            costs.times(gpu, tp=tp, samples=samples).optimizer_s_per_parameter
-            for gpu, tp, samples in groups.timed
-        ]
-        seconds: Floats = count * np.array(per_parameter)[groups.timing]
+        seconds: Floats = count * per_parameter
         return seconds
 
     def _vote_seconds(self, layout: MachineLayout) -> float:
@@ -354,7 +369,7 @@ class EventEstimator:
         for a, b in zip(*np.nonzero(table), strict=True):
             if a != b:
                 totals[names[a], names[b]] += float(table[a, b])
-        for job in jobs:
+        for job in [*jobs, *(job.broadcast for job in jobs if job.broadcast is not None)]:
             for zones, size in job.egress_bytes:
                 totals[zones] += size
         return dict(totals)
@@ -395,7 +410,10 @@ class EventEstimator:
 class _IterationEnds:
     """The end of the iteration, by device group."""
 
+    updated: Floats
+    """When its optimizer step ended."""
     step_end: Floats
+    """When it also had the weights that others updated."""
     sync_busy: Floats
     optimizer: Floats
     free: Floats

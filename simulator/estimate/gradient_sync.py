@@ -25,6 +25,8 @@ from simulator.network.network import Network
 from simulator.spec.plan import Place, Plan
 
 Zones = tuple[str, str]
+MASTER_BYTES = 4
+"""Bytes of a weight that an owner broadcasts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +41,8 @@ class SyncJob:
     egress_bytes: tuple[tuple[Zones, float], ...]
     algorithm: str
     """``"ring"``, ``"hierarchical"``, or ``"tied"`` for a tensor that two layers share."""
+    broadcast: SyncJob | None = None
+    """Under ZeRO-1 by buckets: the owners send the updated fp32 weights to the other holders."""
 
     @property
     def holders(self) -> tuple[GroupId, ...]:
@@ -130,23 +134,22 @@ class GradientSync:
         }
         ring_s = self._ring_seconds(rings, ring, carried)
         staged_s = self._staged_seconds(rings, ring, carried)
-        found = []
+        sends_weights = self.costs.job.zero == 1 and self.costs.runtime.zero1_by_bucket
+        broadcast_s = self._broadcast_seconds(rings, ring, carried) if sends_weights else []
+        found: list[SyncJob] = []
         for piece, one_s, other_s, parameters in zip(
             pieces, ring_s.tolist(), staged_s.tolist(), carried[1].tolist(), strict=True
         ):
             is_staged = other_s < one_s
             algorithm = "tied" if piece.is_tied else "hierarchical" if is_staged else "ring"
             egress = rings.egress(piece.ring, parameters * self.gradient_bytes, staged=is_staged)
-            found.append(
-                SyncJob(
-                    piece.layers,
-                    rings.groups,
-                    rings.members(piece.ring),
-                    min(one_s, other_s),
-                    egress,
-                    algorithm,
-                )
-            )
+            about = piece.layers, rings.groups, rings.members(piece.ring)
+            broadcast = None
+            if sends_weights:
+                # Any rank may be the owner, whose ring ends before it: half of an all-reduce.
+                ahead = rings.egress(piece.ring, parameters * MASTER_BYTES / 2, staged=False)
+                broadcast = SyncJob(*about, broadcast_s[len(found)], ahead, "broadcast")
+            found.append(SyncJob(*about, min(one_s, other_s), egress, algorithm, broadcast))
         return found
 
     def _carried(self, piece: _Piece, ways: int) -> float:
@@ -172,6 +175,19 @@ class GradientSync:
         """Return the seconds of plain rings: 2 (n - 1) steps over the slowest hop."""
         size = rings.size[ring]
         return 2 * (size - 1) * self._slowest(rings.around, ring, carried, shards=size)
+
+    def _broadcast_seconds(
+        self, rings: SyncRings, ring: Ints, carried: dict[int, Floats]
+    ) -> list[float]:
+        """Return the seconds of broadcasts: once over the slowest hop, since parts follow each
+        other; under gloo, which passes whole tensors down a tree, once for each of its levels.
+        """
+        size = rings.size[ring]
+        ones = np.ones_like(size)
+        once = self._slowest(rings.around, ring, carried, shards=ones, item_bytes=MASTER_BYTES)
+        levels = np.ceil(np.log2(size)) if rings.has_gloo else 1
+        seconds: list[float] = (levels * once).tolist()
+        return seconds
 
     def _staged_seconds(self, rings: SyncRings, ring: Ints, carried: dict[int, Floats]) -> Floats:
         """Return the seconds of hierarchical sync, infinite for rings inside one zone.
@@ -221,6 +237,7 @@ class GradientSync:
         shards: Ints,
         abreast: Ints | None = None,
         rivals: Ints | None = None,
+        item_bytes: int | None = None,
     ) -> Floats:
         """Return the seconds of a step over each ring's slowest hop; 0 without hops."""
         count = hops.end[ring] - hops.begin[ring]
@@ -236,7 +253,7 @@ class GradientSync:
         rank_bytes = np.empty(len(piece))
         for width, values in carried.items():
             here = flows == width
-            rank_bytes[here] = values[piece[here]] * self.gradient_bytes
+            rank_bytes[here] = values[piece[here]] * (item_bytes or self.gradient_bytes)
         amounts, amount = np.unique(rank_bytes, return_inverse=True)
         rows, question = distinct_rows(
             hops.number[entry], amount, shards[piece], abreast[piece], rivals[piece]

@@ -11,6 +11,7 @@ from simulator.arrays import Floats, Ints
 from simulator.estimate.device_groups import DeviceGroups, distinct_rows, range_maxima, range_sums
 from simulator.estimate.pass_order import held_at_most
 from simulator.estimate.result import DeviceMemory
+from simulator.estimate.zero1_owners import owned_most
 from simulator.hardware.runtime_constants import platform_of, uses_gloo
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.models.layers import Precision
@@ -26,13 +27,13 @@ together with the context memory of the two platforms.
 """
 
 
-def bytes_per_parameter(job: Job, precision: Precision | None = None) -> tuple[int, int, int]:
-    """Bytes of weight, gradient, and moments with the fp32 copy of a 16-bit weight.
+def bytes_per_parameter(job: Job, precision: Precision | None = None) -> tuple[int, int, int, int]:
+    """Bytes of weight, gradient, fp32 copy of a 16-bit weight, and moments.
 
     ``precision`` is that of the device, if it is not the job's.
     """
     weight, copy = (4, 0) if (precision or job.precision) == "fp32" else (2, 4)
-    return weight, 4, 4 * OPTIMIZER_MOMENTS[job.optimizer] + copy
+    return weight, 4, copy, 4 * OPTIMIZER_MOMENTS[job.optimizer]
 
 
 def state_bytes_per_parameter(job: Job) -> int:
@@ -77,11 +78,16 @@ class MemoryModel:
         """Return the fields of ``DeviceMemory`` as rows and the device groups as columns."""
         groups, job = self.groups, self.costs.job
         count, sharded, frozen_bytes = self._parameters()
+        copied = with_moments = count
+        if job.zero == 1 and self.costs.runtime.zero1_by_bucket:
+            with_moments = owned_most(groups, self.costs).kept
+        elif job.zero == 1:
+            copied = with_moments = sharded
         activations, workspace = self._activations()
         per_parameter = [
             bytes_per_parameter(job, self.costs.precision_on(site.gpu)) for site in groups.sites
         ]
-        weight, gradient, moments = np.array(per_parameter)[groups.site].T
+        weight, gradient, copy, moments = np.array(per_parameter)[groups.site].T
         platforms = [platform_of(site.gpu) for site in groups.sites]
         context = np.array([platform.context_bytes for platform in platforms])
         fragmentation = np.array([platform.fragmentation for platform in platforms])
@@ -89,7 +95,7 @@ class MemoryModel:
         columns = {
             "parameters": weight * count + frozen_bytes,
             "gradients": gradient * count,
-            "optimizer": moments * (sharded if job.zero == 1 else count),
+            "optimizer": copy * copied + moments * with_moments,
             "activations": activations,
             "workspace": RESERVED_OVER_LIVE * workspace,
             "communication": self._communication(count),
@@ -100,8 +106,8 @@ class MemoryModel:
         return np.stack([columns[field.name] for field in fields(DeviceMemory)])
 
     def _parameters(self) -> tuple[Floats, Floats, Floats]:
-        """Return the parameters on each device, its share if holders shard them (ZeRO-1), and the
-        bytes of those that are frozen.
+        """Return the parameters on each device, its share if each holder has an equal one, and
+        the bytes of those that are frozen.
         """
         groups, costs = self.groups, self.costs
         count, sharded, tied, frozen_bytes = np.zeros((4, len(groups)))

@@ -39,14 +39,18 @@ class Runtime:
     """Whether gradients are copied into a flat buffer before the all-reduce."""
     sends_whole: bool
     """Whether each rank of a stage receives whole tensors; else a share, and the ranks gather."""
+    zero1_by_bucket: bool
+    """Whether under ZeRO-1 each part of a layer has one owner, which keeps its moments, updates it
+    and broadcasts it to holders that keep fp32 copies; else all holders have equal shares of both.
+    """
 
 
 RUNTIMES: Mapping[str, Runtime] = {
     runtime.name: runtime
     for runtime in (
-        Runtime("sailor", "buffered", "job", 25e6, 4, False, False, True),
+        Runtime("sailor", "buffered", "job", 25e6, 4, False, False, True, True),
         # Bucket: the default of DeepSpeed's pipeline engine, 5e8 elements of 4 bytes.
-        Runtime("megatron-deepspeed", "lockstep", "serial", 2e9, 2, True, True, False),
+        Runtime("megatron-deepspeed", "lockstep", "serial", 2e9, 2, True, True, False, False),
     )
 }
 

@@ -16,13 +16,17 @@ from tests.simulator.worlds import random_plan, random_world
 
 @pytest.mark.sim
 def test_a_stage_fits_exactly_from_the_memory_that_the_memory_model_requires(examples: int) -> None:
-    """The planner computes for all ranges of layers what the simulator does for one plan."""
+    """The planner computes for all ranges of layers what the simulator does for one plan.
+
+    Where parts of layers have one owner each, a device may own none of them, and fit with less.
+    """
     stages = 0
     for seed in range(examples):
         rng = random.Random(f"template memory {seed}")
         world = random_world(rng)
         plan = random_plan(rng, world, schedules=("1f1b",), splits=False)
         judge = world.estimator
+        by_owner = world.job.zero == 1 and judge.costs.runtime.zero1_by_bucket
         lots = lots_of(just_enough(plan, world), judge.sites)
         lot_of = {lot.place.key: number for number, lot in enumerate(lots)}
         for pipeline, devices in zip(plan.pipelines, judge.estimate(plan).memory, strict=True):
@@ -36,6 +40,7 @@ def test_a_stage_fits_exactly_from_the_memory_that_the_memory_model_requires(exa
                         maker = TemplateMaker(judge.costs, judge.network, judge.sites, lots)
                         most = maker.most_in_flight(one, plan.micro_batch_size, len(plan.pipelines))
                     first, end = stage.layers
-                    assert (most[first, end] >= held) == (factor > 1), (seed, pipeline, number)
+                    fits = most[first, end] >= held
+                    assert fits == (factor > 1) or (fits and by_owner), (seed, pipeline, number)
                 stages += 1
     assert stages > examples

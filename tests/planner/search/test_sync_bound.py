@@ -34,7 +34,8 @@ def test_no_gradient_sum_is_below_its_floor(examples: int) -> None:
             recomputes=("none", "full"),
             per_layer_sync=judge.overlaps,
         )
-        for _, job in judge.details(plan).sync:
+        sums = [job for _, job in judge.details(plan).sync if job.algorithm != "broadcast"]
+        for job in sums:
             count, (first, end) = len(job.rows), job.layers
             for row in job.rows.tolist():
                 groups = job.groups

@@ -12,8 +12,10 @@ import random
 
 import pytest
 
+from simulator.estimate.device_groups import DeviceGroups
 from simulator.estimate.gradient_sync import GradientSync
 from simulator.estimate.machine_layout import GroupId, lay_out
+from simulator.estimate.zero1_owners import owned_most
 from simulator.hardware.runtime_constants import platform_of
 from simulator.spec.plan import Plan
 from tests.simulator import oracle
@@ -70,6 +72,17 @@ def judged_iteration_s(world: World, plan: Plan) -> float:
         optimizer_s=optimizer_s(world, plan, set(owner.values())),
         mode="overlap" if overlap else "serial",
     )
+    if world.job.zero == 1:
+        # The owners' weights follow the steps in the order of the sums.
+        sent = [one.broadcast for one in sync.jobs(per_layer=overlap) if one.broadcast]
+        ready = [{owner[group]: 0.0 for group in one.holders} for one in sent]
+        seconds = [one.seconds for one in sent]
+        result = oracle.simulate_sync(
+            result.step_end_s,
+            list(map(oracle.SyncJob, seconds, ready)),
+            optimizer_s=dict.fromkeys(result.step_end_s, 0.0),
+            mode="serial",
+        )
     places = {one for p in plan.pipelines for stage in p.stages for one in stage.places}
     return result.iteration_s + max(platform_of(one.gpu).iteration_s for one in places)
 
@@ -92,7 +105,7 @@ def backward_below_s(world: World, plan: Plan, group: GroupId, layer: int) -> fl
 
 
 def optimizer_s(world: World, plan: Plan, owners: set[str]) -> dict[str, float]:
-    """Each device group's step over what it holds; with ZeRO-1 over its share of each layer."""
+    """Each device group's step over what it holds; with ZeRO-1 over its share, or what it owns."""
     layers = len(world.job.model.layers)
     holders = [
         sum(
@@ -104,6 +117,15 @@ def optimizer_s(world: World, plan: Plan, owners: set[str]) -> dict[str, float]:
         for layer in range(layers)
     ]
     found = dict.fromkeys(owners, 0.0)
+    if world.job.zero == 1 and world.costs.runtime.zero1_by_bucket:
+        # tests/worker/training/test_zero1.py compares the owners with the runtime's.
+        groups = DeviceGroups.of(plan)
+        updated = owned_most(groups, world.costs).updated
+        for row in groups.owning.tolist():
+            gpu, tp, samples = groups.timed[groups.timing[row]]
+            times = world.costs.times(gpu, tp=tp, samples=samples)
+            found[str(groups.ids[row])] = updated[row] * times.optimizer_s_per_parameter
+        return found
     for p, pipeline in enumerate(plan.pipelines):
         devices = len(pipeline.stages) // plan.virtual_stages
         for s, stage in enumerate(pipeline.stages):

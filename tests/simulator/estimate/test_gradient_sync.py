@@ -379,6 +379,45 @@ def test_estimate_charges_exactly_the_egress_bytes() -> None:
     )
 
 
+# ZeRO-1 --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("members", [2, 3])
+def test_owners_broadcast_fp32_weights_around_the_ring(members: int) -> None:
+    """Four bytes of each weight over the slowest hop, whatever precision gradients have."""
+    here = world(zero=1, precision="bf16", gradient_bytes=2)
+    (only,) = [job.broadcast for job in sums(here, whole(*nodes(members))) if job.broadcast]
+    assert only.seconds == pytest.approx(held_bytes(here) / RATE / EFFICIENCY)
+    for other in (world(), world(zero=1, runtime="megatron-deepspeed")):
+        assert sums(other, whole(*nodes(members)))[0].broadcast is None
+
+
+@pytest.mark.usefixtures("on_gloo")
+@pytest.mark.parametrize(("members", "levels"), [(2, 1), (4, 2), (5, 3)])
+def test_gloo_passes_whole_tensors_down_a_tree(members: int, levels: int) -> None:
+    here = world(zero=1)
+    (only,) = [job.broadcast for job in sums(here, whole(*nodes(members))) if job.broadcast]
+    assert only.seconds == pytest.approx(levels * held_bytes(here) / RATE)
+
+
+def test_broadcasts_follow_the_step_and_are_paid_for() -> None:
+    """They begin when the slowest owner is done, and send half as much as the sums."""
+    prices = dict.fromkeys(((a, b) for a in ZONES for b in ZONES if a != b), price := 1e-10)
+    plan, costs = across_zones(1, EAST, WEST), replace(wires(), egress_usd_per_byte=prices)
+    plain, sharded = (world(costs, zero=zero) for zero in (0, 1))
+    before, after = (here.estimator.details(plan) for here in (plain, sharded))
+    sent = [(start, one) for start, one in after.sync if one.algorithm == "broadcast"]
+    updated_s = max(after.step_end.values())
+    assert len(sent) == len(after.sync) / 2 == len(before.sync)
+    assert min(start for start, _ in sent) == updated_s
+    sending = sum(one.seconds for _, one in sent)
+    assert sending == pytest.approx(held_bytes(sharded) / RATE / EFFICIENCY)
+    found = sharded.estimator.estimate(plan)
+    fixed = platform_of("V100-16").iteration_s
+    assert found.iteration_s == pytest.approx(updated_s + sending + fixed)
+    assert found.money.egress_usd == pytest.approx((2 + 1) * held_bytes(sharded) * price)
+
+
 # Gloo ----------------------------------------------------------------------------------------
 
 

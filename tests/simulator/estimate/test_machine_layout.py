@@ -92,9 +92,12 @@ def test_named_nodes_give_the_estimate_of_the_placement(examples: int) -> None:
 
 @pytest.mark.sim
 def test_the_order_of_pipelines_does_not_matter(examples: int) -> None:
+    """But under ZeRO-1 it decides between holders that own as little as each other."""
     for seed in range(examples):
         rng = random.Random(f"placed order {seed}")
         world = random_world(rng)
+        if world.job.zero == 1 and world.costs.runtime.zero1_by_bucket:
+            continue
         plan = replace(random_plan(rng, world), together=rng.choice([1, 2, 3]))
         order = rng.sample(range(len(plan.pipelines)), len(plan.pipelines))
         shuffled = replace(plan, pipelines=tuple(plan.pipelines[p] for p in order))

@@ -234,10 +234,26 @@ def test_gloo_sums_gradients_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
 # ZeRO-1 ----------------------------------------------------------------------------------------
 
 
+SHARES = "megatron-deepspeed"
+"""The runtime whose holders have equal shares; of ours, parts of layers have one owner each."""
+
+
 def test_zero1_divides_optimizer_state_by_the_replicas() -> None:
-    whole, sharded = (devices(world(zero=zero), two_stages(replicas=3))[0] for zero in (0, 1))
+    whole, sharded = (
+        devices(world(zero=zero, runtime=SHARES), two_stages(replicas=3))[0] for zero in (0, 1)
+    )
     assert sharded.optimizer == pytest.approx(whole.optimizer / 3)
     assert replace(sharded, optimizer=whole.optimizer) == whole
+
+
+def test_owners_keep_the_moments_of_whole_layers_and_all_holders_fp32_copies() -> None:
+    """Layers of 800 and 1600; then 1600, 1600 and 400: largest first, each to who has least."""
+    for replicas, most in ((2, (1600, 2000)), (3, (1600, 1600)), (9, (1600, 1600))):
+        first, last = devices(world(zero=1), two_stages(replicas=replicas))
+        assert first.optimizer == 4 * 2400 + 8 * most[0]
+        assert last.optimizer == 4 * 3600 + 8 * most[1]
+    (alone, _) = devices(world(zero=1), two_stages())
+    assert alone.optimizer == 12 * 2400
 
 
 def test_zero1_divides_each_layer_by_its_holders() -> None:
@@ -246,10 +262,11 @@ def test_zero1_divides_each_layer_by_its_holders() -> None:
     Once every layer counted as held by as many groups as the first stage has.
     """
     plan = Plan(2, (Pipeline(4, (stage(0, 2, place(), place()), stage(2, 5, place()))),))
-    first, last = devices(world(zero=1), plan)
+    first, last = devices(world(zero=1, runtime=SHARES), plan)
     assert first.optimizer == 12 * 2400 / 2
     assert last.optimizer == 12 * 3600
     # And the split stage sums gradients, so that it needs buffers for them, unlike the other.
+    first, last = devices(world(zero=1), plan)
     assert first.communication == 2 * (SAMPLES / 2) * TOKENS * WIDTH + BUCKETS
     assert last.communication == 2 * SAMPLES * TOKENS * WIDTH
 
@@ -261,7 +278,7 @@ def test_zero1_with_different_layer_boundaries() -> None:
         return Pipeline(4, (stage(0, cut, place()), stage(cut, 5, place())))
 
     plan = Plan(2, (pipeline(1), pipeline(3), pipeline(3)))
-    memory = world(zero=1).estimator.estimate(plan).memory
+    memory = world(zero=1, runtime=SHARES).estimator.estimate(plan).memory
     assert memory[0][0].optimizer == pytest.approx(12 * 800 / 3)
     assert memory[1][1].optimizer == pytest.approx(12 * 2000 / 3)
 
@@ -270,7 +287,7 @@ def test_zero1_for_a_stage_whose_layers_have_different_holders() -> None:
     """Layers 0-1 are held by three groups, the others by two; one stage holds them all."""
     parted = Pipeline(2, (stage(0, 2, place(), place()), stage(2, 5, place())))
     plan = Plan(2, (parted, Pipeline(2, (stage(0, 5, place()),))))
-    memory = world(zero=1).estimator.estimate(plan).memory
+    memory = world(zero=1, runtime=SHARES).estimator.estimate(plan).memory
     assert memory[1][0].optimizer == pytest.approx(12 * (2400 / 3 + 3600 / 2))
 
 
@@ -336,7 +353,7 @@ def test_cures_are_checked_with_all_replicas() -> None:
     )
     big = replace(model(), layers=(model().layers[0], *blocks))
     for zero, cured in ((1, True), (0, False)):
-        here = world(model=big, zero=zero)
+        here = world(model=big, zero=zero, runtime=SHARES)
         plan = replace(two_stages(replicas=8), schedule="gpipe")
         (told,) = here.estimator.memory_shortages(plan)
         assert (told.stage, told.pipelines) == (0, tuple(range(8)))

@@ -8,8 +8,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from simulator.models.families import build_model
+from simulator.spec.plan import Pipeline
+from tests.simulator.worlds import place, world_of
 from tests.worker.random_plan import any_plan
-from tests.worker.training_runs import drawn, plan_of, small_job, trained
+from tests.worker.threads import ThreadWorld
+from tests.worker.training_runs import SomeLabels, drawn, plan_of, small_job, trained
+from worker.layout.rank_layout import rank_places
+from worker.training.trainer import RankTrainer
 
 pytestmark = pytest.mark.torch
 
@@ -56,3 +62,46 @@ def test_ownership_is_balanced():
         for trainer in run.trainers
     ]
     assert min(owned) > 0.3 * sum(owned)
+
+
+WHOLE, HALVES = [(0, 5, 1)], [(0, 5, 2)]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    "pipelines",
+    [
+        [(1, WHOLE)] * 3,
+        [(1, HALVES)] * 3,
+        [(1, [(0, 2, 1), (2, 5, 1)]), (1, [(0, 4, 2), (4, 5, 1)]), (1, WHOLE)],
+    ],
+)
+def test_estimated_state_is_what_the_fullest_rank_allocates(pipelines, tied):
+    """Weights in bf16, gradients, fp32 copies and moments; no tensor here needs padding."""
+    model = build_model(
+        "llama", layers=3, hidden=64, heads=4, kv_heads=4, ffn=128, vocab=128, tied=tied
+    )
+    job = small_job(model=model, zero=1, precision="bf16", max_tp=2)
+    plan = plan_of(1, *pipelines)
+    here = (place("A100-40"),)
+    placed = tuple(
+        Pipeline(one.micro_batches, tuple(replace(s, places=here) for s in one.stages))
+        for one in plan.pipelines
+    )
+    memory = world_of(job).estimator.estimate(replace(plan, pipelines=placed)).memory
+    found: dict[tuple[int, int], int] = {}
+    places = rank_places(plan)
+    world = ThreadWorld(len(places))
+    for at in places:
+        trainer = RankTrainer(job, plan, at.rank, world.transport(at.rank), SomeLabels(job))
+        tensors = [
+            tensor
+            for buffer in trainer.buffers.values()
+            for tensor in (buffer.compute, buffer.master, buffer.gradient, *buffer.moments)
+        ]
+        stage = at.pipeline, at.stage
+        found[stage] = max(found.get(stage, 0), sum(tensor.nbytes for tensor in tensors))
+        trainer.close()
+    for (p, s), allocated in found.items():
+        device = memory[p][s]
+        assert device.parameters + device.gradients + device.optimizer == allocated, (p, s)

@@ -1,0 +1,126 @@
+"""Which ranks keep and update what under ZeRO-1, where each bucket of a layer has one owner.
+
+A bucket is the largest part of a layer that the same ranks hold: a range of its split parameters,
+or its unsplit ones. As in ``worker.layout.rank_layout``, which this repeats for sizes alone, each
+bucket goes, largest first, to the one of its holders that owns the fewest parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from simulator.arrays import Floats
+from simulator.estimate.device_groups import DeviceGroups
+from simulator.layer_costs.layer_costs import LayerCosts
+
+Sizes = tuple[tuple[float, float], ...]
+"""Split and unsplit parameters by layer; at the end those that embedding and head share."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedMost:
+    """The parameters on the rank of each device group that has the most of them."""
+
+    kept: Floats
+    """For which it keeps moments: all that it holds of a layer of which it owns a bucket."""
+    updated: Floats
+
+
+def owned_most(groups: DeviceGroups, costs: LayerCosts) -> OwnedMost:
+    """Assign all buckets of a plan to owners."""
+    columns = (groups.owner, groups.tp, groups.first, groups.end)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    kept, updated = _owned(tuple(rows), _sizes(costs))
+    return OwnedMost(np.array(kept), np.array(updated))
+
+
+def least_kept(costs: LayerCosts, tp: int) -> Floats:
+    """Return the parameters of each layer for which each rank of a plan's only pipeline keeps
+    moments: those of its range of split parameters, without what embedding and head share.
+    """
+    held = costs.parameters(tp).copy()
+    held[[0, -1]] -= costs.tied_parameters(tp)
+    if tp > 1:
+        held *= np.array([split > 0 for split, _ in _sizes(costs)[:-1]])
+    return held
+
+
+def _sizes(costs: LayerCosts) -> Sizes:
+    """Solve parameters(t) = split / t + unsplit for one rank and for as many as there are atoms."""
+    atoms = costs.job.max_tp
+    whole, part = costs.parameters(1).copy(), costs.parameters(atoms).copy()
+    tied = costs.tied_parameters(1), costs.tied_parameters(atoms)
+    for row, shared in zip((whole, part), tied, strict=True):
+        row[[0, -1]] -= shared
+    pairs = [*zip(whole.tolist(), part.tolist(), strict=True), tied]
+    if atoms == 1:
+        return tuple((one, 0.0) for one, _ in pairs)
+    splits = [(one - other) * atoms / (atoms - 1) for one, other in pairs]
+    return tuple((split, one - split) for split, (one, _) in zip(splits, pairs, strict=True))
+
+
+@lru_cache(maxsize=4096)
+def _owned(
+    rows: tuple[tuple[int, int, int, int], ...], sizes: Sizes
+) -> tuple[list[float], list[float]]:
+    """Return, by row, the most kept and updated parameters of one of its ranks.
+
+    ``rows`` are (owning row, TP degree, first layer, end layer).
+    """
+    shared = len(sizes) - 1
+    first_rank = [0, *accumulate(tp * (owner == row) for row, (owner, tp, *_) in enumerate(rows))]
+    holders: list[dict[int, int]] = [{} for _ in sizes]
+    for owner, tp, first, end in rows:
+        ends = [shared] if first == 0 or end == shared else []
+        for layer in (*range(first, end), *ends):
+            holders[layer][owner] = tp
+    # Layers descend, and the shared tensor is the last: equal sizes are assigned in this order.
+    buckets = [
+        (size, layer, ranks)
+        for layer in (*reversed(range(shared)), shared)
+        for size, ranks in _buckets(holders[layer], first_rank, sizes[layer])
+    ]
+    owned = [0.0] * first_rank[-1]
+    layers_of: list[set[int]] = [set() for _ in owned]
+    for size, layer, ranks in sorted(buckets, key=lambda bucket: -bucket[0]):
+        rank = min(ranks, key=owned.__getitem__)
+        owned[rank] += size
+        layers_of[rank].add(layer)
+    kept, updated = [0.0] * len(rows), [0.0] * len(rows)
+    for row, (owner, tp, *_) in enumerate(rows):
+        if owner != row:
+            continue
+        mine = slice(first_rank[row], first_rank[row] + tp)
+        updated[row] = max(owned[mine])
+        kept[row] = max(
+            sum(sizes[layer][0] / tp + sizes[layer][1] for layer in layers)
+            for layers in layers_of[mine]
+        )
+    return kept, updated
+
+
+def _buckets(
+    holders: dict[int, int], first_rank: list[int], size: tuple[float, float]
+) -> Iterator[tuple[float, list[int]]]:
+    """Return the size and the ranks of each bucket of a layer, given its holders' TP degrees."""
+    split, unsplit = size
+    if all(tp == 1 for tp in holders.values()):
+        if split + unsplit > 0:
+            yield split + unsplit, [first_rank[row] for row in holders]
+        return
+    if split > 0:
+        edges = {Fraction(index, tp) for tp in holders.values() for index in range(tp + 1)}
+        for begin, end in pairwise(sorted(edges)):
+            ranks = [first_rank[row] + int(begin * tp) for row, tp in holders.items()]
+            yield split * float(end - begin), ranks
+    if unsplit > 0:
+        yield (
+            unsplit,
+            [first_rank[row] + index for row, tp in holders.items() for index in range(tp)],
+        )
