@@ -22,6 +22,7 @@ import pytest
 
 from tests.mutations.mutation import Mutation, core
 from tests.mutations.seal_mutations import SEAL_MUTATIONS
+from tests.mutations.stop_mutations import STOP_MUTATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("agents", "examples", "planner", "sailord", "simulator", "tests", "worker")
@@ -36,6 +37,7 @@ TESTS = {
 
 MUTATIONS = [
     *SEAL_MUTATIONS,
+    *STOP_MUTATIONS,
     *core(
         "sailord/core/rules/phase_rules.py",
         (
