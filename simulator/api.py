@@ -27,6 +27,10 @@ from simulator.spec.plan import Plan
 ESTIMATORS = ("event", "paper")
 
 
+class OtherModelError(InputError):
+    """The profile that a job names was measured on another model."""
+
+
 class Estimator(Protocol):
     """Estimates plans of one job on one cluster."""
 
@@ -92,7 +96,7 @@ class Measurements:
                     "settings that change its layers (dropout), or by another version of Sailor"
                 )
                 cure = "measure it again (sailorctl profile model), or leave [model] profile out"
-                raise InputError(Problem(f"profile {job.profile}", what, cure))
+                raise OtherModelError(Problem(f"profile {job.profile}", what, cure))
             return named
         name = profile_name(job.model.name)
         found = self.profile(name, catalogue=catalogue) if name in self.paths else None

@@ -22,7 +22,7 @@ from planner.replan.replan_tables import ReplanTables
 from planner.replan.transfers import Transfers, transfers_of
 from simulator.documents.problems import Problem
 from simulator.estimate.result import Estimate
-from simulator.spec.plan import Plan
+from simulator.spec.plan import Place, Plan
 
 REPLAN_BUDGET = 3
 """Plans placed and judged right after a change; each takes milliseconds on 512 GPUs."""
@@ -93,6 +93,10 @@ class Replanner(ReplanTables):
             if better is None:
                 break
             best = better
+        # The job may run on a node of unknown price; a search from scratch needs prices.
+        if self.limits.needs_prices:
+            usd_per_hour = self.judge.sites.usd_per_hour
+            nodes = [n for n in nodes if usd_per_hour(Place(*n.key), 1, n.spot) is not None]
         cluster = cluster_with(self.cluster, nodes)
         problems: tuple[Problem, ...] = ()
         if nodes:

@@ -230,7 +230,8 @@ class EventSearch(EventDrafts):
         figures = self.figures(plan, estimate)
         score = self.limits.score(figures)
         if score is None:
-            excess = max(breach.excess for breach in self.limits.breaches(figures))
+            breaches = self.limits.breaches(figures)
+            excess = max((breach.excess for breach in breaches), default=math.inf)
             found = JudgedPlan((math.inf, excess, mix.pipelines), mix, plan, estimate)
             self.broken.append(found)
         else:

@@ -106,7 +106,7 @@ class _Asker:
         """Return the nodes that a plan may use: where dollars count, those of known price."""
         if not Limits(self.job.objective).needs_prices:
             return list(nodes)
-        priced = of_known_price(nodes, self.cluster)
+        priced = of_known_price(nodes, self.cluster, self.measurements.network)
         return [node for node in nodes if node in priced]
 
     def ask(

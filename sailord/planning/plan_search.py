@@ -31,14 +31,16 @@ from planner.replan.transfers import transfers_of
 from sailord.core.model.proposal import Proposal
 from sailord.planning.job_spec import in_haste, read_job
 from sailord.planning.messages import FoundPlan, MoveContext, PlanRequest, predicted_phases
-from simulator.api import load_measurements
+from simulator.api import OtherModelError, load_measurements
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.cluster.cluster_file import load_cluster
+from simulator.cluster.place_facts import PlaceFacts
 from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError
 from simulator.estimate.result import Estimate
 from simulator.inputs.plan_file import plan_from_document, plan_text
 from simulator.layer_costs.live_times import Correction, corrections_of
+from simulator.network.network import MeasuredNetwork
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 
@@ -55,6 +57,8 @@ def answer(request: PlanRequest) -> FoundPlan | str:
             found = _from_nothing(job, nodes, request)
         else:
             found = _from_running(job, nodes, before, request)
+        if job.profile is not None and replanner_for(request, nodes).job.profile is None:
+            left_out += (f"profile {job.profile} is of another model, and not used",)
         if isinstance(found, str):
             return "; ".join([found, *left_out])
         told = replace(found, about={**found.about, "why": [*found.about["why"], *left_out]})
@@ -74,7 +78,10 @@ def priced_nodes(
     if not Limits(job.objective).needs_prices:
         return nodes, ()
     used = {place.node for _, place in placed_stages(before)} if before is not None else set()
-    priced = of_known_price(nodes, cluster_of(request.cluster_file, nodes))
+    cluster = cluster_of(request.cluster_file, nodes)
+    links = None if request.links is None else request.links[0]
+    network = load_measurements(request.profiles, catalogue=cluster.catalogue, links=links).network
+    priced = of_known_price(nodes, cluster, network)
     kept = tuple(node for node in nodes if node.id in used or node in priced)
     kinds = sorted({f"{n.machine} in {n.zone}" for n in set(nodes).difference(kept)})
     if not kinds:
@@ -85,9 +92,12 @@ def priced_nodes(
     )
 
 
-def of_known_price(nodes: Iterable[Node], cluster: Cluster) -> frozenset[Node]:
-    """Return the nodes that a pool of the cluster has a price for."""
-    priced = {(p.key, p.spot) for p in cluster.pools if p.price_usd_per_gpu_hour is not None}
+def of_known_price(
+    nodes: Iterable[Node], cluster: Cluster, measured: MeasuredNetwork
+) -> frozenset[Node]:
+    """Return the nodes whose pool has a price in a file or the catalogue."""
+    sites = PlaceFacts(cluster, measured)
+    priced = {(p.key, p.spot) for p in cluster.pools if sites.pool_price_usd(p) is not None}
     return frozenset(node for node in nodes if (node.key, node.spot) in priced)
 
 
@@ -147,7 +157,13 @@ def _replanner(
         profiles, catalogue=cluster.catalogue, links=None if links is None else links[0]
     )
     measurements = replace(found, live=live)
-    return Replanner(job, cluster, read_ahead(measurements, job, cluster.catalogue))
+    try:
+        ready = read_ahead(measurements, job, cluster.catalogue)
+    except OtherModelError:
+        # The job was accepted by a version that counted its layers differently: it goes on.
+        job = replace(job, profile=None)
+        ready = read_ahead(measurements, job, cluster.catalogue)
+    return Replanner(job, cluster, ready)
 
 
 def replanner_for(

@@ -28,8 +28,13 @@ class PlaceFacts:
         return float(self.cluster.catalogue.gpu(place.gpu).usable_memory_bytes)
 
     def price_usd_per_gpu_hour(self, place: Place) -> float | None:
-        """Return the lowest price of the pools here, or ``None`` if any of them is unknown."""
-        found = [self.pool_price_usd(pool) for pool in self._pools(place)]
+        """Return the lowest price of the pools here, or ``None`` if any of them is unknown.
+
+        Those with GPUs that are up count, else those with obtainable ones, else all.
+        """
+        pools = self._pools(place)
+        counting = [pool for pool in pools if pool.gpus] or [p for p in pools if p.obtainable_gpus]
+        found = [self.pool_price_usd(pool) for pool in counting or pools]
         prices = [usd for usd in found if usd is not None]
         if not found:
             return self.measured.price_usd_per_gpu_hour.get((place.gpu, place.zone))

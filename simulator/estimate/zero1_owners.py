@@ -7,9 +7,9 @@ bucket goes, largest first, to the one of its holders that owns the fewest param
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
@@ -51,6 +51,7 @@ def least_kept(costs: LayerCosts, tp: int) -> Floats:
     return held
 
 
+@lru_cache(maxsize=8)
 def _sizes(costs: LayerCosts) -> Sizes:
     """Solve parameters(t) = split / t + unsplit for one rank and for as many as there are atoms."""
     atoms = costs.job.max_tp
@@ -65,7 +66,7 @@ def _sizes(costs: LayerCosts) -> Sizes:
     return tuple((split, one - split) for split, (one, _) in zip(splits, pairs, strict=True))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def _owned(
     rows: tuple[tuple[int, int, int, int], ...], sizes: Sizes
 ) -> tuple[list[float], list[float]]:
@@ -80,12 +81,16 @@ def _owned(
         ends = [shared] if first == 0 or end == shared else []
         for layer in (*range(first, end), *ends):
             holders[layer][owner] = tp
+    known: dict[tuple[tuple[int, int], ...], _Holders] = {}
+    buckets = []
     # Layers descend, and the shared tensor is the last: equal sizes are assigned in this order.
-    buckets = [
-        (size, layer, ranks)
-        for layer in (*reversed(range(shared)), shared)
-        for size, ranks in _buckets(holders[layer], first_rank, sizes[layer])
-    ]
+    for layer in (*reversed(range(shared)), shared):
+        if not holders[layer]:
+            continue  # A plan with a mistake: no stage holds it.
+        key = tuple(holders[layer].items())
+        if key not in known:
+            known[key] = _Holders.of(holders[layer], first_rank)
+        buckets += [(size, layer, ranks) for size, ranks in known[key].buckets(*sizes[layer])]
     owned = [0.0] * first_rank[-1]
     layers_of: list[set[int]] = [set() for _ in owned]
     for size, layer, ranks in sorted(buckets, key=lambda bucket: -bucket[0]):
@@ -105,22 +110,37 @@ def _owned(
     return kept, updated
 
 
-def _buckets(
-    holders: dict[int, int], first_rank: list[int], size: tuple[float, float]
-) -> Iterator[tuple[float, list[int]]]:
-    """Return the size and the ranks of each bucket of a layer, given its holders' TP degrees."""
-    split, unsplit = size
-    if all(tp == 1 for tp in holders.values()):
-        if split + unsplit > 0:
-            yield split + unsplit, [first_rank[row] for row in holders]
-        return
-    if split > 0:
-        edges = {Fraction(index, tp) for tp in holders.values() for index in range(tp + 1)}
-        for begin, end in pairwise(sorted(edges)):
-            ranks = [first_rank[row] + int(begin * tp) for row, tp in holders.items()]
-            yield split * float(end - begin), ranks
-    if unsplit > 0:
-        yield (
-            unsplit,
-            [first_rank[row] + index for row, tp in holders.items() for index in range(tp)],
+@dataclass(frozen=True, slots=True)
+class _Holders:
+    """The ranks that hold a layer: of each range of its split parameters, and all of them."""
+
+    shares: tuple[tuple[float, list[int]], ...]
+    """By range: its share of the split parameters, and the ranks that hold it."""
+    ranks: list[int]
+    is_whole: bool
+    """Each rank holds all of the layer."""
+
+    @staticmethod
+    def of(holders: dict[int, int], first_rank: list[int]) -> _Holders:
+        """``holders`` are the TP degrees by owning row."""
+        degrees = set(holders.values())
+        atoms = math.lcm(*degrees)
+        edges = sorted({index * (atoms // tp) for tp in degrees for index in range(tp + 1)})
+        shares = tuple(
+            (
+                (end - begin) / atoms,
+                [first_rank[r] + begin * tp // atoms for r, tp in holders.items()],
+            )
+            for begin, end in pairwise(edges)
         )
+        ranks = [first_rank[row] + index for row, tp in holders.items() for index in range(tp)]
+        return _Holders(shares, ranks, degrees == {1})
+
+    def buckets(self, split: float, unsplit: float) -> Iterator[tuple[float, list[int]]]:
+        """Return the size and the ranks of each bucket of a layer of this size."""
+        if self.is_whole:
+            split, unsplit = 0.0, split + unsplit
+        if split > 0:
+            yield from ((split * share, ranks) for share, ranks in self.shares)
+        if unsplit > 0:
+            yield unsplit, self.ranks

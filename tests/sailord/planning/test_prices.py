@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from agents.protocol.records import NodeId
 from planner.problem.objective import Figures, Limits
 from sailord.planning.capacity_search import choose_capacity
 from sailord.planning.messages import CapacityRequest, FoundPlan, PoolSupply
@@ -20,6 +22,14 @@ from simulator.spec.job import Objective
 from tests.sailord.planning.requests import NODES, QUESTION, SPEC, node
 
 OBJECTIVES = ('goal = "cost"', "max_usd_per_hour = 100.0")
+POOL = """
+[[pool]]
+zone = "us-central1-b"
+gpu = "RTX-3090"
+gpus_per_machine = 2
+gpus = 6
+price_usd_per_gpu_hour = 1.0
+"""
 UNPRICED = replace(node("d"), machine="RTX-3090x2", gpu="RTX-3090")
 
 
@@ -42,6 +52,33 @@ def test_node_of_unknown_price_is_left_out_and_told(objective: str) -> None:
     stored = precompute_next()
     assert stored is not None
     assert UNPRICED.id not in stored[2].proposal.members
+
+
+def test_unpriced_spot_node_of_a_priced_machine_type_stops_no_question(tmp_path: Path) -> None:
+    """They share a place, and only the contract tells them apart."""
+    file = tmp_path / "cluster.toml"
+    file.write_text(POOL)
+    question = replace(QUESTION, spec=f'{SPEC}\n[objective]\ngoal = "cost"\n', cluster_file=file)
+    priced = tuple(replace(each, gpu="RTX-3090", machine="RTX-3090x2") for each in NODES)
+    spot = replace(priced[0], id=NodeId("s.1"), name="s", spot=True)
+    first = answer(replace(question, nodes=(*priced, spot)))
+    assert isinstance(first, FoundPlan), first
+    assert spot.id not in first.proposal.members
+    runs = replace(question, running=first.plan, ran_on=priced)
+    again = answer(replace(runs, nodes=(*priced, spot)))
+    assert isinstance(again, FoundPlan), again
+    lost = replace(runs, nodes=(*priced[1:], spot), is_urgent=True)
+    after = answer(lost)
+    assert isinstance(after, FoundPlan), after
+    assert spot.id not in after.proposal.members
+
+
+def test_prices_of_the_network_file_count(tmp_path: Path) -> None:
+    links = tmp_path / "network.json"
+    links.write_text('{"gpu_price_usd_per_hour": {"us-central1-b": {"RTX-3090": 1.5}}}')
+    question = replace(QUESTION, spec=f'{SPEC}\n[objective]\ngoal = "cost"\n', nodes=(UNPRICED,))
+    found = answer(replace(question, profiles=tmp_path))
+    assert "no price is known" not in str(found)
 
 
 def test_nodes_of_unknown_price_alone_are_no_cluster() -> None:
