@@ -469,6 +469,10 @@ class Stop:
             limit_s = max(1.0, min(limit_s, self.config.shutdown_s - SHUTDOWN_LEFT_S))
         self.loop.events.put_nowait(StopRequested(self.loop.clock.now()))
         await asyncio.sleep(limit_s)
+        if self.loop.state.gang is None:
+            log.warning("nobody fetched what this node holds", seconds=limit_s)
+            self.loop.ended.set()
+            return
         self.was_given_up = not self.is_shutdown
         then = "its workers end with the machine"
         if self.was_given_up:

@@ -152,7 +152,7 @@ class Client:
         value, headers = self._exchange(method, path, body)
         if path.startswith("/v1/") and "json" not in (headers.get("Content-Type") or ""):
             what = f"{self.server} answered something else than JSON"
-            raise ServerProblem(f"{what}: {_OTHER_SERVER}")
+            raise ServerProblem(f"{what}: {_OTHER_SERVER}", 200)
         return value
 
     def order(self, path: str, body: dict[str, Any]) -> Any:
@@ -166,7 +166,7 @@ class Client:
                 if not problem.in_doubt:
                     raise
                 if pause_s is None:
-                    cure = f"it may have been taken; to repeat it, add --id {body['id']}"
+                    cure = f"it may have been taken; with the id {body['id']} it counts only once"
                     raise ServerProblem(f"{problem}; {cure}", problem.status) from None
                 time.sleep(pause_s)
         raise AssertionError("the last attempt returns or raises")
@@ -190,12 +190,15 @@ class Client:
             reply = self._send(connection, method, path, body)
             text = reply.read()
         except (OSError, http.client.HTTPException) as error:
-            raise self._no_answer(error, in_doubt=is_sent) from None
+            # TLS 1.3 tells of a refused certificate at the first answer.
+            in_doubt = is_sent and not isinstance(error, ssl.SSLError)
+            raise self._no_answer(error, in_doubt=in_doubt) from None
         finally:
             connection.close()
         value = _value(reply.headers, text)
         if reply.status not in range(200, 300) and reply.status < 400:
-            raise ServerProblem(f"{self.server} answered {reply.status}: {_OTHER_SERVER}")
+            what = f"{self.server} answered {reply.status}: {_OTHER_SERVER}"
+            raise ServerProblem(what, reply.status)
         if reply.status >= 400:
             raise _refused(reply.status, value)
         return value, reply.headers

@@ -372,8 +372,7 @@ def _is_needed_by_others(state: State) -> bool:
         return False
     if state.now >= state.idle_since + state.options.needed_s:
         return False
-    is_member, is_last = state.node.id in record.members, record.number >= state.heard.generation
-    if is_member or not is_last or record.state == "stopping":
+    if state.node.id in record.members or record.state == "stopping":
         return True  # The generation that follows is not known yet.
     restore = record.restore
     return restore.source == "memory" and any(s.point == restore.point for s in state.sealed)

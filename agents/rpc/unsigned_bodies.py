@@ -28,7 +28,8 @@ class LateBody(web.HTTPRequestTimeout):
 async def read_in_time(request: web.Request) -> bytes:
     """Read a body; raises ``LateBody``."""
     try:
-        async with asyncio.timeout(BODY_S + (request.content_length or 0) / BYTES_PER_S_MIN):
+        expected = min(request.content_length or 0, request.client_max_size)
+        async with asyncio.timeout(BODY_S + expected / BYTES_PER_S_MIN):
             return await request.read()
     except (TimeoutError, ConnectionError, web.RequestPayloadError):
         raise LateBody from None  # A client that disconnected gets no answer anyway.

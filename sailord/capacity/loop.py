@@ -174,7 +174,7 @@ class CapacityLoop:
             case model.Drain():
                 self._tasks.start(self._drain(command))
             case model.PauseJob():
-                self._tasks.start(self._pause("budget", command.why))
+                self._tasks.start(self._pause(f"budget-{self.clock.now():.0f}", command.why))
             case model.Tell():
                 self.tell(command.job, command.text, command.is_at_risk)
             case model.Log():
@@ -379,11 +379,9 @@ class CapacityLoop:
                 return
 
     async def _pause(self, cause: str, why: str) -> None:
-        state = self.cluster.state
-        if (active := state.active) is not None:
-            # A job can be paused for the same cause each time that it gets the cluster.
-            since = state.job.past.since or 0.0
-            id_ = f"capacity-{cause}-{self._term}-{since:.0f}-{active.job}"
+        active = self.cluster.state.active
+        if active is not None:
+            id_ = f"capacity-{cause}-{self._term}-{active.job}"
             await self._give(Order(id_, "pause", active.job, reason=why))
 
     # ---- the planner --------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def _upload(client: Client, package: Package, path: Path) -> None:
     """Send the parts of a package that sailord does not have."""
     place = f"/v1/packages/{part(str(package))}"
     patience = Patience(report_outage)
+    patience.answered()  # The address is right: what is missing was asked before.
     for number in client.ask("GET", place)["missing"]:
-        patience.answered()
         send = partial(client.ask, "PUT", f"{place}/{number}", read_part(path, number))
         patience.insist(send)

@@ -87,8 +87,11 @@ def submit(
     try:
         queued = client.order("/v1/jobs", body)
     except ServerProblem as problem:
-        if problem.status != 409 or not problem.is_repeated or id_ is not None:
+        if problem.status != 409 or not problem.is_repeated:
             raise problem.about("job", str(job.path)) from None
+        if id_ is not None:
+            what = f"the first answer was lost, and job {id_} exists: it may be this one"
+            raise ServerProblem(f"{what}; look at sailorctl why {id_}", 409) from None
         found = client.ask("GET", f"/v1/jobs/{part(str(given['id']))}")  # Ours: the id is new.
         show(found, as_json, lambda _: f"{given['id']} is {found['state']}")
         return

@@ -14,8 +14,8 @@ STOP_MUTATIONS = [
         ),
         (
             "a pause does not hear the survivors first",
-            "    if not holders_reported(state, active):\n        return PASS\n",
-            "",
+            "is_gathering or not holders_reported(state, active)",
+            "False",
         ),
         (
             "a pause waits for a plan that there is not",
@@ -43,13 +43,8 @@ STOP_MUTATIONS = [
         "agents/core/decide.py",
         (
             "an agent ends before it knows the next generation",
-            '    if is_member or not is_last or record.state == "stopping":\n',
+            '    if state.node.id in record.members or record.state == "stopping":\n',
             "    if False:\n",
-        ),
-        (
-            "an agent that an abort reached first ends at once",
-            "if is_member or not is_last or ",
-            "if is_member or ",
         ),
     ),
 ]

@@ -48,6 +48,7 @@ from worker.script.prepare_module import (
     leave_blocks_to_the_plan,
     switch_caches_off,
     switch_to_training,
+    trained_in_evaluation,
     uncompiled,
 )
 from worker.script.torch_settings import OptimizerSettings, default_optimizer, settings_of
@@ -122,6 +123,10 @@ class Recipe:
         self._caching.extend(switch_caches_off(module))
         leave_blocks_to_the_plan(module)
         switch_to_training(module)
+        self._changed.extend(
+            f"model: {path} is trained in evaluation (without dropout), as the script left it"
+            for path in trained_in_evaluation(module)
+        )
         return module
 
     @cached_property

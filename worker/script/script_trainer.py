@@ -81,8 +81,11 @@ class Trainer:
             raise InputError(Problem("dataset", f"{what} of {batch_size}", cure))
         if steps is None:
             assert epochs is not None
-            batches = _count(data.dataset) / batch_size
-            steps = math.ceil(epochs * (math.floor(batches) if data.drop_last else batches))
+            count = _count(data.dataset)
+            if data.drop_last:
+                steps = math.ceil(epochs * (count // batch_size))
+            else:
+                steps = math.ceil(epochs * count / batch_size)
         if clip_norm is not None and not clip_norm > 0:
             cure = "give the largest norm of a gradient, or None to clip nothing"
             raise InputError(Problem("Trainer", f"has clip_norm={clip_norm}", cure))

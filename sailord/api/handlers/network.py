@@ -50,9 +50,9 @@ class NetworkView:
     """What is known of the network, as the leader measured it."""
 
     is_measuring: bool
+    """An ordered round goes on."""
     unmeasured: int
     """Curves that the last ordered round left out."""
-    """An ordered round goes on."""
     open: int
     """Curves that the round has still to measure."""
     links: tuple[LinkView, ...]

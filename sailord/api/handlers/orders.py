@@ -74,6 +74,9 @@ async def store_order(api: ApiContext, order: Order) -> web.Response:
     useless = why_without_effect(api.state, order)
     if useless is not None:
         return refusal(409, useless)
+    if api.state.term is not None and order.id in api.state.known_orders:
+        # It may have been carried out and deleted: stored again, the next leader would repeat it.
+        return answer(Taken(order.id, False), status=202)
     given = await api.gateway.give_order(order)
     if given == "other":
         return refusal(409, OTHER_ID)

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from agents.protocol.records import Order
 from sailord.core.model.commands import Command, Note, SettleOrder
-from sailord.core.model.phases import Held, Running, Stopping, Waiting
+from sailord.core.model.phases import Held, Running, Starting, Stopping, Waiting
 from sailord.core.model.rule import PASS, WAIT, RuleAnswer, Step, write_job
 from sailord.core.model.state import Active, Attempts, State
-from sailord.core.queries.active_job import is_alive, is_writing
+from sailord.core.queries.active_job import has_started, is_alive, is_writing
 from sailord.core.queries.job_cost import over_budget
 from sailord.core.queries.replan_triggers import last_steering_order, next_order
 from sailord.core.queries.restore_choice import holders_reported, restore_now
@@ -65,13 +65,22 @@ def _pause(state: State, active: Active, order: Order, reason: str) -> RuleAnswe
     phase = active.phase
     if isinstance(phase, Stopping) and phase.then == "paused":
         return PASS
-    if isinstance(phase, Running | Stopping) and is_alive(state, active):
+    is_up = isinstance(phase, Running | Stopping)
+    if isinstance(phase, Starting):
+        assert active.generation is not None
+        is_up = has_started(state, active.generation)  # A new leader finds it so.
+    if is_up and is_alive(state, active):
         return stop(state, active, "paused", reason)
     if isinstance(phase, Held) or (isinstance(phase, Waiting) and active.asked.is_refused):
         return close(state, active, "paused", reason)
     if last_steering_order(active) == "resume":
-        return _settled(state, active, order)
-    if not holders_reported(state, active):
+        checkpointing = replace(active.checkpointing, securing=None)
+        return _settled(state, replace(active, checkpointing=checkpointing), order)
+    # Survivors of a loss have yet to say what they seal.
+    is_gathering = isinstance(phase, Waiting) and state.now < phase.since + (
+        state.options.failures_gather_s
+    )
+    if is_gathering or not holders_reported(state, active):
         return PASS
     restore, _ = restore_now(state, active)
     kept = secure(state, active, restore.point if restore.source == "memory" else None)

@@ -166,7 +166,7 @@ function renderNow(doc) {
     ["step", count(job.step), job.steps ? `of ${count(job.steps)}` : "no end is set"],
     ["loss", job.measured?.loss === undefined ? "–" : digits(job.measured.loss, 4), "last step"],
     ["throughput", rate ? short(rate) : "–", `${job.unit}/s${predicted ? `, predicted ${short(predicted)}` : ""}`],
-    ["done in", Number.isFinite(left) ? duration(left) : "–", left < YEAR_S ? `at ${moment(now() + left)}` : "not known yet"],
+    ["done in", Number.isFinite(left) ? duration(left) : "–", left < YEAR_S ? `at ${moment(now() + left)}` : Number.isFinite(left) ? "at this speed" : "not known yet"],
     ["now", job.spent?.usd_per_hour === undefined ? "–" : usd(job.spent.usd_per_hour), job.spent?.usd_per_hour === undefined ? "a price is unknown" : "an hour"],
     ["durable", job.durable_step === undefined ? "–" : `step ${count(job.durable_step)}`, durableNote(job)],
     ["at risk", plural(Math.max(job.step - (job.safe_step ?? job.durable_step ?? 0), 0), "step"), "if one node is lost"],

@@ -50,8 +50,7 @@ def test_a_job_that_is_held_for_long_gives_its_instances_back(held_s, orders):
         gateway = Gateway(lambda: False, given.append)
         gateway.term = 1
         active = SimpleNamespace(job="job", phase=Held("no plan", now - held_s))
-        job = SimpleNamespace(past=SimpleNamespace(since=now - 9_000.0))
-        state = SimpleNamespace(term=1, active=active, job=job, unreadable=frozenset())
+        state = SimpleNamespace(term=1, active=active, unreadable=frozenset())
         loop = CapacityLoop(
             None, Warner(), Policy(), SimpleNamespace(state=state), None, gateway,
             SimpleNamespace(now=lambda: now),

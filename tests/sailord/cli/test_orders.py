@@ -175,7 +175,7 @@ def test_an_order_that_is_never_answered_names_the_id_to_repeat_it_with():
         done = sailorctl(server, "cancel", "j")
     assert done.exit_code == 1
     (id_,) = {body["id"] for _, body in server.orders}
-    assert f"--id {id_}" in done.stderr
+    assert f"with the id {id_}" in done.stderr
 
 
 def test_a_submission_whose_answer_was_lost_makes_one_job(tmp_path: Path):
@@ -199,7 +199,7 @@ def test_a_submission_whose_answer_was_lost_makes_one_job(tmp_path: Path):
     with head(reply) as server:
         again = sailorctl(server, "submit", str(file), "--id", stored[0])
     assert again.exit_code == 1
-    assert "exists already" in again.stderr
+    assert "exists already" in again.stderr, "the answer was not lost"
 
 
 @pytest.mark.parametrize(

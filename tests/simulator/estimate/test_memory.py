@@ -342,6 +342,15 @@ def test_memory_shortage_is_reported() -> None:
     assert told[0].needed_bytes == last.total
 
 
+def test_shortage_under_zero1_is_reported_too() -> None:
+    """Its cures are tried on plans in which some layers are on no stage."""
+    big = world(model=replace(model(), layers=(*model().layers[:4], layer(
+        "out", parameters=8 * 10**9, kept=7, checkpoint=0, transient=50, kind="head"
+    ))), zero=1)  # fmt: skip
+    (told,) = big.estimator.memory_shortages(two_stages())
+    assert told.stage == 1
+
+
 def test_cures_are_checked_with_all_replicas() -> None:
     """Recomputation makes this stage fit, but only with the optimizer shared by eight.
 

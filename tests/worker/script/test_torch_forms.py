@@ -105,6 +105,23 @@ def test_drop_last_shortens_an_epoch_and_ignored_workers_are_told_once(capsys):
         sailor.Trainer(module, loader, batch_size=11, epochs=3)
 
 
+def test_epochs_that_end_with_a_whole_batch_have_no_step_more():
+    """15 * (25000 / 24) is 15625.000000000002."""
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    trainer = sailor.Trainer(module, torch.ones(25_000, 2), batch_size=24, epochs=15)
+    assert trainer.recipe.steps == 15_625
+
+
+def test_trained_parts_in_evaluation_are_told():
+    """A part of a pretrained model comes in evaluation, and a script may not mean it."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)).eval())
+    model[0].requires_grad_(requires_grad=False).eval()
+    trainer = sailor.Trainer(model, [(torch.ones(2), 1)] * 8, batch_size=4, steps=1)
+    trainer.train()
+    told = [line for line in trainer.recipe.changes() if "in evaluation" in line]
+    assert told == ["model: 1 is trained in evaluation (without dropout), as the script left it"]
+
+
 class Pair(NamedTuple):
     x: torch.Tensor
     labels: torch.Tensor

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from agents.protocol.records import GenerationRecord, JobRecord, Point, Report
-from sailord.core.model.commands import RequestPlan, SettleOrder
+from sailord.core.model.commands import SettleOrder
 from sailord.core.model.events import GenerationWritten, PlanFound, Ticked
 from sailord.core.model.phases import Closing, Opening, Phase, Starting, Stopping, Waiting
 from sailord.core.model.state import LastQuestion, Securing, State
@@ -33,7 +33,7 @@ from tests.sailord.core.states import (
 )
 
 PAUSING = Stopping("paused", "lunch", NOW + 20)
-WAITING = Waiting("b is lost", NOW)
+WAITING = Waiting("b is lost", NOW - 0.2)
 LAST = report(A, "stopped", sealed=(40,))
 """A survivor that holds all of step 40."""
 
@@ -62,13 +62,15 @@ def test_pause_waits_until_the_last_steps_can_be_made_durable(
     before: Phase, record: GenerationRecord
 ) -> None:
     """Instances may be returned after a pause, and only a generation that runs can commit."""
-    after, _ = act(after_a_loss(before, "pause", record=record), Ticked(NOW))
-    assert isinstance(phase(after), Waiting)
-    assert active_of(after).checkpointing.securing == Securing(Point(40, 3), NOW + 600)
-    asking, commands = act(after, Ticked(NOW + 1))
-    (ask,) = commands
-    assert isinstance(ask, RequestPlan)
-    opened, _ = act(asking, PlanFound(NOW + 1, ask.request, proposal(A)))
+    first, _ = act(after_a_loss(before, "pause", record=record), Ticked(NOW))
+    asking, _ = act(first, Ticked(NOW + 0.2))
+    assert isinstance(active_of(asking).phase, Waiting)
+    wanted = active_of(asking).checkpointing.securing
+    assert wanted is not None
+    assert wanted.point == Point(40, 3)
+    question = active_of(asking).question
+    assert question is not None
+    opened, _ = act(asking, PlanFound(NOW + 1, question.request, proposal(A)))
     opening = phase(opened)
     assert isinstance(opening, Opening)
     begun, _ = act(opened, GenerationWritten(NOW + 1, opening.record))
@@ -108,7 +110,29 @@ def test_pause_does_not_wait_for_a_plan_that_there_is_not() -> None:
 
 
 def test_resume_takes_a_pause_back_that_still_waits() -> None:
-    after, commands = act(after_a_loss(WAITING, "pause", "resume"), Ticked(NOW))
-    assert isinstance(phase(after), Waiting)
+    wanted = Securing(Point(40, 3), NOW + 600)
+    before = after_a_loss(WAITING, "pause", "resume")
+    active = active_of(before)
+    errands = replace(active.checkpointing, securing=wanted)
+    asked = replace(before, active=replace(active, checkpointing=errands))
+    after, commands = act(asked, Ticked(NOW))
+    assert active_of(after).checkpointing.securing is None, "it would keep old snapshots"
+    assert isinstance(active_of(after).phase, Waiting)
     assert active_of(after).orders == ()
-    assert set(commands) == {SettleOrder("pause"), SettleOrder("resume")}
+    assert [c.id for c in commands if isinstance(c, SettleOrder)] == ["pause", "resume"]
+
+
+def test_pause_stops_a_generation_that_trains_though_a_new_leader_took_it_for_starting() -> None:
+    """Its last step is durable at this moment; closed at once, its workers would be aborted."""
+    runs = [node(id_, report(id_, "running", step=40, sealed=(40,))) for id_ in (A, B)]
+    before = state(STARTING, *runs, orders=(order("pause"),), job=job(saving=KEPT))
+    after, _ = act(replace(before, durables={JOB: durable(40)}), Ticked(NOW))
+    assert isinstance(phase(after), Stopping)
+
+
+def test_pause_hears_what_survivors_of_a_loss_seal() -> None:
+    """They have a moment to say so."""
+    just = replace(WAITING, since=NOW - 0.05)
+    durable_now = replace(after_a_loss(just, "pause"), durables={JOB: durable(40)})
+    assert isinstance(phase(act(durable_now, Ticked(NOW))[0]), Waiting)
+    assert isinstance(phase(act(durable_now, Ticked(NOW + 0.1))[0]), Closing)
