@@ -396,6 +396,14 @@ class Gateway:
             self.keys.order(order.id), order, lambda known: (known.kind, known.target)
         )
 
+    async def stored_order(self, id_: str) -> Order | None:
+        """Return the order under this id, until it is carried out."""
+        there = await self.store.get(self.keys.order(id_))
+        try:
+            return None if there is None else decode(Order, there.value)
+        except WireError:
+            return None
+
     async def put_once(
         self, key: str, record: T, what: Callable[[T], object], also: Sequence[Operation] = ()
     ) -> Given:

@@ -42,7 +42,7 @@ def _tell(life: RentedCluster) -> None:
     assert taken.status == "RUNNING", "the job left before the power did"
     life.wait_for_steps()
     wait_until(lambda: not taken.is_there)
-    wait_until(lambda: life.trains_on(4), WITHIN_S)
+    wait_until(lambda: life.trains_on(4), within_s=WITHIN_S)
     assert sorted(vm.zone for vm in cloud.there()) == [HERE, THERE, THERE, THERE]
     # Its own zone is asked too: not always first, since it may just rest after a refusal.
     wait_until(lambda: _is_refused(life, known))

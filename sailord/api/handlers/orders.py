@@ -76,6 +76,9 @@ async def store_order(api: ApiContext, order: Order) -> web.Response:
         return refusal(409, useless)
     if api.state.term is not None and order.id in api.state.known_orders:
         # It may have been carried out and deleted: stored again, the next leader would repeat it.
+        before = await api.gateway.stored_order(order.id)
+        if before is not None and (before.kind, before.target) != (order.kind, order.target):
+            return refusal(409, OTHER_ID)
         return answer(Taken(order.id, False), status=202)
     given = await api.gateway.give_order(order)
     if given == "other":

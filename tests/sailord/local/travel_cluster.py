@@ -152,11 +152,14 @@ class Travel:
             "history": [line["text"] for line in self.ask(f"/v1/jobs/{name}/history")["history"]],
             "members": job["generation"]["members"],
             "step": job["step"],
-            "logs": {node: self.ask(f"/v1/nodes/{node}/logs") for node in names},
+            "logs": {node: self.log(node) for node in names},
         }
 
     def ask(self, path: str) -> Any:
         return self.cluster.client.ask("GET", path)
+
+    def log(self, node: str, *, is_setup: bool = False) -> str:
+        return self.cluster.client.log(node, None, "", is_setup=is_setup)[0]
 
 
 def main(folder: Path) -> dict[str, Any]:
@@ -167,7 +170,7 @@ def main(folder: Path) -> dict[str, Any]:
         cluster.start()
         travel = Travel(cluster, folder)
         one = travel.submit("one", "1.0", -1, "--setup", FAILS_ON_B1)
-        setup = {n: travel.ask(f"/v1/nodes/{n}/logs?setup=true") for n in ("a1", "b1")}
+        setup = {n: travel.log(n, is_setup=True) for n in ("a1", "b1")}
         two = travel.submit("two", "2.0", -1)
         raises = travel.submit("raises", "2.0", 17 * 12 + 5)
         # A held job whose last steps are in memory keeps the cluster.

@@ -73,7 +73,7 @@ def test_a_job_starved_of_spot_buys_on_demand_meets_its_deadline_and_gives_it_ba
     assert bought["pool"]["zone"] == "zone-a", bought
     why = client.ask("GET", "/v1/jobs/due/why")["deadline"]
     assert "1 on-demand emulated-large" in why
-    wait_until(lambda: client.ask("GET", "/v1/jobs/due")["state"] == "done", DEADLINE_S)
+    wait_until(lambda: client.ask("GET", "/v1/jobs/due")["state"] == "done", within_s=DEADLINE_S)
     assert datetime.now(UTC) <= due
     told = [line["text"] for line in client.ask("GET", "/v1/jobs/due/history")["history"]]
     assert any("1 on-demand emulated-large" in text for text in told), told
