@@ -20,6 +20,7 @@ from planner.problem.preference import PlanEstimate, why_tied
 from planner.problem.question import Answer, Question, read_ahead
 from planner.replan.nodes import Node, cluster_with
 from sailord.planning.job_spec import read_job
+from sailord.planning.live_cluster import cluster_of, of_known_price
 from sailord.planning.messages import (
     CapacityAnswer,
     CapacityRequest,
@@ -28,7 +29,6 @@ from sailord.planning.messages import (
     MachineChoice,
     PoolSupply,
 )
-from sailord.planning.plan_search import cluster_of, of_known_price
 from sailord.planning.spot_mix import Place, split_by_pool
 from simulator.api import Measurements, load_measurements
 from simulator.cluster.cluster import Cluster

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from agents.protocol.records import Busy, NodeId, NodeRecord, Peak
+from agents.protocol.records import Busy, NodeId, Peak
 from planner.api import plan_job
 from planner.move_policy.checkpoint_interval import write_s
 from planner.move_policy.decide_move import judge_move
 from planner.move_policy.move_gain import full_pools, offer_of, pool_name
 from planner.move_policy.spot_losses import expected_losses
-from planner.problem.objective import Limits
 from planner.problem.question import Question, read_ahead
 from planner.replan.answers_ahead import Precomputed
 from planner.replan.damage import Running
@@ -30,17 +28,14 @@ from planner.replan.state_map import placed_stages
 from planner.replan.transfers import transfers_of
 from sailord.core.model.proposal import Proposal
 from sailord.planning.job_spec import in_haste, read_job
+from sailord.planning.live_cluster import cluster_of, planner_node, priced_nodes
 from sailord.planning.messages import FoundPlan, MoveContext, PlanRequest, predicted_phases
 from simulator.api import OtherModelError, load_measurements
-from simulator.cluster.cluster import Cluster, Pool
-from simulator.cluster.cluster_file import load_cluster
-from simulator.cluster.place_facts import PlaceFacts
 from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError
 from simulator.estimate.result import Estimate
 from simulator.inputs.plan_file import plan_from_document, plan_text
 from simulator.layer_costs.live_times import Correction, corrections_of
-from simulator.network.network import MeasuredNetwork
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 
@@ -65,81 +60,6 @@ def answer(request: PlanRequest) -> FoundPlan | str:
         return _with_hazard(told, job, nodes, request.past)
     except InputError as error:
         return "; ".join(map(str, error.problems))
-
-
-def priced_nodes(
-    job: Job, request: PlanRequest, before: Plan | None
-) -> tuple[tuple[Node, ...], tuple[str, ...]]:
-    """The nodes that a plan may use, and why others are left out.
-
-    Where dollars count, one of unknown price can only be used if the job runs on it already.
-    """
-    nodes = tuple(planner_node(record) for record in request.nodes)
-    if not Limits(job.objective).needs_prices:
-        return nodes, ()
-    used = {place.node for _, place in placed_stages(before)} if before is not None else set()
-    cluster = cluster_of(request.cluster_file, nodes)
-    links = None if request.links is None else request.links[0]
-    network = load_measurements(request.profiles, catalogue=cluster.catalogue, links=links).network
-    priced = of_known_price(nodes, cluster, network)
-    kept = tuple(node for node in nodes if node.id in used or node in priced)
-    kinds = sorted({f"{n.machine} in {n.zone}" for n in set(nodes).difference(kept)})
-    if not kinds:
-        return nodes, ()
-    cure = "add it to the cluster file with price_usd_per_gpu_hour"
-    return kept, (
-        f"not used, since dollars count and no price is known: {'; '.join(kinds)}; {cure}",
-    )
-
-
-def of_known_price(
-    nodes: Iterable[Node], cluster: Cluster, measured: MeasuredNetwork
-) -> frozenset[Node]:
-    """Return the nodes whose pool has a price in a file or the catalogue."""
-    sites = PlaceFacts(cluster, measured)
-    priced = {(p.key, p.spot) for p in cluster.pools if sites.pool_price_usd(p) is not None}
-    return frozenset(node for node in nodes if (node.key, node.spot) in priced)
-
-
-def planner_node(record: NodeRecord) -> Node:
-    """Convert a node record to the planner's node."""
-    return Node(record.id, record.gpu, record.machine, record.zone, record.gpus, spot=record.spot)
-
-
-def cluster_of(file: Path, nodes: Sequence[Node]) -> Cluster:
-    """The cluster of the file, with a pool added for each node that fits none of the file's."""
-    cluster = load_cluster(file)
-    known = {(pool.gpu, pool.machine, pool.zone, pool.spot) for pool in cluster.pools}
-    prices = {(pool.gpu, pool.zone, pool.spot): pool for pool in cluster.pools}
-    pools: list[Pool] = []
-    for node in sorted(nodes):
-        key = (node.gpu, node.machine, node.zone, node.spot)
-        if key not in known:
-            known.add(key)
-            like = prices.get((node.gpu, node.zone, node.spot))
-            pool = Pool(node.zone, node.gpu, node.machine, node.gpus, 0, spot=node.spot)
-            if like is not None:
-                price, source = like.price_usd_per_gpu_hour, like.price_source
-            else:
-                price, source = _catalogue_price(cluster, node), "catalogue"
-            if price is not None:
-                pool = replace(pool, price_usd_per_gpu_hour=price, price_source=source)
-            pools.append(pool)
-    return replace(cluster, pools=(*cluster.pools, *pools), quotas=())
-
-
-def _catalogue_price(cluster: Cluster, node: Node) -> float | None:
-    """The built-in price of a machine type that the cluster file does not list."""
-    known = node.machine in cluster.catalogue.machines
-    with contextlib.suppress(InputError):  # Of an unknown zone or GPU kind.
-        return cluster.catalogue.price_usd_per_gpu_hour(
-            node.machine if known else node.gpu,
-            zone=node.zone,
-            spot=node.spot,
-            gpus_per_machine=node.gpus,
-            extra_regions=dict(cluster.zone_regions),
-        )
-    return None
 
 
 @lru_cache(maxsize=4)

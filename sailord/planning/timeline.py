@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from sailord.planning.live_cluster import planner_node
 from sailord.planning.messages import PlanRequest
-from sailord.planning.plan_search import planner_node, replanner_for
+from sailord.planning.plan_search import replanner_for
 from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError
 from simulator.estimate.event_estimator import EventEstimator, IterationDetails

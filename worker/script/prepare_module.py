@@ -36,13 +36,14 @@ def switch_to_training(module: nn.Module) -> None:
 
 
 def trained_in_evaluation(module: nn.Module) -> list[str]:
-    """Return the parts, each without its own parts, that are trained but stay in evaluation."""
+    """Tell of the parts, each without its own parts, that are trained but stay in evaluation."""
     found: list[str] = []
     for path, part in module.named_modules():
         is_inner = any(path.startswith(f"{outer}.") for outer in found)
         if not part.training and not is_inner and any(p.requires_grad for p in part.parameters()):
             found.append(path)
-    return found
+    how = "is trained in evaluation (without dropout), as the script left it"
+    return [f"model: {path} {how}" for path in found]
 
 
 def _evaluated(module: nn.Module) -> Iterator[nn.Module]:

@@ -118,15 +118,11 @@ class Recipe:
                 module = self.model()
         module, was_compiled = uncompiled(module.to("cpu"))
         if was_compiled:
-            what = "torch.compile is left out: each rank computes some layers by the module's code"
-            self._changed.append(f"model: {what}")
+            self._changed.append("model: torch.compile is left out: ranks compute parts of it")
         self._caching.extend(switch_caches_off(module))
         leave_blocks_to_the_plan(module)
         switch_to_training(module)
-        self._changed.extend(
-            f"model: {path} is trained in evaluation (without dropout), as the script left it"
-            for path in trained_in_evaluation(module)
-        )
+        self._changed.extend(trained_in_evaluation(module))
         return module
 
     @cached_property

@@ -10,14 +10,9 @@ import pytest
 from agents.protocol.records import NodeId
 from planner.problem.objective import Figures, Limits
 from sailord.planning.capacity_search import choose_capacity
+from sailord.planning.live_cluster import cluster_of, planner_node
 from sailord.planning.messages import CapacityRequest, FoundPlan, PoolSupply
-from sailord.planning.plan_search import (
-    answer,
-    cluster_of,
-    planner_node,
-    precompute_next,
-    start_precomputing,
-)
+from sailord.planning.plan_search import answer, precompute_next, start_precomputing
 from simulator.spec.job import Objective
 from tests.sailord.planning.requests import NODES, QUESTION, SPEC, node
 

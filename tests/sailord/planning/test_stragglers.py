@@ -10,8 +10,9 @@ import pytest
 
 from agents.protocol.records import NodeId, NodeRecord
 from planner.replan.nodes import nodes_used
+from sailord.planning.live_cluster import planner_node
 from sailord.planning.messages import FoundPlan, PlanRequest
-from sailord.planning.plan_search import answer, planner_node, replanner_for
+from sailord.planning.plan_search import answer, replanner_for
 from sailord.planning.precomputed import PrecomputedPlans
 from simulator.documents.files import parse_document
 from simulator.inputs.plan_file import plan_from_document
