@@ -58,8 +58,8 @@ test: $(FOR_ALL) ## run the tests of every part: 6 to 8 minutes on two cores (JO
 # Long tests wait for processes a quarter of their time, so one more of them runs than there are cores.
 .PHONY: test-slow
 test-slow: JOBS := $(shell echo $$(($(JOBS) + 1)))
-test-slow: $(FOR_ALL) ## run the tests that take more than 2 s each: up to 45 minutes on two cores
-	@echo "Up to 45 minutes on two cores. What is skipped stands at the end, with the reason."
+test-slow: $(FOR_ALL) ## run the tests that take more than 2 s each: 25 to 40 minutes on two cores
+	@echo "25 to 40 minutes on two cores. What is skipped stands at the end, with the reason."
 	@echo "This order again: make test-slow ORDER=$(ORDER)"
 	@$(PYTEST) -m slow
 
