@@ -470,7 +470,7 @@ class Stop:
         self.loop.events.put_nowait(StopRequested(self.loop.clock.now()))
         await asyncio.sleep(limit_s)
         if self.loop.state.gang is None:
-            log.warning("nobody fetched what this node holds", seconds=limit_s)
+            log.warning("leaves: no generation has asked for its snapshots", waited_s=limit_s)
             self.loop.ended.set()
             return
         self.was_given_up = not self.is_shutdown

@@ -38,9 +38,8 @@ def answer_question(state: State, active: Active) -> RuleAnswer:
     if not alive and not isinstance(active.phase, Waiting):
         return fail(state, active)
     if not set(question.nodes) <= set(usable(state, active)):
-        return _drop(
-            state, active
-        )  # One of its nodes is no longer usable; the next question leaves it out.
+        # One of its nodes is no longer usable; the next question leaves it out.
+        return _drop(state, active)
     kept = answer_to_slow(state, active, question)
     if kept is not None:
         return kept

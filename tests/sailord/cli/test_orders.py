@@ -14,23 +14,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sailord.cli.main import main
+from tests.sailord.daemon.running import ROOT
 
 Reply = tuple[int, str, bytes] | None
 """Status, type of content and body; ``None``: the connection is closed without an answer."""
 JOBS = {"jobs": [{"id": "tale", "state": "running"}]}
-JOB_FILE = """
-[model]
-family = "gpt2"
-layers = 2
-hidden = 16
-heads = 4
-vocab = 61
-sequence = 8
-
-[training]
-global_batch = 8
-sequence = 8
-"""
 
 
 class Head(http.server.ThreadingHTTPServer):
@@ -190,7 +178,7 @@ def test_a_submission_whose_answer_was_lost_makes_one_job(tmp_path: Path):
         return None
 
     file = tmp_path / "tale.toml"
-    file.write_text(JOB_FILE)
+    file.write_text((ROOT / "examples" / "small.toml").read_text())
     with head(reply) as server:
         done = sailorctl(server, "submit", str(file))
     assert done.exit_code == 0, done.output

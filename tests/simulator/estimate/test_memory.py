@@ -247,7 +247,7 @@ def test_zero1_divides_optimizer_state_by_the_replicas() -> None:
 
 
 def test_owners_keep_the_moments_of_whole_layers_and_all_holders_fp32_copies() -> None:
-    """Layers of 800 and 1600; then 1600, 1600 and 400: largest first, each to who has least."""
+    """Layers of 800 and 1600; then 1600, 1600 and 400: largest first, to the rank with least."""
     for replicas, most in ((2, (1600, 2000)), (3, (1600, 1600)), (9, (1600, 1600))):
         first, last = devices(world(zero=1), two_stages(replicas=replicas))
         assert first.optimizer == 4 * 2400 + 8 * most[0]
