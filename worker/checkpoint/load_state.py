@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from worker.checkpoint.placement import PieceKey, StateShape
-from worker.checkpoint.replica_check import DIGEST_END
-from worker.checkpoint.snapshot_file import SavedProgress, checksum, layer_from_number, layer_number
+from worker.checkpoint.snapshot_file import SavedProgress, layer_from_number, layer_number
 from worker.layout.rank_layout import piece_layout
 from worker.training.flat_buffers import LayerBuffer
 from worker.training.precision import LossScale, Precision
@@ -80,42 +79,34 @@ def fill_buffers(
                 precision.derive(buffer.master, into=buffer.compute)
 
 
-def piece_digests(buffers: Mapping[int, LayerBuffer], shape: StateShape) -> dict[PieceKey, int]:
-    """Return a digest of the weights of each piece, equal on all its holders."""
-    found = {}
-    for layer, buffer in buffers.items():
-        for piece in (*buffer.held, buffer.atoms):
-            part = (
-                buffer.unsplit_part(buffer.master)
-                if piece == buffer.atoms
-                else buffer.gather_atoms(buffer.master, range(piece, piece + 1))
-            )
-            data = part.detach().cpu().contiguous().view(torch.uint8).numpy().data
-            key = (layer_number(layer, layers=shape.layers), piece)
-            found[key] = int(checksum(data), 16) % DIGEST_END
-    return found
-
-
 def bit_sums(
     buffers: Mapping[int, LayerBuffer], shape: StateShape, *, zero: int
 ) -> tuple[list[PieceKey], Tensor | None]:
     """Return the pieces that a rank holds, each with the sum of its bits as integers.
 
-    One pass on the device, without waiting for it. A flipped bit changes the sum. With ZeRO-1 not
-    all holders have the moments, so the weights alone count.
+    One pass on the device, without waiting for it. Sums wrap around, and a flipped bit changes the
+    sum, whichever bit it is. With ZeRO-1 not all holders have the moments, so the weights alone
+    count.
     """
     keys, sums = [], []
     for layer, buffer in buffers.items():
         kinds = (buffer.master,) if zero else flat_states(buffer)
-        for piece in (*buffer.held, buffer.atoms):
-            views = [view for flat in kinds for view in views_in_buffer(buffer, flat, piece)]
-            bits = [view.detach().view(_INTEGERS[view.element_size()]) for view in views]
-            total = torch.zeros((), dtype=torch.int64, device=buffer.master.device)
-            for each in bits:
-                total += each.sum(dtype=torch.int64)
-            keys.append((layer_number(layer, layers=shape.layers), piece))
-            sums.append(total)
-    return keys, torch.stack(sums) if sums else None
+        held = len(buffer.held)
+        by_atom = torch.zeros(held, dtype=torch.int64, device=buffer.master.device)
+        unsplit = by_atom.new_zeros(1)
+        for flat in kinds:
+            bits = flat.detach().view(_INTEGERS[flat.element_size()])
+            unsplit += buffer.unsplit_part(bits).sum(dtype=bits.dtype)
+            if held == 1:
+                by_atom += buffer.split_part(bits).sum(dtype=bits.dtype)
+                continue
+            for part in buffer.views_by_atom(bits):
+                others = [dim for dim in range(part.dim()) if dim > 0]
+                by_atom += part.sum(dim=others, dtype=bits.dtype)
+        number = layer_number(layer, layers=shape.layers)
+        keys += [(number, piece) for piece in (*buffer.held, buffer.atoms)]
+        sums += [by_atom, unsplit]
+    return keys, torch.cat(sums) if sums else None
 
 
 def saved_progress(progress: TrainingProgress) -> SavedProgress:

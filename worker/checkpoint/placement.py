@@ -79,6 +79,14 @@ def state_bytes(job: Job) -> int:
     return shape.item_bytes * (1 + shape.moments) * elements
 
 
+def nodes_of(plan: Plan) -> dict[int, str]:
+    """Return the node of each rank; an empty name if the plan names none."""
+    return {
+        each.rank: plan.pipelines[each.pipeline].stages[each.stage].places[0].node or ""
+        for each in rank_places(plan)
+    }
+
+
 def placement_of(
     job: Job, plan: Plan, holdings: Holdings, zones: Mapping[str, str]
 ) -> SnapshotPlacement:
@@ -87,10 +95,7 @@ def placement_of(
     ``zones`` has the zone of every known node.
     """
     sizes = sizes_of(holdings, state_shape(job))
-    nodes = {
-        each.rank: plan.pipelines[each.pipeline].stages[each.stage].places[0].node or ""
-        for each in rank_places(plan)
-    }
+    nodes = nodes_of(plan)
     holders = keepers_of(piece_holders(holdings, zero=job.zero), sizes, nodes, zones)
     writers = writers_of(holders, sizes)
     buddies = buddies_of(holders, writers, sizes, nodes, zones, job.checkpoint.survive)

@@ -1,7 +1,12 @@
-"""Checks by one all-reduce that replicas are bit-equal."""
+"""Checks that all holders of a piece have the same bits, and finds the rank that has others.
+
+One all-reduce of two numbers for each piece tells every rank whether all digests are equal. Only if
+they are not, a second one collects the digests by rank.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -9,12 +14,19 @@ import torch
 from worker.checkpoint.placement import PieceKey
 from worker.distributed.interface import Collective
 
-DIGEST_END = 2**40
-"""Digests are below 2^40, so that those of a million holders can be summed."""
+_ABSENT = -(2**63)
+"""In place of the digest of a piece that a rank does not hold."""
+_NAMED_MAX = 16
+"""Of how many differing pieces the digests are collected."""
 
 
 class ReplicaMismatchError(RuntimeError):
     """Ranks that hold the same state have different bits."""
+
+    def __init__(self, text: str, blamed: Sequence[int] = ()) -> None:
+        self.blamed = tuple(blamed)
+        """The ranks that most other holders contradict; none if there is no majority."""
+        super().__init__(text)
 
 
 def check_replicas(
@@ -22,23 +34,57 @@ def check_replicas(
     keys: Sequence[PieceKey],
     group: Collective | None,
     *,
-    rank: int,
+    nodes: Mapping[int, str],
     device: torch.device,
     what: str,
 ) -> None:
-    """Raise ``ReplicaMismatchError`` if another rank has a different digest for a key of ours.
+    """Raise ``ReplicaMismatchError`` on all ranks if two of them have different digests of a piece.
 
-    A collective: all ranks call it at the same point with the same ``keys``. ``what`` completes
-    the error message.
+    A collective: all ranks call it at the same point with the same ``keys``. ``nodes`` has the
+    node of each rank; ``what`` completes the error message.
     """
-    sums_and_counts = torch.zeros(2, len(keys), dtype=torch.int64)
-    for place, key in enumerate(keys):
+    if group is None:
+        return
+    own = [mine.get(key) for key in keys]
+    # The maximum of the complements is the complement of the minimum.
+    both = [[_ABSENT if each is None else each for each in own]]
+    both += [[_ABSENT if each is None else ~each for each in own]]
+    most, least = group.read_max(torch.tensor(both, dtype=torch.int64).to(device))
+    differing = [
+        key
+        for key, high, low in zip(keys, most, least, strict=True)
+        if high != ~low and (high, low) != (_ABSENT, _ABSENT)
+    ]
+    if not differing:
+        return
+    table = torch.zeros(2, min(len(differing), _NAMED_MAX), group.size, dtype=torch.int64)
+    for row, key in enumerate(differing[:_NAMED_MAX]):
         if key in mine:
-            sums_and_counts[0, place], sums_and_counts[1, place] = mine[key], 1
-    both = sums_and_counts.to(device)
-    sums, holders = both.tolist() if group is None else group.read_sum(both)
-    for place, key in enumerate(keys):
-        if key in mine and sums[place] != mine[key] * holders[place]:
-            layer, piece = key
-            where = f"piece {piece} of layer {layer} {what} differs between its holders"
-            raise ReplicaMismatchError(f"{where} (rank {rank} is one of them)")
+            table[0, row, group.index], table[1, row, group.index] = mine[key], 1
+    digests, holds = group.read_sum(table.to(device))
+    by_rank = [
+        {rank: digest for rank, (digest, is_held) in enumerate(zip(*row, strict=True)) if is_held}
+        for row in zip(digests, holds, strict=True)
+    ]
+    layer, piece = differing[0]
+    more = f" (and {len(differing) - 1} more)" if differing[1:] else ""
+    where = f"piece {piece} of layer {layer}{more} {what} differs between its holders"
+    blamed = sorted({rank for each in by_rank for rank in contradicted(each)})
+    if blamed:
+        raise ReplicaMismatchError(f"{where}, and most contradict {_named(blamed, nodes)}", blamed)
+    why = "no majority agrees, so none can be blamed"
+    raise ReplicaMismatchError(f"{where}, {_named(sorted(by_rank[0]), nodes)}: {why}")
+
+
+def contradicted(digests: Mapping[int, int]) -> tuple[int, ...]:
+    """Return the ranks whose digest differs from that of most holders; none without a majority."""
+    ((common, count),) = Counter(digests.values()).most_common(1)
+    if count * 2 <= len(digests):
+        return ()
+    return tuple(rank for rank, digest in digests.items() if digest != common)
+
+
+def _named(ranks: Sequence[int], nodes: Mapping[int, str]) -> str:
+    named = [f"rank {rank}" + f" on node {nodes[rank]}" * bool(nodes.get(rank)) for rank in ranks]
+    more = [f"{len(named) - 4} more"] if named[5:] else named[4:]
+    return " and ".join([*named[:4], *more])

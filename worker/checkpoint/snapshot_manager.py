@@ -22,17 +22,17 @@ from worker.checkpoint.compatibility import dtype_of, model_of
 from worker.checkpoint.load_state import (
     bit_sums,
     fill_buffers,
-    piece_digests,
     progress_from,
     saved_progress,
 )
 from worker.checkpoint.placement import (
     PieceKey,
     SnapshotPlacement,
+    nodes_of,
     placement_of,
     state_shape,
 )
-from worker.checkpoint.replica_check import DIGEST_END, check_replicas
+from worker.checkpoint.replica_check import check_replicas
 from worker.checkpoint.snapshot_file import Header, NoRoomError, Piece, SavedProgress, with_offsets
 from worker.checkpoint.snapshot_writer import CopySources, OnMilestone, SnapshotWriter
 from worker.checkpoint.stall_stats import StallStats
@@ -109,17 +109,22 @@ def load_snapshot(
     trainer.import_state()
 
 
-def check_weights(trainer: TrainingEngine) -> None:
-    """Check that all holders have the same weights; also the first message on each connection."""
+def check_state(trainer: TrainingEngine) -> None:
+    """Check that all holders have the same state; also the first message on each connection."""
     shape = state_shape(trainer.job)
+    keys, sums = bit_sums(trainer.buffers, shape, zero=trainer.job.zero)
     check_replicas(
-        piece_digests(trainer.buffers, shape),
+        _by_key(keys, sums),
         sorted(shape.keys),
         trainer.world_group,
-        rank=trainer.rank,
+        nodes=nodes_of(trainer.plan),
         device=trainer.device,
         what="as restored",
     )
+
+
+def _by_key(keys: list[PieceKey], sums: torch.Tensor | None) -> dict[PieceKey, int]:
+    return dict(zip(keys, [] if sums is None else sums.tolist(), strict=True))
 
 
 @dataclass(eq=False)
@@ -252,15 +257,15 @@ class SnapshotManager:
         }
         own = kinds[self.trainer.rank]
         mine = {
-            key: bits % DIGEST_END
-            for key, bits in zip(keys, [] if sums is None else sums.tolist(), strict=True)
+            key: bits
+            for key, bits in _by_key(keys, sums).items()
             if kinds[self.placement.writers[key]] == own
         }
         check_replicas(
             mine,
             sorted(self.placement.holders),
             self.trainer.world_group,
-            rank=self.trainer.rank,
+            nodes=self.placement.nodes,
             device=self.trainer.device,
             what=f"sealed at step {step}",
         )

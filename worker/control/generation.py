@@ -29,7 +29,7 @@ from worker.checkpoint.snapshot_file import NoRoomError
 from worker.checkpoint.snapshot_manager import (
     SnapshotManager,
     check_node,
-    check_weights,
+    check_state,
     load_snapshot,
 )
 from worker.control.after_loss import AfterLoss
@@ -210,7 +210,7 @@ class GenerationRun:
         self._end_phase("rebuild")
         self._set_state("verifying")
         self._check_device()
-        check_weights(trainer)
+        check_state(trainer)
         self._milestone("verified")
         self._check_cancelled()
         self._end_phase("verify")

@@ -81,6 +81,10 @@ class Collective(Protocol):
         """
         return self.all_reduce(tensor).tolist()
 
+    def read_max(self, tensor: Tensor) -> list[Any]:
+        """Return the maxima over all ranks, as ``read_sum`` returns the sums."""
+        return self.all_reduce(tensor, "max").tolist()
+
     def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Pending:
         """Start ``all_reduce``; do not touch the tensor until the wait is over.
 

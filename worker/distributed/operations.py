@@ -43,7 +43,7 @@ class OperationLog:
         self._keeps_unfinished = keeps_unfinished
         self._unfinished: deque[Operation] = deque()
         self._lock = threading.Lock()
-        """Held by the threads that drop operations which are over."""
+        """Held by the thread that adds an operation or drops those which are over."""
         self._waiting: Operation | None = None
 
     def begin(self, group: str, what: str) -> Operation:
@@ -52,7 +52,10 @@ class OperationLog:
         self.counts[group] = number
         operation = Operation(group, number, what, self._now())
         if self._keeps_unfinished:
-            self._unfinished.append(operation)
+            with self._lock:
+                # The handle of a finished operation would keep its tensors in memory.
+                self._drop_finished()
+                self._unfinished.append(operation)
         return operation
 
     def begin_wait(self, operation: Operation) -> None:
@@ -84,15 +87,19 @@ class OperationLog:
         waiting = self._waiting
         if waiting is None:
             with self._lock:
-                while self._unfinished and _is_over(self._unfinished[0]):
-                    self._unfinished.popleft()
-                    if self._unfinished:
-                        # The device runs operations in order, so the next one began to wait when
-                        # this one ended.
-                        after = self._unfinished[0]
-                        after.begun_s = max(after.begun_s, self._now())
+                self._drop_finished()
                 waiting = self._unfinished[0] if self._unfinished else None
         return None if waiting is None else (waiting, self._now() - waiting.begun_s)
+
+    def _drop_finished(self) -> None:
+        """Drop operations until one that is not over; called with the lock."""
+        while self._unfinished and _is_over(self._unfinished[0]):
+            self._unfinished.popleft()
+            if self._unfinished:
+                # The device runs operations in order, so the next one began to wait when this one
+                # ended.
+                after = self._unfinished[0]
+                after.begun_s = max(after.begun_s, self._now())
 
 
 def _is_over(operation: Operation) -> bool:

@@ -78,6 +78,17 @@ class LayerBuffer:
             found.append(view.narrow(dim, first, each * len(wanted)))
         return found
 
+    def views_by_atom(self, flat: Tensor) -> list[Tensor]:
+        """Return views of the split tensors, each with the held atoms as its first dimension."""
+        found = []
+        for slot, view in zip(
+            self.split.slots, _views(self.split_part(flat), self.split), strict=True
+        ):
+            dim = slot.spec.split_dim
+            assert dim is not None, "a split tensor has a split dimension"
+            found.append(torch.unflatten(view, dim, (len(self.held), -1)).movedim(dim, 0))
+        return found
+
     def gather_atoms(self, flat: Tensor, wanted: range) -> Tensor:
         """Return some atoms as one flat tensor: the buffer if these are all, else a copy."""
         if wanted == self.held:

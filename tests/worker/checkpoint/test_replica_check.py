@@ -9,22 +9,25 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
+from simulator.models.families import build_model
+from simulator.spec.job import Job
 from simulator.spec.plan import Place, Plan
 from tests.worker.threads import ThreadTransport, run_as_threads
 from tests.worker.training_runs import SomeLabels, plan_of, small_job
-from worker.checkpoint.replica_check import ReplicaMismatchError
-from worker.checkpoint.snapshot_manager import SnapshotManager, SnapshotTarget
+from worker.checkpoint.replica_check import ReplicaMismatchError, contradicted
+from worker.checkpoint.snapshot_manager import SnapshotManager, SnapshotTarget, check_state
 from worker.training.trainer import RankTrainer
 
 pytestmark = pytest.mark.torch
 
 JOB = small_job(tied=True)
-LAST = len(JOB.model.layers)
 
 
-def plan_on(*kinds: str) -> Plan:
+def plan_on(*kinds: str, job: Job = JOB) -> Plan:
     """Return a plan with one replica on each GPU kind."""
-    plan = plan_of(JOB.global_batch // len(kinds), *[(1, [(0, LAST, 1)]) for _ in kinds])
+    last, each = len(job.model.layers), job.global_batch // len(kinds)
+    counts = [job.global_batch - each * (len(kinds) - 1), *[each] * (len(kinds) - 1)]
+    plan = plan_of(1, *[(count, [(0, last, 1)]) for count in counts])
     pipelines = tuple(
         replace(line, stages=(replace(line.stages[0], places=(Place(kind, "m", "z", node=kind),)),))
         for line, kind in zip(plan.pipelines, kinds, strict=True)
@@ -32,12 +35,25 @@ def plan_on(*kinds: str) -> Plan:
     return replace(plan, pipelines=pipelines)
 
 
-def said(memory: Path, plan: Plan, *, flipped_at: int | None, stop_at: int = 99) -> list[str]:
-    """Return each rank's error in 4 steps, every second one durable; one rank has a wrong bit."""
+def flip(flat: torch.Tensor, place: int, bit: int) -> None:
+    """Flip one bit of one element."""
+    flat.view({4: torch.int32, 8: torch.int64}[flat.element_size()])[place] ^= 1 << bit
+
+
+def said(
+    memory: Path,
+    plan: Plan,
+    *,
+    flipped_at: int | None,
+    stop_at: int = 99,
+    bit: int = 16,
+    job: Job = JOB,
+) -> list[str]:
+    """Return each rank's error in 4 steps, every second one durable; rank 1 has a wrong bit."""
 
     def body(transport: ThreadTransport) -> str:
         rank = transport.rank
-        trainer = RankTrainer(JOB, plan, rank, transport, SomeLabels(JOB))
+        trainer = RankTrainer(job, plan, rank, transport, SomeLabels(job))
         node = plan.pipelines[rank].stages[0].places[0].node or ""
         target = SnapshotTarget("j", 1, 1, node, memory / str(rank), 1, 2, {})
         keeper = SnapshotManager.open(trainer, target, transport)
@@ -47,7 +63,7 @@ def said(memory: Path, plan: Plan, *, flipped_at: int | None, stop_at: int = 99)
             for step in range(1, min(stop_at, 4) + 1):
                 trainer.step()
                 if (step, rank) == (flipped_at, 1):
-                    trainer.buffers[1].master.view(torch.int32)[3] ^= 1 << 16
+                    flip(trainer.buffers[1].master, 3, bit)
                 keeper.after_step()
             keeper.seal_at_stop(persist=False)
         except ReplicaMismatchError as error:
@@ -64,10 +80,26 @@ def test_equal_replicas_pass(tmp_path):
 
 
 @pytest.mark.parametrize(("flipped_at", "seen_at"), [(1, 2), (2, 2)])
-def test_wrong_bit_is_named_before_the_next_snapshot(tmp_path, flipped_at, seen_at):
+def test_of_two_holders_none_can_be_blamed_for_a_wrong_bit(tmp_path, flipped_at, seen_at):
     first, second = said(tmp_path, plan_on("a", "a"), flipped_at=flipped_at)
-    assert f"of layer 1 sealed at step {seen_at} differs between" in first
-    assert second == first.replace("rank 0", "rank 1")
+    assert f"of layer 1 sealed at step {seen_at} differs between its holders" in first
+    assert "rank 0 on node a and rank 1 on node a: no majority agrees" in first
+    assert second == first
+
+
+def test_rank_that_most_holders_contradict_is_named_with_its_node(tmp_path):
+    plan = plan_on("a", "a", "a")
+    found = said(tmp_path, plan, flipped_at=2)
+    assert "sealed at step 2 differs between its holders, and most contradict rank 1 on" in found[0]
+    assert len(set(found)) == 1, "all ranks say the same"
+
+
+@pytest.mark.parametrize("bit", [0, 31, 39, 40, 52, 62])
+def test_any_bit_of_a_wide_number_counts(tmp_path, bit):
+    model = build_model("exact", layers=2, hidden=16, heads=4, ffn=24, vocab=30, sequence=6)
+    job = Job("exact", model, global_batch=8, sequence=6, max_tp=4, learning_rate=0.01)
+    found = said(tmp_path, plan_on("a", "a", job=job), flipped_at=2, bit=bit, job=job)
+    assert "sealed at step 2 differs" in found[0]
 
 
 def test_wrong_bit_is_named_at_a_stop(tmp_path):
@@ -78,3 +110,38 @@ def test_wrong_bit_is_named_at_a_stop(tmp_path):
 
 def test_other_gpu_kinds_may_round_differently(tmp_path):
     assert said(tmp_path, plan_on("a", "b"), flipped_at=2) == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("digests", "blamed"),
+    [
+        ({0: 5, 3: 6}, ()),
+        ({0: 5, 3: 6, 4: 5}, (3,)),
+        ({0: 5, 1: 6, 2: 7}, ()),
+        ({0: 5, 1: 5, 2: 6, 3: 6}, ()),
+        ({0: 6, 1: 5, 2: 5, 3: 5, 4: 7}, (0, 4)),
+    ],
+)
+def test_majority_contradicts_the_others(digests, blamed):
+    assert contradicted(digests) == blamed
+
+
+@pytest.mark.parametrize("what", ["master", "moments"])
+def test_restored_state_is_compared_with_its_moments(what):
+    def body(transport: ThreadTransport) -> str:
+        plan = plan_of(1, (4, [(0, 5, 2)]), (4, [(0, 2, 1), (2, 5, 1)]))
+        trainer = RankTrainer(JOB, plan, transport.rank, transport, SomeLabels(JOB))
+        check_state(trainer)
+        if transport.rank == 2:
+            buffer = trainer.buffers[1]
+            flip(buffer.master if what == "master" else buffer.moments[1], 3, 7)
+        try:
+            check_state(trainer)
+        except ReplicaMismatchError as error:
+            return str(error)
+        return ""
+
+    found = run_as_threads(4, body)
+    assert "of layer 1 as restored differs between its holders" in found[0]
+    assert "rank 2" in found[0]
+    assert len(set(found)) == 1

@@ -23,7 +23,7 @@ from tests.worker.distributed.nccl_rules import (
 from tests.worker.distributed.nccl_runs import PHASES, DiedError, closing_within, run_generation
 from tests.worker.random_plan import any_plan
 from tests.worker.training_runs import drawn, plan_of, small_job, trained
-from worker.checkpoint.snapshot_manager import SnapshotManager, check_weights
+from worker.checkpoint.snapshot_manager import SnapshotManager, check_state
 from worker.distributed import backends
 from worker.distributed.backends import NCCL_DEFAULTS, NCCL_SETTINGS
 from worker.distributed.process_groups import ProcessTransport
@@ -111,7 +111,7 @@ def name_bad_layer(trainer):
 
 
 @pytest.mark.parametrize("leaves", [NONSENSE, None])
-@pytest.mark.parametrize("decide", [stop, evaluate, name_bad_layer, check_weights])
+@pytest.mark.parametrize("decide", [stop, evaluate, name_bad_layer, check_state])
 def test_a_sum_that_a_death_cut_short_decides_nothing(decide, leaves):
     """It ends like a complete one, and the tensor may still hold this rank's own part."""
     world, decided = World(leaves=leaves), []

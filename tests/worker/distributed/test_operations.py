@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
 from worker.distributed.operations import OperationLog
 
@@ -32,3 +33,20 @@ def test_two_threads_that_look_for_the_oldest_operation_lose_none():
     seen.append(log.oldest())
     other.join()
     assert [found is not None and found[0] for found in seen] == [waits, waits]
+
+
+def test_finished_operations_do_not_keep_their_tensors():
+    """NCCL's handle of an operation holds the tensors that it worked on."""
+    log, handles = OperationLog(keeps_unfinished=True), weakref.WeakSet()
+    for _ in range(50):
+        operation = log.begin("all", "gradients")
+        operation.work = Work(is_over=True)
+        handles.add(operation.work)
+        del operation
+        assert len(handles) <= 1
+    first = log.begin("all", "norm")
+    first.work = Work(is_over=False)
+    log.begin("all", "gradients")
+    found = log.oldest()
+    assert found is not None
+    assert found[0] is first, "what is not over is kept"
