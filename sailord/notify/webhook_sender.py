@@ -21,7 +21,7 @@ import structlog
 from agents.daemon.backoff import Backoff
 from agents.store.interface import Entry, Put, StoreError
 from sailord.config import Receiver
-from sailord.notify.message_formats import body_of, wants
+from sailord.notify.message_formats import bodies_of, wants
 from sailord.notify.outbox import Outbox
 from sailord.notify.webhook_signature import SIGNATURE_HEADER, sign
 
@@ -76,7 +76,7 @@ class WebhookSender:
 
     async def set_cursor(self, receiver: Receiver, after: int, term: int) -> bool:
         """Store the cursor; ``False``: we are not the leader any more."""
-        value = json.dumps({"after": after, "url": receiver.url}).encode()
+        value = json.dumps({"after": after}).encode()
         order = Put(self.key(receiver), value)
         return await self.outbox.gateway.write_as_leader(term, [order])
 
@@ -122,7 +122,7 @@ class _ReceiverTask:
 
     async def _send_until_accepted(self, entry: Entry, term: int) -> bool:
         """Retry with backoff; ``False``: we are not the leader any more."""
-        refusals, url, name = 0, self.receiver.url, self.by.key(self.receiver)
+        refusals, host, name = 0, self.host, self.by.key(self.receiver)
         failing = self.by.outbox.failing
         backoff = Backoff(BACKOFF_S_FIRST, BACKOFF_S_MAX)
         while self.by.leadership.term == term:
@@ -130,12 +130,12 @@ class _ReceiverTask:
             if not why:
                 failing.pop(name, None)
                 return True
-            failing[name] = f"{self.host}: {why}"
-            log.info("webhook not accepted; will retry", url=url, why=why, key=entry.key)
+            failing[name] = f"{host}: {why}"
+            log.info("webhook not accepted; will retry", host=host, why=why, key=entry.key)
             refusals += was_reached
             if refusals >= REFUSALS_MAX:
                 what = "webhook skipped after too many refusals"
-                log.warning(what, url=url, why=why, key=entry.key)
+                log.warning(what, host=host, why=why, key=entry.key)
                 return True
             await asyncio.sleep(backoff.next_s())
         failing.pop(name, None)  # Another sailord sends now.
@@ -152,14 +152,24 @@ class _ReceiverTask:
     async def _send(self, raw: bytes) -> tuple[str, bool]:
         """Why the message was not accepted (empty: it was), and whether the receiver answered."""
         receiver, cluster = self.receiver, self.by.outbox.gateway.keys.cluster
-        body = body_of(receiver.format, cluster, receiver.secret.decode("utf-8", "replace"), raw)
+        key = receiver.secret.decode("utf-8", "replace")
+        why, was_reached = "", True
+        for body in bodies_of(receiver.format, cluster, key, raw):
+            why, was_reached = await self._post(body)
+            if why:
+                break  # All are sent again: to close an incident twice does no harm.
+        return why, was_reached
+
+    async def _post(self, body: bytes) -> tuple[str, bool]:
         headers = {"Content-Type": "application/json"}
-        if receiver.format == "sailor":
-            headers[SIGNATURE_HEADER] = sign(receiver.secret, body, time.time())
+        if self.receiver.format == "sailor":
+            headers[SIGNATURE_HEADER] = sign(self.receiver.secret, body, time.time())
         try:
             async with self.session.post(
                 self.receiver.url, data=body, headers=headers, allow_redirects=False
             ) as reply:
                 return ("", True) if reply.status < 300 else (f"answered {reply.status}", True)
+        except aiohttp.InvalidURL:  # Its text is the address.
+            return "its address is not valid", False
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return str(error) or "no answer in time", False

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sailord.notify.message_formats import FOR_PEOPLE, KINDS, body_of, wants
+from sailord.notify.message_formats import FOR_PEOPLE, KINDS, bodies_of, wants
 
 EVENT = {
     "id": "tale.held.1", "at": 1795594696.0, "kind": "job_held",
@@ -15,12 +15,18 @@ EVENT = {
 }  # fmt: skip
 
 
+def all_told(form: str, **about: object) -> list[dict]:
+    raw = json.dumps(EVENT | about).encode()
+    return [json.loads(body) for body in bodies_of(form, "prod", "a-routing-key", raw)]
+
+
 def told(form: str, **about: object) -> dict:
-    return json.loads(body_of(form, "prod", "a-routing-key", json.dumps(EVENT | about).encode()))
+    (found,) = all_told(form, **about)
+    return found
 
 
 def test_our_own_form_is_the_stored_message_byte_for_byte():
-    assert body_of("sailor", "prod", "", b'{"kind": 1}') == b'{"kind": 1}'
+    assert bodies_of("sailor", "prod", "", b'{"kind": 1}') == (b'{"kind": 1}',)
 
 
 def test_slack_gets_a_sentence_with_its_letters_escaped():
@@ -39,14 +45,36 @@ def test_pagerduty_gets_an_incident_with_its_severity_and_key():
     assert found["payload"]["summary"].startswith("tale (prod) is held: 3 attempts failed")
 
 
-@pytest.mark.parametrize("kind", ["generation_running", "job_finished"])
-def test_a_job_that_trains_again_or_ends_resolves_its_incident(kind):
-    found = told("pagerduty", kind=kind)
-    assert found == {
-        "routing_key": "a-routing-key",
-        "event_action": "resolve",
-        "dedup_key": "sailor/prod/tale/job_held",
-    }
+def test_a_job_that_trains_again_resolves_the_incident_of_its_hold():
+    assert all_told("pagerduty", kind="generation_running") == [
+        {
+            "routing_key": "a-routing-key",
+            "event_action": "resolve",
+            "dedup_key": "sailor/prod/tale/job_held",
+        }
+    ]
+
+
+def test_a_job_that_has_ended_resolves_all_its_incidents():
+    found = all_told("pagerduty", kind="job_finished", text="cancelled: cancel was ordered")
+    assert {each["event_action"] for each in found} == {"resolve"}
+    assert [each["dedup_key"] for each in found] == [
+        f"sailor/prod/tale/{kind}" for kind in ("job_held", "budget_at_risk", "deadline_at_risk")
+    ]
+    opened = [told("pagerduty", kind=kind)["dedup_key"] for kind in FOR_PEOPLE if "risk" in kind]
+    assert set(opened) < {each["dedup_key"] for each in found}
+
+
+@pytest.mark.parametrize(
+    ("text", "mark"),
+    [
+        ("done: all 400 steps were done", ":white_check_mark:"),
+        ("cancelled: cancel was ordered", ":black_square_for_stop:"),
+        ("failed: no", ":red_circle:"),
+    ],
+)
+def test_slack_marks_an_end_by_what_it_is(text, mark):
+    assert told("slack", kind="job_finished", text=text)["text"] == f"{mark} tale (prod) {text}"
 
 
 def test_summaries_for_pagerduty_are_cut_to_its_limit():
@@ -66,3 +94,5 @@ def test_chosen_events_replace_the_default_ones():
         "node_preempted"
     ]
     assert not wants("pagerduty", ("budget_at_risk",), "generation_running")
+    assert wants("pagerduty", ("budget_at_risk",), "job_finished"), "it closes the incident"
+    assert not wants("pagerduty", ("node_preempted",), "job_finished")

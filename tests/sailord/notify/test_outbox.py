@@ -8,6 +8,7 @@ import json
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from structlog.testing import capture_logs
 
 from agents.protocol.store_keys import Keys
 from agents.store.interface import Put
@@ -142,6 +143,47 @@ async def test_only_the_newest_messages_are_kept_while_no_receiver_accepts_any(
     assert sorted(kept) == ids[-6:], "KEPT messages, and the last one"
 
 
+@pytest.mark.parametrize("address", ["{}", "http://127.0.0.1:nonsense/in"])
+async def test_address_of_a_receiver_is_neither_logged_nor_stored(
+    gateway, fake_receiver, address
+):
+    """Who knows the address of a Slack channel can write into it."""
+    leader = Leader(gateway, fake_receiver, await term_of(gateway))
+    url = f"{address.format(fake_receiver.url)}/T0/a-secret-word"
+    leader.sender.receivers = (Receiver(url, format="slack"),)
+    with capture_logs() as logs:
+        await leader.lead()
+        leader.outbox.offer("h", FeedEvent(0, 1.0, "job_held", "why", job="j", term=leader.term))
+        async with asyncio.timeout(30.0):
+            while not any("not accepted" in each["event"] for each in logs):
+                await asyncio.sleep(0.01)
+        failing = list(leader.outbox.failing.values())
+        await leader.die()
+    stored = (await gateway.store.snapshot("/sailor/")).entries
+    told = [*map(str, logs), *failing, *(each.value.decode() for each in stored)]
+    assert len(failing) == 1
+    assert "127.0.0.1" in failing[0]
+    assert [each for each in told if "a-secret-word" in each] == []
+
+
+async def test_cursor_written_with_the_receivers_address_is_still_read(gateway, fake_receiver):
+    term = await term_of(gateway)
+    leader = Leader(gateway, fake_receiver, term)
+    (receiver,) = leader.sender.receivers
+    old = json.dumps({"after": 0, "url": receiver.url}).encode()
+    await gateway.write_as_leader(term, [Put(leader.sender.key(receiver), old)])
+    fake_receiver.takes = 1
+    leader.outbox.offer("n.leaves", FeedEvent(0, 1.0, "node_preempted", "it drains", term=term))
+    await leader.lead()
+    await fake_receiver.wait_taken(1)
+    cursor = leader.sender.key(receiver)
+    async with asyncio.timeout(30.0):
+        while (await gateway.store.get(cursor)).value == old:
+            await asyncio.sleep(0.01)
+    await leader.die()
+    assert set(json.loads((await gateway.store.get(cursor)).value)) == {"after"}
+
+
 async def test_slack_gets_what_concerns_people_and_pagerduty_resolves(gateway, fake_receiver):
     sent = fake_receiver.bodies
     leader = Leader(gateway, fake_receiver, await term_of(gateway))
@@ -151,18 +193,28 @@ async def test_slack_gets_what_concerns_people_and_pagerduty_resolves(gateway, f
         Receiver(url, b"a-routing-key", format="pagerduty"),
     )
     await leader.lead()
-    for kind, id_ in (("node_preempted", "n"), ("job_held", "h"), ("generation_running", "r")):
+    for kind, id_ in (
+        *(("node_preempted", "n"), ("job_held", "h"), ("generation_running", "r")),
+        *(("budget_at_risk", "b"), ("job_finished", "f")),
+    ):
         event = FeedEvent(0, 1.0, kind, "why", job="j", term=leader.term)
         leader.outbox.offer(id_, event)
     async with asyncio.timeout(30.0):
-        while len(sent) < 3:
+        while len(sent) < 9:
             await asyncio.sleep(0.01)
     await leader.die()
     assert [each["text"] for each in sent if "text" in each] == [
-        ":red_circle: j (test) is held: why"
+        ":red_circle: j (test) is held: why",
+        ":warning: j (test) budget at risk: why",
+        "j (test) why",
     ]
     incidents = [(e["event_action"], e["dedup_key"]) for e in sent if "routing_key" in e]
     assert incidents == [
         ("trigger", "sailor/test/j/job_held"),
         ("resolve", "sailor/test/j/job_held"),
+        ("trigger", "sailor/test/j/budget_at_risk"),
+        *(
+            ("resolve", f"sailor/test/j/{kind}")
+            for kind in ("job_held", "budget_at_risk", "deadline_at_risk")
+        ),
     ]
