@@ -31,6 +31,9 @@ LONGEST = (
 )
 """Begun before all others, so that no process is left with one when the others have ended."""
 
+# Moments are printed in local time.
+os.environ["TZ"] = "UTC"
+time.tzset()
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # As the store sets it when it opens etcd.
 
 # `make sim` and `make chaos` raise this; `make test` tries few cases, so that it stays quick.

@@ -11,6 +11,7 @@ import click
 from sailord.cli.errors import Group
 from sailord.cli.options import FILE, JSON, show
 from sailord.text.table import table
+from sailord.text.units import timestamp
 from simulator.documents.problems import InputError, Problem
 
 FOLDER = click.option(
@@ -132,9 +133,5 @@ def list_(folder: Path, as_json: bool) -> None:
 def _text(rows: list[dict[str, Any]]) -> str:
     if not rows:
         return "no certificates yet"
-    shown = [
-        [row["member"], row["state"], time.strftime("%Y-%m-%d %H:%M", time.gmtime(row["until"])),
-         row["serial"]]
-        for row in rows
-    ]  # fmt: skip
-    return table(["member", "state", "until (UTC)", "serial"], shown)
+    shown = [[row["member"], row["state"], timestamp(row["until"]), row["serial"]] for row in rows]
+    return table(["member", "state", "until", "serial"], shown)

@@ -12,6 +12,7 @@ import click
 from sailord.cli.errors import Group
 from sailord.cli.options import FILE, JSON, FiniteRange, show
 from sailord.text.table import table
+from sailord.text.units import timestamp
 from sailord.tokens import ROLES, Role, Token, create_token, read_tokens, revoke_token
 
 PLACE = click.option(
@@ -66,5 +67,5 @@ def _text(known: tuple[Token, ...]) -> str:
 def _end(each: Token) -> str:
     if each.expires is None:
         return "never"
-    day = time.strftime("%Y-%m-%d", time.gmtime(each.expires))
-    return day if each.is_valid(time.time()) else f"expired {day}"
+    end = timestamp(each.expires)
+    return end if each.is_valid(time.time()) else f"expired {end}"

@@ -14,15 +14,13 @@ from rich.text import Text
 from sailord.screen.seen import Seen
 from sailord.screen.ui import Ui, matches
 from sailord.screen.zone_map import zone_map
-from sailord.text.cluster_text import cure_of_hold, number, share_of_prediction
+from sailord.text.cluster_text import cure_of_hold, eta_s, number, share_of_prediction, usd_to_come
 from sailord.text.event_lines import EventLine, fold
-from sailord.text.units import counted, duration
+from sailord.text.units import YEAR_S, clock, counted, duration
 
 WIDTH_MIN, HEIGHT_MIN = 40, 10
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_MAX = 24
-YEAR_S = 365 * 86_400.0
-"""An end beyond this is told as a duration alone."""
 TROUBLE_LINES, TROUBLES_MAX = 3, 5
 """Most lines of one trouble, and of all together."""
 EVENTS_MIN = 4
@@ -108,8 +106,8 @@ def _title(status: Mapping[str, Any], job: Mapping[str, Any] | None, width: int)
         if generation is not None and width >= 80:
             line.append(f" · generation {generation['number']}", "dim")
     nodes = sum(status["nodes"].values()) - status["nodes"].get("lost", 0)
-    clock = datetime.fromtimestamp(status["at"]).strftime("%H:%M:%S")
-    rights = [status["cluster"], counted(nodes, "node"), clock]
+    zone = datetime.fromtimestamp(status["at"]).astimezone().strftime("%Z")
+    rights = [status["cluster"], counted(nodes, "node"), f"{clock(status['at'])} {zone}"]
     while rights and line.cell_len + len(" · ".join(rights)) + 2 > width:
         rights.pop(0)
     right = " · ".join(rights)
@@ -128,20 +126,12 @@ def _progress(job: Mapping[str, Any], at: float, width: int) -> Text:
         after += f"  ETA {duration(left_s)}"
         if width >= 80 and left_s < YEAR_S:
             after += f", {datetime.fromtimestamp(at + left_s).strftime('%a %H:%M')}"
-        rate = job["spent"]["usd_per_hour"]
-        after += f", ${rate * left_s / 3600:,.2f} more" if rate else ""
+        usd = usd_to_come(job)
+        after += f", ${usd:,.2f} more" if usd else ""
     cells = min(max(width - line.cell_len - len(after), 6), 40)
     full = int(share * cells)
     line.append("━" * full, "green").append("─" * (cells - full), "dim")
     return line.append(after)
-
-
-def eta_s(job: Mapping[str, Any]) -> float | None:
-    """Return the seconds until the job's end at its present speed; ``None``: unknown."""
-    step_s = job["measured"]["iteration_s"]
-    if job["steps"] is None or not step_s:
-        return None
-    return float(max(job["steps"] - job["step"], 0) * step_s)
 
 
 def _speed(seen: Seen, job: Mapping[str, Any], width: int) -> Text:
@@ -266,8 +256,7 @@ def _pipeline(stages: Sequence[Mapping[str, Any]]) -> str:
 def _event_line(line: EventLine, seen: Seen) -> Text:
     job = seen.job
     about = f"{line.job}: " if line.job and (job is None or line.job != job["id"]) else ""
-    clock = datetime.fromtimestamp(line.at).strftime("%H:%M:%S")
-    text = Text(f"{clock} ", "dim")
+    text = Text(f"{clock(line.at)} ", "dim")
     return text.append(f"{about}{line.said}", COLOUR_OF_EVENT.get(line.kind, ""))
 
 

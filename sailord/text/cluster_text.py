@@ -7,7 +7,7 @@ from typing import Any
 
 from sailord.text.event_lines import fold, line_text
 from sailord.text.table import table
-from sailord.text.units import counted, duration, number_ranges, timestamp
+from sailord.text.units import YEAR_S, counted, duration, number_ranges, timestamp
 
 SAFE_TO_STOP = "drained, safe to stop"
 NAMES_MAX = 6
@@ -130,6 +130,7 @@ def _job_lines(job: dict[str, Any], at: float) -> list[str]:
     measured, predicted = job["measured"], job["predicted"]
     loss = "" if measured["loss"] is None else f", loss {measured['loss']:.4g}"
     lines.append(f"step        {job['step']}{of}{loss}, {duration(job['step_age_s'])} ago")
+    lines += [f"end         {end}"] if (end := _end(job, at)) else []
     lines.append(f"throughput  {_throughput(measured, predicted, job['unit'])}")
     lines += [f"            {drift}" for drift in job["drift"]]
     lines.append(f"at risk     {at_risk_text(job)}; {durable_text(job)}")
@@ -145,6 +146,29 @@ def cure_of_hold(job: str, spent: dict[str, Any] | None) -> str:
     if spent and spent["usd_max"] is not None and spent["usd"] >= spent["usd_max"]:
         return SPEND_MORE
     return f"sailorctl resume {job} tries again, sailorctl cancel {job} ends it"
+
+
+def eta_s(job: Mapping[str, Any]) -> float | None:
+    """Return the seconds until the job's end at its present speed; ``None``: unknown."""
+    step_s = job["measured"]["iteration_s"]
+    if job["steps"] is None or not step_s:
+        return None
+    return float(max(job["steps"] - job["step"], 0) * step_s)
+
+
+def usd_to_come(job: Mapping[str, Any]) -> float | None:
+    """Return what the job costs until its end, at its present speed and price."""
+    left_s, rate = eta_s(job), job["spent"]["usd_per_hour"]
+    return None if left_s is None or rate is None else float(rate * left_s / 3600)
+
+
+def _end(job: dict[str, Any], at: float) -> str:
+    left_s, usd = eta_s(job), usd_to_come(job)
+    if left_s is None:
+        return ""
+    when = f", {timestamp(at + left_s)}" if left_s < YEAR_S else ""
+    more = "" if usd is None else f", ${usd:,.2f} more"
+    return f"done in {duration(left_s)}{when}{more}"
 
 
 def _throughput(measured: dict[str, Any], predicted: dict[str, Any], unit: str) -> str:
@@ -288,7 +312,7 @@ def node_text(node: dict[str, Any]) -> str:
     facts = {
         "node": node["name"],
         "state": SAFE_TO_STOP if node["safe_to_stop"] else node["state"],
-        "leaves": "" if node["leaves_at"] is None else f"{timestamp(node['leaves_at'])} UTC",
+        "leaves": "" if node["leaves_at"] is None else timestamp(node["leaves_at"]),
         "machine": f"{node['machine']} in {node['zone']}, {node['gpus']} x {node['gpu']}{spot}",
         "address": node["address"],
         "taking": taking,

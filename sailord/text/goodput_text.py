@@ -21,7 +21,7 @@ def goodput_text(found: dict[str, Any]) -> str:
     ]  # fmt: skip
     rows.append(("all", "100.0%", _hours(found["gpu_s"]), f"${found['usd']:,.2f}", ""))
     lines = [
-        f"goodput {found['goodput']:.1%} since {timestamp(found['since'])} UTC; "
+        f"goodput {found['goodput']:.1%} since {timestamp(found['since'])}; "
         f"{found['gpus']} GPUs at ${found['usd_per_hour']:,.2f} an hour now",
         "",
         table(("cause", "share", "GPU h", "cost", "what it is"), rows),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
+
+from sailord.text.units import clock
 
 
 def log_text(text: str) -> str:
@@ -34,7 +35,7 @@ def _line(line: str) -> str:
 def _said(said: Mapping[str, Any]) -> str:
     """A step or an evaluation: when, which, and its figures with four digits."""
     at = said.get("at")
-    begin = f"{datetime.fromtimestamp(at, UTC):%H:%M:%S}  " if isinstance(at, int | float) else ""
+    begin = f"{clock(at)}  " if isinstance(at, int | float) else ""
     about = f"step {said['step']}" + (f" of {said['job']}" if said.get("job") else "")
     figures = said.get("evaluation", {name: said[name] for name in said if name not in _TOLD})
     words = [

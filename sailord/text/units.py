@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 
 DAY_S = 86_400
+YEAR_S = 365.0 * DAY_S
+"""An end beyond this is told as a duration alone."""
 
 
 def timestamp(at: float) -> str:
-    """Return a Unix time as UTC, to the second."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    """Return a Unix time as local time with its distance from UTC, to the second."""
+    return datetime.fromtimestamp(at).astimezone().isoformat(" ", "seconds")
+
+
+def clock(at: float) -> str:
+    """Return a Unix time as the local time of day."""
+    return datetime.fromtimestamp(at).strftime("%H:%M:%S")
 
 
 def duration(seconds: float) -> str:

@@ -135,7 +135,7 @@ def deadline_warnings(record: JobRecord, shortest_s: float | str) -> tuple[str, 
         ends_at = record.submitted_at + shortest_s
         told.append(
             f"deadline: it cannot be met: by the best plan all steps are done at"
-            f" {timestamp(ends_at)} UTC, {duration(ends_at - record.deadline)} later"
+            f" {timestamp(ends_at)}, {duration(ends_at - record.deadline)} later"
         )
     if record.saving.uri is None:
         told.append(

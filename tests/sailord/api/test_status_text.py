@@ -22,7 +22,7 @@ from sailord.core.model.phases import Held, Opening, Phase, Running, Starting, S
 from sailord.core.model.state import KeptStraggler, Securing, State
 from sailord.core.model.stragglers import Speeds, Straggler
 from sailord.notify.outbox import committed_id
-from sailord.text.cluster_text import nodes_text, status_text
+from sailord.text.cluster_text import eta_s, nodes_text, status_text, usd_to_come
 from tests.sailord.core.states import (
     JOB,
     NOW,
@@ -65,6 +65,7 @@ class Case:
     generation: GenerationRecord | None = PRICED
     securing: Securing | None = None
     queue: tuple[str, ...] = ()
+    step_s: float | None = None
 
 
 SAID = report(A, "running", step=40, loss=3.14159, tokens_per_s=900_000.0, stall_s=0.02)
@@ -101,6 +102,7 @@ CASES = {
         has_plan=True,
         steps=1000,
         queue=("next", "third"),
+        step_s=2.25,
     ),
     "slow": Case(
         Running(NOW - 7300),
@@ -160,7 +162,10 @@ def shown(case: Case) -> str:
     plan = json.loads(PLAN.read_text(encoding="utf-8")) if case.has_plan else None
     told_at = {committed_id(JOB, DURABLE): NOW - 90}
     about = ABOUT if case.generation else {}
-    seen = render.active_view(known, StepRate(), plan, about, told_at, NOW)
+    pace = StepRate()
+    if case.step_s is not None:
+        pace.seen.extend((NOW + n * case.step_s, 38 + n) for n in range(3))
+    seen = render.active_view(known, pace, plan, about, told_at, NOW)
     store = (
         StoreView(False, NOW - 42, "etcd refused: etcdserver: permission denied")
         if case.is_away
@@ -192,6 +197,19 @@ def test_status_screen_equals_its_golden_file(name):
         file.write_text(text, encoding="utf-8")
         return
     assert text == file.read_text(encoding="utf-8")
+
+
+def test_the_end_and_its_price_need_a_speed_an_end_and_a_price():
+    job = {
+        "steps": 200, "step": 50, "measured": {"iteration_s": 2.0},
+        "spent": {"usd_per_hour": 12.0},
+    }  # fmt: skip
+    assert (eta_s(job), usd_to_come(job)) == (300.0, 1.0)
+    assert eta_s(job | {"step": 210}) == 0.0
+    assert eta_s(job | {"steps": None}) is None
+    assert eta_s(job | {"measured": {"iteration_s": None}}) is None
+    assert usd_to_come(job | {"steps": None}) is None
+    assert usd_to_come(job | {"spent": {"usd_per_hour": None}}) is None
 
 
 def test_every_golden_file_belongs_to_a_case():

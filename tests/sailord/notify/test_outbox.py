@@ -144,9 +144,7 @@ async def test_only_the_newest_messages_are_kept_while_no_receiver_accepts_any(
 
 
 @pytest.mark.parametrize("address", ["{}", "http://127.0.0.1:nonsense/in"])
-async def test_address_of_a_receiver_is_neither_logged_nor_stored(
-    gateway, fake_receiver, address
-):
+async def test_address_of_a_receiver_is_neither_logged_nor_stored(gateway, fake_receiver, address):
     """Who knows the address of a Slack channel can write into it."""
     leader = Leader(gateway, fake_receiver, await term_of(gateway))
     url = f"{address.format(fake_receiver.url)}/T0/a-secret-word"

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,22 +17,13 @@ from rich.live import Live
 
 from sailord.screen.seen import Seen
 from sailord.screen.ui import Ui
-from sailord.screen.view import eta_s, screen, sparkline, summary
+from sailord.screen.view import screen, sparkline, summary
 
 HERE = Path(__file__).parent
 FIRST = Ui(can_kill=True)
 SIZES = [(60, 20), (80, 24), (120, 40), (200, 60)]
 STORM = json.loads((HERE / "storm.json").read_text(encoding="utf-8"))
 """Recorded from `sailorctl up` after a loss and a notice."""
-
-
-@pytest.fixture(autouse=True)
-def _utc(monkeypatch):
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
 
 
 def eight() -> Seen:
@@ -172,11 +162,12 @@ def test_screen_says_why_there_is_no_answer_and_keeps_the_last_one():
     assert "no answer: unix:///x did not answer" in lines[1]
 
 
-def test_eta_is_the_rest_at_the_present_speed():
-    job = {"steps": 200, "step": 50, "measured": {"iteration_s": 2.0}}
-    assert eta_s(job) == 300.0
-    assert eta_s(job | {"steps": None}) is None
-    assert eta_s(job | {"measured": {"iteration_s": None}}) is None
+@pytest.mark.usefixtures("in_berlin")
+def test_clock_times_are_local_and_the_title_names_their_zone():
+    lines = shown(eight(), 80, 24)
+    assert lines[0].endswith("09:44:46 CET")
+    assert "Wed 09:47" in lines[1]
+    assert "09:44:46 b1 is killed, and its memory is lost" in lines
 
 
 def test_an_end_in_thousands_of_years_is_told_without_a_date():

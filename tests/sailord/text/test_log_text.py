@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sailord.text.log_text import log_text, whole_lines
 
 STEP = (
@@ -13,6 +15,11 @@ STEP = (
 def test_a_step_is_one_sentence_with_four_digits():
     text = log_text(STEP)
     assert text == "08:24:47  step 33 of tale: loss 2.998, 0.4312 s, samples 16\n"
+
+
+@pytest.mark.usefixtures("in_berlin")
+def test_a_step_has_the_same_clock_as_the_screen():
+    assert log_text(STEP).startswith("09:24:47  step 33")
 
 
 def test_an_evaluation_is_named_as_one():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sailord.text.units import counted, duration, number_ranges, timestamp
+from sailord.text.units import clock, counted, duration, number_ranges, timestamp
 
 
 @pytest.mark.parametrize(
@@ -32,5 +32,12 @@ def test_a_count_of_one_is_singular() -> None:
     assert [counted(n, "pool") for n in (0, 1, 2)] == ["0 pools", "1 pool", "2 pools"]
 
 
-def test_a_moment_is_printed_in_utc() -> None:
-    assert timestamp(0.0) == "1970-01-01 00:00:00"
+@pytest.mark.usefixtures("in_berlin")
+def test_a_moment_is_local_time_with_its_distance_from_utc() -> None:
+    assert timestamp(0.0) == "1970-01-01 01:00:00+01:00"
+    assert timestamp(1_782_910_800.0) == "2026-07-01 15:00:00+02:00"
+    assert clock(0.0) == "01:00:00"
+
+
+def test_a_moment_in_utc_says_so_too() -> None:
+    assert timestamp(0.0) == "1970-01-01 00:00:00+00:00"
