@@ -10,17 +10,23 @@ from typing import Any
 
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.cluster_file import cluster_from_document
-from simulator.documents.fields import Table, open_table
+from simulator.documents.fields import Table, open_table, quote
 from simulator.documents.files import Document
-from simulator.documents.problems import InputError, Problem, Problems
+from simulator.documents.problems import InputError, Problem, Problems, resembling
 from simulator.hardware.catalogue import Catalogue
 from simulator.inputs.job_file import job_from_document
+from simulator.inputs.plan_check import check_plan
 from simulator.inputs.plan_file import complete_plan, read_plan
 from simulator.spec.job import Job
 from simulator.spec.plan import Place, Plan, Stage
 
 USUAL_ORDER = ("tp", "dp", "pp")
 """Innermost first: how plans without nodes are laid out (``machine_layout``)."""
+
+MISSPELT = 0.75
+"""A key that resembles a missing one by this ratio is taken for a misspelling of it."""
+PARTS = ("job", "cluster", "plan")
+FACTS = {"gradient_allreduce_bytes", "softmax", "rank_order"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,37 +51,62 @@ def read_run(raw: object, where: str, folder: Path, catalogue: Catalogue) -> Mea
     table = open_table(Document(where, raw), problems)
     name, source = table.text("id", default=where), table.text("source", default="")
     facts = _facts(table)
-    seconds, peak = _measured(table)
-    parts = {key: raw.get(key) for key in ("job", "cluster", "plan")}
-    for key, part in parts.items():
-        if not isinstance(part, dict):
+    notes: list[str] = []
+    seconds, peak = _measured(table, notes)
+    for key in PARTS:
+        if not isinstance(raw[key] if key in table else None, dict):
             table.report(key, "is missing", f"give it the keys of a {key} file")
+    table.keys_read["provenance"] = None  # Where the numbers come from, in the author's own words.
+    notes += _not_used(table)
     problems.raise_if_any()
 
     def document(key: str, values: Any) -> Document:
         return Document(f"{where}.{key}", values, folder=folder)
 
-    settings, notes = _with_facts(parts["job"], facts)
+    settings, more = _with_facts(raw["job"], facts)
     job = job_from_document(document("job", settings))
-    cluster = cluster_from_document(document("cluster", parts["cluster"]), catalogue=catalogue)
-    plan = complete_plan(read_plan(parts["plan"], f"{where}.plan"), cluster)
+    cluster = cluster_from_document(document("cluster", raw["cluster"]), catalogue=catalogue)
+    plan = complete_plan(read_plan(raw["plan"], f"{where}.plan"), cluster)
     order = facts.get("rank_order", USUAL_ORDER)
     if order != USUAL_ORDER:
+        Problems(list(check_plan(plan, job, cluster, place=f"{where}.plan"))).raise_if_any()
         plan = _laid_out(plan, order, cluster)
-    return MeasuredRun(name, source, job, cluster, plan, seconds, peak, tuple(notes))
+    return MeasuredRun(name, source, job, cluster, plan, seconds, peak, (*notes, *more))
 
 
-def _measured(table: Table) -> tuple[float | None, float | None]:
+def _measured(table: Table, notes: list[str]) -> tuple[float | None, float | None]:
     measured = table.table("measured", required=True)
     if measured is None:
         return None, None
     seconds = measured.number("iteration_s", above=0)
-    return seconds, measured.number("peak_memory_bytes", above=0)
+    peak = measured.number("peak_memory_bytes", above=0)
+    if seconds is None and peak is None:
+        measured.finish()
+    else:
+        notes += _not_used(measured, "measured: ")
+    return seconds, peak
+
+
+def _not_used(table: Table, inside: str = "") -> list[str]:
+    """Report unknown keys that look like misspellings of missing ones; return notes on others."""
+    missing = [key for key in table.keys_read if key not in table.values]
+    notes = []
+    for key in sorted(set(table.values) - set(table.keys_read)):
+        if close := resembling(key, missing, MISSPELT):
+            cure = f'write "{close[0]}"'
+            table.problems.add(table.place, f"has an unknown key {quote(key)}", cure)
+        else:
+            notes.append(f"{inside}{key} is not used")
+    return notes
 
 
 def _facts(table: Table) -> dict[str, Any]:
     """Read what is known of the run's runtime and machines besides the job."""
-    facts = dict(table.values.get("facts") or {})
+    given = table.values["facts"] if "facts" in table else None
+    if given is not None and not isinstance(given, dict):
+        table.report("facts", f"is {quote(given)}", "give a table")
+        given = None
+    facts = dict(given or {})
     if "rank_order" in facts:
         names = re.findall(r"[a-z]+", str(facts["rank_order"]).split("(")[0])
         if sorted(names) != sorted(USUAL_ORDER):
@@ -87,8 +118,11 @@ def _facts(table: Table) -> dict[str, Any]:
 
 def _with_facts(job: Any, facts: Mapping[str, Any]) -> tuple[Any, list[str]]:
     """Return the job with what the facts say of its runtime, and notes on what they do not."""
-    notes = []
-    training = dict(job.get("training") or {})
+    notes = [f"facts: {key} is not used" for key in sorted(set(facts) - FACTS)]
+    training = job.get("training") or {}
+    if not isinstance(training, dict):
+        return job, notes  # The job's reader says so.
+    training = dict(training)
     sent = facts.get("gradient_allreduce_bytes")
     if sent is not None:
         training.setdefault("gradient_bytes", sent)
@@ -100,8 +134,6 @@ def _with_facts(job: Any, facts: Mapping[str, Any]) -> tuple[Any, list[str]]:
         notes.append("softmax: not stated; taken for Megatron-LM 1.1.5's, in fp32 and not fused")
     if softmax is not None:
         training.setdefault("softmax", softmax)
-    unused = sorted(set(facts) - {"gradient_allreduce_bytes", "softmax", "rank_order"})
-    notes += [f"facts: {key} is not used" for key in unused]
     return {**job, "training": training}, notes
 
 

@@ -46,6 +46,12 @@ class Comparison:
         return _error_pct(self.time_predicted_s, self.time_measured_s)
 
     @property
+    def is_inside(self) -> bool | None:
+        """Whether the measured time lies within the error bar of the predicted one."""
+        error = self.time_error_pct
+        return None if error is None else abs(error) <= 100 * self.error_bar
+
+    @property
     def memory_error_pct(self) -> float | None:
         return _error_pct(self.memory_predicted_bytes, self.memory_measured_bytes)
 
@@ -56,10 +62,14 @@ def _error_pct(predicted: float, measured: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The comparisons, and the runs that could not be estimated, with the reason."""
+    """The comparisons, the runs that could not be estimated, with the reason, and the others."""
 
     comparisons: tuple[Comparison, ...]
     failures: tuple[tuple[str, str], ...]
+    unmeasured: tuple[str, ...] = ()
+    """Runs without a valid measurement, which are not estimated."""
+    notes: tuple[tuple[str, str], ...] = ()
+    """What the file says of a run and the estimate does not use, or took for granted."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON of ``sailorctl validate --json``."""
@@ -67,13 +77,14 @@ class Report:
             (c.case, c.memory_measured_bytes, c.memory_predicted_bytes) for c in self.comparisons
         )
         return {
-            "sources": {name: _source_summary(runs) for name, runs in self.by_source().items()},
+            "sources": {name: source_summary(runs) for name, runs in self.by_source().items()},
             "runs": [
                 {
                     "id": c.case,
                     "predicted_s": c.time_predicted_s,
                     "measured_s": c.time_measured_s,
                     "error_bar": c.error_bar,
+                    "inside_error_bar": c.is_inside,
                 }
                 for c in self.comparisons
             ],
@@ -82,6 +93,8 @@ class Report:
             ),
             "memory": _summary(memory),
             "failures": [{"id": case, "reason": reason} for case, reason in self.failures],
+            "unmeasured": list(self.unmeasured),
+            "notes": [{"id": case, "note": note} for case, note in self.notes],
         }
 
     def by_source(self) -> dict[str, list[Comparison]]:
@@ -108,7 +121,8 @@ def _summary(cases: Iterable[tuple[str, float | None, float]]) -> dict[str, Any]
 # -- how well plans are ordered --------------------------------------------------------------------
 
 
-def _source_summary(runs: Sequence[Comparison]) -> dict[str, Any]:
+def source_summary(runs: Sequence[Comparison]) -> dict[str, Any]:
+    """Return the figures of a campaign: errors in time, and how well plans are ordered."""
     errors = [c.time_error_pct for c in runs if c.time_error_pct is not None]
     return {
         "n": len(errors),
@@ -116,6 +130,7 @@ def _source_summary(runs: Sequence[Comparison]) -> dict[str, Any]:
         "median_abs_pct": statistics.median(map(abs, errors)) if errors else None,
         "max_abs_pct": max(map(abs, errors), default=None),
         "bias_pct": statistics.fmean(errors) if errors else None,
+        "inside_error_bars": _share([run.is_inside for run in runs if run.is_inside is not None]),
         **order_figures(runs),
     }
 
@@ -207,7 +222,7 @@ def validate(
             )
         )
     profiles: dict[str, Profile] = {}
-    comparisons, failures = [], []
+    comparisons, failures, unmeasured, notes = [], [], [], []
     for index, raw in enumerate(runs):
         where = f"{document.name}: {found[0]}[{index}]"
         name = str(raw.get("id", where)) if isinstance(raw, dict) else where
@@ -216,12 +231,14 @@ def validate(
                 run = read_run(raw, where, document.folder, catalogue)
             else:
                 run = _published(PublishedCase.read(raw, where), profiles, measurements, catalogue)
+            notes += [(name, note) for note in run.notes]
             if run.time_s is None and run.memory_bytes is None:
-                continue  # It has no valid measurement.
+                unmeasured.append(name)
+                continue
             comparisons.append(_compare(run, measurements, estimator_name))
         except InputError as error:
             failures.append((name, str(error)))
-    return Report(tuple(comparisons), tuple(failures))
+    return Report(tuple(comparisons), tuple(failures), tuple(unmeasured), tuple(notes))
 
 
 def _published(

@@ -63,10 +63,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = sorted(set(known))
     if not names:
         return "there is none to choose from"
-    lower = {candidate.lower(): candidate for candidate in names}
-    close = difflib.get_close_matches(name.lower(), list(lower), n=3, cutoff=0.55)
+    close = resembling(name, names)
     if close:
-        return "did you mean " + " or ".join(f'"{lower[candidate]}"' for candidate in close) + "?"
+        return "did you mean " + " or ".join(f'"{candidate}"' for candidate in close) + "?"
     shown = ", ".join(names[:12])
     rest = len(names) - 12
     return f"choose from {shown}" + (f" and {rest} more" if rest > 0 else "")
+
+
+def resembling(name: str, known: Iterable[str], cutoff: float = 0.55) -> list[str]:
+    """Return up to three known names that resemble one, the closest first."""
+    lower = {candidate.lower(): candidate for candidate in sorted(known)}
+    close = difflib.get_close_matches(name.lower(), list(lower), n=3, cutoff=cutoff)
+    return [lower[candidate] for candidate in close]

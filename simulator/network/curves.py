@@ -10,6 +10,8 @@ from itertools import pairwise
 
 _LATENCY_S = 20e-6
 """Lower bound for messages below the smallest measured size: a kernel launch and a hop."""
+_PACKET_BYTES = 4096
+"""A message of this size or less takes as long as a shorter one: it is latency and little else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +19,8 @@ class Curve:
     """Seconds that ``flows`` equal concurrent transfers take, by the size of each.
 
     Time is interpolated linearly between measured sizes. Interpolating bandwidth instead would
-    make some larger messages faster than smaller ones.
+    make some larger messages faster than smaller ones. Messages shorter than any measured one take
+    as long as that one, if it fits a packet.
     """
 
     flows: int
@@ -33,6 +36,9 @@ class Curve:
         if bytes_each <= 0:
             return 0.0
         if bytes_each <= sizes[0]:
+            if sizes[0] <= _PACKET_BYTES:
+                return seconds[0]
+            # Curves that begin with large messages say nothing of latency.
             return max(min(_LATENCY_S, seconds[0]), seconds[0] * bytes_each / sizes[0])
         if bytes_each >= sizes[-1]:
             return seconds[-1] * bytes_each / sizes[-1]

@@ -22,6 +22,7 @@ from simulator.layer_costs.profile_file import read_profile
 from simulator.network.network_file import network_from_json
 from simulator.validate_runs import validate
 from tests.simulator.layer_costs.test_profile_file import SMALL
+from tests.simulator.test_run_file import RUN as OWN_RUN
 
 FORMATS = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text("utf-8")
 PUBLISHED: dict[str, Any] = {
@@ -83,6 +84,8 @@ RUN: dict[str, Any] = {
     "measured_peak_memory_bytes": {"max_over_gpus": 1e9},
     "flags": {"time_valid": True},
 }
+
+ORDERED = {"facts": {"rank_order": "tp, pp, dp", "gradient_allreduce_bytes": 4}}
 
 
 def spots(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -186,7 +189,7 @@ def test_schema_and_documentation_describe_runs() -> None:
 
 
 @pytest.mark.chaos
-@given(data=wounds({"cases": [RUN]}))
+@given(data=wounds({"cases": [RUN]}) | wounds({"runs": [OWN_RUN | ORDERED]}))
 def test_damaged_runs_are_estimated_or_rejected(
     measurements: Measurements, data: dict[str, Any]
 ) -> None:

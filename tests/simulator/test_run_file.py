@@ -116,6 +116,19 @@ def test_the_order_of_ranks_decides_which_machine_a_stage_is_on() -> None:
         ({"plan": None}, "plan"),
         ({"facts": {"rank_order": "dp, dp"}}, "rank_order"),
         ({"job": RUN["job"] | {"training": {"sequence": 8}}}, "global_batch"),
+        ({"job": RUN["job"] | {"training": 5}}, "training"),
+        ({"job": RUN["job"] | {"training": "ab"}}, "training"),
+        ({"facts": 5}, "facts: is 5"),
+        ({"facts": "abc"}, 'facts: is "abc"'),
+        ({"measured": {"iteration_seconds": 0.5}}, 'unknown key "iteration_seconds"'),
+        ({"measured": {"time": 0.5}}, 'unknown key "time"'),
+        ({"measured": {"iteration_s": 0.5, "peak_memory": 1}}, 'write "peak_memory_bytes"'),
+        ({"fact": {}}, 'unknown key "fact"; write "facts"'),
+        (
+            {"facts": {"rank_order": "tp, pp, dp"}}
+            | {"cluster": {"pool": [RUN["cluster"]["pool"][0] | {"zone": "us-central1-b"}]}},
+            "plan: pipelines[0].stages[0]",
+        ),
     ],
 )
 def test_mistakes_are_reported_with_their_place(changes: dict[str, Any], said: str) -> None:
@@ -125,6 +138,31 @@ def test_mistakes_are_reported_with_their_place(changes: dict[str, Any], said: s
     assert name == "one"
     assert "runs.json: runs[0]" in reason
     assert said in reason
+
+
+def test_a_run_without_a_measurement_is_named() -> None:
+    report = report_of(changed(id="none", measured={}), RUN)
+    assert report.unmeasured == ("none",)
+    assert [c.case for c in report.comparisons] == ["one"]
+    assert report.to_json()["unmeasured"] == ["none"]
+
+
+def test_keys_that_resemble_none_are_told_and_not_used() -> None:
+    """Authors add what they know; the misspelt key of a missing one is another matter."""
+    known = {"iteration_s": 0.5, "iteration_std_s": 0.1}
+    report = report_of(changed(weather="fair", provenance={"file": "a.csv"}, measured=known))
+    assert report.failures == ()
+    told = [("one", "measured: iteration_std_s is not used"), ("one", "weather is not used")]
+    assert list(report.notes) == told
+    assert report.to_json()["notes"] == [{"id": name, "note": note} for name, note in told]
+
+
+def test_runs_inside_their_error_bars_are_counted() -> None:
+    predicted = report_of(RUN).comparisons[0].time_predicted_s
+    runs = [changed(measured={"iteration_s": predicted * factor}) for factor in (1.0, 1.01, 3.0)]
+    found = report_of(*runs).to_json()
+    assert [run["inside_error_bar"] for run in found["runs"]] == [True, True, False]
+    assert found["sources"]["here"]["inside_error_bars"] == pytest.approx(2 / 3)
 
 
 def test_a_file_has_runs_or_cases() -> None:

@@ -1,7 +1,7 @@
 """The device that is measured: its clock, its allocator, and what it is called.
 
 Work on a GPU runs behind the host, so a moment of it is an event in its queue. On a CPU it is the
-host's clock. Nothing here has run on a GPU yet.
+host's clock. It has measured one H200 (docs/gpu.md).
 """
 
 from __future__ import annotations

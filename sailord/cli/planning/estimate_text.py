@@ -11,7 +11,7 @@ from sailord.text.units import counted, number_ranges
 from simulator.estimate.result import Estimate
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan, Stage
-from simulator.validate_runs import Comparison, Report
+from simulator.validate_runs import Comparison, Report, source_summary
 
 GIB = 2**30
 ROWS_MAX = 40
@@ -113,7 +113,7 @@ def _devices(stage: Stage) -> str:
 
 
 def validation_text(report: Report, estimator_name: str) -> str:
-    """Return measured and predicted values per case, then the mean errors per campaign."""
+    """Return measured and predicted values per case, then the figures of each source."""
     cases = [
         [
             c.case,
@@ -128,26 +128,39 @@ def validation_text(report: Report, estimator_name: str) -> str:
         for c in report.comparisons
     ]
     header = ["case", "s", "predicted", "%", "GiB", "predicted", "%", "source"]
-    campaigns = [*report.by_source().items()]
-    if len(campaigns) > 1:
-        campaigns.append(("all", list(report.comparisons)))
-    sums = [[name, *_errors(comparisons)] for name, comparisons in campaigns]
-    sum_header = ["campaign", "cases", "time mean %", "max %", "memory mean %", "max %"]
+    sources = [*report.by_source().items()]
+    if len(sources) > 1:
+        sources.append(("all", list(report.comparisons)))
+    sums = [[name, *_figures(comparisons)] for name, comparisons in sources]
+    sum_header = ["source", *(name for name, _, _ in FIGURES), "memory: mean %", "max %"]
     return f"estimator {estimator_name}\n\n{table(header, cases)}\n\n{table(sum_header, sums)}"
 
 
-def _errors(comparisons: list[Comparison]) -> list[str]:
-    times = [abs(c.time_error_pct) for c in comparisons if c.time_error_pct is not None]
+FIGURES = (
+    ("runs", "n", "{}"),
+    ("mean %", "mean_abs_pct", "{:.2f}"),
+    ("median %", "median_abs_pct", "{:.2f}"),
+    ("max %", "max_abs_pct", "{:.2f}"),
+    ("bias %", "bias_pct", "{:+.2f}"),
+    ("inside error bar", "inside_error_bars", "{:.0%}"),
+    ("rank correlation", "rank_correlation", "{:.2f}"),
+    ("pairs right", "pairs_right", "{:.0%}"),
+    ("regret: mean", "regret_mean", "{:.3f}"),
+    ("max", "regret_max", "{:.3f}"),
+)
+"""Columns of a source: heading, key of ``sailorctl validate --json``, form."""
+
+
+def _figures(comparisons: list[Comparison]) -> list[str]:
+    found = source_summary(comparisons)
+    cells = [_number(found[key], form) for _, key, form in FIGURES]
     memories = [abs(c.memory_error_pct) for c in comparisons if c.memory_error_pct is not None]
-    cells = [str(len(comparisons))]
-    for errors in (times, memories):
-        both = (statistics.fmean(errors), max(errors)) if errors else (None, None)
-        cells += [_number(value, "{:.2f}") for value in both]
-    return cells
+    both = (statistics.fmean(memories), max(memories)) if memories else (None, None)
+    return cells + [_number(value, "{:.2f}") for value in both]
 
 
 def _number(value: float | None, form: str, unit: float = 1.0) -> str:
-    return "-" if value is None else form.format(value / unit)
+    return "-" if value is None else form.format(value if unit == 1.0 else value / unit)
 
 
 def _seconds(value: float) -> str:

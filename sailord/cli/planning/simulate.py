@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -13,6 +14,7 @@ from sailord.cli.options import FILE, JSON, show
 from sailord.cli.planning.estimate_text import estimate_text, validation_text
 from sailord.plots.plan import write_plot
 from sailord.plots.timeline import write_timeline
+from sailord.text.units import counted
 from simulator.api import ESTIMATORS, Estimator, estimator, load_measurements
 from simulator.documents.files import load_document
 from simulator.documents.problems import InputError, Problem, Problems
@@ -23,6 +25,7 @@ from simulator.hardware.catalogue import load_catalogue
 from simulator.inputs.plan_check import check_plan
 from simulator.inputs.plan_file import complete_plan
 from simulator.spec.plan import Plan
+from simulator.validate_runs import Report
 from simulator.validate_runs import validate as validate_cases
 
 SHORTAGES_SHOWN_MAX = 6
@@ -121,8 +124,9 @@ def validate(
 ) -> None:
     """Compare predictions with measured runs.
 
-    Prints the errors of each case and their means. Exits with 0 if every case with a valid
-    measurement could be estimated, whatever the error.
+    Prints the errors of each case and, by source, their means, how well plans are ordered and how
+    many lie inside their error bars. Exits with 0 if every case with a valid measurement could be
+    estimated, whatever the error, and there is one.
     """
     if estimator_name not in ESTIMATORS:
         known = ", ".join(ESTIMATORS)
@@ -136,7 +140,27 @@ def validate(
         estimator_name=estimator_name,
     )
     show(result.to_json(), as_json, lambda _: validation_text(result, estimator_name))
-    for case, reason in result.failures:
-        click.echo(f"error: {case}: {reason}", err=True)
-    if result.failures:
+    tell_report(result)
+    if result.failures or not result.comparisons:
         raise SystemExit(FAILED)
+
+
+def tell_report(report: Report) -> None:
+    """Say on stderr what was not compared, and what of the file was not used."""
+    by_note: dict[str, list[str]] = {}
+    for case, note in report.notes:
+        by_note.setdefault(note, []).append(case)
+    for note, cases in by_note.items():
+        click.echo(f"note: {_some(cases)}: {note}", err=True)
+    if report.unmeasured:
+        what = "not compared, for want of a valid measurement"
+        click.echo(f"note: {_some(report.unmeasured)}: {what}", err=True)
+    for case, reason in report.failures:
+        click.echo(f"error: {case}: {reason}", err=True)
+    if not report.comparisons and not report.failures:
+        click.echo("error: no run has a valid measurement; see docs/formats.md", err=True)
+
+
+def _some(cases: Sequence[str]) -> str:
+    rest = len(cases) - 1
+    return cases[0] + (f" and {counted(rest, 'other')}" if rest else "")

@@ -56,6 +56,15 @@ def test_curve_returns_measured_points() -> None:
     assert curve(1) == 20e-6  # A message takes a launch and a hop at least.
 
 
+def test_short_messages_over_a_far_link_take_its_latency() -> None:
+    """Curves that begin with a packet know the latency; those that begin with 64 KiB do not."""
+    far = Curve(1, (1024.0, 1e6), (15e-3, 25e-3))
+    assert far(64) == far(1) == 15e-3
+    assert far(0) == 0
+    coarse = Curve(1, (65536.0, 1e6), (15e-3, 25e-3))
+    assert coarse(6553.6) == pytest.approx(1.5e-3)
+
+
 def test_curve_time_never_falls_with_size(examples: int) -> None:
     rng = random.Random("curves")
     for _ in range(examples):

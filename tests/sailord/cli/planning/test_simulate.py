@@ -12,6 +12,8 @@ from typing import IO
 import jsonschema
 import pytest
 
+from tests.simulator.test_run_file import RUN
+
 ROOT = Path(__file__).resolve().parents[4]
 PROGRAM = f"{sys.executable} -m sailord.cli.main"
 PLAN, JOB, CLUSTER = (
@@ -144,6 +146,35 @@ def test_a_run_that_cannot_be_estimated_fails_the_validation(
     result = run("validate", path, "--profiles", reference)
     assert result.returncode == FAILED
     assert '"V200"' in result.stderr
+
+
+def measured_runs(folder: Path, *measured: dict[str, float]) -> Path:
+    runs = [RUN | {"id": f"run {number}", "measured": each} for number, each in enumerate(measured)]
+    path = folder / "runs.json"
+    path.write_text(json.dumps({"runs": runs}))
+    return path
+
+
+def test_validation_prints_the_figures_of_its_json(tmp_path: Path) -> None:
+    path = measured_runs(tmp_path, {"iteration_s": 0.5}, {"iteration_s": 0.6}, {})
+    text, found = run("validate", path), run("validate", path, "--json")
+    assert text.returncode == found.returncode == DONE
+    assert "note: run 2: not compared" in text.stderr
+    heading, _, row = text.stdout.splitlines()[-3:]
+    for name in ("mean %", "median %", "max %", "bias %", "inside error bar",
+                 "rank correlation", "pairs right", "regret"):  # fmt: skip
+        assert name in heading
+    here = json.loads(found.stdout)["sources"]["here"]
+    assert f"{here['mean_abs_pct']:.2f}" in row
+    assert f"{here['bias_pct']:+.2f}" in row
+    assert f"{here['regret_max']:.3f}" in row
+
+
+def test_runs_without_any_measurement_fail_the_validation(tmp_path: Path) -> None:
+    result = run("validate", measured_runs(tmp_path, {}, {}))
+    assert result.returncode == FAILED
+    assert "run 0 and 1 other: not compared" in result.stderr
+    assert "no run has a valid measurement" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["simulate", "validate", "plan", "compare"])
