@@ -50,6 +50,7 @@ def _groups(plan: Plan, p: int, details: IterationDetails) -> list[dict[str, Any
     """Return each stage group with its forward and backward passes, its sums and its update."""
     pipeline, work = plan.pipelines[p], details.pipelines[p]
     owners = plan.group_count(pipeline)
+    before = [stage for each in plan.pipelines[:p] for stage in plan.owning_stages(each)]
     found: dict[tuple[int, int], dict[str, Any]] = {}
     for span in details.passes[p].spans[:PASSES_MAX]:
         s, i = work.groups[span.group]
@@ -63,6 +64,8 @@ def _groups(plan: Plan, p: int, details: IterationDetails) -> list[dict[str, Any
                 "gpu": place.gpu,
                 "zone": place.zone,
                 "tp": stage.tp,
+                "rank": sum(each.device_count for each in (*before, *pipeline.stages[: s % owners]))
+                + i * stage.tp,
                 "passes": [],
                 "sync": [],
                 "update": [],

@@ -35,6 +35,8 @@ class Surroundings:
     goodput: GoodputView
     service: Service
     leader: str
+    schedule: Mapping[str, Any] | None = None
+    """The plan's predicted schedule, if a page asked for it."""
 
 
 @dataclass(eq=False)
@@ -57,7 +59,7 @@ class NodeRows:
             row = known.get(id_)
             if row is None or row[0] is not node or row[1:3] != (said, is_safe):
                 view = render.node_view(node, safe_to_stop=is_safe, slow=said)
-                row = node, said, is_safe, view, self._row(node, view)
+                row = node, said, is_safe, view, self._row(view)
             self._rows[id_] = row
         return {id_: row[4] for id_, row in self._rows.items()}
 
@@ -66,7 +68,7 @@ class NodeRows:
         """The nodes of the last rows."""
         return [row[3] for row in self._rows.values()]
 
-    def _row(self, node: Node, view: NodeView) -> dict[str, Any]:
+    def _row(self, view: NodeView) -> dict[str, Any]:
         kind = (view.zone, view.machine, view.gpu, view.gpus, view.spot)
         if kind not in self._numbers:
             self._numbers[kind] = len(self.kinds)
@@ -80,13 +82,58 @@ class NodeRows:
             "cordoned": view.cordoned,
             "safe": view.safe_to_stop and view.state == "draining",
             "why": view.why_lost or view.failure or view.unsound or view.slow or view.trouble,
-            "busy": [] if node.report is None else [[r, _digits(s)] for r, s in node.report.busy],
         }
         return {key: value for key, value in row.items() if value or key == "kind"}
 
 
-def live_document(state: State, rows: NodeRows, about: Surroundings) -> dict[str, Any]:
+@dataclass(eq=False)
+class BusyTimes:
+    """Compute seconds of the ranks in the predicted schedule: as measured, and as predicted.
+
+    Measurements change a little with each step, so they are read every ``BUSY_S`` only.
+    """
+
+    _found: dict[str, list[float | None]] = field(default_factory=dict)
+    _of: object = None
+    """The generation and the ranks that they were read for, ..."""
+    _at: float = 0.0
+    """... and when."""
+
+    def of(self, state: State, schedule: Mapping[str, Any] | None) -> dict[str, list[float | None]]:
+        """Return both by rank."""
+        generation = None if state.active is None else state.active.generation
+        if generation is None or schedule is None:
+            return {}
+        ranks = {group["rank"] for each in schedule["pipelines"] for group in each["groups"]}
+        of = generation.job, generation.number, ranks
+        if of != self._of or not self._at <= state.now < self._at + BUSY_S:
+            predicted = () if generation.busy is None else generation.busy.seconds
+            self._of, self._at = of, state.now
+            self._found = {
+                str(rank): [_digits(seconds, 2), _digits(predicted[rank], 2)]
+                if rank < len(predicted)
+                else [_digits(seconds, 2), None]
+                for _, report in state.reports_of(generation)
+                for rank, seconds in report.busy
+                if rank in ranks
+            }
+        return self._found
+
+
+BUSY_S = 5.0
+
+
+@dataclass(eq=False)
+class Kept:
+    """What is kept from one document to the next."""
+
+    rows: NodeRows = field(default_factory=NodeRows)
+    busy: BusyTimes = field(default_factory=BusyTimes)
+
+
+def live_document(state: State, kept: Kept, about: Surroundings) -> dict[str, Any]:
     """Return the document."""
+    rows = kept.rows
     nodes = rows.of(state)
     active = state.active
     job = render.active_view(
@@ -99,6 +146,7 @@ def live_document(state: State, rows: NodeRows, about: Surroundings) -> dict[str
         "job": None if job is None else _job(state, active, job),
         "plan": _plan(active, about),
         "nodes": nodes,
+        "busy": kept.busy.of(state, about.schedule),
         "kinds": [list(kind) for kind in rows.kinds],
         "counts": render.counts_view(state),
         "queue": [job.id for job in render.jobs_view(state).jobs if job.state == "queued"],
@@ -149,6 +197,7 @@ def _job(state: State, active: Active | None, view: ActiveView) -> dict[str, Any
             "until": bill.until,
             "usd_per_hour": view.spent.usd_per_hour,
             "usd_max": bill.usd_max,
+            "unpriced_s": round(bill.unpriced_s),
         },
     }
 
@@ -164,9 +213,6 @@ def _plan(active: Active | None, about: Surroundings) -> dict[str, Any] | None:
         "per_iteration": about.about.get("tokens_per_iteration"),
         "members": list(active.generation.members),
         "micro_batch": about.plan.get("micro_batch_size"),
-        "busy": [_digits(s) for s in active.generation.busy.seconds]
-        if active.generation.busy is not None
-        else [],
         "pipelines": [
             {
                 "micro_batches": pipeline.get("micro_batches"),
@@ -193,8 +239,10 @@ def _goodput(view: GoodputView) -> dict[str, Any]:
     return {
         "since": view.since,
         "gpus": view.gpus,
+        "usd": round(view.usd, 4),
         "usd_per_hour": _digits(view.usd_per_hour, 6),
-        "unpriced": bool(view.unpriced_gpu_s),
+        "goodput": _digits(view.goodput),
+        "unpriced_gpu_s": round(view.unpriced_gpu_s),
         "causes": {
             each.cause: [round(each.gpu_s, 1), round(each.usd, 4), each.text, each.label]
             for each in view.causes

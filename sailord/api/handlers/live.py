@@ -17,7 +17,7 @@ from agents.protocol.records import JobId
 from sailord.api.access.callers import STILL_ADMITTED, caller_of, name_of
 from sailord.api.access.load_limits import LOAD
 from sailord.api.answers.goodput import goodput_view
-from sailord.api.answers.live import NodeRows, Surroundings, live_document
+from sailord.api.answers.live import Kept, Surroundings, live_document
 from sailord.api.answers.responses import Refusal, answer, too_many
 from sailord.api.answers.types import TimelineView
 from sailord.api.handlers.context import CONTEXT, ApiContext
@@ -44,7 +44,7 @@ TIMELINE_S = 30.0
 class LiveDocument:
     """The present document, made for all watchers at once."""
 
-    rows: NodeRows = field(default_factory=NodeRows)
+    kept: Kept = field(default_factory=Kept)
     document: dict[str, Any] = field(default_factory=dict)
     made_at: float = float("-inf")
     took_s: float = 0.0
@@ -56,7 +56,7 @@ class LiveDocument:
             if time.monotonic() >= self.made_at + max(LOOK_S, self.took_s / SHARE_MAX) * 0.9:
                 plan, about = await plan_of(api, api.last_led)
                 begun = time.monotonic()
-                document = live_document(api.last_led, self.rows, _surroundings(api, plan, about))
+                document = live_document(api.last_led, self.kept, _surroundings(api, plan, about))
                 self.document = {**document, "leads": api.state.term is not None}
                 self.made_at = time.monotonic()
                 self.took_s = self.made_at - begun
@@ -78,7 +78,14 @@ def _surroundings(
         goodput=goodput_view(api.goodput.ledger),
         service=service_of(api),
         leader="" if api.leader is None else api.leader.host,
+        schedule=_schedule_seen(api),
     )
+
+
+def _schedule_seen(api: ApiContext) -> dict[str, Any] | None:
+    active, seen = api.last_led.active, api.timeline_seen
+    generation = None if active is None else active.generation
+    return seen[1] if seen is not None and generation and generation.plan == seen[0] else None
 
 
 async def live(request: web.Request) -> web.StreamResponse:

@@ -1,7 +1,7 @@
 // The page: keeps one document up to date from the live stream, and draws it.
 
 import { drawChart } from "./charts.js";
-import { byId, count, digits, duration, fillPairs, iso, make, moment, percent, plural, setText, short, usd, words } from "./format.js";
+import { byId, count, digits, duration, fillPairs, iso, knownUsd, make, moment, percent, plural, setText, short, usd, words } from "./format.js";
 import { renderDetails, renderMap, selectedNode, unselect } from "./map.js";
 import { renderOrders } from "./orders.js";
 import { apply, ask, follow, setToken } from "./stream.js";
@@ -205,10 +205,7 @@ function rateNow(doc) {
   return seconds && plan?.per_iteration ? plan.per_iteration / seconds : null;
 }
 
-function goodputNow(goodput) {
-  const all = Object.values(goodput?.causes ?? {}).reduce((sum, [seconds]) => sum + seconds, 0);
-  return all ? percent((goodput.causes.training?.[0] ?? 0) / all) : "–";
-}
+const goodputNow = (goodput) => (goodput?.goodput === undefined ? "–" : percent(goodput.goodput));
 
 function renderCharts(doc) {
   const marks = view.moves.map((move) => [move.at + move.total_s, `generation ${move.generation}: ${move.reason}`]);
@@ -228,8 +225,8 @@ function renderGoodput(goodput) {
   const causes = Object.entries(goodput?.causes ?? {}).sort((a, b) => b[1][0] - a[1][0]);
   const all = causes.reduce((sum, [, [seconds]]) => sum + seconds, 0);
   if (!all) return;
-  const shares = causes.map(([name, [seconds, cost, text, label]]) => ({ name, share: seconds / all, hours: seconds / 3600, cost, text, label }));
-  setText(byId("goodput-note"), `since ${moment(goodput.since)}: what each paid second of ${plural(goodput.gpus, "GPU")} was spent on`);
+  const shares = causes.map(([name, [seconds, cost, text, label]]) => ({ name, share: seconds / all, seconds, hours: seconds / 3600, cost, text, label }));
+  setText(byId("goodput-note"), `since ${moment(goodput.since)}: what each paid second of ${plural(goodput.gpus, "GPU")} was spent on${unpricedNote(goodput)}`);
   const bar = byId("goodput-bar");
   bar.setAttribute("aria-label", shares.slice(0, 5).map((each) => `${each.label} ${percent(each.share)}`).join(", "));
   const key = shares.map((each) => each.name + each.share.toFixed(3)).join();
@@ -254,24 +251,31 @@ function renderGoodput(goodput) {
     const cells = body.rows[index].cells;
     setText(cells[1], percent(each.share));
     setText(cells[2], each.hours.toFixed(2));
-    setText(cells[3], usd(each.cost));
+    cells[2].title = `${each.seconds} GPU s`;
+    setText(cells[3], knownUsd(each.cost, goodput.unpriced_gpu_s > 0));
   });
 }
+
+/** GPU time that is in no dollars. */
+const unpricedNote = (goodput) => (goodput?.unpriced_gpu_s ? `; ${digits(goodput.unpriced_gpu_s / 3600, 2)} GPU h at unknown prices are not in the dollars` : "");
 
 function renderMoney(doc) {
   const { job, capacity, goodput } = doc;
   const spent = job?.spent;
-  const rate = spent?.usd_per_hour ?? 0;
-  const soFar = spent ? spent.usd + (rate * Math.max(now() - (spent.until ?? now()), 0)) / 3600 : 0;
+  const rate = spent?.usd_per_hour;
+  const since = spent ? Math.max(now() - (spent.until ?? now()), 0) : 0;
+  const soFar = (spent?.usd ?? 0) + ((rate ?? 0) * since) / 3600;
+  const unpriced = (spent?.unpriced_s ?? 0) + (rate === undefined ? since : 0);
   const seconds = stepSeconds(job);
-  const left = job?.steps && seconds ? ((job.steps - job.step) * seconds * rate) / 3600 : null;
-  const paid = Object.values(goodput?.causes ?? {}).reduce((sum, [, cost]) => sum + cost, 0);
+  const left = job?.steps && seconds && rate !== undefined ? ((job.steps - job.step) * seconds * rate) / 3600 : undefined;
+  const isUnpriced = goodput?.unpriced_gpu_s > 0;
   fillPairs(byId("money"), [
-    ["this job so far", job ? usd(soFar) : "", spent?.usd_max ? `of ${usd(spent.usd_max)}` : "no budget is set"],
-    ["to come", left === null || !job ? "" : usd(left), "until its last step, at this speed"],
-    ["its plan", job ? usd(rate) : "", "an hour"],
-    ["all nodes", goodput ? usd(paid) : "", `since ${goodput?.since ? moment(goodput.since) : "the start"}`],
-    ["all nodes now", goodput ? usd(goodput.usd_per_hour) : "", "an hour"],
+    ["this job so far", job ? knownUsd(soFar, unpriced > 0 || rate === undefined) : "",
+      (spent?.usd_max ? `of ${usd(spent.usd_max)}` : "no budget is set") + (unpriced >= 1 ? `; without ${duration(unpriced)} at unknown prices` : "")],
+    ["to come", job ? knownUsd(left) : "", left !== undefined ? "until its last step, at this speed" : rate === undefined ? "a price is unknown" : "not known yet"],
+    ["its plan", job ? knownUsd(rate) : "", rate === undefined ? "a price is unknown" : "an hour"],
+    ["all nodes", goodput ? knownUsd(goodput.usd, isUnpriced) : "", `since ${goodput?.since ? moment(goodput.since) : "the start"}${unpricedNote(goodput)}`],
+    ["all nodes now", goodput ? knownUsd(goodput.usd_per_hour, isUnpriced) : "", isUnpriced ? "an hour, where the price is known" : "an hour"],
     ["rented so far", capacity ? usd(capacity.spent_usd) : "", capacity?.stop ? `budget: ${capacity.stop}` : "by the provider's prices"],
   ]);
 }

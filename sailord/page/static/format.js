@@ -53,6 +53,8 @@ export const digits = (value, most = 3) =>
   value === 0 ? "0" : new Intl.NumberFormat("en", { maximumSignificantDigits: most }).format(value);
 export const usd = (value) =>
   `$${new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 }).format(value)}`;
+/** Dollars; a zero that stands for time at unknown prices is no price. */
+export const knownUsd = (value, isUnpriced) => (value === undefined || (isUnpriced && value === 0) ? "–" : usd(value));
 export const percent = (share) => `${(share * 100).toFixed(1)} %`;
 export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 
@@ -80,3 +82,14 @@ export const words = (name) => name.replaceAll("_", " ");
 
 /** Layers first to end - 1, as people count them: from 0. */
 export const layerText = ([first, end]) => (end - first === 1 ? `layer ${first}` : `layers ${first}–${end - 1}`);
+
+/** Whole numbers with runs joined, as in "0–3, 6". */
+export function rangesText(numbers) {
+  const runs = [];
+  for (const number of [...numbers].sort((a, b) => a - b)) {
+    const run = runs.at(-1);
+    if (run && number === run[1] + 1) run[1] = number;
+    else runs.push([number, number]);
+  }
+  return runs.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`)).join(", ");
+}

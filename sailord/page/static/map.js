@@ -1,6 +1,6 @@
 // The map: zones, their nodes, and which layers each computes.
 
-import { byId, count, fillPairs, layerText, make, moment, plural, setText, words } from "./format.js";
+import { byId, count, fillPairs, layerText, make, moment, plural, rangesText, setText, words } from "./format.js";
 import { ask } from "./stream.js";
 
 const COMPACT_FROM = 120;
@@ -23,7 +23,7 @@ export function partsByNode(plan) {
       for (const place of stage.places ?? [stage]) {
         if (!place.node) continue;
         const parts = found.get(place.node) ?? [];
-        parts.push({ pipeline: p, stage: s, of: pipeline.stages.length, layers: stage.layers, tp: stage.tp });
+        parts.push({ pipeline: p, stage: s, of: pipeline.stages.length, layers: stage.layers, tp: stage.tp, devices: place.devices ?? [] });
         found.set(place.node, parts);
       }
     });
@@ -121,7 +121,7 @@ function update(id, doc, parts, isCompact) {
   tile.shown = shown;
   const button = tile.button;
   button.dataset.mood = mood;
-  button.style.setProperty("--depth", part && part.of > 1 ? `${Math.round((100 * part.stage) / (part.of - 1))}%` : "0%");
+  button.style.setProperty("--depth", part && part.of > 1 ? (part.stage / (part.of - 1)).toFixed(2) : "0");
   button.dataset.works = part ? "yes" : "no";
   button.setAttribute("aria-label", `${node.name}: ${stateText(node)}, ${gpus} ${gpu}, ${layers || "no layers"}`);
   button.title = `${node.name} · ${machine} · ${stateText(node)}${layers ? ` · ${layers}` : ""}`;
@@ -175,10 +175,15 @@ export function renderDetails(doc, parts = partsByNode(doc.plan)) {
     ["leaves", node.leaves_at ? moment(node.leaves_at) : ""],
     ["machine", `${machine}, ${gpus} × ${gpu}${spot ? ", Spot" : ""}`],
     ["zone", zone],
-    ["computes", (mine ?? []).map((part) =>
-      `${layerText(part.layers)} (pipeline ${part.pipeline}, stage ${part.stage}${part.tp > 1 ? `, TP ${part.tp}` : ""})`).join("; ")],
+    ["computes", (mine ?? []).map(partText).join("; ")],
     ["if it died now", node.state === "lost" ? "" : lossText(selected, () => renderDetails(doc, parts))],
   ]);
+}
+
+/** As in "GPU 0–3: layers 0–12, pipeline 1, stage 0, TP 4"; the plan may leave the choice of GPUs to the node. */
+function partText({ devices, layers, pipeline, stage, tp }) {
+  const where = devices.length ? `GPU ${rangesText(devices)}: ` : "";
+  return `${where}${layerText(layers)}, pipeline ${pipeline}, stage ${stage}${tp > 1 ? `, TP ${tp}` : ""}`;
 }
 
 /** What the job would lose with a node: asked for while its details are open, since it changes with each step. */

@@ -24,8 +24,8 @@ export function renderTimeline(doc, found) {
   setText(byId("timeline-note"), `${plural(pipelines, "pipeline")}; ${times.join(", ") || "nothing was predicted"}`
     + (drawn && found.timeline.shapes > drawn ? `; ${drawn} of ${found.timeline.shapes} different ones are drawn` : "")
     + (found?.why_none ? `; no schedule: ${found.why_none}` : ""));
-  const busy = busyByRank(doc);
-  const key = JSON.stringify([plan.sha, found?.sha256, !!found?.timeline, busy.size && [...busy].map(([r, s]) => [r, s.toPrecision(2)])]);
+  const busy = doc.busy ?? {};
+  const key = JSON.stringify([plan.sha, found?.sha256, !!found?.timeline, busy]);
   if (box.dataset.key === key) return;
   box.dataset.key = key;
   if (found?.sha256 === plan.sha && found.timeline) {
@@ -33,25 +33,6 @@ export function renderTimeline(doc, found) {
   } else {
     box.replaceChildren();
   }
-}
-
-/** Measured compute seconds of each rank, as nodes report them. */
-function busyByRank(doc) {
-  const found = new Map();
-  for (const node of Object.values(doc.nodes ?? {})) {
-    for (const [rank, seconds] of node.busy ?? []) found.set(rank, seconds);
-  }
-  return found;
-}
-
-/** The first rank of each pipeline and stage: ranks go pipeline by pipeline, stage by stage. */
-function firstRanks(plan) {
-  let rank = 0;
-  return plan.pipelines.map((pipeline) => pipeline.stages.map((stage) => {
-    const first = rank;
-    rank += stage.tp * (stage.split?.length ?? 1);
-    return first;
-  }));
 }
 
 /** The names of the nodes that compute a stage of these pipelines, as in " on a1, b1". */
@@ -64,7 +45,6 @@ function nodesOf(doc, pipelines, number) {
 }
 
 function drawPipeline(each, iteration_s, doc, busy) {
-  const ranks = firstRanks(doc.plan);
   const height = each.groups.length * (ROW + GAP);
   const x = (seconds) => (seconds / iteration_s) * WIDTH;
   const name = each.numbers.length === 1 ? `pipeline ${each.numbers[0]}` : `pipeline ${each.numbers[0]}, and ${each.numbers.length - 1} more like it`;
@@ -84,9 +64,7 @@ function drawPipeline(each, iteration_s, doc, busy) {
     }
     const [start, end] = group.update;
     svg.append(bar("update", x(start), x(end), top, ROW - 6, "optimizer step"));
-    const rank = ranks[each.numbers[0]]?.[group.stage];
-    const was = doc.plan.busy[rank];
-    const is = busy.get(rank);
+    const [is, was] = busy[group.rank] ?? [];
     const compared = is === undefined ? "" : ` computes ${duration(is)}${was ? `, predicted ${duration(was)}` : ""}`;
     labels.append(make("li", {}, make("b", {}, layerText(group.layers)), ` ${group.gpu}${group.tp > 1 ? ` × ${group.tp}` : ""}`,
       make("small", {}, nodesOf(doc, each.numbers, group.stage), compared)));

@@ -17,6 +17,11 @@ def test_every_stage_has_its_passes_in_order_within_the_iteration() -> None:
     assert isinstance(drawn, dict)
     assert drawn["iteration_s"] == found.proposal.iteration_s
     for pipeline in drawn["pipelines"]:
+        # Ranks go pipeline by pipeline, stage by stage.
+        assert len({group["tp"] for group in pipeline["groups"]}) == 1
+        first, tp = pipeline["numbers"][0] * len(pipeline["groups"]), pipeline["groups"][0]["tp"]
+        ranks = [group["rank"] for group in pipeline["groups"]]
+        assert ranks == [(first + s) * tp for s in range(len(ranks))]
         layers = [group["layers"] for group in pipeline["groups"]]
         assert [first for first, _ in layers[1:]] == [end for _, end in layers[:-1]]
         for group in pipeline["groups"]:

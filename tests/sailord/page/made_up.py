@@ -1,0 +1,214 @@
+"""A made-up cluster that trains, and a server that shows its page as sailord would."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from aiohttp import web
+
+from agents.protocol.records import (
+    Bill,
+    Busy,
+    Fence,
+    GenerationRecord,
+    Holding,
+    JobId,
+    JobRecord,
+    NodeId,
+    NodeRecord,
+    Point,
+    Report,
+    Restore,
+    Sealed,
+)
+from sailord.api.answers.goodput import goodput_view
+from sailord.api.answers.live import Kept, Surroundings, live_document
+from sailord.api.answers.problems import Service
+from sailord.api.answers.types import Refusals, StoreView
+from sailord.api.handlers.live import LOOK_S
+from sailord.api.handlers.page import page, page_file
+from sailord.controller.step_rate import StepRate
+from sailord.core.model.nodes import Exclusion, Node, Nodes
+from sailord.core.model.phases import Running
+from sailord.core.model.state import Active, Progress, State
+from sailord.goodput.core.ledger import Ledger, fold
+from sailord.goodput.core.sight import Renting, sight_of
+from sailord.page.merge_patch import merge_patch
+
+JOB, STAGES, LAYERS, NOTICE_S = JobId("job"), 8, 4, 5
+MICRO_BATCHES, BUSY_S = 16, 0.8
+NOISE = 0.02
+"""Standard deviation of a measured time."""
+
+
+def surroundings(
+    ledger: Ledger, plan: dict[str, Any] | None = None, schedule: dict[str, Any] | None = None
+) -> Surroundings:
+    """What a document shows besides the controller's state, where nothing is wrong."""
+    service = Service(True, StoreView(True, None), (), {}, Refusals(0, {}), None)
+    return Surroundings(
+        plan, {}, StepRate(), {}, None, goodput_view(ledger), service, "head", schedule
+    )
+
+
+@dataclass(eq=False)
+class MadeUp:
+    """Pipelines of eight nodes that do a step a second; every 5 s one node gets a notice."""
+
+    count: int
+    gpus: int = 1
+    """Of each node."""
+    price: float | None = 3.0
+    """Dollars an hour of each node."""
+    begun: float = field(default_factory=time.time)
+    kept: Kept = field(default_factory=Kept)
+    ledger: Ledger = field(default_factory=Ledger)
+    costs_s: list[float] = field(default_factory=list)
+    """Processor time of each document."""
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(7)
+        self.records = [
+            NodeRecord(NodeId(f"n{i:05}.1"), f"n{i:05}", f"zone-{i % 4}", "a2-highgpu-1g",
+                       "A100-40", self.gpus, "h:1", "ready")
+            for i in range(self.count)
+        ]  # fmt: skip
+        members = tuple(record.id for record in self.records)
+        point = Restore(Point(0, 0), "start")
+        self.generation = GenerationRecord(
+            JOB, 1, "open", "sha", members, point, 1, "nothing was planned yet", step_s=1.0,
+            busy=Busy((BUSY_S,) * self.count * self.gpus),
+            usd_per_hour=None if self.price is None else self.price * self.count,
+        )  # fmt: skip
+        stages = [
+            {"layers": [LAYERS * s, LAYERS * s + LAYERS], "tp": self.gpus, "gpu": "A100-40",
+             "zone": "zone-0"}
+            for s in range(STAGES)
+        ]  # fmt: skip
+        self.plan = {
+            "micro_batch_size": 1,
+            "pipelines": [
+                {
+                    "micro_batches": MICRO_BATCHES,
+                    "stages": [
+                        {**stage, "node": id_, "devices": list(range(self.gpus))}
+                        for stage, id_ in zip(stages, members[p : p + STAGES], strict=False)
+                    ],
+                }
+                for p in range(0, self.count, STAGES)
+            ],
+        }
+
+    def state(self) -> State:
+        """The state now."""
+        now = time.time()
+        step, leaving = int(now - self.begun), int((now - self.begun) / NOTICE_S)
+        nodes = Nodes()
+        for number, record in enumerate(self.records):
+            said = self._report(number, record, step)
+            node = Node(record, self.begun, said, now)
+            if number < leaving:
+                node = replace(node, exclusion=Exclusion(draining_since=now))
+            nodes[record.id] = node
+        active = Active(JOB, Running(self.begun), self.generation, progress=Progress(step, now))
+        jobs = {
+            JOB: JobRecord(
+                JOB, "running", steps=100_000, layers=STAGES * LAYERS, bill=Bill(until=self.begun)
+            )
+        }
+        return State(now=now, term=1, nodes=nodes, jobs=jobs, active=active)
+
+    def _report(self, number: int, record: NodeRecord, step: int) -> Report:
+        """What a node says: each keeps its layers, and those of the next node of its pipeline."""
+        ranks = range(number * self.gpus, (number + 1) * self.gpus)
+        layers = tuple(
+            Holding(layer, 0, 1)
+            for stage in {number % STAGES, (number + 1) % STAGES}
+            for layer in range(LAYERS * stage, LAYERS * stage + LAYERS)
+        )
+        return Report(
+            record.id, step, Fence(1, 1), 1, "running", step, job=JOB, loss=5 / (1 + step),
+            busy=tuple((rank, BUSY_S * self._random.gauss(1, NOISE)) for rank in ranks),
+            sealed=tuple(Sealed(Point(at, 1), layers) for at in (step, max(step - 1, 0))),
+        )  # fmt: skip
+
+    @property
+    def schedule(self) -> dict[str, Any]:
+        """One predicted step: all pipelines are alike."""
+        first = self.plan["pipelines"][0]["stages"]
+        one = 1 / (2 * MICRO_BATCHES + STAGES)
+        groups = [
+            {
+                "stage": s, "layers": stage["layers"], "gpu": stage["gpu"], "zone": stage["zone"],
+                "tp": stage["tp"], "rank": s * self.gpus, "sync": [], "update": [0.99, 1.0],
+                "passes": [["F", (s + b) * one, (s + b + 1) * one, b] for b in range(MICRO_BATCHES)]
+                + [["B", 1 - (s + b + 1) * one, 1 - (s + b) * one, b] for b in range(MICRO_BATCHES)]
+            }
+            for s, stage in enumerate(first)
+        ]  # fmt: skip
+        numbers = list(range(len(self.plan["pipelines"])))
+        return {"iteration_s": 1.0, "shapes": 1,
+                "pipelines": [{"numbers": numbers, "groups": groups}]}  # fmt: skip
+
+    def document(self) -> dict[str, Any]:
+        """The document now; its cost is noted."""
+        state = self.state()
+        begun = time.process_time()
+        self.ledger = fold(self.ledger, sight_of(state, lambda _: self.price, Renting()))
+        about = surroundings(self.ledger, self.plan, self.schedule)
+        found = live_document(state, self.kept, about)
+        self.costs_s.append(time.process_time() - begun)
+        return found
+
+
+@contextlib.asynccontextmanager
+async def serve(
+    document: Callable[[], dict[str, Any]], schedule: dict[str, Any] | None = None
+) -> AsyncIterator[str]:
+    """Serve the page with these documents, and yield its address."""
+
+    async def live(request: web.Request) -> web.StreamResponse:
+        """Stream the document and its patches, as sailord does."""
+        reply = web.StreamResponse()
+        reply.content_type = "text/event-stream"
+        await reply.prepare(request)
+        known: dict[str, Any] = {}
+        hello = {"cluster": "bench", "name": "", "role": "viewer", "now": time.time()}
+        await reply.write(f"event: hello\ndata: {json.dumps(hello)}\n\n".encode())
+        with contextlib.suppress(ConnectionError):  # The browser was closed.
+            while True:
+                found = document()
+                patch, known = merge_patch(known, found), found
+                if patch:
+                    text = json.dumps(patch, separators=(",", ":"))
+                    await reply.write(f"event: patch\ndata: {text}\n\n".encode())
+                await asyncio.sleep(LOOK_S)
+        return reply
+
+    async def about_job(_: web.Request) -> web.Response:
+        return web.json_response({"moves": [], "sha256": "sha", "timeline": schedule})
+
+    async def about_node(_: web.Request) -> web.Response:
+        return web.json_response({"nodes": [{"loss": {"text": "0 steps lost"}}]})
+
+    app = web.Application()
+    app.router.add_get("/", page)
+    app.router.add_get("/page/{file}", page_file)
+    app.router.add_get("/v1/live", live)
+    app.router.add_get("/v1/jobs/{job}/{what}", about_job)
+    app.router.add_get("/v1/nodes/{node}", about_node)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0]
+    try:
+        yield f"http://{host}:{port}/"
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,73 @@
+"""The page in a real browser, with made-up clusters that would be too large or rare to run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.sailord.page.accessibility import check_rules
+from tests.sailord.page.browser import CHROMIUM, Tab, open_browser
+from tests.sailord.page.made_up import MadeUp, serve
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium in the PATH (apt-get install)"),
+]
+DRAWN = "document.querySelectorAll('.node').length === {}"
+
+
+def watch(folder: Path, cluster: MadeUp, play: Callable[[Tab], Awaitable[None]]) -> None:
+    """Play something in a browser that shows all nodes; then sailord ends."""
+
+    async def go() -> None:
+        async with open_browser(folder) as tab:
+            await tab.screen(1280, 900)
+            async with serve(cluster.document, cluster.schedule) as url:
+                await tab.open(url)
+                await tab.wait(DRAWN.format(cluster.count))
+                await play(tab)
+            await tab.wait("document.body.dataset.connection === 'lost'")
+            await check_rules(tab)
+
+    asyncio.run(go())
+
+
+def test_unknown_prices_are_not_shown_as_zero(tmp_path: Path) -> None:
+    async def play(tab: Tab) -> None:
+        await tab.wait("document.querySelector('#goodput tbody').innerText.includes('training')")
+        await tab.wait("document.getElementById('goodput-note').innerText.includes('unknown')")
+        money = await tab.run("document.getElementById('money').innerText")
+        assert "$" not in money
+        assert money.count("\N{EN DASH}") == 5
+        assert "a price is unknown" in money
+        assert "at unknown prices" in money
+        assert "$" not in await tab.run("document.getElementById('goodput').innerText")
+
+    watch(tmp_path, MadeUp(8, price=None), play)
+
+
+def test_a_node_says_which_of_its_devices_compute_which_layers(tmp_path: Path) -> None:
+    known = "GPU 0\N{EN DASH}3: layers 8\N{EN DASH}11, pipeline 0, stage 2, TP 4"
+
+    async def play(tab: Tab) -> None:
+        await tab.run("document.querySelector('[data-id=\\'n00002.1\\']').click()")
+        text = "document.getElementById('details').innerText"
+        await tab.wait(f"{text}.includes('{known}')")
+        await tab.wait("document.querySelectorAll('.stages small').length === 8")
+        rows = await tab.run(
+            "[...document.querySelectorAll('.stages small')].map(s => s.innerText)"
+        )
+        assert all("computes 0." in row and "predicted 0.8 s" in row for row in rows), rows
+
+    watch(tmp_path, MadeUp(8, gpus=4), play)
+
+
+def test_accessibility_rules_hold_on_the_map_of_many_nodes(tmp_path: Path) -> None:
+    async def play(tab: Tab) -> None:
+        await tab.wait("document.querySelectorAll('.compact .node[data-works=yes]').length === 128")
+        await check_rules(tab)
+
+    watch(tmp_path, MadeUp(128), play)
