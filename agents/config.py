@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.core.model import Options
+from agents.daemon.allowed_uris import MOUNTS, read_allowed
 from agents.daemon.credentials import secret_path
 from agents.protocol.names import NAME
 from agents.rpc.tls_settings import TlsSettings, read_tls
@@ -65,6 +66,8 @@ class Config:
     """The folder that relative paths of a job refer to; ``None``: jobs give absolute paths."""
     secrets: Path | None
     """The folder with the values of secrets that jobs name, each a file."""
+    mounts: tuple[str, ...]
+    """Prefixes of URIs where jobs may have data."""
     copy_mb_s: float
     """The highest rate at which snapshots are copied to other nodes."""
     threads: int | None
@@ -119,6 +122,7 @@ def load_config(path: Path) -> Config:
     rest["port"] = listen.integer("port", default=7078, least=0, most=65535)
     rest["address"] = listen.text("address")
     listen.finish()
+    rest["mounts"] = read_allowed(top.section("mounts"), MOUNTS)
     rest["tls"] = read_tls(
         top, path.parent, None if state is None else path.parent / state, by="enrol", store=store,
         named={"listen.host": rest["host"], "listen.address": rest["address"]},

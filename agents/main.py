@@ -232,6 +232,7 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
             feed=feed,
             clock=clock,
             secrets=config.secrets,
+            allowed=config.mounts,
             commands=ForkedCommands(fork_client) if fork_client.is_service else None,
         )
         stack.callback(preparation.close)

@@ -8,6 +8,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from agents.daemon.allowed_uris import CHECKPOINTS, MOUNTS, read_allowed
 from agents.daemon.credentials import secret_path
 from agents.protocol.names import NAME
 from agents.rpc.signing import read_keys
@@ -15,7 +16,6 @@ from agents.rpc.tls import check_mode
 from agents.rpc.tls_settings import TlsSettings, read_tls
 from agents.store.locations import check_address
 from sailord.capacity.core.model import Policy
-from sailord.checkpoints.allowed import DEFAULT, check_prefix
 from sailord.core.model.options import Options
 from sailord.network.core.model import Policy as NetworkPolicy
 from sailord.notify.message_formats import FORMATS, KINDS, Format
@@ -97,8 +97,9 @@ class Config:
     operators: str | None = None
     viewers: str | None = None
     """Groups of this host whose members have that role on the Unix socket."""
-    checkpoints: tuple[str, ...] = DEFAULT
-    """Prefixes of URIs where jobs may have checkpoints."""
+    checkpoints: tuple[str, ...] = CHECKPOINTS.default
+    mounts: tuple[str, ...] = MOUNTS.default
+    """Prefixes of URIs where jobs may have checkpoints, and data."""
     tls: TlsSettings | None = None
     """``None``: plain HTTP."""
     otlp: str | None = None
@@ -157,7 +158,8 @@ def load_config(path: Path) -> Config:
     otlp = telemetry.value("otlp", _url, required="telemetry" in top)
     telemetry.finish()
     network = _limits(top.section("network"), NetworkPolicy(), least=0)
-    checkpoints = _checkpoints(top.section("checkpoints"))
+    checkpoints = read_allowed(top.section("checkpoints"), CHECKPOINTS)
+    mounts = read_allowed(top.section("mounts"), MOUNTS)
     cluster = None
     if cluster_file is not None:
         try:
@@ -170,7 +172,7 @@ def load_config(path: Path) -> Config:
         cure = "set usd_max (dollars in all), usd_per_hour_max, or both, in [capacity]"
         problems.add(top.place_of("capacity"), "has no budget, and instances are rented", cure)
     if isinstance(provider, GceConfig):
-        provider = replace(provider, head_ip=_network_ip(address))
+        provider = replace(provider, head_ip=_network_ip(address), mounts=mounts)
         provider = _with_tls(provider, tls, address, top)
     top.finish()
     if store is not None:
@@ -212,6 +214,7 @@ def load_config(path: Path) -> Config:
         operators=operators,
         viewers=viewers,
         checkpoints=checkpoints,
+        mounts=mounts,
         tls=tls,
         otlp=otlp,
     )
@@ -300,23 +303,6 @@ def _limits(table: Table, limits: T, *, least: float | None = None) -> T:
             )
     table.finish()
     return replace(limits, **read)
-
-
-def _checkpoints(table: Table) -> tuple[str, ...]:
-    """Read which URIs jobs may name."""
-
-    def accept(value: object) -> tuple[str, ...]:
-        cure = 'give prefixes such as ["gs://bucket/", "file:///srv/checkpoints"]'
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise InvalidValue(f"is {quote(value)}", cure)
-        for each in value:
-            if wrong := check_prefix(each):
-                raise InvalidValue(f"{quote(each)} {wrong}", cure)
-        return tuple(value)
-
-    allowed = table.value("allowed", accept)
-    table.finish()
-    return DEFAULT if allowed is None else allowed
 
 
 def _webhooks(top: Table, folder: Path) -> Webhooks:

@@ -105,8 +105,7 @@ WINGS: dict[str, dict[str, str]] = {
         "cluster_records": "core.queries agents.store",
         "planning": "core.model planner agents.daemon",
         "tokens": "agents.daemon agents.protocol simulator.documents",
-        "checkpoints.allowed": "simulator.documents",
-        "checkpoints": "checkpoints.allowed core.model planning agents.object_store "
+        "checkpoints": "core.model planning agents.object_store "
         "worker.checkpoint.snapshot_file worker.checkpoint.manifest "
         "worker.checkpoint.compatibility worker.layout worker.types",
         "providers.interface": "simulator",
@@ -117,7 +116,7 @@ WINGS: dict[str, dict[str, str]] = {
         "capacity.core": "capacity.core.model core.queries planning text",
         "network.core": "agents.protocol",
         "notify.message_formats": "",
-        "config": "notify.message_formats tokens checkpoints.allowed network.core core.model "
+        "config": "notify.message_formats tokens network.core core.model "
         "capacity.core.model "
         "providers agents.daemon agents.rpc agents.store",
         "notify": "cluster_records config agents.rpc text.units",

@@ -11,15 +11,13 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import fsspec
-
+from agents.daemon.allowed_uris import MOUNTS, check_uri
+from agents.work.public_https import open_allowed
 from agents.work.work_folder import UNFINISHED, WorkFolder
-
-REMOTE = frozenset(("gs", "gcs", "s3", "s3a", "az", "abfs", "abfss", "hf", "https"))
-"""Kinds of storage that cannot contain files of this machine."""
+from simulator.documents.problems import InputError
 
 
 class MountError(Exception):
@@ -50,13 +48,8 @@ def check_paths(mounts: Mapping[str, str]) -> None:
         raise MountError(f"data is missing on this node: {', '.join(missing)}; mount it there")
 
 
-async def copy_data(
-    mounts: Mapping[str, str], cache: Path, *, has_worker_user: bool = False
-) -> None:
-    """Copy data from buckets, unless it is already here.
-
-    With ``has_worker_user`` the job may read less than this process, so files of this machine are
-    refused.
+async def copy_data(mounts: Mapping[str, str], cache: Path, allowed: Sequence[str]) -> None:
+    """Copy data from allowed buckets, unless it is already here.
 
     A thread cannot be cancelled, so each attempt copies into a folder of its own, which is renamed
     at the end unless the attempt was cancelled.
@@ -65,14 +58,15 @@ async def copy_data(
         target = copy_of(cache, uri)
         if "://" not in uri:
             continue
-        if has_worker_user:
-            _check_remote(name, uri)
+        _check(name, uri, allowed)
         if target.exists():
             os.utime(target)  # The oldest are deleted first.
             continue
         cache.mkdir(parents=True, exist_ok=True)
         early = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=cache))
-        copying = asyncio.ensure_future(asyncio.to_thread(_copy, name, uri, early / "copy"))
+        copying = asyncio.ensure_future(
+            asyncio.to_thread(_copy, name, uri, early / "copy", allowed)
+        )
         try:
             await asyncio.shield(copying)
             (early / "copy").rename(target)
@@ -80,17 +74,16 @@ async def copy_data(
             copying.add_done_callback(functools.partial(_delete, early))
 
 
-def _check_remote(name: str, uri: str) -> None:
-    """Refuse files of this machine, also behind another layer (``simplecache::file://``)."""
-    protocols = [each.partition("://")[0] for each in uri.split("::")]
-    if len(protocols) > 1 or not set(protocols) <= REMOTE:
-        known = ", ".join(sorted(REMOTE))
-        raise MountError(f"data {name} cannot be copied from {uri}: give a path, or one of {known}")
-
-
-def _copy(name: str, uri: str, target: Path) -> None:
+def _check(name: str, uri: str, allowed: Sequence[str]) -> None:
     try:
-        files, path = fsspec.core.url_to_fs(uri)
+        check_uri(uri, allowed, MOUNTS, f"data {name}")
+    except InputError as error:
+        raise MountError(str(error)) from None
+
+
+def _copy(name: str, uri: str, target: Path, allowed: Sequence[str]) -> None:
+    try:
+        files, path = open_allowed(uri, allowed)
         if files.isdir(path):
             files.get(f"{path.rstrip('/')}/", f"{target}/", recursive=True)
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import structlog
 
 from agents.core.model import Event, UnfitChanged
+from agents.daemon.allowed_uris import MOUNTS
 from agents.daemon.atomic_file import said_of
 from agents.daemon.backoff import Backoff
 from agents.daemon.clock import Clock
@@ -80,6 +81,8 @@ class Preparation:
     """The folder with the values of secrets, each a file."""
     commands: Commands | None = None
     """Runs setup commands as the workers' user; ``None``: that is the agent's user."""
+    allowed: Sequence[str] = MOUNTS.default
+    """Prefixes of URIs where jobs may have data."""
     retry_s: float = RETRY_S
     job: JobId | None = None
     """The job that the node is prepared for."""
@@ -208,7 +211,7 @@ class Preparation:
         self._mounts = dict(work.mounts)
         await in_thread(check_paths, self._mounts)
         data = self.folder / "data"
-        await copy_data(self._mounts, data, has_worker_user=self.commands is not None)
+        await copy_data(self._mounts, data, self.allowed)
         leads_to = targets(self._mounts, data)
         copies = [path for path in leads_to.values() if path.parent == data]
         if copies:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from agents.daemon.allowed_uris import CHECKPOINTS, check_uri
 from agents.protocol.records import Durable, JobId, Point
-from sailord.checkpoints.allowed import DEFAULT, check_uri
 from sailord.checkpoints.manifest import (
     Manifest,
     folder_of,
@@ -38,7 +38,7 @@ FAULTS_SHOWN = 3
 class Checkpoints:
     """Access to the checkpoints of all jobs."""
 
-    allowed: tuple[str, ...] = DEFAULT
+    allowed: tuple[str, ...] = CHECKPOINTS.default
     """The prefixes that the operator allows."""
     threads: StorageThreads = field(default_factory=StorageThreads)
     """For what people ask; if all of these hang, jobs go on."""
@@ -87,7 +87,7 @@ class Checkpoints:
 
     def _check(self, uri: str) -> None:
         try:
-            check_uri(uri, self.allowed)
+            check_uri(uri, self.allowed, CHECKPOINTS, "checkpoint: uri")
         except InputError as error:
             raise StorageError(str(error)) from None
 

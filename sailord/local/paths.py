@@ -124,7 +124,7 @@ class Place:
         (self.folder / "sailord.toml").write_text(
             f'cluster_name = "local"\nstate = "head"\nkey = "key"\ncluster = "cluster.toml"\n'
             f"{PROFILES if has_profiles else ''}"
-            f'log = "json"\n[checkpoints]\nallowed = ["*"]\n'
+            f'log = "json"\n[checkpoints]\nallowed = ["*"]\n[mounts]\nallowed = ["*"]\n'
             f'[listen]\nhost = "{host}"\nport = {self.port}\n'
             'token_file = "token"\n'
             f"[options]\nlease_s = {LEASE_S}\ngrace_s = 0.5\nstart_gather_s = 0.5\n"
@@ -195,7 +195,8 @@ class Place:
             f'store = "unix://{self.folder}/head/store.sock"\ncatalogue = "../catalogue.toml"\n'
             f'zone = "{zone}"\nmachine = "{gpu}"\nspot = {"true" if spot else "false"}\n'
             f'worker = "{self.worker}"\nmemory = "{memory}"\nthreads = 1\n'
-            f'lease_s = {LEASE_S}\norphan_s = 10.0\n[listen]\nhost = "{host}"\nport = 0\n'
+            f'lease_s = {LEASE_S}\norphan_s = 10.0\n[mounts]\nallowed = ["*"]\n'
+            f'[listen]\nhost = "{host}"\nport = 0\n'
             f"{self._tls(ca='../ca/ca.pem', enrol=f'{head}:{self.port}')}",
             encoding="utf-8",
         )

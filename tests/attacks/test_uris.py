@@ -8,8 +8,9 @@ import threading
 
 import pytest
 
-from sailord.checkpoints.allowed import DEFAULT, check_prefix, check_uri
-from simulator.documents.problems import InputError
+from sailord.planning.job_spec import read_job
+from simulator.documents.fields import toml_value
+from simulator.models.description_file import inline_description
 from tests.processes import wait_until
 from tests.sailord.daemon.running import JOB
 
@@ -101,27 +102,42 @@ def test_storage_that_hangs_blocks_no_other_request(head, cost):
          "32 wait, others get 502 at once; status as ever")  # fmt: skip
 
 
-@pytest.mark.parametrize("prefix", ["http://x", "gs", "file://etc", "", "FILE:///x", "https://"])
-def test_an_operator_cannot_allow_hosts(prefix):
-    assert check_prefix(prefix)
-
-
-@pytest.mark.parametrize(
-    ("uri", "allowed", "passes"),
-    [
-        ("gs://b/x", DEFAULT, True),
-        ("s3://b", DEFAULT, True),
-        ("file:///tmp/x", DEFAULT, False),
-        ("gs://b/x", ("gs://b/",), True),
-        ("gs://bb/x", ("gs://b",), False),
-        ("gs://b/../c", ("gs://b",), False),
-        ("gs://b", ("gs://b/",), True),
-        ("http://h/x", ("*",), True),
-    ],
+BAD_DATA = (
+    "http://127.0.0.1:{port}/x",
+    "https://127.0.0.1:{port}/x",
+    "https://u:p@127.0.0.1:{port}/x",
+    "https://169.254.169.254/computeMetadata/v1/",
+    "https://10.0.0.1/x",
+    "https://[::1]:{port}/x",
+    "ftp://127.0.0.1:{port}/x",
+    "simplecache::https://127.0.0.1:{port}/x",
+    "file:///etc",
+    "local:///etc",
+    "memory://x",
+    "gs://bucket/../other",
+    "zip://x::file:///etc",
 )
-def test_prefixes_end_at_slashes(uri, allowed, passes):
-    if passes:
-        check_uri(uri, allowed)
-    else:
-        with pytest.raises(InputError, match="not where jobs may have checkpoints"):
-            check_uri(uri, allowed)
+
+
+@pytest.mark.slow
+def test_data_comes_from_no_host_and_no_folder_but_the_allowed(head, cost):
+    """Redirects and names that lead there: ``tests/agents/work/test_public_https.py``."""
+    package, (before, training) = f"{'0' * 64}-1", JOB.split("[training]")
+    described = inline_description(read_job(f"{before}[training]{training}").model)
+    toml = f'script = "train.py"\ndescription = {toml_value(described)}'
+    training = f"[training]{training}"
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        port = listening.getsockname()[1]
+        codes = {}
+        for uri in BAD_DATA:
+            where = uri.format(port=port)
+            mounted = f'[work]\npackage = "{package}"\n[data.mounts]\nx = "{where}"\n'
+            job = f"[model]\n{toml}\n{training}\n{mounted}"
+            codes[uri] = head.ask("POST", "/v1/jobs", {"job": job})
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+    assert {code for code, _ in codes.values()} == {422}, codes
+    assert all("not where jobs may have data" in str(said) for _, said in codes.values()), codes
+    cost("10 data of a job: 13 kinds of hosts and folders", "the agent connected",
+         "422 each; no connection")  # fmt: skip

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
+from agents.daemon.allowed_uris import CHECKPOINTS, MOUNTS, check_uri
 from agents.protocol.names import JOB_ID
 from agents.protocol.records import Bill, Durable, JobId, JobRecord
 from agents.store.interface import StoreError
@@ -24,7 +27,6 @@ from sailord.api.handlers.orders import handle_order, wait_until
 from sailord.api.handlers.packages import check_package, delete_unused, package_storage
 from sailord.api.handlers.plans import read_plan
 from sailord.capacity.core.planner_view import possible_supplies
-from sailord.checkpoints.allowed import check_uri
 from sailord.checkpoints.object_storage import StorageError
 from sailord.checkpoints.resume import begins_from
 from sailord.cluster_records import Transition
@@ -34,6 +36,7 @@ from sailord.planning.job_warnings import warnings_of
 from sailord.planning.messages import EndRequest
 from sailord.text.units import duration, timestamp
 from simulator.documents.problems import InputError, Problem, nearest
+from simulator.spec.job import Work
 from worker.checkpoint.capacity_check import usual_room
 
 PRIORITY_MAX = 1_000_000
@@ -61,16 +64,18 @@ async def submit_job(request: web.Request) -> web.Response:
     if job.objective.deadline is not None and job.steps is None:
         what, cure = "needs the number of steps", "set training.steps, or leave the deadline out"
         raise InputError(Problem("objective.deadline", what, cure))
+    checkpoints = api.controller.effects.checkpoints
     if job.work is not None:
+        mounts = partial(_check_mounts, job.work, api.config.mounts)
+        await checkpoints.threads.run(mounts)
         api.use_package(job.work.package)
         await asyncio.to_thread(check_package, package_storage(api), job.work.package)
     layers, atoms = job_shape(job)
     now, saving = api.clock.now(), saving_of(job)
-    checkpoints = api.controller.effects.checkpoints
 
     def begin() -> Durable | None:
         if saving.uri is not None:
-            check_uri(saving.uri, checkpoints.allowed)
+            check_uri(saving.uri, checkpoints.allowed, CHECKPOINTS, "checkpoint: uri")
         return begins_from(job, id_, saving.uri, body.get("resume"))
 
     durable = await checkpoints.threads.run(begin)
@@ -107,6 +112,12 @@ async def submit_job(request: web.Request) -> web.Response:
         blocked=why_queue_stands(led) if before else "",
     )
     return answer(submitted, status=201, headers={"Location": f"/v1/jobs/{id_}"})
+
+
+def _check_mounts(work: Work, allowed: Sequence[str]) -> None:
+    for name, uri in work.mounts:
+        if "://" in uri:
+            check_uri(uri, allowed, MOUNTS, f"data.mounts: {name}")
 
 
 async def _deadline_warnings(api: ApiContext, record: JobRecord, spec: str) -> tuple[str, ...]:

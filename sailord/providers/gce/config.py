@@ -69,6 +69,8 @@ class GceConfig:
     """A section of the agents' configuration."""
     ca: str = ""
     """The certificate of the cluster's authority, PEM."""
+    mounts: tuple[str, ...] = ()
+    """Prefixes of URIs where jobs may have data, for the agents' configuration."""
     package: str = ""
     """Pinned requirement that pip installs; empty: the image contains the agent."""
     groups: Mapping[Pool, str] = field(default_factory=dict)

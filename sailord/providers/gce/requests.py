@@ -10,6 +10,7 @@ from typing import Any
 
 from sailord.providers.gce.config import GceConfig, machine_shape, region_of
 from sailord.providers.interface import InstanceRequest, Pool
+from simulator.documents.fields import toml_value
 
 CLUSTER_LABEL = "sailor-cluster"
 REQUEST_LABEL = "sailor-request"
@@ -142,6 +143,7 @@ def startup_script(pool: Pool, config: GceConfig) -> str:
         "KEY_SECRET": config.key_secret,
         "CLUSTER": config.cluster_name,
         "STORE": config.store,
+        "MOUNTS": toml_value(config.mounts),
         "TLS": config.tls,
         "CA": config.ca,
         "MACHINE": pool.machine,

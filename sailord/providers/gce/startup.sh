@@ -83,6 +83,9 @@ host = "0.0.0.0"
 port = 7078
 address = "$(metadata network-interfaces/0/ip):7078"
 
+[mounts]
+allowed = @MOUNTS@
+
 @TLS@
 END
 cat >/etc/sailor/ca.pem <<'END'

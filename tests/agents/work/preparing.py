@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.core.model import UnfitChanged
+from agents.daemon.allowed_uris import ANY
 from agents.daemon.clock import Clock
 from agents.protocol.records import PREPARING, JobId, JobRecord
 from agents.rpc.client import CallFailed
@@ -65,6 +66,7 @@ class Node:
             agreed=self.agree,
             feed=self.hear,
             clock=Clock(),
+            allowed=(ANY,),
             retry_s=0.01,
         )
 

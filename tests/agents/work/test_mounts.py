@@ -5,9 +5,11 @@ from __future__ import annotations
 import fsspec
 import pytest
 
+from agents.daemon.allowed_uris import ANY, MOUNTS
 from agents.work.mounts import MountError, _copy, copy_data
 from tests.fakes.object_stores import object_stores
 
+ALL = (ANY,)
 CONTENT = {"a.txt": b"1", "deep/b.bin": b"\0" * 3_000_000, "deep/er/c": b"3"}
 
 
@@ -30,7 +32,7 @@ def bucket(request, tmp_path):
 
 @pytest.mark.parametrize("end", ["", "/"])
 def test_a_folder_is_copied_with_its_subfolders(bucket, tmp_path, end):
-    _copy("data", bucket + end, tmp_path / "copy")
+    _copy("data", bucket + end, tmp_path / "copy", ALL)
     found = {
         str(path.relative_to(tmp_path / "copy")): path.read_bytes()
         for path in (tmp_path / "copy").rglob("*")
@@ -40,21 +42,21 @@ def test_a_folder_is_copied_with_its_subfolders(bucket, tmp_path, end):
 
 
 def test_a_single_object_is_copied(bucket, tmp_path):
-    _copy("data", f"{bucket}/deep/b.bin", tmp_path / "copy")
+    _copy("data", f"{bucket}/deep/b.bin", tmp_path / "copy", ALL)
     assert (tmp_path / "copy").read_bytes() == CONTENT["deep/b.bin"]
 
 
 @pytest.mark.parametrize("missing", ["not-there", "deep/not-there/"])
 def test_what_is_missing_is_named(bucket, tmp_path, missing):
     with pytest.raises(MountError, match=f"data x cannot be copied from .*{missing}: "):
-        _copy("x", f"{bucket}/{missing}", tmp_path / "copy")
+        _copy("x", f"{bucket}/{missing}", tmp_path / "copy", ALL)
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     "uri", ["file:///etc/hostname", "local:///etc", "simplecache::file:///etc", "http://10.0.0.1/x"]
 )
-async def test_a_job_of_another_user_has_no_file_of_this_machine_copied(tmp_path, uri):
-    with pytest.raises(MountError, match="give a path, or one of abfs"):
-        await copy_data({"data": uri}, tmp_path / "cache", has_worker_user=True)
+async def test_no_file_of_this_machine_is_copied_unless_allowed(tmp_path, uri):
+    with pytest.raises(MountError, match=r"data data: .* not where jobs may have data; ask the op"):
+        await copy_data({"data": uri}, tmp_path / "cache", MOUNTS.default)
     assert not (tmp_path / "cache").exists()

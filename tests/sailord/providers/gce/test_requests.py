@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -130,7 +131,7 @@ esac
 
 @pytest.mark.parametrize("spot", [True, False])
 def test_the_startup_script_writes_a_valid_agent_file(tmp_path: Path, spot):
-    text = startup_script(pool(spot=spot), config(""))
+    text = startup_script(pool(spot=spot), replace(config(""), mounts=("gs://data/",)))
     found = re.search(r"agent.toml <<END\n(.*?)\nEND\n", text, re.DOTALL)
     assert found is not None
     told = found[1].replace("$(metadata name)", "sailor-prod-1").replace("${zone##*/}", HERE)
@@ -142,6 +143,7 @@ def test_the_startup_script_writes_a_valid_agent_file(tmp_path: Path, spot):
     assert (agent.spot, agent.notice_s, agent.shutdown_s) == (spot, 120.0, 30.0)
     assert agent.address == "10.0.0.7:7078"
     assert agent.alone_s == 4 * 3600.0
+    assert agent.mounts == ("gs://data/",)
 
 
 def test_the_startup_script_runs_the_agent_like_its_systemd_unit():
