@@ -27,6 +27,7 @@ from sailord.cli.planning.question import read_question
 from sailord.cli.planning.replay import machines_taken
 from sailord.text.table import table
 from simulator.documents.problems import InputError
+from simulator.spec.job import Goal
 from simulator.traces.play_types import ReconfigurationCosts
 from simulator.traces.trace import GpuCounts, Trace
 from simulator.traces.trace_file import TraceChoice, load_trace
@@ -37,16 +38,16 @@ OTHERS = POLICIES[1:-1]
 
 
 class CachedSearch:
-    """Finds the plan of each availability once."""
+    """Finds the plan of each availability once for each goal."""
 
     def __init__(self) -> None:
-        self.known: dict[GpuCounts, Answer] = {}
+        self.known: dict[tuple[GpuCounts, Goal], Answer] = {}
 
     def __call__(self, asked: Question) -> Answer:
-        gpus = tuple(pool.gpus for pool in asked.cluster.pools)
-        if gpus not in self.known:
-            self.known[gpus] = find_plan(asked, SearchCache())
-        return self.known[gpus]
+        key = tuple(pool.gpus for pool in asked.cluster.pools), asked.job.objective.goal
+        if key not in self.known:
+            self.known[key] = find_plan(asked, SearchCache())
+        return self.known[key]
 
 
 def cases(folder: Path, chosen: list[str], budget: int) -> Iterator[tuple[str, Question, Trace]]:

@@ -6,13 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.move_policy.deadline import DeadlineView, Rule, judge_deadline
+from planner.move_policy.deadline import DeadlineVerdict, DeadlineView, Rule, judge_deadline
 from planner.replay.plan_library import TracePlans
+from planner.replay.policies import CheckpointIntervals
 from simulator.traces.play_types import (
     Decision,
     PlanFigures,
     PolicyInput,
     ReconfigurationCosts,
+    RunLimits,
 )
 
 SIMILAR = 1.05
@@ -21,13 +23,18 @@ SIMILAR = 1.05
 
 @dataclass(slots=True, eq=False)
 class DeadlinePolicy:
-    """One of the rules, on spot GPUs and on-demand GPUs by turns."""
+    """One of the rules, on spot GPUs and on-demand GPUs by turns.
+
+    Of the plans on demand it takes the one that the job's goal prefers while that leaves time to
+    spare, else the fastest; to the end it stays on the fastest.
+    """
 
     rule: Rule
     plans: TracePlans
     figures: Sequence[PlanFigures]
     costs: ReconfigurationCosts
-    steps: int
+    intervals: CheckpointIntervals
+    limits: RunLimits
     deadline_s: float
     is_live: bool = True
     is_committed: bool = False
@@ -36,46 +43,95 @@ class DeadlinePolicy:
     had_spot: bool = False
     spot_s: float = 0.0
     """Seconds so far in which a plan could run on spot GPUs."""
+    quickest_s: float = math.inf
+    """The shortest iteration of all plans that ran."""
+    durable_s: float = 0.0
+    """The most seconds of training between two checkpoints that were written."""
 
     @property
     def name(self) -> str:
         return self.rule
 
     def decide(self, view: PolicyInput) -> Decision:
-        spot = self.plans.best(self.plans.spot_only(view.state))
-        steady = self.plans.best(self.plans.on_demand_only(view.state))
-        self._observe(view.now_s, has_spot=spot is not None)
-        if steady is None:
-            return Decision(self.plans.best(view.state))
-        verdict = judge_deadline(self._view(view, spot, steady), self.rule)
-        self.is_committed = verdict.is_committed
+        plans = self.plans
+        on_demand = plans.on_demand_only(view.state)
+        spot = plans.best(plans.spot_only(view.state))
+        preferred, fastest = plans.best(on_demand), plans.fastest(on_demand)
+        self._observe(view, has_spot=spot is not None)
+        if preferred is None or fastest is None:
+            return self._run(plans.best(view.state), view)
+        steady, verdict = self._judged(view, spot, preferred, fastest)
+        is_paid = verdict.use != "on demand" or self._is_paid(view, spot, steady, verdict)
+        self.is_committed = is_paid and verdict.is_committed
         if self.is_committed:
-            return Decision(steady)
+            return self._run(steady, view)
+        if not is_paid:
+            return self._run(spot, view, view.now_s + 60.0)
+        # Ask again before the slack can be used up; it shrinks by at most a second each second.
+        wait_s = max(1.0, verdict.slack_s)
         if verdict.use == "spot":
             assert spot is not None
             plan = view.plan if self._is_as_good(view, spot) else spot
+        elif verdict.use == "on demand":
+            plan, wait_s = steady, max(60.0, verdict.slack_s / 2)
         else:
-            plan = steady if verdict.use == "on demand" else None
-        # Ask again before the slack can be used up; it shrinks by at most a second each second.
-        wait_s = max(60.0, verdict.slack_s / 2) if plan == steady else max(1.0, verdict.slack_s)
-        return Decision(plan, view.now_s + wait_s)
+            # And when the job falls behind an even pace.
+            plan, wait_s = None, min(wait_s, max(60.0, -verdict.behind_s))
+        return self._run(plan, view, view.now_s + wait_s)
+
+    def _run(self, plan: int | None, view: PolicyInput, wake_s: float = math.inf) -> Decision:
+        if plan is None or plan == view.plan:
+            return Decision(plan, wake_s)
+        self.durable_s = max(self.durable_s, self._durable_s(plan, view.now_s))
+        return Decision(plan, wake_s, self.intervals.every_s(plan, view.now_s))
+
+    def _durable_s(self, plan: int, now_s: float) -> float:
+        """Seconds of training on a plan until the next checkpoint is written, at worst."""
+        figures = self.figures[plan]
+        return self.intervals.every_s(plan, now_s) + figures.checkpoint_s + figures.iteration_s
+
+    def _judged(
+        self, view: PolicyInput, spot: int | None, preferred: int, fastest: int
+    ) -> tuple[int, DeadlineVerdict]:
+        """The plan on demand to reckon with, and what to run on now."""
+        if preferred != fastest and not self.is_committed:
+            verdict = judge_deadline(self._view(view, spot, preferred), self.rule)
+            if verdict.slack_s > 0:
+                return preferred, verdict
+        return fastest, judge_deadline(self._view(view, spot, fastest), self.rule)
 
     def _view(self, view: PolicyInput, spot: int | None, steady: int) -> DeadlineView:
         is_on_demand = view.plan == steady
+        assert self.limits.steps is not None, "a deadline needs steps"
         return DeadlineView(
             view.now_s,
             self.deadline_s,
-            self.steps,
+            self.limits.steps,
             view.steps,
             self._each_s(steady),
             None if spot is None else self._each_s(spot),
             is_on_demand,
             max(0.0, view.resumes_s - view.now_s) if is_on_demand else self._change_s(view, steady),
-            0.0 if spot is None else self._back_s(spot),
+            0.0 if spot is None else self._back_s(view.now_s, spot, steady),
             self.spot_s,
             self.is_committed,
             2 * self._most_s if is_on_demand else 0.0,
         )
+
+    def _is_paid(
+        self, view: PolicyInput, spot: int | None, steady: int, verdict: DeadlineVerdict
+    ) -> bool:
+        """Whether what is left of the budget pays for the steps left.
+
+        To the end on-demand GPUs must do them all; until then spot GPUs, if there are any.
+        """
+        by = steady if verdict.is_committed or spot is None else spot
+        usd_per_s = self.figures[by].usd_per_running_s
+        if self.limits.max_usd is None or view.usd is None or usd_per_s is None:
+            return True
+        assert self.limits.steps is not None
+        usd = (self.limits.steps - view.steps) * self._each_s(by) * usd_per_s
+        return usd <= self.limits.max_usd - view.usd
 
     def _is_as_good(self, view: PolicyInput, spot: int) -> bool:
         """Whether the running spot plan is about as fast as the best one, and may go on."""
@@ -92,21 +148,32 @@ class DeadlinePolicy:
 
     def _change_s(self, view: PolicyInput, steady: int) -> float:
         """What a change to on-demand GPUs costs at worst, with what is done again."""
-        running_s = 0.0 if view.plan is None else self.figures[view.plan].iteration_s
-        redo_s = 0.0 if view.is_cold else self.costs.checkpoint_every_s
-        return redo_s + self._most_s + running_s + self.figures[steady].iteration_s
+        running_s = 0.0 if view.plan is None else self._each_s(view.plan)
+        redo_s = 0.0 if view.is_cold else self._redo_s(steady, self.quickest_s, self.durable_s)
+        return redo_s + self._most_s + running_s + self._each_s(steady)
 
-    def _back_s(self, spot: int) -> float:
+    def _back_s(self, now_s: float, spot: int, steady: int) -> float:
         """Most seconds that a change to spot GPUs and back can cost."""
-        costs = self.costs
-        once_s = costs.planned_s + costs.checkpoint_every_s + self._each_s(spot)
-        return once_s + 2 * self._most_s
+        quickest_s = min(self.quickest_s, self.figures[spot].iteration_s)
+        durable_s = max(self.durable_s, self._durable_s(spot, now_s))
+        redo_s = self._redo_s(steady, quickest_s, durable_s)
+        return self.costs.planned_s + redo_s + self._each_s(spot) + 2 * self._most_s
+
+    def _redo_s(self, steady: int, quickest_s: float, durable_s: float) -> float:
+        """Most seconds that are missing after a rollback to the last durable checkpoint.
+
+        What slower spot GPUs did is done sooner on demand. What faster ones did was gained since.
+        """
+        return durable_s * min(1.0, self._each_s(steady) / quickest_s)
 
     @property
     def _most_s(self) -> float:
         return max(self.costs.restart_s, self.costs.planned_s, self.costs.unplanned_s)
 
-    def _observe(self, now_s: float, *, has_spot: bool) -> None:
+    def _observe(self, view: PolicyInput, *, has_spot: bool) -> None:
+        self.intervals.observe(view)
+        if view.plan is not None:
+            self.quickest_s = min(self.quickest_s, self.figures[view.plan].iteration_s)
         if self.had_spot:
-            self.spot_s += now_s - self.looked_s
-        self.looked_s, self.had_spot = now_s, has_spot
+            self.spot_s += view.now_s - self.looked_s
+        self.looked_s, self.had_spot = view.now_s, has_spot

@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from simulator.traces.play_types import (
     NO_LIMITS,
     AvailabilitySpan,
+    Ending,
     Fits,
     PlanFigures,
     PolicyResult,
@@ -144,7 +145,8 @@ class _Program:
         found = _policy_result(self.figures, kept, "budget", self.spans)
         most = least if samples is None else min(least, samples)
         each = self.figures[0].samples
-        return replace(found, samples=most, steps=most / each, usd=budget, ended="budget")
+        ended: Ending = "steps" if most == samples else "budget"
+        return replace(found, samples=most, steps=most / each, usd=budget, ended=ended)
 
     def best(self, per_sample: float, per_usd: float, samples: float | None = None) -> _End:
         """The schedule of the largest value: ``per_sample`` for each sample less ``per_usd`` for

@@ -81,7 +81,7 @@ class TracePlans:
     _found: list[tuple[Plan, Estimate]] = field(default_factory=list)
     _fits: dict[tuple[int, int], bool] = field(default_factory=dict)
     _counts: list[GpuCounts] = field(default_factory=list)
-    _best: dict[int, int | None] = field(default_factory=dict)
+    _best: dict[tuple[int, Goal], int | None] = field(default_factory=dict)
 
     @property
     def pools(self) -> tuple[Pool, ...]:
@@ -123,6 +123,12 @@ class TracePlans:
         """The availability without its spot GPUs."""
         return self.state(self._only(self._counts[state], spot=False))
 
+    def has_spot(self, state: int) -> bool:
+        """Whether an availability has spot GPUs."""
+        return any(
+            count and pool.spot for count, pool in zip(self._counts[state], self.pools, strict=True)
+        )
+
     def _only(self, gpus: GpuCounts, *, spot: bool) -> GpuCounts:
         return tuple(
             count if pool.spot == spot else 0 for count, pool in zip(gpus, self.pools, strict=True)
@@ -163,13 +169,21 @@ class TracePlans:
 
     def best(self, state: int) -> int | None:
         """The best known plan that fits an availability; of equal ones the cheapest."""
-        if state not in self._best:
-            fitting = [plan for plan in range(len(self.known)) if self.fits(plan, state)]
-            self._best[state] = self._best_of(fitting)
-        return self._best[state]
+        return self._best_by(state, self.goal)
 
-    def _best_of(self, plans: Sequence[int]) -> int | None:
-        score = {plan: self.known[plan].score(self.goal) for plan in plans}
+    def fastest(self, state: int) -> int | None:
+        """The fastest known plan that fits an availability, whatever the goal."""
+        return self._best_by(state, "throughput")
+
+    def _best_by(self, state: int, goal: Goal) -> int | None:
+        key = (state, goal)
+        if key not in self._best:
+            fitting = [plan for plan in range(len(self.known)) if self.fits(plan, state)]
+            self._best[key] = self._best_of(fitting, goal)
+        return self._best[key]
+
+    def _best_of(self, plans: Sequence[int], goal: Goal) -> int | None:
+        score = {plan: self.known[plan].score(goal) for plan in plans}
         least = min((objective for objective, _ in score.values()), default=math.inf)
         equal = [plan for plan in plans if score[plan][0] <= least * (1 + TIE)]
         return min(equal, key=lambda plan: (score[plan][1], score[plan][0], plan), default=None)
@@ -286,7 +300,8 @@ def plans_for(
 ) -> TracePlans:
     """Search the availabilities that last longest, up to ``searches`` of them.
 
-    With ``by_contract``, spot and on-demand GPUs are also searched apart.
+    With ``by_contract``, spot and on-demand GPUs are also searched apart, and on-demand GPUs for
+    the fastest plan, too, which a deadline may need whatever the goal.
     """
     plans = TracePlans(question)
     seconds: dict[GpuCounts, float] = trace.distinct()
@@ -297,22 +312,28 @@ def plans_for(
         if by_contract:
             plans.spot_only(state)
             plans.on_demand_only(state)
-    for gpus in list(plans.states):
-        # Search beyond the budget where no known plan fits, so that the job never idles for lack of
-        # a search.
-        is_spent = plans.searched >= searches
-        if not sum(gpus) or (is_spent and plans.best(plans.state(gpus)) is not None):
-            continue
-        learn(plans, gpus, search)
+    for gpus, state in list(plans.states.items()):
+        goals: list[Goal] = [plans.goal]
+        if by_contract and plans.goal == "cost" and not plans.has_spot(state):
+            goals.insert(0, "throughput")
+        for goal in goals:
+            # Search beyond the budget where no known plan fits, so that the job never idles for
+            # lack of a search.
+            is_spent = plans.searched >= searches
+            if sum(gpus) and not (is_spent and plans.best(state) is not None):
+                learn(plans, gpus, search, goal)
     return plans
 
 
-def learn(plans: TracePlans, gpus: GpuCounts, search: Search) -> None:
+def learn(plans: TracePlans, gpus: GpuCounts, search: Search, goal: Goal | None = None) -> None:
     """Search the plan of an availability, unless a larger one has none."""
     if any(all(map(le, gpus, other)) for other in plans.without_plan):
         return
     plans.searched += 1
     asked = plans.question
+    if goal is not None:
+        objective = replace(asked.job.objective, goal=goal)
+        asked = replace(asked, job=replace(asked.job, objective=objective))
     answer = search(replace(asked, cluster=cluster_at(asked.cluster, gpus)))
     if answer.plan is None:
         plans.without_plan.append(gpus)

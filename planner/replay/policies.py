@@ -111,6 +111,37 @@ def gain_and_cost(
 
 
 @dataclass(slots=True, eq=False)
+class CheckpointIntervals:
+    """Chooses intervals of durable checkpoints, as sailord does, from losses of the state."""
+
+    figures: Sequence[PlanFigures]
+    costs: ReconfigurationCosts
+    chooses: bool = True
+    """Otherwise the interval is that of the costs."""
+    cold_losses: int = 0
+    """How often the state was lost from memory."""
+    is_cold: bool = False
+
+    def observe(self, view: PolicyInput) -> None:
+        """Count a loss of the state; to be called at each decision."""
+        if view.is_cold and not self.is_cold and view.plan is None and view.now_s > 0:
+            self.cold_losses += 1
+        self.is_cold = view.is_cold
+
+    def every_s(self, plan: int, now_s: float) -> float:
+        """The interval on a plan."""
+        if not self.chooses:
+            return self.costs.checkpoint_every_s
+        figures = self.figures[plan]
+        return checkpoint_every_s(
+            cost_s=self.costs.checkpoint_share * figures.iteration_s,
+            write_s=figures.checkpoint_s,
+            observed_s=now_s,
+            losses=self.cold_losses,
+        )
+
+
+@dataclass(slots=True, eq=False)
 class Sailor:
     """Reconfigures in place: after a loss at once, for a better plan when that is worth it.
 
@@ -120,8 +151,7 @@ class Sailor:
     plans: TracePlans
     figures: Sequence[PlanFigures]
     costs: ReconfigurationCosts
-    checkpoints: bool = True
-    """Whether it chooses the interval of durable checkpoints."""
+    intervals: CheckpointIntervals
     history: History = field(default_factory=History)
     span: int = -1
     """The last span that it looked at."""
@@ -131,9 +161,6 @@ class Sailor:
     """The plan that it last asked to move to voluntarily."""
     moved_s: float | None = None
     """Time of its last voluntary move."""
-    cold_losses: int = 0
-    """How often the state was lost from memory."""
-    is_cold: bool = False
     name: str = "sailor"
     is_live: bool = True
 
@@ -158,22 +185,13 @@ class Sailor:
         return Decision(view.plan, view.now_s + max(verdict.ask_again_s, 1e-3))
 
     def _run(self, plan: int | None, view: PolicyInput) -> Decision:
-        if plan is None or not self.checkpoints:
+        if plan is None:
             return Decision(plan)
-        figures = self.figures[plan]
-        every_s = checkpoint_every_s(
-            cost_s=self.costs.checkpoint_share * figures.iteration_s,
-            write_s=figures.checkpoint_s,
-            observed_s=view.now_s,
-            losses=self.cold_losses,
-        )
-        return Decision(plan, checkpoint_every_s=every_s)
+        return Decision(plan, checkpoint_every_s=self.intervals.every_s(plan, view.now_s))
 
     def _observe(self, view: PolicyInput) -> None:
-        """Record gains and losses of machines."""
-        if view.is_cold and not self.is_cold and view.plan is None and view.now_s > 0:
-            self.cold_losses += 1
-        self.is_cold = view.is_cold
+        """Record gains and losses of machines, and of the state."""
+        self.intervals.observe(view)
         if view.span == self.span:
             return
         first = self.span < 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from planner.move_policy.deadline import DEADLINE_RULES
@@ -11,8 +11,16 @@ from planner.problem.question import Question
 from planner.replay.deadline_policies import DeadlinePolicy
 from planner.replay.oracle import ORACLE, best_possible, ideal_samples, least_usd
 from planner.replay.plan_library import Search, TracePlans, plans_for, spans_of
-from planner.replay.policies import Greedy, IgnoreAdditions, Restart, Sailor, SkiRental
+from planner.replay.policies import (
+    CheckpointIntervals,
+    Greedy,
+    IgnoreAdditions,
+    Restart,
+    Sailor,
+    SkiRental,
+)
 from simulator.traces.play_types import (
+    NO_LIMITS,
     AvailabilitySpan,
     PlanFigures,
     Policy,
@@ -25,6 +33,14 @@ from simulator.traces.trace import LostSlots, Trace
 
 POLICIES_BY_DEADLINE = (*DEADLINE_RULES, ORACLE)
 POLICIES = ("sailor", "greedy", "ski-rental", "restart", "ignore-additions", ORACLE)
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyRun:
+    """All steps on the fastest plan on on-demand GPUs alone."""
+
+    seconds: float
+    usd: float | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,8 +59,14 @@ class Replay:
     """Samples if the best plan of each span ran and reconfigurations cost nothing."""
     deadline_s: float | None = None
     """Seconds from the beginning within which the job has to be done."""
-    slowest_s: float | None = None
-    """How long it takes on the first on-demand GPUs alone, if there are any."""
+    limits: RunLimits = NO_LIMITS
+    steady: SteadyRun | None = None
+    """The job with a deadline on the first on-demand GPUs alone, if there are any."""
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """The policies that did not do the job's steps in time."""
+        return tuple(each.policy for each in self.policy_results if each.ended != "steps")
 
     def share_of_ideal(self, result: PolicyResult) -> float | None:
         """What a policy trained until its job ended, as a share of the ideal until then."""
@@ -70,24 +92,33 @@ def replayed(
     policies are those of ``DEADLINE_RULES``.
     """
     has_deadline = deadline_s is not None
+    limits = RunLimits(question.job.steps, question.job.objective.max_usd_total)
+    if has_deadline:
+        # A plan for the last steps only may cost more than the budget pays for all of them.
+        objective = replace(question.job.objective, deadline=None, max_usd_total=None)
+        question = replace(question, job=replace(question.job, objective=objective))
     plans = plans_for(question, trace, taken, search, searches=searches, by_contract=has_deadline)
     figures = plans.figures()
     spans = spans_of(trace, plans, taken)
-    limits = RunLimits(question.job.steps, question.job.objective.max_usd_total)
+
+    def intervals(*, chooses: bool = chooses_checkpoints) -> CheckpointIntervals:
+        return CheckpointIntervals(figures, costs, chooses)
+
     made: dict[str, Callable[[], Policy]] = {
-        "sailor": lambda: Sailor(plans, figures, costs, chooses_checkpoints),
+        "sailor": lambda: Sailor(plans, figures, costs, intervals()),
         "greedy": lambda: Greedy(plans),
         "ski-rental": lambda: SkiRental(plans, figures, costs),
         "restart": lambda: Restart(plans),
         "ignore-additions": lambda: IgnoreAdditions(plans, trace.never_regained(taken)),
     }
-    steps = question.job.steps
     if deadline_s is not None:
-        assert steps is not None, "a deadline needs steps"
         made = {
-            rule: partial(DeadlinePolicy, rule, plans, figures, costs, steps, deadline_s)
+            rule: partial(
+                DeadlinePolicy, rule, plans, figures, costs,
+                intervals(chooses=chooses_checkpoints and rule == "sailor"), limits, deadline_s,
+            )
             for rule in DEADLINE_RULES
-        }
+        }  # fmt: skip
     results = [play(spans, figures, plans.fits, make(), costs, limits) for make in made.values()]
     results.append(best_possible(spans, figures, plans.fits, costs, limits))
     names = POLICIES_BY_DEADLINE if has_deadline else POLICIES
@@ -102,15 +133,23 @@ def replayed(
         tuple(least_usd(spans, figures, plans.fits, costs, samples)),
         ideal_samples(spans, figures, plans.fits),
         deadline_s,
-        _on_demand_s(plans, figures, spans, steps) if has_deadline else None,
+        limits,
+        _steady_run(plans, figures, spans[0].state, costs, limits) if has_deadline else None,
     )
 
 
-def _on_demand_s(
+def _steady_run(
     plans: TracePlans,
     figures: Sequence[PlanFigures],
-    spans: Sequence[AvailabilitySpan],
-    steps: int | None,
-) -> float | None:
-    best = plans.best(plans.on_demand_only(spans[0].state))
-    return None if best is None or steps is None else steps * figures[best].iteration_s
+    state: int,
+    costs: ReconfigurationCosts,
+    limits: RunLimits,
+) -> SteadyRun | None:
+    fastest = plans.fastest(plans.on_demand_only(state))
+    if fastest is None:
+        return None
+    assert limits.steps is not None, "a deadline needs steps"
+    plan = figures[fastest]
+    seconds = limits.steps * costs.step_s(plan.iteration_s, costs.checkpoint_every_s)
+    usd_per_s = plan.usd_per_running_s
+    return SteadyRun(seconds, None if usd_per_s is None else seconds * usd_per_s)

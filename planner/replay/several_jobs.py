@@ -11,7 +11,7 @@ from operator import mul
 
 from planner.problem.question import Question
 from planner.replay.plan_library import Search, TracePlans, learn, plans_for
-from planner.replay.policies import Sailor
+from planner.replay.policies import CheckpointIntervals, Sailor
 from planner.replay.shared_pool import Claimant, Divide, InLine, Shared, spans_by_job
 from planner.share.split_machines import PlanChoice, without_dominated
 from simulator.traces.play_types import (
@@ -178,7 +178,8 @@ def _played(
         played: dict[int, PolicyResult] = {}
         for number, job in enumerate(jobs):
             if number not in results:
-                policy = Sailor(job.plans, job.figures, costs, chooses_checkpoints)
+                intervals = CheckpointIntervals(job.figures, costs, chooses_checkpoints)
+                policy = Sailor(job.plans, job.figures, costs, intervals)
                 played[number] = play(
                     spans[number], job.figures, job.plans.fits, policy, costs, limits[number]
                 )

@@ -9,6 +9,8 @@ from typing import Literal, Protocol
 
 from simulator.traces.trace import GpuCounts, LostSlots
 
+EPS = 1e-6
+"""Rounding tolerance, in iterations, for one that ends exactly at a boundary."""
 Activity = Literal["training", "reconfiguring", "idle"]
 Ending = Literal["trace", "steps", "budget"]
 
@@ -32,6 +34,15 @@ class ReconfigurationCosts:
     share of the plan's GPUs are left."""
     checkpoint_share: float = 0.01
     """What a checkpoint costs, as a share of a step, since its upload competes with training."""
+
+    def step_s(self, iteration_s: float, every_s: float) -> float:
+        """Seconds of an iteration, with its share of checkpoints at this interval."""
+        return iteration_s * (1 + self.checkpoint_share / steps_between(iteration_s, every_s))
+
+
+def steps_between(iteration_s: float, seconds: float) -> int:
+    """Iterations after which so many seconds have passed; at least 1."""
+    return max(1, math.ceil(seconds / iteration_s - EPS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from simulator.traces.play_types import (
+    EPS,
     NO_LIMITS,
     Activity,
     AvailabilitySpan,
@@ -25,11 +26,9 @@ from simulator.traces.play_types import (
     ReconfigurationCosts,
     RunLimits,
     RunSegment,
+    steps_between,
     total_usd,
 )
-
-_EPS = 1e-6
-"""Rounding tolerance, in iterations, for one that ends exactly at a boundary."""
 
 
 def play(
@@ -135,7 +134,7 @@ class _Run:
         if self.plan is None or now_s <= self.resumes_s:
             return self.done.steps
         ran = (now_s - self.resumes_s) / self._step_s(self.plan)
-        return self.done.steps + math.floor(ran + _EPS)
+        return self.done.steps + math.floor(ran + EPS)
 
     def apply_losses(self, span: AvailabilitySpan, fits: Fits) -> None:
         """Stop the plan if a change of capacity broke it, and roll back if the state is lost."""
@@ -185,11 +184,14 @@ class _Run:
         is_first = now_s == 0 and not self.segments
         before, resumed = self.plan, now_s >= self.resumes_s
         under_way_s = self.resumes_s - self.begin_s
+        remains = self.remains if self.leaves_s < math.inf else None
         self._end_segment(now_s, is_planned=True)
         self.plan = decision.plan
         if self.plan is None:
             if self.policy.is_live and not self.is_cold and before is not None:
-                self.holders = list(self.plans[before].gpus)
+                held = list(self.plans[before].gpus)
+                # An announced loss is not announced again when it comes.
+                self._lose(held, held if remains is None else remains)
             return
         every_s = decision.checkpoint_every_s
         self.every_s = self.costs.checkpoint_every_s if every_s is None else every_s
@@ -211,7 +213,7 @@ class _Run:
         if self.plan is None or now_s <= self.resumes_s:
             return now_s
         iteration_s = self._step_s(self.plan)
-        steps = math.ceil((now_s - self.resumes_s) / iteration_s - _EPS)
+        steps = math.ceil((now_s - self.resumes_s) / iteration_s - EPS)
         if not self.policy.is_live:
             first, every = self._checkpoint_steps(self.plans[self.plan].iteration_s)
             steps = first + max(0, -(-(steps - first) // every)) * every
@@ -275,17 +277,15 @@ class _Run:
 
     def _step_s(self, number: int) -> float:
         """Seconds of an iteration in the current segment, with its share of checkpoints."""
-        each_s = self.plans[number].iteration_s
-        _, every = self._checkpoint_steps(each_s)
-        return each_s * (1 + self.costs.checkpoint_share / every)
+        return self.costs.step_s(self.plans[number].iteration_s, self._checkpoint_every_s)
 
     def _count(self, number: int, ran_s: float, *, is_planned: bool) -> None:
         plan, step_s = self.plans[number], self._step_s(number)
         each_s = plan.iteration_s
-        steps = math.floor(ran_s / step_s + _EPS)
+        steps = math.floor(ran_s / step_s + EPS)
         first, every = self._checkpoint_steps(each_s)
         # A checkpoint that a loss interrupted does not count.
-        written = steps if is_planned else math.floor((ran_s - plan.checkpoint_s) / step_s + _EPS)
+        written = steps if is_planned else math.floor((ran_s - plan.checkpoint_s) / step_s + EPS)
         safe = 0 if written < first else first + (written - first) // every * every
         if safe:
             self.durable = _Marks(
@@ -308,11 +308,12 @@ class _Run:
 
     def _checkpoint_steps(self, each_s: float) -> tuple[int, int]:
         """Steps of a segment up to its first durable checkpoint, and between later ones."""
-        every_s = self.every_s if self.every_s < math.inf else self.costs.checkpoint_every_s
-        return (
-            max(1, math.ceil((every_s - self.carry_s) / each_s - _EPS)),
-            max(1, math.ceil(every_s / each_s - _EPS)),
-        )
+        every_s = self._checkpoint_every_s
+        return steps_between(each_s, every_s - self.carry_s), steps_between(each_s, every_s)
+
+    @property
+    def _checkpoint_every_s(self) -> float:
+        return self.every_s if self.every_s < math.inf else self.costs.checkpoint_every_s
 
     def _roll_back_to_durable(self) -> None:
         self.steps_lost += self.done.steps - self.durable.steps

@@ -193,8 +193,6 @@ def replay(
     deadline_s = _deadline(question.job, the_trace, from_s, deadline_s)
     if deadline_s is not None:
         the_trace = _until_deadline(the_trace, deadline_s)
-        objective = replace(question.job.objective, deadline=None)
-        question = replace(question, job=replace(question.job, objective=objective))
     known = POLICIES if deadline_s is None else POLICIES_BY_DEADLINE
     wanted = chosen_names(policies, known, "--policy")
     result = replayed(
@@ -311,6 +309,7 @@ def _to_json(result: Replay, shown: Sequence[PolicyResult]) -> dict[str, Any]:
         "searches": plans.searched,
         "plans": plans.distinct_plans,
         "ideal_samples": result.ideal_samples,
+        "deadline": _deadline_json(result),
         "policies": [_outcome_json(result, outcome) for outcome in shown],
     }
 
@@ -354,17 +353,45 @@ def _text(result: Replay, shown: Sequence[PolicyResult], job: str) -> str:
     return "\n".join(lines)
 
 
+def _deadline_json(result: Replay) -> dict[str, Any] | None:
+    """What is known of the job's deadline; ``None``: it has none."""
+    if result.deadline_s is None:
+        return None
+    steady, why_not = result.steady, _why_not_guaranteed(result)
+    return {
+        "deadline_s": result.deadline_s,
+        "is_guaranteed": not why_not,
+        "why_not": why_not,
+        "on_demand_s": None if steady is None else steady.seconds,
+        "on_demand_usd": None if steady is None else steady.usd,
+        "missed": result.missed,
+    }
+
+
+def _why_not_guaranteed(result: Replay) -> str:
+    """Why on-demand GPUs alone cannot meet the deadline; empty: they can."""
+    steady, left_s, budget = result.steady, result.deadline_s, result.limits.max_usd
+    if left_s is None:
+        return ""
+    if steady is None:
+        return "no on-demand GPUs are there for the job, and spot GPUs may go"
+    if steady.seconds > left_s:
+        return (
+            f"on demand the job takes {duration(steady.seconds)}, and {duration(left_s)} are left"
+        )
+    if budget is not None and steady.usd is not None and steady.usd > budget:
+        return f"on demand the job costs ${steady.usd:,.2f}, and max_usd_total is ${budget:,.2f}"
+    return ""
+
+
 def _deadline_lines(result: Replay) -> list[str]:
     """Which policies meet the deadline, if the job has one, and the least that it costs."""
     if result.deadline_s is None:
         return []
-    lines = []
-    if result.slowest_s is not None and result.slowest_s > result.deadline_s:
-        lines.append(
-            f"deadline    cannot be guaranteed: on demand the job takes"
-            f" {duration(result.slowest_s)}, and {duration(result.deadline_s)} are left"
-        )
-    missed = [each.policy for each in result.policy_results if each.ended != "steps"]
+    lines, missed = [], result.missed
+    why_not = _why_not_guaranteed(result)
+    if why_not:
+        lines.append(f"deadline    cannot be guaranteed: {why_not}")
     least = result.least_usd[0]
     lines.append(
         f"deadline    {duration(result.deadline_s)}: "

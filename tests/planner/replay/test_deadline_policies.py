@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from planner.problem.question import Question
+from planner.problem.question import Answer, Question
 from planner.replay.run_replay import POLICIES_BY_DEADLINE, Replay, replayed
 from sailord.cli.main import main
-from sailord.cli.planning.replay import machines_taken
+from sailord.cli.planning.replay import _deadline_json, _deadline_lines, machines_taken
 from simulator.api import Measurements
-from simulator.traces.play_types import PolicyResult
+from simulator.traces.play_types import PolicyResult, ReconfigurationCosts
 from simulator.traces.trace import trace_of
 from tests.planner.replay.test_run_replay import BOTH, COSTS, all_machines, question, run
 
@@ -23,15 +23,30 @@ STEP_S = 4.0
 """Of the plan on 16 GPUs; the on-demand pool has as many as the spot pool."""
 
 
-def played(*spot: tuple[float, int], steps: int, seed: int = 0) -> Replay:
-    """A day with 16 GPUs on demand, and spot GPUs as given."""
-    points = [(at_s, (16, gpus)) for at_s, gpus in spot]
+def played(
+    *spot: tuple[float, int], steps: int, seed: int = 0, firm: int = 16, goal: str = "throughput",
+    max_usd: float | None = None, costs: ReconfigurationCosts = COSTS,
+) -> Replay:  # fmt: skip
+    """A day with so many GPUs on demand, and spot GPUs as given."""
+    points = [(at_s, (firm, gpus)) for at_s, gpus in spot]
     given = trace_of("day", iter(points), DAY_S)
-    asked = Question(replace(question().job, steps=steps), BOTH, Measurements())
+    job = question(goal).job
+    job = replace(job, steps=steps, objective=replace(job.objective, max_usd_total=max_usd))
+    asked = Question(job, BOTH, Measurements())
     return replayed(
-        asked, given, COSTS, taken=machines_taken(given, BOTH, seed), search=all_machines,
+        asked, given, costs, taken=machines_taken(given, BOTH, seed), search=by_goal,
         searches=9, deadline_s=DAY_S,
     )  # fmt: skip
+
+
+def by_goal(asked: Question) -> Answer:
+    """The plan on all machines, or with goal ``cost`` on one, which is the cheapest."""
+    if asked.job.objective.goal == "throughput":
+        return all_machines(asked)
+    pools = [replace(pool, gpus=min(4, pool.gpus)) for pool in asked.cluster.pools]
+    if all(pool.gpus for pool in pools):
+        pools = pools[:1]
+    return all_machines(replace(asked, cluster=replace(asked.cluster, pools=tuple(pools))))
 
 
 def outcome(result: Replay, policy: str) -> PolicyResult:
@@ -43,27 +58,79 @@ def on_demand(result: PolicyResult) -> float:
     return result.gpu_seconds[0] / 3600
 
 
+SPOT = [
+    ((0, 16),),
+    ((0, 0),),
+    ((0, 16), (30000, 0)),
+    ((0, 4), (30000, 0)),
+    ((0, 0), (30000, 16)),
+    tuple((3000.0 * n, 16 * (n % 2)) for n in range(28)),
+    tuple((700.0 * n, 4 * ((n * n) % 5)) for n in range(123)),
+]
+
+
+@pytest.mark.parametrize("goal", ["throughput", "cost"])
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.97])
-@pytest.mark.parametrize(
-    "spot",
-    [
-        ((0, 16),),
-        ((0, 0),),
-        ((0, 16), (30000, 0)),
-        ((0, 0), (30000, 16)),
-        tuple((3000.0 * n, 16 * (n % 2)) for n in range(28)),
-        tuple((700.0 * n, 4 * ((n * n) % 5)) for n in range(123)),
-    ],
-)
+@pytest.mark.parametrize("spot", SPOT)
 def test_a_deadline_that_on_demand_gpus_can_meet_is_met(
-    spot: tuple[tuple[float, int], ...], share: float
+    spot: tuple[tuple[float, int], ...], share: float, goal: str
 ) -> None:
     steps = int(share * DAY_S / STEP_S)
-    result = played(*spot, steps=steps)
-    assert result.slowest_s == pytest.approx(steps * STEP_S)
+    result = played(*spot, steps=steps, goal=goal)
+    assert result.steady is not None
+    assert result.steady.seconds == pytest.approx(steps * STEP_S)
     for each in result.policy_results:
         assert each.ended == "steps", each.policy
         assert each.duration_s <= DAY_S
+
+
+@pytest.mark.parametrize("goal", ["throughput", "cost"])
+@pytest.mark.parametrize("spot", SPOT)
+@pytest.mark.parametrize("firm", [4, 16])
+def test_work_that_is_lost_long_after_a_checkpoint_is_done_again_in_time(
+    spot: tuple[tuple[float, int], ...], goal: str, firm: int
+) -> None:
+    """On four GPUs on demand it takes four times as long as on the spot GPUs that did it first."""
+    costs = replace(COSTS, checkpoint_every_s=5000.0, checkpoint_share=0.01)
+    steps = int(0.92 * DAY_S / STEP_S * firm / 16)
+    assert played(*spot, steps=steps, firm=firm, goal=goal, costs=costs).missed == ()
+
+
+def test_with_goal_cost_the_cheapest_on_demand_gpus_that_suffice_are_taken() -> None:
+    """One machine on demand takes 60 % of the day; all four would cost more by the step."""
+    result = played((0, 0), steps=int(0.6 * DAY_S / 16), goal="cost")
+    for policy in POLICIES_BY_DEADLINE[:-1]:
+        own = outcome(result, policy)
+        on_all_s = sum(
+            segment.end_s - segment.start_s
+            for segment in own.segments
+            if segment.plan is not None and result.figures[segment.plan].gpus[0] == 16
+        )
+        # The safety net waits until only all of them are left.
+        assert (on_all_s < 0.02 * DAY_S) == (policy != "safety-net")
+        assert own.ended == "steps"
+
+
+def test_a_budget_below_the_price_on_demand_keeps_the_safety_net() -> None:
+    """Spot GPUs do 58 % of the steps at half of the price, then on-demand GPUs the rest."""
+    steps = int(0.6 * DAY_S / STEP_S)
+    spot = ((0, 16), (30000, 0))
+    for budget, missed in ((1100.0, ()), (900.0, POLICIES_BY_DEADLINE)):
+        result = played(*spot, steps=steps, max_usd=budget)
+        assert result.steady is not None
+        assert result.steady.usd == pytest.approx(1347.84)
+        assert result.missed == missed
+        for each in result.policy_results:
+            assert each.usd is not None
+            assert each.usd <= budget
+
+
+def test_checkpoints_of_the_own_rule_are_chosen_by_their_cost() -> None:
+    costs = replace(COSTS, checkpoint_share=0.01)
+    result = played((0, 16), (20000, 0), steps=9000, costs=costs)
+    lost = {each.policy: each.steps_lost for each in result.policy_results}
+    # A loss of all GPUs goes back to a checkpoint: 300 s for the others.
+    assert lost["sailor"] < lost["safety-net"] / 3
 
 
 def test_spot_gpus_that_last_are_used_alone() -> None:
@@ -94,9 +161,33 @@ def test_a_job_that_is_ahead_buys_nothing_while_it_waits() -> None:
 
 def test_a_deadline_that_no_gpus_can_meet_is_reported() -> None:
     result = played((0, 0), steps=int(1.1 * DAY_S / STEP_S))
-    assert result.slowest_s is not None
-    assert result.slowest_s > DAY_S
+    assert result.steady is not None
+    assert result.steady.seconds > DAY_S
     assert {each.ended for each in result.policy_results} == {"trace"}
+
+
+@pytest.mark.parametrize(
+    ("firm", "max_usd", "share", "why_not"),
+    [
+        (16, None, 0.5, ""),
+        (16, 2000.0, 0.5, ""),
+        (16, None, 1.1, "on demand the job takes 26.4 h, and 24.0 h are left"),
+        (16, 900.0, 0.5, "on demand the job costs $1,123.20, and max_usd_total is $900.00"),
+        (0, None, 0.5, "no on-demand GPUs are there for the job, and spot GPUs may go"),
+    ],
+)
+def test_what_is_not_guaranteed_is_told(
+    firm: int, max_usd: float | None, share: float, why_not: str
+) -> None:
+    steps = int(share * DAY_S / STEP_S)
+    result = played((0, 0), steps=steps, firm=firm, max_usd=max_usd)
+    told = _deadline_json(result)
+    assert told is not None
+    assert (told["why_not"], told["is_guaranteed"]) == (why_not, not why_not)
+    assert told["missed"] == result.missed
+    assert (f"deadline    cannot be guaranteed: {why_not}" in _deadline_lines(result)) == bool(
+        why_not
+    )
 
 
 CLUSTER_FILE = """
@@ -142,6 +233,7 @@ def test_the_command_takes_seconds_and_dates(tmp_path: Path) -> None:
     code, told = replay("--deadline", "5000", "--json")
     assert code == 0, told
     by_seconds = json.loads(told)["policies"]
+    assert json.loads(told)["deadline"]["is_guaranteed"]
     assert [each["policy"] for each in by_seconds] == list(POLICIES_BY_DEADLINE)
     job.write_text(text + '[objective]\ndeadline = "2026-01-01T01:23:20Z"\n')
     code, told = replay("--json")

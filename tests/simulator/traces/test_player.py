@@ -81,7 +81,7 @@ def test_seconds_and_dollars_add_up_under_any_policy(is_live: bool, examples: in
         adds_up(case, play(case.spans, case.plans, case.fits, policy, case.costs))
 
 
-counts = st.tuples(st.integers(0, 6), st.integers(0, 4))
+counts = st.just((0, 0)) | st.tuples(st.integers(0, 6), st.integers(0, 4))
 
 
 @st.composite
@@ -98,7 +98,7 @@ def cases(draw: st.DrawFn) -> tuple[Small, RunLimits]:
             for was, now in zip(before, up, strict=True)
         )
         end_s = now_s + draw(st.floats(0.5, 300))
-        notice_s = draw(st.sampled_from((0.0, 0.0, 5.0, 120.0)))
+        notice_s = draw(st.sampled_from((0.0, 5.0, 120.0)))
         found.append(
             AvailabilitySpan(now_s, end_s, states.setdefault(up, len(states)), up, lost, notice_s)
         )
@@ -129,19 +129,39 @@ def cases(draw: st.DrawFn) -> tuple[Small, RunLimits]:
     return Small(tuple(found), plans, draw(costs)), limits
 
 
-@given(cases(), st.booleans(), st.integers(0, 2**16))
+def starts_cold_where_no_gpu_was_up(case: Small, result: PolicyResult) -> None:
+    """Lost machines hold no state: what begins after a time without any GPU is a restart."""
+    empty = [
+        (span.start_s + span.notice_s, span.end_s)
+        for span in case.spans
+        if not sum(span.up) and span.start_s + span.notice_s < span.end_s
+    ]
+    idle, down_s = None, 0.0
+    for segment in result.segments:
+        if segment.kind == "idle":
+            idle, down_s = segment, 0.0
+        elif segment.kind == "reconfiguring":
+            down_s += segment.end_s - segment.start_s
+        elif idle is not None:
+            if any(begin < idle.end_s and idle.start_s < end for begin, end in empty):
+                assert down_s >= case.costs.restart_s - 1e-6
+            idle = None
+
+
+@given(cases(), st.integers(0, 2**16))
 def test_seconds_gpu_seconds_and_dollars_are_conserved(
-    given_case: tuple[Small, RunLimits], is_live: bool, seed: int
+    given_case: tuple[Small, RunLimits], seed: int
 ) -> None:
     case, limits = given_case
-    policies: tuple[Policy, ...] = (
-        Greedy(case.plans, case.fits, is_live),
-        Restless(random.Random(seed), case.plans, case.fits, is_live),
-    )
+    policies: list[Policy] = []
+    for is_live in (True, False):
+        policies.append(Greedy(case.plans, case.fits, is_live))
+        policies.append(Restless(random.Random(seed), case.plans, case.fits, is_live))
     oracle = best_possible(case.spans, case.plans, case.fits, case.costs)
     for policy in policies:
         result = play(case.spans, case.plans, case.fits, policy, case.costs, limits)
         adds_up(case, result)
+        starts_cold_where_no_gpu_was_up(case, result)
         assert result.samples == 8 * result.steps
         # No more is trained than runs, and no GPU is held that is not there.
         assert result.useful_s <= result.duration_s * (1 + 1e-9)
@@ -158,6 +178,35 @@ def test_seconds_gpu_seconds_and_dollars_are_conserved(
             assert result.usd is not None
             assert result.usd <= limits.max_usd * (1 + 1e-9) + 1e-9
         assert result.samples <= oracle.samples * (1 + 1e-9) + 1e-6
+
+
+@given(
+    st.lists(st.floats(20, 500), min_size=3, max_size=3),
+    st.floats(0.1, 60),
+    st.floats(0.3, 5),
+    st.integers(0, 2**16),
+)
+def test_no_state_outlives_an_announced_loss_of_all_gpus(
+    lasts_s: list[float], notice_s: float, iteration_s: float, seed: int
+) -> None:
+    edges = [0.0, *itertools.accumulate(lasts_s)]
+    ups = ((6, 0), (), ()), ((0, 0), tuple(range(6)), ()), ((6, 0), (), ())
+    spans = tuple(
+        AvailabilitySpan(begin_s, end_s, number, up, lost, notice_s)
+        for number, (begin_s, end_s, (up, *lost)) in enumerate(
+            zip(edges, edges[1:], ups, strict=False)
+        )
+    )
+    costs = ReconfigurationCosts(5, 10, 40, 100)
+    case = Small(spans, (PlanFigures(iteration_s, 8, (6, 0), 1.0),), costs)
+    oracle = best_possible(case.spans, case.plans, case.fits, case.costs)
+    for policy in (
+        Greedy(case.plans, case.fits, True),
+        Restless(random.Random(seed), case.plans, case.fits, True),
+    ):
+        result = play(case.spans, case.plans, case.fits, policy, case.costs)
+        starts_cold_where_no_gpu_was_up(case, result)
+        assert result.samples <= oracle.samples * (1 + 1e-9)
 
 
 ONE = PlanFigures(10.0, 100, (4,), 2.0)
@@ -177,11 +226,13 @@ class Script:
         return Decision(self.plans[view.state])
 
 
-def played(policy: Script, *spans: tuple[float, int, tuple[int, ...]]) -> PolicyResult:
+def played(
+    policy: Script, *spans: tuple[float, int, tuple[int, ...]], notice_s: float = 0.0
+) -> PolicyResult:
     """Play spans given as (end, GPUs up, GPUs lost)."""
     found, start_s = [], 0.0
     for number, (end_s, up, lost) in enumerate(spans):
-        found.append(AvailabilitySpan(start_s, end_s, number, (up,), (lost,)))
+        found.append(AvailabilitySpan(start_s, end_s, number, (up,), (lost,), notice_s))
         start_s = end_s
     plans = (ONE, FAST)
     return play(found, plans, lambda n, state: plans[n].gpus[0] <= spans[state][1], policy, COSTS)
@@ -214,6 +265,25 @@ def test_loss_of_most_gpus_rolls_back_to_the_durable_checkpoint() -> None:
     result = played(Script(1, 0), (100, 8, ()), (300, 4, (0, 1, 2, 3, 4)))
     # A checkpoint every 60 s: 15 steps are safe of 25; then 120 s down, and 8 steps of 10 s.
     assert (result.steps, result.steps_lost, result.downtime_s) == (15 + 8, 10, 120)
+
+
+@pytest.mark.parametrize("notice_s", [0.0, 1.0, 300.0])
+def test_announced_losses_take_the_state_from_a_job_that_stops_before_them(notice_s: float) -> None:
+    """All GPUs go at 1000 s and are back at 2000 s; the job stops at the notice."""
+    every = tuple(range(8))
+    spans = (1000, 8, ()), (2000, 0, every), (3000, 8, ())
+    result = played(Script(1, None, 1), *spans, notice_s=notice_s)
+    # The last checkpoint is at 960 s; 880 s are left after a restart.
+    assert (result.steps, result.steps_lost, result.downtime_s) == (240 + 220, 10, 120)
+
+
+def test_what_remains_of_a_job_that_stops_at_a_notice_keeps_its_state() -> None:
+    spans = (1000, 8, ()), (2000, 4, (4, 5, 6, 7)), (3000, 8, ())
+    result = played(Script(1, None, 1), *spans, notice_s=10.0)
+    assert (result.steps, result.steps_lost, result.downtime_s) == (250 + 247, 0, 10)
+    spans = (1000, 8, ()), (1500, 4, (4, 5, 6, 7)), (2000, 3, (0,)), (3000, 8, ())
+    result = played(Script(1, None, None, 1), *spans, notice_s=10.0)
+    assert (result.steps, result.steps_lost, result.downtime_s) == (250 + 247, 0, 10)
 
 
 def test_planned_restart_waits_for_the_next_checkpoint() -> None:
