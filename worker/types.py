@@ -7,7 +7,9 @@ from typing import Literal, get_args
 
 Gradient = Literal["same", "partial"]
 
-Phase = Literal["forward", "backward", "send", "receive", "wait", "sync", "vote", "step"]
+Phase = Literal[
+    "forward", "backward", "send", "receive", "wait", "sync", "snapshot", "vote", "step"
+]
 """The phases of a step; the words appear in timelines, fail points and error messages."""
 
 

@@ -199,18 +199,22 @@ class SnapshotManager:
         """
         done = step + 1
         if self.is_kept(done):
-            with self.stalls.stalled():
-                self.writer.wait_copied()
-            with self.stalls.stalled(is_late=True):
-                self.writer.wait_sealed()
-                if self.placement.waits and len(self._kept) > 1:
-                    with self._changed:
-                        while self._replicated < self._kept[-2]:
-                            self._changed.wait(_POLL_S)
-                            self.transport.check()
-            with self.stalls.stalled(is_late=True):
-                self._compare()  # Waits for the slowest rank.
+            with self.trainer.recorder.span("snapshot"):
+                self._wait_for_the_last()
         return self.stop_at is not None and self.stop_at <= done
+
+    def _wait_for_the_last(self) -> None:
+        with self.stalls.stalled():
+            self.writer.wait_copied()
+        with self.stalls.stalled(is_late=True):
+            self.writer.wait_sealed()
+            if self.placement.waits and len(self._kept) > 1:
+                with self._changed:
+                    while self._replicated < self._kept[-2]:
+                        self._changed.wait(_POLL_S)
+                        self.transport.check()
+        with self.stalls.stalled(is_late=True):
+            self._compare()  # Waits for the slowest rank.
 
     def before_update(self) -> None:
         with self.stalls.stalled():

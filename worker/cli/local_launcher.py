@@ -277,6 +277,7 @@ _IN_WORDS: dict[Activity, str] = {activity: activity for activity in ACTIVITIES}
     "data": "reading data",
     "sync": "gradient sync",
     "step": "the optimizer step",
+    "snapshot": "the wait for a snapshot",
     "vote": "the vote",
     "end": "the end",
 }

@@ -73,6 +73,8 @@ class PeerMonitor:
             deadline_s=deadline_s,
             check_cancelled=check_cancelled,
         )
+        # Several threads send, and a message may be sent in parts.
+        self._sending = {peer: threading.Lock() for peer in self._peers}
         self._waking, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._run, daemon=True, name="peer monitor")
         self._thread.start()
@@ -127,10 +129,13 @@ class PeerMonitor:
         self._woken.close()
 
     def _send_to_peers(self, message: dict[str, Any]) -> None:
+        for rank in self._peers:
+            self._send(rank, message)
+
+    def _send(self, rank: int, message: dict[str, Any]) -> None:
         line = json.dumps(message).encode() + b"\n"
-        for peer in self._peers.values():
-            with contextlib.suppress(OSError):  # The peer is gone.
-                peer.sendall(line)
+        with self._sending[rank], contextlib.suppress(OSError):  # The peer is gone.
+            self._peers[rank].sendall(line)
 
     def _run(self) -> None:
         unread = dict.fromkeys(self._peers, b"")
@@ -175,9 +180,7 @@ class PeerMonitor:
             case {"aborted": str(reason), "rank": int(rank)}:
                 self.fail(AbortedError(reason, rank=rank))
             case {"where": int()}:
-                line = json.dumps({"here": self._position()}).encode() + b"\n"
-                with contextlib.suppress(OSError):  # The peer is gone.
-                    self._peers[peer].sendall(line)
+                self._send(peer, {"here": self._position()})
             case {"here": dict(position)}:
                 self._answers[peer] = position
             case {"bye": int()}:

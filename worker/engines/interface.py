@@ -11,6 +11,7 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 from worker.distributed.interface import Collective
 from worker.layout.rank_layout import Holdings
+from worker.profiling.timeline import Recorder
 from worker.training.flat_buffers import LayerBuffer
 from worker.training.precision import Precision
 from worker.training.trainer import SnapshotHook, StepReport, TrainingProgress
@@ -31,6 +32,7 @@ class TrainingEngine(Protocol):
     progress: TrainingProgress
     update_complete: bool
     snapshot_hook: SnapshotHook
+    recorder: Recorder
 
     def step(self) -> StepReport:
         """Train on the next batch; all ranks take the same steps together."""

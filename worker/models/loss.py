@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from simulator.documents.problems import InputError, Problem
 from worker.data.batch import NO_LABEL
 from worker.distributed.interface import Collective
 
@@ -33,6 +35,26 @@ def loss_sum(
         exact = exact.masked_fill(padding, -torch.inf)
     loss: Tensor = _SplitCrossEntropy.apply(exact, labels.flatten(), first, group)  # type: ignore[no-untyped-call]  # torch does not type it
     return loss
+
+
+def whole_or_nan(count: int | Tensor) -> int | Tensor:
+    """Return the count of a loss for sums over micro batches, without waiting for the device.
+
+    A tensor that is not whole becomes NaN, and so do the sums of it, which ``check_whole`` refuses.
+    """
+    if not isinstance(count, Tensor):
+        check_whole(float(count))
+        return int(count)
+    wide = count.detach().double()
+    return torch.where(wide == wide.round(), wide, torch.nan)
+
+
+def check_whole(count: float) -> None:
+    """Raise ``InputError`` if the count of a loss, or a sum of counts, is not whole."""
+    if not float(count).is_integer():
+        number = "" if math.isnan(count) else f" {count:g}"
+        what = f"returns a count{number} that is not whole"
+        raise InputError(Problem("loss", what, "count labels; weights belong into the sum alone"))
 
 
 class _SplitCrossEntropy(torch.autograd.Function):

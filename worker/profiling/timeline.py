@@ -205,7 +205,7 @@ def _event(span: Span, number: int, row: int, begin_ns: int) -> dict[str, Any]:
         case "send" | "receive":
             which = "" if span.micro_batch is None else f" {span.micro_batch}"
             name = f"{span.activity}{which}"
-        case "start" | "data" | "wait" | "vote" | "end":
+        case "start" | "data" | "wait" | "snapshot" | "vote" | "end":
             name = span.activity
         case _:
             assert_never(span.activity)

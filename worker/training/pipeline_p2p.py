@@ -7,12 +7,12 @@ them, whatever the TP degrees of the two stages.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
 
+from simulator.documents.problems import InputError, Problem
 from worker.distributed.interface import Pending, Transport
 
 _DIMS_MAX = 7
@@ -20,36 +20,43 @@ _AHEAD_MAX = 2
 """Tensors that are on their way to each receiver, where their number is limited."""
 _POLL_S = 0.001
 
-
-TellsShape = Literal["never", "once", "always"]
-"""When a sender sends a tensor's shape before it."""
+Shapes = dict[Hashable, tuple[int, ...]]
+"""The shape of a boundary tensor, by the signature of its micro batch: what it depends on."""
 
 
 class Outbox:
     """Sends to some ranks without blocking."""
 
     def __init__(
-        self, transport: Transport, targets: Sequence[int], *, tells_shape: TellsShape
+        self, transport: Transport, targets: Sequence[int], *, tells_shapes: bool = True
     ) -> None:
+        """``tells_shapes``: send the shape before the first tensor of each signature."""
         self._transport = transport
         self._targets = tuple(targets)
-        self._tells_shape = tells_shape
+        self._tells_shapes = tells_shapes
+        self.shapes: Shapes = {}
+        """What was sent."""
         self._sending: list[Pending] = []
 
-    def send(self, tensor: Tensor) -> None:
+    def send(self, tensor: Tensor, signature: Hashable = ()) -> None:
         """Start to send; the tensor must not be written until ``finish``."""
         tensor = tensor.contiguous()
         self._sending = [each for each in self._sending if not each.is_done()]
+        shape = tuple(tensor.shape)
+        is_new = signature not in self.shapes
+        if self.shapes.setdefault(signature, shape) != shape:
+            before = _sizes(self.shapes[signature])
+            what = f"hands {_sizes(shape)} numbers from one layer to the next, and {before} before"
+            cure = "let shapes between layers depend on the shapes of the batch alone"
+            raise InputError(Problem("model", f"{what}, for batches of one shape", cure))
         for target in self._targets:
-            if self._tells_shape != "never":
+            if is_new and self._tells_shapes:
                 self._sending.append(self._transport.send(_header(tensor), to=target))
             self._sending.append(self._transport.send(tensor, to=target))
-        if self._tells_shape == "once":
-            self._tells_shape = "never"
 
     def wait_for_room(self) -> None:
         """Wait on the host while as many tensors are on their way as may be."""
-        most = (_AHEAD_MAX - 1) * len(self._targets) * (1 if self._tells_shape == "never" else 2)
+        most = (_AHEAD_MAX - 1) * len(self._targets)
         while len(self._sending) > most:
             oldest = self._sending.pop(0)
             oldest.wait()
@@ -66,8 +73,8 @@ class Outbox:
 class Inbox:
     """Receives tensors from one rank.
 
-    If ``shape`` is not set, the sender sends the shape before the first tensor; with ``forgets``,
-    before every one.
+    A shape that ``shapes`` lacks is received first: the sender sends it before the first tensor of
+    a signature.
     """
 
     def __init__(
@@ -77,29 +84,29 @@ class Inbox:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        forgets: bool = False,
+        shapes: Shapes | None = None,
     ) -> None:
-        self._forgets = forgets
         self._transport = transport
         self._source = source
         self._dtype = dtype
         self._device = device
-        self.shape: tuple[int, ...] | None = None
+        self._shapes: Shapes = {} if shapes is None else shapes
         self._arriving: tuple[Tensor, Pending] | None = None
 
-    def expect(self) -> None:
+    def expect(self, signature: Hashable = ()) -> None:
         """Start to receive the next tensor, if its shape is known."""
-        if self.shape is not None:
-            self._arriving = self._begin(self.shape)
+        shape = self._shapes.get(signature)
+        if shape is not None:
+            self._arriving = self._begin(shape)
 
-    def take(self) -> Tensor:
+    def take(self, signature: Hashable = ()) -> Tensor:
         """Wait for the next tensor."""
-        if self.shape is None:
-            self.shape = self._receive_shape()
-        tensor, pending = self._arriving or self._begin(self.shape)
+        if self._arriving is None:
+            if signature not in self._shapes:
+                self._shapes[signature] = self._receive_shape()
+            self._arriving = self._begin(self._shapes[signature])
+        tensor, pending = self._arriving
         self._arriving = None
-        if self._forgets:
-            self.shape = None
         pending.wait()
         return tensor
 
@@ -111,7 +118,12 @@ class Inbox:
         header = torch.zeros(_DIMS_MAX + 1, dtype=torch.int64, device=self._device)
         self._transport.receive(header, source=self._source).wait()
         dims, *sizes = header.tolist()
+        self._transport.check()  # On a GPU, an aborted transfer ends like a completed one.
         return tuple(sizes[:dims])
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
 
 
 def _header(tensor: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ holds a part of the device, only the next operation's input is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,7 +19,8 @@ from torch import Tensor
 
 from simulator.estimate.pass_order import Op, device_orders
 from simulator.spec.plan import Plan
-from worker.data.batch import NO_LABEL, DataSource
+from worker.data.batch import NO_LABEL, DataSource, Samples
+from worker.data.batch_tree import leaves_of
 from worker.data.map_dataset import MapData, OneEpoch
 from worker.data.read_ahead import ReadAhead
 from worker.devices.rank_device import to_device
@@ -35,7 +36,7 @@ from worker.layout.rank_layout import (
 from worker.models.random_numbers.microbatch_context import MicroBatch, batch_on_device
 from worker.profiling.compute_time import ComputeTimer
 from worker.profiling.timeline import Recorder
-from worker.training.pipeline_p2p import Inbox, Outbox, TellsShape
+from worker.training.pipeline_p2p import Inbox, Outbox, Shapes
 from worker.training.pipeline_stage import StageRunner
 from worker.training.precision import Precision
 
@@ -46,7 +47,7 @@ class ConsumedSamples:
 
     loss_sum: Tensor
     samples: int = 0
-    labels: int = 0
+    labels: int | Tensor = 0
     digest_sum: int = 0
 
 
@@ -71,7 +72,9 @@ class PipelineRank:
     ) -> None:
         # Every stage of a user's module needs the batch, and its boundaries may vary in shape.
         self._of_module = of_module
-        self._gradient_shapes: dict[int, tuple[int, ...]] = {}
+        self._signatures: dict[int, Hashable] = {}
+        """By micro batch of this step, once it is loaded: what the shapes at boundaries depend on;
+        empty for a built-in model, where they are all alike."""
         self._plan, self._place, self._stage = plan, place, stage
         self._random_seed, self._device = random_seed, device
         self._dtype, self._wire = precision.compute, precision.wire
@@ -87,20 +90,20 @@ class PipelineRank:
         places = rank_places(plan)
         before, after = (neighbouring_stage(places, place, step=step) for step in (-1, 1))
 
-        def inbox(senders: tuple[RankPlace, ...]) -> Inbox | None:
+        def inbox(senders: tuple[RankPlace, ...], shapes: Shapes | None = None) -> Inbox | None:
             if not senders:
                 return None
             source = sender_for(place, senders).rank
-            return Inbox(transport, source, dtype=self._wire, device=device, forgets=of_module)
+            return Inbox(transport, source, dtype=self._wire, device=device, shapes=shapes)
 
-        def outbox(receivers: tuple[RankPlace, ...], *, tells_shape: TellsShape) -> Outbox:
+        def outbox(receivers: tuple[RankPlace, ...], *, tells_shapes: bool = True) -> Outbox:
             targets = [target.rank for target in receivers_of(place, receivers)]
-            return Outbox(transport, targets, tells_shape=tells_shape)
+            return Outbox(transport, targets, tells_shapes=tells_shapes)
 
-        self._inputs, self._gradients = inbox(before), inbox(after)
-        self._results = outbox(after, tells_shape="always" if of_module else "once")
+        self._inputs, self._results = inbox(before), outbox(after)
         # A gradient has the shape of its activation.
-        self._input_gradients = outbox(before, tells_shape="never")
+        self._gradients = inbox(after, self._results.shapes)
+        self._input_gradients = outbox(before, tells_shapes=False)
 
     def run(self, step: int, *, seed: float, layer_done: Callable[[int], None]) -> ConsumedSamples:
         """Run all micro batches; ``layer_done`` is called for each layer whose gradients are
@@ -109,17 +112,19 @@ class PipelineRank:
         ``seed`` is the factor on the sum of losses before it is differentiated.
         """
         consumed = self._nothing()
-        self._gradient_shapes.clear()
+        self._signatures.clear()
         last = max(index for index, op in enumerate(self._order) if op.kind == "B")
         for op in self._expected_first:
             self._expect(op)
         for index, op in enumerate(self._order):
+            samples = self._load(op, step)
             arrived = self._take(op)
             following = self._expected_after[index]
             if following is not None:
                 self._expect(following)
             if op.kind == "F":
-                self._forward(op, *self._work(op, arrived, step, consumed), consumed)
+                work = self._work(op, samples, arrived, step, consumed)
+                self._forward(op, *work, consumed)
             else:
                 done = layer_done if index == last else ignore_layer
                 self._backward(op, arrived, seed=seed, layer_done=done)
@@ -133,11 +138,12 @@ class PipelineRank:
         found: list[int] = []
         for op in self._order:
             if op.kind == "F":
-                x, current = self._work(op, self._take(op), step, self._nothing())
+                samples = self._load(op, step)
+                x, current = self._work(op, samples, self._take(op), step, self._nothing())
                 bad, result = self._stage.first_bad_layer(x, current=current)
                 found += [] if bad is None else [bad]
                 if not self._place.is_last:
-                    self._results.send(result.to(self._wire))
+                    self._results.send(result.to(self._wire), self._signature(op))
         self._results.finish()
         return min(found, default=None)
 
@@ -156,8 +162,9 @@ class PipelineRank:
                 positions = data.positions_in(number, self._positions(op))
                 if op.kind == "B" or not positions:
                     continue
-                arrived = self._take(op)
                 samples = ahead.batch(number, self._positions(op))
+                self._signatures[op.micro_batch] = "evaluation", signature_of(samples.inputs)
+                arrived = self._take(op)
                 indices = torch.tensor(positions, device=self._device)
                 current = MicroBatch(self._random_seed, number, indices)
                 current.inputs = self._on_device(samples.inputs)
@@ -166,7 +173,7 @@ class PipelineRank:
                 if isinstance(result, Tensor):
                     # No gradient comes back for which this stage would wait.
                     self._results.wait_for_room()
-                    self._results.send(result.to(self._wire))
+                    self._results.send(result.to(self._wire), self._signature(op))
                     continue
                 for name, (total, count) in result.items():
                     sums = found.setdefault(name, [0.0, 0.0])
@@ -189,9 +196,8 @@ class PipelineRank:
         with self._recorder.span("forward", micro_batch=op.micro_batch), self._busy:
             result = self._stage.forward(op.micro_batch, x, current=current)
         if not self._place.is_last:
-            self._gradient_shapes[op.micro_batch] = tuple(result.shape)
             with self._recorder.span("send", micro_batch=op.micro_batch):
-                self._results.send(result.to(self._wire))
+                self._results.send(result.to(self._wire), self._signature(op))
         elif self._place.index == 0:
             consumed.loss_sum += result
             consumed.labels += current.label_count
@@ -206,21 +212,36 @@ class PipelineRank:
         if not self._place.is_first:
             assert below is not None, "activations have gradients"
             with self._recorder.span("send", micro_batch=op.micro_batch):
-                self._input_gradients.send(below.to(self._wire))
+                self._input_gradients.send(below.to(self._wire), self._signature(op))
+
+    def _load(self, op: Op, step: int) -> Samples | None:
+        """Return the samples of a forward pass, if this stage needs them."""
+        place = self._place
+        is_needed = place.is_first or place.is_last or self._of_module
+        if op.kind == "B" or not is_needed:
+            return None
+        with self._recorder.span("data", micro_batch=op.micro_batch):
+            samples = self._data.batch(step, self._positions(op))
+        if self._of_module:
+            self._signatures[op.micro_batch] = signature_of(samples.inputs)
+        return samples
 
     def _work(
-        self, op: Op, arrived: Tensor | None, step: int, consumed: ConsumedSamples
+        self,
+        op: Op,
+        samples: Samples | None,
+        arrived: Tensor | None,
+        step: int,
+        consumed: ConsumedSamples,
     ) -> tuple[Tensor, MicroBatch]:
         """Return the input of a forward pass, and what else is known of its micro batch."""
         place = self._place
         positions = self._positions(op)
         indices = torch.arange(positions.start, positions.stop, device=self._device)
         current = MicroBatch(self._random_seed, step, indices)
-        if not (place.is_first or place.is_last or self._of_module):
+        if samples is None:
             assert arrived is not None
             return arrived, current
-        with self._recorder.span("data", micro_batch=op.micro_batch):
-            samples = self._data.batch(step, positions)
         current.inputs = self._on_device(samples.inputs)
         if place.is_first and place.index == 0:
             consumed.samples += len(positions)
@@ -241,21 +262,20 @@ class PipelineRank:
     def _expect(self, op: Op) -> None:
         box = self._inbox_for(op)
         if box is not None:
-            box.expect()
+            box.expect(self._signature(op))
 
     def _take(self, op: Op) -> Tensor | None:
         box = self._inbox_for(op)
         if box is None:
             return None
         with self._recorder.span("receive", micro_batch=op.micro_batch):
-            return box.take().to(self._dtype)
+            return box.take(self._signature(op)).to(self._dtype)
 
     def _inbox_for(self, op: Op) -> Inbox | None:
-        if op.kind == "F":
-            return self._inputs
-        if self._gradients is not None and self._gradients.shape is None:
-            self._gradients.shape = self._gradient_shapes.get(op.micro_batch)
-        return self._gradients
+        return self._inputs if op.kind == "F" else self._gradients
+
+    def _signature(self, op: Op) -> Hashable:
+        return self._signatures.get(op.micro_batch) if self._of_module else ()
 
     def _nothing(self) -> ConsumedSamples:
         return ConsumedSamples(torch.zeros((), dtype=torch.float64, device=self._device))
@@ -273,6 +293,11 @@ def requests_of(
     kinds = {kind: [op for op in order if op.kind == kind] for kind in ("F", "B")}
     after = {op: following for ops in kinds.values() for op, following in pairwise(ops)}
     return tuple(ops[0] for ops in kinds.values() if ops), tuple(map(after.get, order))
+
+
+def signature_of(batch: Any) -> Hashable:
+    """Return the shapes of a batch's tensors."""
+    return tuple(tuple(each.shape) for each in leaves_of(batch) if isinstance(each, Tensor))
 
 
 def ignore_layer(_: int) -> None:

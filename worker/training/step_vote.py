@@ -18,6 +18,7 @@ from torch import Tensor
 
 from worker.distributed.interface import Collective
 from worker.layout.rank_layout import Holdings, NormShare, norm_shares
+from worker.models.loss import check_whole
 from worker.training.flat_buffers import LayerBuffer
 
 _CHUNK = {"cpu": 2**16}
@@ -31,7 +32,7 @@ class StepContribution:
 
     loss_sum: float | Tensor = 0.0
     samples: int = 0
-    labels: int = 0
+    labels: int | Tensor = 0
     digest_sum: int = 0
     wants_to_stop: bool = False
 
@@ -116,6 +117,7 @@ class StepVote:
     def totals_from(self, slots: list[float]) -> StepTotals:
         """Return the totals that the sum of all ranks' slots holds."""
         *squares, loss_sum, samples, labels, digest_sum, stop = slots
+        check_whole(labels)
         size = self._per_layer
         by_layer = {
             layer: sum(squares[number * size : (number + 1) * size])

@@ -68,6 +68,16 @@ def sealed(memory: Path) -> dict[int, snapshot_file.SealedFile]:
     return found
 
 
+def test_rank_that_waits_for_its_seal_says_so(keeper, monkeypatch):
+    """Peers that wait for it ask what it does."""
+    train_unsealed(keeper, 1)
+    seen, recorder = [], keeper.trainer.recorder
+    monkeypatch.setattr(keeper.writer, "wait_sealed", lambda: seen.append(recorder.activity_text))
+    recorder.at_step(1)
+    keeper.wants_to_stop(1)
+    assert seen == ["in snapshot of step 1"]
+
+
 def test_two_files_suffice_without_replicas(keeper, tmp_path):
     train(keeper, 7)
     found = sealed(tmp_path)

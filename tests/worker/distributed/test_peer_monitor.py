@@ -82,6 +82,41 @@ def test_vote_of_a_peer_is_awaited_though_it_answered_a_question_before():
     questions.join()
 
 
+class InParts:
+    """A peer whose connection is so full that messages are sent in two parts."""
+
+    def __init__(self, peer):
+        self._peer = peer
+        self.sent, self._begun = [], threading.Semaphore(0)
+
+    def sendall(self, line):
+        self._begun.release()
+        self.sent.append(line[:5])
+        self._begun.acquire()
+        self._begun.acquire(timeout=0.2)  # Until another thread sends, too.
+        self.sent.append(line[5:])
+
+    def __getattr__(self, name):
+        return getattr(self._peer, name)
+
+
+def test_messages_of_several_threads_do_not_mix():
+    store, found = HashStore(), {}
+    for thread in [start(store, rank, 2, found) for rank in range(2)]:
+        thread.join()
+    peer = found[0]._peers[1] = InParts(found[0]._peers[1])
+    threads = [threading.Thread(target=found[0].ask_positions, args=(0.0,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines = b"".join(peer.sent).splitlines()
+    assert [json.loads(line) for line in lines] == [{"where": 0}] * 3
+    found[0]._peers[1] = peer._peer
+    for rank in (0, 1):
+        found[rank].close()
+
+
 @pytest.mark.slow
 def test_a_rank_with_another_secret_is_not_admitted():
     store, found = HashStore(), {}

@@ -7,8 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
+from simulator.documents.problems import InputError
 from tests.worker.threads import run_as_threads
-from worker.models.loss import loss_sum
+from worker.models.loss import check_whole, loss_sum, whole_or_nan
 
 pytestmark = pytest.mark.torch
 
@@ -97,3 +98,28 @@ def test_classes_of_images_have_one_label_each() -> None:
     loss = loss_sum(logits[:, 0], labels, vocabulary=5)
     expected, _ = oracle(logits[:, :1], labels[:, None], 5)
     assert loss.item() == pytest.approx(expected, rel=1e-12)
+
+
+class OnDevice(torch.Tensor):
+    """Its value cannot be read without waiting for the device."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        reads = {"__float__", "__int__", "__bool__", "__index__", "item", "tolist", "cpu"}
+        assert getattr(function, "__name__", "") not in reads, "waits for the device"
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("counts", [(3, 4), (3.0, 4.0), (2.5, 4.5), (3, 4.5)])
+def test_counts_of_a_loss_are_added_and_checked_without_waiting_for_the_device(counts):
+    """Also counts that only together are whole."""
+    total = 0
+    for count in counts:
+        total += whole_or_nan(torch.tensor(count).as_subclass(OnDevice))
+    number = float(total.as_subclass(torch.Tensor))
+    if all(float(count).is_integer() for count in counts):
+        check_whole(number)
+        assert number == 7
+    else:
+        with pytest.raises(InputError, match="a count that is not whole"):
+            check_whole(number)

@@ -165,16 +165,17 @@ def test_optimizers_that_ranks_would_not_compute_alike_are_refused():
         trainer.train()
 
 
-def test_weights_in_the_count_of_a_loss_are_refused():
+@pytest.mark.parametrize("as_count", [float, torch.tensor])
+def test_weights_in_the_count_of_a_loss_are_refused(as_count):
     """Counts of micro batches are summed as integers."""
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     data = [(torch.ones(2), 0)] * 4
 
     def loss(output, _):
-        return output.sum(), 0.7 * len(output)
+        return output.sum(), as_count(0.7 * len(output))
 
     trainer = sailor.Trainer(module, data, batch_size=2, steps=1, loss=loss)
-    with pytest.raises(InputError, match=r"returns the count .* not whole"):
+    with pytest.raises(InputError, match=r"returns a count.* that is not whole"):
         trainer.train()
 
 

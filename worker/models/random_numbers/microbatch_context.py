@@ -24,7 +24,7 @@ class MicroBatch:
     """What the model is called with; only where a stage needs it."""
     labels: Tensor | None = None
     """Only on the last stage."""
-    label_count: int = 0
+    label_count: int | Tensor = 0
     """Over how many labels the loss is a sum; a user's loss sets it."""
     block_arguments: Any = None
     """What a user's module passes to its blocks beside the hidden state, once it is known."""

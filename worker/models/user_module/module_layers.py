@@ -20,6 +20,7 @@ from worker.layout.shards import shard_of, take_shard
 from worker.layout.tensor_table import table_of
 from worker.models.apply_plan import LocalTensor, Metrics
 from worker.models.built_in.tensor_parallel import EntryLinear, RowLinear, SharedEntry
+from worker.models.loss import whole_or_nan
 from worker.models.random_numbers.keyed_random import (
     FusedAttentionDropoutError,
     KeyedRandom,
@@ -132,7 +133,7 @@ class ModuleLayer:
                         f"in labels of the sample at step {current.step}, position {position}"
                     )
                 raise
-            current.label_count = _whole(count)
+            current.label_count = whole_or_nan(count)
             return total
 
         return self._by_sample(current, compute)
@@ -278,12 +279,3 @@ def _split(
         assert isinstance(whole, nn.Linear), "only linear layers are declared"
         part = EntryLinear(whole, entry) if kind == "columns" else RowLinear(whole, group)
         skeleton.set_submodule(path, part)
-
-
-def _whole(count: int | Tensor) -> int:
-    """Return the count of a loss as an integer; it is a sum over micro batches of any plan."""
-    number = float(count)
-    if not number.is_integer():
-        what = f"returns the count {number:g}, which is not whole"
-        raise InputError(Problem("loss", what, "count labels; weights belong into the sum alone"))
-    return int(number)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from simulator.documents.problems import InputError, Problem
+from worker.models.loss import check_whole
 from worker.models.random_numbers.microbatch_context import MicroBatch, MicroBatchContext
 from worker.models.user_module.cut_module import CutModule
 from worker.models.user_module.module_cut import kinds_of
@@ -133,8 +134,9 @@ def _pass(
     for layer in layers[:-1]:
         x = layer(x)
         found.append(x)
-    total = layers[-1].losses(x, current)
-    return [*found, torch.stack((total.double(), torch.tensor(float(current.label_count))))]
+    total, count = layers[-1].losses(x, current), float(current.label_count)
+    check_whole(count)
+    return [*found, torch.stack((total.double(), torch.tensor(count)))]
 
 
 def _compare(

@@ -248,6 +248,22 @@ def test_micro_batches_may_be_of_different_lengths():
             assert_close(trained(recipe, job, plan), wanted, f"seed {seed}: {plan}")
 
 
+def test_shapes_of_micro_batches_that_are_alike_are_told_once(monkeypatch):
+    """Not before each tensor: on a GPU, sender and receiver would wait for each other."""
+    shapes, send = [], ThreadTransport.send
+
+    def counted(transport, tensor, *, to):
+        shapes.extend([tensor.tolist()] if tensor.dtype == torch.int64 else [])
+        return send(transport, tensor, to=to)
+
+    monkeypatch.setattr(ThreadTransport, "send", counted)
+    recipe = recipe_of(lambda: language_model("llama"))
+    job = recipe.job()
+    last = len(job.model.layers)
+    trained(recipe, job, plan_of(2, (4, [(0, 2, 1), (2, last, 1)])))
+    assert len(shapes) == 1
+
+
 class Hand(torch.nn.Module):
     """A model whose head is its embedding, and whose blocks drop ever more."""
 
