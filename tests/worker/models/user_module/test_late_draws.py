@@ -114,7 +114,9 @@ def test_code_that_draws_only_after_its_first_pass_draws_by_sample(in_use):
 
 
 def test_code_of_several_ranks_that_draws_only_after_its_first_pass_is_refused():
-    """The ranks are threads here and share torch's generator, so one that is still in its embedding may notice."""
+    """The ranks are threads here and share torch's generator, so one that is still in its embedding
+    may notice.
+    """
     place = r"model: (embedding|blocks\.\d)"
     with pytest.raises(InputError, match=f"{place}: draws random numbers in a later"):
         train_late(tp=2)
