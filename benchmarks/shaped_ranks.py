@@ -25,7 +25,7 @@ from machine import put_ahead
 from torch._C._distributed_c10d import Store, TCPStore
 
 from agents.daemon.namespaces import enter_network_namespace
-from sailord.local.shaped_network import ShapedNetwork, Site
+from sailord.local.shaped_network import NodeAddress, ShapedNetwork
 from sailord.local.zone_file import Zones
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
@@ -54,7 +54,7 @@ class Seat:
     """Where a rank runs."""
 
     node: str
-    site: Site
+    site: NodeAddress
     times_slower: float
 
 
@@ -90,7 +90,9 @@ class Measured:
 
 
 @contextmanager
-def shaped_network(zones: Zones, folder: Path) -> Iterator[tuple[ShapedNetwork, dict[str, Site]]]:
+def shaped_network(
+    zones: Zones, folder: Path
+) -> Iterator[tuple[ShapedNetwork, dict[str, NodeAddress]]]:
     """Run a router with a namespace for each node of the zones."""
     with (folder / "router.log").open("ab") as log:
         router = Popen(
@@ -272,7 +274,7 @@ SIZES = tuple(1024 * 4**power for power in range(7))
 ROUNDS = 30
 
 
-def measure_host(site: Site, port: int) -> dict[str, Any]:
+def measure_host(site: NodeAddress, port: int) -> dict[str, Any]:
     """Measure what the ranks of one node take for messages between them."""
     found: list[dict[str, Any]] = []
 

@@ -15,9 +15,9 @@ from agents.rpc.signing import read_keys
 from agents.rpc.tls import check_mode
 from agents.rpc.tls_settings import TlsSettings, read_tls
 from agents.store.locations import check_address
-from sailord.capacity.core.model import Policy
+from sailord.capacity.core.model import CapacityPolicy
 from sailord.core.model.options import Options
-from sailord.network.core.model import Policy as NetworkPolicy
+from sailord.network.core.model import NetworkPolicy
 from sailord.notify.message_formats import FORMATS, KINDS, Format
 from sailord.providers.config import ProviderConfig, read_provider
 from sailord.providers.gce.config import GceConfig
@@ -32,7 +32,7 @@ SECRET_BYTES_MIN = 16
 PAGERDUTY = "https://events.pagerduty.com/v2/enqueue"
 GOOGLE_KEYS = "https://www.googleapis.com/oauth2/v3/certs"
 """The keys with which Google signs tokens of service accounts; they change every few days."""
-T = TypeVar("T", Options, Policy, NetworkPolicy)
+T = TypeVar("T", Options, CapacityPolicy, NetworkPolicy)
 LogFormat = Literal["json", "terminal"]
 
 
@@ -88,7 +88,7 @@ class Config:
     log_format: LogFormat
     options: Options
     webhooks: Webhooks
-    capacity: Policy = field(default_factory=Policy)
+    capacity: CapacityPolicy = field(default_factory=CapacityPolicy)
     provider: ProviderConfig | None = None
     """Where machines are rented; ``None``: nowhere, nodes are started by hand."""
     network: NetworkPolicy = field(default_factory=NetworkPolicy)
@@ -153,7 +153,7 @@ def load_config(path: Path) -> Config:
     log_format = top.choice("log", ("json", "terminal"), default="json")
     options = _limits(top.section("options"), Options())
     webhooks = _webhooks(top, path.parent)
-    capacity = _limits(top.section("capacity"), Policy(), least=0)
+    capacity = _limits(top.section("capacity"), CapacityPolicy(), least=0)
     telemetry = top.section("telemetry")
     otlp = telemetry.value("otlp", _url, required="telemetry" in top)
     telemetry.finish()

@@ -366,6 +366,15 @@ def test_no_module_breaks_the_rule(check):
     assert [breach for module in found for breach in check(module)] == []
 
 
+def test_a_class_name_stands_for_one_thing_in_its_package():
+    places: dict[tuple[str, str], list[str]] = {}
+    for module in modules(ROOT):
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault((module.package, node.name), []).append(module.name)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
 def test_every_core_is_pure():
     """No clock, no chance, no file and no network in a folder named ``core``."""
     impure = tuple(name for name in IMPURE if name not in WINGS)

@@ -210,7 +210,7 @@ def test_package_readme_names_every_file(package):
     missing = [
         str(path.relative_to(ROOT))
         for path in files
-        if not re.search(rf"\b{re.escape(path.stem)}\b", text)
+        if not re.search(rf"`[\w/]*\b{re.escape(path.stem)}(\.py)?`", text)
         and not path.is_relative_to(ROOT / "planner" / "baselines")  # One folder each, named there.
     ]
     assert missing == []

@@ -13,7 +13,7 @@ import structlog
 from aiohttp import web
 
 from agents.daemon.tasks import Tasks
-from agents.rpc.strangers import Connection, Strangers, place_of
+from agents.rpc.strangers import EvictableConnection, Strangers, place_of
 from agents.rpc.tls import HANDSHAKE, Tls, explain
 
 log = structlog.get_logger("tls")
@@ -126,7 +126,7 @@ class Listener:
         try:
             peer = str(wire.getpeername()[0])
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: Connection(server, self.strangers, self.silent_s),
+                lambda: EvictableConnection(server, self.strangers, self.silent_s),
                 wire,
                 ssl=context,
                 ssl_handshake_timeout=None if context is None else HANDSHAKE_S,

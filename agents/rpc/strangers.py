@@ -77,7 +77,7 @@ class Budgets:
         return found
 
 
-class Connection(web.RequestHandler):
+class EvictableConnection(web.RequestHandler):
     """An aiohttp connection that strangers may lose to others."""
 
     __slots__ = ("address", "is_known", "is_paid", "strangers")
@@ -123,7 +123,7 @@ class Strangers:
     last: tuple[float, str, str] | None = None
     """When, whom and why we refused last."""
     _moments: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
-    _connected: dict[str, dict[Connection, None]] = field(default_factory=dict)
+    _connected: dict[str, dict[EvictableConnection, None]] = field(default_factory=dict)
     _count: int = 0
     _logged_s: float = -LOG_S
     _logged: int = 0
@@ -135,7 +135,7 @@ class Strangers:
         self.refuse(address, "flood")
         return False
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: EvictableConnection) -> None:
         """Take in a connection, for which another may have to go."""
         if self._count >= CONNECTIONS_MAX:
             self.evict(1)
@@ -152,7 +152,7 @@ class Strangers:
             if oldest.transport is not None:
                 oldest.transport.abort()
 
-    def discard(self, connection: Connection) -> None:
+    def discard(self, connection: EvictableConnection) -> None:
         """Forget a connection: it is closed, or no stranger's any more."""
         of_address = self._connected.get(connection.address, {})
         if connection in of_address:
@@ -201,7 +201,7 @@ def note_authenticated(request: web.Request) -> None:
     """Note that the sender of a request is who he claims to be."""
     request[AUTHENTICATED] = True
     connection = request.protocol
-    if isinstance(connection, Connection) and not connection.is_known:
+    if isinstance(connection, EvictableConnection) and not connection.is_known:
         connection.is_known = True
         connection.strangers.discard(connection)
         connection.strangers.budgets.of(connection.address).left += 1
@@ -213,7 +213,7 @@ def charge(request: web.Request, why: RefusalCause | Literal[""]) -> bool:
     The first request of a connection was paid for with it.
     """
     connection = request.protocol
-    if not isinstance(connection, Connection):
+    if not isinstance(connection, EvictableConnection):
         return True
     strangers = connection.strangers
     if why:

@@ -36,7 +36,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class JobShare:
     """What a job is given."""
 
     machines: Machines
@@ -44,7 +44,7 @@ class Part:
     """How long it uses machines that are taken from it later."""
 
 
-Divide = Callable[[Moment], Sequence[Part]]
+Divide = Callable[[Moment], Sequence[JobShare]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,10 @@ class InLine:
 
     jobs: int
 
-    def __call__(self, moment: Moment) -> list[Part]:
-        nothing = Part((0,) * len(moment.up))
+    def __call__(self, moment: Moment) -> list[JobShare]:
+        nothing = JobShare((0,) * len(moment.up))
         first = min(job for job in range(self.jobs) if job not in moment.ended)
-        return [Part(moment.up) if job == first else nothing for job in range(self.jobs)]
+        return [JobShare(moment.up) if job == first else nothing for job in range(self.jobs)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Shared:
     known: dict[object, tuple[PlanChoice | None, ...]] = field(default_factory=dict)
     """Splits of earlier moments that were alike."""
 
-    def __call__(self, moment: Moment) -> list[Part]:
+    def __call__(self, moment: Moment) -> list[JobShare]:
         if moment.now_s == 0:
             self.running = [None] * len(self.jobs)
         gone = {*moment.ended, *moment.broken}
@@ -105,11 +105,11 @@ class Shared:
         choices = () if job in moment.ended else asks.choices
         return Claim(choices, asks.weight, keeps, share)
 
-    def _part(self, job: int, up: Machines) -> Part:
+    def _part(self, job: int, up: Machines) -> JobShare:
         choice = self.running[job]
         if choice is None:
-            return Part((0,) * len(up))
-        return Part(choice.machines, self.jobs[job].down_s[choice.plan])
+            return JobShare((0,) * len(up))
+        return JobShare(choice.machines, self.jobs[job].down_s[choice.plan])
 
 
 @dataclass(slots=True, eq=False)
@@ -160,7 +160,7 @@ class _Pool:
             for of_pool in lists:
                 of_pool.clear()
 
-    def give(self, parts: Sequence[Part], now_s: float) -> dict[int, float]:
+    def give(self, parts: Sequence[JobShare], now_s: float) -> dict[int, float]:
         """Give each job its part; return how long jobs go on using what is taken from them."""
         handing: dict[int, float] = {}
         for job, (holding, part) in enumerate(zip(self.holdings, parts, strict=True)):

@@ -80,7 +80,7 @@ class CapacityLoop:
 
     config: Config
     provider: Provider
-    policy: model.Policy
+    policy: model.CapacityPolicy
     cluster: ClusterView
     planner: PlannerPool
     gateway: Gateway

@@ -19,7 +19,7 @@ from agents.daemon.process_cleanup import children_of, kill, kill_all, mark, rea
 from agents.daemon.state_folder import lock_file
 from sailord.client import Client, ServerProblem
 from sailord.local.paths import LOOPBACK, Place, temporary
-from sailord.local.shaped_network import ShapedNetwork, Site, check_can_shape
+from sailord.local.shaped_network import NodeAddress, ShapedNetwork, check_can_shape
 from sailord.local.zone_file import Link, Zones
 from simulator.documents.problems import InputError, Problem
 
@@ -43,7 +43,7 @@ class ClusterError(Exception):
 
 
 @dataclass(eq=False)
-class Node:
+class EmulatedNode:
     """One emulated node: its agent and its fork server."""
 
     name: str
@@ -53,7 +53,7 @@ class Node:
     """The command line of its agent."""
     agent: subprocess.Popen[bytes]
     fork_server: int
-    site: Site | None = None
+    site: NodeAddress | None = None
     """Its network namespace, in a shaped cluster."""
 
 
@@ -68,13 +68,13 @@ class LocalCluster:
     """Of a shaped cluster, whose nodes these are; ``None``: all nodes share the loopback device."""
     network: ShapedNetwork | None = None
     """Of a shaped cluster that has started."""
-    nodes: dict[str, Node] = field(default_factory=dict)
+    nodes: dict[str, EmulatedNode] = field(default_factory=dict)
     gone: list[str] = field(default_factory=list)
     """Names of killed nodes."""
     _head: subprocess.Popen[bytes] | None = None
     _shared_fork_server: subprocess.Popen[bytes] | None = None
     _guard: subprocess.Popen[bytes] | None = None
-    _head_site: Site | None = None
+    _head_site: NodeAddress | None = None
     _lock: int | None = None
     _orphans: set[int] = field(default_factory=set)
 
@@ -168,7 +168,7 @@ class LocalCluster:
         *words: str,
         is_marked: bool = True,
         answers: bool = False,
-        site: Site | None = None,
+        site: NodeAddress | None = None,
     ) -> subprocess.Popen[bytes]:
         folder = self.place.folder
         marked = mark(folder) if is_marked else {}
@@ -217,10 +217,10 @@ class LocalCluster:
         self.wait(f"the fork server of {name}", warm.exists)  # Otherwise the agent starts its own.
         words = ("run", "--config", str(config), "--emulate", f"1x{KINDS[kind]}")
         agent = self._run(name, "agents.main", *words, site=site)
-        self.nodes[name] = Node(name, kind, zone, words, agent, fork_server, site)
+        self.nodes[name] = EmulatedNode(name, kind, zone, words, agent, fork_server, site)
         return name
 
-    def _fork_node_server(self, path: Path, site: Site | None = None) -> int:
+    def _fork_node_server(self, path: Path, site: NodeAddress | None = None) -> int:
         assert self._shared_fork_server is not None
         assert self._shared_fork_server.stdin is not None
         assert self._shared_fork_server.stdout is not None

@@ -18,7 +18,7 @@ TUN = Path("/dev/net/tun")
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class NodeAddress:
     """Where a node is in the network."""
 
     address: str
@@ -40,10 +40,10 @@ class ShapedNetwork:
         for (begin, end), link in self.zones.links.items():
             self.set_link(begin, end, link)
 
-    def add_node(self, name: str, zone: str, nic_mbit_per_s: float | None = None) -> Site:
+    def add_node(self, name: str, zone: str, nic_mbit_per_s: float | None = None) -> NodeAddress:
         """Make a namespace for a node."""
         rate = {"nic_bytes_per_s": nic_mbit_per_s and nic_mbit_per_s * MBIT}
-        return Site(**self._ask(ask="node", name=name, zone=zone, **rate))
+        return NodeAddress(**self._ask(ask="node", name=name, zone=zone, **rate))
 
     def remove_node(self, name: str) -> None:
         """Disconnect a node."""

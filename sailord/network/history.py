@@ -10,7 +10,7 @@ import structlog
 
 from agents.daemon.atomic_file import replace_file
 from agents.protocol.codec import WireError, decode, encode
-from sailord.network.core.model import Measurement, Question
+from sailord.network.core.model import CurveToMeasure, Measurement
 
 log = structlog.get_logger("sailord")
 
@@ -19,11 +19,11 @@ KEPT = 20
 
 
 @dataclass(eq=False)
-class History:
+class MeasurementHistory:
     """All measurements that are kept, oldest first."""
 
     path: Path
-    by_question: dict[Question, deque[Measurement]] = field(
+    by_question: dict[CurveToMeasure, deque[Measurement]] = field(
         default_factory=lambda: defaultdict(lambda: deque(maxlen=KEPT))
     )
 

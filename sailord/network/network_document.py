@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sailord.network.core.curve_fit import FittedCurve
-from sailord.network.core.model import SIZES_BYTES, Question, Site
+from sailord.network.core.model import SIZES_BYTES, CurveToMeasure, Site
 
 
 def network_document(curves: Sequence[FittedCurve]) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def _curve(number: int, curve: FittedCurve) -> dict[str, Any]:
     }
 
 
-def _ends(question: Question) -> dict[str, Any]:
+def _ends(question: CurveToMeasure) -> dict[str, Any]:
     def end(site: Site) -> dict[str, Any]:
         return {"zone": site.zone, "gpu_type": site.gpu, "gpus": question.flows}
 

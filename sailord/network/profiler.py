@@ -23,8 +23,8 @@ from sailord.core.model.nodes import Node
 from sailord.network.core.choose import Known, choose, open_questions
 from sailord.network.core.curve_fit import FittedCurve, fit_curves
 from sailord.network.core.judge import Verdict, judge
-from sailord.network.core.model import Candidate, Failure, Measurement, Pick, Question, Site
-from sailord.network.history import History
+from sailord.network.core.model import Candidate, CurveToMeasure, Failure, Measurement, Pick, Site
+from sailord.network.history import MeasurementHistory
 from sailord.network.network_document import network_document
 from simulator.documents.problems import InputError
 
@@ -48,7 +48,7 @@ class NetworkProfiler:
     config: Config
     cluster: ClusterState
     agents: AgentClient
-    history: History = field(init=False)
+    history: MeasurementHistory = field(init=False)
     failures: deque[Failure] = field(default_factory=lambda: deque(maxlen=200))
     verdict: Verdict = NOTHING
     curves: list[FittedCurve] = field(default_factory=list)
@@ -59,7 +59,7 @@ class NetworkProfiler:
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.history = History(self.config.state / "network_history.jsonl")
+        self.history = MeasurementHistory(self.config.state / "network_history.jsonl")
 
     def order_round(self) -> None:
         """Measure every link once now, beside the budget."""
@@ -68,7 +68,7 @@ class NetworkProfiler:
             self._woken.set()
 
     @property
-    def open_questions(self) -> list[Question]:
+    def open_questions(self) -> list[CurveToMeasure]:
         """What the ordered round has still to measure; empty without one."""
         if self.ordered_at is None:
             return []

@@ -13,7 +13,7 @@ EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class CurvePoint:
     """The job at one moment."""
 
     at: float
@@ -29,7 +29,7 @@ class TrainingCurve:
     """Samples of the active job since this sailord leads."""
 
     job: str = ""
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[CurvePoint] = field(default_factory=list)
     every_s: float = EVERY_S
     version: int = 0
     """Grows when samples were dropped: a watcher then needs all of them."""
@@ -50,7 +50,7 @@ class TrainingCurve:
         reports = [report for _, report in state.reports_of(active.generation)]
         newest = max(reports, key=lambda r: (r.step, r.loss is not None), default=None)
         self.samples.append(
-            Sample(
+            CurvePoint(
                 round(state.now, 2),
                 active.progress.step,
                 None if newest is None else newest.loss,

@@ -17,9 +17,9 @@ from unittest.mock import patch
 
 from agents.daemon.failpoints import FAIL_AT
 from agents.daemon.process_cleanup import children_of, kill, reap
-from sailord.local.cluster import KINDS, LocalCluster, Node
+from sailord.local.cluster import KINDS, EmulatedNode, LocalCluster
 from sailord.local.paths import LOOPBACK, Place
-from sailord.local.shaped_network import Site
+from sailord.local.shaped_network import NodeAddress
 from tests.chaos.etcd_members import Members
 from tests.chaos.faulty import TROUBLE
 from tests.chaos.net import SAILORD, Proxies, etcd_address
@@ -143,7 +143,7 @@ class ChaosCluster(LocalCluster):
         *words: str,
         is_marked: bool = True,
         answers: bool = False,
-        site: Site | None = None,
+        site: NodeAddress | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start a daemon that, like its workers, reads its fail points from a file."""
         modules = self.place.folder / "site"
@@ -290,7 +290,7 @@ class ChaosCluster(LocalCluster):
 
     # ---- nodes that come and go -----------------------------------------------------------------
 
-    def bring_back(self, gone: Node) -> None:
+    def bring_back(self, gone: EmulatedNode) -> None:
         """Start an empty node with the same name."""
         name, place = gone.name, self.place
         self.lives[name] = self.lives.get(name, 0) + 1

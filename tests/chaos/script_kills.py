@@ -23,7 +23,7 @@ from typing import Any
 from agents.daemon.process_cleanup import kill_all
 from sailord.local.cluster import LocalCluster
 from sailord.local.paths import Place
-from sailord.local.tour.step_log import Step, StepLog
+from sailord.local.tour.step_log import LoggedStep, StepLog
 from tests.processes import SAILORCTL, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,7 +151,7 @@ def kill_nodes(
         }
 
 
-def compared(steps: Sequence[Step], alone: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def compared(steps: Sequence[LoggedStep], alone: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return how far all steps, repeated ones too, are from those of the undisturbed run."""
     wanted = dict(enumerate(alone, start=1))
     errors = {

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from agents.protocol.records import JobId
 from sailord.checkpoints.object_storage import open_storage
 from sailord.client import ServerProblem
-from sailord.local.cluster import ZONES, Node
+from sailord.local.cluster import ZONES, EmulatedNode
 from tests.chaos import leaks
 from tests.chaos.checker import AWAY, END, NEAR_S
 from tests.chaos.cluster import full
@@ -292,7 +292,7 @@ class Storm(JobDriver):
         self._node_and_back(name)
 
     def _node_and_back(self, name: str) -> None:
-        gone: Node = self.cluster.nodes[name]
+        gone: EmulatedNode = self.cluster.nodes[name]
         self._take(name)
         wait_s = self.rng.choice((0.0, 2.0, 10.0))
         self.later(wait_s, f"{name} comes back", lambda: self.cluster.bring_back(gone))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from agents.protocol.codec import decode, encode
 from sailord.capacity.core import model
 from sailord.capacity.core.decide import decide, obtainable, record_of
-from sailord.capacity.core.model import CapacityState, Policy
+from sailord.capacity.core.model import CapacityPolicy, CapacityState
 from sailord.providers.interface import (
     DeleteResult,
     Granted,
@@ -59,7 +59,7 @@ class Run:
     """One script: a cloud, the capacity core, and the shell between them."""
 
     seed: int
-    policy: Policy
+    policy: CapacityPolicy
     now: float = BEGIN
     calm: bool = False
     sent: Counter[str] = field(default_factory=Counter)

@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from sailord.capacity import loop
-from sailord.capacity.core.model import Policy
+from sailord.capacity.core.model import CapacityPolicy
 from tests.conftest import the_first_quick
 from tests.fakes.gce.cloud import InjectedFailure
 from tests.gce.virtual_client import VirtualLoop
@@ -27,8 +27,8 @@ TICK_S = 4.0
 WISH = Counter({POOLS[0]: 2, POOLS[5]: 1, POOLS[8]: 1})
 
 
-def policy_of(seed: int) -> Policy:
-    return Policy(
+def policy_of(seed: int) -> CapacityPolicy:
+    return CapacityPolicy(
         usd_per_hour_max=(None, 9.5)[seed % 2],
         usd_max=(None, 1.0, 3.0)[seed % 3],
         parting_s=100.0,

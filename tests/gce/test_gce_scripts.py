@@ -13,7 +13,7 @@ import pytest
 from sailord.capacity.core.boots import why_stopped
 from sailord.capacity.core.budget import spent_usd
 from sailord.capacity.core.decide import supply
-from sailord.capacity.core.model import BootsRetried, Policy, TargetSet
+from sailord.capacity.core.model import BootsRetried, CapacityPolicy, TargetSet
 from tests.conftest import the_first_quick
 from tests.gce.simulated_cloud import POOLS, RUN_S, Run
 
@@ -28,7 +28,9 @@ def play(seed: int) -> Run:
     """Forty minutes of trouble, and then calm."""
     usd_max = (None, 4.0, 12.0)[seed % 3]
     per_hour = (None, 20.0)[seed % 2]
-    policy = Policy(usd_per_hour_max=per_hour, usd_max=usd_max, surplus_s=60.0, boot_s=240.0)
+    policy = CapacityPolicy(
+        usd_per_hour_max=per_hour, usd_max=usd_max, surplus_s=60.0, boot_s=240.0
+    )
     run = Run(seed, policy)
     run.begin()
     run.run(2400.0)
@@ -70,7 +72,7 @@ def judge(seed: int) -> None:
 
 @pytest.mark.slow
 def test_machines_that_never_boot_are_not_rented_for_ever():
-    run = Run(1, Policy(boot_s=600.0))
+    run = Run(1, CapacityPolicy(boot_s=600.0))
     run.stock, run.limits = dict.fromkeys(POOLS, 50), dict.fromkeys(run.limits, 200)
     run._rotten_until = dict.fromkeys(POOLS, float("inf"))
     run.want = Counter({POOLS[3]: 4, POOLS[7]: 4})

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from agents.protocol.codec import encode
 from agents.protocol.store_keys import Keys
 from agents.store.interface import Entry, StoreUnavailable
-from sailord.capacity.core.model import CapacityRecord, Policy
+from sailord.capacity.core.model import CapacityPolicy, CapacityRecord
 from sailord.capacity.core.rented_instance import RentedInstance
 from sailord.capacity.loop import CapacityLoop
 from sailord.local.paths import Place
@@ -54,7 +54,7 @@ def start(cloud: Cloud, books: CapacityRecord | None) -> None:
     gateway = SimpleNamespace(keys=Keys("prod"), store=Store(books))
     with provider(cloud) as gce:
         clock = SimpleNamespace(now=lambda: 0.0)
-        asyncio.run(CapacityLoop(None, gce, Policy(), None, None, gateway, clock).check())
+        asyncio.run(CapacityLoop(None, gce, CapacityPolicy(), None, None, gateway, clock).check())
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from typing import Any
 
 from agents.protocol.records import Fence, JobId, JobRecord, NodeRecord, Order, Report
 from sailord.capacity.core.budget import spent_usd
-from sailord.capacity.core.model import PendingRequest, Policy
+from sailord.capacity.core.model import CapacityPolicy, PendingRequest
 from sailord.capacity.loop import CapacityLoop
 from sailord.core.model.nodes import Exclusion, Node, Nodes
 from sailord.core.model.state import State
@@ -87,7 +87,7 @@ class World(Hooks):
     """One script: a faulty cloud, and the current leader."""
 
     seed: int
-    policy: Policy
+    policy: CapacityPolicy
     calm: bool = False
     wish: Counter[Pool] = field(default_factory=Counter)
     overspent: float = 0.0

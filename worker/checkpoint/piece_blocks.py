@@ -25,7 +25,7 @@ BLOCK_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class PieceBlock:
     """Some elements of one kind of a tensor's state, and their place in a piece."""
 
     piece: PieceKey
@@ -36,9 +36,9 @@ class Block:
     shape: tuple[int, ...]
 
 
-def whole_block(shape: tuple[int, ...]) -> Block:
+def whole_block(shape: tuple[int, ...]) -> PieceBlock:
     """Return the block of a tensor that is in memory, in no piece."""
-    return Block((0, 0), 0, (0, 0), shape)
+    return PieceBlock((0, 0), 0, (0, 0), shape)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class PieceMap:
                 elements = self._layout(numbered[number], piece).elements
                 yield (number, piece), self.kinds * elements * self.element_bytes
 
-    def blocks(self, tensor: TensorId, kind: int) -> Iterator[Block]:
+    def blocks(self, tensor: TensorId, kind: int) -> Iterator[PieceBlock]:
         """Yield all blocks of one kind of a tensor's state."""
         layer, spec = self.specs[tensor]
         atoms, dim = self.job.max_tp, spec.split_dim
@@ -102,7 +102,7 @@ class PieceMap:
             for first in range(0, shape[0], step):
                 rows = min(step, shape[0] - first)
                 before = kind * image.elements + slot.offset + first * row
-                yield Block(
+                yield PieceBlock(
                     (number, piece),
                     before * self.element_bytes,
                     (begin[0] + first, begin[1]),

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from worker.checkpoint.piece_blocks import Block
+from worker.checkpoint.piece_blocks import PieceBlock
 from worker.models.weight_files.foreign_tensors import ForeignTensor, Strip, TensorId
 
 
 def fill_from_block(
-    whole: Tensor, foreign: ForeignTensor, tensor: TensorId, block: Block, values: Tensor
+    whole: Tensor, foreign: ForeignTensor, tensor: TensorId, block: PieceBlock, values: Tensor
 ) -> None:
     """Copy a block of one of our tensors to its places in a foreign tensor."""
     for there, here in _overlaps(whole, foreign, tensor, block, values):
@@ -20,7 +20,7 @@ def fill_from_block(
 
 
 def block_of(
-    whole: Tensor, foreign: ForeignTensor, tensor: TensorId, block: Block, dtype: torch.dtype
+    whole: Tensor, foreign: ForeignTensor, tensor: TensorId, block: PieceBlock, dtype: torch.dtype
 ) -> Tensor:
     """Return a block of one of our tensors; what the foreign tensor lacks is padding, and zero."""
     values = torch.zeros(block.shape, dtype=dtype)
@@ -30,7 +30,7 @@ def block_of(
 
 
 def _overlaps(
-    whole: Tensor, foreign: ForeignTensor, tensor: TensorId, block: Block, values: Tensor
+    whole: Tensor, foreign: ForeignTensor, tensor: TensorId, block: PieceBlock, values: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield views of the same elements in a foreign tensor and in a block of ours."""
     for strip in foreign.strips:

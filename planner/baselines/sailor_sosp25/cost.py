@@ -70,7 +70,7 @@ class Sosp25Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PipelineTail:
     """The last stages of a pipeline with all their replicas, joined."""
 
     seconds: float
@@ -82,14 +82,14 @@ class Part:
     usd_per_s: float
     traffic_usd: float
     column: tuple[Run, ...]
-    rest: Part | None = None
+    rest: PipelineTail | None = None
 
     @property
     def usd(self) -> float:
         return self.usd_per_s * self.seconds + self.traffic_usd
 
     def columns(self) -> Iterator[tuple[Run, ...]]:
-        part: Part | None = self
+        part: PipelineTail | None = self
         while part is not None:
             yield part.column
             part = part.rest
@@ -111,7 +111,7 @@ def stage_part(
     cut: tuple[int, int],
     column: tuple[Run, ...],
     region: Sosp25Region,
-) -> Part:
+) -> PipelineTail:
     """One stage, treated as a whole plan."""
     first, end = cut
     replicas = sum(count for _, count in column)
@@ -133,7 +133,7 @@ def stage_part(
             traffic = len(region.zones) * each * RING_USD_PER_BYTE
     most = math.ceil(inputs.global_batch / (b * replicas))
     seconds = most * compute + sync + update
-    return Part(seconds, compute, compute, compute, 0.0, sync, usd_per_s, traffic, column)
+    return PipelineTail(seconds, compute, compute, compute, 0.0, sync, usd_per_s, traffic, column)
 
 
 def _sync_s(
@@ -155,7 +155,9 @@ def _sync_s(
     )
 
 
-def joined(inputs: Sosp25Inputs, b: int, boundary: int, stage: Part, rest: Part) -> Part:
+def joined(
+    inputs: Sosp25Inputs, b: int, boundary: int, stage: PipelineTail, rest: PipelineTail
+) -> PipelineTail:
     """A stage joined to the part that follows it."""
     replicas = sum(count for _, count in stage.column)
     most = math.ceil(inputs.global_batch / (b * replicas))
@@ -168,7 +170,7 @@ def joined(inputs: Sosp25Inputs, b: int, boundary: int, stage: Part, rest: Part)
     messages = rest.messages_s + 2 * message
     compute = stage.compute_s + rest.compute_s
     sync = max(stage.sync_s, rest.sync_s)
-    return Part(
+    return PipelineTail(
         seconds=(most - 1) * straggler + messages + compute + sync,
         straggler_s=straggler,
         first_s=stage.compute_s + message,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from planner.baselines.sailor_sosp25.cost import (
-    Part,
+    PipelineTail,
     Run,
     Sosp25Inputs,
     Sosp25Region,
@@ -81,8 +81,8 @@ class _Walk:
     mode: Mode
     regions: dict[str, tuple[int, ...]] = field(init=False)
     orders: list[Order] = field(init=False)
-    known: dict[object, Part | None] = field(default_factory=dict)
-    stages: dict[object, Part] = field(default_factory=dict)
+    known: dict[object, PipelineTail | None] = field(default_factory=dict)
+    stages: dict[object, PipelineTail] = field(default_factory=dict)
     times: dict[object, float] = field(default_factory=dict)
     tried: int = 0
 
@@ -157,7 +157,7 @@ class _Walk:
 
     def solve(
         self, shape: Sosp25Shape, s: int, replicas: int, order: Order, left: Left, usd_max: float
-    ) -> Part | None:
+    ) -> PipelineTail | None:
         """The stages from ``s`` on, using the rest of the first region and all of the others."""
         zones = itertools.chain(left, *map(self._all_of, order[1:]))
         there = tuple(map(sum, zip(*zones, strict=True)))
@@ -177,8 +177,8 @@ class _Walk:
 
     def _last(
         self, shape: Sosp25Shape, s: int, replicas: int, order: Order, left: Left, usd_max: float
-    ) -> Part | None:
-        best: Part | None = None
+    ) -> PipelineTail | None:
+        best: PipelineTail | None = None
         seen = set()
         for counts in self._mixes(shape.tps[s], left, replicas):
             column, _ = self._taken(order[0], left, shape.tps[s], counts, is_last=True)
@@ -198,12 +198,12 @@ class _Walk:
 
     def _before_others(
         self, shape: Sosp25Shape, s: int, replicas: int, order: Order, left: Left, usd_max: float
-    ) -> Part | None:
+    ) -> PipelineTail | None:
         if self.goal.by_cost and self.mode == "published":
             return None  # Kept: no budget is ever kept where cost is the goal.
         # By bound; where two are as good, the one that comes first otherwise is taken.
         tries = sorted(self._tries(shape, s, replicas, order, left, usd_max), key=lambda t: t[:2])
-        best: Part | None = None
+        best: PipelineTail | None = None
         at = -1
         for bound, index, stage, regions, rest in tries:
             if best is not None and bound > self._score(best):
@@ -217,7 +217,7 @@ class _Walk:
 
     def _tries(
         self, shape: Sosp25Shape, s: int, replicas: int, order: Order, left: Left, usd_max: float
-    ) -> Iterator[tuple[float, int, Part, Order, Left]]:
+    ) -> Iterator[tuple[float, int, PipelineTail, Order, Left]]:
         """Ways to run stage ``s``: a bound of the time, the stage, and the GPUs left after it."""
         before = math.nan
         most = math.ceil(self.inputs.global_batch / (shape.b * replicas))
@@ -247,8 +247,14 @@ class _Walk:
             yield bound, index, stage, regions, rest
 
     def _joined(
-        self, shape: Sosp25Shape, s: int, stage: Part, order: Order, left: Left, usd_max: float
-    ) -> Part | None:
+        self,
+        shape: Sosp25Shape,
+        s: int,
+        stage: PipelineTail,
+        order: Order,
+        left: Left,
+        usd_max: float,
+    ) -> PipelineTail | None:
         """The stage joined with the best continuation within the budget."""
         replicas = sum(count for _, count in stage.column)
         allowed = usd_max - stage.usd
@@ -273,10 +279,10 @@ class _Walk:
         step = self.goal.usd_max / BUDGET_STEPS
         return math.floor(usd / step) * step if math.isfinite(usd) else usd
 
-    def _keeps(self, part: Part, usd_max: float) -> bool:
+    def _keeps(self, part: PipelineTail, usd_max: float) -> bool:
         return part.usd <= usd_max and part.seconds <= self.goal.seconds_max
 
-    def _score(self, part: Part) -> float:
+    def _score(self, part: PipelineTail) -> float:
         return part.usd if self.goal.by_cost else part.seconds
 
     # -- one stage -------------------------------------------------------------------------------
@@ -336,7 +342,9 @@ class _Walk:
             self.times[key] = stage.seconds
         return self.times[key]
 
-    def _stage(self, shape: Sosp25Shape, s: int, column: tuple[Run, ...], region: str) -> Part:
+    def _stage(
+        self, shape: Sosp25Shape, s: int, column: tuple[Run, ...], region: str
+    ) -> PipelineTail:
         zones = tuple(dict.fromkeys(zone for (zone, _, _), _ in column))
         home = None
         if self.mode == "published":

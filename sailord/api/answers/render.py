@@ -75,7 +75,7 @@ def nodes_view(
     state: State,
     unreadable: Mapping[str, str] = MappingProxyType({}),
     losses: Mapping[NodeId, types.LossView] = MappingProxyType({}),
-) -> types.Nodes:
+) -> types.NodeList:
     """All nodes, by name; ``unreadable``: the ids of nodes with unreadable records, and why."""
     free = drained(state)
     slow = straggler_texts(state)
@@ -85,7 +85,7 @@ def nodes_view(
     ]
     known = {view.id for view in views}
     views += [_unreadable_node(id_, why) for id_, why in unreadable.items() if id_ not in known]
-    return types.Nodes(tuple(sorted(views, key=lambda view: (view.name, view.id))))
+    return types.NodeList(tuple(sorted(views, key=lambda view: (view.name, view.id))))
 
 
 def scrape_targets_view(state: State) -> tuple[types.ScrapeTarget, ...]:

@@ -115,7 +115,7 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
+class NodeList:
     """Nodes, by name."""
 
     nodes: tuple[NodeView, ...]

@@ -25,7 +25,7 @@ from sailord.api.handlers.jobs import job_of
 from sailord.api.handlers.plans import plan_of
 from sailord.api.handlers.status import service_of
 from sailord.page.merge_patch import merge_patch
-from sailord.page.training_curve import Sample
+from sailord.page.training_curve import CurvePoint
 from sailord.planning.messages import PlanRequest
 from simulator.documents.problems import Problem
 
@@ -166,7 +166,7 @@ class _Stream:
     async def _samples(self) -> None:
         curve, (version_known, count) = self.api.curve, self.curve
         is_whole = curve.version != version_known
-        fresh: Sequence[Sample] = curve.samples if is_whole else curve.samples[count:]
+        fresh: Sequence[CurvePoint] = curve.samples if is_whole else curve.samples[count:]
         self.curve = curve.version, len(curve.samples)
         if fresh or is_whole:
             rows = [[s.at, s.step, s.loss, s.per_s, s.generation] for s in fresh]

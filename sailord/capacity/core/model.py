@@ -41,7 +41,7 @@ _REQUESTS = UUID("0b6b6d0e-6a55-4e0b-9f1e-8f0d3c1f7a52")
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class CapacityPolicy:
     """The user's budgets, timeouts and limits."""
 
     usd_per_hour_max: float | None = None
@@ -225,7 +225,7 @@ class CapacityRecord:
 class CapacityState:
     """Everything that the decisions know; the same events give the same state."""
 
-    policy: Policy = field(default_factory=Policy)
+    policy: CapacityPolicy = field(default_factory=CapacityPolicy)
     now: float = 0.0
     prefix: str = ""
     """Prefix of this leader's request ids, globally unique. Empty: not the leader."""

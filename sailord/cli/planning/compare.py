@@ -22,8 +22,8 @@ from sailord.cli.described_job import JobFile, takes_script
 from sailord.cli.exit_codes import FAILED
 from sailord.cli.inputs import ESTIMATOR, PROFILES
 from sailord.cli.options import FILE, JSON, show
-from sailord.cli.planning.measured import Measured, SearchKilled, measured
 from sailord.cli.planning.question import chosen_names, judge_of, read_question, rejected_text
+from sailord.cli.planning.timed_result import SearchKilled, TimedResult, measured
 from sailord.text.table import table
 from simulator.api import Estimator
 from simulator.documents.problems import InputError
@@ -119,14 +119,16 @@ def _best_row(question: Question, name: str, mode: Mode, judge: Estimator, *, wh
     return _Row(best.result, best.seconds, best.peak_bytes, len(found), seconds)
 
 
-def _measured_entry(question: Question, name: str, mode: Mode, judge: Estimator) -> Measured[Entry]:
+def _measured_entry(
+    question: Question, name: str, mode: Mode, judge: Estimator
+) -> TimedResult[Entry]:
     """Run one planner in a process of its own; one that is killed enters with the reason."""
     begun = time.perf_counter()
     try:
         return measured(partial(_enter, question, name, mode, judge))
     except SearchKilled as error:
         entry = Entry(name, None, None, why_not=str(error))
-        return Measured(entry, time.perf_counter() - begun, None)
+        return TimedResult(entry, time.perf_counter() - begun, None)
 
 
 def _enter(question: Question, name: str, mode: Mode, judge: Estimator) -> Entry:

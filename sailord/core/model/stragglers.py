@@ -13,7 +13,7 @@ Work = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class StepSample:
     """The compute time of a node's slowest rank in a step."""
 
     gpu: str

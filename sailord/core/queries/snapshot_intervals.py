@@ -35,7 +35,7 @@ class Intervals:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SnapshotCosts:
     """The measured cost of a generation's snapshots."""
 
     memory_every: int
@@ -48,14 +48,14 @@ class Seen:
     """Seconds from a snapshot's start until the next one can start without waiting."""
 
 
-NOTHING_SEEN = Seen(1)
+NOTHING_SEEN = SnapshotCosts(1)
 
 
 def intervals(
     saving: Saving,
     *,
     step_s: float,
-    seen: Seen,
+    seen: SnapshotCosts,
     observed_s: float,
     departed: float,
     write_s: float = 0.0,
@@ -80,7 +80,7 @@ def intervals(
     return Intervals(memory, -(-persist // memory) * memory)
 
 
-def _memory_every(step_s: float, seen: Seen) -> int:
+def _memory_every(step_s: float, seen: SnapshotCosts) -> int:
     """Return the shortest interval within the limits; the last one if nothing was measured."""
     if seen.stall_s is None:
         return seen.memory_every
@@ -110,7 +110,7 @@ def intervals_now(state: State, active: Active, proposal: Proposal) -> Intervals
     )
 
 
-def _seen(state: State, active: Active) -> Seen:
+def _seen(state: State, active: Active) -> SnapshotCosts:
     """Return the slowest node's measurements, since the others wait for it."""
     record = active.generation
     if record is None:
@@ -119,7 +119,7 @@ def _seen(state: State, active: Active) -> Seen:
     stalls = ((each.stall_s, each.late_s or 0.0) for each in reports if each.stall_s is not None)
     stall_s, late_s = max(stalls, default=(None, 0.0))
     settled = (each.settle_s for each in reports if each.settle_s is not None)
-    return Seen(record.memory_every, stall_s, late_s, max(settled, default=None))
+    return SnapshotCosts(record.memory_every, stall_s, late_s, max(settled, default=None))
 
 
 def departures(state: State, active: Active) -> int:

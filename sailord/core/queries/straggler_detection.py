@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from agents.protocol.records import NodeId
 from sailord.core.model.options import Options
-from sailord.core.model.stragglers import Sample, Speeds, Straggler, Work
+from sailord.core.model.stragglers import Speeds, StepSample, Straggler, Work
 
 PEERS_MIN = 2
 """A node is compared with others of its work or kind only if there are at least this many."""
@@ -25,7 +25,7 @@ PEERS_MIN = 2
 
 def look(
     watch: Speeds,
-    samples: Mapping[NodeId, Sample],
+    samples: Mapping[NodeId, StepSample],
     *,
     now: float,
     relative_error: float,
@@ -67,7 +67,7 @@ def look(
 
 
 def _grouped(
-    samples: Mapping[NodeId, Sample],
+    samples: Mapping[NodeId, StepSample],
 ) -> tuple[dict[Work, list[float]], dict[str, list[float]]]:
     """Return the factors by equal work and by kind of GPU, each sorted."""
     by_work: defaultdict[Work, list[float]] = defaultdict(list)

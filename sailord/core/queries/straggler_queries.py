@@ -7,7 +7,7 @@ from dataclasses import replace
 from agents.protocol.records import GenerationRecord, NodeId
 from sailord.core.model.phases import Running
 from sailord.core.model.state import Active, Slowness, State
-from sailord.core.model.stragglers import Sample, Speeds, Straggler
+from sailord.core.model.stragglers import Speeds, StepSample, Straggler
 from sailord.core.queries.straggler_detection import look, worst
 
 LOOK_S = 1.0
@@ -37,7 +37,7 @@ def watched(state: State) -> State:
     return replace(state, active=replace(active, slowness=Slowness(watch, kept)))
 
 
-def _samples(state: State, generation: GenerationRecord) -> dict[NodeId, Sample]:
+def _samples(state: State, generation: GenerationRecord) -> dict[NodeId, StepSample]:
     """Return the measurements of the members that train."""
     assert generation.busy is not None
     predicted, found = generation.busy.seconds, {}
@@ -46,7 +46,7 @@ def _samples(state: State, generation: GenerationRecord) -> dict[NodeId, Sample]
         slowest = worst(ranks) if report.taking == "running" else None
         if slowest is not None:
             gpu = state.nodes[id_].record.gpu
-            found[id_] = Sample(gpu, report.step, slowest[1], slowest[0])
+            found[id_] = StepSample(gpu, report.step, slowest[1], slowest[0])
     return found
 
 

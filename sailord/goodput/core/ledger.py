@@ -21,7 +21,7 @@ IN_STEP: Cause = "step_under_way"
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class CauseLoad:
     """The GPUs that one cause holds at a moment, and what they cost."""
 
     cause: Cause
@@ -36,7 +36,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepProgress:
     """How far the running generation is, and what its ranks measured of a step."""
 
     job: JobId
@@ -60,8 +60,8 @@ class Sight:
     """What sailord sees at one moment."""
 
     at: float
-    loads: tuple[Load, ...]
-    step: Step | None = None
+    loads: tuple[CauseLoad, ...]
+    step: StepProgress | None = None
     """``None``: no generation trains."""
     ended_by: Cause = "moving_detect"
     """The cause on which a step is booked that never ends."""
@@ -99,8 +99,8 @@ class Ledger:
     """Microseconds since the epoch; ``None``: nothing was seen yet."""
     until_us: int = 0
     accounts: tuple[Account, ...] = ()
-    loads: tuple[Load, ...] = ()
-    step: Step | None = None
+    loads: tuple[CauseLoad, ...] = ()
+    step: StepProgress | None = None
     step_since_us: int = 0
     """When the step under way began."""
     reached: Reached | None = None
@@ -177,7 +177,7 @@ class _Books:
 
     by_cause: dict[Cause, Account] = field(default_factory=dict)
 
-    def add(self, cause: Cause, load: Load, us: int) -> None:
+    def add(self, cause: Cause, load: CauseLoad, us: int) -> None:
         """Book time of a load at its own prices; that of rented GPUs follows the bill."""
         self.put(
             Account(
@@ -251,7 +251,7 @@ def _with_bill(
     return replace(ledger, bill_usd=bill, billed_usd=max(ledger.billed_usd, bill))
 
 
-def _weights(loads: tuple[Load, ...]) -> Mapping[Cause, float]:
+def _weights(loads: tuple[CauseLoad, ...]) -> Mapping[Cause, float]:
     return {each.cause: each.rented_usd_per_hour for each in loads if each.rented_usd_per_hour > 0}
 
 
@@ -283,7 +283,7 @@ def _settle(ledger: Ledger, sight: Sight, books: _Books, at_us: int) -> int:
     return at_us
 
 
-def _split(left: _Rest, step: Step, *, steps: int, took_us: int) -> None:
+def _split(left: _Rest, step: StepProgress, *, steps: int, took_us: int) -> None:
     """Split the time of whole steps by what their ranks measured."""
     if took_us > 0:
         whole = left.gpu_us
@@ -321,7 +321,7 @@ class _Rest:
         self.unpriced -= unpriced
 
 
-def _later(before: Step | None, after: Step | None) -> Step | None:
+def _later(before: StepProgress | None, after: StepProgress | None) -> StepProgress | None:
     """The new step; a new leader that has no report yet does not go back."""
     if before is None or after is None:
         return after
@@ -330,7 +330,7 @@ def _later(before: Step | None, after: Step | None) -> Step | None:
     return replace(after, number=max(before.number, after.number))
 
 
-def _reached(before: Reached | None, step: Step | None) -> Reached | None:
+def _reached(before: Reached | None, step: StepProgress | None) -> Reached | None:
     if step is None:
         return before
     if before is None or before.job != step.job:

@@ -13,7 +13,7 @@ from sailord.core.model.phases import Closing, Held, Opening, Running, Starting,
 from sailord.core.model.state import Active, State
 from sailord.core.queries.replan_triggers import usable
 from sailord.goodput.core.causes import Cause
-from sailord.goodput.core.ledger import IN_STEP, Load, Sight, Step
+from sailord.goodput.core.ledger import IN_STEP, CauseLoad, Sight, StepProgress
 
 Price = Callable[[NodeRecord], float | None]
 """Dollars an hour of a node that is not rented; ``None``: unknown."""
@@ -121,7 +121,7 @@ def sight_of(
         cause = "leaving" if each.is_leaving else gone
         add(cause, each.gpus, each.usd_per_hour, is_rented=True)
     loads = tuple(
-        Load(cause, int(gpus), usd, rented_usd, int(unpriced), int(rented))
+        CauseLoad(cause, int(gpus), usd, rented_usd, int(unpriced), int(rented))
         for cause, (gpus, usd, rented_usd, unpriced, rented) in sorted(found.items())
     )
     step = _step_of(state, active) if active is not None and goes_on else None
@@ -231,7 +231,7 @@ def _taking(active: Active, report: Report | None) -> str:
     return report.taking
 
 
-def _step_of(state: State, active: Active) -> Step:
+def _step_of(state: State, active: Active) -> StepProgress:
     record = active.generation
     assert record is not None
     reports = [report for _, report in state.reports_of(record)]
@@ -240,7 +240,7 @@ def _step_of(state: State, active: Active) -> Step:
     stall_s = max(stalls, default=0.0) / max(record.memory_every, 1)
     first = record.restore.point.step
     busy_s, slow_s = _compute(active, record, reports)
-    return Step(
+    return StepProgress(
         active.job,
         record.number,
         max(active.progress.step, first),

@@ -18,7 +18,7 @@ LAST = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LoggedStep:
     """A step, as reported by the first rank that finished it."""
 
     generation: int
@@ -34,7 +34,7 @@ class StepLog:
 
     folder: Path
     job: str
-    steps: dict[tuple[int, int], Step] = field(default_factory=dict)
+    steps: dict[tuple[int, int], LoggedStep] = field(default_factory=dict)
     _read: dict[Path, int] = field(default_factory=dict)
 
     def look(self) -> None:
@@ -56,13 +56,13 @@ class StepLog:
         key = said["generation"], said["step"]
         known = self.steps.get(key)
         if known is None or said["at"] < known.at:
-            self.steps[key] = Step(*key, said["at"], said["loss"], said["sample_hash"])
+            self.steps[key] = LoggedStep(*key, said["at"], said["loss"], said["sample_hash"])
 
     def highest(self, generation: int) -> int:
         """Return the last step of a generation; 0 if there is none."""
         return max((step for of, step in self.steps if of == generation), default=0)
 
-    def end_of(self, generation: int, step: int) -> Step | None:
+    def end_of(self, generation: int, step: int) -> LoggedStep | None:
         """Return a step of a generation, if it was done."""
         return self.steps.get((generation, step))
 

@@ -13,11 +13,11 @@ from sailord.network.core.model import (
     GENTLE_BYTES,
     SIZES_BYTES,
     Candidate,
+    CurveToMeasure,
     Failure,
     Measurement,
+    NetworkPolicy,
     Pick,
-    Policy,
-    Question,
     Site,
 )
 
@@ -54,11 +54,11 @@ class Known:
 def open_questions(
     candidates: Iterable[Candidate],
     known: Known,
-    policy: Policy,
+    policy: NetworkPolicy,
     now: float,
     *,
     since: float | None = None,
-) -> list[Question]:
+) -> list[CurveToMeasure]:
     """Return the questions without enough fresh answers, the least answered first.
 
     ``since``: when a round was ordered, which wants one newer answer to each; ``None``: on
@@ -68,13 +68,17 @@ def open_questions(
 
 
 def _open(
-    candidates: Iterable[Candidate], known: Known, policy: Policy, now: float, since: float | None
-) -> list[tuple[Question, set[tuple[str, str]]]]:
+    candidates: Iterable[Candidate],
+    known: Known,
+    policy: NetworkPolicy,
+    now: float,
+    since: float | None,
+) -> list[tuple[CurveToMeasure, set[tuple[str, str]]]]:
     """Return open questions, each with the pairs of nodes that have answered it."""
     sites = _by_site(candidates, known.liars)
     fresh_at = now - policy.fresh_hours * HOUR_S if since is None else since
-    pairs: defaultdict[Question, set[tuple[str, str]]] = defaultdict(set)
-    newest: dict[Question, float] = {}
+    pairs: defaultdict[CurveToMeasure, set[tuple[str, str]]] = defaultdict(set)
+    newest: dict[CurveToMeasure, float] = {}
     for each in known.good:
         newest[each.question] = max(each.at, newest.get(each.question, 0.0))
         if each.at >= fresh_at:
@@ -99,7 +103,7 @@ def _open(
 def choose(
     candidates: Sequence[Candidate],
     known: Known,
-    policy: Policy,
+    policy: NetworkPolicy,
     now: float,
     *,
     since: float | None = None,
@@ -129,7 +133,7 @@ def _by_site(candidates: Iterable[Candidate], liars: frozenset[str]) -> dict[Sit
     return dict(sites)
 
 
-def _questions(sites: Mapping[Site, Sequence[Candidate]]) -> Iterator[Question]:
+def _questions(sites: Mapping[Site, Sequence[Candidate]]) -> Iterator[CurveToMeasure]:
     for sender, some in sites.items():
         for receiver, others in sites.items():
             if sender == receiver and len(some) < 2:
@@ -137,18 +141,18 @@ def _questions(sites: Mapping[Site, Sequence[Candidate]]) -> Iterator[Question]:
             gpus = min(max(node.gpus for node in some), max(node.gpus for node in others))
             flows = 1
             while flows <= min(gpus, FLOWS_MAX):
-                yield Question(sender, receiver, flows)
+                yield CurveToMeasure(sender, receiver, flows)
                 flows *= 2
             if sender <= receiver:
-                yield Question(sender, receiver, both_ways=True)
+                yield CurveToMeasure(sender, receiver, both_ways=True)
 
 
-def _pair_count(question: Question, sites: Mapping[Site, Sequence[Candidate]]) -> int:
+def _pair_count(question: CurveToMeasure, sites: Mapping[Site, Sequence[Candidate]]) -> int:
     senders, receivers = len(sites[question.sender]), len(sites[question.receiver])
     return senders * (receivers - (question.sender == question.receiver))
 
 
-def _has_budget(known: Known, policy: Policy, now: float) -> bool:
+def _has_budget(known: Known, policy: NetworkPolicy, now: float) -> bool:
     """Return whether what is left of the hour's seconds and bytes suffices for a measurement."""
     last_hour = [each for each in (*known.good, *known.flagged) if each.at > now - HOUR_S]
     seconds = sum(each.took_s for each in last_hour)
@@ -188,7 +192,7 @@ def _blocked_until(known: Known) -> dict[tuple[str, str], float]:
 
 
 def _pair(
-    question: Question,
+    question: CurveToMeasure,
     done: set[tuple[str, str]],
     sites: Mapping[Site, Sequence[Candidate]],
     used: Mapping[str, float],

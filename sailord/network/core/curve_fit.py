@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sailord.network.core.model import SIZES_BYTES, Measurement, Question
+from sailord.network.core.model import SIZES_BYTES, CurveToMeasure, Measurement
 
 LOW, HIGH = 0.05, 0.95
 
@@ -30,7 +30,7 @@ class FitPoint:
 class FittedCurve:
     """The answer to a question."""
 
-    question: Question
+    question: CurveToMeasure
     round_trip_s: float
     points: tuple[FitPoint, ...]
     measurements: int
@@ -46,14 +46,14 @@ class FittedCurve:
 
 def fit_curves(good: Iterable[Measurement]) -> list[FittedCurve]:
     """Return one curve for each question that has an answer."""
-    by_question: defaultdict[Question, list[Measurement]] = defaultdict(list)
+    by_question: defaultdict[CurveToMeasure, list[Measurement]] = defaultdict(list)
     for each in good:
         if each.times:
             by_question[each.question].append(each)
     return [_fit(question, found) for question, found in sorted(by_question.items())]
 
 
-def _fit(question: Question, found: Sequence[Measurement]) -> FittedCurve:
+def _fit(question: CurveToMeasure, found: Sequence[Measurement]) -> FittedCurve:
     by_pair: defaultdict[int, defaultdict[tuple[str, str], list[float]]]
     by_pair = defaultdict(lambda: defaultdict(list))
     for each in found:

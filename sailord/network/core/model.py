@@ -21,7 +21,7 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Question:
+class CurveToMeasure:
     """A curve to measure."""
 
     sender: Site
@@ -50,7 +50,7 @@ class Measurement:
     sender: str
     """The node that measured and reports."""
     receiver: str
-    question: Question
+    question: CurveToMeasure
     round_trip_s: float
     times: tuple[SizeTimes, ...]
     bytes_moved: int
@@ -64,7 +64,7 @@ class Failure:
     at: float
     sender: str
     receiver: str
-    question: Question
+    question: CurveToMeasure
     why: str
     is_busy: bool
     """A node was busy; the link may be sound."""
@@ -72,7 +72,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class NetworkPolicy:
     """Limits, ``[network]`` of ``sailord.toml``."""
 
     seconds_per_hour: float = 0.0
@@ -95,7 +95,7 @@ class Pick:
 
     sender: str
     receiver: str
-    question: Question
+    question: CurveToMeasure
     sizes_bytes: tuple[int, ...]
     bytes_max: int
     look_s: float

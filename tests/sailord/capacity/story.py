@@ -17,9 +17,9 @@ class Story:
     """Events in their order, and what each led to."""
 
     def __init__(
-        self, policy: model.Policy | None = None, books: CapacityRecord | None = None
+        self, policy: model.CapacityPolicy | None = None, books: CapacityRecord | None = None
     ) -> None:
-        self.state, self.orders = CapacityState(policy or model.Policy()), ()
+        self.state, self.orders = CapacityState(policy or model.CapacityPolicy()), ()
         self.hear(model.TookOver(0.0, "t1", books or CapacityRecord()))
         self.hear(model.PricesRead(0.0, PRICES)).hear(model.QuotasRead(0.0, ()))
 

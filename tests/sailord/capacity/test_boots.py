@@ -11,12 +11,12 @@ from sailord.capacity.core.model import (
     Agent,
     AgentsCounted,
     BootsRetried,
+    CapacityPolicy,
     CapacityRecord,
     Create,
     Delete,
     Drain,
     Log,
-    Policy,
     RequestAnswered,
     TargetSet,
     Tick,
@@ -25,7 +25,7 @@ from sailord.capacity.core.retirement import LAST_DRAIN_S, RETIRE_S
 from sailord.providers.interface import Granted, Preemption
 from tests.sailord.capacity.story import A, B, Story, machine
 
-BOOT_S = Policy().boot_s
+BOOT_S = CapacityPolicy().boot_s
 
 
 def rent(story: Story, at: float, *numbers: int, wanted: int = 8) -> Story:

@@ -34,7 +34,7 @@ class Due(Story):
     """A story of a job with a deadline."""
 
     def __init__(self, options=STARVED, policy=None, books=None) -> None:
-        super().__init__(policy or model.Policy(surplus_s=60.0), books)
+        super().__init__(policy or model.CapacityPolicy(surplus_s=60.0), books)
         self.hear(model.PricesRead(0.0, PRICES))
         self.see(0.0)
         self.hear(model.TargetSet(0.0, options.spot, options))
@@ -126,7 +126,7 @@ def test_few_spot_instances_are_kept_beside_on_demand_ones():
 
 
 def test_no_spot_is_sought_beside_on_demand_that_the_hourly_budget_does_not_pay_for():
-    policy = model.Policy(usd_per_hour_max=9.0)
+    policy = model.CapacityPolicy(usd_per_hour_max=9.0)
     story = Due(replace(STARVED, spot={A: 2}), policy).at(3600.0, step=90)
     assert story.state.target == {FIRM: 2}
     story = Due(replace(STARVED, spot={A: 2})).at(3600.0, step=90)

@@ -11,6 +11,7 @@ from sailord.capacity.core.decide import decide, obtainable, record_of, supply
 from sailord.capacity.core.model import (
     Agent,
     AgentsCounted,
+    CapacityPolicy,
     CapacityRecord,
     CapacityState,
     Create,
@@ -19,7 +20,6 @@ from sailord.capacity.core.model import (
     Log,
     Observed,
     PauseJob,
-    Policy,
     PricesRead,
     QuotasRead,
     RequestAnswered,
@@ -57,7 +57,7 @@ def test_an_open_request_of_the_last_leader_counts_as_granted_until_observed():
 
 
 def test_a_new_leader_counts_instances_of_an_open_request_once():
-    policy = Policy(usd_max=1.0)
+    policy = CapacityPolicy(usd_max=1.0)
     first = Story(policy).see(1.0).hear(TargetSet(1.0, {A: 4}))
     (order,) = first.of(Create)
     # As the provider labels machines, for later leaders to read.
@@ -150,20 +150,20 @@ def test_a_pool_without_a_price_is_never_requested():
 
 
 def test_the_hourly_budget_counts_open_requests():
-    policy = Policy(usd_per_hour_max=11.0)
+    policy = CapacityPolicy(usd_per_hour_max=11.0)
     story = Story(policy).see(1.0).hear(TargetSet(1.0, {A: 2, B: 1}))
     assert story.asks() == [(A, 2)]
 
 
 def test_no_request_that_the_total_budget_could_not_end_in_time():
-    policy = Policy(usd_max=0.19)  # 200 s of one machine of A are $0.20.
+    policy = CapacityPolicy(usd_max=0.19)  # 200 s of one machine of A are $0.20.
     assert Story(policy).see(1.0).hear(TargetSet(1.0, {A: 1})).asks() == []
-    policy = Policy(usd_max=0.21)
+    policy = CapacityPolicy(usd_max=0.21)
     assert Story(policy).see(1.0).hear(TargetSet(1.0, {A: 1})).asks() == [(A, 1)]
 
 
 def test_a_spent_total_budget_stops_the_job_then_deletes_all():
-    story = Story(Policy(usd_max=3.6)).see(1.0).hear(TargetSet(1.0, {A: 1}))
+    story = Story(CapacityPolicy(usd_max=3.6)).see(1.0).hear(TargetSet(1.0, {A: 1}))
     story.hear(RequestAnswered(10.0, Granted(FIRST, (machine(),))))
     story.hear(AgentsCounted(60.0, {"n1": Agent(4)}, frozenset({"n1"})))
     assert story.hear(Tick(3400.0)).of(PauseJob) == []
@@ -171,7 +171,7 @@ def test_a_spent_total_budget_stops_the_job_then_deletes_all():
     assert len(story.of(PauseJob)) == 1
     assert story.of(Delete) == [], "it is being saved"
     assert story.hear(Tick(3530.0)).of(Delete) == [Delete(("1",))]
-    later = Story(Policy(usd_max=3.6), record_of(story.state)).see(3540.0)
+    later = Story(CapacityPolicy(usd_max=3.6), record_of(story.state)).see(3540.0)
     assert later.hear(TargetSet(3541.0, {A: 1})).asks() == []
 
 
@@ -215,16 +215,18 @@ def test_a_new_leader_repeats_stored_drains():
 
 
 def test_a_new_leader_deletes_nothing_before_agents_are_counted():
-    story = Story(Policy(usd_max=3.6)).see(11.0, machine())
+    story = Story(CapacityPolicy(usd_max=3.6)).see(11.0, machine())
     story.hear(AgentsCounted(60.0, {"n1": Agent(4)}, frozenset({"n1"}))).hear(Tick(3430.0))
-    later = Story(Policy(usd_max=3.6), record_of(story.state))
+    later = Story(CapacityPolicy(usd_max=3.6), record_of(story.state))
     assert later.hear(Tick(3440.0)).of(Delete) == []
     assert later.hear(AgentsCounted(3441.0, {"n1": Agent(4)})).of(Delete) == [Delete(("1",))]
 
 
 def _surplus_in_use(usd_per_hour_max) -> Story:
     """The job stands on two machines of A, and one of B is wanted instead."""
-    story = Story(Policy(usd_per_hour_max=usd_per_hour_max)).see(11.0, machine(1), machine(2))
+    story = Story(CapacityPolicy(usd_per_hour_max=usd_per_hour_max)).see(
+        11.0, machine(1), machine(2)
+    )
     agents = {"n1": Agent(4), "n2": Agent(4)}
     return story.hear(AgentsCounted(20.0, agents, frozenset(agents)))
 
@@ -252,7 +254,7 @@ def test_surplus_in_use_stays_if_its_cost_would_not_suffice(usd_per_hour_max):
 
 def test_surplus_above_the_hourly_limit_goes_at_once():
     agents = {"n1": Agent(4), "n2": Agent(4)}
-    story = Story(Policy(usd_per_hour_max=7.2)).see(11.0, machine(1), machine(2))
+    story = Story(CapacityPolicy(usd_per_hour_max=7.2)).see(11.0, machine(1), machine(2))
     story.hear(AgentsCounted(20.0, agents, frozenset({"n2"}))).hear(TargetSet(30.0, {A: 1}))
     assert story.of(Delete) == []
     assert story.hear(PricesRead(40.0, {**PRICES, A: 3.7})).of(Delete) == [Delete(("1",))]
@@ -270,7 +272,7 @@ def test_surplus_in_use_stays_while_the_target_is_unavailable():
 
 def test_the_most_expensive_surplus_in_use_is_drained_first():
     cheap, dear = machine(1), replace(machine(2), pool=B)
-    story = Story(Policy(usd_per_hour_max=14.0)).see(11.0, cheap, dear)
+    story = Story(CapacityPolicy(usd_per_hour_max=14.0)).see(11.0, cheap, dear)
     agents = {"n1": Agent(4), "n2": Agent(4)}
     story.hear(AgentsCounted(20.0, agents, frozenset(agents)))
     c = replace(A, zone="zone-c")
@@ -346,7 +348,7 @@ def test_an_observation_older_than_an_instance_does_not_end_it():
 
 
 def test_an_observation_that_arrives_after_a_newer_one_is_ignored():
-    story = Story(Policy(usd_per_hour_max=7.2)).hear(TargetSet(1.0, {A: 2})).see(2.0)
+    story = Story(CapacityPolicy(usd_per_hour_max=7.2)).hear(TargetSet(1.0, {A: 2})).see(2.0)
     assert story.asks() == [(A, 2)]
     both = machine(1), machine(2)
     story.hear(RequestAnswered(9.0, Granted(FIRST, both))).see(11.0, *both)

@@ -11,9 +11,9 @@ from agents.saved_state import SavedState
 from sailord.capacity.core.decide import supply
 from sailord.capacity.core.model import (
     AgentsCounted,
+    CapacityPolicy,
     Delete,
     Drain,
-    Policy,
     PricesRead,
     TargetSet,
 )
@@ -39,7 +39,7 @@ from tests.sailord.core.states import (
     state,
 )
 
-SURPLUS_S, LOST_S = Policy().surplus_s, Policy().lost_s
+SURPLUS_S, LOST_S = CapacityPolicy().surplus_s, CapacityPolicy().lost_s
 G4 = generation(B, C, number=4, restore=Restore(Point(40, 3), "memory"))
 PARKED = report(A, "stopped")
 """It was a member of the third generation, and has its last step."""

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from agents.store.interface import StoreUnavailable
-from sailord.capacity.core.model import CapacityRecord, Create, Policy, TargetSet, TookOver
+from sailord.capacity.core.model import CapacityPolicy, CapacityRecord, Create, TargetSet, TookOver
 from sailord.capacity.loop import CapacityLoop
 from sailord.core.model.phases import Held
 from sailord.core.model.state import State
@@ -52,7 +52,7 @@ def test_a_job_that_is_held_for_long_gives_its_instances_back(held_s, orders):
         active = SimpleNamespace(job="job", phase=Held("no plan", now - held_s))
         state = SimpleNamespace(term=1, active=active, unreadable=frozenset())
         loop = CapacityLoop(
-            None, Warner(), Policy(), SimpleNamespace(state=state), None, gateway,
+            None, Warner(), CapacityPolicy(), SimpleNamespace(state=state), None, gateway,
             SimpleNamespace(now=lambda: now),
         )  # fmt: skip
         loop._term = 1
@@ -82,7 +82,7 @@ def test_a_provider_notice_drains_the_node_under_one_id():
         gateway.term = 1
         cluster = SimpleNamespace(state=State(term=1), is_store_available=True)
         clock = SimpleNamespace(now=lambda: 100.0)
-        hands = CapacityLoop(None, Warner(), Policy(), cluster, None, gateway, clock)
+        hands = CapacityLoop(None, Warner(), CapacityPolicy(), cluster, None, gateway, clock)
         work = asyncio.create_task(hands.run())
         await asyncio.sleep(20.0)
         work.cancel()
@@ -117,7 +117,7 @@ def test_a_question_to_the_planner_ends_with_its_job():
         cluster = SimpleNamespace(state=state, move_context=())
         config = SimpleNamespace(cluster_file=None, profiles=(), measured_links=())
         loop = CapacityLoop(
-            config, Warner(), Policy(), cluster, SlowPlanner(), gateway,
+            config, Warner(), CapacityPolicy(), cluster, SlowPlanner(), gateway,
             SimpleNamespace(now=lambda: 100.0),
         )  # fmt: skip
         asyncio.get_running_loop().call_later(3.0, setattr, state, "active", None)
@@ -158,7 +158,7 @@ def test_a_request_is_not_sent_in_a_term_whose_record_lacks_it(is_elected_again)
     gateway = Hanging(lambda: False, None)
     gateway.term = 1
     clock = SimpleNamespace(now=lambda: 100.0)
-    hands = CapacityLoop(None, Recorder(), Policy(), None, None, gateway, clock)
+    hands = CapacityLoop(None, Recorder(), CapacityPolicy(), None, None, gateway, clock)
     hands._term, hands.state = 1, story.state
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(hands._create(order.ask))

@@ -65,7 +65,7 @@ class Leaders:
         self.number += 1
         self.ledger = decode(Ledger, self.stored_ledger)
         books = decode(model.CapacityRecord, self.stored)
-        self.capacity = model.CapacityState(model.Policy())
+        self.capacity = model.CapacityState(model.CapacityPolicy())
         self.hear(model.TookOver(self.now, f"t{self.number}", books))
         self.hear(model.PricesRead(self.now, {POOL: 3.6}))
         self.observe()

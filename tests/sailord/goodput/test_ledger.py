@@ -16,10 +16,10 @@ from sailord.goodput.core.ledger import (
     GAP_S,
     IN_STEP,
     Account,
+    CauseLoad,
     Ledger,
-    Load,
     Sight,
-    Step,
+    StepProgress,
     fold,
 )
 
@@ -29,17 +29,19 @@ usd = st.floats(0, 100)
 
 
 @st.composite
-def loads(draw: st.DrawFn) -> tuple[Load, ...]:
+def loads(draw: st.DrawFn) -> tuple[CauseLoad, ...]:
     held = draw(st.lists(causes, unique=True, max_size=4))
     return tuple(
-        Load(cause, n := draw(st.integers(0, 64)), draw(usd), draw(usd), draw(st.integers(0, n)),
-             draw(st.integers(0, n)))
+        CauseLoad(
+            *(cause, n := draw(st.integers(0, 64)), draw(usd), draw(usd)),
+            *(draw(st.integers(0, n)), draw(st.integers(0, n))),
+        )
         for cause in held
-    )  # fmt: skip
+    )
 
 
 steps = st.none() | st.builds(
-    Step,
+    StepProgress,
     st.sampled_from((JOB, JobId("other"))),
     st.integers(1, 3),
     st.integers(0, 40),
@@ -120,11 +122,11 @@ def run(*sights: Sight, ledger: Ledger | None = None) -> dict[Cause, float]:
     return {each.cause: each.gpu_us / 1e6 for each in ledger.accounts}
 
 
-HELD = (Load(IN_STEP, 4, 40.0),)
-FIRST = Step(JOB, 1, number=5, first=0, usual_s=2.0, busy_s=4.0, stall_s=0.1, slow_s=0.2)
+HELD = (CauseLoad(IN_STEP, 4, 40.0),)
+FIRST = StepProgress(JOB, 1, number=5, first=0, usual_s=2.0, busy_s=4.0, stall_s=0.1, slow_s=0.2)
 
 
-def at_step(number: int, **others: Any) -> Step:
+def at_step(number: int, **others: Any) -> StepProgress:
     return replace(FIRST, number=number, **others)
 
 
@@ -144,7 +146,7 @@ def test_without_measurements_a_step_is_training() -> None:
 
 
 def test_a_step_that_never_ended_is_booked_on_the_detection_of_the_loss() -> None:
-    waits = (Load("moving_plan", 3, 30.0),)
+    waits = (CauseLoad("moving_plan", 3, 30.0),)
     found = run(
         Sight(100.0, HELD, at_step(5)),
         Sight(101.0, HELD, at_step(5)),
@@ -180,7 +182,7 @@ def test_time_without_a_leader_is_unobserved_and_belongs_to_no_step() -> None:
 
 
 def test_later_bookings_use_up_a_corrected_bill() -> None:
-    up = (Load("training", 8, 0.0, 30.0),)
+    up = (CauseLoad("training", 8, 0.0, 30.0),)
     ledger = Ledger()
     for at, bill in ((0.0, 5.0), (60.0, 6.0), (120.0, 5.9), (180.0, 6.5)):
         ledger = fold(ledger, Sight(at, up, bill_usd=bill))
@@ -191,8 +193,8 @@ def test_later_bookings_use_up_a_corrected_bill() -> None:
 
 
 def test_time_of_an_instance_that_had_ended_is_made_up_for_by_later_bookings() -> None:
-    three = (Load("unused", 3, rented_usd_per_hour=3.0, rented_gpus=3),)
-    one = (Load("held", 5), Load("unused", 1, rented_usd_per_hour=1.0, rented_gpus=1))
+    three = (CauseLoad("unused", 3, rented_usd_per_hour=3.0, rented_gpus=3),)
+    one = (CauseLoad("held", 5), CauseLoad("unused", 1, rented_usd_per_hour=1.0, rented_gpus=1))
     ledger = Ledger()
     # At 111 two of them turn out to have ended at 104.
     for at, loads, bill_s in ((100.0, three, 0), (110.0, three, 30), (111.0, one, 3 * 4 + 7)):
@@ -206,14 +208,14 @@ def test_time_of_an_instance_that_had_ended_is_made_up_for_by_later_bookings() -
 
 
 def test_what_the_bill_grew_by_beyond_what_was_seen_is_the_boot_of_a_new_instance() -> None:
-    seen = (Load("held", 2, rented_gpus=2),)
+    seen = (CauseLoad("held", 2, rented_gpus=2),)
     assert run(Sight(100.0, seen, bill_gpu_us=0), Sight(110.0, seen, bill_gpu_us=26 * 10**6)) == {
         "held": 20.0, "booting": 6.0,
     }  # fmt: skip
 
 
 def test_an_instance_that_ended_takes_its_part_of_each_cause() -> None:
-    seen = (Load("held", 2, rented_gpus=2), Load("unused", 4, rented_gpus=1))
+    seen = (CauseLoad("held", 2, rented_gpus=2), CauseLoad("unused", 4, rented_gpus=1))
     assert run(Sight(100.0, seen, bill_gpu_us=0), Sight(110.0, seen, bill_gpu_us=15 * 10**6)) == {
         "held": 10.0, "unused": 35.0,
     }  # fmt: skip
@@ -221,5 +223,5 @@ def test_an_instance_that_ended_takes_its_part_of_each_cause() -> None:
 
 def test_the_stored_ledger_stays_small() -> None:
     full = Ledger(1, 2**60, tuple(Account(cause, 2**60, 1e9 / 3, 2**60) for cause in TEXTS),
-                  tuple(Load(c, 10**6, 1e6 / 3, 1e6 / 3) for c in TEXTS), FIRST)  # fmt: skip
+                  tuple(CauseLoad(c, 10**6, 1e6 / 3, 1e6 / 3) for c in TEXTS), FIRST)  # fmt: skip
     assert len(encode(full)) < 8_000

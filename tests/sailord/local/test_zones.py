@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from agents.daemon.namespaces import enter_network_namespace
-from sailord.local.shaped_network import TUN, ShapedNetwork, Site
+from sailord.local.shaped_network import TUN, NodeAddress, ShapedNetwork
 from sailord.local.zone_file import Link, load_zones
 from simulator.hardware.catalogue import load_catalogue
 from simulator.network.network_file import network_from_json
@@ -51,7 +51,7 @@ def network():
         process.stdin.close()
 
 
-def listen_at(site: Site) -> socket.socket:
+def listen_at(site: NodeAddress) -> socket.socket:
     """A listening socket in a node's namespace; the thread that opened it stays there."""
     opened: list[socket.socket] = []
 
@@ -65,7 +65,7 @@ def listen_at(site: Site) -> socket.socket:
     return opened[0]
 
 
-def connect_from(site: Site, address: str) -> socket.socket:
+def connect_from(site: NodeAddress, address: str) -> socket.socket:
     """A connection from a node's namespace to an address of the network."""
     opened: list[socket.socket] = []
 

@@ -11,11 +11,11 @@ from sailord.network.core.choose import Known, choose
 from sailord.network.core.judge import Verdict, judge
 from sailord.network.core.model import (
     Candidate,
+    CurveToMeasure,
     Failure,
     Measurement,
+    NetworkPolicy,
     Pick,
-    Policy,
-    Question,
     Site,
 )
 
@@ -44,10 +44,10 @@ def measured(
     rate: float = 1e9,
     sizes: tuple[int, ...] = (1 << 10, 1 << 20, 1 << 26),
     noise: Callable[[], float] = lambda: 1.0,
-    question: Question | None = None,
+    question: CurveToMeasure | None = None,
 ) -> Measurement:
     """What an honest agent reports."""
-    question = question or Question(site(sender[0]), site(receiver[0]))
+    question = question or CurveToMeasure(site(sender[0]), site(receiver[0]))
     ways = question.flows
     times = tuple(
         SizeTimes(s, tuple((delay_s + ways * s / rate) * noise() for _ in range(3))) for s in sizes
@@ -64,8 +64,8 @@ class SimulatedCluster:
     nodes: list[Candidate]
     links: dict[tuple[str, str], tuple[float, float]]
     """Delay and rate by the letters of the zones."""
-    policy: Policy = field(
-        default_factory=lambda: Policy(seconds_per_hour=1e6, mbytes_per_hour=1e9)
+    policy: NetworkPolicy = field(
+        default_factory=lambda: NetworkPolicy(seconds_per_hour=1e6, mbytes_per_hour=1e9)
     )
     seed: int = 1
     liars: dict[str, Lie] = field(default_factory=dict)

@@ -8,20 +8,23 @@ from dataclasses import replace
 import pytest
 
 from sailord.network.core.choose import Known, choose, open_questions
-from sailord.network.core.model import GENTLE_BYTES, Failure, Policy, Question
+from sailord.network.core.model import GENTLE_BYTES, CurveToMeasure, Failure, NetworkPolicy
 from tests.sailord.network.clusters import measured, nodes_of, site
 
 NOW = 1e6
-ALWAYS = Policy(seconds_per_hour=3600.0)
+ALWAYS = NetworkPolicy(seconds_per_hour=3600.0)
 A, B = site("a"), site("b")
 
 
 def test_each_two_sites_are_measured_each_way_and_both_ways():
     found = open_questions(nodes_of({"a": 2, "b": 1}), Known(), ALWAYS, NOW)
     assert set(found) == {
-        Question(A, A), Question(A, A, both_ways=True), Question(A, B), Question(B, A),
-        Question(A, B, both_ways=True),
-    }  # fmt: skip
+        CurveToMeasure(A, A),
+        CurveToMeasure(A, A, both_ways=True),
+        CurveToMeasure(A, B),
+        CurveToMeasure(B, A),
+        CurveToMeasure(A, B, both_ways=True),
+    }
     assert open_questions(nodes_of({"a": 1}), Known(), ALWAYS, NOW) == []
 
 
@@ -52,18 +55,18 @@ def test_nodes_take_turns():
 def test_question_is_open_until_enough_pairs_answered_and_again_when_they_are_old():
     nodes = nodes_of({"a": 2, "b": 2})
     found = [measured(*pair, at=NOW) for pair in (("a1", "b1"), ("a1", "b1"), ("a2", "b1"))]
-    assert Question(A, B) in open_questions(nodes, Known(found), ALWAYS, NOW)
+    assert CurveToMeasure(A, B) in open_questions(nodes, Known(found), ALWAYS, NOW)
     found.append(measured("a2", "b2", at=NOW))
-    assert Question(A, B) not in open_questions(nodes, Known(found), ALWAYS, NOW)
+    assert CurveToMeasure(A, B) not in open_questions(nodes, Known(found), ALWAYS, NOW)
     later = NOW + ALWAYS.fresh_hours * 3600.0 + 1
-    assert Question(A, B) in open_questions(nodes, Known(found), ALWAYS, later)
+    assert CurveToMeasure(A, B) in open_questions(nodes, Known(found), ALWAYS, later)
 
 
 def test_ordered_round_wants_one_new_answer_each():
     nodes = nodes_of({"a": 1, "b": 1})
     found = [measured("a1", "b1", at=NOW - 1), measured("b1", "a1", at=NOW + 1)]
     assert set(open_questions(nodes, Known(found), ALWAYS, NOW + 2, since=NOW)) == {
-        Question(A, B), Question(A, B, both_ways=True)
+        CurveToMeasure(A, B), CurveToMeasure(A, B, both_ways=True)
     }  # fmt: skip
 
 
@@ -71,13 +74,13 @@ def test_ordered_round_gives_up_on_answers_that_are_not_believed():
     nodes = nodes_of({"a": 1, "b": 1})
     flagged = [measured("a1", "b1", at=NOW + n) for n in range(3)]
     found = open_questions(nodes, Known(flagged=flagged), ALWAYS, NOW + 5, since=NOW)
-    assert Question(A, B) not in found
+    assert CurveToMeasure(A, B) not in found
 
 
 @pytest.mark.parametrize(
     "policy",
     [
-        Policy(seconds_per_hour=0.0),
+        NetworkPolicy(seconds_per_hour=0.0),
         replace(ALWAYS, seconds_per_hour=10.0),
         replace(ALWAYS, mbytes_per_hour=600.0),
     ],
@@ -97,7 +100,7 @@ def test_nodes_that_train_are_measured_last_and_gently():
     nodes[0] = replace(nodes[0], is_training=True)
     within = [
         replace(measured("a1", "a2"), at=NOW, question=q)
-        for q in (Question(A, A), Question(A, A, both_ways=True))
+        for q in (CurveToMeasure(A, A), CurveToMeasure(A, A, both_ways=True))
     ]
     pick = choose(nodes, Known(within), ALWAYS, NOW, since=NOW)
     assert pick is not None
@@ -111,7 +114,7 @@ def test_nodes_that_train_are_measured_last_and_gently():
 
 
 def test_failed_pair_waits_longer_each_time_and_others_go_first():
-    nodes, question = nodes_of({"a": 1, "b": 1}), Question(A, B)
+    nodes, question = nodes_of({"a": 1, "b": 1}), CurveToMeasure(A, B)
     only = Known([measured("b1", "a1", at=NOW), replace(measured("a1", "b1", at=NOW - 99),
                   question=replace(question, both_ways=True))])  # fmt: skip
     waits = []

@@ -6,7 +6,7 @@ import pytest
 
 from sailord.network.core.choose import open_questions
 from sailord.network.core.curve_fit import fit_curves
-from sailord.network.core.model import Question
+from sailord.network.core.model import CurveToMeasure
 from tests.sailord.network.clusters import SimulatedCluster, nodes_of, site, times_as_long
 
 NEAR, FAR = (1e-3, 1e9), (5e-2, 2e7)
@@ -74,7 +74,7 @@ def test_two_thousand_nodes_need_no_more_measurements_than_ten():
     assert open_questions(cluster.nodes, cluster.known, cluster.policy, cluster.now) == []
     asked = [node for pick in cluster.picks for node in (pick.sender, pick.receiver)]
     assert len(set(asked)) == len(asked), "no node is asked twice while others rest"
-    assert Question(site("c"), site("a")) in {pick.question for pick in cluster.picks}
+    assert CurveToMeasure(site("c"), site("a")) in {pick.question for pick in cluster.picks}
 
 
 def test_ordered_round_ends():

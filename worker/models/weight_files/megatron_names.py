@@ -57,7 +57,7 @@ _FAMILY_OF = {
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TensorRows:
     """The rows of one of our tensors that stand for a tensor of a plain transformer."""
 
     tensor: TensorId
@@ -77,8 +77,8 @@ class Source:
 class Transformer:
     """A model by the tensors of a plain transformer: those outside blocks, and of each block."""
 
-    outside: Mapping[str, Source]
-    blocks: tuple[Mapping[str, Source], ...]
+    outside: Mapping[str, TensorRows]
+    blocks: tuple[Mapping[str, TensorRows], ...]
     heads: int
     groups: int
     """Key and value heads."""
@@ -101,12 +101,12 @@ def transformer_of(job: Job, config: Mapping[str, Any] | None) -> Transformer:
     if not how.norm_first or how.embedding_width != model.hidden:
         what = "has norms behind its blocks or a narrow embedding, which Megatron has not"
         raise InputError(Problem("the model", what, "export it in another form"))
-    outside: dict[str, Source] = {}
-    blocks: list[dict[str, Source]] = [{} for _ in model.layers[1:-1]]
+    outside: dict[str, TensorRows] = {}
+    blocks: list[dict[str, TensorRows]] = [{} for _ in model.layers[1:-1]]
     for index, layer in enumerate(model.layers):
         for tensor in layer.tensors:
             if tensor.tied_to is None:
-                source = Source((index, tensor.name), tensor.shape)
+                source = TensorRows((index, tensor.name), tensor.shape)
                 if layer.kind == "block":
                     blocks[index - 1][tensor.name] = source
                 else:
@@ -122,8 +122,8 @@ def _of_module(job: Job, config: Mapping[str, Any] | None) -> Transformer:
     family = _FAMILY_OF.get(kind)
     if family is None:
         raise _unknown(kind)
-    outside: dict[str, Source] = {}
-    blocks: dict[int, dict[str, Source]] = {}
+    outside: dict[str, TensorRows] = {}
+    blocks: dict[int, dict[str, TensorRows]] = {}
     unknown = []
     for tensor in foreign_tensors(job):
         (id_,) = tensor.tensors
@@ -134,7 +134,7 @@ def _of_module(job: Job, config: Mapping[str, Any] | None) -> Transformer:
         shape = tensor.shape[::-1] if turned else tensor.shape
         rows = shape[0] // max(1, len(roles))
         for place, role in enumerate(roles):
-            part = Source(id_, (rows, *shape[1:]), dim=int(turned), first=place * rows)
+            part = TensorRows(id_, (rows, *shape[1:]), dim=int(turned), first=place * rows)
             (outside if number is None else blocks.setdefault(number, {}))[role] = part
     if unknown:
         what = f"has {unknown[0]}, which Megatron has not"
@@ -173,7 +173,7 @@ def megatron_tensors(
     return tuple(found)
 
 
-def _of_block(model: Transformer, block: Mapping[str, Source]) -> Iterator[ForeignTensor]:
+def _of_block(model: Transformer, block: Mapping[str, TensorRows]) -> Iterator[ForeignTensor]:
     known = {*_INSIDE, *(f"{part}.{kind}" for part in _QKV for kind in ("weight", "bias"))}
     known |= {f"mlp.{part}.{kind}" for part in ("gate", "up") for kind in ("weight", "bias")}
     for role in block:
@@ -191,7 +191,7 @@ def _of_block(model: Transformer, block: Mapping[str, Source]) -> Iterator[Forei
             yield _tensor(f"mlp.linear_fc1.{kind}", inner)
 
 
-def _tensor(name: str, sources: list[Source]) -> ForeignTensor:
+def _tensor(name: str, sources: list[TensorRows]) -> ForeignTensor:
     """Return a tensor with sources one after the other."""
     strips, begin = [], 0
     for source in sources:
@@ -201,7 +201,7 @@ def _tensor(name: str, sources: list[Source]) -> ForeignTensor:
     return ForeignTensor(name, (begin, *sources[0].shape[1:]), tuple(strips))
 
 
-def _fused_heads(name: str, parts: list[Source], model: Transformer) -> ForeignTensor:
+def _fused_heads(name: str, parts: list[TensorRows], model: Transformer) -> ForeignTensor:
     """Return query, key and value with the heads of each group side by side."""
     width = parts[0].shape[0] // model.heads
     counts = (model.heads // model.groups * width, width, width)

@@ -32,7 +32,7 @@ def view_of(story: Story, *nodes: NodeRecord) -> CapacityView:
 @pytest.fixture
 def story() -> Story:
     """Two wanted in zone-a, of which one is up and one awaited; zone-b has refused one."""
-    story = Story(model.Policy(usd_max=10.0, usd_per_hour_max=20.0)).see(1.0)
+    story = Story(model.CapacityPolicy(usd_max=10.0, usd_per_hour_max=20.0)).see(1.0)
     story.hear(model.QuotasRead(1.0, (Quota("GPUS", (A, B), 16.0, 0.0),)))
     story.hear(model.TargetSet(1.0, {A: 2, B: 1}))
     first, second = sorted(story.state.asks.values(), key=lambda asked: asked.ask.pool)

@@ -11,7 +11,7 @@ from sailord.core.queries.snapshot_intervals import (
     NOTHING_SEEN,
     PRIOR_S,
     STALL_SHARE,
-    Seen,
+    SnapshotCosts,
     intervals,
     intervals_now,
 )
@@ -25,7 +25,7 @@ def chosen(saving=HERE, *, step_s=1.0, stall_s=0.0, every=1, observed_s=0.0, dep
     return intervals(
         saving,
         step_s=step_s + stall_s / every,
-        seen=Seen(every, stall_s, **seen),
+        seen=SnapshotCosts(every, stall_s, **seen),
         observed_s=observed_s,
         departed=departed,
     )
@@ -92,14 +92,19 @@ def test_replication_time_is_not_snapshot_cost():
 
 
 def test_short_generation_keeps_the_interval():
-    found = intervals(HERE, step_s=1.0, seen=Seen(7), observed_s=0.0, departed=0)
+    found = intervals(HERE, step_s=1.0, seen=SnapshotCosts(7), observed_s=0.0, departed=0)
     assert found.memory_every == 7
 
 
 def test_a_checkpoint_waits_until_the_last_one_is_written():
     def every(write_s):
         return intervals(
-            HERE, step_s=2.0, seen=Seen(1, 0.02), observed_s=0.0, departed=0, write_s=write_s
+            HERE,
+            step_s=2.0,
+            seen=SnapshotCosts(1, 0.02),
+            observed_s=0.0,
+            departed=0,
+            write_s=write_s,
         ).persist_every
 
     assert every(1000.0) == 500

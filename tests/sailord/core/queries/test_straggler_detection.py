@@ -9,22 +9,22 @@ import pytest
 
 from agents.protocol.records import NodeId
 from sailord.core.model.options import Options
-from sailord.core.model.stragglers import Sample, Speeds, Straggler
+from sailord.core.model.stragglers import Speeds, StepSample, Straggler
 from sailord.core.queries.straggler_detection import look
 
 OPTIONS = Options(slow_times=1.5, slow_steps=10, slow_s=60.0)
 NAMES = [NodeId(f"n{number}") for number in range(8)]
 
 
-def samples(*factors: float, work_s: float = 0.1, gpu: str = "V100-16") -> dict[NodeId, Sample]:
+def samples(*factors: float, work_s: float = 0.1, gpu: str = "V100-16") -> dict[NodeId, StepSample]:
     """Nodes with the same work, each at so many times what was predicted."""
     return {
-        id_: Sample(gpu, 0, work_s, work_s * factor)
+        id_: StepSample(gpu, 0, work_s, work_s * factor)
         for id_, factor in zip(NAMES, factors, strict=False)
     }
 
 
-def others(*factors: float) -> dict[NodeId, Sample]:
+def others(*factors: float) -> dict[NodeId, StepSample]:
     """The same, where no two nodes have the same work."""
     plain = samples(*factors)
     each = ((id_, 0.1 + 0.05 * number) for number, id_ in enumerate(plain))
@@ -34,11 +34,13 @@ def others(*factors: float) -> dict[NodeId, Sample]:
     }
 
 
-def at(step: int, measured: Mapping[NodeId, Sample]) -> dict[NodeId, Sample]:
+def at(step: int, measured: Mapping[NodeId, StepSample]) -> dict[NodeId, StepSample]:
     return {id_: replace(sample, step=step) for id_, sample in measured.items()}
 
 
-def seen(*measured: Mapping[NodeId, Sample], relative_error: float = 0.0, steps: int = 1) -> Speeds:
+def seen(
+    *measured: Mapping[NodeId, StepSample], relative_error: float = 0.0, steps: int = 1
+) -> Speeds:
     """What is known after these looks, ten seconds and some steps from one to the next."""
     watch = Speeds(generation=1)
     for number, one in enumerate(measured):

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from planner.compare.registry import SAILOR
 from sailord.cli.main import main
 from sailord.cli.planning import compare
-from sailord.cli.planning.measured import SearchKilled, measured
+from sailord.cli.planning.timed_result import SearchKilled, measured
 from tests.sailord.daemon.running import ROOT
 
 

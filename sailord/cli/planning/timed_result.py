@@ -20,7 +20,7 @@ class SearchKilled(Exception):  # noqa: N818 - an outcome of the search, not a f
 
 
 @dataclass(frozen=True, slots=True)
-class Measured(Generic[_Result]):
+class TimedResult(Generic[_Result]):
     """A result, and what it took."""
 
     result: _Result
@@ -29,7 +29,7 @@ class Measured(Generic[_Result]):
     """Memory beyond what the process had before; ``None`` where the system does not say."""
 
 
-def measured(search: Callable[[], _Result]) -> Measured[_Result]:
+def measured(search: Callable[[], _Result]) -> TimedResult[_Result]:
     """Run a search in a fork of this process, so that none uses what another one left behind.
 
     Raises ``SearchKilled`` if a signal ended it.
@@ -49,7 +49,7 @@ def measured(search: Callable[[], _Result]) -> Measured[_Result]:
     finally:
         ours.close()
         process.join()
-    assert isinstance(found, Measured)
+    assert isinstance(found, TimedResult)
     return found
 
 
@@ -60,7 +60,7 @@ def _run(search: Callable[[], _Result], answer: Connection) -> None:
     seconds = time.perf_counter() - started
     peak = _status_bytes("VmHWM")
     grown = None if before is None or peak is None else max(0, peak - before)
-    answer.send(Measured(result, seconds, grown))
+    answer.send(TimedResult(result, seconds, grown))
 
 
 def _reset_peak() -> int | None:
