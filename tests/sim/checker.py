@@ -187,7 +187,8 @@ class Checker:
         ):
             return
         self.awaited += 1
-        step_s = max(self.world.step_s, active.progress.step_s or 0.0)
+        # The leader's own measure of a step differs a little.
+        step_s = 1.01 * max(self.world.step_s, active.progress.step_s or 0.0)
         ends = [
             (node.workers.sealing_since or 0.0) + self._limit_s(generation, sealing, step_s)
             for node, sealing in told

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+from agents.protocol.records import JobRecord
 from sailord.core.model.phases import Held, Running
 from sailord.core.queries.job_queue import next_in_queue
 from sailord.core.queries.restore_choice import unsaved_steps
@@ -105,19 +106,25 @@ def why_unsettled(world: World) -> str:
 def _check_undisturbed(world: World) -> None:
     """Check that failures of the control plane did not interrupt the workers.
 
-    Two exceptions: a machine unknown when the job began may join it later; and if the agent of
-    such a machine is down for longer than its lease before the first step, the others continue
-    without it. A leader elected during that stop knows only that a stop was ordered.
+    Three exceptions: a machine unknown when the job began may join it later; if the agent of such a
+    machine is down for longer than its lease before the first step, the others continue without
+    it; and so they do after the last step, when no step can show that its worker lives and its
+    part of the last checkpoint may be missing. A leader elected during that stop knows only that
+    a stop was ordered.
     """
     checker = world.checker
     opened = [each for (job, _), each in checker.opened.items() if job == JOB]
-    others = []
+    job = world.store.get(f"/job/{JOB}/state")
+    assert isinstance(job, JobRecord)
+    others, steps = [], job.steps
     for before, later in itertools.pairwise(opened):
         reason = later.record.reason
         if reason.startswith("the generation was told to stop"):
             stops = (line.text for line in checker.lines if before.at < line.at < later.at)
             reason = next((text for text in stops if ": stopping: " in text), reason)
         has_trained = (JOB, before.record.number) in checker.steps
+        if "no step was done" in reason and later.record.restore.point.step == steps:
+            continue
         if " could help" not in reason and ("its lease expired" not in reason or has_trained):
             others.append(reason)
     assert not others, f"generations without need: {others}"

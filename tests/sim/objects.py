@@ -34,13 +34,18 @@ class Objects:
     def put(
         self, job: JobId, point: Point, writer: NodeId, holds: tuple[Holding, ...]
     ) -> Uploaded | None:
-        """Upload one node's share; return ``None`` if the store fails."""
+        """Upload one node's share; return ``None`` if the store fails.
+
+        Whole objects are never written again (``write_once`` in agents/object_store.py).
+        """
         if not self.is_up or not holds:
             return None
         uri = f"{folder_of(job, point)}/{writer}"
         whole = Uploaded(point, uri, 1, "", holds)
-        self.there[uri] = replace(whole, bytes=0) if self.truncates_writes else whole
-        return None if self.truncates_writes or self.loses_answers else whole
+        if self.there.get(uri) != whole:
+            self.there[uri] = replace(whole, bytes=0) if self.truncates_writes else whole
+        is_told = self.there[uri] == whole and not self.loses_answers
+        return whole if is_told else None
 
     def write_manifest(self, order: WriteManifest, term: int) -> Durable:
         """Write a manifest; repeating it in the same term changes nothing."""
