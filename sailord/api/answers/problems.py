@@ -14,7 +14,7 @@ from sailord.api.answers.types import (
     Refusals,
     StoreView,
 )
-from sailord.core.rules.job_rules import YIELDED
+from sailord.core.rules.job_rules import why_yielded
 from sailord.text.cluster_text import cure_of_hold, refused_line
 from sailord.text.units import duration
 
@@ -52,8 +52,7 @@ def problems_of(
 def _yielded(paused: Iterable[PausedJob]) -> Iterator[str]:
     """Yield the jobs that were held, and gave the cluster to the next one."""
     for job in paused:
-        _, is_held, why = job.reason.partition(YIELDED)
-        if is_held:
+        if why := why_yielded(job.reason):
             yield f"{job.id} was held ({why}) and has not been resumed: sailorctl resume {job.id}"
 
 

@@ -17,8 +17,10 @@ from sailord.api.handlers.capacity import CapacityView, capacity_of
 from sailord.api.handlers.context import ApiContext
 from sailord.api.handlers.plans import about_of
 from sailord.capacity.core.model import CapacityState
+from sailord.core.model.state import State
 from sailord.core.model.stragglers import Speeds
 from sailord.core.queries.straggler_queries import straggler_texts
+from sailord.core.rules.job_rules import why_yielded
 from sailord.goodput.core.causes import TEXTS
 from sailord.goodput.core.ledger import IN_STEP
 
@@ -91,32 +93,55 @@ def job_metrics(api: ApiContext) -> list[Metric]:
     state, outbox = api.last_led, api.controller.announcer.outbox
     about = {} if state.active is None else about_of(api, state.active)
     view = render.active_view(
-        state, api.controller.cluster.step_rate, None, about, outbox.at_of, state.now
-    )
-    jobs = Counter(job.state for job in state.jobs.values())
-    phase = "" if view is None else view.phase.name
+        state, api.controller.cluster.step_rate, None, about, outbox.at_of, state.now,
+        api.controller.safe_point(),
+    )  # fmt: skip
+    jobs, phase = counts_of_jobs(state), "" if view is None else view.phase.name
     return [
-        metric("sailor_jobs", "Jobs by state.",
+        metric("sailor_jobs", "Jobs by state; held counts those that gave the cluster away, too.",
                [({"state": each}, jobs[each]) for each in get_args(JobState)]),
         metric("sailor_job_phase", "1 for the phase of the active job.",
                [({"phase": each}, float(each == phase)) for each in get_args(PhaseName)]),
-        *([] if view is None else _of_active(view)),
+        *([] if view is None else of_active(view, not_durable_s(state, view))),
     ]  # fmt: skip
 
 
-def _of_active(view: ActiveView) -> list[Metric]:
+def counts_of_jobs(state: State) -> Counter[JobState]:
+    """Count jobs by state: one that was held and gave the cluster to the next still waits."""
+    return Counter(
+        "held" if job.state == "paused" and why_yielded(job.reason) else job.state
+        for job in state.jobs.values()
+    )
+
+
+def not_durable_s(state: State, view: ActiveView) -> float | None:
+    """Return how long no step of the active job became durable; of one that has no place for it
+    and no durable step: unknown."""
+    since = state.job.past.since
+    if view.durable_age_s is not None or view.checkpoint_uri is None or since is None:
+        return view.durable_age_s
+    return max(state.now - since, 0.0)
+
+
+def of_active(view: ActiveView, durable_age_s: float | None) -> list[Metric]:
+    """Metrics of the active job; unknown ones are left out."""
+    safe = view.safe_step
     measured, predicted, spent = view.measured, view.predicted, view.spent
     return [
         metric("sailor_step", "Steps done by the active job.", view.step),
         metric("sailor_step_age_seconds", "Time since the last step.", view.step_age_s),
-        metric("sailor_steps_at_risk", "Steps since the last durable one.", view.steps_at_risk),
+        metric("sailor_steps_at_risk", "Steps that the loss of all nodes would cost.",
+               view.steps_at_risk),
+        *optional("sailor_steps_at_risk_one_node", "Steps that the loss of one node would cost.",
+                  None if safe is None else max(view.step - safe, 0)),
         metric("sailor_job_failures", "Failures in a row that no lost node explains.",
                view.failures),
         metric("sailor_job_cost_usd", "Cost of the active job so far.", spent.usd),
         *optional("sailor_steps_wanted", "Steps after which the job is done.", view.steps),
         *optional("sailor_durable_step", "The last durable step.", view.durable_step),
-        *optional("sailor_durable_age_seconds", "Time since a step became durable.",
-                  view.durable_age_s),
+        *optional("sailor_durable_age_seconds",
+                  "Time since a step became durable, or since the job began if none did.",
+                  durable_age_s),
         *optional("sailor_step_seconds", "Measured duration of a step.", measured.iteration_s),
         *optional("sailor_step_predicted_seconds", "Predicted duration of a step.",
                   predicted.iteration_s),

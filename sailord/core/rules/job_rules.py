@@ -18,6 +18,11 @@ YIELDED = " has the cluster; held: "
 """In the reason of a job that was held and gave the cluster to the next one."""
 
 
+def why_yielded(reason: str) -> str:
+    """Return why a job was held that gave the cluster to the next one; empty: of any other."""
+    return reason.partition(YIELDED)[2]
+
+
 def take_next_job(state: State) -> Step | None:
     """Give the cluster to the first job of the queue, unless an unreadable job may have it."""
     job = next_in_queue(state)

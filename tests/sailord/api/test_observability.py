@@ -55,10 +55,8 @@ def checked(*command: str, text: str | None = None) -> None:
 
 def test_alerts_and_dashboard_name_metrics_that_exist() -> None:
     rules = (EXAMPLES / "alerts.yml").read_text(encoding="utf-8")
-    board = json.loads((EXAMPLES / "dashboard.json").read_text(encoding="utf-8"))
-    queries = [each["expr"] for panel in board["panels"] for each in panel["targets"]]
-    queries += [each["expr"] for each in board["annotations"]["list"]]
-    asked = named("\n".join(re.findall(r"expr: (.*)", rules))) | named("\n".join(queries))
+    queries = "\n".join(queries_of_the_dashboard())
+    asked = named("\n".join(re.findall(r"expr: (.*)", rules))) | named(queries)
     assert len(asked) > 40
     assert asked <= known(), asked - known()
 
@@ -82,6 +80,28 @@ def test_every_alert_has_an_entry_in_the_operators_book_and_a_test() -> None:
 def test_promtool_accepts_the_rules_and_each_fires_where_it_should() -> None:
     checked("promtool", "check", "rules", "alerts.yml")
     checked("promtool", "test", "rules", "alerts.test.yml")
+
+
+GRAFANA = {"$__rate_interval": "5m", "$__interval": "1m", "$__range": "1h"}
+"""What Grafana replaces in queries."""
+
+
+def queries_of_the_dashboard() -> list[str]:
+    board = json.loads((EXAMPLES / "dashboard.json").read_text(encoding="utf-8"))
+    queries = [each["expr"] for panel in board["panels"] for each in panel["targets"]]
+    return queries + [each["expr"] for each in board["annotations"]["list"]]
+
+
+@promtool
+def test_promtool_accepts_each_query_of_the_dashboard(tmp_path: Path) -> None:
+    known = re.compile("|".join(map(re.escape, GRAFANA)))
+    rules = [
+        {"record": f"query:{number}", "expr": known.sub(lambda found: GRAFANA[found[0]], query)}
+        for number, query in enumerate(queries_of_the_dashboard())
+    ]
+    file = tmp_path / "queries.json"  # JSON is YAML, too.
+    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    checked("promtool", "check", "rules", str(file))
 
 
 @pytest.fixture(scope="module")
