@@ -309,18 +309,20 @@ class Gateway:
         if stale:
             await self.write_as_leader(term, [Delete(key) for key in stale[:100]])
 
-    async def write_transition(self, job: JobId, transition: Transition) -> None:
+    async def write_transition(
+        self, job: JobId, transition: Transition, operations: Sequence[Operation] = ()
+    ) -> None:
         """Append to a job's history and delete the oldest lines beyond ``HISTORY_MAX``.
+
+        ``operations`` are carried out in the same transaction.
 
         Not fenced: a fact remains true after its leader's term.
         """
         prefix = f"{self.keys.papers}{job}/history/"
-        operations: list[Operation] = [
-            Put(self.keys.history(job, transition.id), encode(transition))
-        ]
         lines = (await self.store.snapshot(prefix)).entries
-        operations += [Delete(e.key) for e in lines[: max(len(lines) - HISTORY_MAX, 0)][:100]]
-        await self.store.transact([], operations)
+        old = [Delete(e.key) for e in lines[: max(len(lines) - HISTORY_MAX, 0)][:100]]
+        new = Put(self.keys.history(job, transition.id), encode(transition))
+        await self.store.transact([], [new, *operations, *old])
 
     # ---- read and written by every sailord ----------------------------------------------------
 

@@ -12,7 +12,7 @@ import structlog
 
 from agents.daemon.backoff import Backoff
 from agents.protocol.records import PREPARING, Evaluation, JobId, NodeId, Order, OrderKind
-from agents.store.interface import StoreError, WriteRejected
+from agents.store.interface import Operation, StoreError, WriteRejected
 from sailord.cluster_records import Gateway, Transition
 from sailord.core.model.commands import Note
 from sailord.core.model.phases import Running
@@ -24,7 +24,8 @@ from sailord.core.queries.reconfiguration_timing import (
     follow,
 )
 from sailord.notify.feed import EventKind, Feed, FeedEvent
-from sailord.notify.outbox import Outbox, committed_id
+from sailord.notify.message_formats import WORDS
+from sailord.notify.outbox import Message, Outbox, committed_id
 from sailord.notify.summaries import summary_of
 from sailord.notify.telemetry import TraceSender
 
@@ -33,6 +34,7 @@ log = structlog.get_logger("sailord")
 _EVALUATION = "evaluation after"
 _UNFIT = "cannot run it"
 _ORDERED = re.compile(rf"({'|'.join(get_args(OrderKind))}) \S+ was ordered")
+RISKS: tuple[EventKind, ...] = (BUDGET, DEADLINE)
 WAITING_MAX = 1_000
 """History lines that wait for the store; beyond this the oldest are dropped."""
 BACKOFF_S, BACKOFF_S_MAX = 0.3, 30.0
@@ -59,7 +61,7 @@ class Announcer:
     """Jobs whose budget or deadline was already announced to be at risk."""
     _unreadable: set[str] = field(default_factory=set)
     """Records that the feed names as unreadable."""
-    _lines: asyncio.Queue[tuple[JobId, Transition]] = field(
+    _lines: asyncio.Queue[tuple[JobId, Transition, Sequence[Operation]]] = field(
         default_factory=lambda: asyncio.Queue(WAITING_MAX)
     )
 
@@ -158,34 +160,42 @@ class Announcer:
             self.feed.add(event)
             self._keep(after.active.job, _history_line(event))
 
+    def risks(self, state: State) -> dict[EventKind, str]:
+        """Return why the active job's budget or deadline is at risk, without a deadline that the
+        capacity loop watches."""
+        found, active = at_risk(state), state.active
+        is_kept = active is not None and self.keeps_deadline(active.job)
+        return {
+            kind: found[kind] for kind in RISKS if kind in found and (kind == BUDGET or not is_kept)
+        }
+
     def _report_risks(self, state: State) -> None:
         """Announce once that a job's budget or deadline is at risk."""
-        kinds: tuple[EventKind, ...] = (BUDGET, DEADLINE)
-        found = at_risk(state)
-        for kind in kinds:
-            if kind not in found or state.active is None:
-                continue
-            job = state.active.job
-            if kind == BUDGET or not self.keeps_deadline(job):
-                self._report_risk(kind, found[kind], job, state)
+        if state.active is not None:
+            for kind, text in self.risks(state).items():
+                self._report_risk(kind, text, state.active.job, state)
 
     def _report_risk(self, kind: EventKind, text: str, job: JobId, state: State) -> None:
+        """Tell of a risk once for a job, whoever leads: the history says what was told."""
         if (job, kind) in self._at_risk:
             return
         self._at_risk.add((job, kind))
         event = _event(kind, text, state, job=job)
         log.warning(text, job=job)
-        self.feed.add(replace(event, id=self.feed.next_id(state.now)))
-        self.outbox.offer(f"{job}.{kind}", event)
+        told = replace(event, id=self.feed.next_id(state.now), text=f"{WORDS[kind]}: {text}")
+        self.feed.add(told)
+        # Line and message are stored together: whoever reads the line knows that it is sent.
+        self._keep(job, _history_line(told), (f"{job}.{kind}", event))
 
     def tell_deadline(self, job: JobId, text: str, state: State, *, is_at_risk: bool) -> None:
         """Tell what is rented for a job's deadline, and once that the deadline is at risk."""
         active = state.active
         if active is None or active.job != job:
             return
-        self.note(Note(text, job, is_transition=True), state, "deadline", state.now)
-        if is_at_risk:
+        if is_at_risk and (job, DEADLINE) not in self._at_risk:
             self._report_risk(DEADLINE, text, job, state)
+        else:
+            self.note(Note(text, job, is_transition=True), state, "deadline", state.now)
 
     def tell_order(self, order: Order, state: State) -> None:
         """Tell who ordered what: in the feed, and in the history of the job that it concerns.
@@ -226,6 +236,8 @@ class Announcer:
                 self._evaluated.add((job, line.text))
             if f" {_UNFIT}: " in line.text:
                 self._unfit.add((job, line.text))
+            if (kind := _kind_of(line)) in RISKS:
+                self._at_risk.add((job, kind))
         self.feed.restore(
             FeedEvent(
                 line.id, line.at, _kind_of(line),
@@ -234,22 +246,29 @@ class Announcer:
             for line in history
         )  # fmt: skip
 
-    def _keep(self, job: JobId, line: Transition) -> None:
+    def _keep(self, job: JobId, line: Transition, message: Message | None = None) -> None:
+        """Write a line of the history soon, and with it a message unless it was reported before."""
         if self._lines.full():
             self._lines.get_nowait()
-        self._lines.put_nowait((job, line))
+        if message is not None and message[0] in self.outbox.at_of:
+            message = None
+        self._lines.put_nowait((job, line, self.outbox.operations_for(message)))
 
     async def run(self) -> None:
         """Write history lines to the store; while it is unavailable they wait."""
         while True:
-            job, line = await self._lines.get()
+            job, line, operations = await self._lines.get()
             backoff = Backoff(BACKOFF_S, BACKOFF_S_MAX)
-            while not await self._is_written(job, line):
+            while not await self._is_written(job, line, operations):
                 await asyncio.sleep(backoff.next_s())
+            if operations:
+                self.outbox.ring()
 
-    async def _is_written(self, job: JobId, line: Transition) -> bool:
+    async def _is_written(
+        self, job: JobId, line: Transition, operations: Sequence[Operation]
+    ) -> bool:
         try:
-            await self.gateway.write_transition(job, line)
+            await self.gateway.write_transition(job, line, operations)
         except WriteRejected as error:
             log.error("the store rejects a line of the history for good", job=job, error=str(error))
         except StoreError:
@@ -261,6 +280,9 @@ def _kind_of(line: Transition) -> EventKind:
     """The kind of the event that a line of the history was written for."""
     if line.move is not None:
         return "reconfigured"
+    for kind in RISKS:
+        if line.text.startswith(f"{WORDS[kind]}: "):
+            return kind
     return "order" if _ORDERED.match(line.text) else "transition"
 
 

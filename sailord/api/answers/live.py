@@ -35,6 +35,8 @@ class Surroundings:
     goodput: GoodputView
     service: Service
     leader: str
+    risks: tuple[str, ...] = ()
+    """Why the job's budget or deadline is at risk."""
     schedule: Mapping[str, Any] | None = None
     """The plan's predicted schedule, if a page asked for it."""
 
@@ -154,7 +156,9 @@ def live_document(state: State, kept: Kept, about: Surroundings) -> dict[str, An
         "goodput": _goodput(about.goodput),
         "capacity": None if about.service.capacity is None else plain(about.service.capacity),
         "problems": list(
-            problems_of(about.service, job, rows.views, state.now, render.paused_view(state))
+            problems_of(
+                about.service, job, rows.views, state.now, render.paused_view(state), about.risks
+            )
         ),
     }
     return {key: value for key, value in document.items() if value is not None}

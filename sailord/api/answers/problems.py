@@ -14,6 +14,7 @@ from sailord.api.answers.types import (
     Refusals,
     StoreView,
 )
+from sailord.capacity.core.deadline import LATE
 from sailord.core.rules.job_rules import why_yielded
 from sailord.text.cluster_text import cure_of_hold, refused_line
 from sailord.text.units import duration
@@ -43,9 +44,10 @@ def problems_of(
     nodes: Iterable[NodeView],
     now: float,
     paused: Iterable[PausedJob] = (),
+    risks: Iterable[str] = (),
 ) -> tuple[str, ...]:
-    """Return all problems, those of the service first."""
-    jobs = (*_job_problems(job), *_yielded(paused))
+    """Return all problems, those of the service first; ``risks``: to the job's budget and end."""
+    jobs = (*_job_problems(job, risks), *_yielded(paused))
     return (*_service_problems(service), *jobs, *_node_problems(nodes, now))
 
 
@@ -82,11 +84,13 @@ def capacity_problems(glance: CapacityGlance) -> Iterator[str]:
     if glance.stop:
         yield "the capacity budget is spent; raise [capacity] usd_max and restart sailord"
     yield from (f"nothing is rented of {pool}" for pool in glance.stopped)
+    if glance.deadline.startswith(LATE):
+        yield glance.deadline
     if glance.resting and glance.up < glance.wanted:
         yield "instances are missing, requests were refused; see sailorctl capacity"
 
 
-def _job_problems(job: ActiveView | None) -> Iterator[str]:
+def _job_problems(job: ActiveView | None, risks: Iterable[str]) -> Iterator[str]:
     if job is None:
         return
     if job.state == "held":
@@ -96,6 +100,7 @@ def _job_problems(job: ActiveView | None) -> Iterator[str]:
         yield f"{job.id} waits: {job.phase.reason}"
     if job.storage_trouble:
         yield f"checkpoints fail: {job.storage_trouble}"
+    yield from (f"{job.id}: {risk}" for risk in risks)
 
 
 def _node_problems(nodes: Iterable[NodeView], now: float) -> Iterator[str]:

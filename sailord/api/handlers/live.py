@@ -77,6 +77,7 @@ def _surroundings(
         safe=api.controller.safe_point(),
         goodput=goodput_view(api.goodput.ledger),
         service=service_of(api),
+        risks=tuple(api.controller.announcer.risks(api.last_led).values()),
         leader="" if api.leader is None else api.leader.host,
         schedule=_schedule_seen(api),
     )

@@ -69,7 +69,12 @@ async def status(request: web.Request) -> web.Response:
             refusals=service.refusals,
             unheard=service.unheard,
             problems=problems_of(
-                service, job, render.nodes_view(state).nodes, now, render.paused_view(state)
+                service,
+                job,
+                render.nodes_view(state).nodes,
+                now,
+                render.paused_view(state),
+                api.controller.announcer.risks(state).values(),
             ),
         )
     )

@@ -36,6 +36,8 @@ BOOT_S = 180.0
 """Assumed from a request to a registered agent, until it was seen."""
 LATE_SHARE = 0.02
 """A forecast beyond the deadline by less than this share of what is left is noise."""
+LATE = "the deadline will be missed by "
+"""How the reason of a deadline begins that on-demand instances cannot keep either."""
 RECORD_S = 60.0
 """The stored time with spot instances is rounded down to this, so that it is seldom stored."""
 Decision = tuple[CapacityState, tuple[Command, ...]]
@@ -96,7 +98,7 @@ def keep_deadline(state: CapacityState) -> Decision:
     key = f"{verdict.use} {is_committed} {bool(refusal)} {is_late} {rented}"
     why = _why(verdict, steady, refusal)
     if is_late:
-        why = f"the deadline will be missed by {duration(late_s)} or more: {why}"
+        why = f"{LATE}{duration(late_s)} or more: {why}"
     return _told(replace(state, target=target), pace, why, key, is_late=is_late)
 
 

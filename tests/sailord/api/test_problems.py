@@ -7,9 +7,17 @@ from typing import Any
 
 import pytest
 
+from agents.protocol.records import FIRST, Bill
+from sailord.api.answers import render
 from sailord.api.answers.problems import OVERDUE_S, REFUSALS_MANY, Service, problems_of
-from sailord.api.answers.types import NodeView, PausedJob, Refusals, StoreView
+from sailord.api.answers.types import CapacityGlance, NodeView, PausedJob, Refusals, StoreView
+from sailord.capacity.core.deadline import LATE
+from sailord.controller.step_rate import StepRate
+from sailord.core.model.state import Progress
+from sailord.core.queries.forecast import at_risk
 from sailord.text.cluster_text import status_text
+from tests.sailord.core.states import NOW, generation, job
+from tests.sailord.core.states import state as state_of
 
 WELL = Service(
     has_leader=True,
@@ -73,6 +81,22 @@ def test_a_spot_node_that_goes_needs_nobody(state: Any) -> None:
 def test_each_trouble_of_the_service_is_told(changes: dict[str, Any], words: str) -> None:
     (found,) = told(replace(WELL, **changes))
     assert words in found
+
+
+def test_a_budget_or_deadline_at_risk_needs_a_person() -> None:
+    record = job(steps=1_040, bill=Bill(usd=5.0, until=NOW, usd_max=100.0), deadline=NOW + 1800)
+    runs = generation(restore=FIRST, usd_per_hour=1000.0)
+    state = state_of(job=record, generation=runs, progress=Progress(40, NOW, 3.6))
+    view = render.active_view(state, StepRate(), None, {}, {}, NOW)
+    risks = at_risk(state).values()
+    assert len(risks) == 2
+    assert problems_of(WELL, view, (NODE,), NOW, (), risks) == tuple(f"job: {r}" for r in risks)
+
+
+def test_a_deadline_that_rented_instances_cannot_keep_needs_a_person() -> None:
+    glance = CapacityGlance(4, 4, 0, 0, 0, (), 1.0, 1.0, "", (), deadline=f"{LATE}13 min or more")
+    assert told(replace(WELL, capacity=glance)) == (f"{LATE}13 min or more",)
+    assert told(replace(WELL, capacity=replace(glance, deadline="spot instances do"))) == ()
 
 
 def test_a_cluster_without_nodes_says_so() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agents.protocol.records import PREPARING, Evaluation, Order, Taking
+from agents.protocol.records import FIRST, PREPARING, Bill, Evaluation, Order, Taking
 from agents.protocol.store_keys import Keys
 from agents.store.interface import StoreUnavailable
 from agents.store.sqlite_store import EmbeddedStore
@@ -18,7 +18,7 @@ from sailord.cluster_records import Gateway
 from sailord.core.model.commands import Note
 from sailord.core.model.events import OrderGiven, Reported
 from sailord.core.model.phases import Running, Starting
-from sailord.core.model.state import State
+from sailord.core.model.state import Progress, State
 from sailord.core.queries.reconfiguration_timing import ReconfigurationTiming
 from sailord.notify import announcer
 from sailord.notify.announcer import Announcer
@@ -35,6 +35,8 @@ from tests.sailord.core.states import (
     Planning,
     act,
     changed,
+    generation,
+    job,
     order,
     proposal,
     report,
@@ -87,7 +89,7 @@ def test_orders_are_told_with_who_gave_them(given: Order, said: str) -> None:
     assert published.texts("order") == [said]
     (kept,) = published.announcer.feed.kept
     assert (kept.job, kept.node) == (JOB, None if given.kind == "pause" else "machine-b")
-    _, line = published.announcer._lines.get_nowait()
+    _, line, _ = published.announcer._lines.get_nowait()
     later = Published()
     later.announcer.restore(JOB, [line])
     assert later.texts("order") == [said], "a later leader shows it, too"
@@ -150,6 +152,50 @@ def test_why_a_node_cannot_run_the_job_is_kept_in_the_history_once() -> None:
     other.announcer.restore(RUNS.active.job, lines)
     other.announcer.observe(RUNS, fails)
     assert other.texts("note") == []
+
+
+def costly(usd_max: float = 100.0) -> State:
+    """A job that has a thousand steps of 3.6 s to go, at $1,000 an hour."""
+    record = job(steps=1_040, bill=Bill(usd=5.0, until=NOW, usd_max=usd_max), deadline=NOW + 1800)
+    runs = generation(restore=FIRST, usd_per_hour=1000.0)
+    return state(Running(BEGAN), job=record, generation=runs, progress=Progress(40, NOW, 3.6))
+
+
+def test_a_risk_is_told_once_and_kept_in_the_history() -> None:
+    published, now = Published(), costly()
+    for _ in range(2):
+        published.announcer.observe(now, now)
+    (said,) = published.texts("budget_at_risk")
+    assert said.startswith("budget at risk: at its present speed it will cost $1,005.00")
+    assert len(published.texts("deadline_at_risk")) == 1
+    assert {*published.announcer.outbox.at_of} == {"job.budget_at_risk", "job.deadline_at_risk"}
+    stored = [published.announcer._lines.get_nowait() for _ in range(2)]
+    for _, _, (put,) in stored:  # The message is stored with the line, and names the risk once.
+        assert '"text":"at its present speed' in put.value.decode().replace(": ", ":")
+    # A new leader knows it from the history, though the message was deleted long ago.
+    later = Published()
+    later.announcer.restore(JOB, [line for _, line, _ in stored])
+    later.announcer.observe(state(Running(BEGAN)), now)
+    assert later.texts("budget_at_risk") == [said], "restored, with its kind, and not told again"
+    assert not later.announcer.outbox.at_of
+
+
+def test_a_message_of_a_risk_that_was_sent_is_not_sent_again_with_the_line() -> None:
+    published, now = Published(), costly()
+    published.announcer.outbox.at_of |= {"job.budget_at_risk": 1.0, "job.deadline_at_risk": 1.0}
+    published.announcer.observe(now, now)
+    assert [published.announcer._lines.get_nowait()[2] for _ in range(2)] == [(), ()]
+
+
+def test_a_deadline_that_instances_are_rented_for_is_told_by_who_rents_them() -> None:
+    published, now = Published(), costly()
+    assert published.announcer.risks(now).keys() == {"budget_at_risk", "deadline_at_risk"}
+    published.announcer.keeps_deadline = lambda job: job == JOB
+    assert published.announcer.risks(now).keys() == {"budget_at_risk"}
+    for _ in range(2):
+        published.announcer.tell_deadline(JOB, "it will be late", now, is_at_risk=True)
+    assert published.texts("deadline_at_risk") == ["deadline at risk: it will be late"]
+    assert published.texts("transition") == ["it will be late"], "the second time it is no news"
 
 
 def test_a_node_that_failed_in_a_generation_is_told_by_its_transition() -> None:
