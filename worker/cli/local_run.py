@@ -44,8 +44,8 @@ from worker.profiling.activity_board import ActivityBoard
 from worker.profiling.fault_injection import FailPoint
 from worker.profiling.timeline import RankTimeline, Span, trace
 from worker.reporting.progress_display import ProgressDisplay
+from worker.script.one_rank_plan import one_rank_plan
 from worker.script.open_job import names_module, open_job, open_module
-from worker.script.recipe import one_rank_plan
 from worker.training.full_tensors import RankTensors, merge_ranks
 from worker.types import ACTIVITIES
 

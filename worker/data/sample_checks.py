@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from simulator.documents.problems import InputError, Problem
 from worker.data.batch import NO_LABEL
@@ -17,6 +17,19 @@ from worker.data.batch_tree import parts_of
 
 Limits = Mapping[str, int]
 """The least integers that are too large, by entry of a sample: ``input_ids`` and ``labels``."""
+
+
+def limits_of(module: nn.Module, *, labels: bool) -> dict[str, int]:
+    """Return what a module's tokens are below, and its labels, as far as it tells."""
+    found = {}
+    ends: list[Any] = [
+        getattr(module, f"get_{name}_embeddings", lambda: None)() for name in ("input", "output")
+    ]
+    if isinstance(ends[0], nn.Embedding):
+        found["input_ids"] = ends[0].num_embeddings
+    if labels and isinstance(ends[1], nn.Linear):
+        found["labels"] = ends[1].out_features
+    return found
 
 
 def check_sample(item: Any, limits: Limits, place: str) -> None:

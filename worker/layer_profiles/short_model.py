@@ -139,7 +139,7 @@ class ShortModel:
             found = source.batch(0, range(samples))
             inputs, labels = found.inputs, found.labels
         else:
-            inputs = self._recipe.examples(range(samples))
+            inputs = self._recipe.longest_examples(samples)
         current.inputs = batch_on_device(
             inputs,
             of_module=self._recipe is not None,

@@ -12,10 +12,12 @@ from torch.nn import functional
 from simulator.documents.problems import InputError, Problem
 from worker.data.batch import NO_LABEL
 from worker.data.batch_tree import leaves_of
+from worker.models.user_module.parameter_uses import refused_uses
 
 Loss = Callable[[Any, Any], Tensor | tuple[Tensor, int | Tensor]]
 
 _CURE = "give loss=, a function of output and batch"
+_SEES = "let the model return what it needs: it sees output and batch only"
 _ONE_AHEAD = ("ForCausalLM", "ForConditionalGeneration")
 _IN_PLACE = (
     "ForMaskedLM",
@@ -45,6 +47,23 @@ def sum_and_count(
         cure = "return one value per sample, their mean, or a pair of a sum and a count"
         raise InputError(Problem("loss", what, cure))
     return found.sum(), found.numel()
+
+
+def tried_at_first(place: str, function: Loss, trained: Mapping[int, str]) -> Loss:
+    """Return a loss or metric whose first call is refused if it uses the model's parameters.
+
+    Ranks train copies of them; ``trained`` are their names by ``id``.
+    """
+    untried = [True]
+
+    def tried(output: Any, batch: Any) -> Any:
+        if not untried:
+            return function(output, batch)
+        untried.clear()
+        with refused_uses(place, trained, _SEES):
+            return function(output, batch)
+
+    return tried
 
 
 def wide(value: Any) -> Any:

@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_map
 from simulator.documents.problems import InputError, Problem
 from simulator.models.layers import Model, Precision
 from simulator.spec.job import Data, Job, ParameterGroup, RecomputePolicy
-from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Stage
 from worker.data.batch import DataSource
 from worker.data.blend import Blend
 from worker.data.generator_turns import turn
@@ -31,7 +30,7 @@ from worker.data.map_dataset import (
     sizes_of,
 )
 from worker.data.packing import Packed
-from worker.data.sample_checks import check_sample
+from worker.data.sample_checks import check_sample, limits_of
 from worker.models.apply_plan import Metrics
 from worker.models.random_numbers.microbatch_context import batch_on_device
 from worker.models.user_module.cut_module import CutModule
@@ -39,11 +38,13 @@ from worker.models.user_module.describe_module import describe_module
 from worker.models.user_module.module_cut import CutError, ModuleCut, find_cut
 from worker.models.user_module.module_skeleton import drop_values, set_parameter
 from worker.models.user_module.module_splits import ModuleSplits, find_splits
+from worker.models.user_module.parameter_uses import ParameterUses, refused_uses
 from worker.models.user_module.separability import check_documents_apart, check_separable
 from worker.models.user_module.split_check import check_splits
 from worker.reporting.loggers import Logger
+from worker.script.first_samples import lengths, note_of, with_other_labels
 from worker.script.hf_model import copy_companions, source_folder
-from worker.script.losses import Loss, default_loss, label_count, sum_and_count, wide
+from worker.script.losses import Loss, default_loss, sum_and_count, tried_at_first, wide
 from worker.script.prepare_module import (
     leave_blocks_to_the_plan,
     switch_caches_off,
@@ -51,11 +52,15 @@ from worker.script.prepare_module import (
     trained_in_evaluation,
     uncompiled,
 )
-from worker.script.torch_settings import OptimizerSettings, default_optimizer, settings_of
+from worker.script.torch_settings import (
+    OptimizerSettings,
+    default_optimizer,
+    refuse_hooks,
+    settings_of,
+)
 from worker.training.full_tensors import TensorKey
 
-_LOOKED_AT = 64
-"""Among so many samples two with different numbers of labels are looked for."""
+_WEIGHTS = "`sailorctl checkpoint export` writes those of a checkpoint"
 Callback = Callable[[int, Mapping[str, float]], None]
 """Called with the step and its figures; those of an evaluation have names that begin with eval/."""
 
@@ -104,6 +109,7 @@ class Recipe:
     """What was done to the module that the script has not asked for."""
     _untried: list[str] = field(default_factory=list, repr=False)
     """Blocks whose splits were not tried by numbers."""
+    _told: list[str] = field(default_factory=list, repr=False)
 
     # -- the module --------------------------------------------------------------------------------
 
@@ -151,8 +157,12 @@ class Recipe:
         if getattr(getattr(self._module, "config", None), "output_router_logits", False):
             what = "has output_router_logits, whose auxiliary loss mixes samples"
             raise InputError(Problem("model", what, "set it to false in the model's config"))
+        wanted = {id(p): name for name, p in self._parameters.items() if p.requires_grad}
+        cure = "register it where it is used, so that a copy of the model has it, too"
+        skeleton, example = self.skeleton(), self._example(1)
         try:
-            return find_cut(self.skeleton(), self.call, self._example(1))
+            with refused_uses("model", wanted, cure):
+                return find_cut(skeleton, self.call, example)
         except CutError as error:
             raise InputError(
                 Problem("model", f"cannot be cut into stages: {error}", "see docs/own-model.md")
@@ -286,7 +296,19 @@ class Recipe:
 
     @cached_property
     def _loss(self) -> Loss:
-        return self.loss or default_loss(self._module)
+        return tried_at_first("loss", self.loss or default_loss(self._module), self._trained)
+
+    @cached_property
+    def _metrics(self) -> Mapping[str, Loss]:
+        return {
+            name: tried_at_first(f"metric {name}", metric, self._trained)
+            for name, metric in self.more_metrics.items()
+        }
+
+    @cached_property
+    def _trained(self) -> Mapping[int, str]:
+        """The names of the script's trained parameters, by their ``id``."""
+        return {id(p): name for name, p in self._parameters.items() if self.is_trained(name)}
 
     # -- what it tells -----------------------------------------------------------------------------
 
@@ -301,7 +323,7 @@ class Recipe:
         # A metric may draw random numbers, which must not disturb those of a sample being loaded.
         with turn():
             found = {"loss": self.losses(output, batch)}
-            for name, metric in self.more_metrics.items():
+            for name, metric in self._metrics.items():
                 found[name] = sum_and_count(metric(output, batch), batch)
         return found
 
@@ -331,8 +353,13 @@ class Recipe:
                 self._failed.append(logger)
                 kind = type(logger).__name__
                 print(f"{kind} is not used any more: {type(error).__name__}: {error}", flush=True)
-        for callback in self.callbacks:
-            callback(step, values)
+        uses = ParameterUses(self._trained)
+        with uses:
+            for callback in self.callbacks:
+                callback(step, values)
+        if uses.layers_of and not self._told:
+            self._told.append("callbacks")
+            print(f"note: callbacks see the model's initial weights; {_WEIGHTS}", flush=True)
 
     # -- data and job ------------------------------------------------------------------------------
 
@@ -347,28 +374,19 @@ class Recipe:
     @cached_property
     def limits(self) -> dict[str, int]:
         """What tokens and labels are below, as far as that is known."""
-        found = {}
-        ends: list[Any] = [
-            getattr(self._module, f"get_{name}_embeddings", lambda: None)()
-            for name in ("input", "output")
-        ]
-        if isinstance(ends[0], nn.Embedding):
-            found["input_ids"] = ends[0].num_embeddings
-        if self.loss is None and isinstance(ends[1], nn.Linear):
-            found["labels"] = ends[1].out_features
-        return found
+        return limits_of(self._module, labels=self.loss is None)
 
     def _example(self, samples: int) -> Any:
         """Return the first samples, with numbers of the module's type as in training."""
-        return self._converted(range(samples), self._dtype)
+        return self._converted(self.examples(range(samples)))
 
     def _for_check(self, indices: Sequence[int]) -> Any:
         """Return these samples for a check that computes in 32 bits at least."""
-        return self._converted(indices, torch.promote_types(self._dtype, torch.float32))
+        return self._converted(self.examples(indices), exact=True)
 
-    def _converted(self, indices: Sequence[int], dtype: torch.dtype) -> Any:
-        about: dict[str, Any] = {"of_module": True, "dtype": dtype}
-        return batch_on_device(self.examples(indices), **about, device=torch.device("cpu"))
+    def _converted(self, batch: Any, *, exact: bool = False) -> Any:
+        dtype = torch.promote_types(self._dtype, torch.float32) if exact else self._dtype
+        return batch_on_device(batch, of_module=True, dtype=dtype, device=torch.device("cpu"))
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -395,7 +413,9 @@ class Recipe:
         if not any(map(self.is_trained, self.cut.layer_of)):
             what = "has no parameter that is trained"
             raise InputError(Problem("optimizer", what, "give it parameters with requires_grad"))
-        check_separable(self, self._for_check, other=self._with_other_labels())
+        refuse_hooks({name: self._parameters[name] for name in self._trained.values()})
+        differs = None if self.loss is None else with_other_labels(self._in_order, self._looked_at)
+        check_separable(self, self._for_check, other=differs, evaluated=self._evaluated())
         parts = self.dataset.parts if isinstance(self.dataset, Blend) else ()
         for dataset in (self.dataset, *(part.dataset for part in parts)):
             twins = dataset.twins() if isinstance(dataset, Packed) else None
@@ -422,36 +442,27 @@ class Recipe:
         self._untried[:] = check_splits(self, job, self._example(1))
         return job
 
-    def _with_other_labels(self) -> int | None:
-        """Return one of the first samples with more or fewer labels than the first one has."""
-        if self.loss is None:
+    def _evaluated(self) -> Any:
+        """Return a sample of the evaluation for a check of its metrics, if there are some."""
+        assert self.steps is not None, "checked before"
+        data = self.evaluation_after(self.steps - 1) if self.more_metrics else None
+        if data is None or not data.batches():
             return None
-        data = self._in_order
-        first = label_count(data.batch(0, [0]).inputs)
-        # A stream has at least the samples of a batch.
-        ends = sizes_of(self.dataset) or (self.batch_size,)
-        for index in range(1, min(_LOOKED_AT, *ends)):
-            if label_count(data.batch(0, [index]).inputs) != first:
-                return index
-        return None
+        return self._converted(data.batch(0, [0]).inputs, exact=True)
 
-    def check_job(self, job: Job) -> None:
-        """Refuse to train a job whose settings this process's script would not give again."""
-        settings = self.settings
-        mine = {
-            "batch_size": (self.batch_size, job.global_batch),
-            "steps": (self.steps, job.steps),
-            "seed": (self.seed, job.data.seed),
-            "precision": (self.precision, job.precision),
-            "clip_norm": (self.clip_norm, job.clip_norm),
-            "optimizer": (settings.optimizer, job.optimizer),
-            "learning rate": (settings.learning_rate, job.learning_rate),
-        }
-        for name, (here, described) in mine.items():
-            if here != described:
-                what = f"{name} is {here} here and {described} in the described job"
-                cure = "do not compute it from the machine, the time or random numbers"
-                raise InputError(Problem("script", what, cure))
+    @property
+    def _looked_at(self) -> int:
+        """How many samples there are to look at; a stream has at least those of a batch."""
+        return min(sizes_of(self.dataset) or (self.batch_size,))
+
+    @cached_property
+    def _lengths(self) -> list[int]:
+        """How many numbers each of the first samples has; those of a job file have as many."""
+        return [0] if self.samples is not None else lengths(self._in_order, self._looked_at)
+
+    def longest_examples(self, samples: int) -> Any:
+        """Return a batch of the longest of the first samples, so many times."""
+        return self.examples([self._lengths.index(max(self._lengths))] * samples)
 
     def changes(self) -> list[str]:
         """Return what is not done as the script says."""
@@ -461,6 +472,7 @@ class Recipe:
     def notes(self) -> list[str]:
         """Return what a user may not expect: also blocks kept whole and unused parameters."""
         found = self.changes()
+        found += note_of(self._lengths)
         if self.splits.why_not_more:
             found.append(f"planned without tensor parallelism: {self.splits.why_not_more}")
         for path in self._untried:
@@ -479,22 +491,9 @@ class Recipe:
         return describe_module(
             module,
             self.name,
-            self._example,
+            lambda samples: self._converted(self.longest_examples(samples)),
             lambda output, batch: self.losses(output, batch)[0],
             is_trained=self.is_trained,
             splits=self.splits,
             dtype=dtypes[self.precision],
         )
-
-
-_MICRO_BATCH_MAX = 8
-
-
-def one_rank_plan(job: Job) -> Plan:
-    """Return the plan of a run without one: all layers on one device, in small micro batches."""
-    fits = (n for n in range(_MICRO_BATCH_MAX, 0, -1) if job.global_batch % n == 0)
-    allowed = (n for n in job.micro_batches or () if job.global_batch % n == 0)
-    size = next(allowed, None) or next(fits)
-    recompute: Recompute = "full" if job.recompute == "full" else "none"
-    stage = Stage((0, len(job.model.layers)), 1, (Place("any", "this", "here"),), recompute)
-    return Plan(size, (Pipeline(job.global_batch // size, (stage,)),))

@@ -24,7 +24,8 @@ from worker.reporting.loggers import Logger
 from worker.reporting.progress_display import ProgressDisplay
 from worker.script.loader_parts import data_of
 from worker.script.losses import Loss
-from worker.script.recipe import Callback, Recipe, one_rank_plan
+from worker.script.one_rank_plan import one_rank_plan
+from worker.script.recipe import Callback, Recipe
 from worker.training.full_tensors import merge_ranks, rank_tensors
 from worker.training.trainer import RankTrainer, StepReport
 

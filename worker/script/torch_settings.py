@@ -48,6 +48,7 @@ def settings_of(
         known = ", ".join(f"torch.optim.{each.__name__}" for each in _NAMES)
         what = f"is a {type(optimizer).__name__}, which ranks would not compute bit-equally"
         raise InputError(Problem("optimizer", what, f"use one of {known}"))
+    _refuse_what_is_not_read(optimizer)
     first, *others = optimizer.param_groups
     rate = _rate(first)
     if rate <= 0:
@@ -77,6 +78,27 @@ def settings_of(
         for parameter in group["params"]
     }
     return OptimizerSettings(name, rate, update, schedules, groups)
+
+
+def _refuse_what_is_not_read(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse moments of steps before, and hooks: ranks make optimizers of their own."""
+    if optimizer.state:
+        what = "has the state of steps before, which would be dropped"
+        cure = "import the checkpoint that it came from: sailorctl checkpoint import --form dcp"
+        raise InputError(Problem("optimizer", what, f"leave it out, and {cure}"))
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        what = "has hooks of its steps, which no rank calls"
+        cure = "use callbacks of sailor.Trainer, or the model's forward pass"
+        raise InputError(Problem("optimizer", what, cure))
+
+
+def refuse_hooks(trained: Mapping[str, torch.nn.Parameter]) -> None:
+    """Refuse hooks on parameters, by name: ranks train copies, which have none."""
+    for name, parameter in trained.items():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            what = f"{name} has a hook on its gradient, which no rank calls"
+            cure = "change the loss or the optimizer's groups instead, or freeze what is masked"
+            raise InputError(Problem("model", what, cure))
 
 
 def _rate(group: Mapping[str, Any]) -> float:

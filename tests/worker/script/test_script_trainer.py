@@ -22,7 +22,8 @@ from worker.distributed.single_rank import SingleRankTransport
 from worker.layout.tensor_table import tensors_of
 from worker.script.job_text import job_text
 from worker.script.load import load_script
-from worker.script.recipe import one_rank_plan
+from worker.script.one_rank_plan import one_rank_plan
+from worker.script.open_job import check_job
 from worker.training.full_tensors import merge_ranks, rank_tensors
 from worker.training.trainer import RankTrainer
 
@@ -215,6 +216,51 @@ def test_what_would_train_wrongly_is_refused(changes, reason):
         sailor.Trainer(**given).recipe.job()
 
 
+def stepped(module):
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    module(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+def hooked(kind):
+    def optimizer(module):
+        made = torch.optim.SGD(module.parameters(), lr=0.1)
+        getattr(made, f"register_step_{kind}_hook")(lambda *_: None)
+        return made
+
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "reason"),
+    [
+        (stepped, "has the state of steps before, .* sailorctl checkpoint import --form dcp"),
+        (hooked("pre"), "has hooks of its steps"),
+        (hooked("post"), "has hooks of its steps"),
+    ],
+    ids=["state", "hook before", "hook after"],
+)
+def test_what_ranks_would_not_take_from_an_optimizer_is_refused(optimizer, reason):
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    data = [(torch.ones(2), 0)] * 4
+    given = {"batch_size": 2, "steps": 1, "optimizer": optimizer(module)}
+    with pytest.raises(InputError, match=f"optimizer: {reason}"):
+        sailor.Trainer(module, data, **given).recipe.job()
+
+
+@pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_on_trained_parameters_are_refused_by_name(kind):
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    for number in (1, 2):
+        getattr(module[number].bias, kind)(lambda _: None)
+    trained = [*module[0].parameters(), *module[2].parameters()]  # So that 1.bias is frozen.
+    data = [(torch.ones(2), 0)] * 4
+    given = {"batch_size": 2, "steps": 1, "optimizer": torch.optim.SGD(trained, lr=0.1)}
+    with pytest.raises(InputError, match=r"model: 2.bias has a hook on its gradient"):
+        sailor.Trainer(module, data, **given).recipe.job()
+
+
 def test_frozen_weights_are_saved_with_the_trained_ones(script, warm):
     text = SCRIPT.replace("def main", "model[0].weight.requires_grad = False\n\ndef main")
     script.write_text(text)
@@ -381,4 +427,4 @@ def test_a_script_that_gives_another_job_than_was_described_is_refused(script):
     described = load_script(script, ["4"]).job()
     recipe = load_script(script, ["5"])
     with pytest.raises(InputError, match="steps is 5 here and 4 in the described job"):
-        recipe.check_job(described)
+        check_job(recipe, described)

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from worker.models.random_numbers.keyed_random import draws_numbers
+from worker.models.user_module.parameter_uses import ParameterUses
 
 Call = Callable[[nn.Module, Any], Any]
 """Calls the module with a batch: ``lambda module, batch: module(**batch)``."""
@@ -126,7 +126,7 @@ def kinds_of(module: nn.Module, blocks: Sequence[str]) -> list[int]:
 
 def _try_cut(module: nn.Module, blocks: tuple[str, ...], call: Call, batch: Any) -> ModuleCut:
     names = {id(p): name for name, p in reversed(list(_all_parameters(module)))}
-    uses = _Uses(names)
+    uses = ParameterUses(names)
     watch = _Watch(blocks, uses)
     kinds = kinds_of(module, blocks)
     parts = []
@@ -192,27 +192,6 @@ def _refuse_second_path(module: nn.Module, cut: ModuleCut, out: Any) -> None:
             raise CutError(f"code behind {cut.blocks[-1]} uses what was computed from {name}")
 
 
-class _Uses(TorchFunctionMode):
-    """Records in which layers each parameter is used."""
-
-    def __init__(self, names: Mapping[int, str]) -> None:
-        super().__init__()
-        self._names = names
-        self.layer = 0
-        self.layers_of: dict[str, set[int]] = {}
-
-    def __torch_function__(
-        self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        # A parameter's type or shape is read without the parameter being used.
-        if any(isinstance(each, Tensor) for each in tree_leaves(out)):
-            for each in tree_leaves((args, kwargs)):
-                if isinstance(each, nn.Parameter) and id(each) in self._names:
-                    self.layers_of.setdefault(self._names[id(each)], set()).add(self.layer)
-        return out
-
-
 class DrawRecorder(TorchDispatchMode):
     """Records the shapes of random numbers that are drawn."""
 
@@ -232,7 +211,7 @@ class DrawRecorder(TorchDispatchMode):
 class _Watch:
     """Follows the hidden state from block to block."""
 
-    def __init__(self, blocks: Sequence[str], uses: _Uses) -> None:
+    def __init__(self, blocks: Sequence[str], uses: ParameterUses) -> None:
         self._blocks, self._uses = blocks, uses
         self.called = 0
         self.forms: list[tuple[Any, ...] | None] = []
@@ -315,7 +294,7 @@ def _assign(
     module: nn.Module,
     blocks: tuple[str, ...],
     kinds: Sequence[int],
-    uses: _Uses,
+    uses: ParameterUses,
     names: Mapping[int, str],
     forms: tuple[tuple[Any, ...] | None, ...],
 ) -> ModuleCut:

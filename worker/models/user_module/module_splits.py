@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import getattr_static
 from typing import Any, Literal
 
 import torch
@@ -139,8 +140,11 @@ def declared_splits(module: nn.Module, cut: ModuleCut) -> tuple[Mapping[str, Spl
     parts = dict(module.named_modules())
     for path, kind in found.items():
         part = parts.get(path)
+        if part is None:
+            return {}, f"{path} is declared, and the block has no such part"
         if kind in ("columns", "rows") and type(part) is not nn.Linear:
-            return {}, f"{path} is a {type(part).__name__}, not a plain nn.Linear"
+            name = f"{type(part).__module__}.{type(part).__qualname__}"
+            return {}, f"{path} is a {name}, not a plain nn.Linear"
     if not any(kind == "columns" for kind in found.values()):
         return {}, f"{type(module).__name__} declares no tensor-parallel plan"
     return found, ""
@@ -166,9 +170,11 @@ def _of_plan(module: nn.Module, cut: ModuleCut) -> tuple[dict[str, Split], str]:
 def _styles(module: nn.Module, cut: ModuleCut) -> Iterator[tuple[str, str]]:
     """Return the style of each part of a block that the plan of transformers names.
 
-    The plan is that of the outermost part that has one.
+    The plan is that of the outermost part that has one. Wrappers such as peft's answer for what
+    they wrap, whose names begin elsewhere, so they are not asked.
     """
-    planned = ((name, getattr(part, "_tp_plan", None)) for name, part in module.named_modules())
+    parts = module.named_modules()
+    planned = ((name, getattr_static(part, "_tp_plan", None)) for name, part in parts)
     prefix, plan = next(((name, plan) for name, plan in planned if plan), ("", {}))
     patterns = [
         (re.compile(re.escape(f"{prefix}.{key}".lstrip(".")).replace(r"\*", r"\d+")), style)

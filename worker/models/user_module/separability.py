@@ -29,12 +29,17 @@ _CURE = "a sample's result must depend on that sample alone, and collate must dr
 
 
 def check_separable(
-    source: ModuleSource, make_batch: Callable[[Sequence[int]], Any], *, other: int | None = None
+    source: ModuleSource,
+    make_batch: Callable[[Sequence[int]], Any],
+    *,
+    other: int | None = None,
+    evaluated: Any = None,
 ) -> None:
     """Compare two samples computed together with each computed alone, layer by layer.
 
     ``other`` is a sample with another number of labels than the first one, of which only the loss
-    is compared: a mean over the labels of both is not that of their means.
+    is compared: a mean over the labels of both is not that of their means. ``evaluated`` is a
+    batch of the evaluation, whose metrics are tried.
     """
     skeleton = source.skeleton()
     _refuse_batch_norm(skeleton)
@@ -59,6 +64,10 @@ def check_separable(
             ]
         place = f"model: {source.cut.layer_name(layers[-1].index)}"
         _compare(place, *(total[:1] for total in sums), tolerance=_TOLERANCE_OF_LOSSES)
+    if evaluated is not None:
+        with torch.no_grad():
+            hidden, current = _hidden(layers, evaluated, [0], context)
+            layers[-1].metrics(hidden[-1], current)
     for name, buffer in skeleton.named_buffers():
         if buffer._version != versions[name]:
             what = f"the buffer {name} changes while the model computes"
@@ -124,19 +133,27 @@ def _one_of_each(skeleton: nn.Module, source: ModuleSource) -> list[int]:
     return [0, *(index + 1 for index in sorted(set(kinds))), cut.layers - 1]
 
 
+def _hidden(
+    layers: list[ModuleLayer], batch: Any, samples: Sequence[int], context: MicroBatchContext
+) -> tuple[list[Tensor], MicroBatch]:
+    """Compute all layers but the head."""
+    current = MicroBatch(0, 0, torch.tensor(samples), inputs=batch)
+    context.current = current
+    found = [torch.empty(0)]
+    for layer in layers[:-1]:
+        found.append(layer(found[-1]))
+    return found[1:], current
+
+
 def _pass(
     layers: list[ModuleLayer], batch: Any, samples: Sequence[int], context: MicroBatchContext
 ) -> list[Tensor]:
-    current = MicroBatch(0, 0, torch.tensor(samples), inputs=batch)
-    context.current = current
-    x = torch.empty(0)
-    found: list[Tensor] = []
-    for layer in layers[:-1]:
-        x = layer(x)
-        found.append(x)
-    total, count = layers[-1].losses(x, current), float(current.label_count)
+    """Compute all layers; the last result is the sum of the losses, and their number."""
+    found, current = _hidden(layers, batch, samples, context)
+    total, count = layers[-1].losses(found[-1], current), float(current.label_count)
     check_whole(count)
-    return [*found, torch.stack((total.double(), torch.tensor(count)))]
+    sums = torch.stack((total.double(), torch.tensor(count)))
+    return [each.detach() for each in (*found, sums)]
 
 
 def _compare(

@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 transformers = pytest.importorskip("transformers")
 
+import sailor
 from worker.script.recipe import Recipe
 
 pytestmark = pytest.mark.torch
@@ -56,6 +57,34 @@ def kept_bytes(model, dtype):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         block(hidden, position_embeddings=positions, attention_mask=None)
     return sum(storage.nbytes() for storage in kept.values())
+
+
+class OfLengths:
+    def __init__(self, *lengths):
+        self.lengths = lengths
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        tokens = torch.arange(self.lengths[index]) % 61
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def test_costs_are_those_of_the_longest_of_the_first_samples():
+    def recipe(*lengths):
+        return Recipe(
+            llama(trained=True), OfLengths(*lengths), batch_size=4, steps=1, collate=sailor.pad
+        )
+
+    differing, alike = recipe(8, 8, 48, 20), recipe(48, 48, 48, 48)
+    assert differing.job().model == alike.job().model
+    assert alike.notes() == []
+    (note,) = differing.notes()
+    # Padding makes a mask.
+    assert (
+        note == "samples have 24 to 144 numbers: costs are planned for the longest of the first 4"
+    )
 
 
 @pytest.mark.parametrize("trained", [True, False])

@@ -483,7 +483,7 @@ def test_blocks_whose_class_declares_splits_train_alike_under_any_plan():
     ("splits", "said"),
     [
         ({"up": "column", "down": "rows"}, "declared as 'column'; columns and rows are possible"),
-        ({"upp": "columns", "down": "rows"}, "1.0.upp is a NoneType, not a plain nn.Linear"),
+        ({"upp": "columns", "down": "rows"}, "1.0.upp is declared, and the block has no such part"),
         ({"up": "columns"}, "1.0 does not compute with a share of its columns"),
     ],
 )

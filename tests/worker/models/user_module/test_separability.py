@@ -54,7 +54,7 @@ def mean_over_labels(output, batch):
 
 def checked(module, **changes):
     data = [(torch.randn(4, generator=torch.Generator().manual_seed(i)), i % 3) for i in range(6)]
-    recipe = Recipe(model=module, dataset=data, batch_size=2, **changes)
+    recipe = Recipe(model=module, dataset=data, batch_size=2, steps=1, **changes)
     check_separable(recipe, recipe.examples)
 
 

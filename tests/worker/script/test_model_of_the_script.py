@@ -1,0 +1,101 @@
+"""Losses and metrics that use the script's model are refused: ranks train copies of it."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import sailor
+from simulator.documents.problems import InputError
+
+pytestmark = pytest.mark.torch
+
+DATA = [(torch.sin(torch.arange(4.0) * i), i % 3) for i in range(8)]
+
+
+class Net(nn.Module):
+    """A model that leaves its head to the loss, if it has one."""
+
+    def __init__(self, *, heads=1):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.head = nn.Linear(4, 3)
+        self.seen = [self.blocks[0].weight] if heads > 1 else []
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        for weight in self.seen:
+            x = x @ weight
+        return self.head(x)
+
+
+def trainer(model, **changes):
+    given = {"batch_size": 4, "steps": 2, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    return sailor.Trainer(model, DATA, **{**given, **changes})
+
+
+def penalty(model):
+    return sum(p.pow(2).sum() for p in model.parameters())
+
+
+LOSSES = {
+    "a penalty": lambda model: lambda out, b: cross_entropy(out, b[1]) + 0.1 * penalty(model),
+    "a head": lambda model: lambda out, b: cross_entropy(model.head(torch.ones(len(out), 4)), b[1]),
+    "a scale": lambda model: lambda out, b: cross_entropy(out * model.head.bias[0].item(), b[1]),
+    "no gradient": lambda model: (
+        lambda out, b: cross_entropy(out, b[1]) * model.head.weight.detach().norm()
+    ),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_a_loss_that_uses_the_scripts_model_is_refused(loss):
+    model = Net()
+    with pytest.raises(InputError, match=r"loss: uses .* of the script's model, which keeps"):
+        trainer(model, loss=loss(model)).train()
+
+
+def test_a_loss_may_use_what_is_not_trained():
+    model = Net()
+    model.head.requires_grad_(requires_grad=False)
+    weights = nn.Parameter(torch.ones(3))  # Of the loss alone.
+
+    def loss(output, batch):
+        kind = next(model.parameters()).dtype
+        scale = torch.zeros_like(model.blocks[0].weight).sum() + model.head.weight.norm()
+        return cross_entropy(output.to(kind) * scale * weights, batch[1])
+
+    optimizer = torch.optim.SGD(model.blocks.parameters(), lr=0.1)
+    trainer(model, loss=loss, optimizer=optimizer).train()
+
+
+def test_a_metric_that_uses_the_scripts_model_is_refused_before_training():
+    model = Net()
+    metrics = {"size": lambda output, _: output.sum() + model.head.weight.norm()}
+    with pytest.raises(InputError, match=r"metric size: uses head.weight of the script's model"):
+        trainer(model, eval_dataset=DATA, metrics=metrics).recipe.job()
+
+
+def test_a_model_that_keeps_a_parameter_outside_of_its_parts_is_refused():
+    """A copy of the model would compute with the initial value."""
+    with pytest.raises(InputError, match=r"model: uses blocks.0.weight of the script's model"):
+        trainer(Net(heads=2)).recipe.job()
+
+
+def test_callbacks_that_look_at_the_model_are_told_once_what_they_see(capsys):
+    model = Net()
+    seen = []
+    trainer(model, callbacks=[lambda *_: seen.append(model.state_dict())]).train()
+    assert len(seen) == 2
+    (note,) = (line for line in capsys.readouterr().out.splitlines() if "note:" in line)
+    assert "callbacks see the model's initial weights" in note
+
+
+def test_other_callbacks_are_told_nothing(capsys):
+    trainer(Net(), callbacks=[lambda step, values: (step, values["loss"])]).train()
+    assert "note:" not in capsys.readouterr().out
