@@ -27,10 +27,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from agents.daemon.atomic_file import replace_file
+from agents.daemon.credentials import check_mode
 from agents.protocol.names import NAME
 from agents.rpc.certificates import key_pem, new_key, write_secret
 from agents.rpc.identity import ROLES, Identity, read_identity
-from agents.rpc.tls import check_mode
 from simulator.documents.problems import InputError, Problem
 
 DAYS = 7.0

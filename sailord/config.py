@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from agents.daemon.allowed_uris import CHECKPOINTS, MOUNTS, read_allowed
-from agents.daemon.credentials import secret_path
+from agents.daemon.credentials import check_mode, secret_path
 from agents.protocol.names import NAME
 from agents.rpc.signing import read_keys
-from agents.rpc.tls import check_mode
 from agents.rpc.tls_settings import TlsSettings, read_tls
 from agents.store.locations import check_address
 from sailord.capacity.core.model import CapacityPolicy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import struct
 import time
@@ -26,10 +27,12 @@ SILENT_S = 30.0
 one for 15 s."""
 HANDSHAKE_S = 5.0
 HANDSHAKES_MAX = 1_024
-"""At once; a further connection is closed."""
+"""At once; for a further one another ends."""
 QUIET_S = 10.0
-"""How long the same failure of the same host is not logged again."""
-HOSTS_MAX = 1_024
+"""How long the same failure of the same address is not logged again."""
+MINUTE_S = 60.0
+LINES_MAX = 30
+"""About failures of all addresses, in a minute."""
 PAUSE_S = 0.2
 """After the process ran out of descriptors."""
 EVICTED = 64
@@ -38,21 +41,54 @@ _ABORT = struct.pack("ii", 1, 0)
 
 @dataclass(eq=False)
 class _Refusals:
-    """Logs failed handshakes, the same one of a host once in ``QUIET_S``."""
+    """Logs failed handshakes: the same one of an address once in ``QUIET_S``, and few in all."""
 
     _said: dict[tuple[str, str], float] = field(default_factory=dict)
+    _minute: float = -math.inf
+    _lines: int = 0
+    _silent: int = 0
+    """Failures since the last line that had none of their own."""
 
-    def note(self, host: str, why: str) -> None:
-        now = time.monotonic()
-        if now < self._said.get((host, why), 0.0):
+    def note(self, peer: object, why: str) -> None:
+        now, key = time.monotonic(), (place_of(peer), why)
+        if now - self._minute >= MINUTE_S:
+            self._minute, self._lines = now, 0
+            self._said = {each: until for each, until in self._said.items() if now < until}
+        if now < self._said.get(key, 0.0) or self._lines >= LINES_MAX:
+            self._silent += 1
             return
-        if len(self._said) >= HOSTS_MAX:
-            if now < self._said.get(("", ""), 0.0):
-                return
-            self._said.clear()
-            self._said["", ""] = now + QUIET_S
-        self._said[host, why] = now + QUIET_S
-        log.warning("TLS handshake failed", peer=host, error=why)
+        self._lines += 1
+        self._said[key] = now + QUIET_S
+        host = str(peer[0]) if isinstance(peer, tuple) and peer else "?"
+        log.warning("TLS handshake failed", peer=host, error=why, others=self._silent)
+        self._silent = 0
+
+
+@dataclass(eq=False)
+class _Handshakes:
+    """Those under way. If there are too many, the oldest of the address with the most ends."""
+
+    strangers: Strangers
+    _of: dict[str, dict[asyncio.Task[None], None]] = field(default_factory=dict)
+    _count: int = 0
+
+    def begin(self, place: str, task: asyncio.Task[None]) -> None:
+        if self._count >= HANDSHAKES_MAX:
+            most = max(self._of, key=lambda each: len(self._of[each]))
+            oldest = next(iter(self._of[most]))
+            self.strangers.refuse(most, "crowd")
+            self.end(most, oldest)
+            oldest.cancel()
+        self._of.setdefault(place, {})[task] = None
+        self._count += 1
+
+    def end(self, place: str, task: asyncio.Task[None]) -> None:
+        of_place = self._of.get(place, {})
+        if task in of_place:
+            del of_place[task]
+            self._count -= 1
+            if not of_place:
+                del self._of[place]
 
 
 @dataclass(eq=False)
@@ -66,8 +102,11 @@ class Listener:
     silent_s: float = SILENT_S
     _listening: socket.socket = field(init=False)
     _tasks: Tasks = field(default_factory=Tasks)
-    _handshakes: int = 0
+    _handshakes: _Handshakes = field(init=False)
     _refusals: _Refusals = field(default_factory=_Refusals)
+
+    def __post_init__(self) -> None:
+        self._handshakes = _Handshakes(self.strangers)
 
     async def start(self, host: str, port: int) -> None:
         """Listen; raises ``OSError``."""
@@ -103,40 +142,36 @@ class Listener:
                 return
             if self.strangers.admits(place_of(peer)):
                 wire.setblocking(False)
-                self._tasks.start(self._connect(wire))
+                self._tasks.start(self._connect(wire, peer))
             else:
                 # Without this the kernel would remember a closed connection for a minute.
                 with contextlib.suppress(OSError):
                     wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
                 wire.close()
 
-    async def _connect(self, wire: socket.socket) -> None:
+    async def _connect(self, wire: socket.socket, peer: object) -> None:
         server = self.runner.server
         assert server is not None, "the runner is set up"
-        if self.tls is None:
-            context = None
-        elif self._handshakes < HANDSHAKES_MAX:
+        context, place, task = None, place_of(peer), asyncio.current_task()
+        assert task is not None
+        if self.tls is not None:
             context = self.tls.server
-        else:
-            wire.close()
-            return
-        self._handshakes += 1
+            self._handshakes.begin(place, task)
         HANDSHAKE.set(wire)
-        peer = "?"
         try:
-            peer = str(wire.getpeername()[0])
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: EvictableConnection(server, self.strangers, self.silent_s),
                 wire,
                 ssl=context,
                 ssl_handshake_timeout=None if context is None else HANDSHAKE_S,
             )
-        except (
-            OSError,
-            TimeoutError,
-        ) as error:  # The client disconnected, or failed the handshake.
+        except (OSError, TimeoutError) as error:
+            # The client disconnected, or failed the handshake.
             if context is not None:
                 self._refusals.note(peer, explain(error))
             wire.close()
+        except asyncio.CancelledError:
+            wire.close()
+            raise
         finally:
-            self._handshakes -= 1
+            self._handshakes.end(place, task)

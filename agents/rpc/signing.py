@@ -21,7 +21,7 @@ from pathlib import Path
 
 import structlog
 
-from agents.rpc.tls import check_mode
+from agents.daemon.credentials import check_mode
 from simulator.documents.problems import InputError, Problem
 
 log = structlog.get_logger("signing")

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import os
 import socket
 import ssl
-import stat
 import time
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -20,6 +18,7 @@ from typing import Any
 
 import structlog
 
+from agents.daemon.credentials import check_mode
 from agents.rpc.identity import Identity, Role, identity_of, read_identity, server_name
 from simulator.documents.problems import InputError, Problem
 
@@ -68,24 +67,6 @@ def is_this_machine(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def check_mode(path: Path, cure: str = "") -> None:
-    """Refuse a secret file that others than its owner may use.
-
-    Credentials of systemd are read-only copies for this service alone.
-    """
-    given = os.environ.get("CREDENTIALS_DIRECTORY")
-    if given is not None and path.is_relative_to(given):
-        return
-    try:
-        mode = stat.S_IMODE(path.stat().st_mode)
-    except OSError as error:
-        problem = Problem(str(path), f"cannot be read: {error.strerror}", cure)
-        raise InputError(problem) from None
-    if mode & 0o077:
-        what = f"is a secret, and its mode {mode:04o} lets others use it"
-        raise InputError(Problem(str(path), what, f"chmod 600 {path}"))
 
 
 @dataclass(frozen=True, slots=True)

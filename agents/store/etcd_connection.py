@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from agents.daemon.credentials import check_mode
 from agents.store.etcd_messages import Method, message, method
 from agents.store.interface import (
     LeaseGone,
@@ -189,6 +190,9 @@ class EtcdMembers:
             assert file is not None, "the address was read with a user and no password"
             try:
                 password = file.read_text(encoding="utf-8").removesuffix("\n")
+                check_mode(file)
+            except InputError as error:
+                raise StoreRefused(f"the password file of etcd: {error}") from None
             except (OSError, UnicodeDecodeError) as error:
                 raise StoreRefused(f"the password file of etcd cannot be read: {error}") from None
             request = AUTHENTICATE_REQUEST(name=self._place.user, password=password)
@@ -254,6 +258,10 @@ def _credentials(place: Etcd) -> grpc.ChannelCredentials | None:
     for name, path in (("ca", place.ca), ("cert", place.cert), ("key", place.key)):
         try:
             read[name] = None if path is None else path.read_bytes()
+            if path is not None and name == "key":
+                check_mode(path)
+        except InputError as error:
+            problems.take(error, place=f"the store's {name},")
         except OSError as error:
             problems.add(f"the store's {name}", f"{path} cannot be read: {error.strerror}")
     problems.raise_if_any()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
+from agents.daemon.credentials import check_mode
 from simulator.documents.problems import InputError, Problem, Problems
 
 TIMEOUT_S = 5.0
@@ -16,6 +17,7 @@ CURE = "write etcd://HOST,HOST:PORT, embedded:///FOLDER/store.db or unix:///FOLD
 ETCD_PORT = 2379
 FILE_CURE = "give an absolute path that the service's user may read"
 PATHS = ("password_file", "ca", "cert", "key")
+SECRETS = ("password_file", "key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,10 @@ def check_address(
         try:
             if file is not None and file.parent != made_later:
                 file.read_bytes()
+                if name in SECRETS:
+                    check_mode(file)
+        except InputError as error:
+            problems.take(error, place=f"{place}: its {name},")
         except OSError as error:
             problems.add(place, f"its {name}, {file}, cannot be read: {error.strerror}", FILE_CURE)
 

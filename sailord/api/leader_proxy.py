@@ -10,12 +10,12 @@ from yarl import URL
 
 from agents.rpc.client import scheme_of, tls_of
 from agents.rpc.tls import explain
-from agents.rpc.unsigned_bodies import read_in_time, read_unsigned
+from agents.rpc.unsigned_bodies import read_in_time
 from sailord.api.access.callers import name_of
 from sailord.api.access.load_limits import LOAD
 from sailord.api.answers.responses import refusal
 from sailord.api.handlers.context import CONTEXT, Handler
-from sailord.api.route import Route
+from sailord.api.handlers.preemption_webhook import read_message
 from sailord.api.routes import route_of
 from simulator.documents.problems import Problem
 
@@ -52,8 +52,11 @@ async def pass_on(request: web.Request, handler: Handler) -> web.StreamResponse:
         what = "no leader elected yet" + (", and the store is unavailable" if is_down else "")
         cure = f"retry in about {api.config.options.lease_s:g} s"
         return refusal(503, Problem("sailord", what, cure), headers={"Retry-After": "1"})
+    if route.auth == "signature":
+        # A webhook. The leader would charge this sailord for what a stranger sent.
+        await read_message(request)
     try:
-        return await _ask_leader(request, route, leader.address)
+        return await _ask_leader(request, leader.address)
     except (aiohttp.ClientError, TimeoutError) as error:
         what = f"at {leader.address}, does not answer: {explain(error)}"
         cure = "retry in some seconds: if it is dead, another leader will be elected"
@@ -63,7 +66,7 @@ async def pass_on(request: web.Request, handler: Handler) -> web.StreamResponse:
         return refusal(503, problem, headers={"Retry-After": "5"})
 
 
-async def _ask_leader(request: web.Request, route: Route, address: str) -> web.StreamResponse:
+async def _ask_leader(request: web.Request, address: str) -> web.StreamResponse:
     api = request.app[CONTEXT]
     headers = {name: request.headers[name] for name in REQUEST_HEADERS if name in request.headers}
     headers[MARK] = "1"
@@ -71,7 +74,7 @@ async def _ask_leader(request: web.Request, route: Route, address: str) -> web.S
         # A request over the Unix socket has no token, but the leader's TCP port requires it.
         headers.setdefault("Authorization", f"Bearer {api.config.token.decode('ascii')}")
     url = URL(f"{scheme_of(api.tls)}://{address}{request.rel_url.raw_path_qs}", encoded=True)
-    body = await (read_in_time if route.auth == "token" else read_unsigned)(request)
+    body = await read_in_time(request)
     async with request.app[SESSION].request(
         request.method,
         url,

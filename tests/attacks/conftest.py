@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from sailord.authority import Authority
 from tests.processes import wait_until
 from tests.sailord.daemon.running import Place
 
@@ -42,6 +43,18 @@ def pytest_terminal_summary(terminalreporter, config) -> None:
 def head(tmp_path) -> Iterator[Place]:
     """A sailord that leads."""
     place = Place(tmp_path)
+    place.start()
+    wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
+    yield place
+    place.stop_all()
+
+
+@pytest.fixture
+def tls_head(tmp_path) -> Iterator[Place]:
+    """A sailord that leads and has an authority; the folder ``alice`` is a user's."""
+    authority = Authority.create(tmp_path / "ca", "test")
+    authority.issue("user", "alice", tmp_path / "alice")
+    place = Place(tmp_path, webhooks='[tls]\nauthority = "ca"\n')
     place.start()
     wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
     yield place

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import ssl
 import sys
 import time
 from collections import Counter
@@ -44,18 +45,28 @@ def opening(kind: str) -> bytes:
                                 f"time={now}, nonce={'0' * 32}, mac={zeros}"),
         "unsigned-body": slow("/v1/abort", "X-Nothing", "1"),
         "oversize-header": b"GET / HTTP/1.1\r\nX: " + b"x" * 200_000,
+        "half-tls": b"\x16\x03\x01\x02\x00\x01",
+        "full-tls": requests("/livez"),
         "garbage": b"\x16\x03\x01" + b"\xff" * 2000 + b"\r\n\r\n",
         "webhook": b"POST /v1/webhooks/preemption HTTP/1.1\r\nHost: x\r\nSailor-Webhook: "
                    b"t=1,v1=0\r\nContent-Length: 2\r\n\r\n{}" * DEPTH,
     }[kind]  # fmt: skip
 
 
+def trusting() -> ssl.SSLContext:
+    """A stranger's TLS: without a certificate, and it accepts any."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
 async def one(kind: str, port: int, until: float, codes: Counter[str]) -> None:
     """One connection after another."""
+    tls = trusting() if kind == "full-tls" else None
     while time.monotonic() < until:
         writer = None
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
             while time.monotonic() < until:
                 writer.write(opening(kind))
                 await writer.drain()

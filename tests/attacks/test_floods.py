@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -33,6 +34,11 @@ FLOODS = {
     "garbage": (300, "a line of log each"),
 }
 """Connections, and what the flood did before there were limits."""
+HANDSHAKES = {
+    "half-tls": (1500, "all 1,024 handshakes of one address: others refused"),
+    "full-tls": (100, "not tried"),
+}
+"""Floods of a port with TLS."""
 IN_CI = ("pipelined", "silent", "half-body")
 """One of each sort: requests, idle connections, bodies."""
 KINDS = [
@@ -54,7 +60,30 @@ def log_of(place) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_flood_takes_no_leadership(head, kind, cost):
-    connections, before = FLOODS[kind]
+    survive(head, kind, cost, *FLOODS[kind], lambda: asked(head.port, TOKEN))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", HANDSHAKES)
+def test_a_flood_of_handshakes_keeps_nobody_out(tls_head, kind, cost):
+    """A user at another address is served meanwhile."""
+
+    def ask() -> int:
+        tls = tls_of_user(tls_head.folder / "alice")
+        return asked(tls_head.port, TOKEN, source="127.0.0.2", tls=tls)
+
+    survive(tls_head, kind, cost, *HANDSHAKES[kind], ask, meanwhile=ask)
+
+
+def tls_of_user(folder: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    context.check_hostname = False  # Its name is in an address of its own (docs/security.md).
+    context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
+    return context
+
+
+def survive(head, kind, cost, connections, before, ask, meanwhile=lambda: 200):
+    """Flood; the leader leads on, its log stays short, and ``meanwhile`` is answered with 200."""
     seconds = 10.0 if MINUTES else 3.0
     if MINUTES and kind == "pipelined":
         seconds = 60 * MINUTES
@@ -65,6 +94,7 @@ def test_a_flood_takes_no_leadership(head, kind, cost):
         code, status = head.ask("GET", "/v1/status")
         slowest = max(slowest, time.monotonic() - begun)
         assert (code, status["leads"]) == (200, True)
+        assert meanwhile() == 200
         time.sleep(0.1)
     assert flooding.wait() == 0
     answers = json.loads(flooding.stdout.read())
@@ -75,7 +105,7 @@ def test_a_flood_takes_no_leadership(head, kind, cost):
     assert "Traceback" not in log
     assert len(log) < LOG_BYTES_MAX
     # People with the token are served again at once, also from the same address.
-    wait_until(lambda: asked(head.port, TOKEN) == 200)
+    wait_until(lambda: ask() == 200)
     cost(
         f"5, 9 {kind}, {connections} connections, {seconds:.0f} s",
         before,
@@ -83,8 +113,12 @@ def test_a_flood_takes_no_leadership(head, kind, cost):
     )
 
 
-def asked(port: int, token: str) -> int:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as wire:
+def asked(port: int, token: str, *, source: str = "", tls: ssl.SSLContext | None = None) -> int:
+    with ExitStack() as stack:
+        plain = socket.create_connection(("127.0.0.1", port), 10, source_address=(source, 0))
+        wire = stack.enter_context(plain)
+        if tls is not None:
+            wire = stack.enter_context(tls.wrap_socket(wire))
         wire.sendall(b"GET /v1/status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
                      b"Authorization: Bearer %s\r\n\r\n" % token.encode())  # fmt: skip
         return int(wire.recv(4096).split(b" ", 2)[1])

@@ -16,12 +16,13 @@ import pytest_asyncio
 from aiohttp import web
 from structlog.testing import capture_logs
 
+from agents.daemon.credentials import check_mode
 from agents.rpc.client import CallFailed, SignedClient
-from agents.rpc.listener import Listener
+from agents.rpc.listener import LINES_MAX, Listener, _Refusals
 from agents.rpc.server import answer_signed, refuse_stranger
 from agents.rpc.signing import ClusterKey, Verifier
 from agents.rpc.strangers import Strangers
-from agents.rpc.tls import Tls, TlsFiles, check_mode, explain
+from agents.rpc.tls import Tls, TlsFiles, explain
 from agents.rpc.unsigned_bodies import UNSIGNED
 from sailord.authority import Authority
 from sailord.client import Client, ServerProblem
@@ -230,6 +231,54 @@ async def test_a_stranger_that_says_nothing_holds_up_nobody(
                 assert await ask(session, address, node, "sailord") == (200, "done")
                 await said(log, "")
     assert len(log) == 1, "the same failure of the same host is one line"
+
+
+async def test_one_address_cannot_hold_all_handshakes(authority, tmp_path, session, monkeypatch):
+    monkeypatch.setattr("agents.rpc.listener.HANDSHAKES_MAX", 8)
+    monkeypatch.setattr("agents.rpc.listener.HANDSHAKE_S", 120.0)
+    head = member(authority, "sailord", "head", tmp_path / "head")
+    node = member(authority, "agent", "n1", tmp_path / "n1")
+    async with serving(head, "agent") as address:
+        port = int(address.rpartition(":")[2])
+        with contextlib.ExitStack() as stack:
+
+            def silent(source: str) -> socket.socket:
+                wire = socket.create_connection(("127.0.0.1", port), source_address=(source, 0))
+                stack.enter_context(wire)
+                wire.setblocking(False)
+                return wire
+
+            slow = silent("127.0.0.2")
+            crowd = [silent("127.0.0.3") for _ in range(8)]
+            loop = asyncio.get_running_loop()
+            assert await ended(loop, crowd[0])
+            assert await ask(session, address, node, "sailord") == (200, "done")
+            for wire in (slow, crowd[-1]):  # These wait on.
+                with pytest.raises(BlockingIOError):
+                    wire.recv(1)
+
+
+async def ended(loop: asyncio.AbstractEventLoop, wire: socket.socket) -> bool:
+    with contextlib.suppress(ConnectionResetError):
+        return await loop.sock_recv(wire, 1) == b""
+    return True
+
+
+async def test_failed_handshakes_write_few_lines(monkeypatch):
+    """Also of a sender that owns a network of IPv6, or of many senders."""
+    now = 1000.0
+    monkeypatch.setattr("agents.rpc.listener.time.monotonic", lambda: now)
+    refusals = _Refusals()
+    with capture_logs() as log:
+        for i in range(1000):
+            refusals.note((f"2001:db8::{i:x}", 1, 0, 0), "why")
+        assert [line["peer"] for line in log] == ["2001:db8::0"]
+        for i in range(1000):
+            refusals.note((f"10.0.{i // 256}.{i % 256}", 1), "why")
+        assert len(log) == LINES_MAX
+        now += 60.0
+        refusals.note(("10.0.0.1", 1), "why")
+        assert sum(line["others"] for line in log) + len(log) == 2001
 
 
 async def test_files_that_cannot_be_used_say_which_and_why(authority, tmp_path):

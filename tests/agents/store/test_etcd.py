@@ -159,10 +159,15 @@ async def test_a_watch_leaves_a_member_that_falls_silent(cluster, prefix):
     await store.close()
 
 
+def secret_file(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o600)
+
+
 async def test_a_wrong_password_is_refused(tmp_path):
-    (tmp_path / "right").write_text("secret\n")
-    (tmp_path / "wrong").write_text("Secret\n")
-    (tmp_path / "guest").write_text("guest")
+    secret_file(tmp_path / "right", "secret\n")
+    secret_file(tmp_path / "wrong", "Secret\n")
+    secret_file(tmp_path / "guest", "guest")
     with closing(Cluster()) as cluster:
 
         async def open_as(user: str, file: str) -> Store:
@@ -176,6 +181,11 @@ async def test_a_wrong_password_is_refused(tmp_path):
         await require_passwords(cluster)
         with pytest.raises(StoreRefused, match="user name is empty"):
             await store.put("/a", b"")
+        (tmp_path / "right").chmod(0o640)
+        open_to_others = await open_as("root", "right")
+        with pytest.raises(StoreRefused, match="its mode 0640 lets others use it; chmod 600"):
+            await open_to_others.put("/a", b"")
+        (tmp_path / "right").chmod(0o600)
         root = await open_as("root", "right")
         after = await root.put("/a", b"1")
         lease = await root.grant(60)
@@ -202,13 +212,13 @@ async def test_a_wrong_password_is_refused(tmp_path):
             assert await root.keep(lease.id)
             revision = await root.put("/a", b"2")
             assert (await asyncio.wait_for(told, PATIENCE_S)).revision == revision
-        for each in (store, too_early, root, watcher, wrong, none, guest):
+        for each in (store, too_early, open_to_others, root, watcher, wrong, none, guest):
             await each.close()
 
 
 async def test_a_watch_outlives_its_token(tmp_path):
     """The client makes no other call, so the watch itself must fetch a token."""
-    (tmp_path / "right").write_text("secret")
+    secret_file(tmp_path / "right", "secret")
     with closing(Cluster(arguments=("--auth-token-ttl", "1"))) as cluster:
         await wait_answer(await cluster.open())
         await require_passwords(cluster)
@@ -283,8 +293,8 @@ async def test_write_that_is_too_long_for_its_etcd_is_rejected_at_once(size):
 
 async def test_write_without_permission_is_rejected_and_a_wrong_password_is_not(tmp_path):
     """Another password may come; the keys of this write stay forbidden."""
-    (tmp_path / "right").write_text("guest")
-    (tmp_path / "wrong").write_text("nothing")
+    secret_file(tmp_path / "right", "guest")
+    secret_file(tmp_path / "wrong", "nothing")
     with closing(Cluster(1)) as cluster:
         store = await cluster.open()
         await wait_answer(store)
@@ -307,8 +317,8 @@ async def test_sailors_authority_certifies_members_and_clients_of_an_etcd_with_u
     authority.issue("store", "one", tmp_path / "one", hosts=["127.0.0.1", "localhost"])
     authority.issue("user", "admin", tmp_path / "admin")
     own = authority.issue("agent", "n1", tmp_path / "n1", days=4 / 86400)
-    (tmp_path / "password").write_text("secret")
-    (tmp_path / "guest").write_text("guest")
+    secret_file(tmp_path / "password", "secret")
+    secret_file(tmp_path / "guest", "guest")
     files = tmp_path / "one"
     arguments: Sequence[str] = (
         *("--cert-file", str(files / "certificate.pem"), "--key-file", str(files / "key.pem")),

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.store.locations import Etcd, OnDisk, read_address
-from simulator.documents.problems import InputError
+from agents.store.factory import open_store
+from agents.store.locations import Etcd, OnDisk, check_address, read_address
+from simulator.documents.problems import InputError, Problems
 
 
 @pytest.mark.parametrize(
@@ -67,3 +68,30 @@ def test_all_mistakes_of_an_address_are_reported_together(url, problems):
     for problem, part in zip(found, problems, strict=True):
         assert part in str(problem)
         assert problem.place == f'the store\'s address "{url.replace("root:secret", "...")}"'
+
+
+@pytest.mark.parametrize("name", ["password_file", "key"])
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
+def test_a_secret_that_others_may_read_is_refused(tmp_path, name, mode):
+    for each in ("password_file", "key", "cert", "ca"):
+        (tmp_path / each).write_text("x")
+        (tmp_path / each).chmod(mode if each == name else 0o600)
+    (tmp_path / "ca").chmod(0o644)  # It is no secret.
+    files = "&".join(f"{each}={tmp_path}/{each}" for each in ("ca", "cert", "key"))
+    problems = Problems()
+    check_address(f"etcd://h?user=a&password_file={tmp_path}/password_file&{files}", problems, "s")
+    told = (
+        f"s: its {name}, {tmp_path}/{name}: is a secret, and its mode 0{mode:o} lets others use it"
+    )
+    cure = f"; chmod 600 {tmp_path}/{name}"
+    assert [str(each) for each in problems.found] == ([] if mode == 0o600 else [told + cure])
+
+
+@pytest.mark.asyncio
+async def test_a_key_that_others_may_read_opens_no_store(tmp_path):
+    for each in ("key", "cert", "ca"):
+        (tmp_path / each).write_text("x")
+        (tmp_path / each).chmod(0o644)
+    files = "&".join(f"{each}={tmp_path}/{each}" for each in ("ca", "cert", "key"))
+    with pytest.raises(InputError, match=r"the store's key, .*: is a secret, and its mode 0644"):
+        await open_store(f"etcd://h?{files}")

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import http.client
 import json
+import time
 from contextlib import closing
 
 import pytest
 from click.testing import CliRunner
 
 from sailord.cli.main import main
+from sailord.notify.webhook_signature import SIGNATURE_HEADER, sign
 from tests.agents.store.places import ETCD, Cluster
 from tests.agents.store.rights import let_guest, require_passwords
 from tests.processes import wait_until
@@ -23,6 +25,9 @@ pytestmark = [
 ]
 
 
+SECRET = "of the webhooks, long enough"
+
+
 @pytest.fixture
 def etcd():
     with closing(Cluster()) as place:
@@ -32,7 +37,10 @@ def etcd():
 @pytest.fixture
 def heads(tmp_path, etcd):
     """The leader and a standby."""
-    made = [Place(tmp_path, name=name, store=etcd.url) for name in ("one", "two")]
+    (tmp_path / "hook").write_text(SECRET)
+    (tmp_path / "hook").chmod(0o600)
+    hooks = '[webhooks]\nsecret_file = "hook"\n'
+    made = [Place(tmp_path, name=n, store=etcd.url, webhooks=hooks) for n in ("one", "two")]
     for each in made:
         each.start()
     for each in made:
@@ -79,6 +87,22 @@ def test_standby_checks_the_token_itself(heads):
     assert over_tcp(other, "GET", "/v1/nodes", bearer) == (200, {"nodes": []})
 
 
+def test_standby_sends_no_unsigned_webhook_to_the_leader(heads):
+    """The leader would charge the standby's address for it."""
+    leader, other = heads
+    path, body = "/v1/webhooks/capacity", json.dumps({"id": "m"}).encode()
+    for signature, code in (("t=1,v1=0", 401), (sign(SECRET.encode(), body, time.time()), 422)):
+        with closing(http.client.HTTPConnection("127.0.0.1", other.port, timeout=10)) as wire:
+            wire.request("POST", path, body, {SIGNATURE_HEADER: signature})
+            assert wire.getresponse().status == code
+    refused = [
+        sum(float(line.split()[1]) for line in each.ask("GET", "/metrics")[1].splitlines()
+            if line.startswith("sailor_requests_refused_total"))
+        for each in (leader, other)
+    ]  # fmt: skip
+    assert refused == [0, 1]
+
+
 def test_standby_streams_the_leaders_events(heads):
     leader, other = heads
     with closing(Over(other.socket)) as connection:
@@ -104,6 +128,7 @@ def test_standby_says_that_the_leader_does_not_answer(heads):
 def test_leader_without_store_permission_resigns_and_leads_once_permitted(tmp_path, etcd):
     """It wins every time, and must not keep others from leading."""
     (tmp_path / "guest").write_text("guest")
+    (tmp_path / "guest").chmod(0o600)
 
     async def begin():
         store = await etcd.open()
