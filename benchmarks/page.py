@@ -4,7 +4,7 @@ The page's files, and the document and patches that sailord makes of its state, 
 headless Chromium. The state is made up: all nodes train, at a step a second whose measured times
 vary by 2 %, and every 5 s one of them gets a notice. It prints the first paint, the time until
 every node is drawn, the bytes until then and in a minute, and sailord's processor time for the
-document.
+document, and for the list of nodes that `sailorctl nodes` asks for.
 
 ``python -m benchmarks.page --preemptions N`` runs a sailord and four emulated nodes that train, and
 prints how long after a node's notice the page shows that it leaves, and who computes instead.
@@ -14,12 +14,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
+from agents.protocol.codec import plain
 from benchmarks.machine import report_stolen_time
+from sailord.api.answers.losses import losses_view
+from sailord.api.answers.render import nodes_view
 from tests.control.cluster import Cluster
 from tests.processes import wait_until
 from tests.sailord.daemon.running import TOKEN, Place
@@ -125,6 +129,7 @@ async def _watch(tab: Tab, cluster: MadeUp, seconds: float) -> None:
     a_minute = (tab.received - before) / seconds * 60
     busy = await tab.run("window.busy")
     costs = sorted(cluster.costs_s)
+    nodes_s, nodes_bytes = _nodes_answer(cluster)
     print(f"{cluster.count} nodes of {cluster.gpus} GPUs")
     for name, value in (
         ("first contentful paint", f"{await tab.run(FIRST_PAINT):.0f} ms"),
@@ -132,10 +137,24 @@ async def _watch(tab: Tab, cluster: MadeUp, seconds: float) -> None:
         ("bytes until then", f"{first:,}"),
         ("bytes a minute of a watcher, from then on", f"{a_minute:,.0f}"),
         ("the document, median of processor time", f"{1e3 * costs[len(costs) // 2]:.1f} ms"),
+        (
+            "/v1/nodes, with each node's loss, the same",
+            f"{1e3 * nodes_s:.0f} ms, {nodes_bytes:,} B",
+        ),
         ("longest task of the page, updating", f"{max(busy, default=0):.0f} ms"),
         ("errors of the page", str(tab.errors)),
     ):
         print(f"  {name:<44}{value}")
+
+
+def _nodes_answer(cluster: MadeUp) -> tuple[float, int]:
+    """Return the least processor time of an answer of ``/v1/nodes``, and its bytes."""
+    costs = []
+    for _ in range(5):
+        state, begun = cluster.state(), time.process_time()
+        text = json.dumps(plain(nodes_view(state, losses=losses_view(state))))
+        costs.append(time.process_time() - begun)
+    return min(costs), len(text)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ from sailord.goodput.bookkeeper import Bookkeeper, prices_of
 from sailord.network.profiler import NetworkProfiler
 from sailord.notify.webhook_sender import WebhookSender
 from sailord.own_certificate import keep_certificate, open_tls
+from sailord.page.curve_keeper import CurveKeeper
 from sailord.providers.config import open_provider
 from simulator.documents.problems import InputError, Problem
 
@@ -75,6 +76,7 @@ class Daemon:
     webhooks: WebhookSender
     recovery: Recovery
     books: Bookkeeper
+    curve: CurveKeeper
     capacity: CapacityLoop | None = None
     """Only if a provider is configured."""
     _is_ready: bool = False
@@ -103,6 +105,7 @@ class Daemon:
             self.webhooks.run(),
             self.api.network.run(),
             self.books.save_often(lambda: self.election.term),
+            self.curve.save_often(lambda: self.election.term),
         ]
         if self.config.tls is not None and self.config.tls.by is not None:
             works.append(keep_certificate(self.config))
@@ -116,6 +119,7 @@ class Daemon:
                 task.cancel()
         await self._save_lifetimes()
         await self.books.save_now(self.election.term)
+        await self.curve.save_now(self.election.term)
         await self.store.run(self.election.resign())
 
     # ---- election -----------------------------------------------------------------------------
@@ -169,6 +173,7 @@ class Daemon:
         self.controller.cluster.relearn_moves(sorted(moves, key=lambda move: move.at))
         self.controller.cluster.lifetimes.history = await load_lifetimes(self.gateway)
         await self.books.load(term)
+        await self.curve.load()
         await self.controller.announcer.outbox.load()
         await self.webhooks.begin(term)
         if self.election.term != term:
@@ -349,7 +354,7 @@ def _assemble(
     cluster.watchers += [api.goodput.observe, api.curve.observe, available.note]
     return Daemon(
         config, store, clock, gateway, election, controller, api, webhooks, recovery, api.goodput,
-        api.capacity,
+        CurveKeeper(own, api.curve), api.capacity,
     )  # fmt: skip
 
 

@@ -128,7 +128,7 @@ WINGS: dict[str, dict[str, str]] = {
         "authority": "agents.rpc",
         "own_certificate": "authority config",
         "api.access": "config",
-        "page": "core.model",
+        "page": "core.model cluster_records",
         "api.answers": "network controller capacity goodput page",
         "api.handlers": "api.access api.answers authority agents.work "
         "worker.checkpoint.capacity_check",

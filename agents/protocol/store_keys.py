@@ -28,6 +28,8 @@ class Keys:
         """How long instances lived, by pool."""
         self.goodput = f"/sailor/capacity/v1/{cluster}/goodput"
         """What paid GPU time was spent on."""
+        self.curve = f"/sailor/capacity/v1/{cluster}/curve"
+        """Loss and throughput of the active job over time, for the page."""
         self.news = f"/sailor/capacity/v1/{cluster}/news/"
         """Capacity events from outside, by the hash of their id."""
         self.papers = f"/sailor/papers/v1/{cluster}/"

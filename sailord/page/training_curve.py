@@ -24,9 +24,22 @@ class CurvePoint:
     generation: int
 
 
+@dataclass(frozen=True, slots=True)
+class StoredCurve:
+    """The samples as they are stored: by column, which is a third as long."""
+
+    job: str
+    every_s: float
+    at: tuple[float, ...]
+    step: tuple[int, ...]
+    loss: tuple[float | None, ...]
+    per_s: tuple[float | None, ...]
+    generation: tuple[int, ...]
+
+
 @dataclass(eq=False)
 class TrainingCurve:
-    """Samples of the active job since this sailord leads."""
+    """Samples of the active job."""
 
     job: str = ""
     samples: list[CurvePoint] = field(default_factory=list)
@@ -62,3 +75,23 @@ class TrainingCurve:
             self.samples = self.samples[::2]
             self.every_s *= 2
             self.version += 1
+
+    def stored(self) -> StoredCurve:
+        """Return what the next leader needs."""
+        columns = zip(
+            *((s.at, s.step, _short(s.loss), _short(s.per_s), s.generation) for s in self.samples),
+            strict=True,
+        )
+        return StoredCurve(self.job, self.every_s, *(columns if self.samples else [()] * 5))
+
+    def resume(self, known: StoredCurve) -> None:
+        """Go on from what the last leader stored."""
+        rows = zip(known.at, known.step, known.loss, known.per_s, known.generation, strict=False)
+        self.job, self.every_s = known.job, known.every_s
+        self.samples = [CurvePoint(*row) for row in rows]
+        self.version += 1
+
+
+def _short(value: float | None) -> float | None:
+    """As much as a chart shows."""
+    return None if value is None else float(f"{value:.6g}")

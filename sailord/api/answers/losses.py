@@ -16,9 +16,9 @@ def losses_view(state: State) -> dict[NodeId, LossView]:
     """Return by node what the active job would lose if it died now."""
     found = {}
     for id_, loss in node_losses(state).items():
-        names = tuple(sorted(state.nodes[other].record.name for other in loss.kept_on))
+        names = tuple(state.nodes[other].record.name for other in loss.kept_on)
         text = _sentence(loss, names)
-        found[id_] = LossView(loss.steps, loss.step, loss.source, names, text)
+        found[id_] = LossView(loss.steps, loss.step, loss.source, names, loss.keepers, text)
     return found
 
 
@@ -31,14 +31,14 @@ def _sentence(loss: NodeLoss, names: Sequence[str]) -> str:
     lost = f"at most {count}" if loss.steps else count
     match loss.source:
         case "memory":
-            return f"{lost}, state is kept on {_joined(names) or 'other nodes'}"
+            return f"{lost}, state is kept on {_joined(names, loss.keepers) or 'other nodes'}"
         case "durable":
             return f"{lost}: after the checkpoint of step {loss.step}, only it keeps its state"
         case "start":
             return f"{lost}: only it keeps its state, and there is no checkpoint"
 
 
-def _joined(names: Sequence[str]) -> str:
-    rest = len(names) - NAMES_MAX
+def _joined(names: Sequence[str], count: int) -> str:
+    rest = count - NAMES_MAX
     shown = [*names[:NAMES_MAX], *([f"{rest} more"] if rest > 0 else [])]
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -75,13 +75,19 @@ def nodes_view(
     state: State,
     unreadable: Mapping[str, str] = MappingProxyType({}),
     losses: Mapping[NodeId, types.LossView] = MappingProxyType({}),
+    *,
+    only: Container[NodeId] | None = None,
 ) -> types.NodeList:
-    """All nodes, by name; ``unreadable``: the ids of nodes with unreadable records, and why."""
+    """All nodes, or ``only`` these, by name.
+
+    ``unreadable``: the ids of nodes with unreadable records, and why.
+    """
     free = drained(state)
     slow = straggler_texts(state)
     views = [
         node_view(node, safe_to_stop=id_ in free, slow=slow.get(id_, ""), loss=losses.get(id_))
         for id_, node in state.nodes.items()
+        if only is None or id_ in only
     ]
     known = {view.id for view in views}
     views += [_unreadable_node(id_, why) for id_, why in unreadable.items() if id_ not in known]

@@ -76,7 +76,9 @@ class LossView:
     source: Literal["start", "memory", "durable"] | None
     """Where that step is; null: not known, or the job would not be interrupted."""
     kept_on: tuple[str, ...]
-    """With source ``memory``: the nodes that keep what the node has of that step."""
+    """With source ``memory``: nodes that keep what the node has of that step, at most eight."""
+    keepers: int
+    """How many such nodes there are."""
     text: str
 
 

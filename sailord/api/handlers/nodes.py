@@ -12,7 +12,6 @@ from agents.rpc.client import CallFailed
 from sailord.api.answers import render
 from sailord.api.answers.losses import losses_view
 from sailord.api.answers.responses import Refusal, answer, refusal
-from sailord.api.answers.types import NodeList
 from sailord.api.handlers.context import CONTEXT
 from sailord.api.handlers.orders import handle_order
 from sailord.core.model.nodes import Node
@@ -34,8 +33,7 @@ async def show_node(request: web.Request) -> web.Response:
     """Show the nodes of one id or name: one that rejoined has a new id."""
     ids = {node.record.id for node in nodes_of(request)}
     state = request.app[CONTEXT].last_led
-    found = render.nodes_view(state, losses=losses_view(state)).nodes
-    return answer(NodeList(tuple(view for view in found if view.id in ids)))
+    return answer(render.nodes_view(state, losses=losses_view(state), only=ids))
 
 
 async def list_scrape_targets(request: web.Request) -> web.Response:

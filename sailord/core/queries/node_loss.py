@@ -32,9 +32,13 @@ class NodeLoss:
     source: Literal["start", "memory", "durable"] | None = None
     """Where that step is; ``None``: not known, or the job would not be interrupted."""
     kept_on: tuple[NodeId, ...] = ()
-    """The other nodes that have what the node has of that step, if it is in memory."""
+    """Other nodes that have something of what the node has of that step, if it is in memory: at
+    most ``NAMED_MAX``, since with wide data parallelism there are hundreds for each node, ..."""
+    keepers: int = 0
+    """... and how many there are."""
 
 
+NAMED_MAX = 8
 NOT_KNOWN = NodeLoss(None)
 
 
@@ -57,7 +61,7 @@ def node_losses(state: State) -> dict[NodeId, NodeLoss]:
         return newest_restore(complete - lost, last=last, durable=durable)
 
     @cache
-    def keepers(point: Point) -> dict[str, frozenset[str]]:
+    def keepers(point: Point) -> dict[str, tuple[str, ...]]:
         return _keepers(holders[point])
 
     found = {}
@@ -67,10 +71,12 @@ def node_losses(state: State) -> dict[NodeId, NodeLoss]:
             continue
         restore = restore_without(alone.get(id_, frozenset()))
         point, source = restore.point, restore.source
-        is_kept = source == "memory"
-        others = keepers(point).get(id_, frozenset()) - {id_} if is_kept else ()
-        kept_on = tuple(sorted(map(NodeId, others)))
-        found[id_] = NodeLoss(max(reached - point.step, 0), point.step, source, kept_on)
+        together = keepers(point).get(id_, ()) if source == "memory" else ()
+        others = tuple(NodeId(each) for each in together[: NAMED_MAX + 1] if each != id_)
+        found[id_] = NodeLoss(
+            max(reached - point.step, 0), point.step, source, others[:NAMED_MAX],
+            max(len(together) - 1, 0),
+        )  # fmt: skip
     return found
 
 
@@ -84,10 +90,16 @@ def _alone_at(holders: Holders) -> dict[str, frozenset[Point]]:
     return {node: frozenset(points) for node, points in found.items()}
 
 
-def _keepers(pieces: Mapping[Piece, AbstractSet[str]]) -> dict[str, frozenset[str]]:
-    """Return by node all nodes that have a piece that it has."""
-    found: dict[str, set[str]] = {}
-    for together in {frozenset(nodes) for nodes in pieces.values()}:
+def _keepers(pieces: Mapping[Piece, AbstractSet[str]]) -> dict[str, tuple[str, ...]]:
+    """Return by node, in order, all nodes that have a piece that it has, itself among them."""
+    groups = list({frozenset(nodes) for nodes in pieces.values()})
+    numbers: dict[str, list[int]] = {}
+    for number, together in enumerate(groups):
         for node in together:
-            found.setdefault(node, set()).update(together)
-    return {node: frozenset(nodes) for node, nodes in found.items()}
+            numbers.setdefault(node, []).append(number)
+
+    @cache
+    def joined(of: tuple[int, ...]) -> tuple[str, ...]:
+        return tuple(sorted(frozenset[str]().union(*(groups[number] for number in of))))
+
+    return {node: joined(tuple(of)) for node, of in numbers.items()}

@@ -182,16 +182,23 @@ def test_without_a_token_the_page_asks_for_one(browse: Browse, cluster: Cluster)
     browse(play)
 
 
-def test_a_lost_connection_is_shown_and_reopened(browse: Browse, cluster: Cluster) -> None:
+def test_a_lost_connection_is_shown_and_reopened_with_the_same_curve(
+    browse: Browse, cluster: Cluster
+) -> None:
+    times = "[...document.querySelectorAll('#loss .times span')].map(s => s.innerText)"
+
     async def play(tab: Tab) -> None:
         await whole(tab)
         await asyncio.to_thread(cluster.head.stop_all)
         await tab.wait("document.body.dataset.connection === 'lost'")
         assert "Connection lost" in await tab.run("document.getElementById('banner').innerText")
+        first, last = await tab.run(times)
         cluster.head.processes.clear()
         cluster.head.start()
         await tab.wait("document.body.dataset.connection === 'live' && " + NODES)
         assert await tab.run("document.getElementById('banner').hidden")
+        await tab.wait(f"(t => t.length && t[1] !== {last!r})({times})")
+        assert (await tab.run(times))[0] == first
 
     browse(play)
     wait_until(cluster.is_running)

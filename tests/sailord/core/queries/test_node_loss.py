@@ -9,7 +9,7 @@ import pytest
 from agents.protocol.records import Holding, NodeId, Point, Sealed
 from sailord.core.model.nodes import Node
 from sailord.core.model.state import State
-from sailord.core.queries.node_loss import NOT_KNOWN, NodeLoss, node_losses
+from sailord.core.queries.node_loss import NAMED_MAX, NOT_KNOWN, NodeLoss, node_losses
 from sailord.core.queries.restore_choice import restore_now
 from tests.sailord.core.states import (
     JOB,
@@ -53,10 +53,18 @@ RING = (keeps(A, (40, (0, 2))), keeps(B, (40, (1, 0))), keeps(C, (40, (2, 1))))
 def test_a_node_whose_pieces_are_on_others_costs_nothing_and_they_are_named() -> None:
     found = node_losses(of_three_layers(*RING))
     assert found == {
-        A: NodeLoss(0, 40, "memory", (B, C)),
-        B: NodeLoss(0, 40, "memory", (A, C)),
-        C: NodeLoss(0, 40, "memory", (A, B)),
+        A: NodeLoss(0, 40, "memory", (B, C), 2),
+        B: NodeLoss(0, 40, "memory", (A, C), 2),
+        C: NodeLoss(0, 40, "memory", (A, B), 2),
     }
+
+
+def test_of_many_keepers_some_are_named_and_all_are_counted() -> None:
+    """With wide data parallelism each node has hundreds: naming them all took 16 MB."""
+    many = [NodeId(f"k{n}") for n in range(20)]
+    found = node_losses(of_three_layers(*RING, *(keeps(id_, (40, (0,))) for id_ in many)))
+    assert found[A] == NodeLoss(0, 40, "memory", (B, C, *sorted(many)[: NAMED_MAX - 2]), 22)
+    assert found[B] == NodeLoss(0, 40, "memory", (A, C, *sorted(many)[: NAMED_MAX - 2]), 22)
 
 
 def test_the_only_keeper_of_a_newer_piece_costs_the_steps_since_the_older_copy() -> None:
@@ -67,8 +75,8 @@ def test_the_only_keeper_of_a_newer_piece_costs_the_steps_since_the_older_copy()
         keeps(C, (38, (2, 1)), (40, (2,))),
     )
     found = node_losses(of_three_layers(*nodes))
-    assert found[B] == NodeLoss(2, 38, "memory", (A, C))
-    assert found[A] == NodeLoss(0, 40, "memory", (B, C))
+    assert found[B] == NodeLoss(2, 38, "memory", (A, C), 2)
+    assert found[A] == NodeLoss(0, 40, "memory", (B, C), 2)
 
 
 def test_without_another_copy_the_job_goes_back_to_its_checkpoint_or_its_start() -> None:

@@ -1,0 +1,69 @@
+"""Stores the training curve while this sailord is the leader, for the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agents.protocol.codec import WireError, decode, encode
+from agents.protocol.compression import pack, unpack
+from agents.store.interface import Put, StoreError
+from sailord.cluster_records import Gateway
+from sailord.page.training_curve import StoredCurve, TrainingCurve
+
+SAVE_S = 60.0
+"""How often it is stored; a leader that dies takes the samples since then with it."""
+PATIENCE_S = 1.0
+
+
+@dataclass(eq=False)
+class CurveKeeper:
+    """Reads the curve at the beginning of a term, and stores it from time to time."""
+
+    gateway: Gateway
+    curve: TrainingCurve
+    _saved: tuple[str, float] | None = None
+    """The job and the moment of the last sample that is stored."""
+
+    async def load(self) -> None:
+        """Go on with the last leader's curve, unless our own is newer.
+
+        Raises what the store raises.
+        """
+        key = self.gateway.keys.curve
+        entry = await self.gateway.store.get(key)
+        if entry is None:
+            return
+        try:
+            known = decode(StoredCurve, unpack(entry.value))
+        except WireError as error:
+            self.gateway.unreadable.note(key, str(error))
+            return
+        own = self.curve.samples
+        if known.at and (not own or known.at[-1] > own[-1].at):
+            self.curve.resume(known)
+
+    async def save(self, term: int) -> None:
+        """Store it as leader of the term, if it has grown; never replace an unreadable one."""
+        key, samples = self.gateway.keys.curve, self.curve.samples
+        last = (self.curve.job, samples[-1].at) if samples else None
+        if last is None or last == self._saved or key in self.gateway.unreadable.found:
+            return
+        value = pack(encode(self.curve.stored()))
+        if await self.gateway.write_as_leader(term, [Put(key, value)]):
+            self._saved = last
+
+    async def save_often(self, term: Callable[[], int | None]) -> None:
+        """Store it from time to time while this sailord is the leader."""
+        while True:
+            await asyncio.sleep(SAVE_S)
+            await self.save_now(term())
+
+    async def save_now(self, term: int | None) -> None:
+        """Store it now if the store answers; else ``save_often`` tries again."""
+        if term is not None:
+            with contextlib.suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(PATIENCE_S):
+                    await self.save(term)

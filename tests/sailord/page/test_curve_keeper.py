@@ -1,0 +1,111 @@
+"""The curve is stored for the next leader, by the leader alone, and stays small."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agents.protocol.store_keys import Keys
+from agents.store.factory import open_store
+from agents.store.interface import Put
+from sailord.cluster_records import Gateway
+from sailord.page.curve_keeper import CurveKeeper
+from sailord.page.training_curve import SAMPLES_MAX, CurvePoint, TrainingCurve
+from tests.sailord.core.states import JOB, NOW, TERM, A, B, node, report, state
+
+TEST = Keys("test")
+
+
+def in_a_store(tmp_path: Path, play: Callable[[Gateway], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        store = await open_store(f"embedded://{tmp_path}/store.db")
+        try:
+            return await play(Gateway(store, TEST))
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
+
+
+async def lead(gateway: Gateway) -> int:
+    await gateway.store.transact([], [Put(TEST.leader, b"me")])
+    entry = await gateway.store.get(TEST.leader)
+    assert entry is not None
+    return entry.created
+
+
+def curve(steps: int, *, since: float = NOW) -> TrainingCurve:
+    loss = 1 / 3
+    samples = [CurvePoint(since + s, 40 + s, loss / (s + 1), 1e6 / 7, 3) for s in range(steps)]
+    return TrainingCurve(JOB, samples)
+
+
+def test_the_next_leader_goes_on_with_the_stored_curve(tmp_path: Path) -> None:
+    async def play(gateway: Gateway) -> TrainingCurve:
+        term = await lead(gateway)
+        await CurveKeeper(gateway, curve(5)).save(term)
+        mine = TrainingCurve()
+        await CurveKeeper(gateway, mine).load()
+        said = node(A, report(A, step=60, loss=0.25)), node(B, report(B, step=60))
+        mine.observe(replace(state(None, *said, step=60), now=NOW + 20, term=TERM))
+        return mine
+
+    found = in_a_store(tmp_path, play)
+    assert [sample.step for sample in found.samples] == [40, 41, 42, 43, 44, 60]
+    assert found.samples[1] == CurvePoint(NOW + 1, 41, 0.166667, 142857, 3)
+    assert found.version > 0, "a watcher is sent all of it"
+
+
+def test_a_leader_that_is_elected_again_keeps_what_it_has_since(tmp_path: Path) -> None:
+    async def play(gateway: Gateway) -> TrainingCurve:
+        term, mine = await lead(gateway), curve(5)
+        await CurveKeeper(gateway, curve(3)).save(term)
+        await CurveKeeper(gateway, mine).load()
+        return mine
+
+    assert len(in_a_store(tmp_path, play).samples) == 5
+
+
+def test_a_former_leader_does_not_overwrite_the_curve(tmp_path: Path) -> None:
+    async def play(gateway: Gateway) -> TrainingCurve:
+        term, mine = await lead(gateway), TrainingCurve()
+        await CurveKeeper(gateway, curve(5)).save(term)
+        await CurveKeeper(gateway, curve(2, since=NOW + 100)).save(term - 1)
+        await CurveKeeper(gateway, mine).load()
+        return mine
+
+    assert len(in_a_store(tmp_path, play).samples) == 5
+
+
+def test_it_is_written_only_if_it_has_grown_and_a_long_one_is_small(tmp_path: Path) -> None:
+    async def play(gateway: Gateway) -> tuple[int, int, int]:
+        term, mine = await lead(gateway), curve(SAMPLES_MAX)
+        keeper = CurveKeeper(gateway, mine)
+        await keeper.save(term)
+        first = await gateway.store.get(TEST.curve)
+        await keeper.save(term)
+        again = await gateway.store.get(TEST.curve)
+        assert first is not None
+        assert again is not None
+        return len(first.value), first.modified, again.modified
+
+    size, first, again = in_a_store(tmp_path, play)
+    assert size < 16_000
+    assert first == again
+
+
+def test_an_unreadable_curve_is_left_alone(tmp_path: Path) -> None:
+    async def play(gateway: Gateway) -> object:
+        term = await lead(gateway)
+        await gateway.store.transact([], [Put(TEST.curve, b"{]")])
+        keeper = CurveKeeper(gateway, curve(5))
+        await keeper.load()
+        await keeper.save(term)
+        entry = await gateway.store.get(TEST.curve)
+        assert entry is not None
+        return entry.value
+
+    assert in_a_store(tmp_path, play) == b"{]"
