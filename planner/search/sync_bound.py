@@ -265,8 +265,16 @@ class SyncBound:
         if link not in self._known_rates:
             measured = self.network.measured
             curves = [*(measured.within if link.is_inside else measured.between).values()]
+            # A ring over TCP connections may divide each message among several.
+            shares = 1 if link.is_inside else self._stripes_most(link)
             sizes = sorted(
-                {size for table in curves for curve in table.values() for size in curve.sizes_bytes}
+                {
+                    size * channels
+                    for table in curves
+                    for curve in table.values()
+                    for size in curve.sizes_bytes
+                    for channels in range(1, (shares if curve.is_tcp else 1) + 1)
+                }
             )
             each = [self._message_s(link, size) / size for size in sizes]
             self._known_rates[link] = sizes, list(itertools.accumulate(each, min))
@@ -281,15 +289,18 @@ class SyncBound:
                 self.network.ring_step_within(sender, gpus=gpus, bytes_each=bytes_each)
                 for gpus in range(2 * link.flows, most + 1)
             )
-        # Contention apart, a ring is fastest where all GPUs of its machines belong to it.
-        free = self._machine - link.flows - (link.stages - 1) * min(self.degrees)
         return self.network.ring_between_nodes(
             sender,
             receiver,
             flows=link.flows * link.stages,
             bytes_each=bytes_each,
-            stripes=1 + max(0, free) // min(self.degrees),
+            stripes=self._stripes_most(link),
         )
+
+    def _stripes_most(self, link: _Link) -> int:
+        """Contention apart, a ring is fastest where all GPUs of its machines belong to it."""
+        free = self._machine - link.flows - (link.stages - 1) * min(self.degrees)
+        return 1 + max(0, free) // min(self.degrees)
 
     @property
     def _machine(self) -> int:

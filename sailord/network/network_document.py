@@ -37,6 +37,7 @@ def _curve(number: int, curve: FittedCurve) -> dict[str, Any]:
 
     return {
         "id": number,
+        "transport": "tcp",
         "bandwidth_GBps": rates([point.seconds for point in curve.points]),
         "low_GBps": rates([point.high_s for point in curve.points]),
         "high_GBps": rates([point.low_s for point in curve.points]),

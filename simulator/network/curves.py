@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 _LATENCY_S = 20e-6
@@ -29,6 +29,10 @@ class Curve:
     polynomial: tuple[float, float, float] | None = None
     """GB/s as a quadratic in log2(MB), unclamped; only the ``paper`` estimator uses it."""
     notes: tuple[str, ...] = ()
+    is_tcp: bool = False
+    """Whether the transfers are TCP connections, of which a ring may open several."""
+    relative_error: float | None = None
+    """Nine of ten transfers are within it; ``None``: the file has no band."""
 
     def __call__(self, bytes_each: float) -> float:
         """Return the seconds until every flow has carried ``bytes_each``."""
@@ -60,13 +64,21 @@ def curve_from_bandwidths(
     sizes_bytes: tuple[float, ...],
     bytes_per_s: tuple[float, ...],
     polynomial: tuple[float, float, float] | None = None,
-    notes: tuple[str, ...] = (),
+    is_tcp: bool = False,
+    relative_error: float | None = None,
 ) -> Curve:
     """Build a curve from aggregate bandwidths at growing sizes; its time never decreases."""
     seconds: list[float] = []
     for size, bandwidth in zip(sizes_bytes, bytes_per_s, strict=True):
         seconds.append(max([flows * size / bandwidth, *seconds[-1:]]))
-    return Curve(flows, sizes_bytes, tuple(seconds), polynomial, notes)
+    return Curve(
+        flows,
+        sizes_bytes,
+        tuple(seconds),
+        polynomial,
+        is_tcp=is_tcp,
+        relative_error=relative_error,
+    )
 
 
 def make_consistent(curves: Mapping[int, Curve]) -> dict[int, Curve]:
@@ -95,12 +107,10 @@ def _capped(curve: Curve, bound: Curve, factor: float, note: str) -> Curve:
     if all(own <= limit for own, limit in zip(curve.seconds, limits, strict=True)):
         return curve
     gross = any(own > 1.5 * limit for own, limit in zip(curve.seconds, limits, strict=True))
-    return Curve(
-        curve.flows,
-        curve.sizes_bytes,
-        tuple(min(pair) for pair in zip(curve.seconds, limits, strict=True)),
-        curve.polynomial,
-        (*curve.notes, note) if gross else curve.notes,
+    return replace(
+        curve,
+        seconds=tuple(min(pair) for pair in zip(curve.seconds, limits, strict=True)),
+        notes=(*curve.notes, note) if gross else curve.notes,
     )
 
 
@@ -117,3 +127,8 @@ def seconds_at_flows(curves: Mapping[int, Curve], *, flows: int, bytes_each: flo
     if (more := min((count for count in curves if count >= flows), default=None)) is not None:
         bounds.append(curves[more](bytes_each))
     return min(bounds)
+
+
+def is_tcp(curves: Mapping[int, Curve]) -> bool:
+    """Whether these curves of one link are of TCP connections."""
+    return all(curve.is_tcp for curve in curves.values())

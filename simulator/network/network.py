@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from simulator.hardware.catalogue import Catalogue
 from simulator.hardware.runtime_constants import platform_of, uses_gloo
 from simulator.hardware.types import MachineType
-from simulator.network.curves import Curve, seconds_at_flows
+from simulator.network.curves import Curve, is_tcp, seconds_at_flows
 from simulator.spec.plan import Place
 from simulator.spec.provenance import MEASURED, Provenance
 
@@ -92,13 +92,22 @@ class Network:
         """Return the seconds of such transfers as a step of a gradient all-reduce.
 
         NCCL builds a ring as several channels, each of which enters a machine at another GPU. So
-        a ring with ``stripes`` members on a machine uses as many flows, of a share each. Measured
-        curves are of whole transfers and taken as they are.
+        a ring with ``stripes`` members on a machine uses up to as many flows, of a share each,
+        over links of the catalogue and over measured TCP connections. Curves of NCCL's own
+        transfers are taken as they are, and gloo has one connection between neighbours.
         """
-        if self._curves_between(sender, receiver) is None:
-            flows, bytes_each = flows * stripes, bytes_each / stripes
-        seconds = self.between_nodes(
-            sender, receiver, flows=flows, bytes_each=bytes_each, zone_bytes=zone_bytes
+        curves = self._curves_between(sender, receiver)
+        if uses_gloo(sender.gpu) or not (curves is None or is_tcp(curves)):
+            stripes = 1
+        seconds = min(
+            self.between_nodes(
+                sender,
+                receiver,
+                flows=flows * channels,
+                bytes_each=bytes_each / channels,
+                zone_bytes=zone_bytes,
+            )
+            for channels in range(1, stripes + 1)
         )
         ends = platform_of(sender.gpu), platform_of(receiver.gpu)
         ready_s = self.latency(receiver, sender) if uses_gloo(sender.gpu) else 0.0
@@ -117,7 +126,9 @@ class Network:
         if curves is None:
             return CATALOGUE_LINK
         notes = {note: None for curve in curves.values() for note in curve.notes}
-        return Provenance(MEASURED.source, MEASURED.relative_error, tuple(notes))
+        known = (curve.relative_error for curve in curves.values())
+        error = max((error for error in known if error is not None), default=0.0)
+        return Provenance(MEASURED.source, max(MEASURED.relative_error, error), tuple(notes))
 
     def within_node(self, place: Place, *, gpus: int, bytes_each: float) -> float:
         """Return the seconds of a ring step in which each of ``gpus`` GPUs sends ``bytes_each``.

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeGuard
 
+from simulator.documents.fields import quote
 from simulator.documents.problems import InputError, Problems, malformed
 from simulator.hardware.catalogue import Catalogue
 from simulator.network.curves import Curve, curve_from_bandwidths, make_consistent
 from simulator.network.network import LinkEnd, MeasuredNetwork
+
+TRANSPORTS = ("nccl", "tcp")
+"""What carried the measured transfers."""
+BAND = ("low_GBps", "high_GBps")
+"""Nine of ten transfers were between."""
 
 
 def network_from_json(
@@ -48,6 +55,8 @@ def _measured(raw: Mapping[str, Any], place: str, catalogue: Catalogue) -> Measu
             sizes_bytes=sizes_bytes,
             bytes_per_s=tuple(value * 1e9 for value in entry["bandwidth_GBps"]),
             polynomial=tuple(coefficients) if coefficients else None,
+            is_tcp=entry.get("transport") == "tcp",
+            relative_error=_band(entry),
         )
 
     raw_between: dict[tuple[LinkEnd, LinkEnd], dict[tuple[int, int], Curve]] = {}
@@ -119,17 +128,44 @@ def _read_curves(raw: Mapping[str, Any], place: str, problems: Problems) -> dict
         problems.add(f"{place}: curves", "must be a list", "see docs/formats.md, networks")
         return curves
     for index, entry in enumerate(entries):
+        at = f"{place}: curves[{index}]"
         values = entry.get("bandwidth_GBps") if isinstance(entry, dict) else None
-        if not isinstance(values, list) or not all(
-            isinstance(value, int | float) and math.isfinite(value) and value > 0
-            for value in values
-        ):
-            problems.add(
-                f"{place}: curves[{index}].bandwidth_GBps", "must be a list of positive numbers"
-            )
+        if not _are_rates(values):
+            problems.add(f"{at}.bandwidth_GBps", "must be a list of positive numbers")
             continue
+        for key in BAND:
+            rates = entry.get(key, values)
+            if not _are_rates(rates) or len(rates) != len(values):
+                cure = "give one for each of bandwidth_GBps, or leave it out"
+                problems.add(f"{at}.{key}", "must be a list of positive numbers", cure)
+        if entry.get("transport", "nccl") not in TRANSPORTS:
+            problems.add(
+                f"{at}.transport",
+                f"is {quote(entry['transport'])}",
+                f"give {' or '.join(map(quote, TRANSPORTS))}",
+            )
         curves[entry.get("id", index)] = entry
     return curves
+
+
+def _are_rates(values: object) -> TypeGuard[list[float]]:
+    return isinstance(values, list) and all(
+        isinstance(value, int | float) and math.isfinite(value) and value > 0 for value in values
+    )
+
+
+def _band(entry: Mapping[str, Any]) -> float | None:
+    """Return how far nine of ten transfers were from the curve, at the middle one of its sizes.
+
+    Estimates add up many messages, so the widest part of a band says too much.
+    """
+    if not all(key in entry for key in BAND):
+        return None
+    sized = zip(entry["bandwidth_GBps"], *(entry[key] for key in BAND), strict=True)
+    error: float = statistics.median(
+        max(rate / slow, fast / rate) - 1 for rate, slow, fast in sized
+    )
+    return error
 
 
 def _is_growing(sizes: object) -> bool:

@@ -52,7 +52,16 @@ PUBLISHED: dict[str, Any] = {
 }
 NETWORK: dict[str, Any] = {
     "sizes_bytes": [1000, 2000],
-    "curves": [{"id": 0, "coeffs": [0.0, 0.1, 1.0], "bandwidth_GBps": [1.0, 2.0]}],
+    "curves": [
+        {
+            "id": 0,
+            "coeffs": [0.0, 0.1, 1.0],
+            "bandwidth_GBps": [1.0, 2.0],
+            "transport": "tcp",
+            "low_GBps": [0.9, 1.9],
+            "high_GBps": [1.1, 2.1],
+        }
+    ],
     "inter_node": [
         {
             "from": {"zone": "z", "gpu_type": "V100-16", "gpus": 1},

@@ -153,11 +153,10 @@ def random_world(rng: random.Random) -> World:
     )
 
 
-def random_curve(rng: random.Random, flows: int) -> Curve:
+def random_curve(rng: random.Random, flows: int, *, is_tcp: bool = False) -> Curve:
     sizes = (1e3, 1e4, 1e5, 1e6)
-    return curve_from_bandwidths(
-        flows, sizes_bytes=sizes, bytes_per_s=tuple(10 ** rng.uniform(6, 10) for _ in sizes)
-    )
+    rates = tuple(10 ** rng.uniform(6, 10) for _ in sizes)
+    return curve_from_bandwidths(flows, sizes_bytes=sizes, bytes_per_s=rates, is_tcp=is_tcp)
 
 
 def random_network(rng: random.Random) -> MeasuredNetwork:
@@ -168,7 +167,9 @@ def random_network(rng: random.Random) -> MeasuredNetwork:
         for other in ends:
             if rng.random() < 0.5:
                 counts = sorted(rng.sample([1, 2, 4, 8], rng.randint(1, 3)))
-                between[one, other] = make_consistent({n: random_curve(rng, n) for n in counts})
+                is_tcp = rng.random() < 0.5
+                curves = {n: random_curve(rng, n, is_tcp=is_tcp) for n in counts}
+                between[one, other] = make_consistent(curves)
     within = {
         gpu: {n: random_curve(rng, n // 2) for n in (2, 4)} for gpu in GPUS if rng.random() < 0.5
     }

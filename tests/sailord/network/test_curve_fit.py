@@ -68,3 +68,7 @@ def test_simulator_reads_the_file_and_computes_the_same_times():
     assert [read(size) for size in SIZES_BYTES] == pytest.approx(
         [p.seconds for p in curve.points], rel=1e-4
     )
+    # They are of TCP connections, and nine of ten transfers lie in a band.
+    assert read.is_tcp
+    spread = sorted(max(p.high_s / p.seconds, p.seconds / p.low_s) - 1 for p in curve.points)
+    assert read.relative_error == pytest.approx(spread[len(spread) // 2], abs=1e-3)

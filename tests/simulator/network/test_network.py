@@ -16,6 +16,7 @@ from simulator.hardware.runtime_constants import platform_of
 from simulator.network.curves import Curve, curve_from_bandwidths, make_consistent, seconds_at_flows
 from simulator.network.network import MeasuredNetwork, Network
 from simulator.spec.plan import Place
+from simulator.spec.provenance import MEASURED
 from tests.simulator.worlds import GPUS, ZONES, place, random_curve, random_network
 
 EAST, WEST = "us-central1-a", "us-central1-b"
@@ -308,12 +309,71 @@ def test_a_ring_enters_a_machine_through_as_many_nics_as_it_has_members_there() 
     efficiency = platform_of("H200-141").ring_efficiency
     assert alone == pytest.approx((nic.latency_s + 1e9 / nic.flow_bytes_per_s) / efficiency)
     assert striped == pytest.approx((nic.latency_s + 0.25e9 / nic.flow_bytes_per_s) / efficiency)
-    # Measured curves are taken as they are.
-    end = (EAST, "H200-141")
-    flat = {1: curve_from_bandwidths(1, sizes_bytes=(1.0, 1e12), bytes_per_s=(1e9, 1e9))}
-    there = network(MeasuredNetwork(between={(end, end): flat}))
-    at = Place("H200-141", "a3-ultragpu-8g", EAST)
-    assert there.ring_between_nodes(at, at, stripes=4, **asked) == pytest.approx(1 / efficiency)  # type: ignore[arg-type]  # words the test chose
+
+
+def rings_over(*, gpu: str, is_tcp: bool, agree_with: Network) -> Network:
+    """Curves of 1, 2, 4 and 8 flows inside one zone that equal the catalogue's link."""
+    at, end = place(gpu), (EAST, gpu)
+    link = agree_with.catalogue.link("zone", agree_with.machine_type(at))
+    sizes = tuple(1024.0 * 4**power for power in range(9))
+    table = {
+        flows: Curve(flows, sizes, tuple(link.seconds(s, flows) for s in sizes), is_tcp=is_tcp)
+        for flows in (1, 2, 4, 8)
+    }
+    return network(MeasuredNetwork(between={(end, end): table}))
+
+
+def test_measured_tcp_links_that_equal_the_catalogue_give_equal_rings() -> None:
+    """Measuring a link must not make data parallelism between machines dearer by itself."""
+    here, at = network(), place("A100-40")
+    there = rings_over(gpu="A100-40", is_tcp=True, agree_with=here)
+    for stripes in (1, 2, 4, 8):
+        for size in (1e6, 5e7):
+            asked = {"flows": 1, "bytes_each": size, "stripes": stripes}
+            wanted = here.ring_between_nodes(at, at, **asked)  # type: ignore[arg-type]  # words the test chose
+            found = there.ring_between_nodes(at, at, **asked)  # type: ignore[arg-type]  # words the test chose
+            assert found == pytest.approx(wanted, rel=1e-6), (stripes, size)
+
+
+def test_more_channels_never_slow_a_ring_down(examples: int) -> None:
+    rng = random.Random("channels")
+    end = (EAST, "V100-16")
+    for _ in range(examples):
+        counts = (1, *sorted(rng.sample([2, 3, 4, 8], 2)))
+        curves = {n: replace(random_curve(rng, n), is_tcp=True) for n in counts}
+        there = network(MeasuredNetwork(between={(end, end): make_consistent(curves)}))
+        for size in (1e3, 1e5, 1e7):
+            seconds = [
+                there.ring_between_nodes(
+                    place(), place(), flows=1, bytes_each=size, stripes=stripes
+                )
+                for stripes in (8, 5, 4, 2, 1)
+            ]
+            assert grows(seconds)
+
+
+def test_rings_over_curves_of_whole_transfers_and_under_gloo_are_not_divided() -> None:
+    for gpu, is_tcp in (("A100-40", False), ("cpu", True)):
+        there = rings_over(gpu=gpu, is_tcp=is_tcp, agree_with=network())
+        at = place(gpu)
+        asked = {"flows": 1, "bytes_each": 5e7}
+        alone = there.ring_between_nodes(at, at, **asked)  # type: ignore[arg-type]  # words the test chose
+        assert there.ring_between_nodes(at, at, stripes=8, **asked) == alone  # type: ignore[arg-type]  # words the test chose
+
+
+def test_the_band_of_a_curve_is_the_error_of_its_link() -> None:
+    end = (EAST, "V100-16")
+
+    def source(*errors: float | None) -> float:
+        table = {
+            flows: Curve(flows, (1e3, 1e6), (1.0, 2.0), relative_error=error)
+            for flows, error in enumerate(errors, start=1)
+        }
+        here = network(MeasuredNetwork(between={(end, end): table}))
+        return here.between_nodes_source(place(), place()).relative_error
+
+    assert source(0.07) == source(0.03, 0.07) == source(None, 0.07) == 0.07
+    assert source(None) == source(0.001) == MEASURED.relative_error
 
 
 # Money ---------------------------------------------------------------------------------------

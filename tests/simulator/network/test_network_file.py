@@ -128,3 +128,22 @@ def test_negative_prices_and_counts_below_one_are_reported_with_their_places() -
         "network.json: gpu_price_usd_per_hour, v100-16 and z: is -2; give a price of at least 0",
         "network.json: gpus_per_node.v100-16: is 0; give a number of GPUs of at least 1",
     ]
+
+
+def test_transport_and_band_of_a_curve_are_read() -> None:
+    band = {"low_GBps": [0.8, 1.9], "high_GBps": [1.1, 2.0]}
+    tcp = FILE["curves"][0] | {"transport": "tcp"} | band
+    here = read(curves=[tcp, FILE["curves"][1]], inter_node=[entry(7)])
+    found = here.between[HERE, HERE][1]
+    assert found.is_tcp
+    # At 1 kB a quarter, at 2 kB a twentieth.
+    assert found.relative_error == pytest.approx((0.25 + 1 / 19) / 2)
+    plain = read(inter_node=[entry(7)]).between[HERE, HERE][1]
+    assert (plain.is_tcp, plain.relative_error) == (False, None)
+
+
+def test_a_flawed_band_or_transport_is_reported() -> None:
+    flawed = FILE["curves"][0] | {"transport": "udp", "low_GBps": [1.0], "high_GBps": [1.0, -1.0]}
+    found = problems(curves=[flawed])
+    assert 'curves[0].transport: is "udp"; give "nccl" or "tcp"' in found[-1]
+    assert [one.split(":")[1].split(".")[1] for one in found[:2]] == ["low_GBps", "high_GBps"]
