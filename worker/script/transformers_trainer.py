@@ -18,7 +18,7 @@ _NOT_SUPPORTED = {
     "neftune_noise_alpha": "leave it out",
     "optim_target_modules": "leave it out",
     "load_best_model_at_end": "leave it out: every checkpoint is kept by its step",
-    "resume_from_checkpoint": "leave it out: Sailor resumes by itself",
+    "resume_from_checkpoint": "leave it out: under sailord a job resumes by itself",
     "auto_find_batch_size": "leave it out: the plan decides the size of micro batches",
     "torch_compile": "leave it out",
     "eval_on_start": "leave it out: the first evaluation is after eval_steps",

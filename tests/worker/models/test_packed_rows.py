@@ -11,7 +11,7 @@ import sailor
 from simulator.documents.problems import InputError
 from tests.conftest import the_first_quick
 from tests.worker.hf_families import FAMILIES, VOCABULARY, all_in_fp64, language_model
-from tests.worker.models.user_module.test_module_layers import recipe_of, trained
+from tests.worker.module_runs import recipe_of, trained
 from tests.worker.random_plan import any_plan
 from tests.worker.training_runs import alone, drawn
 from worker.script.losses import default_loss
@@ -56,7 +56,7 @@ def test_the_loss_of_a_row_is_that_of_its_documents(family, attention):
         job = recipe.job()
         wanted = loss_of_each_alone(recipe, model())
         for plan in (alone(job), any_plan(drawn(family), job, ranks_max=5)):
-            losses, _ = trained(recipe, job, plan)
+            losses = trained(recipe, job, plan).losses
             assert losses[0] == pytest.approx(wanted, rel=1e-10)
 
 
@@ -79,5 +79,5 @@ def test_a_mask_of_the_segments_keeps_documents_apart():
         rows = sailor.Packed(documents(), 12, segments=True)
         recipe = recipe_of(lambda: language_model("opt"), dataset=rows, call_module=call)
         job = recipe.job()
-        losses, _ = trained(recipe, job, alone(job))
+        losses = trained(recipe, job, alone(job)).losses
         assert losses[0] == pytest.approx(loss_of_each_alone(recipe, language_model("opt")))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 
@@ -25,92 +24,37 @@ from tests.worker.hf_families import (
     language_model,
     sentences,
 )
+from tests.worker.module_runs import STEPS, assert_close, plain_loop, recipe_of, trained
 from tests.worker.random_plan import any_plan
 from tests.worker.threads import ThreadTransport, ThreadWorld, run_as_threads
 from tests.worker.training_runs import alone, drawn, plan_of
 from worker.distributed.single_rank import SingleRankTransport
-from worker.layout.tensor_table import tensors_of
-from worker.script.losses import default_loss
-from worker.script.recipe import Recipe
-from worker.training.full_tensors import merge_ranks, rank_tensors
-from worker.training.precision import FP64, precision_of
+from worker.training.precision import precision_of
 from worker.training.trainer import RankTrainer
 
 pytestmark = pytest.mark.torch
-
-STEPS = 3
-
-
-def recipe_of(model: Any, **changes: Any) -> Recipe:
-    given = {
-        "dataset": sentences(),
-        "batch_size": 8,
-        "steps": STEPS,
-        "make_optimizer": lambda m: torch.optim.AdamW(
-            [p for p in m.parameters() if p.requires_grad], lr=1e-2
-        ),
-        **changes,
-    }
-    return Recipe(model=model, **given)
-
-
-def trained(recipe, job, plan, precision=FP64):
-    """Train under a plan with all ranks as threads; return losses and weights."""
-
-    def body(transport):
-        rank = RankTrainer(
-            *(job, plan, transport.rank, transport, recipe.data()),
-            module=recipe,
-            precision=precision,
-        )
-        losses = [rank.step().loss for _ in range(STEPS)]
-        return losses, rank_tensors(rank.buffers.values())
-
-    ranks = run_as_threads(plan.device_count, body)
-    merged = merge_ranks([pieces for _, pieces in ranks], tensors_of(job))
-    weights = {
-        recipe.cut.full_name(max(layer, 0), name): tensor
-        for (layer, name, kind), tensor in merged.items()
-        if kind == "master"
-    }
-    return ranks[0][0], weights
-
-
-def plain_loop(recipe, module):
-    """Train as a script without sailor would, on whole batches."""
-    optimizer = recipe.make_optimizer(module)
-    losses = []
-    for step in range(STEPS):
-        batch = recipe.data().batch(step, range(8)).inputs
-        total, count = default_loss(module)(recipe.call(module, batch), batch)
-        optimizer.zero_grad()
-        (total / count).backward()
-        optimizer.step()
-        losses.append((total / count).item())
-    return losses, {name: p.detach() for name, p in module.named_parameters()}
-
-
-def assert_close(found, wanted, where, rel=1e-10):
-    losses, weights = found
-    assert losses == pytest.approx(wanted[0], rel=rel), where
-    for name, weight in weights.items():
-        assert torch.allclose(weight, wanted[1][name], rtol=rel, atol=rel / 10), f"{where}: {name}"
 
 
 @pytest.mark.sim
 @pytest.mark.parametrize("family", the_first_quick([*FAMILIES, *MIXTURES, "vit"], quick=1))
 def test_any_plan_trains_a_model_of_transformers_as_a_plain_loop_does(family, examples):
+    make = image_model if family == "vit" else lambda: language_model(family)
+    dataset = images() if family == "vit" else sentences()
     with all_in_fp64():
-        if family == "vit":
-            recipe = recipe_of(image_model, dataset=images())
-        else:
-            recipe = recipe_of(lambda: language_model(family))
-        job = recipe.job()
-        wanted = plain_loop(recipe, recipe.model().train())
-        assert_close(trained(recipe, job, alone(job)), wanted, "alone")
-        for seed in range(max(examples // 6, 2)):
-            plan = any_plan(drawn(seed), job, ranks_max=6)
-            assert_close(trained(recipe, job, plan), wanted, f"seed {seed}: {plan}")
+        # Weights show the scale of a gradient only under SGD.
+        for number, optimizer in enumerate((torch.optim.SGD, torch.optim.AdamW)):
+            rate = 0.5 if optimizer is torch.optim.SGD else 1e-2
+            recipe = recipe_of(
+                make,
+                dataset=dataset,
+                make_optimizer=lambda m, o=optimizer, r=rate: o(m.parameters(), lr=r),
+            )
+            job = recipe.job()
+            wanted = plain_loop(recipe, recipe.model().train())
+            assert_close(trained(recipe, job, alone(job)), wanted, "alone")
+            for seed in range(number, max(examples // 6, 2), 2):
+                plan = any_plan(drawn(seed), job, ranks_max=6)
+                assert_close(trained(recipe, job, plan), wanted, f"seed {seed}: {plan}")
 
 
 class Checkpointed(torch.nn.Module):
@@ -332,7 +276,9 @@ def test_frozen_parameters_keep_their_value_and_have_no_state():
             plan = any_plan(drawn(seed), job, ranks_max=5)
             found = trained(recipe, job, plan)
             assert_close(found, wanted, f"seed {seed}: {plan}")
-            assert not any("embed_tokens" in name or "layers.0.mlp" in name for name in found[1])
+            assert not any(
+                "embed_tokens" in name or "layers.0.mlp" in name for name in found.weights
+            )
     held = sum(layer.parameters() for layer in job.model.layers)
     frozen = sum(layer.frozen_parameters() for layer in job.model.layers)
     assert held + frozen == sum(p.numel() for p in partly_frozen().parameters())
@@ -367,22 +313,10 @@ def test_groups_and_schedules_of_torchs_optimizers_are_honoured(kind):
             lambda: language_model("llama"), make_optimizer=optimizer, make_scheduler=scheduler
         )
         job = recipe.job()
-        module = language_model("llama").train()
-        made = optimizer(module)
-        schedule = scheduler(made)
-        losses = []
-        for step in range(STEPS):
-            batch = recipe.data().batch(step, range(8)).inputs
-            total, count = default_loss(module)(recipe.call(module, batch), batch)
-            made.zero_grad()
-            (total / count).backward()
-            made.step()
-            schedule.step()
-            losses.append((total / count).item())
-        weights = {name: p.detach() for name, p in module.named_parameters()}
+        wanted = plain_loop(recipe, language_model("llama").train(), scheduler)
         for seed in range(2):
             plan = any_plan(drawn(seed), job, ranks_max=4)
-            assert_close(trained(recipe, job, plan), (losses, weights), f"seed {seed}: {plan}")
+            assert_close(trained(recipe, job, plan), wanted, f"seed {seed}: {plan}")
 
 
 @pytest.mark.slow
@@ -428,8 +362,8 @@ def test_fused_experts_are_described_and_trained_like_plain_ones():
     flops = [[layer.flops for layer in job.model.layers] for job in (plain, fused)]
     assert flops[0] == flops[1]
     plan = any_plan(drawn(2), fused, ranks_max=4)
-    losses, _ = trained(recipes[1], fused, plan, precision_of(fused))
-    wanted, _ = trained(recipes[0], plain, alone(plain), precision_of(plain))
+    losses = trained(recipes[1], fused, plan, precision_of(fused)).losses
+    wanted = trained(recipes[0], plain, alone(plain), precision_of(plain)).losses
     assert losses == pytest.approx(wanted, rel=1e-4)
 
 
