@@ -101,7 +101,7 @@ class DeadlinePolicy:
         return fastest, judge_deadline(self._view(view, spot, fastest), self.rule)
 
     def _view(self, view: PolicyInput, spot: int | None, steady: int) -> DeadlineView:
-        is_on_demand = view.plan == steady
+        is_on_demand = view.plan is not None and not self._uses(view.plan, spot=True)
         assert self.limits.steps is not None, "a deadline needs steps"
         return DeadlineView(
             view.now_s,
@@ -111,7 +111,9 @@ class DeadlinePolicy:
             self._each_s(steady),
             None if spot is None else self._each_s(spot),
             is_on_demand,
-            max(0.0, view.resumes_s - view.now_s) if is_on_demand else self._change_s(view, steady),
+            max(0.0, view.resumes_s - view.now_s)
+            if view.plan == steady
+            else self._change_s(view, steady),
             0.0 if spot is None else self._back_s(view.now_s, spot, steady),
             self.spot_s,
             self.is_committed,
@@ -137,11 +139,16 @@ class DeadlinePolicy:
         """Whether the running spot plan is about as fast as the best one, and may go on."""
         if view.plan is None or view.leaves_s < math.inf:
             return False
-        uses_others = any(
-            count and not pool.spot
-            for count, pool in zip(self.figures[view.plan].gpus, self.plans.pools, strict=True)
+        if self._uses(view.plan, spot=False):
+            return False
+        return self._each_s(view.plan) <= SIMILAR * self._each_s(spot)
+
+    def _uses(self, plan: int, *, spot: bool) -> bool:
+        """Whether a plan takes spot GPUs, or on-demand GPUs."""
+        gpus = self.figures[plan].gpus
+        return any(
+            count and pool.spot == spot for count, pool in zip(gpus, self.plans.pools, strict=True)
         )
-        return not uses_others and self._each_s(view.plan) <= SIMILAR * self._each_s(spot)
 
     def _each_s(self, plan: int) -> float:
         return self.figures[plan].iteration_s * (1 + self.costs.checkpoint_share)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -12,7 +13,14 @@ from sailord.cli.inputs import check_outputs
 from sailord.cli.options import FILE
 from simulator.documents.problems import InputError, Problem
 from simulator.hardware.catalogue import load_catalogue
-from simulator.traces.published import LogFile, Series, merged, series_of, trace_document
+from simulator.traces.published import (
+    LogFile,
+    Series,
+    format_of,
+    merged,
+    series_of,
+    trace_document,
+)
 
 _SKYPILOT_NAME = re.compile(r"(?P<zone>[a-z0-9-]+)_(?P<gpu>[a-z0-9]+)_(?P<gpus>\d+)")
 _SKYPILOT_GPUS = {"v100": "V100-16", "a100": "A100-40"}
@@ -38,6 +46,9 @@ def trace() -> None:
     help="Default: 1; of SkyPilot's files, what their name says.",
 )
 @click.option(
+    "--spot", is_flag=True, help="The GPUs of files that name no pool are those of spot pools."
+)
+@click.option(
     "--names", is_flag=True, help="Keep the names of nodes; each is a machine of the cluster file."
 )
 @click.option("--save", type=FILE, metavar="TRACE", required=True, help="The trace to write.")
@@ -45,19 +56,22 @@ def import_(
     files: tuple[Path, ...],
     pools: tuple[str, ...],
     gpus_per_node: int | None,
+    spot: bool,
     names: bool,
     save: Path,
 ) -> None:
     """Write a trace from FILES, logs of which nodes were up.
 
     It reads Bamboo's events and counts, SkyPilot's JSON (one file per zone), Parcae's segments, and
-    sailord's own availability.jsonl. Several files are merged, aligned at their starts.
+    sailord's own availability.jsonl. Several files are merged, aligned at their starts; those of
+    several leaders by their times. A trace counts what was up, not what could have been had.
     """
     check_outputs((save,), files)
     if pools and len(pools) != len(files):
         what = f"is given {len(pools)} times for {len(files)} files"
         raise InputError(Problem("--pool", what, "give it once for each file, in their order"))
     found: list[Series] = []
+    own: list[LogFile] = []
     for number, path in enumerate(files):
         try:
             text = path.read_text(encoding="utf-8")
@@ -65,7 +79,14 @@ def import_(
             reason = error.strerror if isinstance(error, OSError) else "is not text"
             raise InputError(Problem(str(path), f"could not be read: {reason}", "")) from None
         pool, gpus = _pool_of(path, text, pools[number] if pools else None)
-        found.append(series_of(LogFile(path.name, text, pool, gpus_per_node or gpus)))
+        log = LogFile(path.name, text, f"{pool} spot" if spot else pool, gpus_per_node or gpus)
+        if format_of(log) == "sailord":
+            own.append(log)
+        else:
+            found.append(series_of(log))
+    if own:
+        every = "\n".join(log.text for log in own)
+        found.append(series_of(replace(own[0], text=every)))
     series = merged(found if names else [each.without_names() for each in found])
     source = ", ".join(path.name for path in files)
     save.write_text(json.dumps(trace_document(series, source)) + "\n", encoding="utf-8")

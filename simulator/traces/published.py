@@ -7,7 +7,7 @@
 | ``counts`` | lines ``<ms>,<nodes>``, as Parcae's |
 | ``parcae`` | lines ``[<ms>, "add"|"remove"|..., {"nodes": [...], "duration": <ms>}]`` |
 | ``skypilot`` | JSON with ``metadata.gap_seconds`` and ``data``, nodes at equal intervals |
-| ``sailord`` | lines ``{"at": <seconds>, "gpus": {"<gpu>@<zone>": <count>}}``, sailord's own log |
+| ``sailord`` | lines ``{"at": <seconds>, "gpus": {"<gpu>@<zone>": <count>}}``, sailord's own logs |
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any
@@ -38,6 +38,8 @@ class Series:
     end_s: float
     nodes: tuple[Nodes, ...]
     """Of each point."""
+    begins: datetime | None = None
+    """The date and time of second 0, if the log has it."""
 
     def without_names(self) -> Series:
         """The same counts; what changes names only is no point."""
@@ -46,7 +48,7 @@ class Series:
             for number, point in enumerate(self.points)
             if not number or point[1] != self.points[number - 1][1]
         ]
-        return Series(tuple(points), self.end_s, ({},) * len(points))
+        return replace(self, points=tuple(points), nodes=({},) * len(points))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,12 @@ def series_of(file: LogFile) -> Series:
         raise InputError(Problem(file.name, "has no entry", "give a file as it was published"))
     kept = list(_from_zero(points))
     counts, nodes = tuple(each[:2] for each in kept), tuple(each[2] for each in kept)
-    return Series(counts, end_s - points[0][0], nodes)
+    start_s = points[0][0]
+    if end_s <= start_s:
+        what = "covers no time: all of its entries are of one moment"
+        raise InputError(Problem(file.name, what, "give a log of some time"))
+    begins = datetime.fromtimestamp(start_s, UTC) if format_of(file) == "sailord" else None
+    return Series(counts, end_s - start_s, nodes, begins)
 
 
 def format_of(file: LogFile) -> str:
@@ -93,7 +100,7 @@ def format_of(file: LogFile) -> str:
 
 
 def merged(series: Sequence[Series]) -> Series:
-    """Merge logs, aligned at their starts; the result ends with the shortest."""
+    """Merge logs of different pools, aligned at their starts; the result ends with the shortest."""
     end_s = min(each.end_s for each in series)
     moments = sorted({at_s for each in series for at_s, _ in each.points if at_s < end_s})
     points: list[tuple[float, Counts]] = []
@@ -110,13 +117,16 @@ def merged(series: Sequence[Series]) -> Series:
         if not points or (points[-1][1], nodes[-1]) != (counts, names):
             points.append((now_s, counts))
             nodes.append(names)
-    return Series(tuple(points), end_s, tuple(nodes))
+    begins = {each.begins for each in series}
+    return Series(tuple(points), end_s, tuple(nodes), begins.pop() if len(begins) == 1 else None)
 
 
 def trace_document(series: Series, source: str) -> dict[str, Any]:
     """The trace file, in the form of recorded points."""
+    begins = {} if series.begins is None else {"starts_at": series.begins.isoformat()}
     return {
         "source": source,
+        **begins,
         "points": [
             {
                 "time_s": at_s,
@@ -228,9 +238,11 @@ def _skypilot(file: LogFile) -> tuple[_Points, float]:
 
 
 def _sailord(file: LogFile) -> tuple[_Points, float]:
+    """Of several leaders' logs, one after another in the text, the latest entry holds."""
     points: _Points = []
     pools: dict[str, int] = {}
     entries = [json.loads(line) for line in file.text.splitlines() if line.strip()]
+    entries.sort(key=itemgetter("at"))
     for entry in entries:
         pools |= dict.fromkeys(entry["gpus"], 0)
     for entry in entries:

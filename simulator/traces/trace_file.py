@@ -342,6 +342,8 @@ class _TraceReader:
             cure = f"choose one with --pool: {', '.join(known)}"
             if said:
                 cure = "add zone, machine, gpu or spot until only one matches"
+                if spot is None and len({self.cluster.pools[index].spot for index in found}) > 1:
+                    cure += "; `trace import --spot` adds spot"
         else:
             what = f"names a pool that the cluster does not have: {said}"
             cure = f"add it to the cluster file; {nearest(said or '', known)}"

@@ -8,6 +8,7 @@ still make it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -105,13 +106,17 @@ def keep_deadline(state: CapacityState) -> Decision:
 def _judged(
     state: CapacityState, job: JobProgress, options: DeadlineOptions, pace: Pace
 ) -> tuple[Choice, DeadlineView, DeadlineVerdict]:
-    """Judge by the on-demand plan that the job's goal prefers, or by the fastest if it must be."""
+    """Judge by the on-demand plan that the job's goal prefers, or by the fastest if it must be.
+
+    To the end that is the fastest.
+    """
     assert options.on_demand is not None
     assert options.fastest is not None
-    view = _view(state, job, options, options.on_demand, pace)
-    verdict = judge_deadline(view)
-    if verdict.slack_s > 0 or options.fastest == options.on_demand:
-        return options.on_demand, view, verdict
+    if not pace.is_committed and options.on_demand != options.fastest:
+        view = _view(state, job, options, options.on_demand, pace)
+        verdict = judge_deadline(view)
+        if verdict.slack_s > 0:
+            return options.on_demand, view, verdict
     view = _view(state, job, options, options.fastest, pace)
     return options.fastest, view, judge_deadline(view)
 
@@ -121,10 +126,14 @@ def _view(
 ) -> DeadlineView:
     assert job.steps is not None
     assert job.deadline is not None
-    is_steady = job.is_running and _is_on_demand(state)
+    used, is_on_demand = _used(state), _is_on_demand(state)
+    is_theirs = is_on_demand and used == {p: count for p, count in steady.target.items() if count}
     move_s = job.move_s + job.slower * steady.step_s
     change_s = state.policy.look_s + _boot_s(state, steady) + move_s + job.redo_s
-    if job.starting_since is not None and _is_on_demand(state):
+    back_s = change_s + move_s + _full_boot_s(state)
+    if is_theirs and job.is_running:
+        change_s = 0.0
+    elif is_theirs and job.starting_since is not None:
         change_s -= min(state.now - job.starting_since, change_s)
     now = options.spot_now
     return DeadlineView(
@@ -134,19 +143,25 @@ def _view(
         done=job.step,
         on_demand_each_s=job.slower * steady.step_s,
         spot_each_s=None if now is None else job.slower * now.step_s,
-        is_on_demand=is_steady,
-        change_s=0.0 if is_steady else change_s,
-        back_s=change_s + move_s + _full_boot_s(state),
+        is_on_demand=job.is_running and is_on_demand,
+        change_s=change_s,
+        back_s=back_s,
         spot_s=pace.spot_s,
         is_committed=pace.is_committed,
         ahead_s=_full_boot_s(state) + 2 * move_s if pace.uses_on_demand else 0.0,
     )
 
 
+def _used(state: CapacityState) -> Mapping[Pool, int]:
+    """Return how many rented instances of each pool the job uses."""
+    machines = state.machines.values()
+    return Counter(m.instance.pool for m in machines if m.instance.node in state.in_use)
+
+
 def _is_on_demand(state: CapacityState) -> bool:
     """Return whether the job uses rented instances, and none of them is a spot instance."""
-    used = [m for m in state.machines.values() if m.instance.node in state.in_use]
-    return bool(used) and not any(m.instance.pool.spot for m in used)
+    used = _used(state)
+    return bool(used) and not any(pool.spot for pool in used)
 
 
 def _boot_s(state: CapacityState, steady: Choice) -> float:

@@ -143,6 +143,40 @@ def test_a_plan_that_is_cheaper_is_given_up_for_the_fastest_when_it_must_be():
     assert "until caught up" in story.why, "the fastest plan has time to spare"
 
 
+def due_on(count: int, *, committed: bool, deadline: float, options: DeadlineOptions) -> Due:
+    """A story of a job that runs on so many on-demand instances."""
+    books = CapacityRecord(pace=PaceRecord("j", 0.0, is_committed=committed))
+    story = Due(options, books=books)
+    story.see(10.0, *(machine(number, FIRM) for number in range(1, count + 1)))
+    agents = {f"n{number}": model.Agent(4) for number in range(1, count + 1)}
+    story.hear(model.AgentsCounted(20.0, agents, frozenset(agents)))
+    return story.at(30.0, is_running=True, deadline=deadline)
+
+
+CHEAP_OR_FAST = replace(STARVED, on_demand=Choice({FIRM: 1}, 12.0, 4.0))
+
+
+def test_a_job_that_must_stays_on_the_fastest_plan_to_the_end():
+    """The cheaper plan would do, too, if the way to it and back took no time."""
+    story = due_on(2, committed=True, deadline=3600.0 + 30 + 200, options=CHEAP_OR_FAST)
+    for step in range(0, 360, 5):
+        story.at(30.0 + 10.0 * step, step=step, is_running=True, deadline=3600.0 + 30 + 200)
+        assert story.firm == 2, step
+        assert story.state.pace.is_committed
+
+
+def test_a_way_to_a_cheaper_plan_takes_time():
+    """At the 100 last steps the cheaper plan would just do, but for the move to it."""
+    spare_s = 200.0 + 30.0
+    deadline = 3600.0 + 30 + spare_s
+    story = due_on(2, committed=False, deadline=deadline, options=CHEAP_OR_FAST)
+    for step in range(0, 360, 5):
+        story.at(30.0 + 10.0 * step, step=step, is_running=True, deadline=deadline)
+        if not story.state.pace.is_committed:
+            slack_s = deadline - 30.0 - 10.0 * step - (360 - step) * 12.0
+            assert story.firm != 1 or slack_s > 80.0, step
+
+
 def test_a_deadline_that_will_be_missed_is_told_once_as_at_risk():
     story = Due().at(8000.0)
     ((text, risk),) = story.told()

@@ -27,5 +27,15 @@ def test_changes_of_capacity_are_logged_while_leading(tmp_path):
     assert series.end_s == 80
 
 
+def test_what_does_not_change_is_logged_each_day(tmp_path):
+    log = AvailabilityLog(tmp_path / "availability.jsonl")
+    both = state(None, node(A), node(B))
+    for hour in range(60):
+        log.note(replace(both, now=NOW + 3600 * hour))
+    text = log.path.read_text()
+    assert text.count("\n") == 3
+    assert series_of(LogFile("availability.jsonl", text, "", 1)).end_s == 48 * 3600
+
+
 def test_an_unwritable_log_stops_nothing(tmp_path):
     AvailabilityLog(tmp_path).note(state(None, node(A)))

@@ -107,6 +107,37 @@ def test_names_of_nodes_are_kept_and_a_replaced_node_is_a_point() -> None:
     assert "nodes" not in trace_document(series_of(LogFile("x", COUNTS, POOL, 1)), "")["points"][0]
 
 
+def own_lines(*entries: tuple[float, int]) -> str:
+    return "".join(
+        json.dumps({"at": at, "gpus": {"V100-16@us-east1-b spot": gpus}}) + "\n"
+        for at, gpus in entries
+    )
+
+
+def test_logs_of_successive_leaders_are_one_trace(tmp_path: Path) -> None:
+    """The GPUs that both counted are no more than those of one."""
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    first.write_text(own_lines((1_000_000, 16), (1_000_100, 8)))
+    second.write_text(own_lines((1_000_050, 16), (1_000_200, 16), (1_000_300, 8)))
+    save = str(tmp_path / "trace.json")
+    code, told = run("trace", "import", str(second), str(first), "--save", save)
+    assert code == 0, told
+    document = json.loads(Path(save).read_text())
+    points = [(each["time_s"], each["available"][0]["gpus"]) for each in document["points"]]
+    assert points == [(0, 16), (100, 8), (200, 16)]
+    assert document["end_s"] == 300
+    assert document["starts_at"] == "1970-01-12T13:46:40+00:00"
+
+
+@pytest.mark.parametrize("text", [own_lines((5.0, 8)), "0,1\n"])
+def test_a_log_of_one_moment_is_a_mistake(tmp_path: Path, text: str) -> None:
+    (tmp_path / "log").write_text(text)
+    save = tmp_path / "trace.json"
+    words = () if "at" in text else ("--pool", POOL)
+    code, told = run("trace", "import", str(tmp_path / "log"), *words, "--save", str(save))
+    assert (code, "log: covers no time" in told, save.exists()) == (2, True, False)
+
+
 CLUSTER = """
 [[pool]]
 zone = "us-east1-b"
@@ -143,6 +174,21 @@ def test_an_imported_trace_is_replayed(tmp_path: Path) -> None:
     code, told = run("replay", trace, *files, "--budget", "3", "--json")
     assert code == 0, told
     assert json.loads(told)["duration_s"] == 1200
+
+
+def test_a_spot_trace_is_replayed_where_there_are_both_contracts(tmp_path: Path) -> None:
+    log = tmp_path / "us-east1-b_v100_8.json"
+    log.write_text(SKYPILOT)
+    for name, text in (("cluster.toml", CLUSTER + CLUSTER + "spot = true\n"), ("job.toml", JOB)):
+        (tmp_path / name).write_text(text)
+    trace = str(tmp_path / "trace.json")
+    replay = ("replay", trace, str(tmp_path / "job.toml"), str(tmp_path / "cluster.toml"))
+    assert run("trace", "import", str(log), "--save", trace)[0] == 0
+    code, told = run(*replay, "--budget", "3")
+    assert (code, "`trace import --spot`" in told) == (2, True)
+    assert run("trace", "import", str(log), "--spot", "--save", trace)[0] == 0
+    code, told = run(*replay, "--budget", "3", "--json")
+    assert code == 0, told
 
 
 def test_a_file_that_names_no_pool_needs_one(tmp_path: Path) -> None:
