@@ -44,7 +44,7 @@ def _one_rank(setting: Setting) -> dict[str, Any]:
         raise SkippedError("NCCL needs a GPU")
     place = setting.place
     free, _ = torch.cuda.mem_get_info(place)
-    library = NcclBackends(place, 30.0)
+    library = NcclBackends(place, "127.0.0.1", 30.0)
     begin_s = time.perf_counter()
     group = library.open("one", HashStore(), 0, 1)
     one = torch.ones(2**20, device=place)

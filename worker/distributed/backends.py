@@ -8,10 +8,16 @@ until all members take part, and cannot be interrupted.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import socket
+import struct
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +25,8 @@ from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
 _Gloo: Any = ProcessGroupGloo  # torch's type stubs miss half of its attributes.
 _UNUSED_TAG = 2
+_SIOCGIFADDR = 0x8915
+"""Asks Linux for the IPv4 address of an interface."""
 _BEGIN_S = 1.0
 """Seconds in which the first of several calls begins, unless its thread has failed."""
 _HEAD_START_S = 0.02
@@ -117,8 +125,8 @@ class NcclBackends:
     uses_channels = True
     blocks_device = True
 
-    def __init__(self, device: torch.device, deadline_s: float) -> None:
-        prepare_environment()
+    def __init__(self, device: torch.device, host: str, deadline_s: float) -> None:
+        prepare_environment(host)
         self._device = device
         self._timeout = timedelta(seconds=deadline_s)
 
@@ -148,11 +156,37 @@ class NcclBackends:
         return at_once([group.shutdown for group in groups], self.enter_thread)
 
 
-def prepare_environment() -> None:
-    """Set how torch and NCCL handle errors; both read it when they make a group."""
+def prepare_environment(host: str = "") -> None:
+    """Set how torch and NCCL handle errors and connect; both read it when they make a group."""
     os.environ.update(NCCL_SETTINGS)
     for name, value in NCCL_DEFAULTS.items():
         os.environ.setdefault(name, value)
+    interface = interface_of(host) if host else None
+    if interface is not None:
+        # Of several interfaces NCCL may take one that other nodes cannot reach, as of containers.
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+
+
+def interface_of(host: str) -> str | None:
+    """Return the network interface that has the address of ``host``; ``None``: none is found."""
+    try:
+        wanted = {ip_address(str(each[4][0])) for each in socket.getaddrinfo(host, 0)}
+    except (OSError, ValueError):
+        return None
+    for _, name in socket.if_nameindex():
+        request = struct.pack("256s", name.encode()[:15])
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            try:
+                answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
+            except OSError:
+                continue  # It has no IPv4 address.
+        if ip_address(answer[20:24]) in wanted:
+            return name
+    with contextlib.suppress(OSError), Path("/proc/net/if_inet6").open(encoding="ascii") as lines:
+        for address, *_, name in map(str.split, lines):
+            if ip_address(bytes.fromhex(address)) in wanted:
+                return name
+    return None
 
 
 def at_once(calls: Sequence[Any], enter_thread: Any = lambda: None) -> list[threading.Thread]:

@@ -87,7 +87,7 @@ class ProcessTransport:
         self.deadline_s = deadline_s
         self._device = torch.device(device)
         if backends is None and self._device.type == "cuda":
-            backends = NcclBackends(self._device, deadline_s)
+            backends = NcclBackends(self._device, host, deadline_s)
         self._library = backends or GlooBackends(host, deadline_s)
         self._store = PrefixStore(f"generation/{generation}", store)
         # This is the only reference to a group, so dropping it closes its connections.

@@ -330,6 +330,37 @@ async def test_the_room_of_a_replica_whose_sender_fell_silent_is_freed(served, m
 
 
 @pytest.mark.asyncio
+async def test_replicas_of_a_rank_that_arrive_at_once_have_files_of_their_own(served):
+    """Also if one has ended meanwhile: who removed its own file would remove another's."""
+
+    async def begin(step: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        path = f"/v1/memory/job/1-{step}/7.snap?header=0"
+        header, _ = sign_request(KEY, RECEIVER, "PUT", path, b"", at=time.time())
+        before = len(list(served.memory.folder.rglob("*.part")))
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(
+            f"PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n"
+            f"{REQUEST_HEADER}: {header}\r\n\r\nfirst".encode()
+        )
+        while len(list(served.memory.folder.rglob("*.part"))) == before:
+            await asyncio.sleep(0.01)
+        return reader, writer
+
+    async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"x" * 45)
+        assert b" 422 " in await reader.readline()
+        writer.close()
+
+    first, second = await begin(3), await begin(4)
+    await end(*first)
+    third = await begin(5)
+    await end(*second)
+    assert len(list(served.memory.folder.rglob("*.part"))) == 1
+    await end(*third)
+    assert list(served.memory.folder.rglob("*.part")) == []
+
+
+@pytest.mark.asyncio
 async def test_a_replica_is_checked_in_parts(served, tmp_path, monkeypatch):
     """Linux reads less than 2 GiB at once."""
     header = write_snapshot(tmp_path / "away", step=3)

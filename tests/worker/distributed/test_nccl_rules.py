@@ -130,6 +130,25 @@ def test_a_sum_that_a_death_cut_short_decides_nothing(decide, leaves):
     assert (survivor.verdict, survivor.lost, decided) == ("recovered", 1, [])
 
 
+@pytest.mark.parametrize("is_eager", [True, False])
+def test_lazy_communicators_would_hang_the_survivors_of_a_death_before_the_first_step(
+    monkeypatch, is_eager
+):
+    """The first operation then makes the communicator, on the host, and nothing interrupts it."""
+    make = EmulatedNccl.open
+
+    def make_or_die(library, *args):
+        if library.device.rank == 2:
+            raise DiedError  # All members know already that it takes part.
+        return make(library, *args)
+
+    monkeypatch.setattr(EmulatedNccl, "open", make_or_die)
+    with closing_within(3.0):
+        found = run_generation(JOB, MIXED, rules={"is_eager": is_eager})
+    verdicts = {each.verdict for number, each in enumerate(found) if number != 2}
+    assert ("hangs" in verdicts) is not is_eager, verdicts
+
+
 @pytest.mark.parametrize("sets_environment", [True, False])
 def test_without_its_settings_torch_kills_the_survivors(sets_environment):
     world = World()

@@ -82,6 +82,24 @@ def test_vote_of_a_peer_is_awaited_though_it_answered_a_question_before():
     questions.join()
 
 
+def test_machine_that_loses_power_is_noticed_within_5_s():
+    """It closes no connection, so the kernel must ask and give up."""
+    store, found = HashStore(), {}
+    for thread in [start(store, rank, 2, found) for rank in range(2)]:
+        thread.join()
+    for rank in (0, 1):
+        peer, tcp = found[rank]._peers[1 - rank], socket.IPPROTO_TCP
+        assert peer.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        idle = peer.getsockopt(tcp, socket.TCP_KEEPIDLE)
+        between, count = (
+            peer.getsockopt(tcp, each) for each in (socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+        assert idle + between * count == 5
+        assert peer.getsockopt(tcp, socket.TCP_USER_TIMEOUT) == 5000, "unread data counts, too"
+    for rank in (0, 1):
+        found[rank].close()
+
+
 class InParts:
     """A peer whose connection is so full that messages are sent in two parts."""
 

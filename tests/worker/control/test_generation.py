@@ -1,0 +1,64 @@
+"""How a rank ends its generation."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from worker.control.assignment import Assignment
+from worker.control.generation import GenerationRun
+from worker.distributed.interface import PeerLostError
+
+pytestmark = pytest.mark.torch
+PLAN = Plan(
+    1,
+    tuple(Pipeline(1, (Stage((0, 4), 1, (Place("cpu", "m", "z", node=node),)),)) for node in "ab"),
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_reusable"),
+    [(RuntimeError("CUDA error: unspecified launch failure"), False), (OSError("full"), True)],
+)
+def test_survivor_whose_last_seal_fails_still_reports_the_loss(
+    tmp_path: Path, error: Exception, is_reusable: bool
+) -> None:
+    """Earlier snapshots stay; it is no bug of the job."""
+    spec = {
+        "job": "job", "generation": 2, "rank": 0, "ranks": 2, "threads": 1, "host": "127.0.0.1",
+        "folder": str(tmp_path / "2" / "0"), "memory": str(tmp_path), "node": "a", "term": 1,
+        "device": 0, "device_type": "cpu", "memory_every": 1, "persist_every": None,
+        "restore": {"step": 3, "generation": 1, "source": "memory"}, "peers": {}, "ticket": "t",
+    }  # fmt: skip
+    reports, broken = [], threading.Event()
+
+    def report(status, _):
+        reports.append(status)
+        if status["taking"] == "broken":
+            broken.set()
+
+    assignment = Assignment(spec)
+    assignment.__dict__["plan"] = PLAN
+    run = GenerationRun(assignment, report)
+
+    def lose(_):
+        raise PeerLostError(1, "vote")
+
+    def fail(_):
+        raise error
+
+    run._after_loss.save = fail
+    ended = []
+    thread = threading.Thread(target=lambda: ended.append(run.run(lose)), daemon=True)
+    thread.start()
+    assert broken.wait(20)
+    run.end()
+    thread.join(20)
+    assert ended == [is_reusable]
+    assert reports[-1 if not is_reusable else -2]["broken_peers"] == ["b"]
+    assert not any(status.get("is_bug") for status in reports)
