@@ -61,7 +61,7 @@ def _on_screen(cluster: LocalCluster, control: Control, poller: Poller) -> None:
         while True:
             draw(terminal, poller, ui)
             for key in terminal.wait(look_at - time.monotonic(), [control.listener]):
-                ui, asked = take(poller, ui, key)
+                ui, asked = take(terminal, poller, ui, key)
                 if asked is not None and asked.kind == "quit":
                     return
                 if asked is not None:

@@ -30,16 +30,17 @@ class Asked:
     node: str = ""
 
 
-def press(ui: Ui, key: str, nodes: list[str]) -> tuple[Ui, Asked | None]:
+def press(ui: Ui, key: str, nodes: list[str], back_max: int) -> tuple[Ui, Asked | None]:
     """Return the screen's state after a key, and the order that it completed.
 
-    The beginning of a node's name is enough.
+    The beginning of a node's name is enough. ``back_max``: where the first event is in sight.
     """
     if ui.verb is not None:
         return _press_in_prompt(ui, ui.verb, key, nodes)
     steps = {"up": 1, "down": -1, "pageup": PAGE, "pagedown": -PAGE}
     if key in steps:
-        return replace(ui, back=max(ui.back + steps[key], 0)), None
+        back = min(ui.back, back_max) + steps[key]
+        return replace(ui, back=min(max(back, 0), back_max)), None
     if key == "end":
         return replace(ui, back=0), None
     if key in ("q", "interrupt"):

@@ -53,21 +53,33 @@ def screen(
     return Group(*lines[:height])
 
 
-def _lines(seen: Seen, ui: Ui, width: int, height: int) -> list[Text]:
+def back_max(seen: Seen, width: int, height: int) -> int:
+    """Return by how many events one can scroll back, until the first is in sight."""
+    if width < WIDTH_MIN or height < HEIGHT_MIN:
+        return 0
+    _, events, shown = _layout(seen, width, height)
+    return max(len(events) - shown, 0)
+
+
+def _layout(seen: Seen, width: int, height: int) -> tuple[list[Text], list[Text], int]:
+    """Return what stands above the events, all events, and how many of them there is room for."""
     head = [*headline(seen, width), Text()]
-    foot = [_keys(ui, seen, width)]
-    room = height - len(head) - len(foot)
+    room = height - len(head) - 1  # The keys have the last line.
     events = [_event_line(line, seen) for line in fold(seen.events)]
     for_events = min(max(EVENTS_MIN, room // 3), max(len(events), 1)) + 1
-    middle = _middle(seen, width, room - for_events)
-    shown = height - len(head) - len(foot) - len(middle) - 1
+    above = [*head, *_middle(seen, width, room - for_events)]
+    return above, events, height - len(above) - 2
+
+
+def _lines(seen: Seen, ui: Ui, width: int, height: int) -> list[Text]:
+    above, events, shown = _layout(seen, width, height)
     back = min(ui.back, max(len(events) - shown, 0))
     end = len(events) - back
     news = events[max(end - shown, 0) : end]
     title = Text().append("events", "bold")
     title.append(f"  {counted(back, 'newer one')} below" if back else "", "dim")
-    filled = [*head, *middle, title, *news]
-    return [*filled, *[Text()] * (height - len(filled) - len(foot)), *foot]
+    filled = [*above, title, *news]
+    return [*filled, *[Text()] * (height - len(filled) - 1), _keys(ui, seen, width)]
 
 
 def headline(seen: Seen, width: int) -> list[Text]:

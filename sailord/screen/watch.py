@@ -8,7 +8,7 @@ from sailord.client import Client, ServerProblem
 from sailord.screen.poller import Poller
 from sailord.screen.terminal import Terminal
 from sailord.screen.ui import Asked, Ui, press
-from sailord.screen.view import screen
+from sailord.screen.view import back_max, screen
 
 LOOK_S = 1.0
 
@@ -23,7 +23,7 @@ def watch(client: Client) -> str:
             while True:
                 draw(terminal, poller, ui)
                 for key in terminal.wait(look_at - time.monotonic()):
-                    ui, asked = take(poller, ui, key)
+                    ui, asked = take(terminal, poller, ui, key)
                     if asked is not None and asked.kind == "quit":
                         return poller.summary()
                     if asked is not None:
@@ -40,10 +40,10 @@ def watch(client: Client) -> str:
             return poller.summary()
 
 
-def take(poller: Poller, ui: Ui, key: str) -> tuple[Ui, Asked | None]:
+def take(terminal: Terminal, poller: Poller, ui: Ui, key: str) -> tuple[Ui, Asked | None]:
     """Return what a key changes, and what it orders."""
     there = [node["name"] for node in poller.seen.nodes if node["state"] != "lost"]
-    return press(ui, key, there)
+    return press(ui, key, there, back_max(poller.seen, *terminal.size))
 
 
 def draw(terminal: Terminal, poller: Poller, ui: Ui) -> None:

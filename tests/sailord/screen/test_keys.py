@@ -11,10 +11,10 @@ NODES = ["a1", "a10", "a2", "b1"]
 FIRST = Ui(can_kill=True)
 
 
-def pressed(*keys: str, ui: Ui = FIRST) -> tuple[Ui, list[Asked]]:
+def pressed(*keys: str, ui: Ui = FIRST, back_max: int = 100) -> tuple[Ui, list[Asked]]:
     given = []
     for key in keys:
-        ui, asked = press(ui, key, NODES)
+        ui, asked = press(ui, key, NODES, back_max)
         given += [asked] if asked is not None else []
     return ui, given
 
@@ -55,6 +55,13 @@ def test_scrolling_stops_at_the_newest_event():
     assert pressed("up", "up", "down", "down", "down")[0].back == 0
     assert pressed("pageup", "up")[0].back == 11
     assert pressed("pageup", "end")[0].back == 0
+
+
+def test_scrolling_stops_at_the_first_event():
+    assert pressed(*["pageup"] * 20, "down", back_max=12)[0].back == 11
+    assert pressed("up", back_max=0)[0].back == 0
+    # More events were in sight before the terminal became higher.
+    assert pressed("down", ui=Ui(back=40), back_max=12)[0].back == 11
 
 
 def test_q_and_ctrl_c_quit():

@@ -17,7 +17,7 @@ from rich.live import Live
 
 from sailord.screen.seen import Seen
 from sailord.screen.ui import Ui
-from sailord.screen.view import screen, sparkline, summary
+from sailord.screen.view import back_max, screen, sparkline, summary
 
 HERE = Path(__file__).parent
 FIRST = Ui(can_kill=True)
@@ -116,6 +116,10 @@ def test_events_scroll_back_to_the_first_and_not_further():
     seen = five_hundred()
     first = [line for line in shown(seen, 80, 24, Ui(back=10_000)) if "lost →" in line]
     assert "b1 lost → moved to" in first[0]
+    most = back_max(seen, 80, 24)
+    assert f"events  {most} newer ones below" in shown(seen, 80, 24, Ui(back=10_000))
+    assert back_max(eight(), 80, 24) == 0, "all are in sight"
+    assert back_max(seen, 30, 5) == 0
     title = next(line for line in shown(seen, 80, 24, Ui(back=3)) if line.startswith("events"))
     assert title == "events  3 newer ones below"
 
