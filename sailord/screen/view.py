@@ -14,6 +14,7 @@ from rich.text import Text
 from sailord.screen.seen import Seen
 from sailord.screen.ui import Ui, matches
 from sailord.screen.zone_map import zone_map
+from sailord.text.causes import short_cause
 from sailord.text.cluster_text import cure_of_hold, eta_s, number, share_of_prediction, usd_to_come
 from sailord.text.event_lines import EventLine, fold
 from sailord.text.units import YEAR_S, clock, counted, duration
@@ -111,7 +112,7 @@ def _title(status: Mapping[str, Any], job: Mapping[str, Any] | None, width: int)
         line.append(phase["name"], COLOUR_OF_PHASE.get(phase["name"], "bold"))
         since, is_moving = phase["since"], phase["name"] not in ("running", "held", "waiting")
         if is_moving and phase["reason"]:
-            line.append(f": {phase['reason'].partition(': ')[0]}")
+            line.append(f": {short_cause(phase['reason'])}")
         elif since is not None:
             line.append(f" for {duration(status['at'] - since)}")
         generation = job["generation"]
@@ -157,7 +158,7 @@ def _speed(seen: Seen, job: Mapping[str, Any], width: int) -> Text:
         style = "dim" if 0.8 <= share <= 1.25 else "yellow"
         speed.append(f" ({share:.0%} of predicted)", style)
     if measured["loss"] is None:
-        return line.append_text(speed).append_text(money)
+        return line.append_text(speed[2:]).append_text(money)
     line.append("loss ").append(f"{measured['loss']:.4g} ", "bold")
     room = width - line.cell_len - speed.cell_len - money.cell_len
     spark = sparkline([loss for _, loss in seen.losses], min(SPARK_MAX, room))
@@ -221,8 +222,8 @@ def _middle(seen: Seen, width: int, room: int) -> list[Text]:
     if seen.status is None or room < 2:
         return []
     job = seen.job
-    members = frozenset(() if job is None else job["members"])
     runs = job is not None and job["phase"]["name"] not in ("held", "waiting")
+    members = frozenset(job["members"] if runs and job is not None else ())
     plan = _plan_lines(job["plan"]) if runs and job is not None and job["plan"] else []
     at = seen.status["at"]
     full = zone_map(seen.nodes, members, width=width, lines=room - 1, at=at)

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sailord.text.causes import NAMES_MAX, some
 from sailord.text.units import timestamp
 
-OF_NODES = ("node_lost", "node_preempted")
-"""Events of nodes that are left out if they led to a reconfiguration, whose line names the node."""
+OF_NODES = {"node_lost": "are lost", "node_preempted": "are draining"}
+"""Events of nodes, and how many of one kind are told together; they are left out if they led to a
+reconfiguration, whose line names the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ def fold(events: Iterable[Mapping[str, Any]]) -> list[EventLine]:
 
     A reconfiguration has one line at its end; while it is under way, its latest part is shown. A
     text that repeats before the next reconfiguration has one line, with the time of the last and
-    the count. Of checkpoints in a row the last is shown.
+    the count; so do many nodes that were lost, or drain. Of checkpoints in a row the last is shown.
     """
     lines: list[EventLine] = []
     window: dict[Key, EventLine] = {}  # What came after the last reconfiguration.
@@ -56,7 +58,7 @@ def fold(events: Iterable[Mapping[str, Any]]) -> list[EventLine]:
         if under_way is not None and fresh.job == under_way.job:
             under_way = None
         if fresh.kind == "reconfigured":
-            lines += [line for line in window.values() if not _is_told_by(line, fresh)]
+            lines += _together(line for line in window.values() if not _is_told_by(line, fresh))
             lines.append(fresh)
             window.clear()
             continue
@@ -68,12 +70,28 @@ def fold(events: Iterable[Mapping[str, Any]]) -> list[EventLine]:
         key = _key(fresh)
         before = window.pop(key, None)
         window[key] = fresh if before is None else replace(fresh, times=before.times + 1)
-    return [*lines, *window.values(), *([] if under_way is None else [under_way])]
+    return [*lines, *_together(window.values()), *([] if under_way is None else [under_way])]
 
 
 def _line(event: Mapping[str, Any]) -> EventLine:
     job, node = event.get("job"), event.get("node")
     return EventLine(event["at"], event["text"], event["kind"], job, node)
+
+
+def _together(lines: Iterable[EventLine]) -> list[EventLine]:
+    """Tell of more nodes of one kind of event than can be named in one line, where the last was."""
+    found = list(lines)
+    for kind, word in OF_NODES.items():
+        of = [line for line in found if line.kind == kind and line.node is not None]
+        names = [*dict.fromkeys(line.node for line in of if line.node is not None)]
+        if len(names) > NAMES_MAX:
+            last = replace(of[-1], text=f"{some(names)} {word}", node=None, times=1)
+            found = [
+                last if line is of[-1] else line
+                for line in found
+                if line is of[-1] or line.kind != kind or line.node is None
+            ]
+    return found
 
 
 def _is_told_by(line: EventLine, summary: EventLine) -> bool:

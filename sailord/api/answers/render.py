@@ -14,7 +14,7 @@ from sailord.api.answers import types
 from sailord.cluster_records import Transition
 from sailord.controller.step_rate import StepRate
 from sailord.core.model.nodes import Node
-from sailord.core.model.phases import Running, Starting, Stopping, Waiting
+from sailord.core.model.phases import Opening, Running, Starting, Stopping, Waiting
 from sailord.core.model.standing import Unreachable
 from sailord.core.model.state import Active, State
 from sailord.core.queries.drain_status import drained, stuck
@@ -220,6 +220,9 @@ def phase_view(state: State, active: Active) -> types.PhaseView:
         # The job is stopped, and its state is being made durable.
         deadline = max(phase.deadline, active.checkpointing.securing.until)
     reason = getattr(phase, "reason", None)
+    if isinstance(phase, Opening | Starting):  # The job's reason is why it began at all.
+        coming = phase.record if isinstance(phase, Opening) else active.generation
+        reason = None if coming is None else coming.reason
     if isinstance(phase, Waiting) and state.nodes and not usable(state, active):
         reason = why_no_node(state)
     name: Any = type(phase).__name__.lower()

@@ -46,21 +46,98 @@ def five_hundred() -> Seen:
             | {"name": f"z{zone}-n{number}", "id": f"z{zone}-n{number}", "zone": f"region-{zone}"}
             | {"state": state, "gpus": 8, "gpu": "A100-40" if zone < 6 else "L4"}
         )
+    members = [n for n in nodes if n["state"] == "ready" and int(n["id"][-1]) != 3]
+    status = large(nodes, members)
+    status["job"]["plan"] = plan_on(members)
+    seen = Seen()
+    moves = [
+        (
+            "reconfigured",
+            None,
+            f"z{n % 12}-n{n} lost → moved to {450 - n} nodes, 0 steps lost, 2.1 s",
+        )
+        for n in range(40)
+    ]
+    seen.take(status, nodes, [*STORM["events"], *events_of(moves, STORM["events"][-1])])
+    seen.losses = [(step, 3.0 + 100 / (step + 20)) for step in range(0, 12_345, 40)]
+    return seen
+
+
+def large(nodes: list[Any], members: list[Any]) -> Any:
+    """The status of a cluster of these nodes."""
     status = json.loads(json.dumps(STORM["status"]))
     status["nodes"] = dict(Counter(node["state"] for node in nodes))
-    members = [n["name"] for n in nodes if n["state"] == "ready" and int(n["id"][-1]) != 3]
-    status["job"] |= {"members": members, "steps": 40_000, "step": 12_345}
-    status["job"] |= {"safe_step": 12_344, "durable_step": 12_300}
-    seen = Seen()
-    events = STORM["events"] + [
-        {"id": STORM["events"][-1]["id"] + n, "at": status["at"] + n, "kind": kind, "text": text}
-        | {"job": "tale", "node": None, "is_detail": False}
-        for n, (kind, text) in enumerate(
-            [("reconfigured", f"z{n}-n{n} lost → moved to {450 - n} nodes, 0 steps lost, 2.1 s")
-             for n in range(40)], start=1)
-    ]  # fmt: skip
-    seen.take(status, nodes, events)
-    seen.losses = [(step, 3.0 + 100 / (step + 20)) for step in range(0, 12_345, 40)]
+    job = status["job"]
+    job |= {"members": [node["name"] for node in members], "steps": 40_000, "step": 12_345}
+    job |= {"safe_step": 12_344, "durable_step": 12_300}
+    job["spent"] |= {"usd_per_hour": 9_440.0, "usd": 16_231.5, "usd_max": 60_000.0}
+    job["measured"]["tokens_per_s"] = 1_204_000.0
+    return status
+
+
+def plan_on(members: list[Any]) -> Any:
+    """A plan with a pipeline for every two nodes of a zone."""
+    pipelines = []
+    for zone in dict.fromkeys(node["zone"] for node in members):
+        here = [node for node in members if node["zone"] == zone]
+        for pair in zip(here[::2], here[1::2], strict=False):
+            stages = [
+                {name: node[name] for name in ("gpu", "machine", "zone")}
+                | {"layers": [4 * n, 4 * n + 4], "tp": 8, "node": node["id"]}
+                for n, node in enumerate(pair)
+            ]
+            pipelines.append({"micro_batches": 4, "stages": stages})
+    return {"micro_batch_size": 1, "pipelines": pipelines}
+
+
+def events_of(told: list[tuple[str, str | None, str]], last: Any) -> list[Any]:
+    """Events that follow the last, one each second: their kind, node and text."""
+    return [
+        {"id": last["id"] + n, "at": last["at"] + n, "kind": kind, "node": node, "text": text}
+        | {"job": "tale" if node is None else None, "is_detail": False}
+        for n, (kind, node, text) in enumerate(told, start=1)
+    ]
+
+
+def starting() -> Seen:
+    """Five hundred nodes of which a whole zone was lost, and another one leaves."""
+    seen = five_hundred()
+    nodes = [dict(node) for node in seen.nodes]
+    for node in nodes:
+        if node["zone"] == "region-7":
+            node |= {"state": "lost"}
+        elif node["zone"] == "region-3":
+            node |= {"state": "draining", "leaves_at": STORM["status"]["at"] + 24.5}
+    lost = [node["name"] for node in nodes if node["zone"] == "region-7"]
+    members = [node for node in nodes if node["state"] == "ready"]
+    status = large(nodes, members)
+    job = status["job"]
+    reason = "; ".join(f"{name} is lost: its lease expired" for name in lost)
+    job["phase"] |= {"name": "starting", "since": status["at"] - 1.5, "reason": reason}
+    job["generation"] |= {"number": 41, "reason": reason}
+    job["measured"] = dict.fromkeys(job["measured"])
+    job |= {"plan": plan_on(members), "safe_step": None}
+    now = Seen()
+    told = [("node_lost", name, f"{name} is lost: its lease expired") for name in lost]
+    now.take(status, nodes, [*seen.events, *events_of(told, seen.events[-1])])
+    now.losses = seen.losses
+    return now
+
+
+def held() -> Seen:
+    """The same when no start succeeded, with a store that does not answer and a paused job."""
+    seen = starting()
+    status: Any = seen.status
+    why = "z2-n14 failed: rank 5: RuntimeError: CUDA error: an illegal memory access was found"
+    status["job"]["phase"] |= {"name": "held", "reason": f"3 attempts failed; the last: {why}"}
+    status["job"] |= {
+        "storage_trouble": "gs://bucket/tale: 403 Forbidden: no storage.objects.create"
+    }
+    status["store"] |= {"answers": False, "away_since": status["at"] - 42.0}
+    status["paused"] = [{"id": "other", "state": "paused", "reason": "lunch (by alice)"}]
+    status["job"]["spent"] |= {"usd_per_hour": 0.0}
+    told = [("job_held", None, f"3 attempts failed; the last: {why}")]
+    seen.take(status, seen.nodes, events_of(told, seen.events[-1]))
     return seen
 
 
@@ -81,13 +158,20 @@ def shown(seen: Seen, width: int, height: int, ui: Ui = FIRST, **how: Any) -> li
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("of", [eight, five_hundred])
+@pytest.mark.parametrize("of", [eight, five_hundred, starting, held])
 def test_screen_equals_its_golden_file(of, size):
     file = HERE / "screens" / f"{of.__name__}-{size[0]}x{size[1]}.txt"
     text = "\n".join(shown(of(), *size)) + "\n"
     if os.environ.get("SAILOR_RETELL"):
         file.write_text(text, encoding="utf-8")
     assert text == file.read_text(encoding="utf-8")
+
+
+def test_every_golden_screen_belongs_to_a_case():
+    cases = [
+        f"{of}-{w}x{h}" for of in ("eight", "five_hundred", "starting", "held") for w, h in SIZES
+    ]
+    assert {file.stem for file in (HERE / "screens").glob("*.txt")} == set(cases)
 
 
 @pytest.mark.parametrize("size", [*SIZES, (61, 21), (133, 27)])
@@ -98,12 +182,24 @@ def test_headline_newest_event_and_keys_are_on_every_screen(of, size):
     assert lines[1].startswith("step ")
     assert "ETA" in lines[1]
     assert "loss" in lines[2]
-    assert "$8.80/h" in lines[2]
+    assert ("$8.80/h" if of is eight else "$9,440.00/h") in lines[2]
     assert "a node's loss costs" in lines[3]
     assert "durable" in lines[3]
     assert "preempt" in lines[-1]
-    newest = "b1 is killed" if of is eight else "z39-n39 lost → moved to 411 nodes"
+    newest = "b1 is killed" if of is eight else "z3-n39 lost → moved to 411 nodes"
     assert any(newest in line for line in lines)
+
+
+def test_a_job_that_starts_after_many_losses_says_how_many():
+    lines = shown(starting(), 120, 40)
+    assert lines[0].startswith("tale  starting: z7-n7, z7-n19, z7-n31, z7-n43 and 38 more lost")
+    (told,) = [line for line in lines if line.endswith("are lost")]
+    assert "z7-n7, z7-n19, z7-n31, z7-n43 and 38 more" in told
+
+
+def test_no_node_computes_while_the_job_is_held():
+    assert any("● computing" in line for line in shown(held(), 120, 40)), "the legend"
+    assert not any("●" in line for line in shown(held(), 120, 40) if "region" in line)
 
 
 def test_every_node_with_trouble_is_named_among_five_hundred():

@@ -38,6 +38,24 @@ def test_a_reconfiguration_under_way_shows_its_last_part():
     assert said(asks, event("note", "stays: no better plan")) == ["stays: no better plan"]
 
 
+def zone_lost(count: int) -> list[dict[str, Any]]:
+    return [
+        event("node_lost", f"c{n} is lost: its lease expired", node=f"c{n}", job=None)
+        for n in range(count)
+    ]
+
+
+def test_many_lost_nodes_are_one_line_also_after_the_move_that_names_a_few():
+    before = event("note", "step 20 is durable")
+    assert said(*zone_lost(40), before) == ["c0, c1, c2, c3 and 36 more are lost", before["text"]]
+    move = event("reconfigured", "c0, c1, c2, c3 and 36 more lost → moved to 6 nodes")
+    assert said(*zone_lost(40), move) == ["c4, c5, c6, c7 and 32 more are lost", move["text"]]
+
+
+def test_a_few_lost_nodes_are_told_with_their_causes():
+    assert said(*zone_lost(4)) == [each["text"] for each in zone_lost(4)]
+
+
 def test_a_node_that_no_reconfiguration_names_stays():
     other = event("node_lost", "a21 is lost: its lease expired", node="a21", job=None)
     assert said(other, *LOSS) == [other["text"], LOSS[-1]["text"]]

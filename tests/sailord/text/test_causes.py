@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sailord.notify.summaries import short_cause
+from sailord.text.causes import short_cause
 
 
 @pytest.mark.parametrize(
