@@ -97,7 +97,8 @@ WINGS: dict[str, dict[str, str]] = {
     },
     "sailord": {
         "text.units": "",
-        "text": "text.units",
+        "text.causes": "",
+        "text": "text.units text.causes",
         "core.model": "agents.protocol",
         "core.queries": "core.model",
         "core.rules": "core.queries text.units",
@@ -119,7 +120,7 @@ WINGS: dict[str, dict[str, str]] = {
         "config": "notify.message_formats tokens network.core core.model "
         "capacity.core.model "
         "providers agents.daemon agents.rpc agents.store",
-        "notify": "cluster_records config agents.rpc text.units",
+        "notify": "cluster_records config agents.rpc text.units text.causes",
         "capacity": "capacity.core cluster_records config",
         "goodput.core": "core.queries capacity.core.model capacity.core.rented_instance",
         "goodput": "goodput.core cluster_records",

@@ -35,10 +35,10 @@ class Surroundings:
     goodput: GoodputView
     service: Service
     leader: str
-    risks: tuple[str, ...] = ()
-    """Why the job's budget or deadline is at risk."""
     schedule: Mapping[str, Any] | None = None
     """The plan's predicted schedule, if a page asked for it."""
+    risks: tuple[str, ...] = ()
+    """Why the job's budget or deadline is at risk."""
 
 
 @dataclass(eq=False)

@@ -100,7 +100,7 @@ def test_the_text_of_capacity_shows_pools_cooldowns_and_cost(story):
     text = capacity_text(plain(view_of(story, NAMED)))
     for words in (
         "zone-a  large    spot           2   1         1          0          1  3.60",
-        "large in zone-b (spot): cooldown until 1970-01-01 00:01:03 (stockout): none left",
+        "large in zone-b (spot): cooldown until 1970-01-01 00:01:03+00:00 (stockout): none left",
         "quota GPUS: 12 of 16 GPUs used",
         "m2 is starting",
         "nodes not from this provider: by-hand",
