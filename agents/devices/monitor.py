@@ -14,8 +14,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from agents.devices.nvml import DeviceLost, DriverError, query_driver
-from agents.devices.probe import REBOOT, Devices, describe_missing, emulated_fault, faults
+from agents.devices.nvml import REBOOT, DeviceLost, DriverError, query_driver
+from agents.devices.probe import Devices, describe_missing, emulated_fault, faults
 
 LOOK_S = 2.0
 PROGRAM_XIDS = frozenset({13, 31, 43, 45, 68, 109})

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+REBOOT = "reboot the machine"
+RESET = f"reset it with `nvidia-smi --gpu-reset -i {{index}}`, or {REBOOT}"
+
 
 class DriverError(Exception):
     """The driver did not answer; the message says why."""

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agents.devices.nvml import DeviceFacts, DriverError, query_driver
+from agents.devices.cuda_trial import try_cuda
+from agents.devices.nvml import REBOOT, RESET, DeviceFacts, DriverError, query_driver
 from simulator.documents.problems import InputError, Problem, Problems
 from simulator.hardware.catalogue import Catalogue
 
@@ -17,8 +18,6 @@ NO_DEVICE = 'install an NVIDIA GPU and its driver, or emulate some: emulate = "2
 MEMORY_SHARE = 0.08
 """How far the driver's figure of the memory may differ from the catalogue's: ECC takes a part."""
 FREE_SHARE_LEAST = 0.9
-REBOOT = "reboot the machine"
-RESET = f"reset it with `nvidia-smi --gpu-reset -i {{index}}`, or {REBOOT}"
 BROKEN = "broken"
 """A file of this name in the state folder makes emulated devices faulty; it says how."""
 
@@ -119,11 +118,12 @@ async def self_test(devices: Devices, state: Path, *, is_working: bool) -> str:
         return str(error)
     if len(facts) != devices.count:
         return describe_missing(len(facts), devices)
-    return "; ".join(
+    found = "; ".join(
         f"device {index} {fault}"
         for index, fact in enumerate(facts)
         for fault in faults(fact, index, is_working=is_working)
     )
+    return found if found or is_working else await try_cuda(devices.count)
 
 
 def emulated_fault(state: Path) -> str:
