@@ -37,6 +37,7 @@ from agents.daemon.tasks import Tasks
 from agents.daemon.version import own_version
 from agents.devices.monitor import listen_for_xids, wait_broken
 from agents.devices.probe import Devices, probe, read_emulated, self_test
+from agents.last_answer import LastAnswer
 from agents.links.http import LinkRoutes
 from agents.links.receiver import Receiver
 from agents.links.sender import Sender
@@ -176,10 +177,13 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(os.close, lock)
         session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
+        alone_s = config.alone_s
+        answer = LastAnswer.read(None if alone_s is None else config.state / "last-answer")
         try:
-            async with asyncio.timeout(config.alone_s):
+            async with asyncio.timeout(None if alone_s is None else answer.left_s(alone_s)):
                 tls = await _open_tls(config, key, session, stack)
         except TimeoutError:
+            answer.forget()
             log.error(f"no sailord gave a certificate for {config.alone_s:,.0f} s (alone_s)")
             raise SystemExit(ALONE) from None
         saved = load_or_begin(path)
@@ -267,7 +271,7 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
             joiner=joiner,
             snapshots=snapshots,
             sender=ReportSender(
-                client, lambda: registration.leader, unreadable=registration.unreadable
+                client, lambda: registration.leader, answer, registration.unreadable
             ),
         )
         snapshots.open()
@@ -283,6 +287,7 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
         monitor = _monitor_devices(loop, devices, config.state)
         bounding = keep_bounded(lambda: [*gang.outputs.values(), *filter(None, [preparation.log])])
         is_over = await _run_until_stopped(loop, stop, notices.watch(session), monitor, bounding)
+        answer.forget()
         await gang.close(is_over=is_over or stop.is_shutdown)
         if is_over:
             # The node leaves the store at once, and the next start registers another node.
@@ -365,7 +370,7 @@ async def _listen(
         feed=loop.events.put_nowait,
         known=loop.known_generation,
         wake=loop.registration.woken.set,
-        answered_s=lambda: loop.sender.answered_s,
+        answered_s=lambda: loop.sender.last_answer.at_s,
         unreadable=loop.registration.unreadable,
         tls=loop.snapshots.client.tls,
     )
@@ -483,14 +488,10 @@ class Stop:
 
     async def wait_alone(self) -> None:
         """End the agent once no leader was there for ``alone_s``."""
-        alone_s = self.config.alone_s
-        while alone_s is not None:
-            left_s = self.loop.sender.answered_s + alone_s - time.monotonic()
-            if left_s <= 0:
-                log.error(f"no leader has answered for {alone_s:,.0f} s (alone_s)")
-                self.is_alone.set()
-                return
-            await asyncio.sleep(left_s)
+        if self.config.alone_s is not None:
+            await self.loop.sender.last_answer.wait(self.config.alone_s)
+            log.error(f"no leader has answered for {self.config.alone_s:,.0f} s (alone_s)")
+            self.is_alone.set()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from agents.daemon.backoff import Backoff
 from agents.daemon.unreadable import UnreadableRecords
+from agents.last_answer import LastAnswer
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.records import Measured, Report, ReportReply
 from agents.rpc.client import CallFailed, SignedClient
@@ -37,15 +38,15 @@ class ReportSender:
 
     client: SignedClient
     leader: Callable[[], str | None]
-    answered: Callable[[Report, ReportReply], None] = lambda *_: None
+    last_answer: LastAnswer = field(default_factory=LastAnswer)
+    """Of a sailord, whatever it said."""
     unreadable: UnreadableRecords = field(default_factory=UnreadableRecords)
+    answered: Callable[[Report, ReportReply], None] = lambda *_: None
     _newest: Report | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _delivered: Report | None = None
     """The last report that a leader received."""
     _delivered_s: float = 0.0
-    answered_s: float = field(default_factory=time.monotonic)
-    """When a sailord last answered, whatever it said, or when this process began."""
     _every_s: float = 0.0
 
     def send(self, report: Report) -> None:
@@ -78,7 +79,7 @@ class ReportSender:
             )
         except CallFailed:
             return False
-        self.answered_s = time.monotonic()
+        self.last_answer.note()
         if status == 422:
             self.unreadable.note(f"{leader}{PATH}", body.decode(errors="replace").strip())
         if status != 200:

@@ -125,10 +125,11 @@ def _scheduling(pool: Pool, config: GceConfig) -> dict[str, Any]:
 
 
 def unit(name: str) -> str:
-    """Return a unit for a rented instance, without ``OnFailure=``: it would notify nobody."""
+    """Return a unit for a rented instance. Where others notify somebody, it ends the bill."""
     lines = _own_file(name).splitlines()
-    kept = [line for line in lines if not line.startswith(("OnFailure=", "Documentation="))]
-    return "\n".join(kept).replace("=/usr/bin/sailor-agent ", "=/opt/sailor/bin/sailor-agent ")
+    kept = [line for line in lines if not line.startswith("Documentation=")]
+    ends = ["StartLimitAction=poweroff" if each.startswith("OnFailure=") else each for each in kept]
+    return "\n".join(ends).replace("=/usr/bin/sailor-agent ", "=/opt/sailor/bin/sailor-agent ")
 
 
 def _own_file(name: str) -> str:
@@ -149,6 +150,7 @@ def startup_script(pool: Pool, config: GceConfig) -> str:
         "MACHINE": pool.machine,
         "SPOT": "true" if pool.spot else "false",
         "ALONE_S": str(config.alone_s),
+        "ALONE_MIN": str(max(config.alone_s // 60, 2)),
         "NOTICE_S": str(NOTICE_S),
         "SHUTDOWN_S": str(SHUTDOWN_S),
         "UNIT": unit("sailor-agent.service"),

@@ -1,5 +1,11 @@
 #!/bin/bash
 # Installs and starts the agent; runs as root at every boot, idempotent.
+
+# First of all: whatever fails below, an instance without a running agent for so long ends itself.
+touch /run/sailor-alive
+systemd-run --quiet --unit=sailor-alone --on-active=60 --on-unit-active=60 /bin/sh -c \
+    'systemctl is-active --quiet sailor-agent && touch /run/sailor-alive
+     [ -n "$(find /run/sailor-alive -mmin -@ALONE_MIN@)" ] || systemctl poweroff' || true
 set -euo pipefail
 
 metadata() {

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,6 +101,43 @@ def test_the_startup_script_finds_a_suitable_python_or_says_why_not(tmp_path: Pa
     assert (done.stdout == f"it is {said}\n") if is_found else (said in done.stderr)
 
 
+@pytest.mark.parametrize(
+    ("active", "age_s", "ends"),
+    [(True, 86_400, False), (False, 60, False), (False, 4 * 3600 + 60, True)],
+)
+def test_an_instance_without_an_agent_for_long_powers_off_whatever_failed(
+    tmp_path, active, age_s, ends
+):
+    """The timer is the first that the script makes; its check runs here as the timer runs it."""
+    head, _, rest = script().partition("set -euo pipefail\n")
+    assert rest
+    assert [line for line in head.splitlines() if not line.startswith("#")][1].startswith("touch")
+    bash = shutil.which("bash")
+    systemctl = f"""#!{bash}
+case "$1" in
+    is-active) exit {0 if active else 3};;
+    poweroff) touch {tmp_path}/off;;
+esac
+"""
+    for name, does in (
+        ("systemd-run", f'#!{bash}\nprintf "%s\\n" "$@" | head -4 >{tmp_path}/timer\n'
+                        f'printf %s "${{@: -1}}" >{tmp_path}/check\n'),
+        ("systemctl", systemctl),
+    ):  # fmt: skip
+        (tmp_path / name).write_text(does)
+        (tmp_path / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    head = head.replace("/run/", f"{tmp_path}/")
+    subprocess.run(["bash", "-c", head], check=True, env=environment)
+    timer = (tmp_path / "timer").read_text().split()
+    assert {"--on-active=60", "--on-unit-active=60"} < set(timer)
+    alive, old = tmp_path / "sailor-alive", time.time() - age_s
+    os.utime(alive, (old, old))
+    subprocess.run(["sh", tmp_path / "check"], check=False, env=environment)
+    assert (tmp_path / "off").exists() == ends
+    assert (alive.stat().st_mtime > old + 1) == active
+
+
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_a_wheel_in_a_bucket_is_fetched_with_the_instances_account_and_checked(tmp_path, is_whole):
     content = b"a wheel" if is_whole else b"another"
@@ -153,12 +191,14 @@ def test_the_startup_script_runs_the_agent_like_its_systemd_unit():
     ours = service(heredoc("sailor-agent.service"))
     theirs = service((ROOT / "systemd" / "sailor-agent.service").read_text())
     assert set(ours) - set(theirs) == {
-        "ExecStart=/opt/sailor/bin/sailor-agent run --config /etc/sailor/agent.toml"
+        "ExecStart=/opt/sailor/bin/sailor-agent run --config /etc/sailor/agent.toml",
+        "StartLimitAction=poweroff",
     }
     lacks = {line.partition("=")[0] for line in theirs if line not in ours}
     assert lacks == {"ExecStart", "Documentation", "OnFailure"}
     workers = service(heredoc("sailor-worker.service"))
     theirs = service((ROOT / "systemd" / "sailor-worker.service").read_text())
+    assert "StartLimitAction=poweroff" in workers
     lacks = {line.partition("=")[0] for line in theirs if line not in workers}
     assert lacks == {"ExecStart", "Documentation", "OnFailure"}
     told = heredoc("/usr/lib/sailor/tell-shutdown")

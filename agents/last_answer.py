@@ -1,0 +1,80 @@
+"""When a sailord last answered this node, also across crashes of its agent.
+
+With ``alone_s`` a node that nobody leads ends after that time. An agent that crashes again and
+again does not begin to count anew each time; only an orderly end does that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agents.daemon.atomic_file import replace_file
+from agents.daemon.clock import boot_id
+
+WRITTEN_S = 15.0
+"""The file is at most this much older than the answer."""
+AT_LEAST_S = 60.0
+"""An agent that starts tries for so long, whatever it reads: a sailord may be back."""
+
+
+@dataclass(eq=False)
+class LastAnswer:
+    """The last answer of a sailord, or when the agent began without one."""
+
+    path: Path | None = None
+    """``None``: it is not kept."""
+    clock: Callable[[], float] = time.monotonic
+    """It goes on from one process to the next."""
+    at_s: float = field(init=False)
+    began_s: float = field(init=False)
+    _written_s: float = -math.inf
+
+    def __post_init__(self) -> None:
+        self.at_s = self.began_s = self.clock()
+
+    @classmethod
+    def read(cls, path: Path | None, clock: Callable[[], float] = time.monotonic) -> LastAnswer:
+        """Read what the agent before left, unless it ended in order or the machine has booted."""
+        found = cls(path, clock)
+        if path is None:
+            return found
+        with contextlib.suppress(OSError, ValueError):
+            boot, at = path.read_text(encoding="ascii").split()
+            if boot == boot_id():
+                found.at_s = min(float(at), found.at_s)
+        found._write()
+        return found
+
+    def note(self) -> None:
+        """A sailord has answered."""
+        self.at_s = self.clock()
+        if self.at_s - self._written_s >= WRITTEN_S:
+            self._write()
+
+    def _write(self) -> None:
+        if self.path is not None:
+            self._written_s = self.at_s
+            with contextlib.suppress(OSError):  # A full disk: the next agent counts anew.
+                text = f"{boot_id()} {self.at_s:.3f}\n"
+                replace_file(self.path, text, is_durable=False)
+
+    def forget(self) -> None:
+        """The agent ends in order: the next one counts anew."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+    def left_s(self, alone_s: float) -> float:
+        """Return the seconds until no sailord has answered for ``alone_s``."""
+        ends_s = max(self.at_s + alone_s, self.began_s + min(alone_s, AT_LEAST_S))
+        return ends_s - self.clock()
+
+    async def wait(self, alone_s: float) -> None:
+        """Return once no sailord has answered for ``alone_s``."""
+        while (left_s := self.left_s(alone_s)) > 0:
+            await asyncio.sleep(left_s)
