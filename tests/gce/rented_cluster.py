@@ -253,6 +253,7 @@ def configure(place: Place, address: str, capacity: str, groups: Sequence[Group]
             f'[provider]\nkind = "gce"\nproject = "test-project"\nzones = ["{HERE}", "{THERE}"]\n'
             f'machines = ["{LARGE}"]\nstore = "etcd://10.0.0.1:2379"\n'
             'key_secret = "projects/test-project/secrets/key/versions/1"\n'
+            'service_account = "default"\n'
             f'endpoint = "{address}"\ncall_s = 5\noperation_s = 4\npoll_s = 0.05\n'
         )
         for group in groups:

@@ -28,6 +28,8 @@ IMAGE = (
     "common-cu129-ubuntu-2404-nvidia-580"
 )
 """A Deep Learning VM image: Ubuntu 24.04, Python 3.12, NVIDIA's driver."""
+DEFAULT_ACCOUNT = "default"
+"""The word for the project's own account, which may often do all in the project."""
 QUOTA_METRICS: Mapping[str, str] = {
     "V100-16": "NVIDIA_V100_GPUS",
     "T4": "NVIDIA_T4_GPUS",
@@ -56,8 +58,8 @@ class GceConfig:
     """Google deletes an instance after this time, whatever became of sailord."""
     alone_s: int = 4 * 3_600
     """An instance powers off after this time without a leader."""
-    service_account: str | None = None
-    """Of the instances; ``None``: the project's default one."""
+    service_account: str = DEFAULT_ACCOUNT
+    """Of the instances."""
     tags: tuple[str, ...] = ()
     placement: Mapping[str, str] = field(default_factory=dict)
     """Name of the compact placement policy, by region."""
@@ -138,6 +140,7 @@ def read_gce(
     secret = table.value("key_secret", _SECRET, required=True)
     package = table.value("package", _PACKAGE)
     credentials = table.text("credentials")
+    groups = _groups(table, pools)
     config = GceConfig(
         project=project or "",
         cluster_name=cluster_name,
@@ -150,13 +153,13 @@ def read_gce(
         external_ip=table.flag("external_ip", default=True),
         max_run_s=table.integer("max_run_s", default=7 * 86_400, least=3_600, most=120 * 86_400),
         alone_s=table.integer("alone_s", default=4 * 3_600, least=60, most=120 * 86_400),
-        service_account=table.text("service_account"),
+        service_account=_account(table, is_needed=not groups.keys() >= set(pools)),
         tags=_words(table, "tags"),
         placement=_texts(table, "placement"),
         store=store or "",
         key_secret=secret or "",
         package=package or "",
-        groups=_groups(table, pools),
+        groups=groups,
         billing=table.flag("billing", default=False),
         credentials=None if credentials is None else folder / credentials,
         endpoint=table.text("endpoint"),
@@ -165,6 +168,15 @@ def read_gce(
         poll_s=table.number("poll_s", default=1.0, above=0, most=60),
     )
     return config if len(table.problems.found) == before else None
+
+
+def _account(table: Table, *, is_needed: bool) -> str:
+    """Read the instances' account, which a template gives to those of a group."""
+    account = table.text("service_account")
+    if is_needed and account is None and "service_account" not in table:
+        cure = f'make one with the least rights (docs/gce.md); "{DEFAULT_ACCOUNT}": the project\'s'
+        table.report("service_account", "is missing", cure)
+    return account or DEFAULT_ACCOUNT
 
 
 def _machines(table: Table, catalogue: Catalogue) -> list[tuple[str, str, int]]:

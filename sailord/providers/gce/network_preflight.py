@@ -7,7 +7,7 @@ from ipaddress import IPv4Network
 from typing import Any
 
 from sailord.providers.gce.client import GceClient
-from sailord.providers.gce.config import GceConfig
+from sailord.providers.gce.config import DEFAULT_ACCOUNT, GceConfig
 from sailord.providers.gce.errors import GceError
 from sailord.providers.gce.firewalls import (
     HEAD_TO_NODE,
@@ -74,7 +74,8 @@ async def _check_firewalls(
     api: GceClient, config: GceConfig, subnets: Sequence[Any]
 ) -> AsyncIterator[Finding]:
     told = await api.call("Networks", "get_effective_firewalls", network=config.network)
-    rules = read_rules(told.firewalls, frozenset(config.tags), config.service_account)
+    account = None if config.service_account == DEFAULT_ACCOUNT else config.service_account
+    rules = read_rules(told.firewalls, frozenset(config.tags), account)
     sources = [IPv4Network(each.ip_cidr_range) for each in subnets]
     # Policies of a folder or of the network come before these rules, and may open what they close.
     is_sure = not told.firewall_policys

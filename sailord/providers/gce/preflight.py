@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from sailord.providers.gce.client import LOGIN, GceClient
-from sailord.providers.gce.config import GceConfig, machine_shape, region_of
+from sailord.providers.gce.config import DEFAULT_ACCOUNT, GceConfig, machine_shape, region_of
 from sailord.providers.gce.errors import GceError
 from sailord.providers.gce.network_preflight import Finding, check_network, or_none
 from sailord.providers.gce.observe import read_aggregated
@@ -169,11 +169,11 @@ async def _check_image(api: GceClient, config: GceConfig) -> AsyncIterator[Findi
 async def _check_account(api: GceClient, config: GceConfig, default: str) -> AsyncIterator[Finding]:
     """Check that the account of the instances exists, and that sailord may use it."""
     account = config.service_account
-    if account is None:
-        what = "is missing: instances have the project's default account, which may do much"
+    if account == DEFAULT_ACCOUNT:
+        what = f'is "{account}": the project\'s default account may do much'
         cure = "make one with the least rights and name it (docs/gce.md)"
         if not default:
-            what = "is missing, and the project has no default account"
+            what = f'is "{account}", and the project has no default account'
         yield Problem("provider.service_account", what, cure), not default
         return
     url = f"{config.iam_endpoint}/v1/projects/-/serviceAccounts/{account}:testIamPermissions"
@@ -228,7 +228,8 @@ def cure_of(failure: GceError, config: GceConfig) -> str:
 def _permission_cure(text: str, config: GceConfig) -> str:
     if "service account" in text.lower():
         cure = "let sailord's account use that of the instances: gcloud iam service-accounts"
-        account = config.service_account or "ACCOUNT"
+        is_default = config.service_account == DEFAULT_ACCOUNT
+        account = "ACCOUNT" if is_default else config.service_account
         binding = f"add-iam-policy-binding {account} --member=serviceAccount:NAME"
         return f"{cure} {binding} --role={MACHINE_ROLE}"
     member = f"--member=serviceAccount:NAME --role=projects/{config.project}/roles/{ROLE}"

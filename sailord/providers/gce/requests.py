@@ -91,7 +91,7 @@ def _properties(ask: InstanceRequest, config: GceConfig) -> dict[str, Any]:
         "network_interfaces": [interface],
         "service_accounts": [
             {
-                "email": config.service_account or "default",
+                "email": config.service_account,
                 "scopes": ["https://www.googleapis.com/auth/cloud-platform"],
             }
         ],

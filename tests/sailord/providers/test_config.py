@@ -102,6 +102,7 @@ def test_renting_needs_a_budget(tmp_path, budget):
         '[provider]\nkind = "gce"\nproject = "test-project"\nzones = ["us-central1-a"]\n'
         'machines = ["a2-highgpu-4g"]\nstore = "etcd://10.0.0.1:2379"\n'
         'key_secret = "projects/test-project/secrets/key/versions/1"\n'
+        'service_account = "default"\n'
     )
     if budget:
         assert read(tmp_path, f"{gce}[capacity]\n{budget}").provider is not None

@@ -22,6 +22,7 @@ machines = ["a2-highgpu-1g"]
 contracts = ["spot", "on-demand"]
 store = "etcd://10.0.0.1:2379"
 key_secret = "projects/test-project/secrets/key/versions/3"
+service_account = "machine@test-project.iam.gserviceaccount.com"
 package = "sailor[worker]@https://host.example/sailor-0.1.0-py3-none-any.whl#sha256=SUM"
 """.replace("SUM", "0a" * 32)
 
@@ -48,6 +49,21 @@ def test_pools_are_all_combinations_of_zones_machines_and_contracts(tmp_path: Pa
     assert found.regions == ("us-central1", "us-east1")
 
 
+def test_the_account_of_instances_is_named_unless_templates_name_it(tmp_path: Path):
+    found, _ = read(tmp_path, GOOD)
+    assert found.service_account == "machine@test-project.iam.gserviceaccount.com"
+    lacks = "\n".join(line for line in GOOD.splitlines() if not line.startswith("service_account"))
+    one = lacks.replace(', "us-east1-b"]', "]").replace(', "on-demand"]', "]")
+    group = '\n[[group]]\nzone = "us-central1-a"\nmachine = "a2-highgpu-1g"\nname = "mig"\n'
+    assert read(tmp_path, one + group)[1] == []
+    for text in (one, lacks + group):
+        assert ["service_account: is missing" in str(each) for each in read(tmp_path, text)[1]] == [
+            True
+        ]
+    found, problems = read(tmp_path, f'{lacks}\nservice_account = "default"\n')
+    assert (found.service_account, problems) == ("default", [])
+
+
 def test_groups_are_read_and_must_match_a_pool(tmp_path: Path):
     group = '[[group]]\nzone = "us-east1-b"\nmachine = "a2-highgpu-1g"\nname = "mig"\n'
     found, problems = read(tmp_path, GOOD + group)
@@ -67,6 +83,7 @@ def test_groups_are_read_and_must_match_a_pool(tmp_path: Path):
         ("machines", 'machines = ["a2-hihgpu-1g"]', 'did you mean "a2-highgpu-1g"'),
         ("contracts", 'contracts = ["cheap"]', 'give "spot" or "on-demand"'),
         ("store", 'store = "unix:///var/lib/sailor/store.sock"', "etcd://HOST:PORT"),
+        ("service_account", "", 'make one with the least rights (docs/gce.md); "default": the'),
         ("key_secret", 'key_secret = "cluster.key"', "versions/NUMBER"),
         ("package", 'package = "sailor[worker]"', "pin a wheel"),
         ("package", 'package = "sailor==0.1.0\'; rm -rf /"', "pin a wheel"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sailord.providers.gce.config import QUOTA_METRICS
+from sailord.providers.gce.config import DEFAULT_ACCOUNT, QUOTA_METRICS
 from sailord.providers.gce.prices import GPU_NAMES
 from sailord.providers.gce.provider import open_gce
 from sailord.providers.interface import Pool, ProviderError, Refused
@@ -207,7 +207,7 @@ LISTED = {("us-central1", "NVIDIA_A100_GPUS"): 8.0, ("us-east1", "NVIDIA_A100_GP
 
 def test_what_only_may_fail_is_a_warning():
     assert warnings_of(Cloud(quotas=LISTED)) == []
-    (told,) = warnings_of(Cloud(quotas=LISTED), service_account=None)
+    (told,) = warnings_of(Cloud(quotas=LISTED), service_account=DEFAULT_ACCOUNT)
     assert "the project's default account" in told
     admitted = Network(rules=[], policies=[{"name": "folder-policy"}])
     first, *_ = warnings_of(Cloud(quotas=LISTED, networks={"default": admitted}))
