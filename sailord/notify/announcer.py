@@ -211,10 +211,14 @@ class Announcer:
         is_of_job = order.target in state.jobs
         active = None if state.active is None else state.active.job
         job = JobId(order.target) if is_of_job else active
+        self.tell_given(said, job, None if is_of_job else order.target, state)
+
+    def tell_given(self, said: str, job: JobId | None, node: str | None, state: State) -> None:
+        """Tell of an order: in the feed, and in the history of the job, if there is one."""
         generation, step = _where(state.active)
         event = FeedEvent(
-            self.feed.next_id(state.now), state.now, "order", said, job,
-            None if is_of_job else order.target, generation, step, state.term or 0,
+            self.feed.next_id(state.now), state.now, "order", said, job, node, generation, step,
+            state.term or 0,
         )  # fmt: skip
         self.feed.add(event)
         if job is not None:

@@ -13,6 +13,7 @@ from planner.move_policy.node_lifetimes import History
 from sailord.api.answers.responses import answer
 from sailord.api.answers.types import CapacityGlance
 from sailord.api.handlers.context import CONTEXT, ApiContext
+from sailord.api.handlers.orders import tell_given
 from sailord.capacity.core.boots import why_stopped
 from sailord.capacity.core.budget import spent_usd, unpriced, usd_left, usd_per_hour
 from sailord.capacity.core.decide import obtainable
@@ -137,6 +138,7 @@ async def retry_capacity(request: web.Request) -> web.Response:
     api = request.app[CONTEXT]
     if api.capacity is not None:
         api.capacity.retry_boots()
+        tell_given(request, "stopped pools may be rented from again")
     return answer(capacity_of(api), status=202)
 
 

@@ -13,7 +13,7 @@ from sailord.api.answers.responses import Refusal, answer, refusal
 from sailord.api.handlers.bodies import check_id, read_object
 from sailord.api.handlers.context import CONTEXT, ApiContext
 from sailord.api.handlers.jobs import job_of
-from sailord.api.handlers.orders import REASON_MAX, named, store_order
+from sailord.api.handlers.orders import REASON_MAX, named, store_order, tell_given
 from sailord.checkpoints.catalog import Checkpoints, Unreadable, folders_at, look_at
 from sailord.checkpoints.manifest import Manifest, folder_of
 from sailord.checkpoints.object_storage import Missing
@@ -147,6 +147,8 @@ async def pin_checkpoint(request: web.Request) -> web.Response:
         await checkpoints.pin(id_, job.saving.uri, point, is_pinned=is_pinned)
     except Missing as error:
         raise _missing(id_, error) from None
+    done = "pinned" if is_pinned else "unpinned"
+    tell_given(request, f"the checkpoint of step {point.step} was {done}", id_)
     return answer(Pinned(job.id, point.step, point.generation, is_pinned))
 
 

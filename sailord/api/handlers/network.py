@@ -8,6 +8,7 @@ from aiohttp import web
 
 from sailord.api.answers.responses import answer
 from sailord.api.handlers.context import CONTEXT
+from sailord.api.handlers.orders import tell_given
 from sailord.network.core.curve_fit import FitPoint, FittedCurve
 from sailord.network.core.model import Failure
 from sailord.network.network_document import network_document
@@ -72,6 +73,7 @@ async def measure_network(request: web.Request) -> web.Response:
     """Measure every link once now."""
     profiler = request.app[CONTEXT].network
     profiler.order_round()
+    tell_given(request, "a measurement of all links was ordered")
     return answer(_view(profiler), status=202)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 from aiohttp import web
 
-from agents.protocol.records import Order, OrderKind
+from agents.protocol.records import JobId, Order, OrderKind
 from sailord.api.access.callers import caller_of
 from sailord.api.answers.responses import answer, refusal
 from sailord.api.answers.types import Taken
@@ -67,6 +67,15 @@ def named(request: web.Request, order: Order) -> Order:
         return order
     reason = order.reason or f"{order.kind} was ordered"
     return replace(order, reason=f"{reason} (by {caller.name})")
+
+
+def tell_given(request: web.Request, said: str, job: JobId | None = None) -> None:
+    """Tell of an order that leaves no record, and who gave it: log, event feed, a job's history."""
+    api, caller = request.app[CONTEXT], caller_of(request)
+    if caller is not None:
+        log.info("order", by=caller.name, role=caller.role, order=said, target=job)
+        said += "" if caller.is_host else f" (by {caller.name})"
+    api.controller.announcer.tell_given(said, job, None, api.state)
 
 
 async def store_order(api: ApiContext, order: Order) -> web.Response:

@@ -95,6 +95,17 @@ def test_orders_are_told_with_who_gave_them(given: Order, said: str) -> None:
     assert later.texts("order") == [said], "a later leader shows it, too"
 
 
+def test_an_order_without_a_record_is_told_and_kept_with_its_job() -> None:
+    published = Published()
+    published.announcer.tell_given("the checkpoint of step 5 was pinned (by eve)", JOB, None, RUNS)
+    published.announcer.tell_given("a measurement of all links was ordered", None, None, RUNS)
+    (pinned, measured) = published.announcer.feed.kept
+    assert (pinned.kind, pinned.job, measured.kind, measured.job) == ("order", JOB, "order", None)
+    job, line, _ = published.announcer._lines.get_nowait()
+    assert (job, line.text) == (JOB, "the checkpoint of step 5 was pinned (by eve)")
+    assert published.announcer._lines.empty()
+
+
 def evaluated(step: int, loss: float | None) -> State:
     """A running job of which a member has reported an evaluation."""
     found = Evaluation(step, (("loss", loss), ("accuracy", 0.625)))

@@ -81,6 +81,9 @@ def test_roles_names_and_ends(head):
     assert ask(head, made["otto"], "POST", "/v1/jobs/j/pause", {"reason": "lunch"})[0] == 202
     wait_until(lambda: "(by otto)" in str(head.ask("GET", "/v1/jobs/j/history")[1]))
     assert ask(head, TOKEN, "POST", "/v1/jobs/j/resume", {})[0] == 202
+    assert ask(head, made["otto"], "POST", "/v1/network")[0] == 202
+    told = "a measurement of all links was ordered (by otto)"
+    assert told in str(head.ask("GET", "/v1/events?follow=false")[1])
     log = (head.folder / "head.log").read_text()
     assert '"by": "otto"' in log
     assert '"by": "admin"' in log
