@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from functools import cache
 
 from simulator.inputs.model_section import model_tp_problem
 from simulator.spec.job import Job
 from simulator.spec.plan import Recompute
-
-MICRO_BATCH_MAX = 64
-"""Largest micro batch that is tried where the job names none."""
 
 
 def tp_degrees(job: Job) -> tuple[int, ...]:
@@ -24,5 +22,13 @@ def recompute_choices(job: Job) -> tuple[Recompute, ...]:
 
 def micro_batch_sizes(job: Job) -> tuple[int, ...]:
     """The micro batch sizes that divide the global batch: those of the job, or else all."""
-    sizes: Sequence[int] = job.micro_batches or range(1, MICRO_BATCH_MAX + 1)
-    return tuple(b for b in sizes if job.global_batch % b == 0)
+    if job.micro_batches:
+        return tuple(sorted(b for b in job.micro_batches if job.global_batch % b == 0))
+    return divisors(job.global_batch)
+
+
+@cache
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors, in rising order."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return tuple(sorted({*small, *(number // n for n in small)}))

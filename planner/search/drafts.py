@@ -56,6 +56,8 @@ SMALL_GPUS = 32
 """With at most this many GPUs, pipelines over three lots or more, and single ones, are tried."""
 SMALL_LOTS = 4
 """Most lots of a drafted pipeline."""
+USUAL_MAX = 64
+"""Micro batch sizes up to this are always drafted."""
 SINGLE_MAX = 24
 """Most single pipelines that are judged."""
 SINGLE_DRAFTS = 150
@@ -85,6 +87,9 @@ class EventDrafts:
     alone: TemplateMaker = field(init=False)
     """Also makes templates that fit only as the single pipeline of a plan."""
 
+    drafted: tuple[int, ...] = field(init=False)
+    """The micro batch sizes that are drafted; small changes lead to the others."""
+
     def __post_init__(self) -> None:
         self.alone = self.maker.alone()
         self.tables = StageTimeTables(
@@ -94,6 +99,21 @@ class EventDrafts:
             recomputes=self.recomputes,
             per_layer_sync=self.judge.overlaps,
         )
+        self.micro_batches = tuple(itertools.takewhile(self._may_fit, self.micro_batches))
+        self.drafted = tuple(b for b in self.micro_batches if self._may_keep_all_busy(b))
+
+    def _may_fit(self, micro_batch: int) -> bool:
+        """Whether each layer fits somewhere; no plan has this micro batch size otherwise."""
+        if micro_batch <= USUAL_MAX:
+            return True
+        room = self.tables.room(micro_batch, 1, sum(lot.gpus for lot in self.lots))
+        layers = range(self.tables.costs.layer_count)
+        return all(bool((room[:, n, n + 1] >= 1).any()) for n in layers)
+
+    def _may_keep_all_busy(self, micro_batch: int) -> bool:
+        """Whether a large size has as many micro batches as GPUs need: one for each group."""
+        groups = sum(lot.gpus for lot in self.lots) / max(self.degrees)
+        return micro_batch <= USUAL_MAX or self.job.global_batch // micro_batch >= groups
 
     def ranked(self, mixes: list[PipelineMix]) -> list[PipelineMix]:
         """Mixes by their rough objective, best first."""
@@ -108,7 +128,7 @@ class EventDrafts:
     def mixes(self) -> Iterator[PipelineMix]:
         """Distinct mixes to start from."""
         seen = set()
-        for b in self.micro_batches:
+        for b in self.drafted:
             total = self.job.global_batch // b
             pure = {lot: self.templates((lot,), b, total) for lot in range(len(self.lots))}
             for chosen in self.lot_sets():
@@ -253,7 +273,7 @@ class EventDrafts:
             return []
         found: dict[PipelineMix, None] = {}
         stages_max = min(STAGES_MAX, self.maker.costs.layer_count)
-        for b in self.micro_batches:
+        for b in self.drafted:
             total = self.job.global_batch // b
             end = len(found) + SINGLE_DRAFTS
             for stages in self._sequences(stages_max):
@@ -384,7 +404,7 @@ class EventDrafts:
                 self.maker,
                 tables,
                 lot,
-                micro_batches=self.micro_batches,
+                micro_batches=self.drafted,
                 global_batch=self.job.global_batch,
                 longest_s=longest_s,
             ):

@@ -9,6 +9,7 @@ import pytest
 
 from planner.api import plan_job
 from planner.problem.question import Question
+from planner.replan.replan_tables import ReplanTables
 from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.hardware.catalogue import load_catalogue
@@ -89,3 +90,33 @@ def test_more_machines_of_a_kind_cost_no_more(model: str, global_batch: int) -> 
         return answer.objective
 
     assert usd(24) <= usd(1) * 1.0001
+
+
+@pytest.mark.parametrize(
+    ("model", "global_batch", "gpus", "micro_batch", "seconds"),
+    [
+        ("opt-125m", 1024, 1, 256, 0.7819),
+        ("gpt2-large", 4096, 8, 128, 1.8250),
+        # 50 is the largest divisor up to 64, with which two of eight GPUs wait.
+        ("opt-125m", 1000, 8, 125, 0.1103),
+    ],
+)
+def test_micro_batches_are_as_large_as_they_fit(
+    model: str, global_batch: int, gpus: int, micro_batch: int, seconds: float
+) -> None:
+    job = Job("j", preset(model), global_batch, 128, precision="bf16", optimizer="adam")
+    pool = Pool("us-central1-a", "A100-80", "a2-ultragpu-8g", 8, gpus)
+    answer = plan_job(Question(job, Cluster((pool,), load_catalogue()), Measurements()))
+    assert answer.plan is not None
+    assert answer.plan.micro_batch_size == micro_batch
+    assert answer.objective is not None
+    assert answer.lower_bound <= answer.objective < seconds
+
+
+def test_sizes_of_which_no_layer_fits_are_left_out() -> None:
+    job = Job("j", preset("opt-125m"), 2**40, 128, precision="bf16", optimizer="adam")
+    pool = Pool("us-central1-a", "A100-80", "a2-ultragpu-8g", 8, 1)
+    tables = ReplanTables(job, Cluster((pool,), load_catalogue()), Measurements())
+    sizes = tables.templates.micro_batches
+    assert sizes[:8] == (1, 2, 4, 8, 16, 32, 64, 128)
+    assert 256 <= sizes[-1] < 2**16
