@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import dataclass, field
+
 from planner.baselines.megatron.planner import MegatronPlanner
 from planner.baselines.varuna.planner import VarunaPlanner
 from planner.baselines.whale.planner import WhalePlanner
@@ -21,6 +24,8 @@ from planner.problem.question import (
     Answer,
     BestByEstimate,
     Question,
+    Rejected,
+    Why,
 )
 from planner.search.bound import GAP_WORK_MAX, QUICK_WORK_MAX, TRIPS_TIMES, WORK_MAX, EventBound
 from planner.search.local_search import EventSearch, JudgedPlan
@@ -43,13 +48,15 @@ GAP_TIMES = 10
 """So many times the budget is searched where a gap is asked for and was not reached."""
 SMALL_BUDGET = 400
 """Plans judged by default on up to 64 GPUs."""
+NO_BOUNDS = Bounds(0.0, 0.0)
+STOPPED = "stopped before its end"
+"""The note of an answer after an interruption."""
 
 
 def plan_by_events(
     question: Question, lots: tuple[Lot, ...], limits: Limits, cache: SearchCache
 ) -> Answer:
     """Find the best plan under the event estimator."""
-    job, cluster = question.job, question.cluster
     if question.space == "paper":
         raise InputError(
             Problem(
@@ -58,16 +65,101 @@ def plan_by_events(
                 "use --estimator paper, or --space full",
             )
         )
-    judge, maker = cache.event(question, lots)
-    given = _baseline_plans(question, judge)
+    asked = _Asked(question, lots, limits, cache)
+    try:
+        asked.find()
+    except KeyboardInterrupt:
+        if not question.is_stoppable or not asked.take_best_so_far():
+            raise
+    return asked.answer()
 
-    def searched(
-        within: Limits, given: tuple[Plan, ...], times: int = 1
-    ) -> tuple[EventSearch, JudgedPlan | None]:
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A question on its way to an answer; after each step the answer so far is whole."""
+
+    question: Question
+    lots: tuple[Lot, ...]
+    limits: Limits
+    cache: SearchCache
+    searches: list[EventSearch] = field(default_factory=list)
+    search: EventSearch | None = None
+    """The search that found the best plan."""
+    best: JudgedPlan | None = None
+    taken: JudgedPlan | None = None
+    bounds: Bounds = NO_BOUNDS
+    note: str = ""
+    rejected: tuple[Rejected, ...] = ()
+    why: Why = field(default_factory=Why)
+
+    def find(self) -> None:
+        """Search, bound the result, and look for a simpler or cheaper plan."""
+        question, limits = self.question, self.limits
+        judge, _ = self.cache.event(question, self.lots)
+        given = _baseline_plans(question, judge)
+        search = self._search(limits, given)
+        if self.best is None and not search.is_complete:
+            for easier in limits.relaxed():
+                keeping = _ranked(self._search(easier, given).keeping(limits))
+                if keeping:
+                    plans = tuple(judged.plan for judged in keeping[:BASELINE_PLANS_MAX])
+                    self._search(limits, plans)
+        if self.best is None:
+            return
+        self._bound(WORK_MAX)
+        if question.gap is not None and self.note:
+            # Perhaps there is a better plan, and the bound can be raised.
+            self._search(limits, (self.best.plan,), GAP_TIMES)
+            self._bound(GAP_WORK_MAX)
+        if question.prefer == "simple":
+            assert self.search is not None
+            self.taken = simpler_or_cheaper(self.search, self.best)
+        self._explain()
+
+    def take_best_so_far(self) -> bool:
+        """Take the best plan of all searches after an interruption; false if there is none."""
+        found = [(judged, one) for one in self.searches for judged in one.keeping(self.limits)]
+        if not found:
+            return False
+        best, search = min(found, key=lambda pair: pair[0].score)
+        if self.best is None or best.score < self.best.score:
+            self.best, self.search = best, search
+        self.taken, self.note = self.best, STOPPED
+        with contextlib.suppress(KeyboardInterrupt):
+            if not self.bounds.objective and self.question.is_bounded:
+                self.bounds = self._event_bound(0.0).bounds(*_figures(self.best))
+            if search.limits is self.limits:
+                self._explain()
+        return True
+
+    def answer(self) -> Answer:
+        """The answer so far."""
+        goal, best, taken = self.question.job.objective.goal, self.best, self.taken
+        evaluations = sum(one.evaluations for one in self.searches)
+        if best is None or taken is None or self.search is None:
+            return Answer(None, None, evaluations, 0.0, 0.0, goal)
+        return Answer(
+            taken.plan,
+            taken.estimate,
+            evaluations,
+            self.bounds.objective,
+            self.bounds.seconds,
+            goal,
+            rejected=self.rejected,
+            why=self.why,
+            note=self.note,
+            instead_of=_instead_of(best, taken, goal),
+            space=SEARCHED["event", "all judged" if self.search.is_complete else "full"],
+        )
+
+    def _search(self, within: Limits, given: tuple[Plan, ...], times: int = 1) -> EventSearch:
+        """Search within some limits; its best plan is the best so far if these are the job's."""
+        question, lots, job = self.question, self.lots, self.question.job
+        judge, maker = self.cache.event(question, lots)
         search = EventSearch(
             job,
             lots,
-            grants_of(cluster, lots),
+            grants_of(question.cluster, lots),
             maker,
             judge,
             within,
@@ -78,50 +170,70 @@ def plan_by_events(
             given,
             question.proves,
         )
+        self.searches.append(search)
         best = search.run()
         # The cost frontier reads these: a plan that keeps only the relaxed limits is left out.
-        cache.judged += [(judged.plan, judged.estimate) for judged in search.keeping(limits)]
-        return search, best
+        self.cache.judged += [(each.plan, each.estimate) for each in search.keeping(self.limits)]
+        if within is self.limits:
+            self.search, self.best, self.taken = search, best, best
+        return search
 
-    search, best = searched(limits, given)
-    evaluations = search.evaluations
-    if best is None and not search.is_complete:
-        for easier in limits.relaxed():
-            other, _ = searched(easier, given)
-            evaluations += other.evaluations
-            keeping = sorted(other.keeping(limits), key=lambda judged: judged.score)
-            if keeping:
-                plans = tuple(judged.plan for judged in keeping[:BASELINE_PLANS_MAX])
-                search, best = searched(limits, plans)
-                evaluations += search.evaluations
-    if best is None:
-        return Answer(None, None, evaluations, 0.0, 0.0, job.objective.goal)
-    bounds, note = _bounds(search, best, question)
-    if question.gap is not None and note and not search.is_stopped:
-        # Perhaps there is a better plan, and the bound can be raised.
-        search, best = searched(limits, (best.plan,), GAP_TIMES)
-        assert best is not None, "the given plan is judged first"
-        evaluations += search.evaluations
-        bounds, note = _bounds(search, best, question, GAP_WORK_MAX)
-    taken = best
-    if question.prefer == "simple" and not search.is_stopped:
-        before = search.evaluations
-        taken = simpler_or_cheaper(search, best)
-        evaluations += search.evaluations - before
-    rejected, why = explain_event(search, taken)
-    return Answer(
-        taken.plan,
-        taken.estimate,
-        evaluations,
-        bounds.objective,
-        bounds.seconds,
-        job.objective.goal,
-        rejected=rejected,
-        why=why,
-        note=note,
-        instead_of=_instead_of(best, taken, job.objective.goal),
-        space=SEARCHED["event", "all judged" if search.is_complete else "full"],
-    )
+    def _bound(self, work_max: float) -> None:
+        """Bound the searched space, exactly where all plans were judged; say why it ended there."""
+        question, search, best = self.question, self.search, self.best
+        if not question.is_bounded:
+            return
+        assert search is not None
+        assert best is not None
+        bound = self._event_bound(work_max)
+        bounds = bound.bounds(*_figures(best))
+        if search.is_complete:
+            seconds = bounds.seconds if self.limits.goal_is_cost else best.score[0]
+            bounds = Bounds(seconds, best.score[0])
+        # Both bounds hold, and an interruption may have ended the second one early.
+        self.bounds = Bounds(
+            max(bounds.seconds, self.bounds.seconds), max(bounds.objective, self.bounds.objective)
+        )
+        self.note = ""
+        if bound.is_stopped:
+            raise KeyboardInterrupt
+        gap = question.gap
+        if gap is None or self.bounds.objective >= best.score[0] * (1 - gap - ROUNDING):
+            return
+        if bound.work >= bound.work_max:
+            why = "the bound has no time left"
+        else:
+            why = "the bound knows no better; a better plan may exist or not"
+        self.note = f"a gap of {gap:.3g} was not reached: {why}"
+
+    def _event_bound(self, work_max: float) -> EventBound:
+        assert self.search is not None
+        search, question = self.search, self.question
+        return EventBound(
+            search.tables,
+            search.lots,
+            search.grants,
+            self.limits,
+            search.job.global_batch,
+            search.micro_batches,
+            work_max=work_max if question.proves else min(work_max, QUICK_WORK_MAX),
+            trips_max=TRIPS_TIMES * work_max if question.proves else 0.0,
+            gap=question.gap or 0.0,
+        )
+
+    def _explain(self) -> None:
+        assert self.search is not None
+        assert self.taken is not None
+        self.rejected, self.why = explain_event(self.search, self.taken)
+
+
+def _figures(best: JudgedPlan) -> tuple[float, float]:
+    """Seconds and objective of a plan that keeps all limits."""
+    return best.estimate.iteration_s, best.score[0]
+
+
+def _ranked(judged: list[JudgedPlan]) -> list[JudgedPlan]:
+    return sorted(judged, key=lambda one: one.score)
 
 
 def _instead_of(best: JudgedPlan, taken: JudgedPlan, goal: Goal) -> BestByEstimate | None:
@@ -184,36 +296,3 @@ def _baseline_plans(question: Question, judge: EventEstimator) -> tuple[Plan, ..
         complete = (complete_plan(plan, question.cluster) for plan in plans)
         found += [p for p in complete if not check_plan(p, question.job, question.cluster)]
     return tuple(found)
-
-
-def _bounds(
-    search: EventSearch, best: JudgedPlan, question: Question, work_max: float = WORK_MAX
-) -> tuple[Bounds, str]:
-    """Lower bounds of the searched space, exact where all plans were judged; why they end there."""
-    if not question.is_bounded:
-        return Bounds(0.0, 0.0), ""
-    bound = EventBound(
-        search.tables,
-        search.lots,
-        search.grants,
-        search.limits,
-        search.job.global_batch,
-        search.micro_batches,
-        work_max=work_max if question.proves else QUICK_WORK_MAX,
-        trips_max=TRIPS_TIMES * work_max if question.proves else 0.0,
-        gap=question.gap or 0.0,
-        is_stopped=search.is_stopped,
-    )
-    bounds = bound.bounds(best.estimate.iteration_s, best.score[0])
-    if search.is_complete:
-        seconds = bounds.seconds if search.limits.goal_is_cost else best.score[0]
-        bounds = Bounds(seconds, best.score[0])
-    if search.is_stopped or bound.is_stopped:
-        return bounds, "stopped before its end"
-    if question.gap is None or bounds.objective >= best.score[0] * (1 - question.gap - ROUNDING):
-        return bounds, ""
-    if bound.work >= bound.work_max:
-        why = "the bound has no time left"
-    else:
-        why = "the bound knows no better; a better plan may exist or not"
-    return bounds, f"a gap of {question.gap:.3g} was not reached: {why}"

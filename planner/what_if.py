@@ -35,7 +35,10 @@ def explained(question: Question, answer: Answer) -> Answer:
     """The answer with the reasons that take further searches."""
     assert answer.plan is not None
     budget = question.budget or DEFAULT_BUDGETS[question.estimator]
-    asked = replace(question, budget=max(1, budget // BUDGET_SHARE))
+    # A simpler plan that gives a little away would hide small gains.
+    asked = replace(
+        question, budget=max(1, budget // BUDGET_SHARE), is_stoppable=False, prefer="fastest"
+    )
     idle = tuple(_reasons(asked, answer))
     one_more = tuple(_one_more(asked, answer))
     return replace(answer, why=Why(answer.why.sentences, idle, one_more))
@@ -45,26 +48,30 @@ def explained(question: Question, answer: Answer) -> Answer:
 
 
 def _one_more(question: Question, answer: Answer) -> Iterator[OneMore]:
-    """Search with one more machine in each pool, the largest pools if there are many."""
-    assert answer.estimate is not None
-    here, now = answer.estimate, _worth(answer, answer.estimate)
+    """Search with one more machine in each pool, the largest pools if there are many.
+
+    Gains are those over the best plan by its estimate, also where a simpler one was taken.
+    """
+    seconds, dollars = _best_figures(answer)
+    now = _worth(answer, seconds, dollars)
     pools = sorted(question.cluster.pools, key=lambda p: (-p.gpus, p.gpu, p.zone, p.machine))
     for pool in sorted(pools[:POOLS_MAX], key=lambda p: (p.gpu, p.zone, p.machine, p.spot)):
         found, why_none = _with(question, _with_one_more_machine(question.cluster, pool))
-        same = (here.iteration_s, here.money.total_usd, 0.0, 0.0)
-        if found is None or _worth(answer, found) > now * (1 - GAIN_MIN):
+        usd = None if found is None else found.money.total_usd
+        least = now * (1 - GAIN_MIN)
+        if found is None or _worth(answer, found.iteration_s, usd) > least:
+            same = (seconds, dollars, 0.0, 0.0)
             why_none = why_none or "no gain found"
             yield OneMore(pool.gpu, pool.zone, pool.gpus_per_machine, *same, why_none)
             continue
-        usd, before = found.money.total_usd, here.money.total_usd
         yield OneMore(
             pool.gpu,
             pool.zone,
             pool.gpus_per_machine,
             found.iteration_s,
             usd,
-            here.iteration_s - found.iteration_s,
-            None if usd is None or before is None else before - usd,
+            seconds - found.iteration_s,
+            None if usd is None or dollars is None else dollars - usd,
         )
 
 
@@ -87,11 +94,19 @@ def _with(question: Question, cluster: Cluster) -> tuple[Estimate | None, str]:
         return None, str(error.problems[0])
 
 
-def _worth(answer: Answer, estimate: Estimate) -> float:
+def _best_figures(answer: Answer) -> tuple[float, float | None]:
+    """Seconds and dollars of an iteration of the best plan by its estimate."""
+    if answer.instead_of is not None:
+        return answer.instead_of.iteration_s, answer.instead_of.usd
+    assert answer.estimate is not None
+    return answer.estimate.iteration_s, answer.estimate.money.total_usd
+
+
+def _worth(answer: Answer, seconds: float, usd: float | None) -> float:
     if answer.goal == "cost":
-        assert estimate.money.total_usd is not None, "a cost objective refuses unknown prices"
-        return estimate.money.total_usd
-    return estimate.iteration_s
+        assert usd is not None, "a cost objective refuses unknown prices"
+        return usd
+    return seconds
 
 
 # -- why GPUs are idle ----------------------------------------------------------------------------

@@ -78,7 +78,13 @@ def _alone(
     objective = replace(question.job.objective, deadline=None)
     job = replace(question.job, objective=objective)
     asked = replace(
-        question, job=job, cluster=replace(cluster, pools=pools), seconds_left=None, proves=False
+        question,
+        job=job,
+        cluster=replace(cluster, pools=pools),
+        seconds_left=None,
+        proves=False,
+        is_bounded=False,
+        is_stoppable=False,
     )
     return search(asked).estimate
 

@@ -75,6 +75,9 @@ class Question:
     """Search until no plan can be better by more than this share, up to the largest budget."""
     prefer: Preference = "fastest"
     """Which of the plans that cannot be told apart is taken, under the event estimator."""
+    is_stoppable: bool = False
+    """Whether an interruption ends the search with the best plan so far, if there is one. Only
+    where a person sees the answer's note; else it is raised."""
 
 
 @dataclass(frozen=True, slots=True)

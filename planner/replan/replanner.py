@@ -107,6 +107,7 @@ class Replanner(ReplanTables):
                     self.measurements,
                     seconds_left=self.seconds_left,
                     prefer=self.job.objective.prefer,
+                    is_bounded=False,
                 )
             )
             problems = answer.problems

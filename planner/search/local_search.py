@@ -70,8 +70,6 @@ class EventSearch(EventDrafts):
     proves: bool = True
     """Whether a small case is searched exhaustively though a plan was found."""
     evaluations: int = 0
-    is_stopped: bool = False
-    """Whether it was interrupted; the best plan so far is its result."""
     is_complete: bool = False
     """Whether all plans were judged or ruled out by a bound."""
     judged: list[JudgedPlan] = field(default_factory=list)
@@ -80,16 +78,7 @@ class EventSearch(EventDrafts):
     _known: dict[PipelineMix, JudgedPlan | None] = field(default_factory=dict)
 
     def run(self) -> JudgedPlan | None:
-        """Return the best plan found within the budget, or until Ctrl-C if there is one by then."""
-        try:
-            return self._run()
-        except KeyboardInterrupt:
-            if not self.judged:
-                raise
-            self.is_stopped = True
-            return min(self.judged, key=lambda j: j.score)
-
-    def _run(self) -> JudgedPlan | None:
+        """Return the best plan found within the budget; none if no judged plan keeps all limits."""
         gpus = sum(lot.gpus for lot in self.lots)
         if fewest_gpus(self.tables, self.micro_batches, gpus) > gpus:
             self.is_complete = True

@@ -125,8 +125,14 @@ class _Asker:
         if goal is not None:
             job = replace(job, objective=replace(job.objective, goal=goal))
         cluster = self.cluster if nodes is None else cluster_with(self.cluster, nodes)
-        asked = Question(job, cluster, self.measurements, proves=proves, prefer=prefer)
-        return plan_job(asked)
+        return plan_job(
+            Question(
+                *(job, cluster, self.measurements),
+                proves=proves,
+                is_bounded=False,
+                prefer=prefer,
+            )
+        )
 
 
 def shortest_s(request: EndRequest) -> float | str:

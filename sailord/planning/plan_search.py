@@ -122,8 +122,14 @@ def _from_nothing(job: Job, nodes: Sequence[Node], request: PlanRequest) -> Foun
     replanner = replanner_for(request, nodes)
     cluster = cluster_with(replanner.cluster, nodes)
     # Nothing runs: proving the plan optimal would take longer than finding it.
-    prefer = job.objective.prefer
-    found = plan_job(Question(job, cluster, replanner.measurements, proves=False, prefer=prefer))
+    found = plan_job(
+        Question(
+            *(job, cluster, replanner.measurements),
+            proves=False,
+            is_bounded=False,
+            prefer=job.objective.prefer,
+        )
+    )
     if found.plan is None:
         return "; ".join(map(str, found.problems)) or "no plan fits"
     placed = replanner.place(found.plan, nodes)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from planner.api import plan_job
-from planner.problem.question import Answer, Idle, OneMore, Question
+from planner.problem.question import Answer, BestByEstimate, Idle, OneMore, Question
+from planner.search.search_cache import SearchCache
 from planner.what_if import _misfit, explained
 from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool, Quota
@@ -57,6 +58,35 @@ def test_one_more_machine_covers_empty_pools() -> None:
     gains = {one.gpu: one.seconds_gained for one in answer.why.one_more}
     assert set(gains) == {"A100-40", "H100-80"}
     assert gains["H100-80"] > gains["A100-40"] > 0
+
+
+def test_gains_are_those_over_the_best_plan_by_its_estimate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A simpler plan that gives away 4 % is neither a gain of 3 % missed nor one of 4 % made."""
+    question = replace(asked(pool("A100-80", 8)), prefer="simple")
+    answer = plan_job(replace(question, prefer="fastest"))
+    assert answer.estimate is not None
+    best = answer.estimate.iteration_s
+    simple = replace(answer.estimate, iteration_s=1.04 * best)
+    usd = answer.estimate.money.total_usd
+    instead = BestByEstimate("throughput", best, usd, 0.04, 0.1, None, "1 stage instead of 2")
+    seen = []
+
+    def found_by(share: float) -> OneMore:
+        def find(one: Question, _: SearchCache) -> Answer:
+            seen.append(one.prefer)
+            return replace(answer, estimate=replace(simple, iteration_s=share * best))
+
+        monkeypatch.setattr("planner.what_if.find_plan", find)
+        (gain,) = explained(
+            question, replace(answer, estimate=simple, instead_of=instead)
+        ).why.one_more
+        return gain
+
+    assert found_by(0.97).seconds_gained == pytest.approx(0.03 * best)
+    assert found_by(1.02).why_none == "no gain found"
+    assert set(seen) == {"fastest"}
 
 
 def test_an_exhausted_quota_leaves_no_gain() -> None:

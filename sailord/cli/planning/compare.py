@@ -136,7 +136,7 @@ def _enter(question: Question, name: str, mode: Mode, judge: Estimator) -> Entry
     try:
         if name != SAILOR:
             return enter(baseline(name), case_of(question), mode, judge, question.seconds_left)
-        answer = plan_job(question)
+        answer = plan_job(replace(question, is_bounded=False))
     except InputError as error:
         return Entry(name, None, None, why_not=str(error.problems[0]))
     why_not = str(answer.problems[0]) if answer.problems else ""

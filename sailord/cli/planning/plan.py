@@ -138,7 +138,8 @@ def plan(
     )
     if planner == SAILOR:
         prefer = _preference(prefer, question, gap)
-        found = _search(replace(question, gap=gap, prefer=prefer), explain=explain)
+        asked = replace(question, gap=gap, prefer=prefer, is_stoppable=True)
+        found = _search(asked, explain=explain)
     else:
         found = _run_baseline(question, planner, mode)
     if isinstance(found, list):
@@ -187,7 +188,10 @@ def _search(question: Question, *, explain: bool) -> _Found | list[Problem]:
         return list(answer.problems)
     plan, estimate, lines = answer.plan, answer.estimate, [_search_line(answer, seconds)]
     if explain:
-        answer = explained(question, answer)
+        try:
+            answer = explained(question, answer)
+        except KeyboardInterrupt:
+            lines.append("            the explanation was stopped before its end")
         lines += ["", *answer.explain]
     return _Found(plan, estimate, answer.to_json(seconds=seconds), tuple(lines))
 
