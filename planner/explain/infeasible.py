@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from planner.problem.inventory import Lot
-from planner.problem.objective import NO_MONEY_LIMITS, Limits
+from planner.problem.objective import NO_MONEY_LIMITS, Breach, Figures, Limits
 from planner.problem.question import Answer
 from simulator.documents.problems import Problem
 from simulator.estimate.memory import state_bytes_per_parameter
@@ -96,8 +96,10 @@ def _limits_in_the_way(
                     found.append(Problem(f"objective.{name}", what, _raised(allowed, least)))
     if limits.seconds_max is not None:
         fast = ask(quickest).estimate
-        if fast is not None and fast.iteration_s > limits.seconds_max:
-            found.append(_too_slow(objective, limits, fast.iteration_s, others))
+        if fast is not None:
+            breach = next(limits.breaches(Figures(fast.iteration_s, None, 0.0)), None)
+            if breach is not None:
+                found.append(_too_slow(breach, limits, fast.iteration_s, others))
     if objective.max_spot_share is not None:
         without = ask(replace(objective, max_spot_share=None)).estimate
         if without is not None:
@@ -123,16 +125,14 @@ def _enough(share: float) -> str:
     return f"{math.ceil(100 * share - 1e-9)}%"
 
 
-def _too_slow(objective: Objective, limits: Limits, fastest_s: float, others: str) -> Problem:
+def _too_slow(breach: Breach, limits: Limits, fastest_s: float, others: str) -> Problem:
     """Which time limit the fastest plan breaks, and by how much."""
-    assert limits.seconds_max is not None
-    least = objective.min_iterations_per_s
-    if least is not None and fastest_s * least > 1:
+    if breach.limit == "min_iterations_per_s":
         return Problem(
             "objective.min_iterations_per_s",
-            f"wants iterations of {1 / least:.4g} s, and the fastest plan {others} takes"
-            f" {fastest_s:.4g} s ({1 / fastest_s:.4g} iterations/s)",
-            f"lower it by {_enough(1 - 1 / (least * fastest_s))}",
+            f"wants iterations of {1 / breach.allowed:.4g} s, and the fastest plan {others} takes"
+            f" {fastest_s:.4g} s ({breach.needed:.4g} iterations/s)",
+            f"lower it by {_enough(1 - breach.needed / breach.allowed)}",
         )
     assert limits.steps is not None
     assert limits.seconds_left is not None
