@@ -264,6 +264,7 @@ def _checkpoint(table: Table) -> Checkpoint:
         persist_every=table.value("persist_every", _interval, default="auto"),
         keep=table.integer("keep", default=3),
         survive=table.choice("survive", SURVIVES, default="node"),
+        compare_every=table.integer("compare_every", default=20, least=0),
         start_over=table.flag("start_over", default=False),
     )
     table.finish()

@@ -73,6 +73,9 @@ class Checkpoint:
     persist_every: int | Literal["auto"] = "auto"
     keep: int = 3
     survive: Literal["node", "zone"] = "node"
+    compare_every: int = 20
+    """Steps between comparisons of replicas; 0: only when a generation begins or stops, and at
+    checkpoints."""
     start_over: bool = False
     """Restart from step 0 without an order if every copy of the state is lost."""
 

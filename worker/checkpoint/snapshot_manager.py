@@ -9,7 +9,7 @@ all ranks.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -144,9 +144,10 @@ class SnapshotManager:
     _safe: int = 0
     """Snapshots before this step are no longer needed."""
     _replicated: int = -1
-    _durable: tuple[int, list[PieceKey], torch.Tensor | None] | None = None
-    """The last point that becomes durable, and the sums of this rank's bits, until they are
-    compared."""
+    _noted: tuple[int, list[PieceKey], torch.Tensor | None] | None = None
+    """A step and the sums of this rank's bits after it, until they are compared."""
+    _compared: int = 0
+    """The last step whose bits are compared; those of the first are when the generation opens."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     @classmethod
@@ -171,7 +172,9 @@ class SnapshotManager:
 
         writer = SnapshotWriter(target.memory, header, sources, sealed, on_milestone, on_no_room)
         writer.reserve(placement.files)
-        return cls(trainer, target, writer, transport, stalls, placement)
+        found = cls(trainer, target, writer, transport, stalls, placement)
+        found._compared = trainer.progress.step
+        return found
 
     # ---- from other threads ---------------------------------------------------------------------
 
@@ -195,12 +198,14 @@ class SnapshotManager:
         """Return this rank's vote before it makes a step: whether the generation ends with it.
 
         If a snapshot follows the step, wait first until the last one is sealed and, where copies on
-        other nodes are needed, the one before it is replicated.
+        other nodes are needed, the one before it is replicated. If bits were noted, compare them.
         """
         done = step + 1
-        if self.is_kept(done):
+        if self.is_kept(done) or self._noted is not None:
             with self.trainer.recorder.span("snapshot"):
-                self._wait_for_the_last()
+                if self.is_kept(done):
+                    self._wait_for_the_last()
+                self._compare()
         return self.stop_at is not None and self.stop_at <= done
 
     def _wait_for_the_last(self) -> None:
@@ -213,8 +218,6 @@ class SnapshotManager:
                     while self._replicated < self._kept[-2]:
                         self._changed.wait(_POLL_S)
                         self.transport.check()
-        with self.stalls.stalled(is_late=True):
-            self._compare()  # Waits for the slowest rank.
 
     def before_update(self) -> None:
         with self.stalls.stalled():
@@ -231,29 +234,47 @@ class SnapshotManager:
             self.stalls.begun(step)
             with self.stalls.stalled():
                 self._begin(persist=self._is_persisted(step))
+        if self._is_to_compare(step):
+            self._note_bits()
+
+    def before_giving_up(self) -> None:
+        """Compare the bits of all holders: a wrong one may be why a number is not finite."""
+        if self.trainer.buffers_are_live:
+            self._note_bits()
+            self._compare()
+
+    def _is_to_compare(self, step: int) -> bool:
+        every = self.trainer.job.checkpoint.compare_every
+        is_due = self._is_persisted(step) or (0 < every <= step - self._compared)
+        return is_due and (self.trainer.buffers_are_live or self.is_kept(step))
+
+    def _note_bits(self) -> None:
+        """Sum this rank's bits, on the device and without waiting for it."""
+        trainer = self.trainer
+        if trainer.world_group is None:
+            return
+        self._compared = trainer.progress.step
+        sums = bit_sums(trainer.buffers, state_shape(trainer.job), zero=trainer.job.zero)
+        self._noted = self._compared, *sums
 
     def _begin(self, *, persist: bool) -> None:
         self.writer.wait_sealed()  # The buffers are being copied until then.
         self.trainer.export_state()
         progress = saved_progress(self.trainer.progress)
-        if persist:
-            job = self.trainer.job
-            sums = bit_sums(self.trainer.buffers, state_shape(job), zero=job.zero)
-            self._durable = progress.step, *sums
         self.writer.begin(progress, persist=persist, safe_step=self._safe)
         self._kept.append(progress.step)
 
     def _compare(self) -> None:
-        """Check that all holders had the same bits at the last point, if it becomes durable.
+        """Check that all holders had the same bits when they were noted.
 
         All holders are compared, since one that has drifted trains with wrong weights. GPU
         kinds may round differently, so only ranks with the GPU kind of a piece's writer are
         compared.
         """
-        if self._durable is None:
+        if self._noted is None:
             return
-        step, keys, sums = self._durable
-        self._durable = None
+        step, keys, sums = self._noted
+        self._noted = None
         plan = self.trainer.plan
         kinds = {
             each.rank: plan.pipelines[each.pipeline].stages[each.stage].places[0].gpu
@@ -271,7 +292,7 @@ class SnapshotManager:
             self.trainer.world_group,
             nodes=self.placement.nodes,
             device=self.trainer.device,
-            what=f"sealed at step {step}",
+            what=f"after {step} steps",
         )
 
     # ---- at a stop -------------------------------------------------------------------------------
@@ -284,6 +305,8 @@ class SnapshotManager:
             if self._kept and self._all_replicated(self._replicated >= self._kept[-1]):
                 self._safe = self._kept[-1]
             self._begin(persist=persist or self._is_persisted(step))
+        if self._noted is None:
+            self._note_bits()
         self.writer.wait_sealed()
         self._compare()
 
@@ -322,6 +345,14 @@ class SnapshotManager:
                 return False
         self.writer.wait_sealed()
         return step in self.writer.steps
+
+    def withdraw_if_in(self, blamed: Collection[int]) -> None:
+        """Withdraw this rank's snapshots if its bits are contradicted.
+
+        The next generation takes what other ranks keep.
+        """
+        if self.trainer.rank in blamed:
+            self.writer.withdraw()
 
     def close(self) -> None:
         """Close the files; sealed ones now belong to the agent."""

@@ -190,6 +190,13 @@ class SnapshotWriter:
         """The steps that are sealed or being sealed."""
         return tuple(sorted(file.step for file in self._slots if file.step is not None))
 
+    def withdraw(self) -> None:
+        """Remove sealed files as well, since other ranks have contradicted their bits."""
+        with suppress(Exception):
+            self.wait_sealed()
+        for file in self._slots:
+            self._reclaim(file)
+
     def close(self) -> None:
         """Finish the current snapshot; sealed files stay and belong to the agent."""
         with suppress(Exception):  # Each wait during training has raised it before.

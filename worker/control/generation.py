@@ -167,6 +167,8 @@ class GenerationRun:
         except DeviceMissingError as error:
             self._fail(str(error), is_bug=False)
         except (NotANumberError, ReplicaMismatchError) as error:
+            if isinstance(error, ReplicaMismatchError) and self._snapshots is not None:
+                self._snapshots.withdraw_if_in(error.blamed)
             self._fail(str(error), is_bug=True)
         except BaseException as error:
             self._fail_in_script(error)

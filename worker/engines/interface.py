@@ -14,7 +14,8 @@ from worker.layout.rank_layout import Holdings
 from worker.profiling.timeline import Recorder
 from worker.training.flat_buffers import LayerBuffer
 from worker.training.precision import Precision
-from worker.training.trainer import SnapshotHook, StepReport, TrainingProgress
+from worker.training.snapshot_hook import SnapshotHook
+from worker.training.trainer import StepReport, TrainingProgress
 
 
 class TrainingEngine(Protocol):
@@ -31,6 +32,8 @@ class TrainingEngine(Protocol):
     world_group: Collective | None
     progress: TrainingProgress
     update_complete: bool
+    buffers_are_live: bool
+    """Whether the buffers always hold the state, or only after ``export_state``."""
     snapshot_hook: SnapshotHook
     recorder: Recorder
 

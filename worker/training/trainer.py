@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,6 +51,7 @@ from worker.training.optimizer import (
 from worker.training.pipeline_schedule import PipelineRank, ignore_layer
 from worker.training.pipeline_stage import StageRunner
 from worker.training.precision import LossScale, Precision, loss_seed, on_device, precision_of
+from worker.training.snapshot_hook import NoSnapshots, SnapshotHook
 from worker.training.step_vote import StepContribution, StepTotals, StepVote
 from worker.training.utilization import seconds_at_peak
 from worker.training.zero1 import Zero1Update, owned_buckets
@@ -70,26 +71,6 @@ class NotANumberError(RuntimeError):
             what = f"the output of layer {layer} is not finite on rank {rank}, the first such layer"
         before = f"; so were {skipped} steps before, whose updates were skipped" if skipped else ""
         super().__init__(f"step {step}: {what}{before}")
-
-
-class SnapshotHook(Protocol):
-    """Takes snapshots; is asked before the state changes."""
-
-    def wants_to_stop(self, step: int) -> bool:
-        """Return whether this step is the last; called with complete gradients, may wait."""
-
-    def before_update(self) -> None:
-        """Wait until the state may be changed."""
-
-
-class NoSnapshots:
-    """Takes no snapshots."""
-
-    def wants_to_stop(self, step: int) -> bool:  # noqa: ARG002 - part of the interface
-        return False
-
-    def before_update(self) -> None:
-        return
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +152,8 @@ def finite(values: Mapping[str, Any]) -> dict[str, Any]:
 
 class RankTrainer:
     """One rank of a plan, ready for the next step."""
+
+    buffers_are_live = True
 
     def __init__(
         self,
@@ -488,6 +471,7 @@ class RankTrainer:
         """Raise ``NotANumberError`` on all ranks if the step cannot end with these totals."""
         if self._may_end_with(totals):
             return
+        self.snapshot_hook.before_giving_up()
         step, skipped = self.progress.step, self.progress.nonfinite
         bad = self._pipeline.first_bad_layer(step)
         named = self._vote.first_bad_layer(bad)

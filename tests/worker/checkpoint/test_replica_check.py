@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from simulator.models.families import build_model
-from simulator.spec.job import Job
+from simulator.spec.job import Checkpoint, Job
 from simulator.spec.plan import Place, Plan
 from tests.worker.threads import ThreadTransport, run_as_threads
 from tests.worker.training_runs import SomeLabels, plan_of, small_job
@@ -35,8 +35,11 @@ def plan_on(*kinds: str, job: Job = JOB) -> Plan:
     return replace(plan, pipelines=pipelines)
 
 
-def flip(flat: torch.Tensor, place: int, bit: int) -> None:
-    """Flip one bit of one element."""
+def flip(flat: torch.Tensor, place: int, bit: int | None) -> None:
+    """Flip one bit of one element; ``None``: make it a number that is not finite."""
+    if bit is None:
+        flat[place] = torch.nan
+        return
     flat.view({4: torch.int32, 8: torch.int64}[flat.element_size()])[place] ^= 1 << bit
 
 
@@ -46,8 +49,9 @@ def said(
     *,
     flipped_at: int | None,
     stop_at: int = 99,
-    bit: int = 16,
+    bit: int | None = 16,
     job: Job = JOB,
+    persist_every: int | None = 2,
 ) -> list[str]:
     """Return each rank's error in 4 steps, every second one durable; rank 1 has a wrong bit."""
 
@@ -55,7 +59,7 @@ def said(
         rank = transport.rank
         trainer = RankTrainer(job, plan, rank, transport, SomeLabels(job))
         node = plan.pipelines[rank].stages[0].places[0].node or ""
-        target = SnapshotTarget("j", 1, 1, node, memory / str(rank), 1, 2, {})
+        target = SnapshotTarget("j", 1, 1, node, memory / str(rank), 1, persist_every, {})
         keeper = SnapshotManager.open(trainer, target, transport)
         trainer.snapshot_hook = keeper
         keeper.replicated(99)
@@ -67,6 +71,7 @@ def said(
                 keeper.after_step()
             keeper.seal_at_stop(persist=False)
         except ReplicaMismatchError as error:
+            keeper.withdraw_if_in(error.blamed)
             return str(error)
         finally:
             keeper.close()
@@ -82,7 +87,7 @@ def test_equal_replicas_pass(tmp_path):
 @pytest.mark.parametrize(("flipped_at", "seen_at"), [(1, 2), (2, 2)])
 def test_of_two_holders_none_can_be_blamed_for_a_wrong_bit(tmp_path, flipped_at, seen_at):
     first, second = said(tmp_path, plan_on("a", "a"), flipped_at=flipped_at)
-    assert f"of layer 1 sealed at step {seen_at} differs between its holders" in first
+    assert f"of layer 1 after {seen_at} steps differs between its holders" in first
     assert "rank 0 on node a and rank 1 on node a: no majority agrees" in first
     assert second == first
 
@@ -90,8 +95,33 @@ def test_of_two_holders_none_can_be_blamed_for_a_wrong_bit(tmp_path, flipped_at,
 def test_rank_that_most_holders_contradict_is_named_with_its_node(tmp_path):
     plan = plan_on("a", "a", "a")
     found = said(tmp_path, plan, flipped_at=2)
-    assert "sealed at step 2 differs between its holders, and most contradict rank 1 on" in found[0]
+    assert "after 2 steps differs between its holders, and most contradict rank 1 on" in found[0]
     assert len(set(found)) == 1, "all ranks say the same"
+
+
+def test_rank_that_most_holders_contradict_withdraws_its_snapshots(tmp_path):
+    """So the next generation restores what the others keep."""
+    plan = plan_on("a", "a", "a")
+    said(tmp_path, plan, flipped_at=2)
+    files = [len(list((tmp_path / str(rank)).rglob("*.snap"))) for rank in range(3)]
+    assert files[1] == 0
+    assert files[0] > 0
+
+
+@pytest.mark.parametrize(("every", "seen_at"), [(1, 2), (3, 3), (0, 4), (20, 4)])
+def test_wrong_bit_is_found_without_a_place_for_checkpoints(tmp_path, every, seen_at):
+    """As often as the job asks for, and at a stop."""
+    job = replace(JOB, checkpoint=Checkpoint(compare_every=every))
+    found = said(tmp_path, plan_on("a", "a"), flipped_at=2, job=job, persist_every=None)
+    assert f"after {seen_at} steps differs" in found[0]
+
+
+def test_rank_whose_wrong_bit_makes_the_loss_infinite_is_named(tmp_path):
+    """The comparison comes before the error of the number that is not finite."""
+    job = replace(JOB, skip_nonfinite=0)
+    plan = plan_on("a", "a", "a")
+    found = said(tmp_path, plan, flipped_at=2, bit=None, job=job, persist_every=None)
+    assert "after 2 steps differs between its holders, and most contradict rank 1 on" in found[0]
 
 
 @pytest.mark.parametrize("bit", [0, 31, 39, 40, 52, 62])
@@ -99,13 +129,13 @@ def test_any_bit_of_a_wide_number_counts(tmp_path, bit):
     model = build_model("exact", layers=2, hidden=16, heads=4, ffn=24, vocab=30, sequence=6)
     job = Job("exact", model, global_batch=8, sequence=6, max_tp=4, learning_rate=0.01)
     found = said(tmp_path, plan_on("a", "a", job=job), flipped_at=2, bit=bit, job=job)
-    assert "sealed at step 2 differs" in found[0]
+    assert "after 2 steps differs" in found[0]
 
 
 def test_wrong_bit_is_named_at_a_stop(tmp_path):
     first, second = said(tmp_path, plan_on("a", "a"), flipped_at=2, stop_at=2)
-    assert "sealed at step 2" in first
-    assert "sealed at step 2" in second
+    assert "after 2 steps" in first
+    assert "after 2 steps" in second
 
 
 def test_other_gpu_kinds_may_round_differently(tmp_path):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from worker.checkpoint.replica_check import ReplicaMismatchError
 from worker.control.assignment import Assignment
 from worker.control.generation import GenerationRun
 from worker.distributed.interface import PeerLostError
@@ -21,6 +24,33 @@ PLAN = Plan(
 )
 
 
+def run_of(tmp_path: Path, report: Any) -> GenerationRun:
+    spec = {
+        "job": "job", "generation": 2, "rank": 0, "ranks": 2, "threads": 1, "host": "127.0.0.1",
+        "folder": str(tmp_path / "2" / "0"), "memory": str(tmp_path), "node": "a", "term": 1,
+        "device": 0, "device_type": "cpu", "memory_every": 1, "persist_every": None,
+        "restore": {"step": 3, "generation": 1, "source": "memory"}, "peers": {}, "ticket": "t",
+    }  # fmt: skip
+    assignment = Assignment(spec)
+    assignment.__dict__["plan"] = PLAN
+    return GenerationRun(assignment, report)
+
+
+def test_snapshots_learn_which_rank_is_contradicted_before_they_are_closed(tmp_path: Path) -> None:
+    run, done = run_of(tmp_path, lambda *_: None), []
+    run._snapshots = SimpleNamespace(
+        withdraw_if_in=done.append, close=lambda: done.append("closed")
+    )
+    run._ended.set()
+
+    def differ(_):
+        raise ReplicaMismatchError("differs", (1,))
+
+    run.run(differ)
+    assert done == [(1,), "closed"]
+    assert run.state == "idle"
+
+
 @pytest.mark.parametrize(
     ("error", "is_reusable"),
     [(RuntimeError("CUDA error: unspecified launch failure"), False), (OSError("full"), True)],
@@ -29,12 +59,6 @@ def test_survivor_whose_last_seal_fails_still_reports_the_loss(
     tmp_path: Path, error: Exception, is_reusable: bool
 ) -> None:
     """Earlier snapshots stay; it is no bug of the job."""
-    spec = {
-        "job": "job", "generation": 2, "rank": 0, "ranks": 2, "threads": 1, "host": "127.0.0.1",
-        "folder": str(tmp_path / "2" / "0"), "memory": str(tmp_path), "node": "a", "term": 1,
-        "device": 0, "device_type": "cpu", "memory_every": 1, "persist_every": None,
-        "restore": {"step": 3, "generation": 1, "source": "memory"}, "peers": {}, "ticket": "t",
-    }  # fmt: skip
     reports, broken = [], threading.Event()
 
     def report(status, _):
@@ -42,9 +66,7 @@ def test_survivor_whose_last_seal_fails_still_reports_the_loss(
         if status["taking"] == "broken":
             broken.set()
 
-    assignment = Assignment(spec)
-    assignment.__dict__["plan"] = PLAN
-    run = GenerationRun(assignment, report)
+    run = run_of(tmp_path, report)
 
     def lose(_):
         raise PeerLostError(1, "vote")

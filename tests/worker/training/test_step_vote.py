@@ -14,8 +14,9 @@ from tests.worker.training.test_gradient_sync import buffers
 from tests.worker.training_runs import SomeLabels, drawn, plan_of, small_job
 from worker.layout.rank_layout import holdings_of, rank_places
 from worker.layout.tensor_table import table_of
+from worker.training.snapshot_hook import NoSnapshots
 from worker.training.step_vote import StepContribution, StepVote, square_sum
-from worker.training.trainer import NoSnapshots, RankTrainer
+from worker.training.trainer import RankTrainer
 
 pytestmark = pytest.mark.torch
 

@@ -39,13 +39,8 @@ from worker.models.random_numbers.microbatch_context import MicroBatch, MicroBat
 from worker.training.full_tensors import RankTensors, TensorKey
 from worker.training.optimizer import learning_rate
 from worker.training.precision import LossScale, precision_of
-from worker.training.trainer import (
-    NoSnapshots,
-    NotANumberError,
-    SnapshotHook,
-    StepReport,
-    TrainingProgress,
-)
+from worker.training.snapshot_hook import NoSnapshots, SnapshotHook
+from worker.training.trainer import NotANumberError, StepReport, TrainingProgress
 from worker.training.utilization import seconds_at_peak
 
 

@@ -35,18 +35,15 @@ from worker.training.flat_buffers import LayerBuffer, layer_buffers
 from worker.training.full_tensors import load_full_tensors, merge_ranks, rank_tensors
 from worker.training.optimizer import OptimizerStep
 from worker.training.precision import precision_of
-from worker.training.trainer import (
-    NoSnapshots,
-    NotANumberError,
-    SnapshotHook,
-    StepReport,
-    TrainingProgress,
-)
+from worker.training.snapshot_hook import NoSnapshots, SnapshotHook
+from worker.training.trainer import NotANumberError, StepReport, TrainingProgress
 from worker.training.zero1 import owned_buckets
 
 
 class DeepSpeedEngine:
     """One rank trained by DeepSpeed, as a ``TrainingEngine``."""
+
+    buffers_are_live = False
 
     def __init__(
         self,

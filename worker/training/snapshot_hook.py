@@ -1,0 +1,31 @@
+"""What takes snapshots of a trainer, as the trainer calls it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class SnapshotHook(Protocol):
+    """Takes snapshots; is asked before the state changes."""
+
+    def wants_to_stop(self, step: int) -> bool:
+        """Return whether this step is the last; called with complete gradients, may wait."""
+
+    def before_update(self) -> None:
+        """Wait until the state may be changed."""
+
+    def before_giving_up(self) -> None:
+        """Raise a better reason than a number that is not finite; all ranks call it."""
+
+
+class NoSnapshots:
+    """Takes no snapshots."""
+
+    def wants_to_stop(self, step: int) -> bool:  # noqa: ARG002 - part of the interface
+        return False
+
+    def before_update(self) -> None:
+        return
+
+    def before_giving_up(self) -> None:
+        return
