@@ -355,17 +355,19 @@ def moves_text(moves: list[dict[str, Any]]) -> str:
     if not moves:
         return "no reconfiguration yet"
     names = list(dict.fromkeys(name for move in moves for name, _ in move["phases"]))
-    header = ["when", "kind", "to", "lost", "downtime", "predicted", "in all", *names]
+    header = ["when", "kind", "to", "lost", "cost", "downtime", "predicted", "in all", *names]
     rows = []
     for move in moves:
         predicted = {name: f" ({seconds:.2f})" for name, seconds in move["predicted"]}
         phases = {
             name: f"{seconds:.2f}{predicted.get(name, '')}" for name, seconds in move["phases"]
         }
-        lost = ("-", "-", "-")  # A start interrupts nothing.
+        lost = ("-", "-", "-", "-")  # A start interrupts nothing.
         if move["kind"] != "start":
             downtime, expected = f"{move['downtime_s']:.2f} s", f"{move['predicted_s']:.2f} s"
-            lost = (counted(move["steps_lost"], "step"), downtime, expected)
+            usd = move.get("usd")  # An older sailord does not say it.
+            cost = "-" if usd is None else f"${usd:,.2f}"
+            lost = (counted(move["steps_lost"], "step"), cost, downtime, expected)
         rows.append(
             (
                 *(timestamp(move["at"]), move["kind"], str(move["generation"])),

@@ -49,6 +49,9 @@ class ReconfigurationTiming:
     """The same phases, as predicted."""
     uncorrected: tuple[tuple[str, float], ...] = ()
     """The prediction, not corrected by earlier moves."""
+    usd: float | None = None
+    """Cost of the downtime and of the lost steps' repetition, at the price of the next plan; null:
+    of a start, or without a known price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +165,8 @@ def _running(
     assert seen.stood_at is not None, "a generation opens after the one before was left"
     is_start = seen.kind == START
     downtime_s = 0.0 if is_start else active.progress.advanced_at - seen.stood_at - seen.step_s
+    downtime_s = max(downtime_s, 0.0)
+    paid_s, rate = downtime_s + seen.steps_lost * seen.step_s, record.usd_per_hour
     phases = {
         "detect": seen.asked_at - seen.sign_at - seen.retried_s,
         **({"retries": seen.retried_s} if seen.retried_s > 0 else {}),
@@ -178,12 +183,13 @@ def _running(
         source=record.restore.source,
         restored_step=record.restore.point.step,
         steps_lost=seen.steps_lost,
-        downtime_s=max(downtime_s, 0.0),
+        downtime_s=downtime_s,
         total_s=active.progress.advanced_at - seen.sign_at,
         predicted_s=seen.predicted_s,
         phases=tuple((name, max(seconds, 0.0)) for name, seconds in phases.items()),
         predicted=seen.predicted,
         uncorrected=seen.uncorrected,
+        usd=None if is_start or rate is None else paid_s / 3600 * rate,
     )
 
 

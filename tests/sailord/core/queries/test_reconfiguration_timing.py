@@ -101,6 +101,16 @@ def test_timing_of_a_loss_by_phase():
     assert dict(PREDICTED).keys() <= dict(move.phases).keys()
 
 
+def test_a_move_costs_its_downtime_and_the_steps_that_are_done_again():
+    film = Film()
+    film.nodes[B] = node(B, absent_since=11.0, lost_at=12.0)
+    film.plan(12.25, 12.5)
+    film.run(12.5, 12.75, 14.0, 15.0, of=replace(NEW, usd_per_hour=720.0))
+    (move,) = film.moves
+    assert (move.downtime_s, move.steps_lost) == (4.5, 1)
+    assert move.usd == pytest.approx((4.5 + 0.5) * 720.0 / 3600)
+
+
 def test_planned_reconfiguration_loses_no_step_and_starts_at_the_stop():
     film = Film()
     film.nodes[B] = node(B, draining_since=10.5)
@@ -156,7 +166,7 @@ def test_start_loses_no_steps(before):
     film.plan(11.0, 11.5, Waiting("its turn came", 10.0))
     film.run(11.5, 12.0, 13.0, 14.0, of=record(1 if before is None else 2, (A, B), 0))
     (move,) = film.moves
-    assert (move.kind, move.steps_lost, move.downtime_s) == ("start", 0, 0.0)
+    assert (move.kind, move.steps_lost, move.downtime_s, move.usd) == ("start", 0, 0.0, None)
     assert move.total_s == 4.0
 
 
