@@ -162,7 +162,8 @@ def _end(state: State, active: Active, generation: GenerationRecord, steps: int)
     point, restore = stopped_at(state, generation), generation.restore
     is_sealed_here = restore.source == "memory" or restore.point.step < steps
     waited_s = state.now - active.progress.advanced_at
-    if point is None and is_sealed_here and waited_s < state.options.stop_s:
+    is_kept = state.job.saving.uri is not None
+    if is_kept and point is None and is_sealed_here and waited_s < state.options.secure_s:
         return WAIT  # A report of the seal is on its way.
     kept = secure(state, active, point)
     return close(state, active, "done", f"all {steps} steps are done") if kept is PASS else kept

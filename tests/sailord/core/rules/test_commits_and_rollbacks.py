@@ -314,7 +314,10 @@ def test_seals_of_the_last_step_that_are_reported_late_are_awaited():
     world = World(steps=20)
     for node in (A, B):
         world.report(node, "stopped", 20)
-    world.at += world.state.options.stop_s
+    world.at += world.state.options.secure_s - 1.0
+    world.tell(Ticked)
+    assert world.ordered(WriteGeneration) == [], "a node may have been silent for a minute"
+    world.at += 1.0
     world.tell(Ticked)
     assert world.ordered(WriteGeneration), "it is not awaited for ever"
 
@@ -335,7 +338,8 @@ def test_budget_that_ends_while_the_last_step_is_stored_does_not_hold_the_job():
 
 def test_job_without_checkpoints_is_done_at_once():
     world = World(steps=20, uri=None)
-    end(world)
+    for node in (A, B):
+        world.report(node, "stopped", 20)
     assert world.ordered(WriteGeneration)
     world = World(steps=20)
     end(world)
