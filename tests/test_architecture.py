@@ -57,6 +57,7 @@ WINGS: dict[str, dict[str, str]] = {
     "worker": {
         "types": "",
         "plain_file": "",
+        "spec_protocol": "",
         "layout": "types simulator",
         "devices": "simulator",
         "distributed": "devices",
@@ -74,7 +75,7 @@ WINGS: dict[str, dict[str, str]] = {
         "reporting": "",
         "script": "training reporting",
         "layer_profiles": "script",
-        "control": "engines script",
+        "control": "engines script spec_protocol",
         "cli": "control layer_profiles",
         ".": "cli",
     },
@@ -90,7 +91,7 @@ WINGS: dict[str, dict[str, str]] = {
         "devices": "simulator",
         "cloud": "core daemon",
         "work": "core rpc daemon",
-        "workers": "core rpc daemon worker.layout worker.plain_file",
+        "workers": "core rpc daemon worker.layout worker.plain_file worker.spec_protocol",
         "snapshots": "core rpc daemon object_store worker.checkpoint.snapshot_file "
         "worker.checkpoint.fetch worker.plain_file",
         ".": "links devices cloud work workers snapshots store",

@@ -19,6 +19,7 @@ from agents.daemon.process_cleanup import exists
 from agents.daemon.tasks import Tasks
 from agents.workers.pidfd import ProcessHandle, ProcessId, open_process, process_start
 from worker.plain_file import read_plain
+from worker.spec_protocol import NEEDS, SPEAKS, why_apart
 
 START_S = 120.0
 """For the fork server to import what workers need."""
@@ -30,6 +31,10 @@ LOOK_S = 0.02
 EXIT_LOOK_S = 0.05
 KILL_AGAIN_S = 0.5
 LINE_BYTES_MAX = 1 << 20
+
+
+class WorkersTooOldError(OSError):
+    """The fork server is of a version that this agent cannot direct."""
 
 
 @dataclass(eq=False)
@@ -46,6 +51,8 @@ class ForkClient:
     neither start it nor end its processes."""
     _process: asyncio.subprocess.Process | None = None
     """The fork server, if we started it."""
+    _speaks: int = SPEAKS
+    """What its workers speak, as it said last."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _tasks: Tasks = field(default_factory=Tasks)
 
@@ -55,12 +62,21 @@ class ForkClient:
             await self._ask({"ask": "sync"})
 
     async def ensure_running(self) -> None:
-        """Return when the fork server runs; start it if it does not."""
+        """Return when the fork server runs; start it if it does not.
+
+        Raises ``WorkersTooOldError``.
+        """
         async with self._lock:
-            with contextlib.suppress(OSError):
+            try:
                 await self._ask({"ask": "sync"})
-                return
-            await self._start()
+            except OSError:
+                await self._start()
+        self.check_version()
+
+    def check_version(self) -> None:
+        """Raise ``WorkersTooOldError`` if its workers cannot act on our orders."""
+        if why := why_apart(self._speaks, NEEDS):
+            raise WorkersTooOldError(why)
 
     async def fork(self, home: Path, spec: dict[str, Any]) -> ProcessId:
         """Fork a worker; its ``process.json`` is written before it runs."""
@@ -149,8 +165,10 @@ class ForkClient:
         try:
             writer.write(json.dumps(question).encode() + b"\n")
             async with asyncio.timeout(ANSWER_S):  # TimeoutError is an OSError.
-                if not await reader.readline():
+                if not (line := await reader.readline()):
                     raise ConnectionError("the fork server ended")
+            if question["ask"] == "sync":
+                self._speaks = int(json.loads(line).get("speaks", 0))
         finally:
             writer.close()
 

@@ -33,6 +33,7 @@ from agents.daemon.oom_score import end_before_the_daemon
 from agents.daemon.state_folder import lock_file
 from agents.daemon.systemd import notify
 from agents.workers.pidfd import kill_group, peer_of, process_start
+from worker.spec_protocol import SPEAKS
 
 LINE_BYTES_MAX = 1 << 16
 LOOK_S = 1.0
@@ -148,7 +149,7 @@ class ForkServer:
                 self.is_over = True
             case _:
                 pass  # "sync": the answer says that all earlier requests are done.
-        return {}
+        return {"speaks": SPEAKS}
 
     def _fork(self, folder: Path, spec: dict[str, Any], become: Callable[[], int]) -> int:
         """Fork a process that ends with what ``become`` returns."""

@@ -142,6 +142,7 @@ class WorkerGang:
         }
         missing = []
         try:
+            self.fork_client.check_version()
             for spec in specs:
                 if (member := idle.get(spec["device"])) is not None:
                     self._reuse(member, spec)

@@ -23,6 +23,7 @@ from agents.rpc.signing import ClusterKey, ticket
 from simulator.documents.files import parse_document
 from simulator.inputs.plan_file import plan_from_document
 from worker.layout.rank_layout import rank_places
+from worker.spec_protocol import NEEDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,7 @@ def specs(
         folder.mkdir(exist_ok=True)
         folder.chmod(0o770)  # The worker's own, also where workers have a user of their own.
         yield {
+            "needs": NEEDS,
             "job": record.job,
             "generation": record.number,
             "term": record.term,

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -53,7 +54,8 @@ async def test_a_full_disk_when_a_worker_is_reused_is_the_failure_of_the_generat
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     told: list[Event] = []
-    gang = WorkerGang(tmp_path, cast("Any", None), Clock(), told.append)
+    client: Any = SimpleNamespace(check_version=lambda: None)
+    gang = WorkerGang(tmp_path, client, Clock(), told.append)
     gang.job, gang.generation, gang._is_starting = JobId("j"), 3, True
     idle = WorkerProcess(
         tmp_path, cast("Any", None), {"job": "j", "generation": 2, "rank": 0, "device": 0}
