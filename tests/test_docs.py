@@ -232,6 +232,15 @@ def test_paths_in_documents_exist():
     assert missing == []
 
 
+def test_tests_that_a_document_names_exist():
+    text = (ROOT / "docs" / "gpu-hazards.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(test_\w+)`", text))
+    assert named
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        named -= set(re.findall(r"def (test_\w+)", path.read_text(encoding="utf-8")))
+    assert named == set()
+
+
 SAMPLE = """\
 Words.
 
