@@ -143,9 +143,14 @@ def _keep(lengths: Sequence[int], cache: Path) -> None:
     """Write the lengths; several processes may do so at once, and write the same."""
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=cache.parent, delete=False) as file:
-            np.save(file, np.asarray(lengths, dtype=np.int64))
-        os.replace(file.name, cache)
+        file = tempfile.NamedTemporaryFile(dir=cache.parent, delete=False)  # noqa: SIM115 - renamed when whole
+        try:
+            with file:
+                np.save(file, np.asarray(lengths, dtype=np.int64))
+            os.replace(file.name, cache)
+        except BaseException:
+            os.unlink(file.name)
+            raise
     except OSError as error:
         what = f"cannot be written ({error.strerror})"
         raise InputError(Problem(f"Packed: cache {cache}", what, "name another file")) from None

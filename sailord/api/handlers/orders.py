@@ -37,9 +37,11 @@ async def handle_order(request: web.Request, target: str) -> web.Response:
     kinds: dict[str, type] = {"id": str, "reason": str, "leaves_at": float, "notice_s": float}
     body, api = await read_object(request, kinds, ()), request.app[CONTEXT]
     if (notice_s := body.get("notice_s")) is not None:
-        if "leaves_at" in body or not 0 <= notice_s <= NOTICE_S_MAX:
-            cure = f"give 0 to {NOTICE_S_MAX:,.0f} s, and no leaves_at"
-            raise InputError(Problem("notice_s", "is no time of its own", cure))
+        if "leaves_at" in body:
+            raise InputError(Problem("notice_s", "is given beside leaves_at", "give one of them"))
+        if not 0 <= notice_s <= NOTICE_S_MAX:
+            cure = f"give 0 to {NOTICE_S_MAX:,.0f} s"
+            raise InputError(Problem("notice_s", "is out of range", cure))
         # By our clock: the sender's may differ.
         body["leaves_at"] = api.clock.now() + notice_s
     order = named(request, read_order(request.match_info["order"], target, body))

@@ -98,7 +98,12 @@ class ForkServer:
 
     def _ask(self, question: dict[str, Any]) -> Any:
         with socket.socket(socket.AF_UNIX) as line:
-            line.connect(str(self._path))
+            try:
+                line.connect(str(self._path))
+            except ConnectionRefusedError as error:
+                self._log.flush()
+                said = Path(self._log.name).read_text(encoding="utf-8")[-2000:]
+                raise AssertionError(f"it ended with {self._process.poll()}: {said}") from error
             line.sendall(json.dumps(question).encode() + b"\n")
             with line.makefile() as answer:
                 return json.loads(answer.readline())

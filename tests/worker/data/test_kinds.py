@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from itertools import count
 
@@ -177,6 +178,16 @@ def test_lengths_are_read_from_their_file_by_later_processes(tmp_path):
     assert list(cache.parent.iterdir()) == [cache], "nothing unfinished is left"
     with pytest.raises(InputError, match="cannot be written"):
         sailor.Packed(samples, 5, cache="/proc/no/lengths.npy")
+
+
+def test_full_disk_leaves_no_unfinished_cache(tmp_path, monkeypatch):
+    def save(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "save", save)
+    with pytest.raises(InputError, match="No space left"):
+        sailor.Packed([{"input_ids": [1]}], 5, cache=tmp_path / "lengths.npy")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_samples_that_cannot_be_packed_are_named():
