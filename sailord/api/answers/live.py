@@ -83,6 +83,7 @@ class NodeRows:
             "leaves_at": view.leaves_at,
             "cordoned": view.cordoned,
             "safe": view.safe_to_stop and view.state == "draining",
+            "slow": bool(view.slow),
             "why": view.why_lost or view.failure or view.unsound or view.slow or view.trouble,
         }
         return {key: value for key, value in row.items() if value or key == "kind"}
@@ -191,7 +192,7 @@ def _job(state: State, active: Active | None, view: ActiveView) -> dict[str, Any
         "unit": view.unit,
         "durable_step": view.durable_step,
         "durable_at": None if age is None else round(state.now - age),
-        "saves": state.job.saving.uri is not None,
+        "uri": state.job.saving.uri,
         "safe_step": view.safe_step,
         "troubles": list(view.troubles),
         "failures": view.failures,

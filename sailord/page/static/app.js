@@ -1,5 +1,6 @@
 // The page: keeps one document up to date from the live stream, and draws it.
 
+import { renderCheckpoints } from "./checkpoints.js";
 import { drawChart } from "./charts.js";
 import { byId, count, digits, duration, fillPairs, iso, knownUsd, make, moment, percent, plural, setText, short, usd, words } from "./format.js";
 import { renderDetails, renderMap, selectedNode, unselect } from "./map.js";
@@ -10,6 +11,8 @@ import { renderTimeline } from "./timeline.js";
 const EVENTS_MAX = 200;
 const LOST_SHOWN_S = 600;
 const LOST_MAX = 8;
+const STALLED_S = 10;
+const STALLED_STEPS = 3;
 const YEAR_S = 365 * 86_400;
 const MOODS = { running: "good", held: "bad", waiting: "wait", planning: "wait", opening: "wait", starting: "wait", stopping: "wait", closing: "wait" };
 const CAUSES = { training: "good", idle_in_plan: "calm", step_under_way: "calm", unused: "calm", no_job: "calm", paused: "calm", held: "bad", lost: "bad", slow_node: "bad", unobserved: "bad" };
@@ -139,6 +142,7 @@ function render() {
   renderGoodput(doc.goodput);
   renderMoney(doc);
   renderMoves();
+  renderCheckpoints(doc, now());
   renderEvents();
   renderLost(doc);
 }
@@ -163,7 +167,7 @@ function renderNow(doc) {
   const rate = rateNow(doc);
   const predicted = job?.predicted?.tokens_per_s;
   fillPairs(byId("figures"), (job ? [
-    ["step", count(job.step), job.steps ? `of ${count(job.steps)}` : "no end is set"],
+    ["step", count(job.step), (job.steps ? `of ${count(job.steps)}` : "no end is set") + stalledNote(job)],
     ["loss", job.measured?.loss === undefined ? "–" : digits(job.measured.loss, 4), "last step"],
     ["throughput", rate ? short(rate) : "–", `${job.unit}/s${predicted ? `, predicted ${short(predicted)}` : ""}`],
     ["done in", Number.isFinite(left) ? duration(left) : "–", left < YEAR_S ? `at ${moment(now() + left)}` : Number.isFinite(left) ? "at this speed" : "not known yet"],
@@ -181,6 +185,12 @@ function renderNow(doc) {
   }
 }
 
+/** Said when no step ended for much longer than a step takes: the number alone does not tell. */
+function stalledNote(job) {
+  const since = now() - job.step_at;
+  return job.step_at && since > Math.max(STALLED_S, STALLED_STEPS * (stepSeconds(job) ?? 0)) ? `; none for ${duration(since)}` : "";
+}
+
 function whyText(job, doc) {
   if (doc.leads === undefined) return "";
   if (!doc.leads) return "No leader is elected; this is what the last one knew. Training goes on.";
@@ -192,7 +202,7 @@ function whyText(job, doc) {
 }
 
 function durableNote(job) {
-  if (!job.saves) return "the job names no storage";
+  if (!job.uri) return "the job names no storage";
   const risk = Math.max(job.step - (job.durable_step ?? 0), 0);
   const age = job.durable_at ? `, ${duration(Math.max(now() - job.durable_at, 0))} ago` : "";
   return `${plural(risk, "step")} since${age}`;
@@ -272,7 +282,7 @@ function renderMoney(doc) {
   fillPairs(byId("money"), [
     ["this job so far", job ? knownUsd(soFar, unpriced > 0 || rate === undefined) : "",
       (spent?.usd_max ? `of ${usd(spent.usd_max)}` : "no budget is set") + (unpriced >= 1 ? `; without ${duration(unpriced)} at unknown prices` : "")],
-    ["to come", job ? knownUsd(left) : "", left !== undefined ? "until its last step, at this speed" : rate === undefined ? "a price is unknown" : "not known yet"],
+    ["to come", job ? knownUsd(left) : "", left !== undefined ? `${usd(soFar + left)} in all, at its last step, at this speed` : rate === undefined ? "a price is unknown" : "not known yet"],
     ["its plan", job ? knownUsd(rate) : "", rate === undefined ? "a price is unknown" : "an hour"],
     ["all nodes", goodput ? knownUsd(goodput.usd, isUnpriced) : "", `since ${goodput?.since ? moment(goodput.since) : "the start"}${unpricedNote(goodput)}`],
     ["all nodes now", goodput ? knownUsd(goodput.usd_per_hour, isUnpriced) : "", isUnpriced ? "an hour, where the price is known" : "an hour"],
@@ -341,6 +351,7 @@ function renderEvents() {
     make("small", {}, each.step === null ? "" : `step ${count(each.step)}`))));
 }
 
+byId("checkpoints-box").addEventListener("toggle", draw);
 byId("details-close").addEventListener("click", unselect);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !byId("details").hidden && !document.querySelector("dialog[open]")) unselect();

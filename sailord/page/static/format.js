@@ -55,6 +55,10 @@ export const usd = (value) =>
   `$${new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 }).format(value)}`;
 /** Dollars; a zero that stands for time at unknown prices is no price. */
 export const knownUsd = (value, isUnpriced) => (value === undefined || (isUnpriced && value === 0) ? "–" : usd(value));
+export const bytes = (value) => {
+  const power = value < 1 ? 0 : Math.min(Math.floor(Math.log2(value) / 10), 4);
+  return `${digits(value / 1024 ** power)} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
+};
 export const percent = (share) => `${(share * 100).toFixed(1)} %`;
 export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 

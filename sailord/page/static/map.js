@@ -60,7 +60,7 @@ export function renderMap(doc, onSelect) {
     layOut(zones, byZone, isCompact, onSelect);
   }
   for (const id of ids) update(id, doc, parts.get(id), isCompact);
-  for (const zone of zones) setText(byId(`zone-${zones.indexOf(zone)}`), zoneText(zone, byZone.get(zone), doc));
+  for (const zone of zones) setText(byId(`zone-${zones.indexOf(zone)}`), zoneText(zone, byZone.get(zone), doc, parts));
   setText(byId("counts"), countsText(doc));
   if (byId("legend").childElementCount === 0) {
     byId("legend").replaceChildren(...LEGEND.map(([mood, text]) =>
@@ -132,7 +132,7 @@ function update(id, doc, parts, isCompact) {
       make("span", { class: "glyph", "data-mood": mood, "aria-hidden": "true" }, GLYPHS[mood]),
       make("span", { class: "name" }, node.name),
       make("span", { class: "what" }, `${gpus} × ${gpu}`),
-      make("span", { class: "what" }, layers || stateText(node)),
+      make("span", { class: "what" }, [node.slow && "slow", layers || stateText(node)].filter(Boolean).join(": ")),
     );
   }
 }
@@ -140,15 +140,22 @@ function update(id, doc, parts, isCompact) {
 const stateText = (node) =>
   node.state === "ready" ? (node.taking === "running" ? "trains" : words(node.taking ?? "ready")) : node.state;
 
-function zoneText(zone, ids, doc) {
+/** A ready node that no plan uses. */
+const isFree = (id, doc, parts) => doc.nodes[id].state === "ready" && !doc.nodes[id].cordoned && !parts.has(id);
+
+function zoneText(zone, ids, doc, parts) {
   const gpus = ids.reduce((sum, id) => sum + (doc.nodes[id].state === "lost" ? 0 : doc.kinds[doc.nodes[id].kind]?.[3] ?? 0), 0);
-  return `${zone} · ${plural(ids.length, "node")}, ${plural(gpus, "GPU")}`;
+  const free = ids.filter((id) => isFree(id, doc, parts)).length;
+  return `${zone} · ${plural(ids.length, "node")}, ${plural(gpus, "GPU")}${free ? `, ${plural(free, "node")} unused` : ""}`;
 }
 
 function countsText(doc) {
   const counts = Object.entries(doc.counts ?? {}).map(([state, number]) => `${count(number)} ${state}`);
   const rented = doc.capacity ? `; rented: ${doc.capacity.up} of ${doc.capacity.wanted} wanted` : "";
-  return (counts.join(", ") || "no node has joined yet") + rented;
+  const slow = Object.values(doc.nodes ?? {}).filter((node) => node.slow).map((node) => node.name);
+  const speed = !doc.job ? "" : slow.length ? `; slow: ${slow.join(", ")}` : "; no node was found slow";
+  const resting = doc.capacity?.resting ? `; ${plural(doc.capacity.resting, "pool")} had no room lately` : "";
+  return (counts.join(", ") || "no node has joined yet") + speed + rented + resting;
 }
 
 export const selectedNode = () => selected;

@@ -23,7 +23,7 @@ export function renderOrders(doc, role, node) {
   const job = doc.job;
   const ofJobs = [];
   if (may && job) {
-    const kinds = job.state === "held" ? ["resume"] : ["pause", "replan", ...(job.saves ? ["checkpoint"] : [])];
+    const kinds = job.state === "held" ? ["resume"] : ["pause", "replan", ...(job.uri ? ["checkpoint"] : [])];
     ofJobs.push(...kinds.map((kind) => [kind, job.id]));
   } else if (may) {
     ofJobs.push(...(doc.paused ?? []).slice(0, 3).map((id) => ["resume", id]));

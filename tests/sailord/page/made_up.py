@@ -26,6 +26,7 @@ from agents.protocol.records import (
     Point,
     Report,
     Restore,
+    Saving,
     Sealed,
 )
 from sailord.api.answers.goodput import goodput_view
@@ -44,6 +45,16 @@ from sailord.page.merge_patch import merge_patch
 
 JOB, STAGES, LAYERS, NOTICE_S = JobId("job"), 8, 4, 5
 MICRO_BATCHES, BUSY_S = 16, 0.8
+STORAGE = "file:///checkpoints"
+CHECKPOINTS = {
+    "checkpoints": [
+        {"step": step, "generation": 1, "bytes": 3 << 30, "is_durable": step == 40,
+         "is_pinned": step == 20}
+        for step in (20, 30, 40)
+    ],
+    "unreadable": [{"step": 10, "generation": 1, "why": "it was cut off"}],
+    "trouble": "",
+}  # fmt: skip
 NOISE = 0.02
 """Standard deviation of a measured time."""
 
@@ -54,8 +65,9 @@ def surroundings(
     """What a document shows besides the controller's state, where nothing is wrong."""
     service = Service(True, StoreView(True, None), (), {}, Refusals(0, {}), None)
     return Surroundings(
-        plan, {}, StepRate(), {}, None, goodput_view(ledger), service, "head", schedule
-    )
+        plan=plan, about={}, step_rate=StepRate(), at_of={}, safe=None,
+        goodput=goodput_view(ledger), service=service, leader="head", schedule=schedule,
+    )  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -120,7 +132,12 @@ class MadeUp:
         active = Active(JOB, Running(self.begun), self.generation, progress=Progress(step, now))
         jobs = {
             JOB: JobRecord(
-                JOB, "running", steps=100_000, layers=STAGES * LAYERS, bill=Bill(until=self.begun)
+                JOB,
+                "running",
+                steps=100_000,
+                layers=STAGES * LAYERS,
+                bill=Bill(until=self.begun),
+                saving=Saving(STORAGE),
             )
         }
         return State(now=now, term=1, nodes=nodes, jobs=jobs, active=active)
@@ -192,7 +209,9 @@ async def serve(
                 await asyncio.sleep(LOOK_S)
         return reply
 
-    async def about_job(_: web.Request) -> web.Response:
+    async def about_job(request: web.Request) -> web.Response:
+        if request.match_info["what"] == "checkpoints":
+            return web.json_response(CHECKPOINTS)
         return web.json_response({"moves": [], "sha256": "sha", "timeline": schedule})
 
     async def about_node(_: web.Request) -> web.Response:

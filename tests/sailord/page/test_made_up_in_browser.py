@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agents.protocol.records import NodeId
+from sailord.core.model.nodes import Node
+from sailord.core.model.state import Progress, State
 from tests.sailord.page.accessibility import check_rules
 from tests.sailord.page.browser import CHROMIUM, Tab, open_browser
-from tests.sailord.page.made_up import MadeUp, serve
+from tests.sailord.page.made_up import STORAGE, MadeUp, serve
 
 pytestmark = [
     pytest.mark.slow,
@@ -63,6 +67,43 @@ def test_a_node_says_which_of_its_devices_compute_which_layers(tmp_path: Path) -
         assert all("computes 0." in row and "predicted 0.8 s" in row for row in rows), rows
 
     watch(tmp_path, MadeUp(8, gpus=4), play)
+
+
+def test_the_list_of_checkpoints_is_read_when_it_is_opened(tmp_path: Path) -> None:
+    async def play(tab: Tab) -> None:
+        note = "document.getElementById('checkpoints-note').innerText"
+        assert await tab.run(note) == f"None yet; they will be in {STORAGE}"
+        rows = "[...document.querySelectorAll('#checkpoints tbody tr')].map(r => r.innerText)"
+        assert await tab.run(rows) == []
+        await tab.run("document.querySelector('#checkpoints-box summary').click()")
+        await tab.wait(f"{rows}.length === 4")
+        shown = [row.split("\t") for row in await tab.run(rows)]
+        assert shown[0] == ["40", "1", "3 GiB", "the job would go on from here"]
+        assert shown[2][3].startswith("pinned")
+        assert shown[3] == ["10", "1", "", "cannot be read: it was cut off"]
+
+    watch(tmp_path, MadeUp(8), play)
+
+
+def test_it_says_how_long_no_step_ended_and_which_nodes_are_slow_or_unused(tmp_path: Path) -> None:
+    class Stuck(MadeUp):
+        def state(self) -> State:
+            now = super().state()
+            assert now.active is not None
+            progress = Progress(5, now.now - 300)
+            spare = replace(now.nodes[self.records[0].id].record, id=NodeId("s.1"), name="spare")
+            nodes = now.nodes.with_({spare.id: Node(spare, self.begun, None, now.now)})
+            return replace(now, active=replace(now.active, progress=progress), nodes=nodes)
+
+    async def play(tab: Tab) -> None:
+        await tab.wait("document.getElementById('figures').innerText.includes('none for 5 min')")
+        await tab.wait("document.getElementById('zone-0').innerText.includes('1 node unused')")
+        counts = await tab.run("document.getElementById('counts').innerText")
+        assert "no node was found slow" in counts
+
+    cluster = Stuck(8)
+    cluster.count = 9
+    watch(tmp_path, cluster, play)
 
 
 def test_accessibility_rules_hold_on_the_map_of_many_nodes(tmp_path: Path) -> None:
