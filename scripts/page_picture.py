@@ -23,7 +23,8 @@ from sailord.local.paths import Place
 from tests.sailord.page.browser import Tab, open_browser
 
 PATIENCE_S = 300.0
-SIZES = (("page-wide.png", 1280, False), ("page-phone.png", 390, True))
+PHONE_MOST = 1500
+"""The height of the phone's picture; the page goes on below it."""
 WHOLE = (
     "document.querySelectorAll('.curve').length === 2"
     " && document.querySelectorAll('#timeline rect.forward').length > 3"
@@ -86,18 +87,22 @@ async def _draw(cluster: LocalCluster, folder: Path, out: Path) -> None:
         await tab.wait("document.querySelectorAll('.node').length >= 7")
         await tab.run(DETAILS + "; 1")
         await tab.wait(WHOLE, within_s=PATIENCE_S)
-        for name, width, dark in SIZES:
-            await _picture(tab, out / name, width, dark=dark)
+        await _picture(tab, out / "page.png", 1280)
+        await tab.run("document.getElementById('details-close').click(); 1")
+        await _picture(tab, out / "page-phone.png", 390, dark=True, most=PHONE_MOST)
 
 
-async def _picture(tab: Tab, file: Path, width: int, *, dark: bool) -> None:
-    """Write the whole page, with 256 colours: a third of the bytes."""
+async def _picture(
+    tab: Tab, file: Path, width: int, *, dark: bool = False, most: int = 4000
+) -> None:
+    """Write the page down to ``most`` pixels, with 256 colours: a third of the bytes."""
     await tab.screen(width, 900, dark=dark)
     height = await tab.run("document.documentElement.scrollHeight")
     await tab.screen(width, height, dark=dark)
     await tab.picture(file)
     with Image.open(file) as picture:
-        picture.convert("RGB").quantize(256).save(file, optimize=True)
+        box = (0, 0, picture.width, min(picture.height, most))
+        picture.crop(box).convert("RGB").quantize(256).save(file, optimize=True)
 
 
 if __name__ == "__main__":

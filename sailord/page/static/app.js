@@ -17,7 +17,7 @@ const YEAR_S = 365 * 86_400;
 const MOODS = { running: "good", held: "bad", waiting: "wait", planning: "wait", opening: "wait", starting: "wait", stopping: "wait", closing: "wait" };
 const CAUSES = { training: "good", idle_in_plan: "calm", step_under_way: "calm", unused: "calm", no_job: "calm", paused: "calm", held: "bad", lost: "bad", slow_node: "bad", unobserved: "bad" };
 
-const view = { doc: {}, hello: {}, samples: [], events: [], moves: [], movesOf: "", timeline: null, skew: 0, asked: "", isDue: false };
+const view = { doc: {}, hello: {}, samples: [], events: [], moves: [], movesOf: "", timeline: null, skew: 0, asked: "", isDue: false, isMapDue: true };
 /** Seconds as the events have them. */
 const tenths = (seconds) => `${seconds.toFixed(1)} s`;
 const now = () => Date.now() / 1000 + view.skew;
@@ -39,6 +39,7 @@ const kinds = {
     view.skew = value.now - Date.now() / 1000;
   },
   patch(value) {
+    view.isMapDue ||= changesMap(value);
     apply(view.doc, value);
     fetchOnce();
   },
@@ -53,6 +54,12 @@ const kinds = {
     if (fresh.some((each) => each.generation > last)) askAgainSoon();
   },
 };
+
+/** Most patches only tell of steps; looking at thousands of nodes for those takes too long. */
+function changesMap(patch) {
+  const isJobs = patch.job === null || ["id", "phase"].some((key) => key in (patch.job ?? {}));
+  return isJobs || ["nodes", "kinds", "plan", "counts", "capacity"].some((key) => key in patch);
+}
 
 /** The timing of a move is stored a moment after its event; and the planner may be busy. */
 function askAgainSoon(pause = 1500) {
@@ -116,6 +123,7 @@ function signIn(why) {
 follow({
   begin() {
     view.doc = {};
+    view.isMapDue = true;
     view.asked = "";
   },
   event(kind, value) {
@@ -135,7 +143,12 @@ function render() {
   setText(byId("cluster"), hello.cluster ?? "");
   setText(byId("person"), hello.role ? [hello.name, hello.role].filter((each, i, all) => each && all.indexOf(each) === i).join(", ") : "");
   renderNow(doc);
-  renderMap(doc, () => { renderDetails(doc); renderOrders(doc, hello.role, selectedNode()); byId("details-close").focus(); });
+  if (view.isMapDue) {
+    view.isMapDue = false;
+    renderMap(doc, showDetails);
+  } else if (selectedNode()) {
+    renderDetails(doc);
+  }
   renderOrders(doc, hello.role, selectedNode());
   renderCharts(doc);
   renderTimeline(doc, view.timeline);
@@ -145,6 +158,12 @@ function render() {
   renderCheckpoints(doc, now());
   renderEvents();
   renderLost(doc);
+}
+
+function showDetails() {
+  renderDetails(view.doc);
+  renderOrders(view.doc, view.hello.role, selectedNode());
+  byId("details-close").focus();
 }
 
 function stepSeconds(job) {
