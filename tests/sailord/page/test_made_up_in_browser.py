@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,21 @@ def test_unknown_prices_are_not_shown_as_zero(tmp_path: Path) -> None:
         assert "$" not in await tab.run("document.getElementById('goodput').innerText")
 
     watch(tmp_path, MadeUp(8, price=None), play)
+
+
+def test_dollars_of_all_nodes_are_the_ledgers_not_the_sum_of_its_causes(tmp_path: Path) -> None:
+    """More is booked than was billed after an instance ended early; the ledger leaves that out."""
+
+    class Ahead(MadeUp):
+        def document(self) -> dict[str, Any]:
+            found = super().document()
+            return {**found, "goodput": {**found["goodput"], "usd": 12.34, "goodput": 0.432}}
+
+    async def play(tab: Tab) -> None:
+        await tab.wait("document.getElementById('money').innerText.includes('$12.34')")
+        assert "43.2 %" in await tab.run("document.getElementById('figures').innerText")
+
+    watch(tmp_path, Ahead(8), play)
 
 
 def test_a_node_says_which_of_its_devices_compute_which_layers(tmp_path: Path) -> None:
