@@ -156,6 +156,8 @@ class _Asked:
         """Search within some limits; its best plan is the best so far if these are the job's."""
         question, lots, job = self.question, self.lots, self.question.job
         judge, maker = self.cache.event(question, lots)
+        usual = default_budget(lots)
+        budget = times * (question.budget or usual)
         search = EventSearch(
             job,
             lots,
@@ -165,10 +167,11 @@ class _Asked:
             within,
             micro_batch_sizes(job),
             tp_degrees(job),
-            times * (question.budget or _default_budget(lots)),
+            budget,
             _formula_plans(question, lots, within, maker),
             given,
             question.proves,
+            width=max(1.0, budget / usual),
         )
         self.searches.append(search)
         best = search.run()
@@ -253,7 +256,7 @@ def _instead_of(best: JudgedPlan, taken: JudgedPlan, goal: Goal) -> BestByEstima
     )
 
 
-def _default_budget(lots: tuple[Lot, ...]) -> int:
+def default_budget(lots: tuple[Lot, ...]) -> int:
     """Plans to judge: more on few GPUs, where judging a plan takes less time."""
     gpus = sum(lot.gpus for lot in lots)
     return max(DEFAULT_BUDGETS["event"], min(SMALL_BUDGET, SMALL_BUDGET * 64 // gpus))

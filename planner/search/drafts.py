@@ -76,6 +76,8 @@ class EventDrafts:
     limits: Limits
     micro_batches: tuple[int, ...]
     degrees: tuple[int, ...]
+    width: float = field(default=1.0, kw_only=True)
+    """The budget as a multiple of the default one: a wider search drafts and improves more."""
     _templates: dict[tuple[tuple[int, ...], int], list[Template]] = field(
         init=False, default_factory=dict
     )
@@ -185,7 +187,9 @@ class EventDrafts:
             # Lots with the same machines in other zones suit the same templates.
             kind = (self._offers(lots), micro_batch)
             if kind not in self._twins:
-                found = self._sorted_templates(lots, micro_batch, total)[:TEMPLATES_PER_LOT]
+                found = self._sorted_templates(lots, micro_batch, total)[
+                    : self.kept(TEMPLATES_PER_LOT)
+                ]
                 self._templates[key], self._twins[kind] = found, lots
             else:
                 twin = self._twins[kind]
@@ -242,11 +246,11 @@ class EventDrafts:
     def _mixes_of(
         self, chosen: tuple[int, ...], pure: dict[int, list[Template]], micro_batch: int, total: int
     ) -> Iterator[PipelineMix]:
-        for first in range(TEMPLATES_PER_LOT):
+        for first in range(self.kept(TEMPLATES_PER_LOT)):
             some = [pure[lot][min(first, len(pure[lot]) - 1)] for lot in chosen if pure[lot]]
             yield self.filled([], some, total)
         if len(chosen) <= 3:
-            kept = TEMPLATES_PER_LOT if len(chosen) <= 2 else THREES_KEPT
+            kept = self.kept(TEMPLATES_PER_LOT if len(chosen) <= 2 else THREES_KEPT)
             lists = [pure[lot][:kept] for lot in chosen if pure[lot]]
             if lists:
                 for each in itertools.product(*lists):
@@ -255,9 +259,15 @@ class EventDrafts:
             rest = [pure[lot][0] for lot in chosen if pure[lot]]
             for size in range(2, 1 + (min(len(chosen), SMALL_LOTS) if self.is_small else 2)):
                 for some_lots in itertools.combinations(chosen, size):
-                    for mixed in self.templates(some_lots, micro_batch, total)[:PAIRS_KEPT]:
+                    for mixed in self.templates(some_lots, micro_batch, total)[
+                        : self.kept(PAIRS_KEPT)
+                    ]:
                         yield self.filled([mixed], rest, total)
                         yield self.filled([mixed], [], total)
+
+    def kept(self, usual: int) -> int:
+        """How many templates are kept; mixes of two of them grow with the budget."""
+        return int(usual * math.sqrt(self.width))
 
     @property
     def is_small(self) -> bool:
@@ -413,7 +423,7 @@ class EventDrafts:
                 if count:
                     found.append((line.seconds, PipelineMix((line.template,), (count,))))
         found.sort(key=lambda pair: pair[0])
-        return [mix for _, mix in found[:EQUAL_MAX]]
+        return [mix for _, mix in found[: int(EQUAL_MAX * self.width)]]
 
 
 def family_of(mix: PipelineMix) -> object:

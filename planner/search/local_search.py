@@ -23,6 +23,7 @@ from planner.pipelines.pipeline_mix import (
 from planner.pipelines.pipeline_template import Template, TemplateMaker, TemplateStage
 from planner.problem.inventory import gpus_by_lot, is_supplied, spot_share
 from planner.problem.objective import Figures, Limits
+from planner.problem.seeded_random import Draws
 from planner.search.drafts import EventDrafts, family_of
 from planner.search.exhaustive import all_bounded_mixes
 from planner.search.pricing import fewest_gpus
@@ -36,6 +37,10 @@ JUDGED_SHARE = 0.5
 """Share of the budget for drafted mixes, which are judged first; the rest is for small changes."""
 STARTS_MAX = 12
 """Plans of different families that are improved in small steps."""
+NEARBY_MAX = 4
+"""Most random changes between a good plan and one that is improved, with a larger budget."""
+FRUITLESS_MAX = 50
+"""Such attempts without a new plan before the search ends."""
 PLACED_SHARE = 0.2
 """Plans judged with other placements, as a share of those judged before."""
 PLACED_DRAFTS_SHARE = 0.5
@@ -103,6 +108,8 @@ class EventSearch(EventDrafts):
         for mix in self.single_pipelines():
             self.judge_mix(mix)
         self.climb_from(self.best_of_families, self.budget)
+        if self.width > 1:
+            self.climb_from_nearby(self.budget)
         self.place(mixes)
         return self.best_of_all(min(self.judged, key=lambda j: j.score, default=None))
 
@@ -134,6 +141,23 @@ class EventSearch(EventDrafts):
                 break
             self.climb(start, climbed, end)
 
+    def climb_from_nearby(self, end: int) -> None:
+        """Improve plans that are some random changes away from good ones, until ``end`` plans are
+        judged or no new ones are met.
+        """
+        draws, climbed, fruitless = Draws(0), set[PipelineMix](), 0
+        starts = self.best_of_families()
+        while starts and self.evaluations < end and fruitless < FRUITLESS_MAX:
+            before = self.evaluations
+            near = starts[draws.below(len(starts))]
+            for _ in range(1 + draws.below(NEARBY_MAX)):
+                around = list(self.neighbours(near.mix))
+                found = self.judge_mix(around[draws.below(len(around))]) if around else None
+                near = found or near
+            self.climb(near, climbed, end)
+            starts = self.best_of_families()
+            fruitless = 0 if self.evaluations > before else fruitless + 1
+
     def climb(self, start: JudgedPlan, climbed: set[PipelineMix], end: int) -> None:
         """Change a plan in small steps while that improves it."""
         best: JudgedPlan | None = start
@@ -148,7 +172,7 @@ class EventSearch(EventDrafts):
         found: dict[object, JudgedPlan] = {}
         for judged in sorted(self.judged or self.broken, key=lambda j: j.score):
             found.setdefault(family_of(judged.mix), judged)
-        return list(found.values())[:STARTS_MAX]
+        return list(found.values())[: int(STARTS_MAX * self.width)]
 
     def best_of_all(self, best: JudgedPlan | None) -> JudgedPlan | None:
         """Judge all remaining plans if they are few enough, and return the best."""

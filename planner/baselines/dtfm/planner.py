@@ -30,8 +30,8 @@ from planner.baselines.dtfm.cost import (
     Partition,
 )
 from planner.baselines.shared import equal_gpus, proposals
-from planner.baselines.shared.seeded_random import Draws
 from planner.compare.interface import Case, Mode, Proposal
+from planner.problem.seeded_random import Draws
 from simulator.arrays import Floats
 from simulator.models.layers import FLOAT_BYTES
 from simulator.spec.plan import Pipeline, Place, Plan, Stage, equal_cuts

@@ -33,8 +33,8 @@ from planner.baselines.shared import equal_gpus, proposals
 from planner.baselines.shared.equal_gpus import Fleet
 from planner.baselines.shared.graph_partition import graph_parts
 from planner.baselines.shared.machines import bytes_per_s_within, slowest_bytes_per_s
-from planner.baselines.shared.seeded_random import Draws
 from planner.compare.interface import Case, Mode, Proposal
+from planner.problem.seeded_random import Draws
 from simulator.arrays import Floats
 from simulator.layer_costs.roofline import peak_flops
 from simulator.models.layers import FLOAT_BYTES

@@ -56,7 +56,7 @@ from simulator.spec.job import Goal
     help="Ask about the whole cluster only. By default planners of the literature are also asked"
     " about parts of it, and the best answer counts.",
 )
-@click.option("--budget", type=click.IntRange(min=1), help="Plans judged at most by our planner.")
+@click.option("--budget", type=click.IntRange(min=1), help="Plans to judge by our planner.")
 @JSON
 def compare(
     job: JobFile,

@@ -13,6 +13,7 @@ from planner.api import plan_job
 from planner.compare.interface import Mode
 from planner.compare.judge_all import Entry, case_of, enter
 from planner.compare.registry import SAILOR, baseline, names
+from planner.event_planner import SMALL_BUDGET
 from planner.move_policy.deadline_outlook import Outlook, deadline_outlook
 from planner.move_policy.node_lifetimes import History
 from planner.move_policy.spot_losses import expected_losses, history_of
@@ -82,8 +83,9 @@ def _share(_context: click.Context, _option: click.Parameter, text: str | None) 
 @click.option(
     "--budget",
     type=click.IntRange(min=1),
-    help="Plans judged at most; default: "
-    + ", ".join(f"{budget} ({name})" for name, budget in DEFAULT_BUDGETS.items()),
+    help=f"Plans to judge; default: {DEFAULT_BUDGETS['paper']} (paper), {SMALL_BUDGET} on up to 64"
+    f" GPUs and down to {DEFAULT_BUDGETS['event']} on more (event). Placements and simpler"
+    " variants of the best, and small cases to their end, are judged on top.",
 )
 @click.option(
     "--gap",

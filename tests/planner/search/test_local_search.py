@@ -37,6 +37,21 @@ def test_pipelines_are_placed_one_by_one_where_that_is_faster() -> None:
 
 
 @pytest.mark.slow
+def test_a_larger_budget_is_used() -> None:
+    pool = Pool("us-central1-a", "A100-40", "a2-highgpu-4g", 4, 8)
+    job = load_job(EXAMPLES / "opt-350m.toml")
+    cluster = Cluster((pool,), load_catalogue())
+    usual = Question(job, cluster, Measurements(), proves=False, is_bounded=False)
+    plain, same, more = (plan_job(replace(usual, budget=n)) for n in (None, 400, 440))
+    assert (same.plan, same.evaluations) == (plain.plan, plain.evaluations)
+    assert plain.evaluations < 400
+    assert more.evaluations >= 440
+    assert plain.objective is not None
+    assert more.objective is not None
+    assert more.objective <= plain.objective
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("machines", "part"),
     [
