@@ -233,8 +233,11 @@ class WorkerGang:
             while member is not None and (line := await lines.readline()):
                 try:
                     status = read(WorkerStatus, json.loads(line))
-                except ValueError as error:
-                    self._unreadable.note(f"status of a worker in {member.home}", str(error))
+                    member.check_rank(status)
+                except (ValueError, RecursionError) as error:
+                    about = f"status of a worker in {member.home}"
+                    if about not in self._unreadable.found:  # A job could fill our log.
+                        self._unreadable.note(about, str(error))
                     continue
                 if member.line is not writer:
                     member.line = writer

@@ -42,6 +42,11 @@ class WorkerProcess:
     def device(self) -> int:
         return int(self.spec["device"])
 
+    def check_rank(self, status: WorkerStatus) -> None:
+        """Raise ``ValueError`` if it speaks for another rank of its generation."""
+        if status.generation == self.spec["generation"] and status.rank != self.rank:
+            raise ValueError(f"rank {self.rank} speaks for rank {status.rank}")
+
     def present_status(self) -> WorkerStatus | None:
         """Return its last status, if that is about the generation of its spec."""
         status = self.status

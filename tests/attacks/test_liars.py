@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import os
+import ssl
 import time
-from http.client import HTTPConnection
-from typing import Any
+from http.client import HTTPConnection, HTTPSConnection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from agents.daemon.clock import Clock
+from agents.protocol.records import JobId
 from agents.rpc.signing import REQUEST_HEADER, ClusterKey, sign_request
+from agents.workers.gang import WorkerGang
+from agents.workers.pidfd import ProcessId
+from agents.workers.process import WorkerProcess
+from agents.workers.status import WorkerStatus
+from sailord.authority import Authority
 from tests.processes import wait_until
 from tests.sailord.daemon.running import JOB, Place
 
@@ -76,3 +89,108 @@ def test_absurd_reports_neither_stop_nor_move_sailord(head, cost):
 def test_paths_lead_nowhere(head, path):
     """2: refused since ever."""
     assert head.ask("GET", path)[0] in (401, 404, 405, 422)
+
+
+@pytest.mark.slow
+def test_an_agent_reports_under_tls_for_its_own_node_alone(tls_head, cost):
+    folder = tls_head.folder
+    authority = Authority.open(folder / "ca")
+    for role, name in (("agent", "n1"), ("sailord", "other")):
+        authority.issue(role, name, folder / name)
+    said = json.dumps({"node": "n1.1a.1", "number": 1, "heard": {"term": 0, "generation": 0}})
+    about = {"n1": said, "n2": said.replace("n1.", "n2."), "n": said.replace("n1.", "n.")}
+    codes = {
+        (who, node): post_over_tls(tls_head, folder / who, body.encode())
+        for who in ("n1", "alice", "other")
+        for node, body in about.items()
+    }
+    assert codes.pop(("n1", "n1")) in (200, 409)
+    assert set(codes.values()) == {403}, codes
+    assert "Traceback" not in (folder / "head.log").read_text()
+    cost("an agent, a user and a sailord report for other nodes, TLS", "not tried", "403 each")
+
+
+def post_over_tls(place: Place, certificate: Path, body: bytes) -> int:
+    context = ssl.create_default_context(cafile=str(certificate / "ca.pem"))
+    context.check_hostname = False
+    context.load_cert_chain(certificate / "certificate.pem", certificate / "key.pem")
+    key = ClusterKey.read(place.key, "test")
+    to = f"127.0.0.1:{place.port}"
+    header, _ = sign_request(key, to, "POST", REPORT, body, at=time.time())
+    wire = HTTPSConnection("127.0.0.1", place.port, timeout=10, context=context)
+    try:
+        wire.request("POST", REPORT, body, {REQUEST_HEADER: header})
+        return wire.getresponse().status
+    finally:
+        wire.close()
+
+
+FORGED: tuple[dict[str, Any], ...] = (
+    {"rank": 0, "meeting": "10.0.0.66:1"},
+    {"rank": 0, "taking": "failed", "failure": "rank 0 is at fault"},
+    {"rank": 7},
+    {"generation": 9, "step": HUGE},
+    {"generation": -1},
+    {"step": "9"},
+    {"step": 1e308},
+    {"taking": "over"},
+    {"sealed_at": {"step": HUGE}},
+    {"broken_peers": 3},
+    {"failure": ["x"]},
+)
+
+
+@pytest.mark.asyncio
+async def test_a_worker_speaks_for_its_own_rank_alone(tmp_path, cost, capsys):
+    """This process is rank 1 of two; rank 0 is at work."""
+    told: list[Any] = []
+    heard: list[Any] = []
+    client: Any = SimpleNamespace(is_service=False, orphan_s=1e6, wait_settled=settled,
+                                  ensure_running=settled)  # fmt: skip
+    gang = WorkerGang(tmp_path, client, Clock(), told.append)
+    gang.hear = lambda job, status: heard.append((job, status))
+    gang.job, gang.generation, gang._is_starting = JobId("j"), 3, False
+    first, second = (
+        WorkerProcess(tmp_path, cast("Any", SimpleNamespace(id=ProcessId(pid, 1))),
+                      {"job": "j", "generation": 3, "rank": rank})
+        for rank, pid in ((0, 1), (1, os.getpid()))
+    )  # fmt: skip
+    first.status = WorkerStatus(3, 0, "running", 41)
+    truth = {"generation": 3, "rank": 1, "taking": "running", "step": 41}
+    await gang.open(JobId("j"), 0, 0)
+    gang.generation = 3
+    gang.members += [first, second]
+    lines = [json.dumps({**truth, **lie}).encode() for lie in FORGED]
+    lines += [b"", b"[]", b"null", b"\xff" * 99, b"[" * 100_000, b"x" * (1 << 22)]
+    for line in lines:
+        with contextlib.suppress(ConnectionError):
+            await say(tmp_path / "workers.sock", line)
+    assert all((each.generation, each.step) != (9, HUGE) and not each.failure for each in told)
+    told.clear()
+    assert all(status.rank == 1 for _, status in heard)
+    heard.clear()
+    await say(tmp_path / "workers.sock", json.dumps(truth).encode())
+    async with asyncio.timeout(30):
+        while not told:
+            await asyncio.sleep(0)
+    assert [(each.generation, each.step, each.taking) for each in told] == [(3, 41, "running")]
+    assert [status.rank for _, status in heard] == [1]
+    gang.members.clear()
+    await gang.close(is_over=False)
+    assert capsys.readouterr().out.count("passed over what cannot be read") == 1
+    cost(f"a worker forges {len(lines)} statuses", "not tried", "believed of its own rank alone")
+
+
+async def settled() -> None:
+    """A fork server that has nothing to do."""
+
+
+async def say(path: Path, line: bytes) -> None:
+    """Send a line, and wait until the other end has read it or closed."""
+    reader, writer = await asyncio.open_unix_connection(path)
+    try:
+        writer.write(line + b"\n")
+        writer.write_eof()
+        await reader.read()
+    finally:
+        writer.close()

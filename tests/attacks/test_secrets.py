@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import socket
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -13,6 +16,8 @@ import pytest
 
 from sailord.api.routes import ROUTES
 from sailord.tokens import create_token
+from tests.agents.store.places import ETCD, Cluster, wait_answer
+from tests.agents.store.rights import add_root, require_passwords
 from tests.processes import wait_until
 from tests.sailord.daemon.running import JOB, Place
 
@@ -74,28 +79,88 @@ def test_planted_secrets_are_found_nowhere(tmp_path, cost):
                 said += [ask(place, method, path, bearer, "{") for method in ("GET", "POST")]
         forged = {"Sailor-Webhook": f"t={now},v1={'0' * 64}"}
         said.append(ask(place, "POST", "/v1/webhooks/preemption", forged, "{}"))
-        for route in ROUTES:
-            if route.method == "GET" and route.name not in ("events", "live"):
-                path = re.sub(r"\{job[^}]*\}", "j", re.sub(r"\{node[^}]*\}", "a", route.path))
-                said.append(str(place.ask("GET", re.sub(r"\{[^}]*\}", "1", path))[1]))
+        said += answers_of(place)
         said.append(json.dumps(place.ask("GET", "/v1/events?follow=false")[1]))
-        titles = list(process_titles())
+        assert_nowhere(secrets, place, said)  # While its processes have titles.
     finally:
         place.stop_all()
-    logs = [path.read_text(errors="replace") for path in tmp_path.glob("*.log")]
+    assert len(list(tmp_path.glob("*.log"))) == 2
+    assert any("running" in text for text in said)
+    seen = assert_nowhere(secrets, place, said)
+    cost("planted secrets", "not looked for", f"none of {len(secrets)} in {seen} texts")
+
+
+def answers_of(place: Place) -> list[str]:
+    """What sailord answers to everything that can be read, and to the doctor's questions."""
+    said = []
+    for route in ROUTES:
+        if route.method == "GET" and route.name not in ("events", "live"):
+            path = re.sub(r"\{job[^}]*\}", "j", re.sub(r"\{node[^}]*\}", "a", route.path))
+            said.append(str(place.ask("GET", re.sub(r"\{[^}]*\}", "1", path))[1]))
+    return said
+
+
+def assert_nowhere(secrets: dict[str, str], place: Place, said: list[str]) -> int:
+    """Look for secrets in answers, logs, process titles and the store; count what was looked at."""
+    logs = [path.read_text(errors="replace") for path in place.folder.glob("*.log")]
     stored = [
         path.read_bytes().decode("utf-8", "replace")
-        for path in (tmp_path / "head").rglob("*")
-        if path.is_file()
+        for path in (place.folder / place.name).rglob("*")
+        if path.is_file() and path.name != "key.pem"
     ]
-    assert len(logs) == 2
-    assert any("running" in text for text in said)
-    for where, texts in {"answers": said, "logs": logs, "titles": titles, "store": stored}.items():
+    everywhere = {"answers": said, "logs": logs, "titles": list(process_titles()), "store": stored}
+    for where, texts in everywhere.items():
         found = [name for name, secret in secrets.items() if any(secret in t for t in texts)]
         assert not found, f"{found} in {where}"
-    cost("planted secrets", "not looked for",
-         f"none of {len(secrets)} in {len(said)} answers, 2 logs, {len(titles)} process titles, "
-         "the store's files")  # fmt: skip
+    return sum(map(len, everywhere.values()))
+
+
+@pytest.mark.slow
+def test_private_keys_of_certificates_are_found_nowhere(tls_head, cost):
+    keys = {}
+    for path in sorted((*tls_head.folder.rglob("*.key"), *tls_head.folder.rglob("key.pem"))):
+        lines = path.read_text().splitlines()
+        if "PRIVATE KEY" in lines[0]:
+            keys |= {
+                f"{path.parent.name}/{path.name}:{n}": line for n, line in enumerate(lines[1:-1])
+            }
+    assert {name.partition("/")[0] for name in keys} >= {"ca", "alice", "tls"}
+    for shown in (b"", b"GET / HTTP/1.1\r\n\r\n"):  # Handshakes that fail are in the log.
+        with socket.create_connection(("127.0.0.1", tls_head.port), timeout=10) as wire:
+            wire.sendall(shown)
+    seen = assert_nowhere(keys, tls_head, answers_of(tls_head))
+    cost("private keys", "not looked for", f"no line of {len(keys)} in {seen} texts")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(ETCD is None, reason="no `etcd` here; apt-get install etcd-server")
+def test_the_password_of_etcd_is_found_nowhere(tmp_path, cost):
+    password = "PLANTED-etcd-password-0123456789"
+    (tmp_path / "etcd.password").write_text(password)
+    (tmp_path / "etcd.password").chmod(0o600)
+
+    async def begin(cluster: Cluster) -> None:
+        store = await cluster.open()
+        await wait_answer(store)
+        await store.close()
+        await require_passwords(cluster)
+        await add_root(cluster, "planted", password)
+
+    with closing(Cluster(1)) as cluster:
+        asyncio.run(begin(cluster))
+        enter = f"&user=planted&password_file={tmp_path}/etcd.password"
+        place = Place(tmp_path, store=cluster.url + enter)
+        try:
+            place.start()
+            wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
+            said = answers_of(place)
+            cluster.kill()  # What it says of a store that is gone is looked at, too.
+            wait_until(lambda: not place.ask("GET", "/readyz")[1].get("leads"))
+            said += answers_of(place)
+            seen = assert_nowhere({"password": password}, place, said)
+        finally:
+            place.stop_all()
+    cost("etcd's password", "not looked for", f"in none of {seen} texts")
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,13 @@ async def require_passwords(cluster: Cluster) -> None:
     await _ask(cluster, "AuthEnable")
 
 
+async def add_root(cluster: Cluster, name: str, password: str) -> None:
+    """Create a further user with all permissions."""
+    entered = await _ask(cluster, "Authenticate", name="root", password=ROOT_PASSWORD)
+    await _ask(cluster, "UserAdd", token=entered.token, name=name, password=password)
+    await _ask(cluster, "UserGrantRole", token=entered.token, user=name, role="root")
+
+
 async def let_guest(cluster: Cluster, prefix: str) -> None:
     """Let guest read and write the keys with this prefix."""
     entered = await _ask(cluster, "Authenticate", name="root", password=ROOT_PASSWORD)
