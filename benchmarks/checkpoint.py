@@ -46,7 +46,8 @@ from worker.checkpoint.stall_stats import StallStats
 from worker.control.preload import preload
 from worker.data.synthetic import SyntheticTokens
 from worker.distributed.process_groups import ProcessTransport
-from worker.training.trainer import NoSnapshots, RankTrainer
+from worker.training.snapshot_hook import NoSnapshots
+from worker.training.trainer import RankTrainer
 
 RANKS = 2
 

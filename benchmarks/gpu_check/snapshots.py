@@ -11,10 +11,12 @@ from typing import Any
 
 from benchmarks.gpu_check.model import llama_job, trainer_for
 from benchmarks.gpu_check.setting import Setting, SkippedError, finish
+from worker.checkpoint.load_state import bit_sums
+from worker.checkpoint.placement import state_shape
 from worker.checkpoint.snapshot_file import NoRoomError, free_bytes
 from worker.checkpoint.snapshot_manager import SnapshotManager, SnapshotTarget
 from worker.distributed.single_rank import SingleRankTransport
-from worker.training.trainer import NoSnapshots
+from worker.training.snapshot_hook import NoSnapshots
 
 FILES = 2
 BYTES = 12
@@ -63,7 +65,20 @@ def _measure(setting: Setting, job: Any, folder: Path) -> dict[str, Any]:
         "hidden_share": 1 - min(stall_s / (copy_s + rare["checksum_and_seal_s"]), 1.0)
         if copy_s
         else None,
+        "adding_all_bits_s": _add_bits_s(trainer, place, setting.rounds),
     }
+
+
+def _add_bits_s(trainer: Any, place: Any, rounds: int) -> float:
+    """Return the seconds that adding the bits of all state takes, to compare replicas."""
+    seconds = []
+    for _ in range(2 + rounds):
+        finish(place)
+        begin_s = time.perf_counter()
+        bit_sums(trainer.buffers, state_shape(trainer.job), zero=0)
+        finish(place)
+        seconds.append(time.perf_counter() - begin_s)
+    return statistics.median(seconds[2:])
 
 
 def _with_snapshots(

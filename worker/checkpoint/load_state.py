@@ -105,7 +105,9 @@ def bit_sums(
                 by_atom += part.sum(dim=others, dtype=bits.dtype)
         number = layer_number(layer, layers=shape.layers)
         keys += [(number, piece) for piece in (*buffer.held, buffer.atoms)]
-        sums += [by_atom, unsplit]
+        # How often 32-bit sums have wrapped around depends on the order of the additions.
+        counted = -1 if buffer.master.element_size() == 8 else 2**32 - 1
+        sums += [by_atom & counted, unsplit & counted]
     return keys, torch.cat(sums) if sums else None
 
 

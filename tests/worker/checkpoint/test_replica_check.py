@@ -12,10 +12,22 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from simulator.models.families import build_model
 from simulator.spec.job import Checkpoint, Job
 from simulator.spec.plan import Place, Plan
+from tests.worker.checkpoint.test_load_state import JOBS
 from tests.worker.threads import ThreadTransport, run_as_threads
-from tests.worker.training_runs import SomeLabels, plan_of, small_job
+from tests.worker.training_runs import SomeLabels, alone, plan_of, small_job, trained
+from worker.checkpoint.compatibility import model_of
+from worker.checkpoint.fetch import LocalSource, fetch
+from worker.checkpoint.placement import pieces_needed
 from worker.checkpoint.replica_check import ReplicaMismatchError, contradicted
-from worker.checkpoint.snapshot_manager import SnapshotManager, SnapshotTarget, check_state
+from worker.checkpoint.snapshot_manager import (
+    SnapshotManager,
+    SnapshotTarget,
+    check_state,
+    load_snapshot,
+)
+from worker.distributed.single_rank import SingleRankTransport
+from worker.layout.tensor_table import tensors_of
+from worker.training.full_tensors import merge_ranks, rank_tensors
 from worker.training.trainer import RankTrainer
 
 pytestmark = pytest.mark.torch
@@ -23,14 +35,14 @@ pytestmark = pytest.mark.torch
 JOB = small_job(tied=True)
 
 
-def plan_on(*kinds: str, job: Job = JOB) -> Plan:
-    """Return a plan with one replica on each GPU kind."""
+def plan_on(*kinds: str, job: Job = JOB, nodes: str = "") -> Plan:
+    """Return a plan with one replica on each GPU kind, by default on a node of that name."""
     last, each = len(job.model.layers), job.global_batch // len(kinds)
     counts = [job.global_batch - each * (len(kinds) - 1), *[each] * (len(kinds) - 1)]
     plan = plan_of(1, *[(count, [(0, last, 1)]) for count in counts])
     pipelines = tuple(
-        replace(line, stages=(replace(line.stages[0], places=(Place(kind, "m", "z", node=kind),)),))
-        for line, kind in zip(plan.pipelines, kinds, strict=True)
+        replace(line, stages=(replace(line.stages[0], places=(Place(kind, "m", "z", node=node),)),))
+        for line, kind, node in zip(plan.pipelines, kinds, nodes or kinds, strict=True)
     )
     return replace(plan, pipelines=pipelines)
 
@@ -100,12 +112,24 @@ def test_rank_that_most_holders_contradict_is_named_with_its_node(tmp_path):
 
 
 def test_rank_that_most_holders_contradict_withdraws_its_snapshots(tmp_path):
-    """So the next generation restores what the others keep."""
-    plan = plan_on("a", "a", "a")
+    """So the next generation restores what the others keep; of each piece that is enough."""
+    plan = plan_on("a", "a", "a", nodes="abc")
+    right = trained(JOB, plan, steps=2, compare=False).state
     said(tmp_path, plan, flipped_at=2)
     files = [len(list((tmp_path / str(rank)).rglob("*.snap"))) for rank in range(3)]
     assert files[1] == 0
     assert files[0] > 0
+    sources = [
+        replace(LocalSource.at(tmp_path / str(rank), "j", generation=1, step=2), name=str(rank))
+        for rank in range(3)
+    ]
+    trainer = RankTrainer(JOB, alone(JOB), 0, SingleRankTransport(), SomeLabels(JOB))
+    wanted = pieces_needed(trainer.holdings, 0)
+    found = fetch(wanted, [sources], model=model_of(JOB))
+    load_snapshot(trainer, found.header.progress, found.bodies)
+    restored = merge_ranks([rank_tensors(trainer.buffers.values())], tensors_of(JOB))
+    for key, values in right.items():
+        assert key[2] == "gradient" or torch.equal(restored[key], values), key
 
 
 @pytest.mark.parametrize(("every", "seen_at"), [(1, 2), (3, 3), (0, 4), (20, 4)])
@@ -154,6 +178,23 @@ def test_other_gpu_kinds_may_round_differently(tmp_path):
 )
 def test_majority_contradicts_the_others(digests, blamed):
     assert contradicted(digests) == blamed
+
+
+@pytest.mark.parametrize("name", ["tied", "bf16", "exact", "fp16-zero"])
+def test_equal_replicas_pass_in_any_layout(name):
+    """Ranks with one atom, two, and all of them add the same bits in another order."""
+    job = JOBS[name]
+    last = len(job.model.layers)
+    plan = plan_of(1, (3, [(0, last, 4)]), (3, [(0, last, 2)]), (2, [(0, 2, 1), (2, last, 1)]))
+
+    def body(transport: ThreadTransport) -> None:
+        trainer = RankTrainer(job, plan, transport.rank, transport, SomeLabels(job))
+        for _ in range(2):
+            check_state(trainer)
+            trainer.step()
+        check_state(trainer)
+
+    run_as_threads(plan.device_count, body)
 
 
 @pytest.mark.parametrize("what", ["master", "moments"])
