@@ -40,6 +40,8 @@ FORMS = {
     "dcp": "torch's DCP",
     "megatron": "Megatron-Core's torch_dist",
 }
+_WORKER = (sys.executable, "-P", "-m", "worker")
+"""It runs in a script's folder, whose modules must not take the place of ours."""
 
 
 def names_checkpoint(command: Callable[..., None]) -> Callable[..., None]:
@@ -181,6 +183,9 @@ def _next_older(storage: Storage, job: JobId, name: str) -> int | None:
     help=f"{', '.join(FORMS.values())}.",
 )
 @click.option("--job", "job_file", type=FILE, help="Script or job file of the model.")
+@click.option(
+    "--workdir", metavar="DIR", type=FILE, help="A script's folder; default: where it lies."
+)
 @names_checkpoint
 def export(
     storage: Storage,
@@ -189,6 +194,7 @@ def export(
     out: Path,
     form: str,
     job_file: Path | None,
+    workdir: Path | None,
     as_json: bool,
 ) -> None:
     """Convert a checkpoint for other programs.
@@ -198,11 +204,19 @@ def export(
     """
     if out.exists():
         raise InputError(Problem(str(out), "exists", "name a new folder"))
-    command = [sys.executable, "-m", "worker", "export-checkpoint", storage.uri_of(name)]
     # In its own process, since it imports torch.
-    command += ["--to", str(out), "--form", form]
-    command += [] if job_file is None else ["--job", str(job_file)]
-    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+    command = [*_WORKER, "export-checkpoint", storage.uri_of(name)]
+    root = None
+    if job_file is not None:
+        given = JobFile(job_file, workdir=workdir)
+        given.refuse_options("--workdir")
+        command += ["--job", str(job_file.absolute())]
+        # Where `submit` has run it, so that its relative paths are right.
+        root = given.root() if given.is_script else None
+    elif workdir is not None:
+        raise InputError(Problem("--workdir", "is the folder of a script", "name it by --job"))
+    command += ["--to", str(out if root is None else out.absolute()), "--form", form]
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True, cwd=root)
     expect_success(done.returncode)
     value = {"job": job, "step": _place_of(name)[1], "folder": str(out)}
     show(value, as_json, lambda _: done.stdout.rstrip())
@@ -235,7 +249,7 @@ def import_checkpoint(folder: Path, job: JobFile, name: str, form: str, place: s
     if uri is None:
         cure = "give --checkpoint URI" if job.is_script else "set uri under [checkpoint]"
         raise InputError(Problem(str(job.path), "has no place for checkpoints", cure))
-    command = [sys.executable, "-m", "worker", "import-checkpoint", str(folder.absolute())]
+    command = [*_WORKER, "import-checkpoint", str(folder.absolute())]
     root = job.root() if job.is_script else None
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "whole.snap"

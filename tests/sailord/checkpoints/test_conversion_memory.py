@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch", reason="checkpoints are read with torch")
 from sailord.checkpoints.object_storage import open_storage
 from sailord.checkpoints.resume import take_in
 from sailord.planning.job_spec import read_job
+from simulator.documents.files import load_document
 from tests.sailord.checkpoints.made import JOB
 from worker.checkpoint.piece_blocks import PieceMap
 from worker.checkpoint.snapshot_file import SavedProgress, read_header
@@ -68,7 +69,7 @@ def stored(tmp_path_factory):
 
 
 def _stored(folder: Path, spec: str) -> Stored:
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     job = read_job(spec)
     shapes = {key: each.shape for key, (_, each) in PieceMap(job).specs.items()}
     tensors = [whole_tensor("", key, shape) for key, shape in shapes.items()]
@@ -93,13 +94,33 @@ out.write_text(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1])
 """
 
 
-def peak_of(scratch: Path, *arguments: object) -> int:
+SAMPLED = """
+import re, sys, threading
+from pathlib import Path
+out, found, ended = Path(sys.argv.pop(1)), [], threading.Event()
+def sample():
+    while not ended.wait(0.002):
+        found.append(int(re.search(r"RssAnon:\\s+(\\d+) kB", status.read_text())[1]))
+status, thread = Path("/proc/self/status"), threading.Thread(target=sample)
+thread.start()
+try:
+    from worker.cli.main import main
+    main.main(sys.argv[1:], standalone_mode=False)
+finally:
+    ended.set()
+    thread.join()
+out.write_text(str(max(found)))
+"""
+"""Memory of its own alone: pages of mapped files can be dropped at any time."""
+
+
+def peak_of(scratch: Path, *arguments: object, program: str = MEASURED) -> int:
     """Run a command of ``python -m worker``; return the largest resident memory of its process.
 
     That which ``wait4`` returns may be the parent's.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", MEASURED, scratch / "peak", *map(str, arguments)]
+    command = [sys.executable, "-c", program, scratch / "peak", *map(str, arguments)]
     subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=True)
     return int((scratch / "peak").read_text()) * 1024
 
@@ -124,3 +145,57 @@ def test_conversions_keep_two_tensors_at_most_and_every_bit(stored, form, tmp_pa
     assert read_header(stored[1].file).total_bytes > 25 * stored[1].largest
     assert large_out - small_out <= limit, "exporting"
     assert large_in - small_in <= limit, "importing"
+
+
+HF = """
+[model]
+hf = "llama"
+
+[training]
+global_batch = 4
+sequence = 8
+precision = "fp32"
+max_tp = 1
+steps = 3
+"""
+SCRIPT = """
+import sailor, torch
+data = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 4
+sailor.Trainer(sailor.hf("FOLDER/llama"), data, batch_size=4, steps=3).train()
+"""
+
+
+def _stored_hf(folder: Path, *, layers: int, ffn: int) -> Stored:
+    transformers = pytest.importorskip("transformers", reason="opens a model of transformers")
+    from worker.script.hf_job import described_job  # noqa: PLC0415 - needs transformers
+    from worker.script.job_text import described_text  # noqa: PLC0415 - the same
+
+    config = transformers.LlamaConfig(
+        **{"vocab_size": 256, "hidden_size": 256, "num_attention_heads": 4},
+        **{"intermediate_size": ffn, "num_hidden_layers": layers},
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder / "llama")
+    job = folder.with_suffix(".toml")
+    job.write_text(HF.replace("llama", f"{folder}/llama"))
+    document = load_document(job)
+    text = described_text(document, described_job(document)[0])
+    return _stored(folder, text)
+
+
+@pytest.mark.parametrize(
+    "by_script", [False, pytest.param(True, marks=pytest.mark.at_length)], ids=["file", "script"]
+)
+def test_an_export_with_the_job_keeps_two_tensors_at_most(by_script, tmp_path):
+    peaks = []
+    for number, (layers, ffn) in enumerate(((2, 256), (3, 16384))):
+        each = _stored_hf(tmp_path / f"{number}", layers=layers, ffn=ffn)
+        job, out = each.spec, tmp_path / f"out{number}"
+        if by_script:
+            job = tmp_path / f"{number}.py"
+            job.write_text(SCRIPT.replace("FOLDER", str(tmp_path / f"{number}")))
+        given = ("export-checkpoint", each.manifest, "--to", out, "--job", job)
+        peaks.append(peak_of(tmp_path, *given, program=SAMPLED))
+        assert (out / "config.json").exists()
+        written = (out / "model.safetensors").stat().st_size
+        assert number == 0 or written > 9 * each.largest
+    assert peaks[1] - peaks[0] <= 2 * each.largest

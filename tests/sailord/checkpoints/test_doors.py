@@ -153,7 +153,8 @@ class Block(torch.nn.Module):
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.blocks = torch.nn.ModuleList(Block() for _ in range(int(open(sys.argv[1]).read())))
+        count = int(open([*sys.argv, "blocks"][1]).read())
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(count))
         self.head = torch.nn.Linear(8, 3)
 
     def forward(self, x):
@@ -190,6 +191,14 @@ def test_script_imports_and_exports_by_its_own_names(tmp_path):
     assert done.exit_code == 0, done.output
     found = load_file(out / "model.safetensors")
     assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
+    again, inside = tmp_path / "again", ["--workdir", str(tmp_path)]
+    export = ["checkpoint", "export", "j", "--at", f"file://{tmp_path}/kept", "--to", str(again)]
+    done = CliRunner().invoke(sailorctl, [*export, *inside])
+    assert "--workdir: is the folder of a script; name it by --job" in done.output
+    done = CliRunner().invoke(sailorctl, [*export, "--job", str(script), *inside])
+    assert done.exit_code == 0, done.output
+    found = load_file(again / "model.safetensors")
     assert all(torch.equal(found[name], weights[name]) for name in weights)
     done = CliRunner().invoke(sailorctl, ["checkpoint", "import", *words, "--", "blocks"])
     assert "has no place for checkpoints; give --checkpoint URI" in done.output
