@@ -34,7 +34,7 @@ def write_report(folder: Path) -> None:
     """Print the tables, and write them, the pictures and the runs into the folder."""
     runs: dict[str, Any] = json.loads((folder / "runs.json").read_text())
     rows = [row_of(name, run) for name, run in runs.items()]
-    text = [*_table(rows), "", *_summary(rows)]
+    text = [*_table(rows), "", *summary_lines(rows)]
     moves_file = folder / "moves.json"
     moves = json.loads(moves_file.read_text()) if moves_file.exists() else []
     if moves:
@@ -59,6 +59,7 @@ def row_of(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
         "spread": measured["spread"],
         "waited": measured["waited"],
         "error": predicted["iteration_s"] / measured["iteration_s"] - 1,
+        "error_bar": predicted["error_bar"],
         "memory_errors": [tensors / seen - 1 for tensors, seen in _memory(run)],
         "bytes_errors": {
             zones: sent / seen - 1 for zones, sent, seen in _bytes(run) if seen > 0 and sent > 0
@@ -113,13 +114,15 @@ def _range(values: Sequence[float]) -> str:
     return f"{min(values):+.1%} {max(values):+.1%}"
 
 
-def _summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def summary_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what holds for all plans together."""
     errors = [abs(row["error"]) for row in rows]
     memory = [abs(error) for row in rows for error in row["memory_errors"]]
     sent = [abs(error) for row in rows for error in row["bytes_errors"].values()]
     text = [
         f"iteration time: mean error {statistics.mean(errors):.1%}, worst {max(errors):.1%}, "
         f"rank correlation {rank_correlation(rows):.3f}",
+        f"inside their error bars: {sum(map(_is_inside, rows))} of {len(rows)} plans",
         f"memory: mean {statistics.mean(memory):.1%}, worst {max(memory):.1%} of a rank's tensors",
     ]
     if sent:
@@ -133,6 +136,10 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             f"{best['plan']}, {best['measured_s']:.3f} s"
         )
     return text
+
+
+def _is_inside(row: Mapping[str, Any]) -> bool:
+    return abs(row["error"]) <= float(row["error_bar"])
 
 
 def _measured_s(row: Mapping[str, Any]) -> float:
@@ -204,7 +211,7 @@ def write_document(folder: Path) -> None:
             _percents(list(row["bytes_errors"].values())),
         )
         lines.append(f"| {' | '.join(cells)} |")
-    plans = "\n".join([*lines, "", "```text", *_summary(rows), "```"])
+    plans = "\n".join([*lines, "", "```text", *summary_lines(rows), "```"])
     text = _replaced(DOCUMENT.read_text(encoding="utf-8"), PLANS, plans)
     moves = json.loads((folder / "moves.json").read_text())
     told = "\n".join(

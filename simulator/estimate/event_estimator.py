@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from simulator.arrays import Floats, Ints, prefix_sums
 from simulator.cluster.place_facts import PlaceFacts
-from simulator.estimate.device_groups import DeviceGroups, GroupId, distinct_rows, range_sums
+from simulator.estimate.device_groups import DeviceGroups, GroupId, range_sums
 from simulator.estimate.dollars import iteration_money
+from simulator.estimate.error_bar import iteration_provenance
 from simulator.estimate.gradient_sync import GradientSync, HopTimes, SyncJob
 from simulator.estimate.machine_layout import MachineLayout, lay_out
 from simulator.estimate.memory import MemoryModel, fullest_rows
@@ -35,11 +35,10 @@ from simulator.estimate.stage_times import (
     with_slow_nodes,
 )
 from simulator.estimate.zero1_owners import owned_most
-from simulator.hardware.runtime_constants import is_fitted, platform_of, uses_gloo
+from simulator.hardware.runtime_constants import platform_of, uses_gloo
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.network.network import Network
 from simulator.spec.plan import Place, Plan, Recompute, Stage
-from simulator.spec.provenance import Provenance, weakest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,8 +97,10 @@ class EventEstimator:
         finish = self._finish(layout, ends, jobs)
         last = float(finish.step_end[groups.owning].max())
         iteration_s = last + max(platform_of(site.gpu).iteration_s for site in groups.sites)
-        iteration_s += self._vote_seconds(layout)
+        vote_s = self._vote_seconds(layout)
+        iteration_s += vote_s
         stages = self._stage_times(work, finish, iteration_s)
+        computed = groups.sum_by_owner(groups.micro_batches * work.compute) + finish.optimizer
         memory = MemoryModel(plan, self.costs, self.sites.capacity_bytes, groups=groups)
         money = iteration_money(
             devices_by_place(groups),
@@ -117,7 +118,14 @@ class EventEstimator:
             money=money,
             stages=stages,
             bottleneck=_bottleneck(plan, stages, iteration_s, float(ends.last_backward.max())),
-            provenance=self._provenance(layout),
+            provenance=iteration_provenance(
+                work,
+                self.costs,
+                self.network,
+                iteration_s=iteration_s,
+                busiest_s=float(computed.max()),
+                sums_s=float(finish.sync_busy.max()) + vote_s,
+            ),
             notes=self.costs.notes,
         )
 
@@ -373,37 +381,6 @@ class EventEstimator:
             for zones, size in job.egress_bytes:
                 totals[zones] += size
         return dict(totals)
-
-    def _provenance(self, layout: MachineLayout) -> Provenance:
-        """Return the weakest source among the times of all stages and links."""
-        groups = layout.groups
-        parts: dict[tuple[int, int], Provenance] = {}
-        rows, _ = distinct_rows(groups.timing)
-        for row in rows.tolist():
-            gpu, tp, samples = groups.timed[groups.timing[row]]
-            parts[row, 0] = self.costs.provenance(gpu, tp=tp, samples=samples)
-        heads = np.flatnonzero(groups.index == 0)
-        near = np.flatnonzero(groups.pipeline[heads[1:]] == groups.pipeline[heads[:-1]])
-        one, other = heads[near], heads[near + 1]
-        apart = layout.node[one] != layout.node[other]
-        one, other = one[apart], other[apart]
-        rows, _ = distinct_rows(groups.site[one], groups.site[other])
-        for row in rows.tolist():
-            a, b = groups.sites[groups.site[one[row]]], groups.sites[groups.site[other[row]]]
-            parts[int(other[row]) - 1, 1] = self.network.between_nodes_source(a, b)
-        found = [parts[key] for key in sorted(parts)]
-        first = np.unique(groups.place[groups.bounds[:-1]]).tolist()
-        firsts = sorted((groups.places[number] for number in first), key=repr)
-        found += [self.network.between_nodes_source(a, b) for a, b in pairwise(firsts)]
-        times = weakest(found)
-        kinds_used = sorted({place.gpu for place in groups.places})
-        unfitted = tuple(
-            f"{gpu}: launch and framework overheads are assumed, not fitted (docs/accuracy.md)"
-            for gpu in kinds_used
-            if not is_fitted(gpu)
-        )
-        residual = max(platform_of(gpu).residual for gpu in kinds_used)
-        return Provenance(times.source, times.relative_error + residual, (*times.notes, *unfitted))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

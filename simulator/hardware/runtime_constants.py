@@ -80,8 +80,8 @@ class Platform:
     fragmentation: float
     """Memory that the allocator wastes, as a share of the activations."""
     residual: float
-    """Relative error of iteration time, added to the error of the layer times: the mean on held-out
-    runs, or on the fitted runs where there were too few; a cautious guess without a fit."""
+    """Relative error of iteration time, added to that of passes and links so that nine of ten runs
+    on record lie inside (docs/accuracy.md); a cautious guess without a record."""
     fitted_on: str
     """Empty without a fit."""
     transport: Transport = "nccl"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.fidelity_report import DOCUMENT, MOVES, PLANS, moves_table
+from benchmarks.fidelity_report import DOCUMENT, MOVES, PLANS, moves_table, summary_lines
 
 
 @pytest.mark.parametrize("marks", [PLANS, MOVES])
@@ -30,3 +30,12 @@ def test_every_phase_of_a_move_is_shown_and_zeros_have_a_ratio():
     assert row.removeprefix("loss of a").split() == cells.split()
     found = {line.split()[0]: float(line.split()[1]) for line in ratios}
     assert found == {"downtime": 0.5, "plan": 1.0, "quiesce": 4.0, "rebuild": 0.01}
+
+
+def test_plans_inside_their_error_bars_are_counted():
+    rows = [
+        {"plan": name, "predicted_s": 1.0 + error, "measured_s": 1.0 + number, "error": error,
+         "error_bar": 0.1, "memory_errors": [0.0], "bytes_errors": {}}
+        for number, (name, error) in enumerate({"a": 0.05, "b": -0.1, "c": 0.2}.items())
+    ]  # fmt: skip
+    assert "inside their error bars: 2 of 3 plans" in summary_lines(rows)

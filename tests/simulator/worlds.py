@@ -119,7 +119,7 @@ def stage(
 # Random parts ------------------------------------------------------------------------------------
 
 
-def random_world(rng: random.Random) -> World:
+def random_world(rng: random.Random, *, over_tcp: bool = False) -> World:
     """Draw a job with its cluster and measurements."""
     model = small_model(
         layers=rng.randint(1, 7),
@@ -147,7 +147,9 @@ def random_world(rng: random.Random) -> World:
     }
     return world_of(
         job,
-        measured=random_network(rng) if rng.random() < 0.6 else MeasuredNetwork(),
+        measured=random_network(rng, over_tcp=over_tcp)
+        if rng.random() < 0.6
+        else MeasuredNetwork(),
         profile=random_profile(rng, job) if rng.random() < 0.5 else None,
         zone_caps=caps,
     )
@@ -159,7 +161,7 @@ def random_curve(rng: random.Random, flows: int, *, is_tcp: bool = False) -> Cur
     return curve_from_bandwidths(flows, sizes_bytes=sizes, bytes_per_s=rates, is_tcp=is_tcp)
 
 
-def random_network(rng: random.Random) -> MeasuredNetwork:
+def random_network(rng: random.Random, *, over_tcp: bool = False) -> MeasuredNetwork:
     """Draw curves for about half of the pairs of places, and within some machines."""
     ends = [(zone, gpu) for zone in ZONES for gpu in GPUS]
     between = {}
@@ -167,8 +169,7 @@ def random_network(rng: random.Random) -> MeasuredNetwork:
         for other in ends:
             if rng.random() < 0.5:
                 counts = sorted(rng.sample([1, 2, 4, 8], rng.randint(1, 3)))
-                is_tcp = rng.random() < 0.5
-                curves = {n: random_curve(rng, n, is_tcp=is_tcp) for n in counts}
+                curves = {n: random_curve(rng, n, is_tcp=over_tcp) for n in counts}
                 between[one, other] = make_consistent(curves)
     within = {
         gpu: {n: random_curve(rng, n // 2) for n in (2, 4)} for gpu in GPUS if rng.random() < 0.5

@@ -23,7 +23,7 @@ def test_no_gradient_sum_is_below_its_floor(examples: int) -> None:
     # In case 404, curves within a machine are faster with four GPUs than with two.
     for seed in (*range(examples), 404):
         rng = random.Random(f"sync floor {seed}")
-        world = random_world(rng)
+        world = random_world(rng, over_tcp=seed % 2 == 1)
         plan = random_plan(rng, world, schedules=("1f1b",), splits=False)
         judge = world.estimator
         lots = lots_of(just_enough(plan, world), judge.sites)
@@ -60,7 +60,7 @@ def test_no_pipeline_is_quicker_than_its_stages(
             monkeypatch.setattr(module, "uses_gloo", lambda _: True)
     for seed in range(examples):
         rng = random.Random(f"stage floors {seed}")
-        world = random_world(rng)
+        world = random_world(rng, over_tcp=seed % 2 == 1)
         plan = random_plan(rng, world, schedules=("1f1b",), splits=False)
         judge = world.estimator
         lots = lots_of(just_enough(plan, world), judge.sites)

@@ -49,8 +49,9 @@ class FakeNvml:
     class NVMLError(Exception):
         """As the driver raises it."""
 
-    def __init__(self, *pids: int, fails: bool = False) -> None:
-        self.pids, self.fails, self.asked = pids, fails, ""
+    def __init__(self, *pids: int, fails: bool = False, hides: bool = False, pct: int = 0) -> None:
+        self.pids, self.fails, self.hides, self.pct = pids, fails, hides, pct
+        self.asked = ""
 
     def nvmlInit(self) -> None:  # noqa: N802 - the driver's name
         if self.fails:
@@ -64,15 +65,34 @@ class FakeNvml:
         return uuid
 
     def nvmlDeviceGetComputeRunningProcesses(self, _: str) -> list[Any]:  # noqa: N802 - the driver's name
+        if self.hides:
+            raise self.NVMLError
         return [SimpleNamespace(pid=pid) for pid in self.pids]
+
+    def nvmlDeviceGetUtilizationRates(self, _: str) -> Any:  # noqa: N802 - the driver's name
+        return SimpleNamespace(gpu=self.pct)
+
+
+def users(nvml: FakeNvml, *, uuid: str = "abc", used_gib: float = 0.6) -> str:
+    return gpu_users(uuid, own=5, used_bytes=int(used_gib * 2**30), nvml=nvml)
 
 
 def test_other_processes_make_a_gpu_busy() -> None:
     nvml = FakeNvml(5, 9)
-    assert gpu_users("abc", own=5, nvml=nvml) == "process 9"
+    assert users(nvml) == "process 9"
     assert nvml.asked == "GPU-abc"
-    assert gpu_users("GPU-abc", own=5, nvml=FakeNvml(5)) == ""
+    assert users(FakeNvml(5), uuid="GPU-abc") == ""
 
 
-def test_a_driver_that_cannot_tell_is_no_reason_to_refuse() -> None:
-    assert gpu_users("abc", own=5, nvml=FakeNvml(9, fails=True)) == ""
+@pytest.mark.parametrize("hides", [False, True], ids=["lists none", "refuses to list"])
+def test_a_gpu_whose_processes_are_hidden_is_busy_if_it_computes(hides: bool) -> None:
+    """As in a container, whose processes the driver does not list."""
+    assert users(FakeNvml(hides=hides, pct=93)) == "something that computes 93 % of the time"
+    assert users(FakeNvml(hides=hides, pct=3)) == ""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_taken_memory_makes_a_gpu_busy_even_if_the_driver_cannot_tell(fails: bool) -> None:
+    found = users(FakeNvml(fails=fails), used_gib=41.0)
+    assert found == "something that has 41.0 GiB of its memory"
+    assert users(FakeNvml(9, fails=True)) == ""
