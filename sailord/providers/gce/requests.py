@@ -17,6 +17,8 @@ REQUEST_LABEL = "sailor-request"
 MACHINE_LABEL = "sailor-machine"
 NOTICE_S = 120
 """The longest preemption notice that Google offers for Spot."""
+INSTALL_S = 1800
+"""What a first boot may take before its agent runs."""
 SHUTDOWN_S = 30
 """From Google's shutdown signal to power off."""
 TORCH = "torch==2.13.0"
@@ -150,7 +152,7 @@ def startup_script(pool: Pool, config: GceConfig) -> str:
         "MACHINE": pool.machine,
         "SPOT": "true" if pool.spot else "false",
         "ALONE_S": str(config.alone_s),
-        "ALONE_MIN": str(max(config.alone_s // 60, 2)),
+        "ALONE_MIN": str(max(config.alone_s, INSTALL_S) // 60),
         "NOTICE_S": str(NOTICE_S),
         "SHUTDOWN_S": str(SHUTDOWN_S),
         "UNIT": unit("sailor-agent.service"),

@@ -138,6 +138,12 @@ esac
     assert (alive.stat().st_mtime > old + 1) == active
 
 
+@pytest.mark.parametrize(("alone_s", "minutes"), [(60, 30), (7200, 120)])
+def test_a_first_boot_has_time_to_install(alone_s, minutes):
+    text = startup_script(pool(), replace(config(""), alone_s=alone_s))
+    assert f"-mmin -{minutes})" in text
+
+
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_a_wheel_in_a_bucket_is_fetched_with_the_instances_account_and_checked(tmp_path, is_whole):
     content = b"a wheel" if is_whole else b"another"
