@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from planner.move_policy.deadline import PRIOR_SHARE, SPOT_SLOWDOWN_MAX
 from planner.problem.question import Answer, Question
+from simulator.cluster.cluster import Pool
 from simulator.estimate.result import Estimate
+from simulator.traces.trace import Trace
 
 CHANGE_S = 300.0
 """Assumed for renting on-demand machines and restarting on them."""
@@ -19,7 +21,7 @@ class Mixture:
     """Spot machines while there are any, on-demand machines for what they leave."""
 
     spot_share: float
-    """Assumed share of time with spot machines."""
+    """Share of the spot machines that are there on average: as in a trace, or assumed."""
     expected_usd: float
     most_usd: float
     """If spot machines never come."""
@@ -50,18 +52,25 @@ class Outlook:
 
 
 def deadline_outlook(
-    question: Question, estimate: Estimate, search: Callable[[Question], Answer]
+    question: Question,
+    estimate: Estimate,
+    search: Callable[[Question], Answer],
+    trace: Trace | None = None,
 ) -> Outlook:
     """Return what becomes of a deadline on a plan, and on a mixture of contracts.
 
-    The mixture is searched by the job's goal on each contract alone, without its deadline.
+    The mixture is searched by the job's goal on each contract alone, without its deadline. Spot
+    machines are there as in the trace.
     """
     steps, left = question.job.steps, question.seconds_left
     assert steps is not None
     assert left is not None
     usd = estimate.money.total_usd
     spot, on_demand = (_alone(question, search, spot=spot) for spot in (True, False))
-    mixture = None if spot is None or on_demand is None else _mixture(steps, left, spot, on_demand)
+    mixture = None
+    if spot is not None and on_demand is not None:
+        share = PRIOR_SHARE if trace is None else spot_share(trace, question.cluster.pools)
+        mixture = _mixture(steps, left, spot, on_demand, share)
     return Outlook(
         left, steps * estimate.iteration_s, None if usd is None else steps * usd, mixture
     )
@@ -89,15 +98,28 @@ def _alone(
     return search(asked).estimate
 
 
-def _mixture(steps: int, left_s: float, spot: Estimate, on_demand: Estimate) -> Mixture | None:
+def spot_share(trace: Trace, pools: Sequence[Pool]) -> float:
+    """The share of the spot GPUs of a cluster that are up in a trace, on average."""
+    spot = [number for number, pool in enumerate(pools) if pool.spot]
+    most = sum(pools[number].gpus for number in spot)
+    up = sum(
+        interval.seconds * sum(interval.gpus[number] for number in spot)
+        for interval in trace.intervals
+    )
+    return min(1.0, up / trace.end_s / most) if most else 0.0
+
+
+def _mixture(
+    steps: int, left_s: float, spot: Estimate, on_demand: Estimate, share: float
+) -> Mixture | None:
     spot_usd, on_demand_usd = spot.money.total_usd, on_demand.money.total_usd
     if spot_usd is None or on_demand_usd is None:
         return None
     if spot.iteration_s > SPOT_SLOWDOWN_MAX * on_demand.iteration_s:
         return None
-    by_spot = max(min(steps, PRIOR_SHARE * left_s / spot.iteration_s), 0.0)
+    by_spot = max(min(steps, share * left_s / spot.iteration_s), 0.0)
     return Mixture(
-        PRIOR_SHARE,
+        share,
         by_spot * spot_usd + (steps - by_spot) * on_demand_usd,
         steps * on_demand_usd,
         steps * on_demand.iteration_s + CHANGE_S <= left_s,

@@ -152,6 +152,8 @@ class Sailor:
     figures: Sequence[PlanFigures]
     costs: ReconfigurationCosts
     intervals: CheckpointIntervals
+    steps: int | None = None
+    """Of the whole job, if known."""
     history: History = field(default_factory=History)
     span: int = -1
     """The last span that it looked at."""
@@ -254,4 +256,7 @@ class Sailor:
             after=after,
             full=full,
             loss_cost=each_s * price,
+            seconds_left=None
+            if self.steps is None
+            else (self.steps - view.steps) * old.iteration_s,
         )

@@ -105,7 +105,7 @@ def replayed(
         return CheckpointIntervals(figures, costs, chooses)
 
     made: dict[str, Callable[[], Policy]] = {
-        "sailor": lambda: Sailor(plans, figures, costs, intervals()),
+        "sailor": lambda: Sailor(plans, figures, costs, intervals(), limits.steps),
         "greedy": lambda: Greedy(plans),
         "ski-rental": lambda: SkiRental(plans, figures, costs),
         "restart": lambda: Restart(plans),

@@ -55,13 +55,14 @@ class SeveralJobs:
     alone: tuple[float, ...]
     """Samples per second of each job that has the whole cluster for the whole trace."""
     ways: dict[str, tuple[PolicyResult, ...]]
+    meanwhile: dict[str, tuple[float, ...]]
+    """Samples of each job alone until the moment at which it ends in each way."""
 
     def of_alone(self, way: str) -> list[float]:
-        """Samples per second of each job until its end, as a share of what it does alone."""
-        results = self.ways[way]
+        """Samples of each job until its end, as a share of what it does alone in that time."""
         return [
-            result.goodput_samples_per_s / alone if alone else 0.0
-            for result, alone in zip(results, self.alone, strict=True)
+            result.samples / alone if alone else 0.0
+            for result, alone in zip(self.ways[way], self.meanwhile[way], strict=True)
         ]
 
     def together(self, way: str) -> float:
@@ -106,7 +107,17 @@ def replayed_together(
         SHARE: play_way(jobs, shared, limits),
         LINE: play_way(jobs, InLine(len(jobs)), limits),
     }
-    return SeveralJobs(trace, tuple(jobs), tuple(alone), ways)
+    meanwhile = {
+        way: tuple(
+            _played(
+                trace.until(result.duration_s), taken, costs, chooses_checkpoints,
+                [job], InLine(1), [NO_LIMITS],
+            )[0].samples
+            for job, result in zip(jobs, results, strict=True)
+        )
+        for way, results in ways.items()
+    }  # fmt: skip
+    return SeveralJobs(trace, tuple(jobs), tuple(alone), ways, meanwhile)
 
 
 def _parts(trace: Trace, plans: TracePlans, share: float) -> Iterator[GpuCounts]:
@@ -179,7 +190,7 @@ def _played(
         for number, job in enumerate(jobs):
             if number not in results:
                 intervals = CheckpointIntervals(job.figures, costs, chooses_checkpoints)
-                policy = Sailor(job.plans, job.figures, costs, intervals)
+                policy = Sailor(job.plans, job.figures, costs, intervals, limits[number].steps)
                 played[number] = play(
                     spans[number], job.figures, job.plans.fits, policy, costs, limits[number]
                 )

@@ -137,27 +137,53 @@ class _Asker:
 
 def shortest_s(request: EndRequest) -> float | str:
     """Return the seconds that all steps take on the fastest plan, or why there is none."""
+    found = _estimate(request, "throughput")
+    return found if isinstance(found, str) else _steps(request) * found.iteration_s
+
+
+def least_usd(request: EndRequest) -> float | str:
+    """Return the dollars that all steps cost on the cheapest plan, or why that is not known."""
+    found = _estimate(request, "cost")
+    if isinstance(found, str):
+        return found
+    usd = found.money.total_usd
+    return "the price of a machine is not known" if usd is None else _steps(request) * usd
+
+
+def _steps(request: EndRequest) -> int:
+    steps = read_job(request.spec).steps
+    assert steps is not None
+    return steps
+
+
+def _estimate(request: EndRequest, goal: Goal) -> Estimate | str:
+    """The best plan by a goal on all machines that there could be, or why there is none.
+
+    With goal ``cost`` whatever it costs in total.
+    """
     try:
-        job = read_job(request.spec)
-        pools = request.pools
+        job, pools = read_job(request.spec), request.pools
+        nodes: Sequence[Node] | None = None
         if pools is None:
             file = load_cluster(request.cluster_file)
             found = load_measurements(request.profiles, catalogue=file.catalogue)
             asker = _Asker(job, file, read_ahead(found, job, file.catalogue))
-            best = asker.ask(None, goal="throughput", proves=False)
         else:
             asked = CapacityRequest(
                 request.spec, request.cluster_file, request.profiles, pools,
                 request.usd_per_hour_max, 0.0, request.links,
             )  # fmt: skip
             nodes = (*_nodes_of(pools, "up"), *_nodes_of(pools, "obtainable"))
-            best = _Asker.of(asked).ask(nodes, goal="throughput", proves=False)
+            asker = _Asker.of(asked)
+        if goal == "cost":
+            objective = replace(asker.job.objective, max_usd_total=None)
+            asker = replace(asker, job=replace(asker.job, objective=objective))
+        best = asker.ask(nodes, goal=goal, proves=False)
     except InputError as error:
         return "; ".join(map(str, error.problems))
     if best.estimate is None:
         return "; ".join(map(str, best.problems)) or "no plan fits"
-    assert job.steps is not None
-    return job.steps * best.estimate.iteration_s
+    return best.estimate
 
 
 # ---- deadlines ----------------------------------------------------------------------------------

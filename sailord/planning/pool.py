@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import structlog
 
@@ -190,12 +190,14 @@ class PlannerPool:
             self._capacity_worker.kill()
             return CapacityAnswer(None, "the planner process died")
 
-    async def ask_shortest(self, request: EndRequest, *, timeout_s: float) -> float | str:
-        """Return the seconds that all steps take on the fastest plan, or why there is none."""
+    async def ask_end(
+        self, what: Literal["shortest_s", "least_usd"], request: EndRequest, *, timeout_s: float
+    ) -> float | str:
+        """Return what all steps take at least, or why that is not known."""
         try:
             async with asyncio.timeout(timeout_s):
                 found: float | str = await self._capacity_worker.run(
-                    child.call, "capacity_search.shortest_s", request
+                    child.call, f"capacity_search.{what}", request
                 )
                 return found
         except TimeoutError:

@@ -44,6 +44,12 @@ class Trace:
     def end_s(self) -> float:
         return self.intervals[-1].end_s
 
+    def until(self, end_s: float) -> Trace:
+        """The trace up to a moment."""
+        kept = [interval for interval in self.intervals if interval.start_s < end_s]
+        kept[-1] = replace(kept[-1], end_s=min(kept[-1].end_s, end_s))
+        return replace(self, intervals=tuple(kept))
+
     def distinct(self) -> dict[GpuCounts, float]:
         """Return every distinct availability with its total seconds."""
         found: dict[GpuCounts, float] = {}

@@ -40,8 +40,8 @@ from simulator.spec.job import Work
 from worker.checkpoint.capacity_check import usual_room
 
 PRIORITY_MAX = 1_000_000
-SHORTEST_S = 8.0
-"""How long a submission waits to hear how soon a job with a deadline could be done."""
+END_S = 8.0
+"""How long a submission waits to hear how soon, and for how much, a job could be done."""
 
 
 async def list_jobs(request: web.Request) -> web.Response:
@@ -106,7 +106,7 @@ async def submit_job(request: web.Request) -> web.Response:
     before = render.waits_for(led, id_)
     submitted = types.Submitted(
         **render.fields_of(record),
-        warnings=(*warnings_of(job), *await _deadline_warnings(api, record, body["job"])),
+        warnings=(*warnings_of(job), *await _limit_warnings(api, record, body["job"])),
         snapshot_bytes=usual_room(job),
         waits_for=before,
         blocked=why_queue_stands(led) if before else "",
@@ -120,9 +120,10 @@ def _check_mounts(work: Work, allowed: Sequence[str]) -> None:
             check_uri(uri, allowed, MOUNTS, f"data.mounts: {name}")
 
 
-async def _deadline_warnings(api: ApiContext, record: JobRecord, spec: str) -> tuple[str, ...]:
-    """Why the job's deadline cannot be met or not be guaranteed, as far as the planner knows."""
-    if record.deadline is None:
+async def _limit_warnings(api: ApiContext, record: JobRecord, spec: str) -> tuple[str, ...]:
+    """Why the job's deadline or total budget cannot be kept, as far as the planner knows."""
+    has_budget = record.bill.usd_max is not None and record.steps is not None
+    if record.deadline is None and not has_budget:
         return ()
     config, rented = api.config, api.capacity
     offered = () if rented is None else rented.provider.pools
@@ -132,8 +133,27 @@ async def _deadline_warnings(api: ApiContext, record: JobRecord, spec: str) -> t
         config.capacity.usd_per_hour_max,
     )  # fmt: skip
     planner = api.controller.effects.planner
-    found = await planner.ask_shortest(asked, timeout_s=SHORTEST_S)
-    return deadline_warnings(record, found)
+    told: tuple[str, ...] = ()
+    if record.deadline is not None:
+        shortest_s = await planner.ask_end("shortest_s", asked, timeout_s=END_S)
+        told += deadline_warnings(record, shortest_s)
+    if has_budget:
+        told += budget_warnings(record, await planner.ask_end("least_usd", asked, timeout_s=END_S))
+    return told
+
+
+def budget_warnings(record: JobRecord, least_usd: float | str) -> tuple[str, ...]:
+    """Return what is wrong with a total budget, given what all steps cost on the cheapest plan."""
+    budget = record.bill.usd_max
+    assert budget is not None
+    if isinstance(least_usd, str):
+        return (f"max_usd_total: whether it pays for all steps is not known: {least_usd}",)
+    if least_usd <= budget:
+        return ()
+    return (
+        f"max_usd_total: ${budget:,.2f} do not pay for all steps: by the cheapest plan they cost"
+        f" ${least_usd:,.2f}; the job will stop before its end",
+    )
 
 
 def deadline_warnings(record: JobRecord, shortest_s: float | str) -> tuple[str, ...]:

@@ -42,6 +42,7 @@ from simulator.inputs.job_file import PREFERENCES
 from simulator.inputs.plan_file import plan_text
 from simulator.spec.job import Preference
 from simulator.spec.plan import Plan
+from simulator.traces.trace import Trace
 from simulator.traces.trace_file import load_trace
 
 
@@ -146,11 +147,13 @@ def plan(
         found = _run_baseline(question, planner, mode)
     if isinstance(found, list):
         exit_without_plan(found)
-    found = _with_placement(found, question, trace)
+    past = None if trace is None else load_trace(trace, question.cluster)
+    found = _with_placement(found, question, past)
     if question.seconds_left is not None:
-        outlook = deadline_outlook(question, found.estimate, plan_job)
+        outlook = deadline_outlook(question, found.estimate, plan_job, past)
         document = found.document | {"deadline": outlook.to_json()}
-        found = replace(found, document=document, lines=(*found.lines, *_deadline_lines(outlook)))
+        lines = _deadline_lines(outlook, "" if past is None else f" (as in {past.name})")
+        found = replace(found, document=document, lines=(*found.lines, *lines))
     if save is not None:
         save.write_text(plan_text(found.plan), encoding="utf-8")
     if plot is not None:
@@ -198,7 +201,7 @@ def _search(question: Question, *, explain: bool) -> _Found | list[Problem]:
     return _Found(plan, estimate, answer.to_json(seconds=seconds), tuple(lines))
 
 
-def _with_placement(found: _Found, question: Question, trace: Path | None) -> _Found:
+def _with_placement(found: _Found, question: Question, trace: Trace | None) -> _Found:
     """The plan with what its nodes tell: the memory for snapshots, and losses of spot machines."""
     told: dict[str, Any] = {"spot_losses": None, "host_memory": None}
     lines: tuple[str, ...] = ()
@@ -212,7 +215,7 @@ def _with_placement(found: _Found, question: Question, trace: Path | None) -> _F
     if placed is not None and question.estimator == "event" and any(node.spot for node in nodes):
         history, now_s, source = History(), 0.0, "assumed"
         if trace is not None:
-            history, now_s = history_of(load_trace(trace, question.cluster), question.cluster)
+            history, now_s = history_of(trace, question.cluster)
             source = f"as in {trace.name}"
         losses = expected_losses(tables, placed, found.estimate, nodes, history, now_s=now_s)
         if losses is not None:
@@ -221,7 +224,7 @@ def _with_placement(found: _Found, question: Question, trace: Path | None) -> _F
     return replace(found, document=found.document | told, lines=(*lines, *found.lines))
 
 
-def _deadline_lines(outlook: Outlook) -> tuple[str, ...]:
+def _deadline_lines(outlook: Outlook, source: str) -> tuple[str, ...]:
     """Return whether the plan meets the deadline, and what spot with a safety net would cost."""
     usd = "" if outlook.usd is None else f", for ${outlook.usd:,.2f}"
     verdict = "met" if outlook.slack_s >= 0 else "MISSED"
@@ -235,8 +238,8 @@ def _deadline_lines(outlook: Outlook) -> tuple[str, ...]:
         net = "guaranteed" if mix.is_guaranteed else "not guaranteed: on demand alone is too slow"
         lines.append(
             f"mixture     spot while there is any, else on demand in time: ${mix.expected_usd:,.2f}"
-            f" expected\n            if spot is there {mix.spot_share:.0%} of the time, at most"
-            f" ${mix.most_usd:,.2f}; {net}"
+            f" expected\n            if spot is there {mix.spot_share:.0%} of the time{source},"
+            f" at most ${mix.most_usd:,.2f}; {net}"
         )
     return tuple(lines)
 

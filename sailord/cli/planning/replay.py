@@ -245,9 +245,7 @@ def _until_deadline(trace: Trace, deadline_s: float) -> Trace:
     if trace.end_s < deadline_s:
         what = f"is {deadline_s:g} s after the beginning, and the trace ends at {trace.end_s:g} s"
         raise InputError(Problem("deadline", what, "give an earlier one, or a longer trace"))
-    kept = [interval for interval in trace.intervals if interval.start_s < deadline_s]
-    kept[-1] = replace(kept[-1], end_s=deadline_s)
-    return replace(trace, intervals=tuple(kept))
+    return trace.until(deadline_s)
 
 
 def machines_taken(trace: Trace, cluster: Cluster, seed: int) -> list[LostSlots]:

@@ -116,6 +116,17 @@ def test_a_loss_reconfigures_at_once_and_a_restart_resumes_from_its_checkpoint()
     assert (restart.steps, restart.steps_lost, restart.downtime_s) == (225 + 112, 25, 100)
 
 
+def test_a_job_that_ends_soon_does_not_move() -> None:
+    """Machines that come late save less time than the move takes."""
+    given = trace((0, 8), (700, 16), end_s=2000)
+    taken = machines_taken(given, CLUSTER, 0)
+    costs = replace(COSTS, planned_s=60)
+    for steps, moves in ((300, 1), (100, 0)):
+        asked = replace(question(), job=replace(question().job, steps=steps))
+        result = replayed(asked, given, costs, taken=taken, search=per_machine, searches=9)
+        assert outcome(result, "sailor").reconfigurations == moves
+
+
 def test_ignore_additions_never_uses_more_gpus() -> None:
     given = trace((0, 8), (500, 16), (1000, 4), (1500, 16), end_s=3000)
     for seed in range(4):

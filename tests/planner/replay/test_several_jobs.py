@@ -154,6 +154,15 @@ def test_in_line_the_next_job_begins_when_the_first_has_ended() -> None:
     assert (endless.steps, endless.ended) == (0, "trace")
 
 
+def test_what_a_job_does_alone_is_counted_until_its_end() -> None:
+    """The first job has all machines while it lasts, and half of them are lost later."""
+    given = trace((0, (16, 16)), (400, (16, 0)), end_s=2000)
+    found = together(given, 100, None)
+    assert found.ways[LINE][0].duration_s < 400
+    assert found.of_alone(LINE)[0] == pytest.approx(1)
+    assert found.of_alone(LINE)[1] < 0.95
+
+
 def test_a_job_takes_the_machines_of_one_that_has_ended() -> None:
     found = together(STILL, 50, None)
     one, two = found.ways[SHARE]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sailord.planning.capacity_search import choose_capacity, shortest_s
+from sailord.planning.capacity_search import choose_capacity, least_usd, shortest_s
 from sailord.planning.messages import CapacityRequest, EndRequest, PoolSupply
 from tests.control.cluster import JOB
 
@@ -83,3 +83,15 @@ def test_how_soon_a_job_could_be_done():
     more = replace(alone, pools=(replace(POOL, obtainable=7),))
     assert 0 < shortest_s(more) < shortest_s(alone)
     assert shortest_s(replace(alone, pools=None)) > 0
+
+
+@pytest.mark.slow
+def test_what_a_job_costs_at_least():
+    """It is told though it is beyond the budget."""
+    steps = JOB.replace("[training]", "[training]\nsteps = 100", 1)
+    poor = steps + "\n[objective]\nmax_usd_total = 0.0001\n"
+    ask = EndRequest(steps, CLUSTER, None, None, (replace(POOL, obtainable=7),))
+    usd = least_usd(ask)
+    assert usd > 0.0001
+    assert least_usd(replace(ask, spec=poor)) == usd
+    assert least_usd(replace(ask, spec=steps.replace("steps = 100", "steps = 50"))) < usd

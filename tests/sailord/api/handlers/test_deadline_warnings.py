@@ -1,11 +1,11 @@
-"""A deadline that cannot be kept is told when the job is submitted."""
+"""A deadline or a budget that cannot be kept is told when the job is submitted."""
 
 from __future__ import annotations
 
 import pytest
 
-from agents.protocol.records import JobId, JobRecord, Saving
-from sailord.api.handlers.jobs import deadline_warnings
+from agents.protocol.records import Bill, JobId, JobRecord, Saving
+from sailord.api.handlers.jobs import budget_warnings, deadline_warnings
 
 PLACE = Saving(uri="file:///checkpoints")
 JOB = JobRecord(JobId("j"), "queued", submitted_at=0.0, steps=10, saving=PLACE, deadline=7200.0)
@@ -28,3 +28,12 @@ def test_a_job_without_checkpoints_is_told_that_it_may_begin_again() -> None:
     record = JobRecord(JobId("j"), "queued", steps=10, deadline=7200.0)
     (told,) = deadline_warnings(record, 10.0)
     assert "[checkpoint] uri" in told
+
+
+def test_a_budget_that_does_not_pay_for_all_steps_is_told() -> None:
+    record = JobRecord(JobId("j"), "queued", steps=10, bill=Bill(usd_max=100.0))
+    assert budget_warnings(record, 100.0) == ()
+    (told,) = budget_warnings(record, 120.5)
+    assert "$100.00 do not pay for all steps: by the cheapest plan they cost $120.50" in told
+    (told,) = budget_warnings(record, "no price")
+    assert "not known: no price" in told

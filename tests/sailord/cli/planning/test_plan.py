@@ -13,12 +13,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from planner.compare.registry import BASELINES
+from planner.move_policy.deadline_outlook import spot_share
 from sailord.cli.main import main
 from sailord.cli.planning.host_memory import HostMemory
 from sailord.cli.planning.question import seconds_left
+from simulator.cluster.cluster import Pool
 from simulator.documents.problems import InputError
 from simulator.models.presets import preset
 from simulator.spec.job import Job, Objective
+from simulator.traces.trace import trace_of
 
 JOB = """
 [model]
@@ -295,3 +298,26 @@ def test_the_answer_says_whether_the_deadline_is_met_and_what_a_mixture_costs(
     text = run(tmp_path, objective=objective, training="steps = 100", pools=pools).output
     assert "deadline    in 20.0 days: met, " in text
     assert "mixture     spot while there is any" in text
+    assert "if spot is there 50% of the time, at most" in text
+
+
+def test_a_mixture_counts_on_the_spot_machines_of_the_trace(tmp_path: Path) -> None:
+    pools = tuple(
+        Pool("us-central1-a", "A100-40", "A100-40x1", 1, 2, spot=spot) for spot in (False, True)
+    )
+    points = [(0.0, (2, 2)), (100.0, (2, 1)), (300.0, (2, 0))]
+    past = trace_of("past", iter(points), 400.0)
+    assert spot_share(past, pools) == pytest.approx((2 * 100 + 200) / 2 / 400)
+    assert spot_share(past, pools[:1]) == 0
+    due = datetime.now(UTC) + timedelta(minutes=10)
+    objective = f'deadline = "{due:%Y-%m-%dT%H:%M:%SZ}"'
+    text = "".join(
+        f'[[pool]]\nzone = "us-central1-a"\ngpu = "A100-40"\ngpus_per_machine = 1\ngpus = 2\n'
+        f"spot = {spot}\nprice_usd_per_gpu_hour = {usd}\n"
+        for spot, usd in (("false", 3.0), ("true", 1.0))
+    )
+    trace = tmp_path / "past.toml"
+    trace.write_text("end_s = 400\n[[event]]\ntime_s = 40\nspot = true\ngpus = 0\n")
+    given = {"objective": objective, "training": "steps = 100", "pools": text}
+    told = run(tmp_path, "--trace", str(trace), **given).output
+    assert "if spot is there 10% of the time (as in past), at most" in told
