@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import contextlib
 import os
 import select
 import signal
@@ -49,6 +48,7 @@ class Terminal:
         self._live = Live(console=self.console, screen=True, auto_refresh=False)
         self._saved: list[Any] | None = None
         self._winch: Any = None
+        self._woken_before = -1
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._resized, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
@@ -57,7 +57,9 @@ class Terminal:
         if sys.stdin.isatty():
             self._saved = termios.tcgetattr(sys.stdin)
             tty.setcbreak(sys.stdin)
-        self._winch = signal.signal(signal.SIGWINCH, self._on_resize)
+        self._winch = signal.signal(signal.SIGWINCH, _ignore)
+        # Python runs a handler only after a wait that begins just then; the descriptor ends it.
+        self._woken_before = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         self._live.start()
         return self
 
@@ -68,15 +70,12 @@ class Terminal:
         trace: TracebackType | None,
     ) -> None:
         self._live.stop()
+        signal.set_wakeup_fd(self._woken_before)
         signal.signal(signal.SIGWINCH, self._winch)
         if self._saved is not None:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._saved)
         os.close(self._resized)
         os.close(self._wake)
-
-    def _on_resize(self, _: int, __: FrameType | None) -> None:
-        with contextlib.suppress(BlockingIOError):  # The wake-up descriptor ends the wait.
-            os.write(self._wake, b"!")
 
     @property
     def size(self) -> tuple[int, int]:
@@ -102,6 +101,10 @@ class Terminal:
         if not keyboard or keyboard[0] not in ready:
             return []
         return keys_of(self._decoder.decode(os.read(keyboard[0], READ_BYTES)))
+
+
+def _ignore(_: int, __: FrameType | None) -> None:
+    """A signal without a handler of Python's would not wake."""
 
 
 def keys_of(text: str) -> list[str]:
