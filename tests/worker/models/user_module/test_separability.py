@@ -97,6 +97,23 @@ def test_a_mean_over_labels_is_refused_as_a_loss():
         checked(chain(nn.ReLU()), loss=mean_over_labels)
 
 
+class Differentiating(nn.Module):
+    """A block that switches gradients on, as models of forces do."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    @torch.enable_grad()
+    def forward(self, x):
+        return self.linear(x * torch.ones((), requires_grad=True))
+
+
+def test_a_block_that_switches_gradients_on_is_compared_without_a_warning():
+    """Warnings are errors in tests."""
+    checked(chain(Differentiating()))
+
+
 def by_python():
     return random.random()
 
