@@ -71,7 +71,9 @@ def _refusals(question: Question, cache: SearchCache) -> tuple[Problem, ...]:
         )
         more = tuple(_with_more_gpus(lot, times_gpus, sites) for lot in lots)
         budget = budget or question.budget
-        asked = replace(question, job=job, budget=budget, is_bounded=False, is_stoppable=False)
+        asked = replace(
+            question, job=job, budget=budget, is_bounded=False, is_stoppable=False, told=None
+        )
         steps = Limits(objective, limits.steps, limits.seconds_left if objective.deadline else None)
         return _search(asked, more, steps, cache)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from planner.baselines.megatron.planner import MegatronPlanner
 from planner.baselines.varuna.planner import VarunaPlanner
@@ -51,6 +53,8 @@ SMALL_BUDGET = 400
 NO_BOUNDS = Bounds(0.0, 0.0)
 STOPPED = "stopped before its end"
 """The note of an answer after an interruption."""
+
+_T = TypeVar("_T")
 
 
 def plan_by_events(
@@ -172,6 +176,7 @@ class _Asked:
             given,
             question.proves,
             width=max(1.0, budget / usual),
+            told=self._told(lambda judged: f"{judged} of about {budget} plans judged"),
         )
         self.searches.append(search)
         best = search.run()
@@ -222,7 +227,22 @@ class _Asked:
             work_max=work_max if question.proves else min(work_max, QUICK_WORK_MAX),
             trips_max=TRIPS_TIMES * work_max if question.proves else 0.0,
             gap=question.gap or 0.0,
+            told=self._told(lambda share: f"bound: {min(share, 1.0):.0%} of its work at most"),
         )
+
+    def _told(self, text: Callable[[_T], str]) -> Callable[[_T], None] | None:
+        """What hears of progress, with the best plan so far."""
+        told = self.question.told
+        if told is None:
+            return None
+
+        def tell(how_far: _T) -> None:
+            best = self.best
+            unit = "$" if self.limits.goal_is_cost else "s"
+            known = "" if best is None else f", best plan {best.score[0]:.4g} {unit}"
+            told(f"{text(how_far)}{known}")
+
+        return tell
 
     def _explain(self) -> None:
         assert self.search is not None

@@ -37,7 +37,11 @@ def explained(question: Question, answer: Answer) -> Answer:
     budget = question.budget or DEFAULT_BUDGETS[question.estimator]
     # A simpler plan that gives a little away would hide small gains.
     asked = replace(
-        question, budget=max(1, budget // BUDGET_SHARE), is_stoppable=False, prefer="fastest"
+        question,
+        budget=max(1, budget // BUDGET_SHARE),
+        is_stoppable=False,
+        told=None,
+        prefer="fastest",
     )
     idle = tuple(_reasons(asked, answer))
     one_more = tuple(_one_more(asked, answer))

@@ -94,6 +94,7 @@ def _alone(
         proves=False,
         is_bounded=False,
         is_stoppable=False,
+        told=None,
     )
     return search(asked).estimate
 

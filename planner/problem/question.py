@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -75,6 +75,8 @@ class Question:
     """Search until no plan can be better by more than this share, up to the largest budget."""
     prefer: Preference = "fastest"
     """Which of the plans that cannot be told apart is taken, under the event estimator."""
+    told: Callable[[str], None] | None = None
+    """Hears how far search and bound are, thousands of times."""
     is_stoppable: bool = False
     """Whether an interruption ends the search with the best plan so far, if there is one. Only
     where a person sees the answer's note; else it is raised."""

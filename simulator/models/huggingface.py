@@ -29,6 +29,8 @@ _EPSILON = {
     "llama": ("rms_norm_eps", 1e-6),
     "vit": ("layer_norm_eps", 1e-12),
 }
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""Keys of the number of experts: Mixtral's, Qwen's, DeepSeek's."""
 _ROTARY_KINDS = ("default", "linear", "llama3")
 
 
@@ -175,10 +177,22 @@ def _dialect(config: Mapping[str, object]) -> _Dialect:
     if model_type is None:
         cure = f"add one of {', '.join(MODEL_TYPES)}"
         raise InputError(Problem("model_type", "is missing", cure))
+    if model_type not in MODEL_TYPES and (experts := _experts(config)):
+        what = (
+            f"is {model_type!r}, a mixture of {experts} experts, which a job file cannot describe"
+        )
+        cure = "train it by a script (docs/own-model.md), with all experts on every rank of a stage"
+        raise InputError(Problem("model_type", what, cure))
     if not isinstance(model_type, str) or model_type not in _DIALECTS:
         cure = nearest(str(model_type), MODEL_TYPES)
         raise InputError(Problem("model_type", f"is {model_type!r}, which is not known", cure))
     return _DIALECTS[model_type]
+
+
+def _experts(config: Mapping[str, object]) -> int:
+    """How many experts a mixture of them has; 0: it is none."""
+    numbers = [config.get(key) for key in _EXPERTS]
+    return next((n for n in numbers if isinstance(n, int) and n > 1), 0)
 
 
 def _check_presence(config: Mapping[str, object], dialect: _Dialect, problems: Problems) -> None:

@@ -58,6 +58,16 @@ def test_a_gap_out_of_reach_is_searched_for_and_said_to_be(
     assert hard.note.startswith("a gap of 1e-06 was not reached: the bound")
 
 
+def test_progress_tells_plans_judged_and_the_work_of_the_bound(question: Question) -> None:
+    lines: list[str] = []
+    answer = plan_job(replace(question, budget=10, told=lines.append))
+    assert answer.estimate is not None
+    assert lines[0] == "1 of about 10 plans judged"
+    known = f", best plan {answer.estimate.iteration_s:.4g} s"
+    assert lines[-1].startswith("bound: ")
+    assert lines[-1].endswith(known)
+
+
 def interrupt(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, at: int = 1) -> None:
     """Press Ctrl-C at the beginning of a function's call number ``at``."""
     whole, calls = getattr(owner, name), itertools.count(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,9 @@ from simulator.spec.job import Preference
 from simulator.spec.plan import Plan
 from simulator.traces.trace import Trace
 from simulator.traces.trace_file import load_trace
+
+PROGRESS_S = 3.0
+"""Seconds between two lines of progress."""
 
 
 def _share(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
@@ -141,7 +145,8 @@ def plan(
     )
     if planner == SAILOR:
         prefer = _preference(prefer, question, gap)
-        asked = replace(question, gap=gap, prefer=prefer, is_stoppable=True)
+        told = None if as_json or gap is None else _progress(time.monotonic)
+        asked = replace(question, gap=gap, prefer=prefer, is_stoppable=True, told=told)
         found = _search(asked, explain=explain)
     else:
         found = _run_baseline(question, planner, mode)
@@ -183,6 +188,19 @@ class _Found:
     estimate: Estimate
     document: dict[str, Any]
     lines: tuple[str, ...]
+
+
+def _progress(clock: Callable[[], float]) -> Callable[[str], None]:
+    """Print on stderr how far the search is, every ``PROGRESS_S``."""
+    due_s = clock() + PROGRESS_S
+
+    def tell(text: str) -> None:
+        nonlocal due_s
+        if clock() >= due_s:
+            click.echo(text, err=True)
+            due_s = clock() + PROGRESS_S
+
+    return tell
 
 
 def _search(question: Question, *, explain: bool) -> _Found | list[Problem]:
