@@ -230,11 +230,11 @@ class _Asked:
             told=self._told(lambda share: f"bound: {min(share, 1.0):.0%} of its work at most"),
         )
 
-    def _told(self, text: Callable[[_T], str]) -> Callable[[_T], None] | None:
+    def _told(self, text: Callable[[_T], str]) -> Callable[[_T], None]:
         """What hears of progress, with the best plan so far."""
         told = self.question.told
         if told is None:
-            return None
+            return lambda _: None
 
         def tell(how_far: _T) -> None:
             best = self.best

@@ -103,7 +103,7 @@ class EventBound:
     """The bound is tight enough within this share of a known plan's objective."""
     trips_max: float = TRIPS_TIMES * WORK_MAX
     """Table entries to compute for exact round trips; 0 for none."""
-    told: Callable[[float], None] | None = None
+    told: Callable[[float], None] = lambda _: None
     """Hears the share of its work that is done."""
     is_stopped: bool = False
     """Whether it was interrupted; bounds hold all the same."""
@@ -170,8 +170,7 @@ class EventBound:
             if queue[0].score >= known * (1 - self.gap):
                 break
             span = heapq.heappop(queue)
-            if self.told is not None:
-                self.told(self.work / self.work_max)
+            self.told(self.work / self.work_max)
             try:
                 if not self._refine(span, queue, known, is_cost=is_cost):
                     break

@@ -74,7 +74,7 @@ class EventSearch(EventDrafts):
     """Plans from elsewhere; the result is at least as good as each without split stages."""
     proves: bool = True
     """Whether a small case is searched exhaustively though a plan was found."""
-    told: Callable[[int], None] | None = None
+    told: Callable[[int], None] = lambda _: None
     """Hears how many plans were judged."""
     evaluations: int = 0
     is_complete: bool = False
@@ -239,8 +239,7 @@ class EventSearch(EventDrafts):
         if not is_supplied(plan, self.lots, self.grants):
             return None
         self.evaluations += 1
-        if self.told is not None:
-            self.told(self.evaluations)
+        self.told(self.evaluations)
         estimate = self.judge.estimate(plan)
         if not estimate.fits:
             return None
