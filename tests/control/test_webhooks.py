@@ -44,12 +44,19 @@ def delivered(tmp_path_factory):
             cluster.head.ask("POST", "/v1/jobs", {"job": JOB + NO_BUDGET, "id": "poor"})[0] == 201
         )
         wait_for_event("job_held")
+        ends = JOB.replace("[training]", "[training]\nsteps = 100", 1) + NO_BUDGET
+        code, found["submitted"] = cluster.head.ask("POST", "/v1/jobs", {"job": ends, "id": "next"})
+        assert code == 201
         found["traces"] = wait_until(lambda: list(receiver.traces), within_s=90.0)
         yield found
     finally:
         cluster.end()
         receiver.shutdown()
         receiver.server_close()
+
+
+def test_a_budget_that_does_not_pay_is_told_when_it_is_given(delivered):
+    assert "max_usd_total: " in delivered["submitted"]["warnings"][-1]
 
 
 def test_opentelemetry_collector_gets_the_start_of_a_job(delivered):
