@@ -180,7 +180,8 @@ class Gangs:
         def gone() -> None:
             if gang is not None and machine.gang is gang and gang.generation == generation:
                 machine.gang = None
-            machine.tell(lambda a: a.gang_exited(generation, why))
+            if machine.gang is None:  # Else another generation has begun; the end of this is known.
+                machine.tell(lambda a: a.gang_exited(generation, why))
 
         self.clock.after(self.random.uniform(0.05, 0.5), gone)
 
