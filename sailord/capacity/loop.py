@@ -24,6 +24,7 @@ from planner.replan.past_moves import downtime_s
 from sailord.capacity.cluster_view import ClusterView
 from sailord.capacity.core import model
 from sailord.capacity.core.budget import usd_left, usd_per_hour_limit
+from sailord.capacity.core.deadline import watches_deadline
 from sailord.capacity.core.decide import decide, record_of
 from sailord.capacity.core.model import CapacityRecord, CapacityState
 from sailord.capacity.core.planner_view import (
@@ -189,8 +190,7 @@ class CapacityLoop:
 
     def keeps_deadline(self, job: JobId) -> bool:
         """Whether instances are rented so that this job meets its deadline."""
-        pace, options = self.state.pace, self.state.options
-        return options is not None and pace is not None and pace.job == job
+        return watches_deadline(self.state, job)
 
     def report_stock(self, zone: str, gpu: str) -> None:
         """End the cooldown of pools with such GPUs that were out of stock."""

@@ -171,5 +171,7 @@ class _ReceiverTask:
                 return ("", True) if reply.status < 300 else (f"answered {reply.status}", True)
         except aiohttp.InvalidURL:  # Its text is the address.
             return "its address is not valid", False
+        except aiohttp.ClientResponseError as error:  # Its text holds the address.
+            return f"its answer is no valid HTTP ({error.status})", True
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return str(error) or "no answer in time", False

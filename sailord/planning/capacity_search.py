@@ -136,13 +136,13 @@ class _Asker:
 
 
 def shortest_s(request: EndRequest) -> float | str:
-    """Return the seconds that all steps take on the fastest plan, or why there is none."""
+    """Return the seconds of all steps left on the fastest plan, or why there is none."""
     found = _estimate(request, "throughput")
     return found if isinstance(found, str) else _steps(request) * found.iteration_s
 
 
 def least_usd(request: EndRequest) -> float | str:
-    """Return the dollars that all steps cost on the cheapest plan, or why that is not known."""
+    """Return the dollars of all steps left on the cheapest plan, or why they are not known."""
     found = _estimate(request, "cost")
     if isinstance(found, str):
         return found
@@ -151,9 +151,10 @@ def least_usd(request: EndRequest) -> float | str:
 
 
 def _steps(request: EndRequest) -> int:
+    """The steps that are left."""
     steps = read_job(request.spec).steps
     assert steps is not None
-    return steps
+    return max(steps - request.begun, 0)
 
 
 def _estimate(request: EndRequest, goal: Goal) -> Estimate | str:

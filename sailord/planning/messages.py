@@ -166,7 +166,7 @@ class CapacityRequest:
 
 @dataclass(frozen=True, slots=True)
 class EndRequest:
-    """How soon could the job be done?"""
+    """How soon, and for how much, could the job be done?"""
 
     spec: str
     cluster_file: Path
@@ -175,6 +175,8 @@ class EndRequest:
     pools: tuple[PoolSupply, ...] | None
     """All machines that there could be; ``None``: those of the cluster file."""
     usd_per_hour_max: float | None = None
+    begun: int = 0
+    """The step of the checkpoint from which it begins."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,7 +193,7 @@ class PlannerPool:
     async def ask_end(
         self, what: Literal["shortest_s", "least_usd"], request: EndRequest, *, timeout_s: float
     ) -> float | str:
-        """Return what all steps take at least, or why that is not known."""
+        """Return what all steps left take at least, or why that is not known."""
         try:
             async with asyncio.timeout(timeout_s):
                 found: float | str = await self._capacity_worker.run(

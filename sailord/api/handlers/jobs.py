@@ -34,7 +34,7 @@ from sailord.core.queries.restore_choice import why_queue_stands
 from sailord.planning.job_spec import job_shape, read_job, saving_of
 from sailord.planning.job_warnings import warnings_of
 from sailord.planning.messages import EndRequest
-from sailord.text.units import duration, timestamp
+from sailord.text.units import YEAR_S, duration, timestamp
 from simulator.documents.problems import InputError, Problem, nearest
 from simulator.spec.job import Work
 from worker.checkpoint.capacity_check import usual_room
@@ -106,7 +106,7 @@ async def submit_job(request: web.Request) -> web.Response:
     before = render.waits_for(led, id_)
     submitted = types.Submitted(
         **render.fields_of(record),
-        warnings=(*warnings_of(job), *await _limit_warnings(api, record, body["job"])),
+        warnings=(*warnings_of(job), *await limit_warnings(api, record, body["job"], durable)),
         snapshot_bytes=usual_room(job),
         waits_for=before,
         blocked=why_queue_stands(led) if before else "",
@@ -120,7 +120,9 @@ def _check_mounts(work: Work, allowed: Sequence[str]) -> None:
             check_uri(uri, allowed, MOUNTS, f"data.mounts: {name}")
 
 
-async def _limit_warnings(api: ApiContext, record: JobRecord, spec: str) -> tuple[str, ...]:
+async def limit_warnings(
+    api: ApiContext, record: JobRecord, spec: str, durable: Durable | None
+) -> tuple[str, ...]:
     """Why the job's deadline or total budget cannot be kept, as far as the planner knows."""
     has_budget = record.bill.usd_max is not None and record.steps is not None
     if record.deadline is None and not has_budget:
@@ -130,7 +132,7 @@ async def _limit_warnings(api: ApiContext, record: JobRecord, spec: str) -> tupl
     pools = possible_supplies(rented.state, offered) if rented is not None and offered else None
     asked = EndRequest(
         spec, config.cluster_file, config.profiles, config.measured_links, pools,
-        config.capacity.usd_per_hour_max,
+        config.capacity.usd_per_hour_max, begun=0 if durable is None else durable.point.step,
     )  # fmt: skip
     planner = api.controller.effects.planner
     told: tuple[str, ...] = ()
@@ -143,30 +145,32 @@ async def _limit_warnings(api: ApiContext, record: JobRecord, spec: str) -> tupl
 
 
 def budget_warnings(record: JobRecord, least_usd: float | str) -> tuple[str, ...]:
-    """Return what is wrong with a total budget, given what all steps cost on the cheapest plan."""
+    """Return what is wrong with a total budget, given what the steps left cost at least."""
     budget = record.bill.usd_max
     assert budget is not None
     if isinstance(least_usd, str):
-        return (f"max_usd_total: whether it pays for all steps is not known: {least_usd}",)
+        what = "whether it pays for all steps left"
+        return (f"max_usd_total: {what} is not known: {least_usd}",)
     if least_usd <= budget:
         return ()
     return (
-        f"max_usd_total: ${budget:,.2f} do not pay for all steps: by the cheapest plan they cost"
-        f" ${least_usd:,.2f}; the job will stop before its end",
+        f"max_usd_total: ${budget:,.2f} do not pay for all steps left: by the cheapest plan they"
+        f" cost ${least_usd:,.2f}; the job will stop before its end",
     )
 
 
 def deadline_warnings(record: JobRecord, shortest_s: float | str) -> tuple[str, ...]:
-    """Return what is wrong with a deadline, given what all steps take on the fastest plan."""
+    """Return what is wrong with a deadline, given what the steps left take at least."""
     assert record.deadline is not None
     told = []
     if isinstance(shortest_s, str):
         told.append(f"deadline: whether it can be met is not known: {shortest_s}")
     elif record.submitted_at + shortest_s > record.deadline:
         ends_at = record.submitted_at + shortest_s
+        when = f"at {timestamp(ends_at)}, " if shortest_s < YEAR_S else ""
         told.append(
-            f"deadline: it cannot be met: by the best plan all steps are done at"
-            f" {timestamp(ends_at)}, {duration(ends_at - record.deadline)} later"
+            f"deadline: it cannot be met: by the best plan all steps left are done"
+            f" {when}{duration(ends_at - record.deadline)} later"
         )
     if record.saving.uri is None:
         told.append(

@@ -69,6 +69,15 @@ def keep_job_budget(state: CapacityState) -> Decision:
     return replace(state, paused=job.job), (PauseJob(why),)
 
 
+def watches_deadline(state: CapacityState, job: str) -> bool:
+    """Return whether instances are rented so that this job meets its deadline.
+
+    They are until the planner says that none can be had, as after an election.
+    """
+    pace = state.pace
+    return pace is not None and pace.job == job and pace.can_rent and not state.stop
+
+
 def keep_deadline(state: CapacityState) -> Decision:
     """Set the target by the job's deadline, if it has one; tell when that changes."""
     job, options = state.progress, state.options
@@ -80,7 +89,7 @@ def keep_deadline(state: CapacityState) -> Decision:
     if pace is None or pace.job != job.job:
         pace = Pace(job.job, counted_at=state.now)
     if options.on_demand is None or options.fastest is None:
-        pace = replace(pace, uses_on_demand=False)
+        pace = replace(pace, uses_on_demand=False, can_rent=False)
         why = f"no on-demand instances can be had for the deadline: {options.why_not}"
         return _told(replace(state, target=options.spot), pace, why, "none", is_late=False)
     steady, view, verdict = _judged(state, job, options, pace)
@@ -89,7 +98,7 @@ def keep_deadline(state: CapacityState) -> Decision:
     refusal = _unpaid(job, options, steady, verdict)
     uses = verdict.use == "on demand" and not refusal
     is_committed = uses and verdict.is_committed
-    pace = replace(pace, uses_on_demand=uses, is_committed=is_committed)
+    pace = replace(pace, uses_on_demand=uses, is_committed=is_committed, can_rent=not refusal)
     target = dict(options.spot)
     if uses:
         target = dict(steady.target) if is_committed else _both(state, steady.target, target)

@@ -192,6 +192,8 @@ class Pace:
     """What was told last, without its figures."""
     is_late: bool = False
     """It was told that the deadline is at risk."""
+    can_rent: bool = True
+    """As far as known, on-demand instances can be had for it, and its budget pays for them."""
 
 
 @dataclass(frozen=True, slots=True)

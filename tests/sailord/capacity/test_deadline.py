@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sailord.capacity.core import model
+from sailord.capacity.core.deadline import watches_deadline
 from sailord.capacity.core.model import (
     BootRecord,
     CapacityRecord,
@@ -218,6 +219,22 @@ def test_a_new_leader_goes_on_from_the_stored_pace():
     assert story.state.pace.spot_s == 1200.0
     other = Due(FED, books=replace(books, pace=PaceRecord("k", 1200.0, is_committed=True)))
     assert other.at(100.0, step=10).state.target == {A: 2}, "that was another job"
+
+
+def test_a_restored_pace_is_trusted_until_the_planner_says_what_there_is():
+    """Otherwise each election would tell of a risk that is none."""
+    story = Story(books=CapacityRecord(pace=PaceRecord("j", 1200.0, is_committed=False)))
+    assert watches_deadline(story.state, "j")
+    assert not watches_deadline(story.state, "k")
+    assert not watches_deadline(Story().state, "j"), "nothing is known of it"
+
+
+def test_somebody_else_tells_of_a_deadline_for_which_nothing_is_rented():
+    assert watches_deadline(Due(FED).at(7000.0).state, "j")
+    assert not watches_deadline(Due(replace(STARVED, on_demand=None)).at(5000.0).state, "j")
+    assert not watches_deadline(Due(FED).at(7000.0, usd_left=7.9).state, "j"), "too dear"
+    stopped = replace(Due(FED).at(7000.0).state, stop="parting")
+    assert not watches_deadline(stopped, "j"), "the total budget is spent"
 
 
 def test_a_job_is_not_judged_by_what_another_one_could_run_on():

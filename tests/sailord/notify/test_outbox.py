@@ -30,6 +30,8 @@ class FakeReceiver:
     def __init__(self) -> None:
         self.takes, self.taken, self.refused = 0, list[str](), asyncio.Event()
         self.url, self.bodies = "", list[dict]()
+        self.mumbling = ""
+        """The address of one whose answers are no HTTP."""
 
     async def hear(self, request: web.Request) -> web.Response:
         if len(self.taken) >= self.takes:
@@ -48,6 +50,12 @@ class FakeReceiver:
                 await asyncio.sleep(0.01)
 
 
+async def mumble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"garbage\r\n\r\n")
+    writer.close()
+
+
 @pytest_asyncio.fixture
 async def fake_receiver():
     made, app = FakeReceiver(), web.Application()
@@ -57,7 +65,10 @@ async def fake_receiver():
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     made.url = f"http://127.0.0.1:{runner.addresses[0][1]}/in"
+    mumbler = await asyncio.start_server(mumble, "127.0.0.1", 0)
+    made.mumbling = f"http://127.0.0.1:{mumbler.sockets[0].getsockname()[1]}/in"
     yield made
+    mumbler.close()
     await runner.cleanup()
 
 
@@ -143,11 +154,11 @@ async def test_only_the_newest_messages_are_kept_while_no_receiver_accepts_any(
     assert sorted(kept) == ids[-6:], "KEPT messages, and the last one"
 
 
-@pytest.mark.parametrize("address", ["{}", "http://127.0.0.1:nonsense/in"])
+@pytest.mark.parametrize("address", ["{0.url}", "{0.mumbling}", "http://127.0.0.1:nonsense/in"])
 async def test_address_of_a_receiver_is_neither_logged_nor_stored(gateway, fake_receiver, address):
     """Who knows the address of a Slack channel can write into it."""
     leader = Leader(gateway, fake_receiver, await term_of(gateway))
-    url = f"{address.format(fake_receiver.url)}/T0/a-secret-word"
+    url = f"{address.format(fake_receiver)}/T0/a-secret-word"
     leader.sender.receivers = (Receiver(url, format="slack"),)
     with capture_logs() as logs:
         await leader.lead()

@@ -83,6 +83,10 @@ def test_how_soon_a_job_could_be_done():
     more = replace(alone, pools=(replace(POOL, obtainable=7),))
     assert 0 < shortest_s(more) < shortest_s(alone)
     assert shortest_s(replace(alone, pools=None)) > 0
+    begun = replace(alone, begun=90)
+    assert shortest_s(begun) == pytest.approx(shortest_s(alone) / 10)
+    assert least_usd(begun) == pytest.approx(least_usd(alone) / 10)
+    assert shortest_s(replace(alone, begun=120)) == 0
 
 
 @pytest.mark.slow

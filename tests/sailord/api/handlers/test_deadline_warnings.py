@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from agents.protocol.records import Bill, JobId, JobRecord, Saving
-from sailord.api.handlers.jobs import budget_warnings, deadline_warnings
+from agents.protocol.records import Bill, Durable, JobId, JobRecord, Point, Saving
+from sailord.api.handlers.jobs import budget_warnings, deadline_warnings, limit_warnings
 
 PLACE = Saving(uri="file:///checkpoints")
 JOB = JobRecord(JobId("j"), "queued", submitted_at=0.0, steps=10, saving=PLACE, deadline=7200.0)
@@ -14,8 +18,18 @@ JOB = JobRecord(JobId("j"), "queued", submitted_at=0.0, steps=10, saving=PLACE, 
 def test_the_earliest_end_is_told_if_it_is_too_late() -> None:
     assert deadline_warnings(JOB, 7200.0) == ()
     (told,) = deadline_warnings(JOB, 14_400.0)
-    assert told.startswith("deadline: it cannot be met: by the best plan all steps are done at")
+    assert told.startswith(
+        "deadline: it cannot be met: by the best plan all steps left are done at"
+    )
     assert "1970-01-01 04:00:00+00:00, 2.0 h later" in told
+
+
+@pytest.mark.parametrize("seconds", [4e8, 1e13, float("inf")])
+def test_an_end_after_more_than_a_year_is_told_without_a_date(seconds: float) -> None:
+    """The job is queued by then, so that the answer must be no error."""
+    (told,) = deadline_warnings(JOB, seconds)
+    assert "all steps left are done " in told
+    assert told.endswith(" days later")
 
 
 @pytest.mark.parametrize("why", ["no plan fits", "the planner found nothing within 8 s"])
@@ -34,6 +48,33 @@ def test_a_budget_that_does_not_pay_for_all_steps_is_told() -> None:
     record = JobRecord(JobId("j"), "queued", steps=10, bill=Bill(usd_max=100.0))
     assert budget_warnings(record, 100.0) == ()
     (told,) = budget_warnings(record, 120.5)
-    assert "$100.00 do not pay for all steps: by the cheapest plan they cost $120.50" in told
+    assert "$100.00 do not pay for all steps left: by the cheapest plan they cost $120.50" in told
     (told,) = budget_warnings(record, "no price")
     assert "not known: no price" in told
+
+
+@pytest.mark.parametrize(
+    ("durable", "begun"), [(None, 0), (Durable(Point(900, 1), "manifest", "sha"), 900)]
+)
+def test_only_the_steps_after_the_checkpoint_are_asked_about(
+    durable: Durable | None, begun: int
+) -> None:
+    asked = []
+
+    async def ask_end(what: str, request: Any, *, timeout_s: float) -> float:
+        del timeout_s
+        asked.append((what, request.begun))
+        return 1.0
+
+    config = SimpleNamespace(
+        cluster_file=None, profiles=None, measured_links=None,
+        capacity=SimpleNamespace(usd_per_hour_max=None),
+    )  # fmt: skip
+    effects = SimpleNamespace(planner=SimpleNamespace(ask_end=ask_end))
+    api: Any = SimpleNamespace(
+        config=config, capacity=None, controller=SimpleNamespace(effects=effects)
+    )
+    record = JobRecord(JobId("j"), "queued", steps=1000, saving=PLACE, deadline=7200.0,
+                       bill=Bill(usd_max=100.0))  # fmt: skip
+    assert asyncio.run(limit_warnings(api, record, "spec", durable)) == ()
+    assert asked == [("shortest_s", begun), ("least_usd", begun)]
