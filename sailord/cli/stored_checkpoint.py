@@ -40,7 +40,7 @@ FORMS = {
     "dcp": "torch's DCP",
     "megatron": "Megatron-Core's torch_dist",
 }
-_WORKER = (sys.executable, "-P", "-m", "worker")
+_WORKER = ("-P", "-m", "worker")
 """It runs in a script's folder, whose modules must not take the place of ours."""
 
 
@@ -205,7 +205,7 @@ def export(
     if out.exists():
         raise InputError(Problem(str(out), "exists", "name a new folder"))
     # In its own process, since it imports torch.
-    command = [*_WORKER, "export-checkpoint", storage.uri_of(name)]
+    command = [sys.executable, *_WORKER, "export-checkpoint", storage.uri_of(name)]
     root = None
     if job_file is not None:
         given = JobFile(job_file, workdir=workdir)
@@ -249,7 +249,7 @@ def import_checkpoint(folder: Path, job: JobFile, name: str, form: str, place: s
     if uri is None:
         cure = "give --checkpoint URI" if job.is_script else "set uri under [checkpoint]"
         raise InputError(Problem(str(job.path), "has no place for checkpoints", cure))
-    command = [*_WORKER, "import-checkpoint", str(folder.absolute())]
+    command = [sys.executable, *_WORKER, "import-checkpoint", str(folder.absolute())]
     root = job.root() if job.is_script else None
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "whole.snap"
