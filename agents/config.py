@@ -89,8 +89,11 @@ class Config:
         return self.worker_folder or self.state
 
 
-def load_config(path: Path) -> Config:
-    """Read the file; ``InputError`` lists all mistakes in it."""
+def load_config(path: Path, *, opens_store: bool = True) -> Config:
+    """Read the file; ``InputError`` lists all mistakes in it.
+
+    A process that opens no store need not be able to read the secrets that its address names.
+    """
     problems = Problems()
     top = open_table(load_document(path, flaws_raise=False), problems)
     cluster_name = top.value("cluster_name", _name, required=True)
@@ -132,7 +135,7 @@ def load_config(path: Path) -> Config:
     waits.finish()
     rest["sets_abort_s"] = options["abort_s"] is not None
     top.finish()
-    if store is not None:
+    if store is not None and opens_store:
         later = None if rest["tls"] is None else rest["tls"].made_in
         check_address(store, problems, top.place_of("store"), made_later=later)
     problems.raise_if_any()

@@ -149,7 +149,7 @@ def workers(config: Path) -> None:
     Exits with 3 if the configuration has no worker_folder.
     """
     try:
-        loaded = load_config(config)
+        loaded = load_config(config, opens_store=False)
     except InputError as error:
         for problem in error.problems:
             click.echo(f"error: {problem}", err=True)

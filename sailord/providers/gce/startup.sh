@@ -89,9 +89,7 @@ host = "0.0.0.0"
 port = 7078
 address = "$(metadata network-interfaces/0/ip):7078"
 
-[mounts]
-allowed = @MOUNTS@
-
+@MOUNTS@
 @TLS@
 END
 cat >/etc/sailor/ca.pem <<'END'

@@ -213,10 +213,10 @@ async def is_past(here: TwoUsers, step: int) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def service_of(folder: Path):
+async def service_of(folder: Path, store: str = "unix:///no"):
     make_folders(folder / "shared")
     (folder / "agent.toml").write_text(
-        'cluster_name = "test"\nname = "a"\nstate = "state"\nkey = "key"\nstore = "unix:///no"\n'
+        f'cluster_name = "test"\nname = "a"\nstate = "state"\nkey = "key"\nstore = "{store}"\n'
         'worker = "tests.fakes.worker"\nworker_folder = "shared"\n'
     )
     service = start_service(folder, folder / "agent.toml", {})
@@ -227,6 +227,16 @@ async def service_of(folder: Path):
     finally:
         await client.close()
         assert await asyncio.to_thread(service.wait) == 0
+
+
+async def test_the_service_needs_no_secret_of_the_store(folder):
+    """Only the agent opens it, and only the agent's user may read its password."""
+    password = folder / "etcd.password"
+    password.write_text("s3cret")
+    os.chown(password, AGENT, WORKERS)
+    password.chmod(0o600)
+    async with service_of(folder, f"etcd://127.0.0.1?user=a&password_file={password}"):
+        pass
 
 
 def work_folder(folder: Path) -> WorkFolder:

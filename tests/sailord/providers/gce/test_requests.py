@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from agents.config import load_config
+from agents.daemon.allowed_uris import MOUNTS
 from agents.main import ALONE
 from sailord.providers.gce.config import PACKAGE, machine_shape
 from sailord.providers.gce.requests import TORCH, bulk_insert_body, instance_names, startup_script
@@ -173,12 +174,24 @@ esac
     assert f"https://storage.googleapis.com/bucket/a/{name}" in asked
 
 
-@pytest.mark.parametrize("spot", [True, False])
-def test_the_startup_script_writes_a_valid_agent_file(tmp_path: Path, spot):
-    text = startup_script(pool(spot=spot), replace(config(""), mounts=("gs://data/",)))
+def agent_file(text: str) -> str:
     found = re.search(r"agent.toml <<END\n(.*?)\nEND\n", text, re.DOTALL)
     assert found is not None
-    told = found[1].replace("$(metadata name)", "sailor-prod-1").replace("${zone##*/}", HERE)
+    return found[1]
+
+
+def test_an_agent_file_with_default_mounts_suits_the_previous_version():
+    """An agent refuses a section that it does not know."""
+    assert "mounts" not in agent_file(script())
+    assert "\n[mounts]\n" in agent_file(startup_script(pool(), replace(config(""), mounts=())))
+
+
+@pytest.mark.parametrize("spot", [True, False])
+@pytest.mark.parametrize("mounts", [MOUNTS.default, ("gs://data/",), ()])
+def test_the_startup_script_writes_a_valid_agent_file(tmp_path: Path, spot, mounts):
+    text = startup_script(pool(spot=spot), replace(config(""), mounts=mounts))
+    told = agent_file(text).replace("${zone##*/}", HERE)
+    told = told.replace("$(metadata name)", "sailor-prod-1")
     told = told.replace("$(metadata network-interfaces/0/ip)", "10.0.0.7")
     path = tmp_path / "agent.toml"
     path.write_text(told)
@@ -187,7 +200,7 @@ def test_the_startup_script_writes_a_valid_agent_file(tmp_path: Path, spot):
     assert (agent.spot, agent.notice_s, agent.shutdown_s) == (spot, 120.0, 30.0)
     assert agent.address == "10.0.0.7:7078"
     assert agent.alone_s == 4 * 3600.0
-    assert agent.mounts == ("gs://data/",)
+    assert agent.mounts == mounts
 
 
 def test_the_startup_script_runs_the_agent_like_its_systemd_unit():
