@@ -173,7 +173,7 @@ class Daemon:
         self.controller.cluster.relearn_moves(sorted(moves, key=lambda move: move.at))
         self.controller.cluster.lifetimes.history = await load_lifetimes(self.gateway)
         await self.books.load(term)
-        await self.curve.load()
+        await self.curve.load(term)
         await self.controller.announcer.outbox.load()
         await self.webhooks.begin(term)
         if self.election.term != term:

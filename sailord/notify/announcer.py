@@ -33,7 +33,10 @@ log = structlog.get_logger("sailord")
 
 _EVALUATION = "evaluation after"
 _UNFIT = "cannot run it"
-_ORDERED = re.compile(rf"({'|'.join(get_args(OrderKind))}) \S+ was ordered")
+_ORDERED = re.compile(
+    rf"({'|'.join(get_args(OrderKind))}) \S+ was ordered"
+    r"|the checkpoint of step \d+ was (un)?pinned"
+)
 RISKS: tuple[EventKind, ...] = (BUDGET, DEADLINE)
 WAITING_MAX = 1_000
 """History lines that wait for the store; beyond this the oldest are dropped."""

@@ -26,14 +26,17 @@ class CurveKeeper:
     curve: TrainingCurve
     _saved: tuple[str, float] | None = None
     """The job and the moment of the last sample that is stored."""
+    _loaded_for: int | None = None
+    """The term for which the last leader's curve was read."""
 
-    async def load(self) -> None:
-        """Go on with the last leader's curve, unless our own is newer.
+    async def load(self, term: int) -> None:
+        """Go on in our term with the last leader's curve, unless our own is newer.
 
         Raises what the store raises.
         """
         key = self.gateway.keys.curve
         entry = await self.gateway.store.get(key)
+        self._loaded_for = term
         if entry is None:
             return
         try:
@@ -46,7 +49,12 @@ class CurveKeeper:
             self.curve.resume(known)
 
     async def save(self, term: int) -> None:
-        """Store it as leader of the term, if it has grown; never replace an unreadable one."""
+        """Store it as leader of the term, if it has grown.
+
+        Never replace an unreadable one, or one that was not read in this term.
+        """
+        if term != self._loaded_for:
+            return
         key, samples = self.gateway.keys.curve, self.curve.samples
         last = (self.curve.job, samples[-1].at) if samples else None
         if last is None or last == self._saved or key in self.gateway.unreadable.found:

@@ -13,6 +13,8 @@ from sailord.text.units import timestamp
 OF_NODES = {"node_lost": "are lost", "node_preempted": "are draining"}
 """Events of nodes, and how many of one kind are told together; they are left out if they led to a
 reconfiguration, whose line names the node."""
+BURST_S = 60.0
+"""Events of nodes that are further apart than this are not told together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +81,29 @@ def _line(event: Mapping[str, Any]) -> EventLine:
 
 
 def _together(lines: Iterable[EventLine]) -> list[EventLine]:
-    """Tell of more nodes of one kind of event than can be named in one line, where the last was."""
+    """Tell of more nodes of one kind of event than can be named in one line, where the last was.
+
+    Only of those soon after one another: others have causes of their own.
+    """
     found = list(lines)
     for kind, word in OF_NODES.items():
-        of = [line for line in found if line.kind == kind and line.node is not None]
-        names = [*dict.fromkeys(line.node for line in of if line.node is not None)]
-        if len(names) > NAMES_MAX:
-            last = replace(of[-1], text=f"{some(names)} {word}", node=None, times=1)
-            found = [
-                last if line is of[-1] else line
-                for line in found
-                if line is of[-1] or line.kind != kind or line.node is None
-            ]
+        for of in _bursts(line for line in found if line.kind == kind and line.node is not None):
+            names = [*dict.fromkeys(line.node for line in of if line.node is not None)]
+            if len(names) > NAMES_MAX:
+                last = replace(of[-1], text=f"{some(names)} {word}", node=None, times=1)
+                told = {id(line) for line in of[:-1]}
+                found = [last if line is of[-1] else line for line in found if id(line) not in told]
+    return found
+
+
+def _bursts(lines: Iterable[EventLine]) -> list[list[EventLine]]:
+    """Lines in their order, parted where ``BURST_S`` passed without one."""
+    found: list[list[EventLine]] = []
+    for line in lines:
+        if found and line.at <= found[-1][-1].at + BURST_S:
+            found[-1].append(line)
+        else:
+            found.append([line])
     return found
 
 

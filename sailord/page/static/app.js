@@ -125,6 +125,7 @@ follow({
     view.doc = {};
     view.isMapDue = true;
     view.asked = "";
+    view.timeline = null; // Another leader measures the ranks of a schedule that it was asked for.
   },
   event(kind, value) {
     kinds[kind]?.(value);
@@ -170,6 +171,12 @@ function stepSeconds(job) {
   return job?.measured?.iteration_s ?? job?.predicted?.iteration_s ?? null;
 }
 
+/** Until the last step, at the present speed; undefined where there is none, as while the job is held. */
+function secondsLeft(job) {
+  const seconds = job?.measured?.iteration_s;
+  return job?.steps && seconds ? Math.max(job.steps - job.step, 0) * seconds : undefined;
+}
+
 function renderNow(doc) {
   const { job } = doc;
   const queue = doc.queue?.length ? ` ${plural(doc.queue.length, "job")} queued.` : "";
@@ -181,8 +188,7 @@ function renderNow(doc) {
   setText(byId("why"), whyText(job, doc) + queue);
   byId("progress-box").hidden = !job?.steps;
   if (job?.steps) byId("progress").value = Math.min(job.step / job.steps, 1);
-  const seconds = stepSeconds(job);
-  const left = job?.steps ? (job.steps - job.step) * (seconds ?? NaN) : NaN;
+  const left = secondsLeft(job) ?? NaN;
   const rate = rateNow(doc);
   const predicted = job?.predicted?.tokens_per_s;
   fillPairs(byId("figures"), (job ? [
@@ -295,8 +301,8 @@ function renderMoney(doc) {
   const since = spent ? Math.max(now() - (spent.until ?? now()), 0) : 0;
   const soFar = (spent?.usd ?? 0) + ((rate ?? 0) * since) / 3600;
   const unpriced = (spent?.unpriced_s ?? 0) + (rate === undefined ? since : 0);
-  const seconds = stepSeconds(job);
-  const left = job?.steps && seconds && rate !== undefined ? ((job.steps - job.step) * seconds * rate) / 3600 : undefined;
+  const seconds = secondsLeft(job);
+  const left = seconds !== undefined && rate !== undefined ? (seconds * rate) / 3600 : undefined;
   const isUnpriced = goodput?.unpriced_gpu_s > 0;
   fillPairs(byId("money"), [
     ["this job so far", job ? knownUsd(soFar, unpriced > 0 || rate === undefined) : "",

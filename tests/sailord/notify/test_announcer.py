@@ -104,6 +104,9 @@ def test_an_order_without_a_record_is_told_and_kept_with_its_job() -> None:
     job, line, _ = published.announcer._lines.get_nowait()
     assert (job, line.text) == (JOB, "the checkpoint of step 5 was pinned (by eve)")
     assert published.announcer._lines.empty()
+    later = Published()
+    later.announcer.restore(JOB, [line])
+    assert later.texts("order") == [pinned.text], "a later leader shows it, too"
 
 
 def evaluated(step: int, loss: float | None) -> State:

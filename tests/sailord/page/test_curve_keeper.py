@@ -10,7 +10,7 @@ from typing import Any
 
 from agents.protocol.store_keys import Keys
 from agents.store.factory import open_store
-from agents.store.interface import Put
+from agents.store.interface import Delete, Put
 from sailord.cluster_records import Gateway
 from sailord.page.curve_keeper import CurveKeeper
 from sailord.page.training_curve import SAMPLES_MAX, CurvePoint, TrainingCurve
@@ -37,6 +37,13 @@ async def lead(gateway: Gateway) -> int:
     return entry.created
 
 
+async def store(gateway: Gateway, term: int, its: TrainingCurve) -> None:
+    """Store a curve as the leader of a term in which none was stored before."""
+    keeper = CurveKeeper(gateway, its)
+    await keeper.load(term)
+    await keeper.save(term)
+
+
 def curve(steps: int, *, since: float = NOW) -> TrainingCurve:
     loss = 1 / 3
     samples = [CurvePoint(since + s, 40 + s, loss / (s + 1), 1e6 / 7, 3) for s in range(steps)]
@@ -46,9 +53,9 @@ def curve(steps: int, *, since: float = NOW) -> TrainingCurve:
 def test_the_next_leader_goes_on_with_the_stored_curve(tmp_path: Path) -> None:
     async def play(gateway: Gateway) -> TrainingCurve:
         term = await lead(gateway)
-        await CurveKeeper(gateway, curve(5)).save(term)
+        await store(gateway, term, curve(5))
         mine = TrainingCurve()
-        await CurveKeeper(gateway, mine).load()
+        await CurveKeeper(gateway, mine).load(term)
         said = node(A, report(A, step=60, loss=0.25)), node(B, report(B, step=60))
         mine.observe(replace(state(None, *said, step=60), now=NOW + 20, term=TERM))
         return mine
@@ -62,8 +69,8 @@ def test_the_next_leader_goes_on_with_the_stored_curve(tmp_path: Path) -> None:
 def test_a_leader_that_is_elected_again_keeps_what_it_has_since(tmp_path: Path) -> None:
     async def play(gateway: Gateway) -> TrainingCurve:
         term, mine = await lead(gateway), curve(5)
-        await CurveKeeper(gateway, curve(3)).save(term)
-        await CurveKeeper(gateway, mine).load()
+        await store(gateway, term, curve(3))
+        await CurveKeeper(gateway, mine).load(term)
         return mine
 
     assert len(in_a_store(tmp_path, play).samples) == 5
@@ -72,18 +79,38 @@ def test_a_leader_that_is_elected_again_keeps_what_it_has_since(tmp_path: Path) 
 def test_a_former_leader_does_not_overwrite_the_curve(tmp_path: Path) -> None:
     async def play(gateway: Gateway) -> TrainingCurve:
         term, mine = await lead(gateway), TrainingCurve()
-        await CurveKeeper(gateway, curve(5)).save(term)
-        await CurveKeeper(gateway, curve(2, since=NOW + 100)).save(term - 1)
-        await CurveKeeper(gateway, mine).load()
+        await store(gateway, term, curve(5))
+        await store(gateway, term - 1, curve(2, since=NOW + 100))
+        await CurveKeeper(gateway, mine).load(term)
         return mine
 
     assert len(in_a_store(tmp_path, play).samples) == 5
+
+
+def test_a_leader_elected_again_does_not_store_its_curve_before_it_has_read_the_last_ones(
+    tmp_path: Path,
+) -> None:
+    async def play(gateway: Gateway) -> tuple[int, int]:
+        term, mine = await lead(gateway), curve(2)
+        keeper = CurveKeeper(gateway, mine)
+        await keeper.load(term)
+        await gateway.store.transact([], [Delete(TEST.leader)])
+        await store(gateway, await lead(gateway), curve(5))
+        await gateway.store.transact([], [Delete(TEST.leader)])
+        again = await lead(gateway)
+        await keeper.save(again)
+        await keeper.load(again)
+        return len(mine.samples), len(curve(5).samples)
+
+    mine, others = in_a_store(tmp_path, play)
+    assert mine == others
 
 
 def test_it_is_written_only_if_it_has_grown_and_a_long_one_is_small(tmp_path: Path) -> None:
     async def play(gateway: Gateway) -> tuple[int, int, int]:
         term, mine = await lead(gateway), curve(SAMPLES_MAX)
         keeper = CurveKeeper(gateway, mine)
+        await keeper.load(term)
         await keeper.save(term)
         first = await gateway.store.get(TEST.curve)
         await keeper.save(term)
@@ -102,7 +129,7 @@ def test_an_unreadable_curve_is_left_alone(tmp_path: Path) -> None:
         term = await lead(gateway)
         await gateway.store.transact([], [Put(TEST.curve, b"{]")])
         keeper = CurveKeeper(gateway, curve(5))
-        await keeper.load()
+        await keeper.load(term)
         await keeper.save(term)
         entry = await gateway.store.get(TEST.curve)
         assert entry is not None

@@ -12,6 +12,7 @@ import pytest
 
 from agents.protocol.records import NodeId
 from sailord.core.model.nodes import Node
+from sailord.core.model.phases import Held
 from sailord.core.model.state import Progress, State
 from tests.sailord.page.accessibility import check_rules
 from tests.sailord.page.browser import CHROMIUM, Tab, open_browser
@@ -120,6 +121,29 @@ def test_it_says_how_long_no_step_ended_and_which_nodes_are_slow_or_unused(tmp_p
     cluster = Stuck(8)
     cluster.count = 9
     watch(tmp_path, cluster, play)
+
+
+def test_a_held_job_has_no_end_and_no_price_until_it(tmp_path: Path) -> None:
+    class Stopped(MadeUp):
+        def state(self) -> State:
+            now = super().state()
+            assert now.active is not None
+            closed = replace(self.generation, state="closed")
+            held = replace(now.active, phase=Held("it is stuck", now.now), generation=closed)
+            return replace(now, active=held)
+
+        def document(self) -> dict[str, Any]:
+            found = super().document()
+            return {**found, "job": {**found["job"], "predicted": {"iteration_s": 1.0}}}
+
+    async def play(tab: Tab) -> None:
+        for box, name in (("money", "to come"), ("figures", "done in")):
+            shown = f"document.getElementById('{box}').innerText"
+            await tab.wait(f"{shown}.includes('not known yet')")
+            words = (await tab.run(shown)).split("\n")
+            assert words[words.index(name) + 1] == "\N{EN DASH}"
+
+    watch(tmp_path, Stopped(8), play)
 
 
 def test_accessibility_rules_hold_on_the_map_of_many_nodes(tmp_path: Path) -> None:
