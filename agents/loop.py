@@ -175,6 +175,8 @@ class AgentLoop:
         self.snapshots.hear(
             job, status.rank, sealed_at=status.sealed_at, bytes_short=status.room_short
         )
+        if status.withdrew:
+            self.snapshots.withdrawn(job, status.rank)
         self.joiner.hear(job, status)
 
     def _perform(self, command: Command, cause: str) -> None:

@@ -141,6 +141,13 @@ class SnapshotLifecycle:
         if snapshot is not None:
             self._take_up(snapshot)
 
+    def withdrawn(self, job: JobId, rank: int) -> None:
+        """Forget the snapshots that a worker has removed, those that wait for upload, too."""
+        self.memory.forget_missing(job)
+        for name in [name for name in self._linked if (name[0], name[2]) == (job, rank)]:
+            path = self._linked.pop(name).path
+            self._tasks.start(asyncio.to_thread(path.unlink, missing_ok=True))
+
     def _take_up(self, snapshot: SnapshotFile) -> bool:
         header, (job, point, rank) = snapshot.header, snapshot.key
         if header.node != self.state().node.id or not self.is_present(snapshot):

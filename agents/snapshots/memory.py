@@ -90,6 +90,13 @@ class SnapshotMemory:
         self.changed(snapshot.job)
         return snapshot
 
+    def forget_missing(self, job: JobId) -> None:
+        """Forget files that a worker has removed, and tell that they are gone."""
+        before = self.sealed(job)
+        self._drop_missing(job)
+        if self.sealed(job) != before:
+            self.changed(job)
+
     def _drop_missing(self, job: JobId) -> None:
         """Forget files that were removed: a worker may reuse the file of an older point."""
         for point in self._points(job):

@@ -42,6 +42,8 @@ class WorkerStatus:
     """From rank 0: ``host:port`` where the ranks of the generation meet."""
     sealed_at: Point | None = None
     """The last snapshot that it sealed."""
+    withdrew: bool = False
+    """It removed its snapshots, since other ranks contradict their bits."""
     sealing: Sealing | None = None
     """It has lost a peer, and still seals its state."""
 

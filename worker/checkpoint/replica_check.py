@@ -8,25 +8,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import torch
 
 from worker.checkpoint.placement import PieceKey
-from worker.distributed.interface import Collective
+from worker.distributed.interface import Collective, TransportError
+from worker.training.snapshot_hook import ReplicaMismatchError
 
 _ABSENT = -(2**63)
 """In place of the digest of a piece that a rank does not hold."""
 _NAMED_MAX = 16
 """Of how many differing pieces the digests are collected."""
-
-
-class ReplicaMismatchError(RuntimeError):
-    """Ranks that hold the same state have different bits."""
-
-    def __init__(self, text: str, blamed: Sequence[int] = ()) -> None:
-        self.blamed = tuple(blamed)
-        """The ranks that most other holders contradict; none if there is no majority."""
-        super().__init__(text)
 
 
 def check_replicas(
@@ -37,11 +30,13 @@ def check_replicas(
     nodes: Mapping[int, str],
     device: torch.device,
     what: str,
+    blames: bool = True,
 ) -> None:
     """Raise ``ReplicaMismatchError`` on all ranks if two of them have different digests of a piece.
 
     A collective: all ranks call it at the same point with the same ``keys``. ``nodes`` has the
-    node of each rank; ``what`` completes the error message.
+    node of each rank; ``what`` completes the error message. Without ``blames`` no majority counts:
+    ranks that have read the same copy agree, be it right or wrong.
     """
     if group is None:
         return
@@ -66,14 +61,23 @@ def check_replicas(
         {rank: digest for rank, (digest, is_held) in enumerate(zip(*row, strict=True)) if is_held}
         for row in zip(digests, holds, strict=True)
     ]
+    # The first rank that fails aborts the others, so none may fail before all know as much.
+    with suppress(TransportError):
+        group.read_sum(torch.zeros(1, device=device))
     layer, piece = differing[0]
     more = f" (and {len(differing) - 1} more)" if differing[1:] else ""
     where = f"piece {piece} of layer {layer}{more} {what} differs between its holders"
-    blamed = sorted({rank for each in by_rank for rank in contradicted(each)})
+    blamed = sorted({rank for each in by_rank for rank in contradicted(each)}) if blames else []
     if blamed:
-        raise ReplicaMismatchError(f"{where}, and most contradict {_named(blamed, nodes)}", blamed)
-    why = "no majority agrees, so none can be blamed"
-    raise ReplicaMismatchError(f"{where}, {_named(sorted(by_rank[0]), nodes)}: {why}")
+        text = f"{where}, and most contradict {_named(blamed, nodes)}"
+        raise ReplicaMismatchError(text, blamed=blamed, keys=differing)
+    if blames:
+        named, why = sorted(by_rank[0]), "no majority agrees, so none can be blamed"
+    else:
+        named = sorted({digest: rank for rank, digest in reversed(by_rank[0].items())}.values())
+        why = "a copy or a memory is wrong, and none can be blamed; if it happens again, roll back"
+        why += " to a checkpoint"
+    raise ReplicaMismatchError(f"{where}, {_named(named, nodes)}: {why}", keys=differing)
 
 
 def contradicted(digests: Mapping[int, int]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ all ranks.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -39,6 +39,7 @@ from worker.checkpoint.stall_stats import StallStats
 from worker.distributed.interface import Transport
 from worker.engines.interface import TrainingEngine
 from worker.layout.rank_layout import Holdings, rank_places
+from worker.training.snapshot_hook import ReplicaMismatchError
 
 _POLL_S = 0.02
 
@@ -120,6 +121,7 @@ def check_state(trainer: TrainingEngine) -> None:
         nodes=nodes_of(trainer.plan),
         device=trainer.device,
         what="as restored",
+        blames=False,
     )
 
 
@@ -346,13 +348,22 @@ class SnapshotManager:
         self.writer.wait_sealed()
         return step in self.writer.steps
 
-    def withdraw_if_in(self, blamed: Collection[int]) -> None:
-        """Withdraw this rank's snapshots if its bits are contradicted.
+    def withdraw_if_blamed(self, error: ReplicaMismatchError) -> bool:
+        """Withdraw this rank's snapshots if they hold contradicted bits; return whether it did.
 
-        The next generation takes what other ranks keep.
+        The next generation takes what other ranks keep. If some piece is kept by no rank that is
+        not blamed, the snapshots stay: a state with a wrong bit is worth more than none.
         """
-        if self.trainer.rank in blamed:
-            self.writer.withdraw()
+        rank, holders = self.trainer.rank, self.placement.holders
+        mine = {key for key in holders if rank in holders[key] and self.placement.sizes[key]}
+        if rank not in error.blamed or not mine.intersection(error.keys):
+            return False
+        if any(set(error.blamed).issuperset(holders[key]) for key in mine):
+            text = "snapshots with contradicted bits stay: no other rank keeps all of their pieces"
+            print(text, flush=True)
+            return False
+        self.writer.withdraw()
+        return True
 
     def close(self) -> None:
         """Close the files; sealed ones now belong to the agent."""

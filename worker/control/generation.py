@@ -24,7 +24,6 @@ from worker.checkpoint.capacity_check import check_device
 from worker.checkpoint.compatibility import model_of
 from worker.checkpoint.fetch import FetchedPieces, PieceNotFoundError, fetch
 from worker.checkpoint.placement import pieces_needed
-from worker.checkpoint.replica_check import ReplicaMismatchError
 from worker.checkpoint.snapshot_file import NoRoomError
 from worker.checkpoint.snapshot_manager import (
     SnapshotManager,
@@ -48,6 +47,7 @@ from worker.profiling.compute_time import ComputeTimer, slowed_by_file
 from worker.profiling.fault_injection import Milestone, parse_fail_point
 from worker.profiling.timeline import Recorder
 from worker.script.script_error import print_script_traceback, script_line, sentence
+from worker.training.snapshot_hook import ReplicaMismatchError
 from worker.training.trainer import NotANumberError, RankTrainer, StepReport, finite
 
 FAIL_POINT = "SAILOR_FAIL_AT"
@@ -168,7 +168,7 @@ class GenerationRun:
             self._fail(str(error), is_bug=False)
         except (NotANumberError, ReplicaMismatchError) as error:
             if isinstance(error, ReplicaMismatchError) and self._snapshots is not None:
-                self._snapshots.withdraw_if_in(error.blamed)
+                self._extra_status["withdrew"] = self._snapshots.withdraw_if_blamed(error)
             self._fail(str(error), is_bug=True)
         except BaseException as error:
             self._fail_in_script(error)
@@ -458,7 +458,7 @@ class GenerationRun:
         if self.assignment.device.type == "cuda" and self._is_reusable:
             torch.cuda.empty_cache()
         self._milestone("left")
-        for key in ("failure", "is_bug", "room_needed", "broken_peers", "meeting"):
+        for key in ("failure", "is_bug", "room_needed", "broken_peers", "meeting", "withdrew"):
             self._extra_status.pop(key, None)
         if self._is_reusable:
             self._set_state("idle")

@@ -444,8 +444,9 @@ class Recipe:
 
     def _evaluated(self) -> Any:
         """Return a sample of the evaluation for a check of its metrics, if there are some."""
-        assert self.steps is not None, "checked before"
-        data = self.evaluation_after(self.steps - 1) if self.more_metrics else None
+        if not self.more_metrics or self.steps is None:
+            return None
+        data = self.evaluation_after(self.steps - 1)
         if data is None or not data.batches():
             return None
         return self._converted(data.batch(0, [0]).inputs, exact=True)

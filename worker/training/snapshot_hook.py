@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import Protocol
+
+
+class ReplicaMismatchError(RuntimeError):
+    """Ranks that hold the same state have different bits; all of them raise it."""
+
+    def __init__(
+        self, text: str, *, blamed: Sequence[int] = (), keys: Sequence[Hashable] = ()
+    ) -> None:
+        self.blamed = tuple(blamed)
+        """The ranks that most other holders contradict; none if there is no majority."""
+        self.keys = tuple(keys)
+        """The pieces that differ."""
+        super().__init__(text)
 
 
 class SnapshotHook(Protocol):

@@ -94,8 +94,8 @@ def why_not_from_start(state: State, active: Active, restore: Restore) -> str:
         return ""
     where = "has no readable checkpoint" if state.job.saving.uri else "names no checkpoint place"
     return (
-        f"every copy of its state, of {done} steps, was in the memory of nodes that are lost, and "
-        f"it {where}; a resume begins again from step 0"
+        f"every copy of its state, of {done} steps, is gone from the memory of nodes, and it "
+        f"{where}; a resume begins again from step 0"
     )
 
 

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from agents.core.model import TroubleChanged
+from agents.core.model import SnapshotsChanged, TroubleChanged
 from agents.daemon.clock import Clock
+from agents.loop import AgentLoop
 from agents.protocol.records import JobId, Point
 from agents.snapshots.lifecycle import SnapshotLifecycle
 from agents.snapshots.memory import SnapshotMemory
+from agents.workers.status import WorkerStatus
 from tests.agents.sealing import write_snapshot
 
 JOB = JobId("job")
@@ -26,6 +28,8 @@ class Node:
         self.queued: list[tuple[int, int]] = []
         """Steps and ranks whose upload was queued."""
         self.told: list[str] = []
+        self.held: list[int] = []
+        """The step of the last point that was reported, if any, at each change."""
         any_: Any = SimpleNamespace(
             job=JOB, generation=1, order=lambda *_, **__: None, known={}, jobs={}, nodes=None
         )
@@ -44,6 +48,8 @@ class Node:
     def hear(self, event: object) -> None:
         if isinstance(event, TroubleChanged):
             self.told.append(event.trouble)
+        if isinstance(event, SnapshotsChanged):
+            self.held.append(event.sealed[-1].point.step if event.sealed else 0)
 
     def seal(self, step: int, ranks: int = RANKS) -> None:
         """All ranks seal a point to be stored before any of its files is replicated."""
@@ -84,3 +90,31 @@ async def test_a_third_point_waits_for_neither_rank_and_says_so_until_one_is_sto
     node.lifecycle.uploaded(node.lifecycle._linked[JOB, Point(5, 1), 0], None)
     node.seal(25)
     assert sorted(node.queued) == [(25, rank) for rank in range(RANKS)]
+
+
+@pytest.mark.asyncio
+async def test_withdrawn_snapshots_are_neither_reported_nor_uploaded(node):
+    node.seal(5, ranks=2)
+    memory = node.lifecycle.memory
+    withdrawn, kept = sorted(memory.snapshots(JOB, Point(5, 1)), key=lambda file: file.key)
+    withdrawn.path.unlink()
+    told = len(node.held)
+    node.lifecycle.withdrawn(JOB, 0)
+    node.lifecycle.withdrawn(JOB, 0)
+    assert memory.snapshots(JOB, Point(5, 1)) == (kept,)
+    assert [name[2] for name in node.lifecycle._linked] == [1]
+    kept.path.unlink()
+    node.lifecycle.withdrawn(JOB, 1)
+    assert (node.held[told:], memory.sealed(JOB)) == ([0], ())
+    assert node.lifecycle._linked == {}
+
+
+def test_the_agent_hears_of_withdrawn_snapshots_in_a_workers_status():
+    told = []
+    snapshots = SimpleNamespace(
+        hear=lambda *_, **__: None, withdrawn=lambda *about: told.append(about)
+    )
+    loop: Any = SimpleNamespace(snapshots=snapshots, joiner=SimpleNamespace(hear=lambda *_: None))
+    for withdrew in (False, True):
+        AgentLoop.hear(loop, JOB, WorkerStatus(1, 3, "failed", withdrew=withdrew))
+    assert told == [(JOB, 3)]

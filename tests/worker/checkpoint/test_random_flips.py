@@ -15,8 +15,8 @@ from tests.worker.checkpoint.test_load_state import exact_job
 from tests.worker.threads import run_as_threads
 from tests.worker.training_runs import SomeLabels, plan_of, small_job
 from worker.checkpoint.load_state import flat_states
-from worker.checkpoint.replica_check import ReplicaMismatchError
 from worker.checkpoint.snapshot_manager import SnapshotManager, SnapshotTarget
+from worker.training.snapshot_hook import ReplicaMismatchError
 from worker.training.trainer import RankTrainer
 
 pytestmark = pytest.mark.torch

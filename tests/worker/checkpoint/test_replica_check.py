@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,21 +19,24 @@ from tests.worker.training_runs import SomeLabels, alone, plan_of, small_job, tr
 from worker.checkpoint.compatibility import model_of
 from worker.checkpoint.fetch import LocalSource, fetch
 from worker.checkpoint.placement import pieces_needed
-from worker.checkpoint.replica_check import ReplicaMismatchError, contradicted
+from worker.checkpoint.replica_check import check_replicas, contradicted
 from worker.checkpoint.snapshot_manager import (
     SnapshotManager,
     SnapshotTarget,
     check_state,
     load_snapshot,
 )
+from worker.distributed.interface import AbortedError
 from worker.distributed.single_rank import SingleRankTransport
 from worker.layout.tensor_table import tensors_of
 from worker.training.full_tensors import merge_ranks, rank_tensors
+from worker.training.snapshot_hook import ReplicaMismatchError
 from worker.training.trainer import RankTrainer
 
 pytestmark = pytest.mark.torch
 
 JOB = small_job(tied=True)
+ALL = tuple(range(len(JOB.model.layers)))
 
 
 def plan_on(*kinds: str, job: Job = JOB, nodes: str = "") -> Plan:
@@ -64,8 +68,9 @@ def said(
     bit: int | None = 16,
     job: Job = JOB,
     persist_every: int | None = 2,
+    layers: tuple[int, ...] = (1,),
 ) -> list[str]:
-    """Return each rank's error in 4 steps, every second one durable; rank 1 has a wrong bit."""
+    """Return each rank's error in 4 steps, every second one durable; rank 1 has wrong bits."""
 
     def body(transport: ThreadTransport) -> str:
         rank = transport.rank
@@ -79,11 +84,12 @@ def said(
             for step in range(1, min(stop_at, 4) + 1):
                 trainer.step()
                 if (step, rank) == (flipped_at, 1):
-                    flip(trainer.buffers[1].master, 3, bit)
+                    for layer in layers:
+                        flip(trainer.buffers[layer].master, 3, bit)
                 keeper.after_step()
             keeper.seal_at_stop(persist=False)
         except ReplicaMismatchError as error:
-            keeper.withdraw_if_in(error.blamed)
+            keeper.withdraw_if_blamed(error)
             return str(error)
         finally:
             keeper.close()
@@ -115,21 +121,91 @@ def test_rank_that_most_holders_contradict_withdraws_its_snapshots(tmp_path):
     """So the next generation restores what the others keep; of each piece that is enough."""
     plan = plan_on("a", "a", "a", nodes="abc")
     right = trained(JOB, plan, steps=2, compare=False).state
-    said(tmp_path, plan, flipped_at=2)
+    said(tmp_path, plan, flipped_at=2, layers=ALL)
     files = [len(list((tmp_path / str(rank)).rglob("*.snap"))) for rank in range(3)]
     assert files[1] == 0
     assert files[0] > 0
+    restored = restored_alone(tmp_path)
+    for key, values in right.items():
+        assert key[2] == "gradient" or torch.equal(restored[key], values), key
+
+
+def restored_alone(memory: Path) -> dict:
+    """Return the state that one rank restores from what three ranks have kept of step 2."""
     sources = [
-        replace(LocalSource.at(tmp_path / str(rank), "j", generation=1, step=2), name=str(rank))
+        replace(LocalSource.at(memory / str(rank), "j", generation=1, step=2), name=str(rank))
         for rank in range(3)
     ]
     trainer = RankTrainer(JOB, alone(JOB), 0, SingleRankTransport(), SomeLabels(JOB))
     wanted = pieces_needed(trainer.holdings, 0)
     found = fetch(wanted, [sources], model=model_of(JOB))
     load_snapshot(trainer, found.header.progress, found.bodies)
-    restored = merge_ranks([rank_tensors(trainer.buffers.values())], tensors_of(JOB))
-    for key, values in right.items():
-        assert key[2] == "gradient" or torch.equal(restored[key], values), key
+    return merge_ranks([rank_tensors(trainer.buffers.values())], tensors_of(JOB))
+
+
+def test_the_only_copy_of_a_piece_stays_though_its_rank_is_contradicted(tmp_path):
+    """On one node each piece is kept once."""
+    said(tmp_path, plan_on("a", "a", "a", nodes="aaa"), flipped_at=2, layers=ALL)
+    assert restored_alone(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("blamed", "keys", "withdraws"),
+    [
+        ((1,), ["x"], True),
+        ((1,), ["y"], True),
+        ((1,), ["z"], False),
+        ((2,), ["x"], False),
+        ((), ["x"], False),
+        ((0, 1), ["x"], False),
+    ],
+    ids=["blamed", "another piece", "a piece not kept", "not blamed", "nobody", "all keepers"],
+)
+def test_rank_withdraws_only_wrong_copies_that_others_have_right(blamed, keys, withdraws):
+    done = []
+    keeper = SimpleNamespace(
+        trainer=SimpleNamespace(rank=1),
+        placement=SimpleNamespace(
+            holders={"x": (0, 1), "y": (1, 2), "z": (0, 2), "empty": (1,)},
+            sizes={"x": 4, "y": 4, "z": 4, "empty": 0},
+        ),
+        writer=SimpleNamespace(withdraw=lambda: done.append("withdrawn")),
+    )
+    error = ReplicaMismatchError("differs", blamed=blamed, keys=keys)
+    assert SnapshotManager.withdraw_if_blamed(keeper, error) is withdraws
+    assert done == ["withdrawn"] * withdraws
+
+
+@pytest.mark.parametrize("is_cut_short", [False, True])
+def test_no_rank_fails_before_all_know_who_differs(is_cut_short):
+    """The first one that fails aborts the others, which would then report a lost peer."""
+
+    def body(transport: ThreadTransport) -> tuple[int, str]:
+        group, done = transport.group((0, 1)), []
+
+        def reads(values: torch.Tensor) -> list:
+            done.append(values.numel())
+            if is_cut_short and values.numel() == 1:
+                raise AbortedError("differs", rank=0)
+            return type(group).read_sum(group, values)
+
+        group.read_sum = reads
+        try:
+            check_replicas(
+                {(0, 0): transport.rank},
+                [(0, 0)],
+                group,
+                nodes={0: "a", 1: "b"},
+                device=torch.device("cpu"),
+                what="now",
+            )
+        except ReplicaMismatchError as error:
+            return done, str(error)
+        return done, ""
+
+    for done, text in run_as_threads(2, body):
+        assert done == [4, 1]
+        assert "differs between its holders" in text
 
 
 @pytest.mark.parametrize(("every", "seen_at"), [(1, 2), (3, 3), (0, 4), (20, 4)])
@@ -216,3 +292,23 @@ def test_restored_state_is_compared_with_its_moments(what):
     assert "of layer 1 as restored differs between its holders" in found[0]
     assert "rank 2" in found[0]
     assert len(set(found)) == 1
+
+
+def test_nobody_is_blamed_for_what_was_restored():
+    """Two ranks that have read one wrong copy would outvote the one with the right copy."""
+
+    def body(transport: ThreadTransport) -> ReplicaMismatchError | None:
+        plan = plan_on("a", "a", "a", nodes="abc")
+        trainer = RankTrainer(JOB, plan, transport.rank, transport, SomeLabels(JOB))
+        if transport.rank != 1:
+            flip(trainer.buffers[1].master, 3, 7)
+        try:
+            check_state(trainer)
+        except ReplicaMismatchError as error:
+            return error
+        return None
+
+    for error in run_as_threads(3, body):
+        assert error.blamed == ()
+        assert "as restored differs between its holders, rank 0 on node a and rank 1" in str(error)
+        assert "roll back to a checkpoint" in str(error)

@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
-from worker.checkpoint.replica_check import ReplicaMismatchError
 from worker.control.assignment import Assignment
 from worker.control.generation import GenerationRun
 from worker.distributed.interface import PeerLostError
+from worker.training.snapshot_hook import ReplicaMismatchError
 
 pytestmark = pytest.mark.torch
 PLAN = Plan(
@@ -36,18 +36,25 @@ def run_of(tmp_path: Path, report: Any) -> GenerationRun:
     return GenerationRun(assignment, report)
 
 
-def test_snapshots_learn_which_rank_is_contradicted_before_they_are_closed(tmp_path: Path) -> None:
-    run, done = run_of(tmp_path, lambda *_: None), []
+def test_contradicted_rank_withdraws_before_it_closes_and_tells_its_agent(tmp_path: Path) -> None:
+    done, reports = [], []
+    run = run_of(tmp_path, lambda status, _: reports.append(status))
+
+    def withdraw(error):
+        done.append(error.blamed)
+        return True
+
     run._snapshots = SimpleNamespace(
-        withdraw_if_in=done.append, close=lambda: done.append("closed")
+        withdraw_if_blamed=withdraw, close=lambda: done.append("closed")
     )
     run._ended.set()
 
     def differ(_):
-        raise ReplicaMismatchError("differs", (1,))
+        raise ReplicaMismatchError("differs", blamed=(1,))
 
     run.run(differ)
     assert done == [(1,), "closed"]
+    assert [s["taking"] for s in reports if s.get("withdrew")] == ["failed"]
     assert run.state == "idle"
 
 

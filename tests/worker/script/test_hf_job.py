@@ -96,6 +96,14 @@ def test_described_job_reads_back_and_trains_the_same(warm, place):
     assert again == losses
 
 
+def test_job_that_trains_until_it_is_cancelled_is_described(place):
+    path = write(place, 'hf = "llama"')
+    text = path.read_text().replace("steps = 3\n", "").replace('schedule = "cosine"\n', "")
+    path.write_text(text)
+    job, _ = open_job(path)
+    assert (job.steps, job.max_tp) == (None, 2)
+
+
 @pytest.mark.slow
 def test_job_of_a_vision_transformer_trains_on_images(warm, tmp_path):
     image_model().float().save_pretrained(tmp_path / "vit")

@@ -35,7 +35,7 @@ from worker.training.flat_buffers import LayerBuffer, layer_buffers
 from worker.training.full_tensors import load_full_tensors, merge_ranks, rank_tensors
 from worker.training.optimizer import OptimizerStep
 from worker.training.precision import precision_of
-from worker.training.snapshot_hook import NoSnapshots, SnapshotHook
+from worker.training.snapshot_hook import NoSnapshots, ReplicaMismatchError, SnapshotHook
 from worker.training.trainer import NotANumberError, StepReport, TrainingProgress
 from worker.training.zero1 import owned_buckets
 
@@ -158,8 +158,8 @@ class DeepSpeedEngine:
         """Call DeepSpeed; report a broken connection as the loss of a rank."""
         try:
             return act()
-        except NotANumberError:
-            raise
+        except (NotANumberError, ReplicaMismatchError):
+            raise  # A peer that raised it first has ended this rank's connections, too.
         except RuntimeError as error:
             transport = self._transport
             if not isinstance(transport, ProcessTransport):
