@@ -18,6 +18,7 @@ from simulator.traces.published import (
     Series,
     format_of,
     merged,
+    read_points,
     series_of,
     trace_document,
 )
@@ -81,6 +82,7 @@ def import_(
         pool, gpus = _pool_of(path, text, pools[number] if pools else None)
         log = LogFile(path.name, text, f"{pool} spot" if spot else pool, gpus_per_node or gpus)
         if format_of(log) == "sailord":
+            read_points(log)  # So that an error names this file.
             own.append(log)
         else:
             found.append(series_of(log))

@@ -39,7 +39,7 @@ _ORDERED = re.compile(
 )
 RISKS: tuple[EventKind, ...] = (BUDGET, DEADLINE)
 WAITING_MAX = 1_000
-"""History lines that wait for the store; beyond this the oldest are dropped."""
+"""History lines that wait for the store; beyond this the oldest without a message are dropped."""
 BACKOFF_S, BACKOFF_S_MAX = 0.3, 30.0
 """First and longest pause between two attempts to write a history line."""
 
@@ -65,7 +65,7 @@ class Announcer:
     _unreadable: set[str] = field(default_factory=set)
     """Records that the feed names as unreadable."""
     _lines: asyncio.Queue[tuple[JobId, Transition, Sequence[Operation]]] = field(
-        default_factory=lambda: asyncio.Queue(WAITING_MAX)
+        default_factory=asyncio.Queue
     )
 
     def note(self, note: Note, state: State, cause: str, at: float) -> None:
@@ -255,11 +255,19 @@ class Announcer:
 
     def _keep(self, job: JobId, line: Transition, message: Message | None = None) -> None:
         """Write a line of the history soon, and with it a message unless it was reported before."""
-        if self._lines.full():
-            self._lines.get_nowait()
+        if self._lines.qsize() >= WAITING_MAX:
+            self._drop_oldest()
         if message is not None and message[0] in self.outbox.at_of:
             message = None
         self._lines.put_nowait((job, line, self.outbox.operations_for(message)))
+
+    def _drop_oldest(self) -> None:
+        """Drop the oldest waiting line that has no message: those are never sent again."""
+        waiting = [self._lines.get_nowait() for _ in range(self._lines.qsize())]
+        dropped = next((n for n, (_, _, has) in enumerate(waiting) if not has), None)
+        for number, each in enumerate(waiting):
+            if number != dropped:
+                self._lines.put_nowait(each)
 
     async def run(self) -> None:
         """Write history lines to the store; while it is unavailable they wait."""
@@ -278,6 +286,17 @@ class Announcer:
             await self.gateway.write_transition(job, line, operations)
         except WriteRejected as error:
             log.error("the store rejects a line of the history for good", job=job, error=str(error))
+            return not operations or await self._is_stored_alone(operations)
+        except StoreError:
+            return False
+        return True
+
+    async def _is_stored_alone(self, operations: Sequence[Operation]) -> bool:
+        """Store the message of a line that the store rejects."""
+        try:
+            await self.gateway.store.transact([], operations)
+        except WriteRejected as error:
+            log.error("the store rejects its message, too", error=str(error))
         except StoreError:
             return False
         return True

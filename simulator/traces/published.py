@@ -63,12 +63,7 @@ class LogFile:
 
 def series_of(file: LogFile) -> Series:
     """Read a file of any format."""
-    reader = _READERS[format_of(file)]
-    try:
-        points, end_s = reader(file)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        what = f"could not be read as {format_of(file)}: {error}"
-        raise InputError(Problem(file.name, what, "give a file as it was published")) from None
+    points, end_s = read_points(file)
     if not points:
         raise InputError(Problem(file.name, "has no entry", "give a file as it was published"))
     kept = list(_from_zero(points))
@@ -79,6 +74,15 @@ def series_of(file: LogFile) -> Series:
         raise InputError(Problem(file.name, what, "give a log of some time"))
     begins = datetime.fromtimestamp(start_s, UTC) if format_of(file) == "sailord" else None
     return Series(counts, end_s - start_s, nodes, begins)
+
+
+def read_points(file: LogFile) -> tuple[_Points, float]:
+    """Return all entries of a file and its end; raise ``InputError`` if one cannot be read."""
+    try:
+        return _READERS[format_of(file)](file)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        what = f"could not be read as {format_of(file)}: {error}"
+        raise InputError(Problem(file.name, what, "give a file as it was published")) from None
 
 
 def format_of(file: LogFile) -> str:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from agents.protocol.records import FIRST, PREPARING, Bill, Evaluation, Order, Taking
 from agents.protocol.store_keys import Keys
-from agents.store.interface import StoreUnavailable
+from agents.store.interface import Put, StoreUnavailable, WriteRejected
 from agents.store.sqlite_store import EmbeddedStore
 from sailord.cluster_records import Gateway
 from sailord.core.model.commands import Note
@@ -192,6 +194,49 @@ def test_a_risk_is_told_once_and_kept_in_the_history() -> None:
     later.announcer.observe(state(Running(BEGAN)), now)
     assert later.texts("budget_at_risk") == [said], "restored, with its kind, and not told again"
     assert not later.announcer.outbox.at_of
+
+
+def test_a_risk_outlasts_a_thousand_lines_that_wait_for_the_store() -> None:
+    """It is told once only, so that its message must not go."""
+    published, now = Published(), costly()
+    published.announcer.observe(now, now)
+    for number in range(announcer.WAITING_MAX):
+        note = Note(f"line {number}", JOB, is_transition=True)
+        published.announcer.note(note, now, "Tick", NOW)
+    lines = published.announcer._lines
+    kept = [lines.get_nowait() for _ in range(lines.qsize())]
+    assert len(kept) == announcer.WAITING_MAX
+    assert [bool(put) for _, _, put in kept[:3]] == [True, True, False]
+    assert kept[2][1].text == "line 2", "the oldest others went"
+
+
+@pytest.mark.asyncio
+async def test_the_message_of_a_line_that_the_store_rejects_is_stored_alone() -> None:
+    published, now, stored = Published(), costly(), list[object]()
+
+    class Rejecting:
+        """A store that takes no line of the history."""
+
+        async def snapshot(self, _prefix: str) -> SimpleNamespace:
+            return SimpleNamespace(entries=())
+
+        async def transact(self, _checks: object, operations: Sequence[Put]) -> None:
+            if any("/history/" in each.key for each in operations):
+                raise WriteRejected("too long")
+            stored.extend(each.key for each in operations)
+
+    telling = published.announcer
+    telling.gateway = Gateway(Rejecting(), Keys("test"))  # type: ignore[arg-type] # it suffices
+    telling.observe(now, now)
+    work = asyncio.create_task(telling.run())
+    async with asyncio.timeout(20):
+        while len(stored) < 2:
+            await asyncio.sleep(0)
+    work.cancel()
+    assert [str(key).rpartition("/")[2] for key in stored] == [
+        "job.budget_at_risk",
+        "job.deadline_at_risk",
+    ]
 
 
 def test_a_message_of_a_risk_that_was_sent_is_not_sent_again_with_the_line() -> None:

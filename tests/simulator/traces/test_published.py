@@ -129,6 +129,16 @@ def test_logs_of_successive_leaders_are_one_trace(tmp_path: Path) -> None:
     assert document["starts_at"] == "1970-01-12T13:46:40+00:00"
 
 
+def test_of_several_own_logs_the_wrong_one_is_named(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    first.write_text(own_lines((1_000_000, 16), (1_000_100, 8)))
+    second.write_text(own_lines((1_000_050, 16)) + "{cut o")
+    code, told = run("trace", "import", str(first), str(second), "--save", str(tmp_path / "t"))
+    assert code == 2
+    assert "b.jsonl" in told
+    assert "a.jsonl" not in told
+
+
 @pytest.mark.parametrize("text", [own_lines((5.0, 8)), "0,1\n"])
 def test_a_log_of_one_moment_is_a_mistake(tmp_path: Path, text: str) -> None:
     (tmp_path / "log").write_text(text)
