@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from simulator.documents.problems import InputError, Problem
+from worker.data.batch_tree import leaves_of
 from worker.models.loss import check_whole
 from worker.models.random_numbers.microbatch_context import MicroBatch, MicroBatchContext
 from worker.models.user_module.cut_module import CutModule
@@ -48,12 +49,14 @@ def check_separable(
     versions = {name: buffer._version for name, buffer in skeleton.named_buffers()}
     numbers = random.getstate(), _numpy_state()
     with torch.no_grad():
+        batches = [(samples, make_batch(samples)) for samples in ([0, 1], [0], [1])]
         together, one_alone, two_alone = (
-            _pass(layers, make_batch(samples), samples, context) for samples in ([0, 1], [0], [1])
+            _pass(layers, batch, samples, context) for samples, batch in batches
         )
     if (random.getstate(), _numpy_state()) != numbers:
         what = "draws numbers by Python's random or by numpy while it computes"
         raise InputError(Problem("model", what, "draw them by torch, once for each sample"))
+    _compare_shapes(source, layers, (batches[1][1], one_alone), (batches[2][1], two_alone))
     for layer, both, one, two in zip(layers, together, one_alone, two_alone, strict=True):
         _compare(f"model: {source.cut.layer_name(layer.index)}", both, one, two)
     if other is not None:
@@ -154,6 +157,23 @@ def _pass(
     check_whole(count)
     sums = torch.stack((total.double(), torch.tensor(count)))
     return [each.detach() for each in (*found, sums)]
+
+
+def _compare_shapes(
+    source: ModuleSource,
+    layers: Sequence[ModuleLayer],
+    *runs: tuple[Any, Sequence[Tensor]],
+) -> None:
+    """Refuse a layer whose outputs differ in shape though the tensors of both batches do not."""
+    given = [[each.shape for each in leaves_of(b) if isinstance(each, Tensor)] for b, _ in runs]
+    if given[0] != given[1]:
+        return
+    for layer, one, two in zip(layers[:-1], *(results for _, results in runs), strict=False):
+        if one.shape != two.shape:
+            sizes = " and ".join(" x ".join(map(str, each.shape)) for each in (one, two))
+            what = f"hands on {sizes} numbers for two batches of one shape"
+            cure = "let shapes between layers depend on the shapes of the batch's tensors alone"
+            raise InputError(Problem(f"model: {source.cut.layer_name(layer.index)}", what, cure))
 
 
 def _compare(

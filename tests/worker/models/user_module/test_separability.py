@@ -145,3 +145,42 @@ def refused(data, mean):
     recipe = Recipe(model=chain(nn.Tanh()), dataset=data, batch_size=9, steps=1, loss=mean)
     with pytest.raises(InputError, match="computes two samples together otherwise"):
         recipe.job()
+
+
+class Widened(nn.Module):
+    """Makes its input as long as a plain number of the batch says."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x, count):
+        hidden = x.unsqueeze(1).expand(-1, count, -1)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden.sum(1))
+
+
+def collate(rows):
+    x = torch.stack([row["x"] for row in rows])
+    labels = torch.tensor([row["labels"] for row in rows])
+    return {"x": x, "count": max(row["count"] for row in rows), "labels": labels}
+
+
+@pytest.mark.parametrize("counts", [(2, 2), (2, 3)])
+def test_shapes_between_layers_that_depend_on_plain_numbers_are_refused(counts):
+    data = [{"x": torch.ones(4), "count": counts[i % 2], "labels": i % 3} for i in range(4)]
+    loss = mean_of_samples
+    recipe = Recipe(
+        model=Widened(), dataset=data, batch_size=2, steps=1, collate=collate, loss=loss
+    )
+    if counts == (2, 2):
+        check_separable(recipe, recipe.examples)
+        return
+    with pytest.raises(InputError, match="hands on 1 x 2 x 4 and 1 x 3 x 4 numbers for two"):
+        check_separable(recipe, recipe.examples)
+
+
+def mean_of_samples(output, batch):
+    return nn.functional.cross_entropy(output, batch["labels"])
