@@ -57,7 +57,7 @@ SMALL_GPUS = 32
 SMALL_LOTS = 4
 """Most lots of a drafted pipeline."""
 USUAL_MAX = 64
-"""Micro batch sizes up to this are always drafted."""
+"""Micro batch sizes up to this are always drafted, and so are those that the job names."""
 SINGLE_MAX = 24
 """Most single pipelines that are judged."""
 SINGLE_DRAFTS = 150
@@ -113,9 +113,14 @@ class EventDrafts:
         return all(bool((room[:, n, n + 1] >= 1).any()) for n in layers)
 
     def _may_keep_all_busy(self, micro_batch: int) -> bool:
-        """Whether a large size has as many micro batches as GPUs need: one for each group."""
+        """Whether a large size has as many micro batches as GPUs need: one for each group.
+
+        Sizes that the job names are drafted in any case: smaller ones may be none of them.
+        """
+        if self.job.micro_batches or micro_batch <= USUAL_MAX:
+            return True
         groups = sum(lot.gpus for lot in self.lots) / max(self.degrees)
-        return micro_batch <= USUAL_MAX or self.job.global_batch // micro_batch >= groups
+        return self.job.global_batch // micro_batch >= groups
 
     def ranked(self, mixes: list[PipelineMix]) -> list[PipelineMix]:
         """Mixes by their rough objective, best first."""

@@ -128,6 +128,20 @@ def test_micro_batches_are_as_large_as_they_fit(
     assert answer.lower_bound <= answer.objective < seconds
 
 
+def test_a_large_micro_batch_that_the_job_names_gets_a_plan() -> None:
+    """Two micro batches for 14 GPUs: from smaller ones, local search would reach them."""
+    job = Job("j", preset("gpt2-large"), 256, 128, precision="bf16", optimizer="adam")
+    pools = (
+        Pool("us-central1-a", "A100-40", "a2-highgpu-4g", 4, 8),
+        Pool("us-central1-a", "V100-16", "n1-standard-8-v100-1", 1, 6),
+    )
+    cluster = Cluster(pools, load_catalogue())
+    asked = Question(replace(job, micro_batches=(128,)), cluster, Measurements(), proves=False)
+    answer = plan_job(replace(asked, is_bounded=False))
+    assert answer.objective is not None
+    assert answer.objective < 0.52
+
+
 def test_sizes_of_which_no_layer_fits_are_left_out() -> None:
     job = Job("j", preset("opt-125m"), 2**40, 128, precision="bf16", optimizer="adam")
     pool = Pool("us-central1-a", "A100-80", "a2-ultragpu-8g", 8, 1)
