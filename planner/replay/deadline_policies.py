@@ -19,6 +19,8 @@ from simulator.traces.play_types import (
 
 SIMILAR = 1.05
 """A running plan is kept unless another is faster by this factor."""
+WAIT_MIN_S = 1.0
+"""Least seconds between two looks while there is time to spare."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +28,8 @@ class DeadlinePolicy:
     """One of the rules, on spot GPUs and on-demand GPUs by turns.
 
     Of the plans on demand it takes the one that the job's goal prefers while that leaves time to
-    spare, else the fastest; to the end it stays on the fastest.
+    spare, else the fastest; to the end it stays on the fastest, unless the budget pays for the
+    preferred one only.
     """
 
     rule: Rule
@@ -61,14 +64,16 @@ class DeadlinePolicy:
         if preferred is None or fastest is None:
             return self._run(plans.best(view.state), view)
         steady, verdict = self._judged(view, spot, preferred, fastest)
-        is_paid = verdict.use != "on demand" or self._is_paid(view, spot, steady, verdict)
+        # To the end on-demand GPUs must do all steps; until then spot GPUs, if there are any.
+        by = steady if verdict.is_committed or spot is None else spot
+        is_paid = verdict.use != "on demand" or self._is_paid(view, by)
         self.is_committed = is_paid and verdict.is_committed
         if self.is_committed:
             return self._run(steady, view)
         if not is_paid:
             return self._run(spot, view, view.now_s + 60.0)
         # Ask again before the slack can be used up; it shrinks by at most a second each second.
-        wait_s = max(1.0, verdict.slack_s)
+        wait_s = max(WAIT_MIN_S, verdict.slack_s)
         if verdict.use == "spot":
             assert spot is not None
             plan = view.plan if self._is_as_good(view, spot) else spot
@@ -94,9 +99,12 @@ class DeadlinePolicy:
         self, view: PolicyInput, spot: int | None, preferred: int, fastest: int
     ) -> tuple[int, DeadlineVerdict]:
         """The plan on demand to reckon with, and what to run on now."""
-        if preferred != fastest and not self.is_committed:
+        if preferred != fastest and (not self.is_committed or view.plan == preferred):
             verdict = judge_deadline(self._view(view, spot, preferred), self.rule)
-            if verdict.slack_s > 0:
+            # At the next look it may be too late by the least wait and a step.
+            late_s = WAIT_MIN_S + self._each_s(preferred)
+            is_last = verdict.slack_s > -late_s and not self._is_paid(view, fastest)
+            if verdict.slack_s > 0 or is_last:
                 return preferred, verdict
         return fastest, judge_deadline(self._view(view, spot, fastest), self.rule)
 
@@ -120,19 +128,16 @@ class DeadlinePolicy:
             2 * self._most_s if is_on_demand else 0.0,
         )
 
-    def _is_paid(
-        self, view: PolicyInput, spot: int | None, steady: int, verdict: DeadlineVerdict
-    ) -> bool:
-        """Whether what is left of the budget pays for the steps left.
-
-        To the end on-demand GPUs must do them all; until then spot GPUs, if there are any.
-        """
-        by = steady if verdict.is_committed or spot is None else spot
+    def _is_paid(self, view: PolicyInput, by: int) -> bool:
+        """Whether what is left of the budget pays for the steps left, and their checkpoints."""
         usd_per_s = self.figures[by].usd_per_running_s
         if self.limits.max_usd is None or view.usd is None or usd_per_s is None:
             return True
         assert self.limits.steps is not None
-        usd = (self.limits.steps - view.steps) * self._each_s(by) * usd_per_s
+        each_s = self.costs.step_s(
+            self.figures[by].iteration_s, self.intervals.every_s(by, view.now_s)
+        )
+        usd = (self.limits.steps - view.steps) * each_s * usd_per_s
         return usd <= self.limits.max_usd - view.usd
 
     def _is_as_good(self, view: PolicyInput, spot: int) -> bool:

@@ -37,7 +37,7 @@ POLICIES = ("sailor", "greedy", "ski-rental", "restart", "ignore-additions", ORA
 
 @dataclass(frozen=True, slots=True)
 class SteadyRun:
-    """All steps on the fastest plan on on-demand GPUs alone."""
+    """All steps on one plan on on-demand GPUs alone."""
 
     seconds: float
     usd: float | None
@@ -61,7 +61,8 @@ class Replay:
     """Seconds from the beginning within which the job has to be done."""
     limits: RunLimits = NO_LIMITS
     steady: SteadyRun | None = None
-    """The job with a deadline on the first on-demand GPUs alone, if there are any."""
+    """The job with a deadline on the first on-demand GPUs alone, if there are any: on the cheapest
+    plan in time of the preferred and the fastest, or else on the fastest."""
 
     @property
     def missed(self) -> tuple[str, ...]:
@@ -134,7 +135,9 @@ def replayed(
         ideal_samples(spans, figures, plans.fits),
         deadline_s,
         limits,
-        _steady_run(plans, figures, spans[0].state, costs, limits) if has_deadline else None,
+        None
+        if deadline_s is None
+        else _steady_run(plans, figures, spans[0].state, costs, limits, deadline_s),
     )
 
 
@@ -144,12 +147,17 @@ def _steady_run(
     state: int,
     costs: ReconfigurationCosts,
     limits: RunLimits,
+    deadline_s: float,
 ) -> SteadyRun | None:
-    fastest = plans.fastest(plans.on_demand_only(state))
-    if fastest is None:
+    state = plans.on_demand_only(state)
+    preferred, fastest = plans.best(state), plans.fastest(state)
+    if preferred is None or fastest is None:
         return None
     assert limits.steps is not None, "a deadline needs steps"
-    plan = figures[fastest]
-    seconds = limits.steps * costs.step_s(plan.iteration_s, costs.checkpoint_every_s)
-    usd_per_s = plan.usd_per_running_s
-    return SteadyRun(seconds, None if usd_per_s is None else seconds * usd_per_s)
+    found = []
+    for plan in (figures[fastest], figures[preferred]):
+        seconds = limits.steps * costs.step_s(plan.iteration_s, costs.checkpoint_every_s)
+        usd_per_s = plan.usd_per_running_s
+        found.append(SteadyRun(seconds, None if usd_per_s is None else seconds * usd_per_s))
+    in_time = [run for run in found if run.seconds <= deadline_s]
+    return min(in_time, key=lambda run: run.usd or 0.0, default=found[0])

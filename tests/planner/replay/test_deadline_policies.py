@@ -125,6 +125,30 @@ def test_a_budget_below_the_price_on_demand_keeps_the_safety_net() -> None:
             assert each.usd <= budget
 
 
+def test_a_budget_that_pays_for_steps_and_checkpoints_on_demand_suffices() -> None:
+    """Not each step writes a checkpoint: one in 75 does."""
+    costs = replace(COSTS, checkpoint_share=0.01)
+    steps = int(0.9 * DAY_S / STEP_S)
+    unlimited = played((0, 0), steps=steps, costs=costs)
+    assert unlimited.steady is not None
+    assert unlimited.steady.usd is not None
+    max_usd = 1.005 * unlimited.steady.usd
+    assert played((0, 0), steps=steps, costs=costs, max_usd=max_usd).missed == ()
+
+
+@pytest.mark.parametrize("spot", [((0, 0),), ((0, 16), (3000, 0))])
+def test_a_budget_for_the_cheapest_on_demand_gpus_only_suffices(
+    spot: tuple[tuple[float, int], ...],
+) -> None:
+    """All four machines would cost $337, and one of them is in time."""
+    result = played(*spot, steps=int(0.6 * DAY_S / 16), goal="cost", max_usd=250.0)
+    told = _deadline_json(result)
+    assert told is not None
+    assert (told["why_not"], told["is_guaranteed"]) == ("", True)
+    assert told["on_demand_usd"] == pytest.approx(239.6, abs=1)
+    assert result.missed == ()
+
+
 def test_checkpoints_of_the_own_rule_are_chosen_by_their_cost() -> None:
     costs = replace(COSTS, checkpoint_share=0.01)
     result = played((0, 16), (20000, 0), steps=9000, costs=costs)
