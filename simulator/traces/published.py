@@ -23,6 +23,8 @@ from typing import Any
 
 from simulator.documents.problems import InputError, Problem
 
+TIMES_END_S = 253_402_300_800
+"""Seconds from 1970 to the year 10000, where dates end."""
 Counts = Mapping[str, int]
 """GPUs by pool, named ``<gpu>@<zone>``."""
 Nodes = Mapping[str, tuple[str, ...]]
@@ -79,10 +81,19 @@ def series_of(file: LogFile) -> Series:
 def read_points(file: LogFile) -> tuple[_Points, float]:
     """Return all entries of a file and its end; raise ``InputError`` if one cannot be read."""
     try:
-        return _READERS[format_of(file)](file)
+        points, end_s = _READERS[format_of(file)](file)
+        _check_times(points, end_s)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         what = f"could not be read as {format_of(file)}: {error}"
         raise InputError(Problem(file.name, what, "give a file as it was published")) from None
+    return points, end_s
+
+
+def _check_times(points: _Points, end_s: float) -> None:
+    """Refuse times that are no seconds, such as milliseconds since 1970."""
+    for at_s in (*(point[0] for point in points), end_s):
+        if not 0 <= at_s < TIMES_END_S:
+            raise ValueError(f"{at_s:g} s is no time from 0 to the year 9999, in seconds")
 
 
 def format_of(file: LogFile) -> str:

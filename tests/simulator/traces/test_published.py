@@ -67,6 +67,11 @@ def test_published_formats_are_read(
         ('{"metadata": {"gap_seconds": 300}, "data": []}', "has no entry"),
         ("1,2\n3,x", "could not be read as counts"),
         ('[0, "add", {"nodes": ["a"]}]', "could not be read as parcae"),
+        # In milliseconds.
+        ('{"at": 1767225600000, "gpus": {}}', "log: could not be read as sailord: 1.76723e+12 s"),
+        ('{"at": 1, "gpus": {}}\n{"at": NaN, "gpus": {}}', "could not be read as sailord: nan"),
+        ('{"at": -5, "gpus": {}}\n{"at": 3, "gpus": {}}', "-5 s is no time"),
+        ('{"metadata": {"gap_seconds": Infinity}, "data": [1]}', "could not be read as skypilot"),
     ],
 )
 def test_files_of_unknown_formats_are_mistakes(text: str, told: str) -> None:
