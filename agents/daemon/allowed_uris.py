@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from urllib.parse import unquote, urlsplit
 
+from yarl import URL
+
 from simulator.documents.fields import InvalidValue, Table, quote
 from simulator.documents.problems import InputError, Problem
 
@@ -35,6 +37,7 @@ class Purpose:
     """Where the operator names prefixes."""
     never: frozenset[str]
     default: tuple[str, ...]
+    example: str
 
     @property
     def cure(self) -> str:
@@ -42,13 +45,19 @@ class Purpose:
 
 
 CHECKPOINTS = Purpose(
-    "checkpoints", "[checkpoints] of sailord.toml", frozenset((*_HOSTS, "https")), BUCKETS
+    "checkpoints",
+    "[checkpoints] of sailord.toml",
+    frozenset((*_HOSTS, "https")),
+    BUCKETS,
+    '["gs://bucket/", "file:///srv/data"]',
 )
 MOUNTS = Purpose(
     "data",
     "[mounts] of sailord.toml and agent.toml",
-    frozenset(_HOSTS),
+    # Links in a folder would lead an agent, which copies with its own rights, to its secrets.
+    frozenset((*_HOSTS, "file", "local")),
     (*BUCKETS, "abfss://", "hf://", "https://"),
+    '["gs://bucket/", "https://data.internal/"]',
 )
 """``https://`` alone leads to public addresses only."""
 
@@ -57,7 +66,7 @@ def read_allowed(table: Table, purpose: Purpose) -> tuple[str, ...]:
     """Read ``allowed`` of a section: which URIs jobs may name."""
 
     def accept(value: object) -> tuple[str, ...]:
-        cure = 'give prefixes such as ["gs://bucket/", "file:///srv/data"]'
+        cure = f"give prefixes such as {purpose.example}"
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise InvalidValue(f"is {quote(value)}", cure)
         for each in value:
@@ -83,7 +92,21 @@ def check_prefix(prefix: str, purpose: Purpose) -> str:
         return f"{scheme} cannot hold {purpose.what}"
     if scheme == "file" and not prefix.startswith("file:///"):
         return "names no absolute path"
+    if scheme == "https" and prefix != "https://":
+        return _other_form(prefix)
     return ""
+
+
+def _other_form(prefix: str) -> str:
+    """Refuse a prefix that no request would begin with, as clients write addresses."""
+    try:
+        url = URL(prefix)
+        form = str(url.with_user(None).with_fragment(None)) if url.host else ""
+    except ValueError:
+        form = ""
+    if not form:
+        return "names no host"
+    return "" if form == prefix else f"would never match; write {quote(form)}"
 
 
 def check_uri(uri: str, allowed: Sequence[str], purpose: Purpose, place: str) -> None:
@@ -107,7 +130,9 @@ def check_uri(uri: str, allowed: Sequence[str], purpose: Purpose, place: str) ->
         ):
             return
     what = f"{uri[:200]!r} is not where jobs may have {purpose.what}"
-    raise InputError(Problem(place, what, purpose.cure))
+    is_path = scheme == "file" and scheme in purpose.never
+    cure = "give the path alone, which workers read as their user" if is_path else purpose.cure
+    raise InputError(Problem(place, what, cure))
 
 
 def is_host_allowed(uri: str, allowed: Sequence[str]) -> bool:

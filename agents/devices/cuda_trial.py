@@ -53,17 +53,22 @@ async def try_cuda(count: int) -> str:
 
 
 def cuda_fault(count: int, *, uvm: Path = UVM, load: Callable[[str], Any] | None = None) -> str:
-    """Make and destroy a context on each device; return what is wrong, or an empty text."""
+    """Make and destroy a context on each device; return what is wrong, or an empty text.
+
+    ``uvm`` tells why CUDA cannot begin, and no more: CUDA may make that file itself, and WSL has
+    none.
+    """
+    lack = ""
     try:
         os.close(os.open(uvm, os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
-        return f"{uvm} cannot be opened: {error.strerror}; {LOAD_UVM}"
+        lack = f"{uvm} cannot be opened: {error.strerror}; {LOAD_UVM}"
     try:
         cuda = (ctypes.CDLL if load is None else load)("libcuda.so.1")
     except OSError as error:
         return f"CUDA's library cannot be loaded: {error}; {SAME_VERSION}"
     if code := cuda.cuInit(0):
-        return f"CUDA cannot begin: {_name(cuda, code)}; {SAME_VERSION}, or {REBOOT}"
+        return lack or f"CUDA cannot begin: {_name(cuda, code)}; {SAME_VERSION}, or {REBOOT}"
     found = ctypes.c_int()
     if code := cuda.cuDeviceGetCount(ctypes.byref(found)):
         return f"CUDA cannot count the devices: {_name(cuda, code)}; {REBOOT}"

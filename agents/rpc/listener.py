@@ -171,7 +171,9 @@ class Listener:
                 self._refusals.note(peer, explain(error))
             wire.close()
         except asyncio.CancelledError:
-            wire.close()
+            # asyncio closes the socket, which it still watches if the handshake has just succeeded.
+            with contextlib.suppress(OSError):
+                wire.shutdown(socket.SHUT_RDWR)
             raise
         finally:
             self._handshakes.end(place, task)

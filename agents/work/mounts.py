@@ -51,6 +51,9 @@ def check_paths(mounts: Mapping[str, str]) -> None:
 async def copy_data(mounts: Mapping[str, str], cache: Path, allowed: Sequence[str]) -> None:
     """Copy data from allowed buckets, unless it is already here.
 
+    What was copied under an earlier list of the operator's stays of use to jobs, which sailord
+    takes by its present list: a running one goes on.
+
     A thread cannot be cancelled, so each attempt copies into a folder of its own, which is renamed
     at the end unless the attempt was cancelled.
     """
@@ -58,10 +61,10 @@ async def copy_data(mounts: Mapping[str, str], cache: Path, allowed: Sequence[st
         target = copy_of(cache, uri)
         if "://" not in uri:
             continue
-        _check(name, uri, allowed)
         if target.exists():
             os.utime(target)  # The oldest are deleted first.
             continue
+        _check(name, uri, allowed)
         cache.mkdir(parents=True, exist_ok=True)
         early = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=cache))
         copying = asyncio.ensure_future(

@@ -116,8 +116,12 @@ class GenerationJoiner:
     # ---- the rendezvous -------------------------------------------------------------------------
 
     def hear(self, job: JobId, status: WorkerStatus) -> None:
-        """Publish the address if this node's rank 0 has opened it."""
-        if status.meeting and self.rendezvous.known(job, status.generation) != status.meeting:
+        """Publish the address if this node's rank 0 has opened it; no other rank may say it."""
+        if (
+            status.rank == 0
+            and status.meeting
+            and self.rendezvous.known(job, status.generation) != status.meeting
+        ):
             self._tasks.start(self._publish(job, status))
 
     async def _publish(self, job: JobId, status: WorkerStatus) -> None:

@@ -19,6 +19,7 @@ from agents.daemon.clock import Clock
 from agents.protocol.records import JobId
 from agents.rpc.signing import REQUEST_HEADER, ClusterKey, sign_request
 from agents.workers.gang import WorkerGang
+from agents.workers.join import GenerationJoiner
 from agents.workers.pidfd import ProcessId
 from agents.workers.process import WorkerProcess
 from agents.workers.status import WorkerStatus
@@ -127,6 +128,7 @@ def post_over_tls(place: Place, certificate: Path, body: bytes) -> int:
 
 FORGED: tuple[dict[str, Any], ...] = (
     {"rank": 0, "meeting": "10.0.0.66:1"},
+    {"meeting": "10.0.0.66:1"},
     {"rank": 0, "taking": "failed", "failure": "rank 0 is at fault"},
     {"rank": 7},
     {"generation": 9, "step": HUGE},
@@ -148,7 +150,20 @@ async def test_a_worker_speaks_for_its_own_rank_alone(tmp_path, cost, capsys):
     client: Any = SimpleNamespace(is_service=False, orphan_s=1e6, wait_settled=settled,
                                   ensure_running=settled)  # fmt: skip
     gang = WorkerGang(tmp_path, client, Clock(), told.append)
-    gang.hear = lambda job, status: heard.append((job, status))
+    meetings: list[Any] = []
+
+    async def publish(*meeting: object) -> None:
+        meetings.append(meeting)
+
+    rendezvous: Any = SimpleNamespace(known=lambda *_: None, publish=publish)
+    any_: Any = None
+    joiner = GenerationJoiner(any_, any_, any_, any_, gang, rendezvous, any_)
+
+    def hear(job: JobId, status: WorkerStatus) -> None:
+        heard.append((job, status))
+        joiner.hear(job, status)
+
+    gang.hear = hear
     gang.job, gang.generation, gang._is_starting = JobId("j"), 3, False
     first, second = (
         WorkerProcess(tmp_path, cast("Any", SimpleNamespace(id=ProcessId(pid, 1))),
@@ -175,6 +190,7 @@ async def test_a_worker_speaks_for_its_own_rank_alone(tmp_path, cost, capsys):
             await asyncio.sleep(0)
     assert [(each.generation, each.step, each.taking) for each in told] == [(3, 41, "running")]
     assert [status.rank for _, status in heard] == [1]
+    assert meetings == [], "rank 0 alone says where all ranks meet"
     gang.members.clear()
     await gang.close(is_over=False)
     assert capsys.readouterr().out.count("passed over what cannot be read") == 1

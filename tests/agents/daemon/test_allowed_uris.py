@@ -20,9 +20,40 @@ def test_an_operator_cannot_allow_plain_http_or_texts_for_a_shell(prefix):
     assert check_prefix(prefix, MOUNTS)
 
 
-@pytest.mark.parametrize("prefix", [*MOUNTS.default, "https://data.corp/", "file:///srv", "*"])
-def test_prefixes_of_data_name_buckets_folders_and_hosts(prefix):
+@pytest.mark.parametrize(
+    "prefix",
+    [*MOUNTS.default, "https://data.corp/", "https://data.corp", "https://[::1]:8443/a/", "*"],
+)
+def test_prefixes_of_data_name_buckets_and_hosts(prefix):
     assert not check_prefix(prefix, MOUNTS)
+
+
+def test_a_folder_can_hold_checkpoints_and_no_data_that_an_agent_copies():
+    """A link in it would have the agent copy what the job's workers may not read."""
+    assert not check_prefix("file:///srv", CHECKPOINTS)
+    assert check_prefix("file:///srv", MOUNTS)
+    with pytest.raises(InputError, match="give the path alone, which workers read as their user"):
+        check_uri("file:///srv/x", ("file:///srv",), MOUNTS, "data.mounts: x")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "form"),
+    [
+        ("https://data.internal:443/", "https://data.internal/"),
+        ("https://Data.internal/", "https://data.internal/"),
+        ("https://data.internal/%7Eus/", "https://data.internal/~us/"),
+        ("https://me:word@data.internal/", "https://data.internal/"),
+        ("https://data.internal/#a", "https://data.internal/"),
+    ],
+)
+def test_a_prefix_that_no_request_begins_with_is_refused_with_the_form_that_matches(prefix, form):
+    assert check_prefix(prefix, MOUNTS) == f'would never match; write "{form}"'
+    assert not check_prefix(form, MOUNTS)
+
+
+@pytest.mark.parametrize("prefix", ["https:///x", "https://h:x/", "https://:80/"])
+def test_a_prefix_without_a_host_is_refused(prefix):
+    assert check_prefix(prefix, MOUNTS) == "names no host"
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ from structlog.testing import capture_logs
 
 from agents.daemon.credentials import check_mode
 from agents.rpc.client import CallFailed, SignedClient
-from agents.rpc.listener import LINES_MAX, Listener, _Refusals
+from agents.rpc.listener import LINES_MAX, Listener, _Handshakes, _Refusals
 from agents.rpc.server import answer_signed, refuse_stranger
 from agents.rpc.signing import ClusterKey, Verifier
-from agents.rpc.strangers import Strangers
+from agents.rpc.strangers import EvictableConnection, Strangers
 from agents.rpc.tls import Tls, TlsFiles, explain
 from agents.rpc.unsigned_bodies import UNSIGNED
 from sailord.authority import Authority
@@ -256,6 +256,40 @@ async def test_one_address_cannot_hold_all_handshakes(authority, tmp_path, sessi
             for wire in (slow, crowd[-1]):  # These wait on.
                 with pytest.raises(BlockingIOError):
                     wire.recv(1)
+
+
+async def test_a_handshake_that_ends_as_it_succeeds_breaks_no_other_connection(
+    authority, tmp_path, session, monkeypatch
+):
+    """The next connection has its descriptor, which asyncio must not watch for it any more."""
+    head = member(authority, "sailord", "head", tmp_path / "head")
+    node = member(authority, "agent", "n1", tmp_path / "n1")
+    begun: list[asyncio.Task[None]] = []
+    begin, made = _Handshakes.begin, EvictableConnection.connection_made
+
+    def note(self: _Handshakes, place: str, task: asyncio.Task[None]) -> None:
+        begun.append(task)
+        begin(self, place, task)
+
+    def cancel(self: EvictableConnection, transport: asyncio.BaseTransport) -> None:
+        made(self, transport)
+        if len(begun) == 1:
+            begun[0].cancel()
+
+    monkeypatch.setattr(_Handshakes, "begin", note)
+    monkeypatch.setattr(EvictableConnection, "connection_made", cancel)
+    async with serving(head, "agent") as address:
+        host, _, port = address.partition(":")
+        reader, writer = await asyncio.open_connection(
+            host, int(port), ssl=node.client, server_hostname=node.server_name("sailord")
+        )
+        async with asyncio.timeout(20):
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        assert await ask(session, address, node, "sailord") == (200, "done")
 
 
 async def ended(loop: asyncio.AbstractEventLoop, wire: socket.socket) -> bool:

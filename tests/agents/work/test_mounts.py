@@ -6,7 +6,7 @@ import fsspec
 import pytest
 
 from agents.daemon.allowed_uris import ANY, MOUNTS
-from agents.work.mounts import MountError, _copy, copy_data
+from agents.work.mounts import MountError, _copy, copy_data, copy_of
 from tests.fakes.object_stores import object_stores
 
 ALL = (ANY,)
@@ -57,6 +57,18 @@ def test_what_is_missing_is_named(bucket, tmp_path, missing):
     "uri", ["file:///etc/hostname", "local:///etc", "simplecache::file:///etc", "http://10.0.0.1/x"]
 )
 async def test_no_file_of_this_machine_is_copied_unless_allowed(tmp_path, uri):
-    with pytest.raises(MountError, match=r"data data: .* not where jobs may have data; ask the op"):
+    with pytest.raises(MountError, match=r"data data: .* not where jobs may have data; "):
         await copy_data({"data": uri}, tmp_path / "cache", MOUNTS.default)
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.asyncio
+async def test_a_copy_that_is_there_is_used_under_a_shorter_list(tmp_path):
+    """An upgrade of the agent must not take the data of a running job away."""
+    uri, cache = "gs://bucket/x", tmp_path / "cache"
+    cache.mkdir()
+    copy_of(cache, uri).write_text("there")
+    await copy_data({"data": uri}, cache, ("s3://",))
+    with pytest.raises(MountError, match="not where jobs may have data"):
+        await copy_data({"data": uri, "more": f"{uri}y"}, cache, ("s3://",))
+    assert [each.name for each in cache.iterdir()] == [copy_of(cache, uri).name]

@@ -15,6 +15,7 @@ from agents.protocol.records import GenerationRecord, JobId, NodeId, NodeRecord
 from agents.workers import join
 from agents.workers.join import GenerationJoiner
 from agents.workers.specs import RankMap
+from agents.workers.status import WorkerStatus
 
 HERE, FIRST = NodeId("b.1"), NodeId("a.1")
 
@@ -108,3 +109,22 @@ async def test_a_full_disk_at_a_join_is_refused_by_its_name(monkeypatch, tmp_pat
     await joiner.join(record)
     place = "/a/plan.json" if names_file else tmp_path / "2"
     assert refused == [f"{place}: No space left on device; free room there"]
+
+
+@pytest.mark.asyncio
+async def test_rank_0_alone_says_where_all_ranks_meet():
+    said: list[Any] = []
+
+    async def publish(*told: object) -> None:
+        said.append(told)
+
+    rendezvous: Any = SimpleNamespace(known=lambda *_: None, publish=publish)
+    gang: Any = SimpleNamespace(send_rendezvous=lambda *told: said.append(told))
+    any_: Any = None
+    joiner = GenerationJoiner(any_, any_, any_, any_, gang, rendezvous, any_)
+    joiner.hear(JobId("j"), WorkerStatus(2, 1, "preparing", 0, meeting="10.0.0.66:1"))
+    joiner.hear(JobId("j"), WorkerStatus(2, 0, "preparing", 0, meeting="10.0.0.5:1"))
+    async with asyncio.timeout(10):
+        while len(said) < 2:
+            await asyncio.sleep(0)
+    assert said == [("j", 2, "10.0.0.5:1"), (2, "10.0.0.5:1")]
