@@ -171,7 +171,8 @@ def load_config(path: Path) -> Config:
         cure = "set usd_max (dollars in all), usd_per_hour_max, or both, in [capacity]"
         problems.add(top.place_of("capacity"), "has no budget, and instances are rented", cure)
     if isinstance(provider, GceConfig):
-        provider = replace(provider, head_ip=_network_ip(address), mounts=mounts)
+        own = None if mounts == MOUNTS.default else mounts
+        provider = replace(provider, head_ip=_network_ip(address), mounts=own)
         provider = _with_tls(provider, tls, address, top)
     top.finish()
     if store is not None:

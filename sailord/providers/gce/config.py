@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agents.daemon.allowed_uris import MOUNTS
 from sailord.providers.interface import Pool
 from simulator.documents.fields import InvalidValue, Table, quote
 from simulator.documents.problems import InputError
@@ -72,8 +71,9 @@ class GceConfig:
     """A section of the agents' configuration."""
     ca: str = ""
     """The certificate of the cluster's authority, PEM."""
-    mounts: tuple[str, ...] = MOUNTS.default
-    """Prefixes of URIs where jobs may have data, for the agents' configuration."""
+    mounts: tuple[str, ...] | None = None
+    """Prefixes of URIs where jobs may have data, for the agents' configuration; ``None``: those
+    that agents assume. The previous version does not know the section."""
     package: str = ""
     """Pinned requirement that pip installs; empty: the image contains the agent."""
     groups: Mapping[Pool, str] = field(default_factory=dict)

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from agents.daemon.allowed_uris import MOUNTS
 from sailord.providers.gce.config import GceConfig, machine_shape, region_of
 from sailord.providers.interface import InstanceRequest, Pool
 from simulator.documents.fields import toml_value
@@ -141,15 +140,14 @@ def _own_file(name: str) -> str:
 
 def startup_script(pool: Pool, config: GceConfig) -> str:
     """Return the startup script that installs and starts the agent."""
-    # An agent of the previous version does not know the section, and assumes the default.
-    has_own = config.mounts != MOUNTS.default
+    mounts = "" if config.mounts is None else f"[mounts]\nallowed = {toml_value(config.mounts)}\n"
     told: Mapping[str, str] = {
         "PACKAGE": config.package,
         "TORCH": TORCH,
         "KEY_SECRET": config.key_secret,
         "CLUSTER": config.cluster_name,
         "STORE": config.store,
-        "MOUNTS": f"[mounts]\nallowed = {toml_value(config.mounts)}\n" if has_own else "",
+        "MOUNTS": mounts,
         "TLS": config.tls,
         "CA": config.ca,
         "MACHINE": pool.machine,

@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from agents.daemon.allowed_uris import MOUNTS
 from sailord.config import load_config
 from sailord.providers.config import EmulatedConfig, StaticConfig, kind_of, open_provider
 from sailord.providers.emulated import EmulatedProvider
+from sailord.providers.gce.config import GceConfig
 from sailord.providers.interface import Pool
 from sailord.providers.static import StaticProvider
 from sailord.providers.trace import TraceProvider
+from simulator.documents.fields import quote
 from simulator.documents.problems import InputError
+from tests.sailord.providers.gce.test_config import GOOD
 
 HOST = '[[provider.host]]\nname = "gpu-1"\nzone = "us-central1-a"\nmachine = "a2-highgpu-4g"\n'
 POOL = '[[provider.pool]]\nzone = "us-central1-a"\nmachine = "a2-highgpu-4g"\nusd_per_hour = 2\n'
@@ -63,6 +67,18 @@ def test_emulated_pools_and_traces_are_read(tmp_path):
     assert made.stock(A100S) == 2
     now += 11 / 60
     assert made.stock(A100S) == 1
+
+
+@pytest.mark.parametrize(
+    ("allowed", "given"),
+    [("", None), ('"gs://b/"', ("gs://b/",)), (", ".join(map(quote, MOUNTS.default)), None)],
+)
+def test_rented_instances_are_told_other_mounts_than_agents_assume(tmp_path, allowed, given):
+    gce = GOOD.replace('["us-central1-a", "us-east1-b"]', '["us-central1-a"]')
+    text = f'[capacity]\nusd_max = 10.0\n[provider]\nkind = "gce"\n{gce}[tls]\ninsecure = true\n'
+    config = read(tmp_path, text + (f"[mounts]\nallowed = [{allowed}]\n" if allowed else ""))
+    assert isinstance(config.provider, GceConfig)
+    assert config.provider.mounts == given
 
 
 @pytest.mark.parametrize(
