@@ -111,8 +111,8 @@ WINGS: dict[str, dict[str, str]] = {
         "worker.checkpoint.snapshot_file worker.checkpoint.manifest "
         "worker.checkpoint.compatibility worker.layout worker.types",
         "providers.interface": "simulator",
-        "providers.gce": "providers.interface agents.daemon",
-        "providers": "providers.gce",
+        "providers.gce": "providers.interface",
+        "providers": "providers.gce agents.daemon",
         "capacity.core.rented_instance": "providers.interface",
         "capacity.core.model": "capacity.core.rented_instance providers.interface",
         "capacity.core": "capacity.core.model core.queries planning text",
