@@ -14,7 +14,7 @@ from planner.api import plan_job
 from planner.compare.interface import Mode
 from planner.compare.judge_all import Entry, case_of, enter
 from planner.compare.registry import SAILOR, baseline, names
-from planner.event_planner import SMALL_BUDGET
+from planner.event_planner import SMALL_BUDGET, STOPPED
 from planner.move_policy.deadline_outlook import Outlook, deadline_outlook
 from planner.move_policy.node_lifetimes import History
 from planner.move_policy.spot_losses import expected_losses, history_of
@@ -143,6 +143,7 @@ def plan(
     question = read_question(
         *(job, cluster, profiles, estimator_name), space=space, budget=budget, has_deadline=True
     )
+    past = None if trace is None else load_trace(trace, question.cluster)
     if planner == SAILOR:
         prefer = _preference(prefer, question, gap)
         told = None if as_json or gap is None else _progress(time.monotonic)
@@ -152,15 +153,16 @@ def plan(
         found = _run_baseline(question, planner, mode)
     if isinstance(found, list):
         exit_without_plan(found)
-    past = None if trace is None else load_trace(trace, question.cluster)
-    found = _with_placement(found, question, past)
-    if question.seconds_left is not None:
-        outlook = deadline_outlook(question, found.estimate, plan_job, past)
-        document = found.document | {"deadline": outlook.to_json()}
-        lines = _deadline_lines(outlook, "" if past is None else f" (as in {past.name})")
-        found = replace(found, document=document, lines=(*found.lines, *lines))
+    # Saved at once: who interrupts what follows keeps the plan.
     if save is not None:
         save.write_text(plan_text(found.plan), encoding="utf-8")
+    try:
+        found = _with_placement(found, question, past)
+        if question.seconds_left is not None and not found.is_stopped:
+            found = _with_outlook(found, question, past)
+    except KeyboardInterrupt:
+        stopped = "            what follows from the plan was stopped before its end"
+        found = replace(found, lines=(*found.lines, stopped))
     if plot is not None:
         write_plot(found.plan, found.estimate, judge_of(question), plot)
     page = estimate_text(found.plan, question.job, found.estimate)
@@ -188,6 +190,8 @@ class _Found:
     estimate: Estimate
     document: dict[str, Any]
     lines: tuple[str, ...]
+    is_stopped: bool = False
+    """The search or its explanation was interrupted: nothing more is searched."""
 
 
 def _progress(clock: Callable[[], float]) -> Callable[[str], None]:
@@ -210,13 +214,16 @@ def _search(question: Question, *, explain: bool) -> _Found | list[Problem]:
     if answer.plan is None or answer.estimate is None:
         return list(answer.problems)
     plan, estimate, lines = answer.plan, answer.estimate, [_search_line(answer, seconds)]
-    if explain:
+    is_stopped = answer.note == STOPPED
+    if explain and not is_stopped:
         try:
             answer = explained(question, answer)
         except KeyboardInterrupt:
+            is_stopped = True
             lines.append("            the explanation was stopped before its end")
+    if explain:
         lines += ["", *answer.explain]
-    return _Found(plan, estimate, answer.to_json(seconds=seconds), tuple(lines))
+    return _Found(plan, estimate, answer.to_json(seconds=seconds), tuple(lines), is_stopped)
 
 
 def _with_placement(found: _Found, question: Question, trace: Trace | None) -> _Found:
@@ -240,6 +247,14 @@ def _with_placement(found: _Found, question: Question, trace: Trace | None) -> _
             told["spot_losses"] = losses.to_json()
             lines += (f"warning     {losses.sentence} (losses {source})",)
     return replace(found, document=found.document | told, lines=(*lines, *found.lines))
+
+
+def _with_outlook(found: _Found, question: Question, past: Trace | None) -> _Found:
+    """The plan with what becomes of the deadline."""
+    outlook = deadline_outlook(question, found.estimate, plan_job, past)
+    document = found.document | {"deadline": outlook.to_json()}
+    lines = _deadline_lines(outlook, "" if past is None else f" (as in {past.name})")
+    return replace(found, document=document, lines=(*found.lines, *lines))
 
 
 def _deadline_lines(outlook: Outlook, source: str) -> tuple[str, ...]:

@@ -12,13 +12,17 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from planner.api import plan_job
 from planner.compare.registry import BASELINES
+from planner.event_planner import STOPPED
 from planner.move_policy.deadline_outlook import spot_share
+from planner.problem.question import Answer, Question
 from sailord.cli.main import main
 from sailord.cli.planning.host_memory import HostMemory
 from sailord.cli.planning.question import seconds_left
 from simulator.cluster.cluster import Pool
 from simulator.documents.problems import InputError
+from simulator.inputs.plan_file import load_plan
 from simulator.models.presets import preset
 from simulator.spec.job import Job, Objective
 from simulator.traces.trace import trace_of
@@ -299,6 +303,36 @@ def test_the_answer_says_whether_the_deadline_is_met_and_what_a_mixture_costs(
     assert "deadline    in 20.0 days: met, " in text
     assert "mixture     spot while there is any" in text
     assert "if spot is there 50% of the time, at most" in text
+
+
+@pytest.mark.parametrize("stops", ["the outlook", "the search"])
+def test_an_interruption_after_the_plan_was_found_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: str
+) -> None:
+    asked = []
+
+    def interrupted(*_: object) -> None:
+        asked.append("outlook")
+        raise KeyboardInterrupt
+
+    def stopped(question: Question) -> Answer:
+        return replace(plan_job(question), note=STOPPED)
+
+    monkeypatch.setattr("sailord.cli.planning.plan.deadline_outlook", interrupted)
+    if stops == "the search":
+        monkeypatch.setattr("sailord.cli.planning.plan.plan_job", stopped)
+    due = datetime.now(UTC) + timedelta(days=20)
+    objective = f'deadline = "{due:%Y-%m-%dT%H:%M:%SZ}"'
+    saved = tmp_path / "plan.toml"
+    result = run(tmp_path, "--save", str(saved), objective=objective, training="steps = 100")
+    assert result.exit_code == 0, result.output
+    assert load_plan(saved).micro_batch_size
+    assert "search      " in result.output
+    # After an interrupted search, none follows.
+    assert (asked, "stopped before its end" in result.output) == (
+        ["outlook"] if stops == "the outlook" else [],
+        True,
+    )
 
 
 def test_a_mixture_counts_on_the_spot_machines_of_the_trace(tmp_path: Path) -> None:
