@@ -437,4 +437,6 @@ def _busy(job: Job, plan: Plan, estimate: Estimate) -> Busy:
         for stage, time in zip(pipeline.stages, times, strict=True)
         for _ in range(stage.tp)
     ]
-    return Busy(tuple(seconds), round(estimate.provenance.relative_error, 3))
+    error = estimate.compute_error
+    assert error is not None, "the event estimator tells the error of compute times"
+    return Busy(tuple(seconds), round(error, 3))

@@ -34,8 +34,8 @@ def iteration_provenance(
     iteration_s: float,
     busiest_s: float,
     sums_s: float,
-) -> Provenance:
-    """Return the weakest source of an iteration, and its error bar.
+) -> tuple[Provenance, float]:
+    """Return the weakest source of an iteration and its error bar, and that of its passes alone.
 
     ``busiest_s`` is what the busiest device group computes, ``sums_s`` what gradient sums take.
     """
@@ -58,7 +58,8 @@ def iteration_provenance(
         if not is_fitted(gpu)
     )
     residual = max(platform_of(gpu).residual for gpu in kinds_used)
-    return Provenance(found.source, error + residual, (*found.notes, *unfitted))
+    provenance = Provenance(found.source, error + residual, (*found.notes, *unfitted))
+    return provenance, passes.relative_error + residual
 
 
 def _passes(layout: MachineLayout, costs: LayerCosts) -> Iterator[Provenance]:

@@ -110,6 +110,14 @@ class EventEstimator:
             egress_bytes=self._egress(groups, jobs),
             egress_usd_per_byte=self.network.egress_usd_per_byte,
         )
+        provenance, compute_error = iteration_provenance(
+            work,
+            self.costs,
+            self.network,
+            iteration_s=iteration_s,
+            busiest_s=float(computed.max()),
+            sums_s=float(finish.sync_busy.max()) + vote_s,
+        )
         return Estimate(
             estimator=self.name,
             iteration_s=iteration_s,
@@ -118,14 +126,8 @@ class EventEstimator:
             money=money,
             stages=stages,
             bottleneck=_bottleneck(plan, stages, iteration_s, float(ends.last_backward.max())),
-            provenance=iteration_provenance(
-                work,
-                self.costs,
-                self.network,
-                iteration_s=iteration_s,
-                busiest_s=float(computed.max()),
-                sums_s=float(finish.sync_busy.max()) + vote_s,
-            ),
+            provenance=provenance,
+            compute_error=compute_error,
             notes=self.costs.notes,
         )
 

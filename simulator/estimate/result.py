@@ -79,6 +79,8 @@ class Estimate:
     bottleneck: str
     provenance: Provenance
     notes: tuple[str, ...] = ()
+    compute_error: float | None = None
+    """Relative error of the compute times of stages, without links; ``None``: unknown."""
 
     @property
     def throughput_samples_per_s(self) -> float:

@@ -24,14 +24,14 @@ MEASURED = Provenance("measured", 0.02)
 
 
 def weakest(parts: Iterable[Provenance]) -> Provenance:
-    """Return the provenance of a number computed from all of these."""
-    chosen = MEASURED
+    """Return the provenance of a number computed from all of these: the least certain source.
+
+    Its error bar is the widest, be it that of a surer source.
+    """
+    source, error = MEASURED.source, MEASURED.relative_error
     notes: dict[str, None] = {}
     for part in parts:
         notes.update(dict.fromkeys(part.notes))
-        if (_RANK[part.source], part.relative_error) > (
-            _RANK[chosen.source],
-            chosen.relative_error,
-        ):
-            chosen = part
-    return Provenance(chosen.source, chosen.relative_error, tuple(notes))
+        source = max(source, part.source, key=_RANK.__getitem__)
+        error = max(error, part.relative_error)
+    return Provenance(source, error, tuple(notes))

@@ -80,6 +80,17 @@ def test_a_plan_that_waits_for_a_link_has_the_error_of_the_link() -> None:
     assert NOTE in found.notes
 
 
+def test_waiting_for_links_does_not_narrow_the_bar_of_compute_times() -> None:
+    """Computed passes are known worse than links."""
+    job = Job("small", small_model(), global_batch=16, sequence=SEQUENCE, max_tp=4)
+    caps = dict.fromkeys(itertools.permutations(ZONES, 2), 1e7)
+    computed = world_of(job, zone_caps=caps)
+    near = estimated(computed, piped(at("a"), at("a")))
+    far = estimated(computed, piped(at("a"), at("b", ZONES[1])))
+    assert near.compute_error == far.compute_error == near.provenance.relative_error
+    assert far.provenance.relative_error != pytest.approx(near.provenance.relative_error)
+
+
 def test_gradient_sums_between_nodes_of_one_site_count() -> None:
     """Also if the plan names no nodes."""
     quick = world(layer_s=1e-5)

@@ -389,11 +389,11 @@ def test_flags_of_a_measurement_become_notes() -> None:
             assert "T4 tp1 mbs1: noisy" in times.provenance.notes, (tp, batch, sequence)
 
 
-def test_provenance_is_the_weakest_source() -> None:
+def test_provenance_is_the_weakest_source_with_the_widest_bar() -> None:
     parts = [
         Provenance("measured", 0.02, ("a",)),
         Provenance("analytic", 0.1, ("b",)),
         Provenance("interpolated", 0.3, ("c", "a")),
     ]
-    assert weakest(parts) == Provenance("analytic", 0.1, ("a", "b", "c"))
-    assert weakest([*parts, replace(parts[1], relative_error=0.2)]).relative_error == 0.2
+    assert weakest(parts) == Provenance("analytic", 0.3, ("a", "b", "c"))
+    assert weakest([*parts, replace(parts[1], relative_error=0.4)]).relative_error == 0.4
