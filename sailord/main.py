@@ -81,7 +81,7 @@ def run(config: Path) -> None:
     "--provider",
     "asks_provider",
     is_flag=True,
-    help="Also ask the provider whether machines can be rented as configured.",
+    help="Also ask the provider whether instances can be rented as configured.",
 )
 def check(config: Path, *, asks_provider: bool) -> None:
     """Check the configuration and report its problems."""

@@ -78,7 +78,7 @@ class Budgets:
 
 
 class EvictableConnection(web.RequestHandler):
-    """An aiohttp connection that strangers may lose to others."""
+    """An aiohttp connection; a stranger's is closed if there are too many of them."""
 
     __slots__ = ("address", "is_known", "is_paid", "strangers")
 

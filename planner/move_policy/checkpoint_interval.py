@@ -13,7 +13,7 @@ PRIOR_S = 6 * 3600.0
 
 
 def write_s(job: Job, machines: int) -> float:
-    """Seconds in which so many machines write the job's state, each at the assumed rate."""
+    """Seconds that the machines take to write the job's state, each at the assumed rate."""
     parameters = sum(layer.parameters() for layer in job.model.layers)
     size = parameters * STATE_BYTES * (1 + OPTIMIZER_MOMENTS[job.optimizer])
     return size / max(1, machines) / DEFAULT_TIMES.restore_bytes_per_s

@@ -294,7 +294,7 @@ class CapacityLoop:
         try:
             seen = await self.provider.observe()
         except ProviderError as error:
-            log.warning("the provider cannot be seen", error=str(error))
+            log.warning("the provider does not answer", error=str(error))
         else:
             self._feed(model.Observed(self.clock.now(), seen))
 

@@ -77,7 +77,9 @@ def order_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add ``--reason`` and ``--id``, passed on as one ``order``: the body of the request."""
 
     @click.option("--reason", default="", help="Recorded in the job's history.")
-    @click.option("--id", "id_", metavar="ID", help="Of two orders with one id, one counts.")
+    @click.option(
+        "--id", "id_", metavar="ID", help="An order repeated with the same id takes effect once."
+    )
     @wraps(command)
     def wrapped(*args: Any, reason: str, id_: str | None, **kwargs: Any) -> None:
         command(*args, order={"reason": reason, "id": id_ or uuid.uuid4().hex}, **kwargs)

@@ -160,7 +160,7 @@ class Place:
         return self.folder / "slow"
 
     def slow_down(self, node: str, times: float) -> None:
-        """Have a node's workers take so many times as long."""
+        """Slow a node's workers down by a factor."""
         with self.slow.open("a", encoding="utf-8") as file:
             file.write(f"{node} {times}\n")
 

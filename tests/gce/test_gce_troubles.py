@@ -70,7 +70,7 @@ def test_answers_503_cause_only_further_observations(tmp_path_factory):
         cloud.failures.clear()
         assert [vm.id for vm in cloud.there()] == before
         assert life.job()["members"] == members
-        assert life.said("the provider cannot be seen")
+        assert life.said("the provider does not answer")
 
 
 def test_a_node_lost_while_credentials_are_expired_is_replaced(tmp_path_factory):

@@ -38,7 +38,7 @@ def test_a_certificate_names_cluster_role_and_name(authority, tmp_path):
     assert owner.uri == "sailor://test/agent/n1"
 
 
-def test_names_that_are_not_ours_are_nobodys():
+def test_other_names_in_certificates_are_no_identity():
     for uri in ("sailor://a/b/c", "sailor://a/user/../x", "https://a/agent/b", "sailor://a/agent/"):
         assert read_identity(uri) is None
     two = {"subjectAltName": (("URI", NODE.uri), ("URI", "sailor://test/sailord/head"))}

@@ -349,7 +349,7 @@ def _why_unneeded(state: CapacityState, machine: RentedInstance) -> str:
 
 
 def _has_lasted(state: CapacityState, since: float | None, seconds: float) -> bool:
-    """Return whether agents have been counted for so long since then."""
+    """Return whether agents were heard for that long since then; outages do not count."""
     return since is not None and state.looked_at >= max(since, state.counting_since) + seconds
 
 

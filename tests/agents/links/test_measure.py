@@ -120,7 +120,7 @@ def test_peer_that_goes_breaks_the_link():
             exchange([ours], send=0, receive=1, end_at=time.monotonic() + 5)
 
 
-def test_nobody_listens():
+def test_a_link_without_a_receiver_fails():
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         found = measure(order(), Listening(taken.getsockname()[1], b"s" * 32))

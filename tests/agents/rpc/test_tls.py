@@ -216,9 +216,7 @@ async def test_sailorctl_shows_its_certificate_and_verifies_sailords(authority, 
             await asyncio.to_thread(client.ask, "GET", "/")
 
 
-async def test_a_stranger_that_says_nothing_holds_up_nobody(
-    authority, tmp_path, session, monkeypatch
-):
+async def test_a_silent_connection_delays_no_other(authority, tmp_path, session, monkeypatch):
     monkeypatch.setattr("agents.rpc.listener.HANDSHAKE_S", 0.2)
     head = member(authority, "sailord", "head", tmp_path / "head")
     node = member(authority, "agent", "n1", tmp_path / "n1")

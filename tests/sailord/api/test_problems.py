@@ -62,7 +62,7 @@ def test_each_trouble_of_a_node_is_told(changes: dict[str, Any], words: str) -> 
 
 
 @pytest.mark.parametrize("state", ["suspect", "lost"])
-def test_a_spot_node_that_goes_needs_nobody(state: Any) -> None:
+def test_a_draining_spot_node_is_no_problem(state: Any) -> None:
     gone = replace(NODE, state=state, why_lost="preempted", failure="its peer is lost", spot=True)
     assert told(WELL, gone) == ()
 

@@ -33,7 +33,7 @@ def test_an_end_after_more_than_a_year_is_told_without_a_date(seconds: float) ->
 
 
 @pytest.mark.parametrize("why", ["no plan fits", "the planner found nothing within 8 s"])
-def test_it_is_told_if_nobody_knows(why: str) -> None:
+def test_an_unknown_duration_is_told(why: str) -> None:
     (told,) = deadline_warnings(JOB, why)
     assert why in told
 

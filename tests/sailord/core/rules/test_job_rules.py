@@ -219,7 +219,7 @@ def test_jobs_behind_one_that_no_node_is_ready_for_are_told() -> None:
     assert why_queue_stands(waits(idle(A, WHY), idle(B))) == ""
 
 
-def test_nothing_stands_while_a_job_runs_or_closes() -> None:
+def test_no_reason_is_told_while_a_job_runs_or_closes() -> None:
     for running in (state(Running(BEGAN)), state(Closing("held", "it fails"))):
         assert why_queue_stands(running) == ""
     assert why_queue_stands(replace(state(), active=None)) == ""
