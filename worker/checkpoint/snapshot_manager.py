@@ -355,7 +355,8 @@ class SnapshotManager:
         not blamed, the snapshots stay: a state with a wrong bit is worth more than none.
         """
         rank, holders = self.trainer.rank, self.placement.holders
-        mine = {key for key in holders if rank in holders[key] and self.placement.sizes[key]}
+        # An empty piece never differs, but a point without it does not count.
+        mine = {key for key in holders if rank in holders[key]}
         if rank not in error.blamed or not mine.intersection(error.keys):
             return False
         if any(set(error.blamed).issuperset(holders[key]) for key in mine):

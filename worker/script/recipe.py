@@ -415,7 +415,8 @@ class Recipe:
             raise InputError(Problem("optimizer", what, "give it parameters with requires_grad"))
         refuse_hooks({name: self._parameters[name] for name in self._trained.values()})
         differs = None if self.loss is None else with_other_labels(self._in_order, self._looked_at)
-        check_separable(self, self._for_check, other=differs, evaluated=self._evaluated())
+        found = check_separable(self, self._for_check, other=differs, evaluated=self._evaluated())
+        self._changed[:] = dict.fromkeys([*self._changed, *found])
         parts = self.dataset.parts if isinstance(self.dataset, Blend) else ()
         for dataset in (self.dataset, *(part.dataset for part in parts)):
             twins = dataset.twins() if isinstance(dataset, Packed) else None
@@ -472,8 +473,7 @@ class Recipe:
 
     def notes(self) -> list[str]:
         """Return what a user may not expect: also blocks kept whole and unused parameters."""
-        found = self.changes()
-        found += note_of(self._lengths)
+        found = [*self.changes(), *note_of(self._lengths)]
         if self.splits.why_not_more:
             found.append(f"planned without tensor parallelism: {self.splits.why_not_more}")
         for path in self._untried:

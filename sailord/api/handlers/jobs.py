@@ -140,22 +140,24 @@ async def limit_warnings(
         shortest_s = await planner.ask_end("shortest_s", asked, timeout_s=END_S)
         told += deadline_warnings(record, shortest_s)
     if has_budget:
-        told += budget_warnings(record, await planner.ask_end("least_usd", asked, timeout_s=END_S))
+        # A plan has to keep the budget with all steps, also where the first are done.
+        whole = replace(asked, begun=0)
+        told += budget_warnings(record, await planner.ask_end("least_usd", whole, timeout_s=END_S))
     return told
 
 
 def budget_warnings(record: JobRecord, least_usd: float | str) -> tuple[str, ...]:
-    """Return what is wrong with a total budget, given what the steps left cost at least."""
+    """Return what is wrong with a total budget, given what all steps cost at least."""
     budget = record.bill.usd_max
     assert budget is not None
     if isinstance(least_usd, str):
-        what = "whether it pays for all steps left"
+        what = "whether it pays for all steps"
         return (f"max_usd_total: {what} is not known: {least_usd}",)
     if least_usd <= budget:
         return ()
     return (
-        f"max_usd_total: ${budget:,.2f} do not pay for all steps left: by the cheapest plan they"
-        f" cost ${least_usd:,.2f}; the job will stop before its end",
+        f"max_usd_total: ${budget:,.2f} do not pay for all steps: by the cheapest plan they"
+        f" cost ${least_usd:,.2f}; no plan keeps that, so the job will not start",
     )
 
 

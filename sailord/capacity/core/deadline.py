@@ -81,6 +81,9 @@ def watches_deadline(state: CapacityState, job: str) -> bool:
 def keep_deadline(state: CapacityState) -> Decision:
     """Set the target by the job's deadline, if it has one; tell when that changes."""
     job, options = state.progress, state.options
+    if options is None and state.is_target_set and state.pace is not None:
+        # The planner has answered, and there are no two contracts to choose from.
+        return replace(state, pace=replace(state.pace, can_rent=False)), ()
     if job is None or options is None or not job.steps or job.deadline is None:
         return state, ()
     if options.job != job.job:

@@ -8,6 +8,7 @@ import pytest
 
 from sailord.capacity.core import model
 from sailord.capacity.core.deadline import watches_deadline
+from sailord.capacity.core.decide import decide
 from sailord.capacity.core.model import (
     BootRecord,
     CapacityRecord,
@@ -235,6 +236,8 @@ def test_somebody_else_tells_of_a_deadline_for_which_nothing_is_rented():
     assert not watches_deadline(Due(FED).at(7000.0, usd_left=7.9).state, "j"), "too dear"
     stopped = replace(Due(FED).at(7000.0).state, stop="parting")
     assert not watches_deadline(stopped, "j"), "the total budget is spent"
+    spot_only, _ = decide(Due(FED).at(7000.0).state, model.TargetSet(7001.0, {}))
+    assert not watches_deadline(spot_only, "j"), "there is one contract only"
 
 
 def test_a_job_is_not_judged_by_what_another_one_could_run_on():

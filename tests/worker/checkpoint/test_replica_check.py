@@ -166,7 +166,7 @@ def test_rank_withdraws_only_wrong_copies_that_others_have_right(blamed, keys, w
     keeper = SimpleNamespace(
         trainer=SimpleNamespace(rank=1),
         placement=SimpleNamespace(
-            holders={"x": (0, 1), "y": (1, 2), "z": (0, 2), "empty": (1,)},
+            holders={"x": (0, 1), "y": (1, 2), "z": (0, 2), "empty": (0, 1)},
             sizes={"x": 4, "y": 4, "z": 4, "empty": 0},
         ),
         writer=SimpleNamespace(withdraw=lambda: done.append("withdrawn")),

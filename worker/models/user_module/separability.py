@@ -35,12 +35,12 @@ def check_separable(
     *,
     other: int | None = None,
     evaluated: Any = None,
-) -> None:
+) -> list[str]:
     """Compare two samples computed together with each computed alone, layer by layer.
 
     ``other`` is a sample with another number of labels than the first one, of which only the loss
     is compared: a mean over the labels of both is not that of their means. ``evaluated`` is a
-    batch of the evaluation, whose metrics are tried.
+    batch of the evaluation, whose metrics are tried. Returns what is no mistake on one stage.
     """
     skeleton = source.skeleton()
     _refuse_batch_norm(skeleton)
@@ -56,7 +56,7 @@ def check_separable(
     if (random.getstate(), _numpy_state()) != numbers:
         what = "draws numbers by Python's random or by numpy while it computes"
         raise InputError(Problem("model", what, "draw them by torch, once for each sample"))
-    _compare_shapes(source, layers, (batches[1][1], one_alone), (batches[2][1], two_alone))
+    alone = (batches[1][1], one_alone), (batches[2][1], two_alone)
     for layer, both, one, two in zip(layers, together, one_alone, two_alone, strict=True):
         _compare(f"model: {source.cut.layer_name(layer.index)}", both, one, two)
     if other is not None:
@@ -77,6 +77,7 @@ def check_separable(
             raise InputError(
                 Problem("model", what, "keep it constant: ranks would not agree on it")
             )
+    return _unlike_shapes(source, layers, *alone)
 
 
 def check_documents_apart(source: ModuleSource, one: Any, other: Any, *, first: int) -> None:
@@ -159,21 +160,24 @@ def _pass(
     return [each.detach() for each in (*found, sums)]
 
 
-def _compare_shapes(
+def _unlike_shapes(
     source: ModuleSource,
     layers: Sequence[ModuleLayer],
     *runs: tuple[Any, Sequence[Tensor]],
-) -> None:
-    """Refuse a layer whose outputs differ in shape though the tensors of both batches do not."""
+) -> list[str]:
+    """Name a layer whose outputs differ in shape though the tensors of both batches do not."""
     given = [[each.shape for each in leaves_of(b) if isinstance(each, Tensor)] for b, _ in runs]
-    if given[0] != given[1]:
-        return
+    if not given[0] or given[0] != given[1]:
+        return []
     for layer, one, two in zip(layers[:-1], *(results for _, results in runs), strict=False):
         if one.shape != two.shape:
             sizes = " and ".join(" x ".join(map(str, each.shape)) for each in (one, two))
-            what = f"hands on {sizes} numbers for two batches of one shape"
-            cure = "let shapes between layers depend on the shapes of the batch's tensors alone"
-            raise InputError(Problem(f"model: {source.cut.layer_name(layer.index)}", what, cure))
+            name = source.cut.layer_name(layer.index)
+            return [
+                f"{name} hands on {sizes} numbers for two batches of one shape: a plan of several "
+                "stages will fail there; let shapes depend on those of the batch's tensors alone"
+            ]
+    return []
 
 
 def _compare(

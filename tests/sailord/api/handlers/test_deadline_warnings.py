@@ -48,7 +48,7 @@ def test_a_budget_that_does_not_pay_for_all_steps_is_told() -> None:
     record = JobRecord(JobId("j"), "queued", steps=10, bill=Bill(usd_max=100.0))
     assert budget_warnings(record, 100.0) == ()
     (told,) = budget_warnings(record, 120.5)
-    assert "$100.00 do not pay for all steps left: by the cheapest plan they cost $120.50" in told
+    assert "$100.00 do not pay for all steps: by the cheapest plan they cost $120.50" in told
     (told,) = budget_warnings(record, "no price")
     assert "not known: no price" in told
 
@@ -56,7 +56,7 @@ def test_a_budget_that_does_not_pay_for_all_steps_is_told() -> None:
 @pytest.mark.parametrize(
     ("durable", "begun"), [(None, 0), (Durable(Point(900, 1), "manifest", "sha"), 900)]
 )
-def test_only_the_steps_after_the_checkpoint_are_asked_about(
+def test_a_deadline_is_for_the_steps_left_and_a_budget_for_all(
     durable: Durable | None, begun: int
 ) -> None:
     asked = []
@@ -77,4 +77,4 @@ def test_only_the_steps_after_the_checkpoint_are_asked_about(
     record = JobRecord(JobId("j"), "queued", steps=1000, saving=PLACE, deadline=7200.0,
                        bill=Bill(usd_max=100.0))  # fmt: skip
     assert asyncio.run(limit_warnings(api, record, "spec", durable)) == ()
-    assert asked == [("shortest_s", begun), ("least_usd", begun)]
+    assert asked == [("shortest_s", begun), ("least_usd", 0)]
