@@ -288,14 +288,23 @@ class SnapshotManager:
             for key, bits in _by_key(keys, sums).items()
             if kinds[self.placement.writers[key]] == own
         }
-        check_replicas(
-            mine,
-            sorted(self.placement.holders),
-            self.trainer.world_group,
-            nodes=self.placement.nodes,
-            device=self.trainer.device,
-            what=f"after {step} steps",
-        )
+        try:
+            check_replicas(
+                mine,
+                sorted(self.placement.holders),
+                self.trainer.world_group,
+                nodes=self.placement.nodes,
+                device=self.trainer.device,
+                what=f"after {step} steps",
+            )
+        except ReplicaMismatchError as error:
+            if not any(keeps_alone(self.placement, rank, error) for rank in error.blamed):
+                raise
+            text = (
+                f"{error}; its snapshots stay, since no other rank keeps all of their pieces: roll"
+                " back to a checkpoint of before, if there is one"
+            )
+            raise ReplicaMismatchError(text, blamed=error.blamed, keys=error.keys) from None
 
     # ---- at a stop -------------------------------------------------------------------------------
 
@@ -355,13 +364,9 @@ class SnapshotManager:
         not blamed, the snapshots stay: a state with a wrong bit is worth more than none.
         """
         rank, holders = self.trainer.rank, self.placement.holders
-        # An empty piece never differs, but a point without it does not count.
         mine = {key for key in holders if rank in holders[key]}
-        if rank not in error.blamed or not mine.intersection(error.keys):
-            return False
-        if any(set(error.blamed).issuperset(holders[key]) for key in mine):
-            text = "snapshots with contradicted bits stay: no other rank keeps all of their pieces"
-            print(text, flush=True)
+        is_wrong = rank in error.blamed and not mine.isdisjoint(error.keys)
+        if not is_wrong or keeps_alone(self.placement, rank, error):
             return False
         self.writer.withdraw()
         return True
@@ -369,3 +374,15 @@ class SnapshotManager:
     def close(self) -> None:
         """Close the files; sealed ones now belong to the agent."""
         self.writer.close()
+
+
+def keeps_alone(placement: SnapshotPlacement, rank: int, error: ReplicaMismatchError) -> bool:
+    """Return whether a rank keeps a wrong piece, and some piece that no rank keeps rightly.
+
+    Empty pieces count: a point without them does not.
+    """
+    holders = placement.holders
+    mine = {key for key in holders if rank in holders[key]}
+    return bool(mine.intersection(error.keys)) and any(
+        set(error.blamed).issuperset(holders[key]) for key in mine
+    )

@@ -145,8 +145,9 @@ def restored_alone(memory: Path) -> dict:
 
 def test_the_only_copy_of_a_piece_stays_though_its_rank_is_contradicted(tmp_path):
     """On one node each piece is kept once."""
-    said(tmp_path, plan_on("a", "a", "a", nodes="aaa"), flipped_at=2, layers=ALL)
+    found = said(tmp_path, plan_on("a", "a", "a", nodes="aaa"), flipped_at=2, layers=ALL)
     assert restored_alone(tmp_path)
+    assert all("its snapshots stay" in text and "roll back" in text for text in found)
 
 
 @pytest.mark.parametrize(
