@@ -50,16 +50,16 @@ PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -p randomly \
 	--randomly-seed $(ORDER)
 
 .PHONY: test
-test: $(FOR_ALL) ## run the tests of every part: 6 to 8 minutes on two cores (JOBS=2 ORDER=1)
-	@echo "6 to 8 minutes on two idle cores. What is skipped stands at the end, with the reason;"
+test: $(FOR_ALL) ## run the tests of every part: 4 to 8 minutes on two cores (JOBS=2 ORDER=1)
+	@echo "4 to 8 minutes on two idle cores. What is skipped stands at the end, with the reason;"
 	@echo "\`make test-slow\` runs the long tests. This order again: make test ORDER=$(ORDER)"
 	@$(PYTEST) -m "not slow"
 
 # Long tests wait for processes a quarter of their time, so one more of them runs than there are cores.
 .PHONY: test-slow
 test-slow: JOBS := $(shell echo $$(($(JOBS) + 1)))
-test-slow: $(FOR_ALL) ## run the tests that take more than 2 s each: 25 to 40 minutes on two cores
-	@echo "25 to 40 minutes on two cores. What is skipped stands at the end, with the reason."
+test-slow: $(FOR_ALL) ## run the tests that take more than 2 s each: 14 to 40 minutes on two cores
+	@echo "14 to 40 minutes on two cores. What is skipped stands at the end, with the reason."
 	@echo "This order again: make test-slow ORDER=$(ORDER)"
 	@$(PYTEST) -m slow
 

@@ -45,9 +45,9 @@ def test_checkpoints_are_listed_pinned_and_rolled_back_to(place):
     assert "pinned" in call(place, "checkpoint", "ls", JOB).output
     assert call(place, "checkpoint", "unpin", JOB, "10").exit_code == 0
     assert not (kept / "j" / "1-10" / "pin").exists()
-    history = call(place, "history", JOB).output
-    assert "the checkpoint of step 10 was pinned" in history
-    assert "the checkpoint of step 10 was unpinned" in history
+    for was in ("pinned", "unpinned"):  # Lines of the history are stored soon after.
+        text = f"the checkpoint of step 10 was {was}"
+        wait_until(lambda said=text: said in call(place, "history", JOB).output)
     broken = kept / "j" / "1-15"
     broken.mkdir()
     (broken / "pin").write_bytes(b"")  # So retention keeps it.
