@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 
+from agents.daemon import unreadable
 from agents.daemon.clock import Clock
 from agents.protocol.records import JobId
 from agents.rpc.signing import REQUEST_HEADER, ClusterKey, sign_request
@@ -143,13 +144,16 @@ FORGED: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.asyncio
-async def test_a_worker_speaks_for_its_own_rank_alone(tmp_path, cost, capsys):
+async def test_a_worker_speaks_for_its_own_rank_alone(tmp_path, cost, monkeypatch):
     """This process is rank 1 of two; rank 0 is at work."""
     told: list[Any] = []
     heard: list[Any] = []
     client: Any = SimpleNamespace(is_service=False, orphan_s=1e6, wait_settled=settled,
                                   ensure_running=settled)  # fmt: skip
     gang = WorkerGang(tmp_path, client, Clock(), told.append)
+    errors: list[str] = []
+    log = SimpleNamespace(error=lambda event, **_: errors.append(event))
+    monkeypatch.setattr(unreadable, "log", log)
     meetings: list[Any] = []
 
     async def publish(*meeting: object) -> None:
@@ -193,7 +197,7 @@ async def test_a_worker_speaks_for_its_own_rank_alone(tmp_path, cost, capsys):
     assert meetings == [], "rank 0 alone says where all ranks meet"
     gang.members.clear()
     await gang.close(is_over=False)
-    assert capsys.readouterr().out.count("passed over what cannot be read") == 1
+    assert errors == ["passed over what cannot be read"]
     cost(f"a worker forges {len(lines)} statuses", "not tried", "believed of its own rank alone")
 
 
