@@ -1,7 +1,7 @@
 """When a sailord last answered this node, also across crashes of its agent.
 
-With ``alone_s`` a node that nobody leads ends after that time. An agent that crashes again and
-again does not begin to count anew each time; only an orderly end does that.
+With ``alone_s`` a node that hears no leader for that long powers itself off. An agent that crashes
+again and again does not begin to count anew each time; only an orderly end does that.
 """
 
 from __future__ import annotations

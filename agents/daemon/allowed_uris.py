@@ -24,7 +24,7 @@ _HOSTS = ("http", "ftp", "ftps", "sftp", "ssh", "smb", "github", "git", "jupyter
 """They name hosts, and would have this machine connect to any of them."""
 _FORM = re.compile(r"[a-z][a-z0-9+.-]*://[^\x00-\x20\x7f]*\Z", re.ASCII)
 _UNSAFE = re.compile(r"[\"'`$\\]")
-"""What a prefix may not hold, so that it can stand in a script and in a file of TOML."""
+"""Characters that a prefix must not contain, since it is written into scripts and TOML files."""
 _NAT64 = IPv6Network("64:ff9b::/96")
 
 

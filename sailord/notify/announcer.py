@@ -179,7 +179,7 @@ class Announcer:
                 self._report_risk(kind, text, state.active.job, state)
 
     def _report_risk(self, kind: EventKind, text: str, job: JobId, state: State) -> None:
-        """Tell of a risk once for a job, whoever leads: the history says what was told."""
+        """Announce a risk once for each job, across leaders: the history records it."""
         if (job, kind) in self._at_risk:
             return
         self._at_risk.add((job, kind))

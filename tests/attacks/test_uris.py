@@ -121,7 +121,7 @@ BAD_DATA = (
 
 @pytest.mark.slow
 def test_data_comes_from_no_host_and_no_folder_but_the_allowed(head, cost):
-    """Redirects and names that lead there: ``tests/agents/work/test_public_https.py``."""
+    """Redirects and names that lead there: ``test_public_https.py`` beside the tests of agents."""
     package, (before, training) = f"{'0' * 64}-1", JOB.split("[training]")
     described = inline_description(read_job(f"{before}[training]{training}").model)
     toml = f'script = "train.py"\ndescription = {toml_value(described)}'

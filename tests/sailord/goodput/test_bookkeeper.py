@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from agents.protocol.store_keys import Keys
-from agents.store.factory import open_store
 from agents.store.interface import Delete, Put
 from sailord.capacity.core.model import CapacityState, PendingRequest
 from sailord.cluster_records import Gateway
 from sailord.goodput.bookkeeper import Bookkeeper
 from sailord.providers.interface import InstanceRequest, Pool
 from tests.sailord.core.states import NOW, TERM, state
-
-TEST = Keys("test")
-
-
-def in_a_store(tmp_path: Path, play: Callable[[Gateway], Awaitable[Any]]) -> Any:
-    async def run() -> Any:
-        store = await open_store(f"embedded://{tmp_path}/store.db")
-        try:
-            return await play(Gateway(store, TEST))
-        finally:
-            await store.close()
-
-    return asyncio.run(run())
-
-
-async def lead(gateway: Gateway) -> int:
-    await gateway.store.transact([], [Put(TEST.leader, b"me")])
-    entry = await gateway.store.get(TEST.leader)
-    assert entry is not None
-    return entry.created
+from tests.sailord.led_store import TEST, in_a_store, lead
 
 
 async def booked(gateway: Gateway, *moments: float, term: int = TERM) -> Bookkeeper:
