@@ -33,13 +33,16 @@ LIMITS_S: dict[str, float] = {
     "machine": 40.0,
     "kernels": 70.0,
     "training": 210.0,
+    "own_model": 90.0,
     "snapshots": 70.0,
     "transport": 110.0,
+    "deaths": 200.0,
     "recovery": 150.0,
 }
 """Seconds for each part, in the order in which they run."""
 CLUSTER = "aiohttp click cryptography fsspec google.protobuf grpc jwt pathspec prometheus_client"
 NEEDS: Mapping[str, tuple[str, ...]] = {
+    "own_model": ("transformers", "peft"),
     "snapshots": ("xxhash",),
     "recovery": ("xxhash", "structlog", "pynvml", "etcd3", *CLUSTER.split()),
 }

@@ -9,9 +9,11 @@ ABOUT = {
     "machine": "The machine",
     "kernels": "Single operations",
     "training": "Training a LLaMA-like model on one device",
+    "own_model": "A model of transformers, trained by a script",
     "snapshots": "Snapshots beside training",
     "transport": "Communication, and a killed rank",
-    "recovery": "A cluster of one node: kill -9 of a rank and of the agent",
+    "deaths": "Ranks that die in each phase; the survivors train on",
+    "recovery": "A cluster: kill -9 of a rank, of an agent and of a node",
 }
 
 

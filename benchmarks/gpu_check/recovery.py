@@ -1,7 +1,11 @@
-"""A cluster of one node: kill -9 of a rank and of the agent, and when steps go on."""
+"""A cluster: kill -9 of a rank, of an agent and of a node, and when steps go on.
+
+Several GPUs are one node. Of one GPU, or none, three nodes are made, whose ranks share it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -16,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_check.setting import ZONE, Setting
+from benchmarks.gpu_check.setting import ZONE, Setting, attempt
 from sailord.local.paths import free_port
 
 JOB = """
@@ -30,18 +34,20 @@ vocab = 256
 sequence = {sequence}
 
 [training]
-global_batch = 8
+global_batch = {batch}
 sequence = {sequence}
-precision = "bf16"
+precision = "{precision}"
 steps = 1000000
 
 [checkpoint]
 memory_every = 5
 """
+ELSEWHERE = {"GCE_METADATA_HOST": "127.0.0.1:9"}
+"""Nothing answers there: a metadata server is not to be asked."""
 STEPS_BEFORE = 12
 MEMORY_BYTES = 2**30
 """More than all snapshots of this job take."""
-WITHIN_S = 60.0
+WITHIN_S = 40.0
 
 
 class _Cluster:
@@ -50,9 +56,17 @@ class _Cluster:
     def __init__(self, folder: Path, memory: Path, setting: Setting) -> None:
         self.folder, self._processes = folder, {}
         kind, _ = setting.kind()
+        count = 1
+        if setting.device == "cuda":
+            import torch  # noqa: PLC0415 - counts devices and initialises none
+
+            count = torch.cuda.device_count()
+        self.nodes = ["here"] if count > 1 else ["one", "two", "three"]
+        gpus = count if count > 1 else len(self.nodes)
         (folder / "key").touch(mode=0o600)
         (folder / "key").write_text(secrets.token_hex(32), encoding="ascii")
-        pool = f'[[pool]]\nzone = "{ZONE}"\ngpu = "{kind}"\ngpus_per_machine = 1\ngpus = 1\n'
+        pool = f'[[pool]]\nzone = "{ZONE}"\ngpu = "{kind}"\n'
+        pool += f"gpus_per_machine = {count}\ngpus = {gpus}\n"
         (folder / "cluster.toml").write_text(pool, encoding="utf-8")
         (folder / "sailord.toml").write_text(
             'cluster_name = "check"\nstate = "head"\nkey = "key"\ncluster = "cluster.toml"\n'
@@ -60,29 +74,29 @@ class _Cluster:
             "[options]\nstart_gather_s = 0.5\n",
             encoding="utf-8",
         )
-        count = 1
-        if setting.device == "cuda":
-            import torch  # noqa: PLC0415 - counts devices and initialises none
-
-            count = torch.cuda.device_count()
         emulate = "" if setting.device == "cuda" else f'emulate = "1x{kind}"\n'
-        (folder / "agent").mkdir()
-        (folder / "agent.toml").write_text(
-            f'cluster_name = "check"\nname = "here"\nstate = "agent"\nkey = "key"\n{emulate}'
-            f'store = "unix://{folder}/head/store.sock"\nzone = "{ZONE}"\n'
-            f'machine = "{kind}x{count}"\nmemory = "{memory}"\norphan_s = 30.0\n'
-            '[listen]\nhost = "127.0.0.1"\nport = 0\n',
-            encoding="utf-8",
-        )
+        for node in self.nodes:
+            (folder / node).mkdir()
+            (memory / node).mkdir()
+            (folder / f"{node}.toml").write_text(
+                f'cluster_name = "check"\nname = "{node}"\nstate = "{node}"\nkey = "key"\n'
+                f"{emulate}"
+                f'store = "unix://{folder}/head/store.sock"\nzone = "{ZONE}"\n'
+                f'machine = "{kind}x{count}"\nmemory = "{memory}/{node}"\norphan_s = 30.0\n'
+                '[listen]\nhost = "127.0.0.1"\nport = 0\n',
+                encoding="utf-8",
+            )
 
     def start(self, name: str) -> None:
-        """Start a daemon by its name."""
-        module = {"sailord": "sailord.main", "agent": "agents.main"}[name]
+        """Start sailord, or the agent of a node."""
+        module = "sailord.main" if name == "sailord" else "agents.main"
+        # Ranks of one machine may not share a GPU under NCCL; those of several may.
+        shares = {"NCCL_HOSTID": name, "NCCL_MNNVL_ENABLE": "0"} if len(self.nodes) > 1 else {}
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 [sys.executable, "-m", module, "run", "--config", f"{self.folder}/{name}.toml"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env={**os.environ, "GCE_METADATA_HOST": "127.0.0.1:9", "TMPDIR": str(self.folder)},
+                env={**os.environ, **shares, **ELSEWHERE, "TMPDIR": str(self.folder)},
             )  # fmt: skip
 
     def kill(self, name: str) -> None:
@@ -93,14 +107,26 @@ class _Cluster:
     def lines(self) -> list[dict[str, Any]]:
         """Return all lines of steps, by time."""
         found = []
-        for path in self.folder.glob("agent/process/*/output"):
+        for path in self.folder.glob("*/process/*/output"):
             for line in path.read_bytes().splitlines():
                 if line.startswith(b'{"job": ') and line.endswith(b"}"):
                     found.append(json.loads(line))
         return sorted((each for each in found if "loss" in each), key=lambda each: each["at"])
 
-    def workers(self) -> list[int]:
-        """Return the pids of the workers: the children of the fork server, which look like it."""
+    def workers(self, node: str = "") -> list[int]:
+        """Return the pids of the workers: the children of fork servers, which look like them."""
+        parents = self._fork_servers(self.folder / node)
+        return sorted(pid for pid, parent in parents.items() if parent in parents)
+
+    def kill_node(self, node: str) -> None:
+        """Kill a node's agent and workers, as a loss of power would."""
+        self.kill(node)
+        for pid in self._fork_servers(self.folder / node):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _fork_servers(self, folder: Path) -> dict[int, int]:
+        """Return the fork servers below a folder and their children, each with its parent."""
         parents = {}
         for entry in Path("/proc").iterdir():
             try:
@@ -108,15 +134,15 @@ class _Cluster:
                 status = (entry / "stat").read_text(encoding="ascii", errors="replace")
             except OSError:
                 continue
-            if b"fork_server" in words and bytes(self.folder) in words:
+            if b"fork_server" in words and bytes(folder) in words:
                 parents[int(entry.name)] = int(status.rpartition(")")[2].split()[1])
-        return sorted(pid for pid, parent in parents.items() if parent in parents)
+        return parents
 
     def why(self) -> str:
         """Return the ends of the logs."""
-        tails = [path.read_text(errors="replace")[-400:] for path in self.folder.glob("*.log")]
+        tails = [path.read_text(errors="replace")[-20000:] for path in self.folder.glob("*.log")]
         tails += [
-            p.read_text(errors="replace")[-600:] for p in self.folder.glob("agent/process/*/output")
+            p.read_text(errors="replace")[-6000:] for p in self.folder.glob("*/process/*/output")
         ]
         return " | ".join(tails)
 
@@ -152,6 +178,7 @@ def run(setting: Setting) -> dict[str, Any]:
             return _measure(cluster, setting)
         finally:
             cluster.close()
+            (setting.out / "recovery-logs.txt").write_text(cluster.why(), encoding="utf-8")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(memory, ignore_errors=True)
@@ -163,7 +190,8 @@ def _measure(cluster: _Cluster, setting: Setting) -> dict[str, Any]:
     hidden, sequence = (32, 16) if setting.is_quick else (512, 512)
     begin_s = time.monotonic()
     cluster.start("sailord")
-    cluster.start("agent")
+    for node in cluster.nodes:
+        cluster.start(node)
     client = Client(f"unix://{cluster.folder}/head/sailord.sock")
 
     def is_ready() -> bool:
@@ -171,25 +199,59 @@ def _measure(cluster: _Cluster, setting: Setting) -> dict[str, Any]:
             nodes = client.ask("GET", "/v1/nodes")["nodes"]
         except (ServerProblem, OSError):
             return False
-        return any(node["state"] == "ready" for node in nodes)
+        return sum(node["state"] == "ready" for node in nodes) == len(cluster.nodes)
 
-    _wait(cluster, "a ready node", is_ready)
+    _wait(cluster, "ready nodes", is_ready)
     found: dict[str, Any] = {"ready_s": time.monotonic() - begin_s}
     begin = time.time()
-    job = JOB.format(hidden=hidden, ffn=2 * hidden, sequence=sequence)
+    precision = "bf16" if setting.device == "cuda" else "fp32"
+    batch = 8 if setting.is_quick else 768  # So large that three GPUs are faster than one.
+    job = JOB.format(
+        hidden=hidden, ffn=2 * hidden, sequence=sequence, precision=precision, batch=batch
+    )
     client.ask("POST", "/v1/jobs", {"job": job, "id": "check"})
     _wait(cluster, "steps", lambda: len(cluster.lines()) >= STEPS_BEFORE)
     lines = cluster.lines()
     found["submit_to_first_step_s"] = lines[0]["at"] - begin
     found["step_s"] = (lines[-1]["at"] - lines[1]["at"]) / (len(lines) - 2)
-    found["kill_a_rank"] = _after(cluster, lambda: os.kill(cluster.workers()[-1], signal.SIGKILL))
+    found["ranks"] = len(cluster.workers())
+    found["plan"] = str(client.ask("GET", "/v1/jobs/check").get("plan"))[:300]
+    found["kill_a_rank"] = attempt(
+        lambda: _after(cluster, lambda: os.kill(cluster.workers()[-1], signal.SIGKILL))
+    )
+    agent = cluster.nodes[0]
 
     def restart() -> None:
-        cluster.kill("agent")
-        cluster.start("agent")
+        cluster.kill(agent)
+        cluster.start(agent)
 
-    found["kill_the_agent"] = _after(cluster, restart)
+    found["kill_the_agent"] = attempt(lambda: _after(cluster, restart))
+    if len(cluster.nodes) > 1:
+        lost = [node for node in cluster.nodes if cluster.workers(node)][-1]
+        found["kill_a_node"] = attempt(lambda: _after(cluster, lambda: cluster.kill_node(lost)))
+        found["ranks_after_it"] = len(cluster.workers())
+        before = cluster.lines()[-1]["generation"]
+        begin = time.time()
+        cluster.start(lost)
+
+        def until_used_s() -> float:
+            """Wait for a step of a later generation."""
+            _wait(cluster, "step", lambda: cluster.lines()[-1]["generation"] > before)
+            return time.time() - begin
+
+        found["node_is_used_again_s"] = attempt(until_used_s)
+    found["losses_at_a_step_agree"] = _agree(cluster.lines())
     return found
+
+
+def _agree(lines: list[dict[str, Any]]) -> str:
+    """Compare the losses of steps that were done more than once, in several generations."""
+    by_step: dict[int, list[float]] = {}
+    for line in lines:
+        by_step.setdefault(line["step"], []).append(line["loss"])
+    again = [losses for losses in by_step.values() if len(losses) > 1]
+    far = max(((max(each) - min(each)) / abs(each[0]) for each in again), default=0.0)
+    return f"{len(again)} steps done again, losses differ by {far:.1e} at most"
 
 
 def _after(cluster: _Cluster, do: Callable[[], None]) -> dict[str, Any]:

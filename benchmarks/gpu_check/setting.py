@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -60,6 +61,18 @@ class Setting:
             except InputError:
                 continue
         return UNKNOWN_GPU, False
+
+
+def share_gpu(rank: int) -> None:
+    """Let NCCL take this process for one on a machine of its own; call it before NCCL is used.
+
+    NCCL refuses two ranks of one machine on one GPU. Ranks of several machines it connects by
+    sockets, so that what it does about lost peers can be seen on one GPU, though not its speed.
+    """
+    import torch  # noqa: PLC0415 - the parent works without torch
+
+    if torch.cuda.device_count() == 1:
+        os.environ.update({"NCCL_HOSTID": f"gpu-check-{rank}", "NCCL_MNNVL_ENABLE": "0"})
 
 
 def finish(place: Any) -> None:
