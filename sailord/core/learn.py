@@ -36,7 +36,7 @@ from sailord.core.node_lifecycle import (
     probe_failed,
     take_reports,
 )
-from sailord.core.queries.job_cost import charge
+from sailord.core.queries.job_cost import charge, why_unpaid
 from sailord.core.queries.job_queue import next_in_queue, queue_order
 from sailord.core.queries.straggler_queries import watched
 from sailord.core.queries.timeouts import adopted_start_s, stop_s
@@ -217,7 +217,7 @@ def _order(state: State, order: Order) -> Step:
     settle = SettleOrder(order.id)
     job = state.jobs.get(JobId(order.target))
     to = None if job is None else _ORDERED.get((job.state, order.kind))
-    if job is None or to is None:
+    if job is None or to is None or (to == "queued" and why_unpaid(job.bill)):
         return Step(state, (settle,))
     job = replace(job, state=to, reason=order.reason or f"{order.kind} was ordered")
     state, commands = write_job(state, job)

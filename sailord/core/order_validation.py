@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from agents.protocol.records import JobId, JobRecord, JobState, Order, OrderKind
+from dataclasses import replace
+
+from agents.protocol.records import GenerationRecord, JobId, JobRecord, JobState, Order, OrderKind
 from sailord.core.learn import learn
 from sailord.core.model.events import OrderGiven
 from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Closing, Held
 from sailord.core.model.state import Active, State
-from sailord.core.queries.job_cost import over_budget
+from sailord.core.queries.job_cost import billed, why_unpaid
 from sailord.core.queries.replan_triggers import last_steering_order
+from sailord.text.cluster_text import SPEND_MORE
 from simulator.documents.problems import Problem
 
 INSTEAD: dict[JobState, str] = {
@@ -22,10 +25,11 @@ INSTEAD: dict[JobState, str] = {
 """What can be ordered of a job that does not have the cluster."""
 
 
-def why_without_effect(state: State, order: Order) -> Problem | None:
+def why_without_effect(state: State, order: Order, reserve_s: float = 0.0) -> Problem | None:
     """Return why the order would have no effect, and what would; ``None``: it has one.
 
-    A repeated id is accepted: the sender did not receive our answer.
+    A repeated id is accepted: the sender did not receive our answer. A job's budget is kept for
+    saving its state when it lasts for ``reserve_s`` only.
     """
     active = state.active
     if state.term is None or order.id in state.known_orders:
@@ -33,24 +37,33 @@ def why_without_effect(state: State, order: Order) -> Problem | None:
     if order.kind in {"drain", "preempt", "withdraw", "cordon", "uncordon"}:
         return _of_node(state, order)
     if active is not None and active.job == order.target:
-        if order.kind == "rollback" and (why := over_budget(state)):
-            return _nothing(active.job, order.kind, why, "submit it again with more to spend")
-        return _of_active(state.job, active, order.kind)
+        bill = billed(state.job, active.generation, state.now)
+        unpaid = _unpaid(replace(state.job, bill=bill), active.generation, reserve_s)
+        return _of_active(state.job, active, order.kind, unpaid)
     job = state.jobs.get(JobId(order.target))
-    return None if job is None else _of_job(state, job, order)
+    if job is None:
+        return None
+    return _of_job(state, job, order, _unpaid(job, state.generations.get(job.id), reserve_s))
+
+
+def _unpaid(job: JobRecord, last: GenerationRecord | None, reserve_s: float) -> str:
+    """Return why the job's budget does not pay for going on; empty if it does."""
+    return why_unpaid(job.bill, None if last is None else last.usd_per_hour, reserve_s)
 
 
 # ---- jobs ---------------------------------------------------------------------------------------
 
 
-def _of_job(state: State, job: JobRecord, order: Order) -> Problem | None:
+def _of_job(state: State, job: JobRecord, order: Order, unpaid: str) -> Problem | None:
     """An order about a job without the cluster takes effect at once or never."""
+    if unpaid and order.kind == "resume" and job.state in {"paused", "failed"}:
+        return _nothing(job.id, order.kind, unpaid, SPEND_MORE)
     if learn(state, OrderGiven(state.now, order)).state.jobs != state.jobs:
         return None
     return _nothing(job.id, order.kind, f"it is {job.state}", INSTEAD[job.state])
 
 
-def _of_active(job: JobRecord, active: Active, kind: OrderKind) -> Problem | None:
+def _of_active(job: JobRecord, active: Active, kind: OrderKind, unpaid: str) -> Problem | None:
     record, heading = active.generation, last_steering_order(active)
     if heading == "cancel" or _ends(active):
         return _nothing(job.id, kind, "it is about to end", "see sailorctl status")
@@ -60,6 +73,8 @@ def _of_active(job: JobRecord, active: Active, kind: OrderKind) -> Problem | Non
             return _nothing(job.id, kind, "it is being paused", "it can be resumed or cancelled")
         case "resume" if not is_held and heading != "pause" and not _will_be_held(active):
             return _nothing(job.id, kind, "it has the cluster", "it can be paused or cancelled")
+        case "resume" | "rollback" if unpaid:
+            return _nothing(job.id, kind, unpaid, SPEND_MORE)
         case "replan" if is_held:
             return _nothing(job.id, kind, "it is on hold", "resume it: that plans anew")
         case "replan" if heading == "pause":

@@ -12,7 +12,10 @@ from sailord.text.units import YEAR_S, counted, duration, number_ranges, timesta
 SAFE_TO_STOP = "drained, safe to stop"
 NAMES_MAX = 6
 CAUSES_MAX = 5
-SPEND_MORE = "submit it again with more to spend"
+SPEND_MORE = (
+    "submit it under another id with a larger max_usd_total; sailorctl checkpoint export and import"
+    " copy its state"
+)
 PIPELINES_MAX = 4
 """Columns of a plan's table; more kinds of pipelines go into further tables below."""
 

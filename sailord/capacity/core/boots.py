@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import replace
 
 from sailord.capacity.core.model import BootRecord, CapacityState
+from sailord.capacity.core.rented_instance import RentedInstance
 from sailord.providers.interface import Pool
 
 POOLS_STOPPED_MAX = 3
@@ -27,6 +28,14 @@ def note_joined(state: CapacityState, pool: Pool) -> CapacityState:
     return replace(state, boots=boots, boots_failed=0, cooldowns=cooldowns)
 
 
+def counts(state: CapacityState, machine: RentedInstance) -> bool:
+    """Return whether a failure of this instance says something about its pool as it is now.
+
+    One that was created before the last `--retry` may lack what the operator has mended.
+    """
+    return machine.instance.created_at > state.retried_at
+
+
 def note_failed(state: CapacityState, pool: Pool, text: str) -> CapacityState:
     """An instance of this pool has brought up no agent, or one without all its GPUs."""
     known = _record(state, pool)
@@ -35,10 +44,10 @@ def note_failed(state: CapacityState, pool: Pool, text: str) -> CapacityState:
 
 
 def retry(state: CapacityState) -> CapacityState:
-    """Forget all failures; which pools are proven stays known."""
+    """Forget all failures, also later ones of the instances that are up; proven pools stay so."""
     boots = {p: replace(record, failures=0, text="") for p, record in state.boots.items()}
     cooldowns = {p: c for p, c in state.cooldowns.items() if c.kind != "boot"}
-    return replace(state, boots=boots, boots_failed=0, cooldowns=cooldowns)
+    return replace(state, boots=boots, boots_failed=0, cooldowns=cooldowns, retried_at=state.now)
 
 
 def why_stopped(state: CapacityState, pool: Pool) -> str:

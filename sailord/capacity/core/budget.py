@@ -37,7 +37,7 @@ def stop_due(state: CapacityState) -> Stop:
     left, rate = policy.usd_max - spent_usd(state), usd_per_hour(state) / 3600
     if left <= rate * policy.parting_s / 2:
         return "ended"
-    return "parting" if left <= rate * (policy.parting_s + policy.look_s) else ""
+    return "parting" if left <= rate * policy.reserve_s else ""
 
 
 def usd_left(state: CapacityState) -> float | None:

@@ -60,10 +60,12 @@ def pace_of(record: PaceRecord | None, now: float) -> Pace | None:
 
 def keep_job_budget(state: CapacityState) -> Decision:
     """Pause a job whose budget lasts for no more than what it needs to save its state."""
-    job, policy = state.progress, state.policy
-    if job is None or job.usd_left is None or state.paused == job.job or not job.is_running:
+    job = state.progress
+    if job is None or not job.is_running or job.job != state.paused:
+        state = replace(state, paused="")  # If it ever runs again, it is paused again.
+    if job is None or job.usd_left is None or state.paused or not job.is_running:
         return state, ()
-    if job.usd_left > job.usd_per_hour / 3600 * (policy.parting_s + policy.look_s):
+    if job.usd_left > job.usd_per_hour / 3600 * state.policy.reserve_s:
         return state, ()
     why = f"${job.usd_left:,.2f} of its budget are left, which is kept for saving its state"
     return replace(state, paused=job.job), (PauseJob(why),)

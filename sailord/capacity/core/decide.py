@@ -86,6 +86,7 @@ def record_of(state: CapacityState) -> model.CapacityRecord:
         stopped,
         tuple(state.boots.values()),
         state.boots_failed,
+        state.retried_at,
         pace_record(state.pace),
         state.spent_gpu_us,
         state.ended_nodes,
@@ -173,6 +174,7 @@ def _take_over(state: CapacityState, event: model.TookOver) -> Decision:
         stop=books.stop if is_spent else "",
         boots={record.pool: record for record in books.boots},
         boots_failed=books.boots_failed,
+        retried_at=books.retried_at,
         pace=pace_of(books.pace, state.now),
         spent_gpu_us=books.spent_gpu_us,
         ended_nodes=books.ended_nodes,
@@ -311,7 +313,7 @@ def _mark_unusable(state: CapacityState) -> Decision:
         if why:
             marked = replace(machine, why=why)
             state = replace(state, machines={**state.machines, id_: marked})
-        if fault:
+        if fault and boots.counts(state, machine):
             pool = machine.instance.pool
             was_stopped = boots.why_stopped(state, pool)
             state = boots.note_failed(state, pool, fault)

@@ -73,6 +73,11 @@ class CapacityPolicy:
     idle_s: float = 1800.0
     """Pause a job that was held for this long, so that its instances are given back."""
 
+    @property
+    def reserve_s(self) -> float:
+        """What is left of a budget is kept for saving the job's state once it lasts so long."""
+        return self.parting_s + self.look_s
+
 
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
@@ -218,6 +223,8 @@ class CapacityRecord:
     boots: tuple[BootRecord, ...] = ()
     boots_failed: int = 0
     """Instances of all pools without an agent since the last one that registered."""
+    retried_at: float = 0.0
+    """When an operator last ordered to forget such failures."""
     pace: PaceRecord | None = None
     spent_gpu_us: int = 0
     ended_nodes: tuple[str, ...] = ()
@@ -248,7 +255,9 @@ class CapacityState:
     cooldowns: Mapping[Pool, Cooldown] = field(default_factory=dict)
     boots: Mapping[Pool, BootRecord] = field(default_factory=dict)
     boots_failed: int = 0
-    """As in ``CapacityRecord``."""
+    """As in ``CapacityRecord``, ..."""
+    retried_at: float = 0.0
+    """... and this, too."""
     surplus_since: Mapping[Pool, float] = field(default_factory=dict)
     in_use: frozenset[str] = frozenset()
     """Names of the nodes that the job uses, ..."""

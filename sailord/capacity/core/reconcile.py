@@ -74,7 +74,8 @@ def observe(state: CapacityState, seen: Observation) -> tuple[CapacityState, tup
             is_ours = machine.instance.request_id and not machine.why
             if is_ours and id_ not in taken and machine.joined_at is None:
                 why = "it went off before its agent registered"
-                state = boots.note_failed(state, machine.instance.pool, why)
+                if boots.counts(state, machine):
+                    state = boots.note_failed(state, machine.instance.pool, why)
             told.append(Log(f"{name}: {why}"))
             machines[id_] = replace(machine, ended_at=end or seen.at, why=why)
         else:

@@ -54,8 +54,20 @@ def over_budget(state: State) -> str:
     active = state.active
     if active is None or state.job.bill.usd_max is None:
         return ""
-    bill = billed(state.job, active.generation, state.now)
-    assert bill.usd_max is not None
-    if bill.usd < bill.usd_max:
+    return why_unpaid(billed(state.job, active.generation, state.now))
+
+
+def why_unpaid(bill: Bill, usd_per_hour: float | None = None, reserve_s: float = 0.0) -> str:
+    """Return why a job may not go on by its bill; empty if it may.
+
+    Where sailord rents, the money for the last ``reserve_s`` is kept for saving its state.
+    """
+    if bill.usd_max is None:
         return ""
-    return f"its budget of ${bill.usd_max:,.2f} is spent"
+    left = bill.usd_max - bill.usd
+    if left <= 0:
+        return f"its budget of ${bill.usd_max:,.2f} is spent"
+    if left > (usd_per_hour or 0.0) * reserve_s / 3600:
+        return ""
+    spent = f"${bill.usd:,.2f} of its budget of ${bill.usd_max:,.2f} are spent"
+    return f"{spent}, and the rest pays only for saving its state"

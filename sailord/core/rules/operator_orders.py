@@ -31,8 +31,8 @@ def follow_order(state: State, active: Active) -> RuleAnswer:
             return close(state, active, "cancelled", reason)
         case "pause":
             return _pause(state, active, order, reason)
-        case "rollback" if isinstance(active.phase, Held) and over_budget(state):
-            said = Note(f"no rollback: {over_budget(state)}", active.job)
+        case "resume" | "rollback" if isinstance(active.phase, Held) and over_budget(state):
+            said = Note(f"no {order.kind}: {over_budget(state)}", active.job)
             return _settled(state, active, order, said)
         case "resume" | "rollback" if isinstance(active.phase, Held):
             job = replace(state.job, state="running", reason=reason)

@@ -28,6 +28,7 @@ from sailord.core.model.rule import PASS, RuleAnswer, Step, write_job
 from sailord.core.model.state import Active, Attempts, LastQuestion, Question, State
 from sailord.core.queries.active_job import is_alive, is_explained, is_rolling_back
 from sailord.core.queries.generation_record import next_record
+from sailord.core.queries.job_cost import why_unpaid
 from sailord.core.queries.replan_triggers import (
     Trigger,
     last_steering_order,
@@ -236,7 +237,7 @@ def finish(state: State, active: Active, then: JobState, reason: str) -> Step:
     wake = (*wake, *(SettleOrder(order.id) for order in active.orders))
     # Orders that were given while the end was being stored.
     kind = last_steering_order(active) if then == "paused" else None
-    if kind == "resume":
+    if kind == "resume" and not why_unpaid(job.bill):
         job = replace(job, state="queued", reason="resume was ordered")
     elif kind == "cancel":
         job = replace(job, state="cancelled", reason="cancel was ordered")

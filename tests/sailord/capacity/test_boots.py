@@ -143,3 +143,21 @@ def test_instances_of_one_age_are_replaced_one_by_one_and_kept_until_they_are():
     assert sum(m.is_retiring for m in story.state.machines.values()) == 2
     story.hear(Tick(end - LAST_DRAIN_S))
     assert {order.leaves_at for order in story.of(Drain)} == {end}
+
+
+def test_retry_forgets_the_failures_of_instances_that_are_up_too():
+    story = rent(Story(), 1.0, 1, 2, 3).hear(BootsRetried(300.0))
+    again = Story(books=decode(CapacityRecord, encode(record_of(story.state))))
+    again.see(301.0, *seen(story)).hear(TargetSet(301.0, {A: 8}))
+    assert again.asks() == [], "the old ones may still come up"
+    fail(again, 321.0 + BOOT_S)
+    assert why_stopped(again.state, A) == "", "they may lack what was mended since"
+    assert [asked.ask.count for asked in again.state.asks.values()] == [3]
+
+
+def test_after_retry_an_instance_that_goes_off_is_forgotten_if_it_is_older():
+    story = rent(Story(), 1.0, 1, 2, 3).hear(BootsRetried(20.0))
+    off = [machine(n, request=seen(story)[0].request_id, state="preempted") for n in (1, 2)]
+    later = replace(off[1], created_at=21.0)
+    story.see(30.0, off[0], later, seen(story)[2])
+    assert story.state.boots[A].failures == 1

@@ -211,6 +211,9 @@ def test_a_job_is_paused_while_its_budget_pays_for_saving_its_state(usd_left, pa
     assert bool(story.of(PauseJob)) is pauses
     story.at(101.0, step=10, is_running=True, usd_left=usd_left, usd_per_hour=8.0)
     assert story.of(PauseJob) == [], "once"
+    story.hear(model.ProgressSeen(102.0, None))
+    story.at(103.0, step=10, is_running=True, usd_left=usd_left, usd_per_hour=8.0)
+    assert bool(story.of(PauseJob)) is pauses, "again, if it was resumed all the same"
 
 
 def test_a_new_leader_goes_on_from_the_stored_pace():

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from agents.protocol.records import JobId, JobState
+from agents.protocol.records import Bill, JobId, JobState
 from sailord.core.decide import decide
 from sailord.core.model.commands import GiveOrder, Note, SettleOrder
-from sailord.core.model.events import OrderGiven, Ticked
+from sailord.core.model.events import GenerationWritten, OrderGiven, Ticked
 from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Closing, Held, Running, Stopping, Waiting
 from sailord.core.model.state import State
@@ -134,6 +134,61 @@ def has_effect(before: State, kind: str, target: str) -> bool:
     return acts or (after.nodes, after.jobs, phase(after)) != (
         before.nodes, before.jobs, phase(before)
     )  # fmt: skip
+
+
+def poor(before: State, usd: float) -> State:
+    """The job has spent so many of $5; its generation costs $8 an hour."""
+    spent = replace(before.job.bill, usd=usd, usd_max=5.0)
+    assert before.active is not None
+    ran = None if before.active.generation is None else replace(
+        before.active.generation, usd_per_hour=8.0
+    )  # fmt: skip
+    before = replace(before, active=replace(before.active, generation=ran))
+    return before.with_job(replace(before.job, bill=spent))
+
+
+def parked(usd: float) -> State:
+    """Another job runs; one that has spent so many of $5 is paused, and cost $8 an hour."""
+    spent = job(id=OTHER, state="paused", bill=Bill(usd=usd, usd_max=5.0))
+    ran = replace(G, job=OTHER, state="closed", usd_per_hour=8.0)
+    return replace(state().with_job(spent), generations={OTHER: ran})
+
+
+@pytest.mark.parametrize(
+    ("before", "target"),
+    [
+        (poor(HELD, 5.0), JOB),
+        (poor(PAUSING, 5.0), JOB),
+        (poor(state(Closing("held", "it fails"), generation=CLOSED), 5.0), JOB),
+        (parked(5.0), OTHER),
+    ],
+)
+def test_a_job_that_has_spent_its_budget_is_not_resumed(before: State, target: str) -> None:
+    problem = why_without_effect(before, order("resume", target))
+    assert problem is not None
+    assert problem.what == "resume would change nothing: its budget of $5.00 is spent"
+    assert "larger max_usd_total" in problem.cure
+    assert not has_effect(before, "resume", target)
+
+
+@pytest.mark.parametrize(
+    ("before", "target"), [(poor(HELD, 4.6), JOB), (poor(PAUSING, 4.6), JOB), (parked(4.6), OTHER)]
+)
+def test_a_job_is_not_resumed_on_the_money_that_is_kept_for_saving_its_state(
+    before: State, target: str
+) -> None:
+    assert why_without_effect(before, order("resume", target), reserve_s=170.0) is None
+    problem = why_without_effect(before, order("resume", target), reserve_s=190.0)
+    assert problem is not None
+    assert "$4.60 of its budget of $5.00 are spent, and the rest pays only for" in problem.what
+    assert "larger max_usd_total" in problem.cure
+
+
+def test_a_resume_beside_a_pause_does_not_queue_a_job_without_a_budget() -> None:
+    before = poor(state(Closing("paused", "lunch"), generation=STOPPED), 5.0)
+    before, _ = decide(before, OrderGiven(NOW, order("resume", id_="late")))
+    after, _ = decide(before, GenerationWritten(NOW, replace(STOPPED, state="closed")))
+    assert after.jobs[JOB].state == "paused"
 
 
 def test_repeated_order_id_is_accepted() -> None:

@@ -104,12 +104,12 @@ def test_spent_budget_holds_the_job() -> None:
     assert written(commands)[-1].reason == why
 
 
-def test_resuming_an_overspent_job_holds_it_again() -> None:
+def test_a_resume_leaves_an_overspent_job_held() -> None:
     closed = replace(PRICED, state="closed")
     record = job(state="held", bill=Bill(usd=10.0, until=NOW, usd_max=10.0))
     held = state(Held("x", NOW), generation=closed, job=record, orders=(order("resume", JOB),))
     after, _ = act(held, Ticked(NOW + 1))
-    assert phase(after) == Held("its budget of $10.00 is spent", NOW + 1)
+    assert phase(after) == Held("x", NOW)
     assert not active_of(after).orders
 
 
