@@ -408,6 +408,8 @@ class JobRecord:
     past: Past = Past()
     deadline: float | None = None
     """When it should be done, in seconds since 1970; an event warns if that is at risk."""
+    begun: int = 0
+    """The step of the checkpoint that it was submitted to continue from."""
 
 
 OrderKind = Literal[

@@ -444,6 +444,7 @@ class CapacityLoop:
             on_demand_min=self.policy.on_demand_min,
             past=self.cluster.move_context,
             has_deadline=has_deadline,
+            begun=0 if record is None else record.begun,
         )
         asked = asyncio.ensure_future(self.planner.ask_capacity(request, timeout_s=WANT_TIMEOUT_S))
         try:

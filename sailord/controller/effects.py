@@ -224,6 +224,7 @@ class Effects:
             is_urgent=is_urgent,
             past=past,
             is_behind=self.is_behind(job),
+            begun=self.cluster.state.jobs[job].begun,
         )
 
     async def _plan_text(self, job: JobId, record: GenerationRecord) -> bytes | None:

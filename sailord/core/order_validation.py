@@ -12,7 +12,7 @@ from sailord.core.model.phases import Closing, Held
 from sailord.core.model.state import Active, State
 from sailord.core.queries.job_cost import billed, why_unpaid
 from sailord.core.queries.replan_triggers import last_steering_order
-from sailord.text.cluster_text import SPEND_MORE
+from sailord.text.cures import SPEND_MORE
 from simulator.documents.problems import Problem
 
 INSTEAD: dict[JobState, str] = {

@@ -92,7 +92,7 @@ class _Asker:
 
     @staticmethod
     def of(request: CapacityRequest) -> _Asker:
-        job = _within_budget(read_job(request.spec), request.usd_per_hour_max)
+        job = _within_budget(read_job(request.spec, begun=request.begun), request.usd_per_hour_max)
         nodes = [*_nodes_of(request.pools, "up"), *_nodes_of(request.pools, "obtainable")]
         cluster = _priced(cluster_of(request.cluster_file, nodes), request.pools)
         measurements = load_measurements(
@@ -163,7 +163,7 @@ def _estimate(request: EndRequest, goal: Goal) -> Estimate | str:
     With goal ``cost`` whatever it costs in total.
     """
     try:
-        job, pools = read_job(request.spec), request.pools
+        job, pools = read_job(request.spec, begun=request.begun), request.pools
         nodes: Sequence[Node] | None = None
         if pools is None:
             file = load_cluster(request.cluster_file)
@@ -172,7 +172,7 @@ def _estimate(request: EndRequest, goal: Goal) -> Estimate | str:
         else:
             asked = CapacityRequest(
                 request.spec, request.cluster_file, request.profiles, pools,
-                request.usd_per_hour_max, 0.0, request.links,
+                request.usd_per_hour_max, 0.0, request.links, begun=request.begun,
             )  # fmt: skip
             nodes = (*_nodes_of(pools, "up"), *_nodes_of(pools, "obtainable"))
             asker = _Asker.of(asked)

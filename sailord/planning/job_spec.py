@@ -15,8 +15,11 @@ NAMES_OTHERS = ("config", "hf_config", "file", "description")
 make sailord read files of its own machine."""
 
 
-def read_job(spec: str) -> Job:
-    """Parse a submitted job; it must be self-contained and name no other file for its model."""
+def read_job(spec: str, *, begun: int = 0) -> Job:
+    """Parse a submitted job; it must be self-contained and name no other file for its model.
+
+    Of one that continues from a checkpoint, its limits in total are for the steps since ``begun``.
+    """
     document = parse_document(spec.encode(), name="job", flaws_raise=False)
     model = document.data.get("model")
     named = []
@@ -29,7 +32,8 @@ def read_job(spec: str) -> Job:
     if named:
         what = f"names a file of the model with {named[0]}"
         raise InputError(Problem("job: [model]", what, "describe the model by a family"))
-    return job_from_document(document)
+    job = job_from_document(document)
+    return job if job.steps is None else replace(job, steps=max(job.steps - begun, 1))
 
 
 def in_haste(job: Job, *, is_behind: bool) -> Job:

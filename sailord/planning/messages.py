@@ -66,6 +66,8 @@ class PlanRequest:
     there a better plan without them?"""
     is_behind: bool = False
     """On-demand machines were rented for the job's deadline: speed counts, not cost."""
+    begun: int = 0
+    """The step of the checkpoint that the job was submitted to continue from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,8 @@ class CapacityRequest:
     past: MoveContext = NO_CONTEXT
     has_deadline: bool = False
     """The job has to be done by a deadline: on-demand machines are looked at apart."""
+    begun: int = 0
+    """The step of the checkpoint that the job was submitted to continue from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ from simulator.spec.plan import Plan
 def answer(request: PlanRequest) -> FoundPlan | str:
     """Answer one question."""
     try:
-        job = in_haste(read_job(request.spec), is_behind=request.is_behind)
+        job = in_haste(read_job(request.spec, begun=request.begun), is_behind=request.is_behind)
         before = _running_plan(request)
         nodes, left_out = priced_nodes(job, request, before)
         if left_out and not nodes:
@@ -71,8 +71,10 @@ def _replanner(
     kinds: tuple[Node, ...],
     live: tuple[Correction, ...],
     is_behind: bool,
+    begun: int,
 ) -> Replanner:
-    cluster, job = cluster_of(file, kinds), in_haste(read_job(spec), is_behind=is_behind)
+    cluster = cluster_of(file, kinds)
+    job = in_haste(read_job(spec, begun=begun), is_behind=is_behind)
     found = load_measurements(
         profiles, catalogue=cluster.catalogue, links=None if links is None else links[0]
     )
@@ -92,7 +94,7 @@ def replanner_for(
     """The cached replanner; one for all requests about the same kinds of machines."""
     kinds = {(n.gpu, n.machine, n.zone, n.spot): replace(n, id="") for n in sorted(nodes)}
     about = request.spec, request.cluster_file, request.profiles, request.links
-    return _replanner(*about, tuple(kinds.values()), live, request.is_behind)
+    return _replanner(*about, tuple(kinds.values()), live, request.is_behind, request.begun)
 
 
 def _live_corrections(
@@ -315,7 +317,7 @@ def start_precomputing(request: PlanRequest) -> None:
     if before is None:
         return
     replanner, running = _tables_for(request, before)
-    job = in_haste(read_job(request.spec), is_behind=request.is_behind)
+    job = in_haste(read_job(request.spec, begun=request.begun), is_behind=request.is_behind)
     nodes, _ = priced_nodes(job, request, before)
     ahead = Precomputed(replanner, running, nodes)
     _AHEAD.append(_Ahead(request, job, ahead, ahead.steps()))

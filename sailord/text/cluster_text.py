@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sailord.text.cures import SPEND_MORE
 from sailord.text.event_lines import fold, line_text
 from sailord.text.table import table
 from sailord.text.units import YEAR_S, counted, duration, number_ranges, timestamp
@@ -12,10 +13,6 @@ from sailord.text.units import YEAR_S, counted, duration, number_ranges, timesta
 SAFE_TO_STOP = "drained, safe to stop"
 NAMES_MAX = 6
 CAUSES_MAX = 5
-SPEND_MORE = (
-    "submit it under another id with a larger max_usd_total; sailorctl checkpoint export and import"
-    " copy its state"
-)
 PIPELINES_MAX = 4
 """Columns of a plan's table; more kinds of pipelines go into further tables below."""
 

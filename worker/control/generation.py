@@ -37,6 +37,7 @@ from worker.control.work_folder import hide
 from worker.devices.rank_device import DeviceMissingError, device_failure, set_up
 from worker.distributed.interface import Transport, TransportError
 from worker.distributed.process_groups import STALL_LEAST_S, ProcessTransport
+from worker.distributed.rank_protocol import OtherCodeError
 from worker.distributed.rendezvous import Meeting, join_meeting, open_meeting, open_transport
 from worker.engines.deepspeed.snapshot_adapter import DeepSpeedEngine
 from worker.engines.interface import TrainingEngine
@@ -164,7 +165,7 @@ class GenerationRun:
             self._fail("; ".join(map(str, error.problems)), is_bug=True)
         except PieceNotFoundError as error:
             self._fail_to_fetch(error)
-        except DeviceMissingError as error:
+        except (DeviceMissingError, OtherCodeError) as error:
             self._fail(str(error), is_bug=False)
         except (NotANumberError, ReplicaMismatchError) as error:
             if isinstance(error, ReplicaMismatchError) and self._snapshots is not None:

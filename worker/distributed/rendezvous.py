@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from worker.distributed.interface import Transport
 from worker.distributed.process_groups import ProcessTransport
+from worker.distributed.rank_protocol import announce_code, check_code
 from worker.distributed.single_rank import SingleRankTransport
 from worker.distributed.store_gate import (
     LOOPBACK,
@@ -75,6 +76,7 @@ def open_meeting(info: RendezvousInfo) -> Meeting:
     listening = socket.create_server((LOOPBACK, 0), backlog=info.ranks)
     place = listening.getsockname()[:2]
     store, secret = serve_store(listening, RENDEZVOUS_S), secrets.token_hex(16)
+    announce_code(store)
     gate = open_gate(info.host, secret.encode(), place, info.ranks)
     return Meeting(f"{info.host}:{gate.port}{_SECRET}{secret}", store, gate)
 
@@ -85,7 +87,10 @@ def secret_of(meeting: str) -> bytes:
 
 
 def join_meeting(meeting: str, rank: int, check_cancelled: Callable[[], None]) -> Meeting:
-    """Connect to the store that rank 0 has opened."""
+    """Connect to the store that rank 0 has opened.
+
+    Raises ``OtherCodeError`` if the two run code that does not train together.
+    """
     host, _, port = meeting.partition(_SECRET)[0].rpartition(":")
     gate, secret = (host, int(port)), secret_of(meeting)
     deadline = time.monotonic() + RENDEZVOUS_S
@@ -102,6 +107,7 @@ def join_meeting(meeting: str, rank: int, check_cancelled: Callable[[], None]) -
     limit = timedelta(seconds=RENDEZVOUS_S)
     try:
         store = TCPStore(LOOPBACK, tunnel.port, is_master=False, timeout=limit)
+        check_code(store, rank)
     except BaseException:
         tunnel.close()
         raise

@@ -87,6 +87,7 @@ async def submit_job(request: web.Request) -> web.Response:
     record = JobRecord(
         id_, "queued", priority, now, job.steps, layers, atoms, reason, saving, bill,
         deadline=None if deadline is None else datetime.fromisoformat(deadline).timestamp(),
+        begun=0 if durable is None else durable.point.step,
     )  # fmt: skip
     if not await api.gateway.submit(record, body["job"], durable):
         cure = "use another id"
@@ -106,7 +107,7 @@ async def submit_job(request: web.Request) -> web.Response:
     before = render.waits_for(led, id_)
     submitted = types.Submitted(
         **render.fields_of(record),
-        warnings=(*warnings_of(job), *await limit_warnings(api, record, body["job"], durable)),
+        warnings=(*warnings_of(job), *await limit_warnings(api, record, body["job"])),
         snapshot_bytes=usual_room(job),
         waits_for=before,
         blocked=why_queue_stands(led) if before else "",
@@ -120,9 +121,7 @@ def _check_mounts(work: Work, allowed: Sequence[str]) -> None:
             check_uri(uri, allowed, MOUNTS, f"data.mounts: {name}")
 
 
-async def limit_warnings(
-    api: ApiContext, record: JobRecord, spec: str, durable: Durable | None
-) -> tuple[str, ...]:
+async def limit_warnings(api: ApiContext, record: JobRecord, spec: str) -> tuple[str, ...]:
     """Why the job's deadline or total budget cannot be kept, as far as the planner knows."""
     has_budget = record.bill.usd_max is not None and record.steps is not None
     if record.deadline is None and not has_budget:
@@ -132,7 +131,7 @@ async def limit_warnings(
     pools = possible_supplies(rented.state, offered) if rented is not None and offered else None
     asked = EndRequest(
         spec, config.cluster_file, config.profiles, config.measured_links, pools,
-        config.capacity.usd_per_hour_max, begun=0 if durable is None else durable.point.step,
+        config.capacity.usd_per_hour_max, begun=record.begun,
     )  # fmt: skip
     planner = api.controller.effects.planner
     told: tuple[str, ...] = ()
@@ -140,23 +139,21 @@ async def limit_warnings(
         shortest_s = await planner.ask_end("shortest_s", asked, timeout_s=END_S)
         told += deadline_warnings(record, shortest_s)
     if has_budget:
-        # A plan has to keep the budget with all steps, also where the first are done.
-        whole = replace(asked, begun=0)
-        told += budget_warnings(record, await planner.ask_end("least_usd", whole, timeout_s=END_S))
+        told += budget_warnings(record, await planner.ask_end("least_usd", asked, timeout_s=END_S))
     return told
 
 
 def budget_warnings(record: JobRecord, least_usd: float | str) -> tuple[str, ...]:
-    """Return what is wrong with a total budget, given what all steps cost at least."""
+    """Return what is wrong with a total budget, given what the steps left cost at least."""
     budget = record.bill.usd_max
     assert budget is not None
     if isinstance(least_usd, str):
-        what = "whether it pays for all steps"
+        what = "whether it pays for all steps left"
         return (f"max_usd_total: {what} is not known: {least_usd}",)
     if least_usd <= budget:
         return ()
     return (
-        f"max_usd_total: ${budget:,.2f} do not pay for all steps: by the cheapest plan they"
+        f"max_usd_total: ${budget:,.2f} do not pay for all steps left: by the cheapest plan they"
         f" cost ${least_usd:,.2f}; no plan keeps that, so the job will not start",
     )
 

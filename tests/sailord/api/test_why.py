@@ -8,7 +8,8 @@ from agents.protocol.codec import plain
 from agents.protocol.records import Bill, JobId
 from sailord.api.answers.render import job_view, waits_for, why_view
 from sailord.core.model.phases import Held, Running
-from sailord.text.cluster_text import SPEND_MORE, why_text
+from sailord.text.cluster_text import why_text
+from sailord.text.cures import SPEND_MORE
 from tests.sailord.core.states import BEGAN, JOB, job, state
 
 

@@ -99,3 +99,12 @@ def test_what_a_job_costs_at_least():
     assert usd > 0.0001
     assert least_usd(replace(ask, spec=poor)) == usd
     assert least_usd(replace(ask, spec=steps.replace("steps = 100", "steps = 50"))) < usd
+
+
+@pytest.mark.slow
+def test_a_budget_in_total_is_for_the_steps_left():
+    steps = JOB.replace("[training]", "[training]\nsteps = 100", 1)
+    usd = least_usd(EndRequest(steps, CLUSTER, None, None, (POOL,), begun=50))
+    poor = steps + f"\n[objective]\nmax_usd_total = {usd * 1.1}\n"
+    assert choose_capacity(replace(QUESTION, spec=poor)).counts is None
+    assert choose_capacity(replace(QUESTION, spec=poor, begun=50)).counts is not None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.problem.objective import Limits
 from sailord.planning.job_spec import job_shape, read_job
 from simulator.documents.problems import InputError
 from simulator.models.families import build_model
@@ -29,3 +30,12 @@ def test_submitted_job_may_bring_a_script_with_its_models_description():
 
 def test_job_shape_counts_shared_tensors_as_one_more_layer_and_piece():
     assert job_shape(read_job(SPEC)) == (7, 3)
+
+
+def test_the_limits_of_a_job_that_continues_are_for_the_steps_left():
+    spec = SPEC + "\n[objective]\nmax_usd_total = 10.0\n"
+    steps = read_job(spec).steps
+    assert steps == 20
+    for begun, usd in ((0, 0.5), (10, 1.0), (20, 10.0)):
+        read = read_job(spec, begun=begun)
+        assert Limits(read.objective, read.steps).usd_max == usd

@@ -15,6 +15,7 @@ from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from worker.control.assignment import Assignment
 from worker.control.generation import GenerationRun
 from worker.distributed.interface import PeerLostError
+from worker.distributed.rank_protocol import OtherCodeError
 from worker.training.snapshot_hook import ReplicaMismatchError
 
 pytestmark = pytest.mark.torch
@@ -56,6 +57,20 @@ def test_contradicted_rank_withdraws_before_it_closes_and_tells_its_agent(tmp_pa
     assert done == [(1,), "closed"]
     assert [s["taking"] for s in reports if s.get("withdrew")] == ["failed"]
     assert run.state == "idle"
+
+
+def test_ranks_of_two_versions_are_told_apart_and_it_is_no_bug_of_the_job(tmp_path: Path) -> None:
+    reports: list[dict[str, Any]] = []
+    run = run_of(tmp_path, lambda status, _: reports.append(status))
+    run._ended.set()
+
+    def differ(_):
+        raise OtherCodeError("drain the node of rank 0")
+
+    assert run.run(differ), "its process is well"
+    (failed,) = [status for status in reports if status["taking"] == "failed"]
+    assert failed["failure"] == "drain the node of rank 0"
+    assert not failed["is_bug"]
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+from agents.daemon.version import own_version
+from worker.distributed import rank_protocol
+from worker.distributed.rank_protocol import OtherCodeError
 from worker.distributed.rendezvous import (
     Meeting,
     RendezvousInfo,
@@ -82,3 +86,30 @@ def test_the_store_itself_listens_on_the_loopback_device_only(meeting):
     assert meeting.store.host == "127.0.0.1"
     assert meeting.store.port != meeting.relay.port
     assert secret_of(meeting.address)
+
+
+@pytest.mark.parametrize(("ours", "drained"), [(2, "the node of rank 0"), (0, "this node")])
+def test_ranks_of_two_versions_refuse_each_other(meeting, monkeypatch, ours, drained):
+    monkeypatch.setattr(rank_protocol, "SPEAKS", ours)
+    monkeypatch.setattr(rank_protocol, "VERSION", "9.9")
+    first = f"rank 0 Sailor {own_version()} (ranks' protocol 1)"
+    with pytest.raises(OtherCodeError) as raised:
+        join(meeting, 1)
+    assert str(raised.value) == (
+        f"rank 1 runs Sailor 9.9 (ranks' protocol {ours}), and {first}, which do not train"
+        f" together: drain {drained} (sailorctl drain NODE) and restart its agent, so that its"
+        " workers are of one version"
+    )
+    assert not [each for each in threading.enumerate() if each.name == "store tunnel"]
+
+
+def test_another_release_of_the_same_number_trains_along(meeting, monkeypatch):
+    monkeypatch.setattr(rank_protocol, "VERSION", "9.9")
+    with join(meeting, 1) as one:
+        one.store.set("a", "b")
+
+
+def test_a_first_rank_from_before_there_was_a_number_is_refused(meeting):
+    assert meeting.store.delete_key("code")
+    with pytest.raises(OtherCodeError, match=r"rank 0 an earlier version \(ranks' protocol 0\)"):
+        join(meeting, 1)

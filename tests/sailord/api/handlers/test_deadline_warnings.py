@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agents.protocol.records import Bill, Durable, JobId, JobRecord, Point, Saving
+from agents.protocol.records import Bill, JobId, JobRecord, Saving
 from sailord.api.handlers.jobs import budget_warnings, deadline_warnings, limit_warnings
 
 PLACE = Saving(uri="file:///checkpoints")
@@ -48,17 +48,13 @@ def test_a_budget_that_does_not_pay_for_all_steps_is_told() -> None:
     record = JobRecord(JobId("j"), "queued", steps=10, bill=Bill(usd_max=100.0))
     assert budget_warnings(record, 100.0) == ()
     (told,) = budget_warnings(record, 120.5)
-    assert "$100.00 do not pay for all steps: by the cheapest plan they cost $120.50" in told
+    assert "$100.00 do not pay for all steps left: by the cheapest plan they cost $120.50" in told
     (told,) = budget_warnings(record, "no price")
     assert "not known: no price" in told
 
 
-@pytest.mark.parametrize(
-    ("durable", "begun"), [(None, 0), (Durable(Point(900, 1), "manifest", "sha"), 900)]
-)
-def test_a_deadline_is_for_the_steps_left_and_a_budget_for_all(
-    durable: Durable | None, begun: int
-) -> None:
+@pytest.mark.parametrize("begun", [0, 900])
+def test_a_deadline_and_a_budget_are_for_the_steps_left(begun: int) -> None:
     asked = []
 
     async def ask_end(what: str, request: Any, *, timeout_s: float) -> float:
@@ -75,6 +71,6 @@ def test_a_deadline_is_for_the_steps_left_and_a_budget_for_all(
         config=config, capacity=None, controller=SimpleNamespace(effects=effects)
     )
     record = JobRecord(JobId("j"), "queued", steps=1000, saving=PLACE, deadline=7200.0,
-                       bill=Bill(usd_max=100.0))  # fmt: skip
-    assert asyncio.run(limit_warnings(api, record, "spec", durable)) == ()
-    assert asked == [("shortest_s", begun), ("least_usd", 0)]
+                       bill=Bill(usd_max=100.0), begun=begun)  # fmt: skip
+    assert asyncio.run(limit_warnings(api, record, "spec")) == ()
+    assert asked == [("shortest_s", begun), ("least_usd", begun)]
