@@ -36,7 +36,7 @@ LIMITS_S: dict[str, float] = {
     "own_model": 90.0,
     "snapshots": 70.0,
     "transport": 110.0,
-    "deaths": 200.0,
+    "deaths": 220.0,
     "recovery": 150.0,
 }
 """Seconds for each part, in the order in which they run."""

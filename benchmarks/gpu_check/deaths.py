@@ -5,6 +5,7 @@ Ranks are processes on all GPUs, or share the one that there is, by way of NCCL'
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -39,7 +40,7 @@ KILLED_IN = (
 )
 FROZEN_IN = ("forward", "wait")
 RANKS = 4
-SECONDS, SECONDS_QUICK = 130.0, 15.0
+SECONDS, SECONDS_QUICK = 150.0, 15.0
 """After this time no further death is tried."""
 ANSWER_S = 45.0
 """A rank that says nothing for so long is counted as lost, and killed."""
@@ -84,8 +85,11 @@ class _Rank:
             pass
         return None
 
-    def end_it(self) -> None:
-        """Kill the process."""
+    def end_it(self, *, tells_where: bool = False) -> None:
+        """Kill the process, which may write to the log where it is."""
+        if tells_where and self.process.pid is not None and self.process.is_alive():
+            os.kill(self.process.pid, signal.SIGUSR1)
+            time.sleep(0.5)
         self.process.kill()
         self.process.join()
         self.end.close()
@@ -128,7 +132,7 @@ def run(setting: Setting) -> dict[str, Any]:
                 row[verdict] += 1
                 most = max(most, ranks[slot].generations)
                 if verdict in {"lost", "replaced"}:
-                    ranks.pop(slot).end_it()
+                    ranks.pop(slot).end_it(tells_where=True)
                 if verdict not in {"recovered", "replaced"}:
                     unexpected.append(f"{phase}, {plan_text(plan)}, rank {victim}: {answer}"[:400])
             _next_generation(ranks, task, draw, f"{folder}/{number}-next", row, seconds, unexpected)
@@ -247,6 +251,7 @@ class _Freezing(Recorder):
 
 
 def _live(end: Connection, setting: Setting, slot: int) -> None:
+    faulthandler.register(signal.SIGUSR1)  # Where it hangs, for the log.
     place = torch.device("cpu")
     if setting.device == "cuda":
         share_gpu(slot)
@@ -270,12 +275,12 @@ def _train(task: Task, place: torch.device) -> dict[str, Any]:
             device=place,
             deadline_s=FROZEN_S if task.is_frozen else DEADLINE_S,
         )
-        recorder.reached_point("met")  # type: ignore[arg-type]
+        recorder.reached_point("met")
         data = open_data(task.job, Path())
         trainer = RankTrainer(
             task.job, task.plan, task.rank, transport, data, device=place, recorder=recorder
         )
-        recorder.reached_point("verified")  # type: ignore[arg-type]
+        recorder.reached_point("verified")
         try:
             found["losses"] = [trainer.step().loss for _ in range(STEPS)]
         except TransportError:

@@ -67,7 +67,7 @@ def _lora(setting: Setting) -> nn.Module:
     from peft import LoraConfig, get_peft_model  # noqa: PLC0415 - may be missing
 
     wanted = LoraConfig(r=16, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    return get_peft_model(_llama(setting), wanted)  # type: ignore[arg-type]
+    return get_peft_model(_llama(setting), wanted)
 
 
 def _free(setting: Setting) -> None:

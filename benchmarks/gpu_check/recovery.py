@@ -109,9 +109,12 @@ class _Cluster:
         found = []
         for path in self.folder.glob("*/process/*/output"):
             for line in path.read_bytes().splitlines():
-                if line.startswith(b'{"job": ') and line.endswith(b"}"):
+                if line.startswith(b'{"job": ') and line.endswith(b"}") and b'"loss"' in line:
                     found.append(json.loads(line))
-        return sorted((each for each in found if "loss" in each), key=lambda each: each["at"])
+        found.sort(key=lambda each: each["at"])
+        # Each rank of the last stage says the same.
+        once = {(each["generation"], each["step"]): each for each in reversed(found)}
+        return sorted(once.values(), key=lambda each: each["at"])
 
     def workers(self, node: str = "") -> list[int]:
         """Return the pids of the workers: the children of fork servers, which look like them."""
@@ -201,7 +204,7 @@ def _measure(cluster: _Cluster, setting: Setting) -> dict[str, Any]:
             return False
         return sum(node["state"] == "ready" for node in nodes) == len(cluster.nodes)
 
-    _wait(cluster, "ready nodes", is_ready)
+    _wait(cluster, "nodes that are ready", is_ready)
     found: dict[str, Any] = {"ready_s": time.monotonic() - begin_s}
     begin = time.time()
     precision = "bf16" if setting.device == "cuda" else "fp32"
@@ -215,7 +218,6 @@ def _measure(cluster: _Cluster, setting: Setting) -> dict[str, Any]:
     found["submit_to_first_step_s"] = lines[0]["at"] - begin
     found["step_s"] = (lines[-1]["at"] - lines[1]["at"]) / (len(lines) - 2)
     found["ranks"] = len(cluster.workers())
-    found["plan"] = str(client.ask("GET", "/v1/jobs/check").get("plan"))[:300]
     found["kill_a_rank"] = attempt(
         lambda: _after(cluster, lambda: os.kill(cluster.workers()[-1], signal.SIGKILL))
     )
@@ -226,6 +228,9 @@ def _measure(cluster: _Cluster, setting: Setting) -> dict[str, Any]:
         cluster.start(agent)
 
     found["kill_the_agent"] = attempt(lambda: _after(cluster, restart))
+    # A node that is lost meanwhile would be the second of two.
+    log = cluster.folder / f"{agent}.log"
+    _wait(cluster, "agent that is back", lambda: log.read_bytes().count(b"registering as") > 1)
     if len(cluster.nodes) > 1:
         lost = [node for node in cluster.nodes if cluster.workers(node)][-1]
         found["kill_a_node"] = attempt(lambda: _after(cluster, lambda: cluster.kill_node(lost)))
@@ -239,7 +244,8 @@ def _measure(cluster: _Cluster, setting: Setting) -> dict[str, Any]:
             _wait(cluster, "step", lambda: cluster.lines()[-1]["generation"] > before)
             return time.time() - begin
 
-        found["node_is_used_again_s"] = attempt(until_used_s)
+        if found["ranks"] > 1:
+            found["node_is_used_again_s"] = attempt(until_used_s)
     found["losses_at_a_step_agree"] = _agree(cluster.lines())
     return found
 

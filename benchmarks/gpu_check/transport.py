@@ -17,7 +17,14 @@ from torch._C._distributed_c10d import AllreduceOptions, HashStore
 from torch.distributed import FileStore
 
 from benchmarks.gpu_check.model import llama_job, plan_for
-from benchmarks.gpu_check.setting import Setting, SkippedError, attempt, finish, seconds_of
+from benchmarks.gpu_check.setting import (
+    Setting,
+    SkippedError,
+    attempt,
+    finish,
+    seconds_of,
+    share_gpu,
+)
 from worker.data.open_data import open_data
 from worker.devices.rank_device import set_up
 from worker.distributed.backends import NcclBackends
@@ -25,7 +32,8 @@ from worker.distributed.interface import PeerLostError, TransportError
 from worker.distributed.process_groups import ProcessTransport
 from worker.training.trainer import RankTrainer
 
-RANKS_ON_CPU = 3
+RANKS_ON_ONE = 3
+"""Ranks that share one device, or the CPU."""
 RANKS_MOST = 8
 WITHIN_S = 75.0
 """Seconds after which ranks that do not answer are killed, and named."""
@@ -65,11 +73,8 @@ def _one_rank(setting: Setting) -> dict[str, Any]:
 
 
 def _all_ranks(setting: Setting) -> dict[str, Any]:
-    count = RANKS_ON_CPU
-    if setting.device == "cuda":
-        count = min(torch.cuda.device_count(), RANKS_MOST)
-    if count < 2:
-        raise SkippedError("one GPU: NCCL refuses two ranks on it")
+    devices = torch.cuda.device_count() if setting.device == "cuda" else 1
+    count = min(devices, RANKS_MOST) if devices > 1 else RANKS_ON_ONE
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         ends, processes = [], []
@@ -86,7 +91,11 @@ def _all_ranks(setting: Setting) -> dict[str, Any]:
             process.kill() if process.is_alive() else None
             process.join()
     killed = count - 1
-    found: dict[str, Any] = {"ranks": count, **(told[0] if isinstance(told[0], dict) else {})}
+    found: dict[str, Any] = {
+        "ranks": count,
+        "devices": devices,
+        **(told[0] if isinstance(told[0], dict) else {}),
+    }
     found["survivors_say"] = [
         rank.get("after_the_kill") if isinstance(rank, dict) else rank for rank in told[:killed]
     ]
@@ -105,7 +114,10 @@ def _heard(end: Connection, deadline: float) -> Any:
 
 
 def _rank(end: Connection, setting: Setting, rank: int, count: int, path: str) -> None:
-    place = torch.device("cuda", rank) if setting.device == "cuda" else torch.device("cpu")
+    place = torch.device("cpu")
+    if setting.device == "cuda":
+        share_gpu(rank)
+        place = torch.device("cuda", rank % torch.cuda.device_count())
     set_up(place)
     torch.set_num_threads(1) if place.type == "cpu" else None
     store, everybody = FileStore(path, count), tuple(range(count))
@@ -117,7 +129,7 @@ def _rank(end: Connection, setting: Setting, rank: int, count: int, path: str) -
     said["connect_s"] = time.perf_counter() - begin_s
     group = transport.group(everybody)
     rates = {}
-    for size in [2**14] if setting.is_quick else [2**18, 2**26]:
+    for size in [2**14] if setting.is_quick else [2**18, 2**24]:
         values = torch.ones(size, device=place)
         took_s = seconds_of(partial(group.all_reduce, values), place, setting.rounds)
         # The bytes that each rank of a ring sends.

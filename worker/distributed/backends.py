@@ -2,7 +2,8 @@
 
 The two have opposite rules. A gloo operation blocks the host, and raises if a peer is lost; its
 ``abort`` ends no wait. An NCCL operation is a kernel: it blocks the device, ends without an error
-when its communicator is aborted, and otherwise waits forever. Making a communicator blocks the host
+when its communicator is aborted, and otherwise waits forever; only if NCCL has seen a connection
+close before does a wait for it raise. Making a communicator blocks the host
 until all members take part, and cannot be interrupted.
 """
 
@@ -40,6 +41,10 @@ NCCL_SETTINGS = {
     "TORCH_NCCL_BLOCKING_WAIT": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # Ends a process whose watchdog is stuck.
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # Ends a process after it has written the dump.
+    "TORCH_NCCL_TEARDOWN_ON_TIMEOUT": "0",  # Newer versions: after a timeout, whatever else is set.
+    # After an error the watchdog sleeps four times this long, by default for a minute, and the
+    # thread that lets go of the group waits for it.
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",
     # A channel carries one direction between two ranks, so transfers on it are to run in order.
     "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # In the watchdog's thread, which ends the process.
@@ -48,6 +53,10 @@ NCCL_SETTINGS = {
 NCCL_DEFAULTS = {
     # Otherwise the first use of another algorithm connects, and blocks the host, in mid-step.
     "NCCL_RUNTIME_CONNECT": "0",
+    # The recorder of operations keeps a trace of each one's caller, which takes time in each, and
+    # after an error seconds to print. Ours names the rank that hangs.
+    "TORCH_FR_BUFFER_SIZE": "0",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",  # Its name in older versions.
 }
 """Set unless the environment has another value."""
 

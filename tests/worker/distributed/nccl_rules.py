@@ -6,11 +6,13 @@ waiting, the thread waits. The rules:
 - A group's communicator is made by its first operation, or when it is told to connect. That blocks
   the host until all members do so, and nothing interrupts it.
 - The operations of a communicator run in order. A send ends when it is received.
-- A wait never raises. What was aborted ends like what was completed; its result is nonsense or
-  what the tensor held before.
+- A wait does not raise, unless torch has noticed before that the connection to a lost peer closed
+  (``World.notices``). What was aborted ends like what was completed; its result is nonsense or what
+  the tensor held before.
 - An abort ends the kernels of its own communicator, then waits until the device has no other
   unfinished kernel.
-- After an error or a timeout the watchdog ends the process, unless the environment forbids it.
+- After an error or a timeout the watchdog ends the process, unless the environment forbids it. If
+  so, it sleeps four times as long as a dump may take, and who closes the group waits for it.
 - A thread that does not say which device it uses makes a context on device 0.
 """
 
@@ -71,9 +73,13 @@ class _Communicator:
 class World:
     """All devices, and the communicators between them."""
 
-    def __init__(self, *, leaves: float | None = NONSENSE) -> None:
-        """``leaves``: what an aborted operation fills its tensor with; ``None``: nothing."""
-        self.leaves = leaves
+    def __init__(self, *, leaves: float | None = NONSENSE, notices: bool = False) -> None:
+        """``leaves``: what an aborted operation fills its tensor with; ``None``: nothing.
+
+        ``notices``: torch has noticed each lost peer before a wait for it returns, as it may where
+        peers are connected by sockets.
+        """
+        self.leaves, self.notices = leaves, notices
         self.lock = threading.RLock()
         self.communicators: dict[str, _Communicator] = {}
         self.devices: list[Device] = []
@@ -135,6 +141,8 @@ class _Work:
             time.sleep(_POLL_S)
         if self.group.is_aborted:
             self.group.watchdog()  # It has seen the error before our monitor did.
+            if self.group.world.notices and self.group.has_lost_peer():
+                raise RuntimeError("NCCL error: remote process exited or there was a network error")
 
 
 class Group:
@@ -204,6 +212,9 @@ class Group:
                 self.device.hangs = True  # In truth it would not return.
                 return
             time.sleep(_POLL_S)
+        if self.has_lost_peer():
+            dump_s = float(os.environ.get("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "15000")) / 1e3
+            time.sleep(min(4 * dump_s, 2 * GIVE_UP_S))
 
     def shutdown(self) -> None:
         self._enter()
@@ -231,10 +242,15 @@ class Group:
         if here not in self.device.threads:
             self.device.contexts_elsewhere.append(threading.current_thread().name)
 
+    def has_lost_peer(self) -> bool:
+        """Return whether a member of the communicator is dead."""
+        made = self.communicator
+        return made is not None and any(each.is_dead for each in made.members.values())
+
     def watchdog(self) -> None:
         """By default torch ends the process when a peer of the communicator is gone."""
         handles = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3") != "0"
-        if handles and any(each.is_dead for each in self.communicator.members.values()):
+        if handles and self.has_lost_peer():
             self.device.was_killed = self.device.is_dead = True
             raise SystemExit
 

@@ -75,16 +75,22 @@ def test_no_communicator_is_made_after_the_start():
     assert set(world.communicators) == made
 
 
-@pytest.mark.parametrize("leaves", [NONSENSE, None])
+WORLDS = {
+    "nonsense is left": {},
+    "nothing is left": {"leaves": None},
+    "waits raise": {"notices": True},
+}
+
+
+@pytest.mark.parametrize("how", WORLDS)
 @pytest.mark.parametrize("phase", PHASES)
-def test_survivors_of_a_death_name_it_and_can_go_on(phase, leaves):
+def test_survivors_of_a_death_name_it_and_can_go_on(phase, how):
     """Whatever phase it dies in, no survivor is killed, hangs, or names somebody else."""
     rank = {"send": 0, "receive": 4}.get(phase, 2)
     step = 0 if phase in {"met", "verified"} else 1
     with closing_within(3.0):
-        found = run_generation(
-            JOB, MIXED, steps=3, fail_at=FailPoint(rank, phase, step), world=World(leaves=leaves)
-        )
+        world, fail_at = World(**WORLDS[how]), FailPoint(rank, phase, step)
+        found = run_generation(JOB, MIXED, steps=3, fail_at=fail_at, world=world)
     others = [each for number, each in enumerate(found) if number != rank]
     assert found[rank].verdict == "dead"
     # Who was making a communicator with the dead rank cannot be used again; in no step is any made.
@@ -163,6 +169,17 @@ def test_without_its_settings_torch_kills_the_survivors(sets_environment):
         with pytest.raises(SystemExit):
             group.send([torch.ones(1)], 1, 0)
     assert device.was_killed is not sets_environment
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+def test_without_its_settings_torch_keeps_the_survivors_for_a_minute(monkeypatch, is_set):
+    if not is_set:
+        monkeypatch.delitem(NCCL_SETTINGS, "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC")
+    with closing_within(2.0):
+        found = run_generation(JOB, MIXED, steps=3, fail_at=FailPoint(2, "backward", 1))
+    verdicts = {each.verdict for number, each in enumerate(found) if number != 2}
+    assert ("recovered" in verdicts) is is_set
+    assert ("replaced" in verdicts) is not is_set
 
 
 @pytest.mark.parametrize("at_once", [True, False])
