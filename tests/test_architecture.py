@@ -51,8 +51,9 @@ WINGS: dict[str, dict[str, str]] = {
         ".": "explain baselines",
         "replan": ".",
         "move_policy": "replan",
-        "share": "",
-        "replay": "move_policy share",
+        "library": "move_policy",
+        "share": "library",
+        "replay": "share",
     },
     "worker": {
         "types": "",

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planner.library.plan_library import PlanLibrary
 from planner.move_policy.deadline import DeadlineVerdict, DeadlineView, Rule, judge_deadline
-from planner.replay.plan_library import TracePlans
 from planner.replay.policies import CheckpointIntervals
 from simulator.traces.play_types import (
     Decision,
@@ -33,7 +33,7 @@ class DeadlinePolicy:
     """
 
     rule: Rule
-    plans: TracePlans
+    plans: PlanLibrary
     figures: Sequence[PlanFigures]
     costs: ReconfigurationCosts
     intervals: CheckpointIntervals

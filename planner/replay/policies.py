@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from planner.library.plan_library import PlanLibrary
 from planner.move_policy.checkpoint_interval import checkpoint_every_s
 from planner.move_policy.decide_move import Offer, Unit, judge_move
 from planner.move_policy.node_lifetimes import History
-from planner.replay.plan_library import TracePlans
 from simulator.traces.play_types import (
     Decision,
     PlanFigures,
@@ -27,7 +27,7 @@ class Restart:
     only the time of the restart is lost.
     """
 
-    plans: TracePlans
+    plans: PlanLibrary
     name: str = "restart"
     is_live: bool = False
 
@@ -39,7 +39,7 @@ class Restart:
 class IgnoreAdditions:
     """Reconfigures in place after a loss, and never uses capacity that was added later."""
 
-    plans: TracePlans
+    plans: PlanLibrary
     left: tuple[GpuCounts, ...]
     """What each span still has of the initial capacity."""
     name: str = "ignore-additions"
@@ -55,7 +55,7 @@ class IgnoreAdditions:
 class Greedy:
     """Reconfigures in place for every better plan, at once."""
 
-    plans: TracePlans
+    plans: PlanLibrary
     name: str = "greedy"
     is_live: bool = True
 
@@ -67,7 +67,7 @@ class Greedy:
 class SkiRental:
     """Reconfigures for a better plan once the gain forgone equals the cost of the move."""
 
-    plans: TracePlans
+    plans: PlanLibrary
     figures: Sequence[PlanFigures]
     costs: ReconfigurationCosts
     forgone: float = 0.0
@@ -100,7 +100,7 @@ class SkiRental:
 
 
 def gain_and_cost(
-    plans: TracePlans, figures: Sequence[PlanFigures], way: int, best: int, down_s: float
+    plans: PlanLibrary, figures: Sequence[PlanFigures], way: int, best: int, down_s: float
 ) -> tuple[float, float, Unit]:
     """Gain per second of a better plan, and what its downtime costs, in samples or dollars."""
     old, new = figures[way], figures[best]
@@ -148,7 +148,7 @@ class Sailor:
     It decides as sailord does (``planner/move_policy``).
     """
 
-    plans: TracePlans
+    plans: PlanLibrary
     figures: Sequence[PlanFigures]
     costs: ReconfigurationCosts
     intervals: CheckpointIntervals

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from planner.library.plan_library import PlanLibrary, Search
 from planner.move_policy.deadline import DEADLINE_RULES
 from planner.problem.question import Question
 from planner.replay.deadline_policies import DeadlinePolicy
 from planner.replay.oracle import ORACLE, best_possible, ideal_samples, least_usd
-from planner.replay.plan_library import Search, TracePlans, plans_for, spans_of
 from planner.replay.policies import (
     CheckpointIntervals,
     Greedy,
@@ -19,6 +19,7 @@ from planner.replay.policies import (
     Sailor,
     SkiRental,
 )
+from planner.replay.trace_plans import plans_for, spans_of
 from simulator.traces.play_types import (
     NO_LIMITS,
     AvailabilitySpan,
@@ -48,7 +49,7 @@ class Replay:
     """The results of a trace."""
 
     trace: Trace
-    plans: TracePlans
+    plans: PlanLibrary
     figures: tuple[PlanFigures, ...]
     spans: tuple[AvailabilitySpan, ...]
     policy_results: tuple[PolicyResult, ...]
@@ -142,7 +143,7 @@ def replayed(
 
 
 def _steady_run(
-    plans: TracePlans,
+    plans: PlanLibrary,
     figures: Sequence[PlanFigures],
     state: int,
     costs: ReconfigurationCosts,

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, zip_longest
-from operator import mul
+from operator import floordiv
 
+from planner.library.plan_library import PlanLibrary, Search
 from planner.problem.question import Question
-from planner.replay.plan_library import Search, TracePlans, learn, plans_for
 from planner.replay.policies import CheckpointIntervals, Sailor
 from planner.replay.shared_pool import Claimant, Divide, InLine, Shared, spans_by_job
-from planner.share.split_machines import PlanChoice, without_dominated
+from planner.replay.trace_plans import plans_for
+from planner.share.part_search import Sharer, guess_parts, improve_split
 from simulator.traces.play_types import (
     NO_LIMITS,
     PlanFigures,
@@ -22,20 +21,18 @@ from simulator.traces.play_types import (
     RunLimits,
 )
 from simulator.traces.player import play
-from simulator.traces.trace import GpuCounts, LostSlots, Trace
+from simulator.traces.trace import LostSlots, Trace
 
 SHARE, LINE = "share", "line"
 WAYS = (SHARE, LINE)
 """At once by weight, or one after another in the given order."""
-PARTS = (1 / 2, 1 / 4, 3 / 4, 1 / 8, 3 / 8, 5 / 8, 7 / 8)
-"""Parts of the cluster for which plans are searched."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobOfMany:
     """A job, with its plans on the trace."""
 
-    plans: TracePlans
+    plans: PlanLibrary
     figures: tuple[PlanFigures, ...]
     weight: float
 
@@ -89,16 +86,24 @@ def replayed_together(
     """Replay jobs on one trace, with the same plans and the same machines lost in every way.
 
     Each job moves by the policy ``sailor`` within what it has. Of the searches, half are for all
-    GPUs of the trace and half for parts.
+    GPUs of the trace and half for parts: a quarter is guessed, the last one improves the splits of
+    the commonest availabilities.
     """
-    jobs = []
-    for question, weight in zip(questions, weights, strict=True):
-        plans = plans_for(question, trace, taken, search, searches=max(1, searches // 2))
-        for gpus in _parts(trace, plans, weight / sum(weights)):
-            if plans.searched < searches and any(gpus) and gpus not in plans.states:
-                plans.state(gpus)
-                learn(plans, gpus, search)
-        jobs.append(JobOfMany(plans, plans.figures(), weight))
+    sharers = [
+        Sharer(plans_for(question, trace, taken, search, searches=max(1, searches // 2)), weight)
+        for question, weight in zip(questions, weights, strict=True)
+    ]
+    sizes = [pool.gpus_per_machine for pool in questions[0].cluster.pools]
+    seconds = trace.distinct()
+    likely = [
+        tuple(map(floordiv, gpus, sizes))
+        for gpus in sorted(seconds, key=lambda gpus: (-seconds[gpus], gpus))
+    ]
+    guess_parts(sharers, likely, search, searches * 3 // 4)
+    for machines in likely:
+        if any(each.plans.searched < searches for each in sharers):
+            improve_split(sharers, machines, search, searches)
+    jobs = [JobOfMany(each.plans, each.plans.figures(), each.weight) for each in sharers]
     play_way = partial(_played, trace, taken, costs, chooses_checkpoints)
     limits = [job.limits for job in jobs]
     alone = [play_way([job], InLine(1), [NO_LIMITS])[0].goodput_samples_per_s for job in jobs]
@@ -120,52 +125,11 @@ def replayed_together(
     return SeveralJobs(trace, tuple(jobs), tuple(alone), ways, meanwhile)
 
 
-def _parts(trace: Trace, plans: TracePlans, share: float) -> Iterator[GpuCounts]:
-    """Parts of the cluster that a job may get, the likelier first."""
-    sizes = [pool.gpus_per_machine for pool in plans.pools]
-    seconds = trace.distinct()
-
-    def part(gpus: GpuCounts, share: float, to_whole: Callable[[float], int]) -> GpuCounts:
-        whole = (to_whole(share * count / size) for count, size in zip(gpus, sizes, strict=True))
-        return tuple(map(mul, whole, sizes))
-
-    by_weight = (
-        part(gpus, share, to_whole)
-        for gpus in sorted(seconds, key=lambda gpus: (-seconds[gpus], gpus))
-        for to_whole in (math.floor, math.ceil)
-    )
-    most = tuple(max(column) for column in zip(*seconds, strict=True))
-    each_pool = [
-        tuple(count if pool == only else 0 for pool, count in enumerate(most))
-        for only in range(len(most))
-    ]
-    of_pools = (part(gpus, share, round) for share in (1, *PARTS) for gpus in (most, *each_pool))
-    pairs = zip_longest(by_weight, of_pools)
-    return (gpus for gpus in chain.from_iterable(pairs) if gpus is not None)
-
-
 def _claimant(job: JobOfMany, costs: ReconfigurationCosts) -> Claimant:
     """What a job asks for: any of its plans."""
-    choices = [
-        PlanChoice(plan, job.plans.whole_machines(plan), worth)
-        for plan, worth in enumerate(_worths(job))
-    ]
     steps_s = [each.iteration_s * (1 + costs.checkpoint_share) for each in job.figures]
     down_s = {plan: costs.planned_s + step_s for plan, step_s in enumerate(steps_s)}
-    return Claimant(without_dominated(choices), job.weight, down_s)
-
-
-def _worths(job: JobOfMany) -> list[float]:
-    """Samples per second of each plan, or per dollar if the goal is cost and any plan costs some.
-
-    A plan on GPUs of one's own is worth a thousand times the cheapest that costs something.
-    """
-    paid = [job.plans.known[plan].score("cost")[0] for plan in range(len(job.figures))]
-    least = min(filter(None, paid), default=0.0)
-    if job.plans.goal != "cost" or not least:
-        return [figures.rate for figures in job.figures]
-    pairs = zip(job.figures, paid, strict=True)
-    return [figures.samples / max(usd, least / 1000) for figures, usd in pairs]
+    return Claimant(Sharer(job.plans, job.weight).choices(), job.weight, down_s)
 
 
 def _played(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import floordiv, mul
 
-from planner.replay.plan_library import TracePlans
+from planner.library.plan_library import PlanLibrary
 from planner.share.split_machines import Claim, Machines, PlanChoice, split_machines
 from simulator.traces.play_types import AvailabilitySpan
 from simulator.traces.trace import LostSlots, Trace
@@ -205,7 +205,7 @@ class _Pool:
 def spans_by_job(
     trace: Trace,
     taken: Sequence[LostSlots],
-    plans: Sequence[TracePlans],
+    plans: Sequence[PlanLibrary],
     divide: Divide,
     ends: Mapping[int, float],
 ) -> list[list[AvailabilitySpan]]:

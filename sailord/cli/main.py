@@ -24,6 +24,7 @@ SECTIONS: Sections = {
             "planning.replay",
             "Replay an availability TRACE under several replanning policies.",
         ),
+        "share": ("planning.share", "Split CLUSTER among several jobs, by their weights."),
         "trace": ("trace", "Make traces for `replay`, from published logs and sailord's own."),
         "validate": ("planning.simulate", "Compare predictions with measured runs."),
         "profile": ("profile", "Measure a model's layers and a cluster's links."),

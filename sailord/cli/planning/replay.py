@@ -12,8 +12,8 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from planner.api import find_plan, plan_job
+from planner.library.plan_library import PlanLibrary
 from planner.problem.question import Answer, Question
-from planner.replay.plan_library import DEFAULT_SEARCHES, TracePlans
 from planner.replay.run_replay import (
     POLICIES,
     POLICIES_BY_DEADLINE,
@@ -21,13 +21,15 @@ from planner.replay.run_replay import (
     replayed,
 )
 from planner.replay.several_jobs import WAYS, replayed_together
+from planner.replay.trace_plans import DEFAULT_SEARCHES
 from planner.search.search_cache import SearchCache
 from sailord.cli.described_job import JobFile
 from sailord.cli.exit_codes import FAILED
 from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs
 from sailord.cli.options import FILE, JSON, FiniteRange, show
 from sailord.cli.planning.question import BUDGET, chosen_names, exit_without_plan, read_question
-from sailord.cli.planning.replay_jobs import check_together, text_of, to_json, weights_of
+from sailord.cli.planning.replay_jobs import check_together, text_of, to_json
+from sailord.cli.planning.several_jobs import WEIGHTS, weights_of
 from sailord.plots.figure import check_picture
 from sailord.plots.replay import draw_replay
 from sailord.text.table import table
@@ -58,11 +60,7 @@ def _seconds(name: str, default: float, what: str) -> Callable[[F], F]:
 @click.argument("jobs", type=FILE, nargs=-1, required=True, metavar="JOB...")
 @click.argument("cluster", type=FILE)
 @PROFILES
-@click.option(
-    "--weights",
-    metavar="NUMBERS",
-    help="Of several jobs, separated by commas: how much each counts. By default all count alike.",
-)
+@WEIGHTS
 @click.option(
     "--policy",
     "policies",
@@ -282,7 +280,7 @@ def _slots(chance: random.Random, count: int, gone: int, size: int) -> tuple[int
 
 
 def _exit_never_ran(
-    question: Question, plans: TracePlans, trace: Trace, job: str = "the job"
+    question: Question, plans: PlanLibrary, trace: Trace, job: str = "the job"
 ) -> NoReturn:
     """Print why a job never ran, and exit."""
     most = max(plans.states, key=lambda gpus: (sum(gpus), gpus))

@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from planner.problem.question import Question
 from planner.replay.several_jobs import SeveralJobs
+from sailord.cli.planning.several_jobs import job_names, refuse_deadlines
 from sailord.text.table import table
 from sailord.text.units import duration
-from simulator.documents.problems import InputError, Problem, Problems
+from simulator.documents.problems import Problems
 from simulator.traces.play_types import PolicyResult
 from simulator.traces.trace import Trace
-
-
-def weights_of(text: str | None, jobs: Sequence[Path]) -> list[float]:
-    """Read the weights of the jobs; without any, all are equal."""
-    if text is None:
-        return [1.0] * len(jobs)
-    cure = f"give {len(jobs)} numbers above 0, separated by commas, in the order of the jobs"
-    if len(jobs) == 1:
-        raise InputError(Problem("--weights", "is for several jobs", "give more job files"))
-    try:
-        weights = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(Problem("--weights", f'is "{text}"', cure)) from None
-    if len(weights) != len(jobs) or not all(0 < weight < float("inf") for weight in weights):
-        raise InputError(Problem("--weights", f'is "{text}"', cure))
-    return weights
 
 
 def check_together(
@@ -39,11 +23,7 @@ def check_together(
     for option, is_given in (("--deadline", has_deadline), ("--plot", has_plot)):
         if is_given:
             problems.add(option, "is for a single job", "leave it out, or give one job file")
-    for question in questions:
-        if question.job.objective.deadline is not None:
-            what = "is not kept where several jobs are replayed"
-            place = f"{question.job.name}: objective.deadline"
-            problems.add(place, what, "leave it out, or replay the job alone")
+    refuse_deadlines(questions, problems)
     for number, pool in enumerate(questions[0].cluster.pools):
         size = pool.gpus_per_machine
         part = next((each for each in trace.intervals if each.gpus[number] % size), None)
@@ -58,7 +38,7 @@ def check_together(
 
 def to_json(result: SeveralJobs, ways: Sequence[str]) -> dict[str, Any]:
     """The results for a program."""
-    names = job_names(result)
+    names = job_names(job.plans.question for job in result.jobs)
     return {
         "trace": result.trace.name,
         "duration_s": result.trace.end_s,
@@ -100,7 +80,7 @@ def text_of(result: SeveralJobs, ways: Sequence[str]) -> str:
         f"trace       {trace.name}: {duration(trace.end_s)}, {len(gpus) - 1} changes,"
         f" {min(gpus)} to {max(gpus)} GPUs",
     ]
-    names = job_names(result)
+    names = job_names(job.plans.question for job in result.jobs)
     for name, job, alone in zip(names, result.jobs, result.alone, strict=True):
         lines.append(
             f"job         {name}: weight {job.weight:g}, {job.plans.distinct_plans} plans,"
@@ -154,12 +134,3 @@ def _began_s(result: PolicyResult) -> float | None:
 
 def _time(at_s: float | None) -> str:
     return "-" if at_s is None else duration(at_s)
-
-
-def job_names(result: SeveralJobs) -> list[str]:
-    """The names of the jobs; of equal ones all but the first get their position."""
-    names: list[str] = []
-    for number, job in enumerate(result.jobs, start=1):
-        name = job.plans.question.job.name
-        names.append(name if name not in names else f"{name} {number}")
-    return names

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from planner.library.plan_library import PlanLibrary
 from planner.problem.question import Answer, Question
-from planner.replay.plan_library import TracePlans, plans_for, spans_of
 from planner.replay.run_replay import POLICIES, Replay, replayed
+from planner.replay.trace_plans import plans_for, spans_of
 from sailord.cli.main import main
 from sailord.cli.planning.replay import machines_taken
 from simulator.api import Measurements
@@ -148,7 +149,7 @@ def test_a_cost_goal_runs_the_cheapest_plans() -> None:
     assert outcome(cheap, "sailor").gpu_seconds == (1600,)
 
 
-def plans_of(given: Trace, searches: int) -> TracePlans:
+def plans_of(given: Trace, searches: int) -> PlanLibrary:
     return plans_for(
         question(), given, machines_taken(given, CLUSTER, 0), per_machine, searches=searches
     )
@@ -237,7 +238,7 @@ def test_plans_without_prices_are_compared_by_egress() -> None:
         plan = replace(asked.plan, micro_batch_size=round(1 + egress_usd))
         return plan, replace(asked.estimate, iteration_s=seconds, money=money)
 
-    plans = TracePlans(replace(question(), cluster=replace(CLUSTER, pools=(UNPRICED,))))
+    plans = PlanLibrary(replace(question(), cluster=replace(CLUSTER, pools=(UNPRICED,))))
     state = plans.state((16,))
     for egress_usd, seconds in ((3.0, 4.0), (1.0, 4.003), (0.0, 4.1)):
         plans.add(*known(egress_usd, seconds))

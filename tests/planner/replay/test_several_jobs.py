@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from planner.problem.question import Answer, Question
 from planner.replay.run_replay import replayed
-from planner.replay.several_jobs import LINE, SHARE, SeveralJobs, _worths, replayed_together
+from planner.replay.several_jobs import LINE, SHARE, SeveralJobs, replayed_together
+from planner.share.part_search import worths
 from sailord.cli.main import main
 from sailord.cli.planning.replay import machines_taken
 from simulator.api import Measurements
@@ -112,8 +113,7 @@ def test_a_job_with_goal_cost_takes_the_cheapest_plan_and_leaves_the_rest() -> N
     )
     few, many = (gpus_at(found, each, job, 10) for job, each in enumerate(found.ways[SHARE]))
     assert sum(few) == 4
-    # The largest part that was searched and leaves a machine to the other job.
-    assert sum(many) == 24
+    assert sum(many) == 28
 
 
 def test_a_job_with_goal_cost_prefers_gpus_that_cost_nothing() -> None:
@@ -137,8 +137,9 @@ def test_a_job_with_goal_cost_prefers_gpus_that_cost_nothing() -> None:
     paid, free = gpus_at(found, found.ways[SHARE][0], 0, 10)
     assert (paid, free > 0) == (0, True)
     job = found.jobs[0]
-    worths = {figures.gpus: worth for figures, worth in zip(job.figures, _worths(job), strict=True)}
-    assert worths[0, 4] > max(worth for (paid, _), worth in worths.items() if paid)
+    pairs = zip(job.figures, worths(job.plans), strict=True)
+    worth_of = {figures.gpus: worth for figures, worth in pairs}
+    assert worth_of[0, 4] > max(worth for (paid, _), worth in worth_of.items() if paid)
 
 
 def test_in_line_the_next_job_begins_when_the_first_has_ended() -> None:

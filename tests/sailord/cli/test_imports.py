@@ -10,7 +10,7 @@ from sailord.cli.main import main
 from tests.sailord.cli.imported import excess_of, modules_of
 
 HEAVY = ("torch", "deepspeed", "numpy", "aiohttp", "google", "grpc", "matplotlib", "fsspec")
-PLANNING = ("plan", "simulate", "compare", "frontier", "replan", "replay", "validate")
+PLANNING = ("plan", "simulate", "compare", "frontier", "replan", "replay", "share", "validate")
 FILES = ("examples/opt-350m.toml", "examples/three-zones.toml")
 
 QUESTIONS = (

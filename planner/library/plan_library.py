@@ -1,4 +1,4 @@
-"""The plans that a replay uses: searched once for each availability, then looked up.
+"""The plans of a job: searched once for each availability of the cluster, then looked up.
 
 A plan does not distinguish spot and on-demand pools of one machine type; here they are two pools.
 So a plan is stored once for each way to take its GPUs from the pools, with its dollars.
@@ -22,15 +22,9 @@ from simulator.estimate.result import Estimate
 from simulator.inputs.supply_check import groups_by_place
 from simulator.spec.job import Goal
 from simulator.spec.plan import PlaceKey, Plan
-from simulator.traces.play_types import (
-    AvailabilitySpan,
-    PlanFigures,
-)
-from simulator.traces.trace import GpuCounts, LostSlots, Trace, cluster_at
+from simulator.traces.play_types import PlanFigures
+from simulator.traces.trace import GpuCounts, cluster_at
 
-DEFAULT_SEARCHES = 32
-"""Availabilities that are searched, the longest first. The others take the best known plan that
-fits, and are searched only if none does."""
 TIE = 0.001
 """Plans whose objectives differ by less than this share are equal; the cheaper one is taken."""
 Search = Callable[[Question], Answer]
@@ -69,8 +63,8 @@ class KnownPlan:
 
 
 @dataclass(slots=True, eq=False)
-class TracePlans:
-    """The plans of a trace, and the availabilities that each fits."""
+class PlanLibrary:
+    """The plans of a job, and the availabilities that each fits."""
 
     question: Question
     states: dict[GpuCounts, int] = field(default_factory=dict)
@@ -85,7 +79,7 @@ class TracePlans:
 
     @property
     def pools(self) -> tuple[Pool, ...]:
-        """The pools of the cluster, in the order of the trace's counts."""
+        """The pools of the cluster, in the order of all counts."""
         return self.question.cluster.pools
 
     @property
@@ -289,43 +283,7 @@ def _usd_per_s(
     return total
 
 
-def plans_for(
-    question: Question,
-    trace: Trace,
-    taken: Sequence[LostSlots],
-    search: Search,
-    *,
-    searches: int,
-    by_contract: bool = False,
-) -> TracePlans:
-    """Search the availabilities that last longest, up to ``searches`` of them.
-
-    With ``by_contract``, spot and on-demand GPUs are also searched apart, and on-demand GPUs for
-    the fastest plan, too, which a deadline may need whatever the goal.
-    """
-    plans = TracePlans(question)
-    seconds: dict[GpuCounts, float] = trace.distinct()
-    for interval, gpus in zip(trace.intervals, trace.never_regained(taken), strict=True):
-        seconds[gpus] = seconds.get(gpus, 0.0) + interval.seconds
-    for gpus in sorted(seconds, key=lambda gpus: (-seconds[gpus], gpus)):
-        state = plans.state(gpus)
-        if by_contract:
-            plans.spot_only(state)
-            plans.on_demand_only(state)
-    for gpus, state in list(plans.states.items()):
-        goals: list[Goal] = [plans.goal]
-        if by_contract and plans.goal == "cost" and not plans.has_spot(state):
-            goals.insert(0, "throughput")
-        for goal in goals:
-            # Search beyond the budget where no known plan fits, so that the job never idles for
-            # lack of a search.
-            is_spent = plans.searched >= searches
-            if sum(gpus) and not (is_spent and plans.best(state) is not None):
-                learn(plans, gpus, search, goal)
-    return plans
-
-
-def learn(plans: TracePlans, gpus: GpuCounts, search: Search, goal: Goal | None = None) -> None:
+def learn(plans: PlanLibrary, gpus: GpuCounts, search: Search, goal: Goal | None = None) -> None:
     """Search the plan of an availability, unless a larger one has none."""
     if any(all(map(le, gpus, other)) for other in plans.without_plan):
         return
@@ -340,20 +298,3 @@ def learn(plans: TracePlans, gpus: GpuCounts, search: Search, goal: Goal | None 
         return
     assert answer.estimate is not None
     plans.add(answer.plan, answer.estimate)
-
-
-def spans_of(
-    trace: Trace, plans: TracePlans, taken: Sequence[LostSlots]
-) -> tuple[AvailabilitySpan, ...]:
-    """The trace as the player needs it."""
-    return tuple(
-        AvailabilitySpan(
-            interval.start_s,
-            interval.end_s,
-            plans.state(interval.gpus),
-            interval.gpus,
-            slots,
-            trace.notice_s,
-        )
-        for interval, slots in zip(trace.intervals, taken, strict=True)
-    )

@@ -1,0 +1,1 @@
+"""The plans of a job for each availability of a cluster: searched once, then looked up."""

@@ -1,0 +1,51 @@
+"""Shared by the commands about several jobs: their weights and names, and what they cannot do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import click
+
+from planner.problem.question import Question
+from simulator.documents.problems import InputError, Problem, Problems
+
+WEIGHTS = click.option(
+    "--weights",
+    metavar="NUMBERS",
+    help="Of several jobs, separated by commas: how much each counts. By default all count alike.",
+)
+
+
+def weights_of(text: str | None, jobs: Sequence[Path]) -> list[float]:
+    """Read the weights of the jobs; without any, all are equal."""
+    if text is None:
+        return [1.0] * len(jobs)
+    cure = f"give {len(jobs)} numbers above 0, separated by commas, in the order of the jobs"
+    if len(jobs) == 1:
+        raise InputError(Problem("--weights", "is for several jobs", "give more job files"))
+    try:
+        weights = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(Problem("--weights", f'is "{text}"', cure)) from None
+    if len(weights) != len(jobs) or not all(0 < weight < float("inf") for weight in weights):
+        raise InputError(Problem("--weights", f'is "{text}"', cure))
+    return weights
+
+
+def refuse_deadlines(questions: Iterable[Question], problems: Problems) -> None:
+    """Refuse jobs with a deadline: none is kept where jobs share a cluster."""
+    for question in questions:
+        if question.job.objective.deadline is not None:
+            place = f"{question.job.name}: objective.deadline"
+            cure = "leave it out, or ask about the job alone"
+            problems.add(place, "is not kept where several jobs share a cluster", cure)
+
+
+def job_names(questions: Iterable[Question]) -> list[str]:
+    """The names of the jobs; of equal ones all but the first get their position."""
+    names: list[str] = []
+    for number, question in enumerate(questions, start=1):
+        name = question.job.name
+        names.append(name if name not in names else f"{name} {number}")
+    return names

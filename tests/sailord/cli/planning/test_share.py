@@ -1,0 +1,79 @@
+"""The command ``share``: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sailord.cli.main import main
+
+JOB_FILE = """
+[model]
+preset = "opt-125m"
+[training]
+global_batch = 64
+sequence = 512
+precision = "fp32"
+optimizer = "adam"
+micro_batches = [4]
+"""
+CLUSTER_FILE = """
+[[pool]]
+zone = "us-central1-a"
+gpu = "A100-40"
+gpus_per_machine = 1
+gpus = 3
+"""
+TOO_LARGE = JOB_FILE.replace("opt-125m", "opt-30b")
+
+
+def run(folder: Path, *more: str, second: str = JOB_FILE, cluster: str = CLUSTER_FILE) -> Result:
+    for name, text in {"a": JOB_FILE, "b": second, "cluster": cluster}.items():
+        (folder / f"{name}.toml").write_text(text, encoding="utf-8")
+    files = [str(folder / f"{name}.toml") for name in ("a", "b", "cluster")]
+    return CliRunner().invoke(main, ["share", *files, "--budget", "2", *more])
+
+
+def test_each_job_gets_machines_and_a_plan_by_its_weight(tmp_path: Path) -> None:
+    plans = tmp_path / "plans"
+    done = run(tmp_path, "--weights", "2,1", "--searches", "4", "--json", "--save", str(plans))
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    pool = "A100-40/A100-40x1/us-central1-a"
+    assert [job["machines"] for job in found["jobs"]] == [{pool: 2}, {pool: 1}]
+    assert found["idle"] == {pool: 0}
+    assert [job["weight"] for job in found["jobs"]] == [2, 1]
+    assert found["together"] == pytest.approx(sum(job["share_of_alone"] for job in found["jobs"]))
+    assert [Path(job["file"]).name for job in found["jobs"]] == ["a.json", "b.json"]
+    # The plan is one for this part: the simulator judges it alike.
+    files = [str(plans / "a.json"), str(tmp_path / "a.toml"), str(tmp_path / "cluster.toml")]
+    judged = CliRunner().invoke(main, ["simulate", *files, "--json"])
+    assert json.loads(judged.stdout)["iteration_s"] == found["jobs"][0]["iteration_s"]
+
+
+def test_a_job_without_a_plan_leaves_everything_to_the_other(tmp_path: Path) -> None:
+    done = run(tmp_path, "--searches", "2", second=TOO_LARGE)
+    assert done.exit_code == 0, done.output
+    first, second, together = done.stdout.splitlines()[2:5]
+    assert first.split()[:2] == ["a", "1"]
+    assert "100.0%" in first
+    assert "it has no plan on the whole cluster" in second
+    assert together.split() == ["together", "100.0%"]
+
+
+def test_without_any_plan_it_fails(tmp_path: Path) -> None:
+    done = run(tmp_path, "--searches", "1", first=TOO_LARGE, second=TOO_LARGE)
+    assert done.exit_code == 1, done.output
+    assert done.stdout.count("it has no plan on the whole cluster") == 2
+
+
+def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
+    late = JOB_FILE + '[objective]\ndeadline = "2030-01-01T00:00:00Z"\n'
+    done = run(tmp_path, second=late, cluster=CLUSTER_FILE.replace("machine = 1", "machine = 2"))
+    assert done.exit_code == 2
+    assert "b: objective.deadline: is not kept where several jobs share" in done.stderr
+    assert "A100-40@us-central1-a: has 3 GPUs on machines of 2" in done.stderr
+    assert '--weights: is "1"; give 2 numbers' in run(tmp_path, "--weights", "1").stderr
