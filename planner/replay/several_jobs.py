@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import floordiv
 
@@ -35,6 +35,8 @@ class JobOfMany:
     plans: PlanLibrary
     figures: tuple[PlanFigures, ...]
     weight: float
+    begins_s: float = 0.0
+    """When it comes."""
 
     @property
     def limits(self) -> RunLimits:
@@ -53,23 +55,24 @@ class SeveralJobs:
     """Samples per second of each job that has the whole cluster for the whole trace."""
     ways: dict[str, tuple[PolicyResult, ...]]
     meanwhile: dict[str, tuple[float, ...]]
-    """Samples of each job alone until the moment at which it ends in each way."""
+    """Samples of each job alone, from when it comes until it ends in each way."""
 
     def of_alone(self, way: str) -> list[float]:
-        """Samples of each job until its end, as a share of what it does alone in that time."""
+        """Samples of each job until its end, as a share of what it does alone in its time."""
         return [
             result.samples / alone if alone else 0.0
             for result, alone in zip(self.ways[way], self.meanwhile[way], strict=True)
         ]
 
     def together(self, way: str) -> float:
-        """The work of all jobs until the last one ends, in clusters that run one job alone."""
+        """The work of all jobs from the first until the last, in clusters that run one alone."""
         results = self.ways[way]
         seconds = sum(
-            share * result.duration_s
-            for share, result in zip(self.of_alone(way), results, strict=True)
+            share * (result.duration_s - job.begins_s)
+            for share, result, job in zip(self.of_alone(way), results, self.jobs, strict=True)
         )
-        return seconds / max(result.duration_s for result in results)
+        first_s = min(job.begins_s for job in self.jobs)
+        return seconds / (max(result.duration_s for result in results) - first_s)
 
 
 def replayed_together(
@@ -82,12 +85,13 @@ def replayed_together(
     search: Search,
     searches: int,
     chooses_checkpoints: bool = True,
+    begins: Sequence[float] | None = None,
 ) -> SeveralJobs:
     """Replay jobs on one trace, with the same plans and the same machines lost in every way.
 
     Each job moves by the policy ``sailor`` within what it has. Of the searches, half are for all
     GPUs of the trace and half for parts: a quarter is guessed, the last one improves the splits of
-    the commonest availabilities.
+    the commonest availabilities. Without ``begins``, the seconds at which they come, all come at 0.
     """
     sharers = [
         Sharer(plans_for(question, trace, taken, search, searches=max(1, searches // 2)), weight)
@@ -103,20 +107,27 @@ def replayed_together(
     for machines in likely:
         if any(each.plans.searched < searches for each in sharers):
             improve_split(sharers, machines, search, searches)
-    jobs = [JobOfMany(each.plans, each.plans.figures(), each.weight) for each in sharers]
+    jobs = [
+        JobOfMany(each.plans, each.plans.figures(), each.weight, begins_s)
+        for each, begins_s in zip(sharers, begins or [0.0] * len(sharers), strict=True)
+    ]
     play_way = partial(_played, trace, taken, costs, chooses_checkpoints)
     limits = [job.limits for job in jobs]
-    alone = [play_way([job], InLine(1), [NO_LIMITS])[0].goodput_samples_per_s for job in jobs]
+    by_arrival = InLine([job.begins_s for job in jobs])
+    alone = [
+        play_way([replace(job, begins_s=0.0)], InLine([0.0]), [NO_LIMITS])[0].goodput_samples_per_s
+        for job in jobs
+    ]
     shared = Shared([_claimant(job, costs) for job in jobs])
     ways = {
         SHARE: play_way(jobs, shared, limits),
-        LINE: play_way(jobs, InLine(len(jobs)), limits),
+        LINE: play_way(jobs, by_arrival, limits),
     }
     meanwhile = {
         way: tuple(
             _played(
                 trace.until(result.duration_s), taken, costs, chooses_checkpoints,
-                [job], InLine(1), [NO_LIMITS],
+                [job], InLine([job.begins_s]), [NO_LIMITS],
             )[0].samples
             for job, result in zip(jobs, results, strict=True)
         )
@@ -149,7 +160,7 @@ def _played(
     results: dict[int, PolicyResult] = {}
     ends: dict[int, float] = {}
     while len(results) < len(jobs):
-        spans = spans_by_job(trace, taken, plans, divide, ends)
+        spans = spans_by_job(trace, taken, plans, divide, [job.begins_s for job in jobs], ends)
         played: dict[int, PolicyResult] = {}
         for number, job in enumerate(jobs):
             if number not in results:

@@ -29,8 +29,8 @@ class Moment:
     changes: int
     """Changes of the trace so far."""
     up: Machines
-    ended: tuple[int, ...]
-    """Jobs that are done."""
+    absent: tuple[int, ...]
+    """Jobs that are done, or have not come yet."""
     broken: frozenset[int]
     """Jobs that have just lost machines."""
 
@@ -49,14 +49,17 @@ Divide = Callable[[Moment], Sequence[JobShare]]
 
 @dataclass(frozen=True, slots=True)
 class InLine:
-    """One job after another has the whole cluster."""
+    """One job after another has the whole cluster, in the order in which they come."""
 
-    jobs: int
+    begins: Sequence[float]
+    """When each job comes; of those that come together the first goes first."""
 
     def __call__(self, moment: Moment) -> list[JobShare]:
+        jobs = range(len(self.begins))
+        there = [job for job in jobs if job not in moment.absent]
+        first = min(there, key=lambda job: self.begins[job], default=None)
         nothing = JobShare((0,) * len(moment.up))
-        first = min(job for job in range(self.jobs) if job not in moment.ended)
-        return [JobShare(moment.up) if job == first else nothing for job in range(self.jobs)]
+        return [JobShare(moment.up) if job == first else nothing for job in jobs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +88,11 @@ class Shared:
     def __call__(self, moment: Moment) -> list[JobShare]:
         if moment.now_s == 0:
             self.running = [None] * len(self.jobs)
-        gone = {*moment.ended, *moment.broken}
+        gone = {*moment.absent, *moment.broken}
         keeps = tuple(None if job in gone else own for job, own in enumerate(self.running))
         # To a power of two, so that few splits have to be found.
         exponent = round(math.log2((EVENT_PRIOR_S + moment.now_s) / (1 + moment.changes)))
-        key = (moment.up, moment.ended, keeps, exponent)
+        key = (moment.up, moment.absent, keeps, exponent)
         if key not in self.known:
             claims = [self._claim(job, keeps[job], moment, 2.0**exponent) for job in self._all()]
             self.known[key] = split_machines(claims, moment.up)
@@ -102,7 +105,7 @@ class Shared:
     def _claim(self, job: int, keeps: PlanChoice | None, moment: Moment, until_s: float) -> Claim:
         asks = self.jobs[job]
         share = 0.0 if keeps is None else asks.down_s[keeps.plan] / until_s
-        choices = () if job in moment.ended else asks.choices
+        choices = () if job in moment.absent else asks.choices
         return Claim(choices, asks.weight, keeps, share)
 
     def _part(self, job: int, up: Machines) -> JobShare:
@@ -207,17 +210,19 @@ def spans_by_job(
     taken: Sequence[LostSlots],
     plans: Sequence[PlanLibrary],
     divide: Divide,
+    begins: Sequence[float],
     ends: Mapping[int, float],
 ) -> list[list[AvailabilitySpan]]:
-    """Walk through a trace, and return the spans of each job, given when jobs end.
+    """Walk through a trace, and return the spans of each job, given when jobs come and end.
 
-    The machines of a job that has ended are divided among the others.
+    The machines are divided anew whenever one does.
     """
     sizes = [pool.gpus_per_machine for pool in plans[0].pools]
     pool = _Pool([[] for _ in sizes], [_holding(len(sizes)) for _ in plans])
     spans: list[list[AvailabilitySpan]] = [[] for _ in plans]
     changes = {each.start_s: number for number, each in enumerate(trace.intervals)}
-    moments = sorted({*changes, *ends.values(), trace.end_s})
+    comings = {*begins, *ends.values()}
+    moments = sorted({*changes, *(at_s for at_s in comings if at_s < trace.end_s), trace.end_s})
     now_s, change = 0.0, 0
     while now_s < trace.end_s:
         lost: list[LostSlots] = [()] * len(plans)
@@ -227,12 +232,14 @@ def spans_by_job(
             counts = tuple(map(floordiv, trace.intervals[change].gpus, sizes))
             lost = pool.change(counts, taken[change], sizes)
         broken = frozenset(job for job, slots in enumerate(lost) if any(slots))
-        ended = tuple(sorted(job for job, at_s in ends.items() if at_s <= now_s))
+        ended = {job for job, at_s in ends.items() if at_s <= now_s}
         for job in ended:
             pool.end(job)
-        if now_s in changes or now_s in ends.values():
+        if now_s in changes or now_s in comings:
             up = tuple(map(len, pool.up))
-            handing = pool.give(divide(Moment(now_s, change, up, ended, broken)), now_s)
+            absent = ended | {job for job, at_s in enumerate(begins) if at_s > now_s}
+            moment = Moment(now_s, change, up, tuple(sorted(absent)), broken)
+            handing = pool.give(divide(moment), now_s)
         pool.arrive(now_s)
         until_s = min(moments[bisect_right(moments, now_s)], pool.next_arrival_s(now_s))
         for job, (holding, of_job) in enumerate(zip(pool.holdings, spans, strict=True)):

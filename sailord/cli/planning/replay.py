@@ -29,7 +29,7 @@ from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs
 from sailord.cli.options import FILE, JSON, FiniteRange, show
 from sailord.cli.planning.question import BUDGET, chosen_names, exit_without_plan, read_question
 from sailord.cli.planning.replay_jobs import check_together, text_of, to_json
-from sailord.cli.planning.several_jobs import WEIGHTS, weights_of
+from sailord.cli.planning.several_jobs import WEIGHTS, begins_of, weights_of
 from sailord.plots.figure import check_picture
 from sailord.plots.replay import draw_replay
 from sailord.text.table import table
@@ -61,6 +61,11 @@ def _seconds(name: str, default: float, what: str) -> Callable[[F], F]:
 @click.argument("cluster", type=FILE)
 @PROFILES
 @WEIGHTS
+@click.option(
+    "--begins",
+    metavar="SECONDS",
+    help="Of several jobs, separated by commas: when each comes. By default all are there at 0.",
+)
 @click.option(
     "--policy",
     "policies",
@@ -133,6 +138,7 @@ def replay(
     cluster: Path,
     profiles: Path | None,
     weights: str | None,
+    begins: str | None,
     policies: str,
     trace_name: str | None,
     pool: str | None,
@@ -166,6 +172,7 @@ def replay(
     ]
     question = questions[0]
     the_trace = load_trace(trace, question.cluster, TraceChoice(trace_name, pool, until_s, from_s))
+    comes_s = begins_of(begins, jobs, the_trace.end_s)
     every_s = _COSTS.checkpoint_every_s if checkpoint_every_s is None else checkpoint_every_s
     costs = ReconfigurationCosts(planned_s, unplanned_s, restart_s, every_s, snapshot_steps)
     if len(jobs) > 1:
@@ -182,6 +189,7 @@ def replay(
             search=_searched,
             searches=searches,
             chooses_checkpoints=checkpoint_every_s is None,
+            begins=comes_s,
         )
         show(to_json(found, ways), as_json, lambda _: text_of(found, ways))
         for asked, each in zip(questions, found.jobs, strict=True):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner.problem.question import Question
-from planner.replay.several_jobs import SeveralJobs
+from planner.replay.several_jobs import JobOfMany, SeveralJobs
 from sailord.cli.planning.several_jobs import job_names, refuse_deadlines
 from sailord.text.table import table
 from sailord.text.units import duration
@@ -51,7 +51,8 @@ def to_json(result: SeveralJobs, ways: Sequence[str]) -> dict[str, Any]:
                     {
                         "job": name,
                         "weight": job.weight,
-                        "goodput_samples_per_s": each.goodput_samples_per_s,
+                        "submitted_s": job.begins_s,
+                        "goodput_samples_per_s": _rate(job, each),
                         "share_of_alone": share,
                         "samples": each.samples,
                         "steps": each.steps,
@@ -95,7 +96,7 @@ def text_of(result: SeveralJobs, ways: Sequence[str]) -> str:
             [
                 way,
                 name,
-                f"{each.goodput_samples_per_s:.4g}",
+                f"{_rate(job, each):.4g}",
                 f"{share:.1%}",
                 f"{each.steps:,.0f}",
                 f"{each.steps_lost:,.0f}",
@@ -104,7 +105,7 @@ def text_of(result: SeveralJobs, ways: Sequence[str]) -> str:
                 _time(each.duration_s if each.ended != "trace" else None),
                 "-" if each.usd is None else f"{each.usd:.2f}",
             ]
-            for name, each, share in zip(names, results, shares, strict=True)
+            for name, job, each, share in zip(names, result.jobs, results, shares, strict=True)
         ]
         rows.append(_sum_row(way, result, results))
     return "\n".join([*lines, "", table(header, rows)])
@@ -126,6 +127,11 @@ def _sum_row(way: str, result: SeveralJobs, results: Sequence[PolicyResult]) -> 
         _time(last_s if ends else None),
         f"{sum(usd):.2f}" if len(usd) == len(results) else "-",
     ]
+
+
+def _rate(job: JobOfMany, result: PolicyResult) -> float:
+    """Samples per second from when the job comes until its end."""
+    return result.samples / (result.duration_s - job.begins_s)
 
 
 def _began_s(result: PolicyResult) -> float | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import click
@@ -21,16 +22,31 @@ def weights_of(text: str | None, jobs: Sequence[Path]) -> list[float]:
     """Read the weights of the jobs; without any, all are equal."""
     if text is None:
         return [1.0] * len(jobs)
-    cure = f"give {len(jobs)} numbers above 0, separated by commas, in the order of the jobs"
+    return _numbers("--weights", text, jobs, "above 0", lambda weight: 0 < weight < math.inf)
+
+
+def begins_of(text: str | None, jobs: Sequence[Path], end_s: float) -> list[float]:
+    """Read when the jobs come, in seconds of a trace; without any, all are there at its start."""
+    if text is None:
+        return [0.0] * len(jobs)
+    what = f"of seconds from 0 to below {end_s:g}, where the trace ends"
+    return _numbers("--begins", text, jobs, what, lambda at_s: 0 <= at_s < end_s)
+
+
+def _numbers(
+    option: str, text: str, jobs: Sequence[Path], what: str, is_valid: Callable[[float], bool]
+) -> list[float]:
+    """Read a number for each of several jobs."""
+    cure = f"give {len(jobs)} numbers {what}, separated by commas, in the order of the jobs"
     if len(jobs) == 1:
-        raise InputError(Problem("--weights", "is for several jobs", "give more job files"))
+        raise InputError(Problem(option, "is for several jobs", "give more job files"))
     try:
-        weights = [float(part) for part in text.split(",")]
+        numbers = [float(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(Problem("--weights", f'is "{text}"', cure)) from None
-    if len(weights) != len(jobs) or not all(0 < weight < float("inf") for weight in weights):
-        raise InputError(Problem("--weights", f'is "{text}"', cure))
-    return weights
+        raise InputError(Problem(option, f'is "{text}"', cure)) from None
+    if len(numbers) != len(jobs) or not all(map(is_valid, numbers)):
+        raise InputError(Problem(option, f'is "{text}"', cure))
+    return numbers
 
 
 def refuse_deadlines(questions: Iterable[Question], problems: Problems) -> None:

@@ -70,6 +70,7 @@ def together(
     weights: tuple[float, ...] | None = None,
     seed: int = 0,
     searches: int = 60,
+    begins: tuple[float, ...] | None = None,
 ) -> SeveralJobs:
     return replayed_together(
         [question(each) for each in steps],
@@ -79,6 +80,7 @@ def together(
         taken=machines_taken(given, CLUSTER, seed),
         search=per_machine,
         searches=searches,
+        begins=begins,
     )
 
 
@@ -173,6 +175,31 @@ def test_a_job_takes_the_machines_of_one_that_has_ended() -> None:
     assert two.reconfigurations == 1
 
 
+def test_a_job_that_comes_later_takes_its_part_from_the_other() -> None:
+    found = together(STILL, None, None, begins=(0.0, 500.0))
+    one, two = found.ways[SHARE]
+    assert [sum(gpus_at(found, one, 0, at_s)) for at_s in (490, 900)] == [32, 16]
+    assert [sum(gpus_at(found, two, 1, at_s)) for at_s in (490, 900)] == [0, 16]
+    assert (one.steps_lost, one.losses, one.reconfigurations) == (0, 0, 1)
+    # Half of the time alone, then half of the machines.
+    assert found.of_alone(SHARE)[0] == pytest.approx((1 + 0.5**0.8) / 2, rel=0.02)
+    # What it does is compared with what it would do alone from when it comes.
+    assert found.of_alone(SHARE)[1] == pytest.approx(0.5**0.8, rel=0.05)
+
+
+def test_in_line_those_that_come_first_go_first() -> None:
+    found = together(STILL, 50, 50, 50, begins=(300.0, 0.0, 300.0))
+    first, second, third = (found.ways[LINE][job] for job in (1, 0, 2))
+    begins = [
+        next(segment.start_s for segment in each.segments if segment.kind == "training")
+        for each in (first, second, third)
+    ]
+    assert first.duration_s < 300 < begins[1] < second.duration_s < begins[2]
+    assert first.ended == second.ended == third.ended == "steps"
+    # Nobody waits for the second one, which is alone until the third comes.
+    assert begins[1] == pytest.approx(300 + COSTS.restart_s)
+
+
 def test_a_job_gives_machines_up_in_a_planned_move() -> None:
     """One of two jobs loses nearly all it has; the other one shrinks without a lost step."""
     given = trace((0, (16, 16)), (3600, (16, 0)), end_s=7200)
@@ -217,16 +244,22 @@ def test_a_single_job_is_played_as_without_others() -> None:
     st.lists(st.sampled_from([None, 5, 40]), min_size=2, max_size=3),
     st.sampled_from([0.0, 15.0]),
     st.integers(0, 9),
+    st.sampled_from([(0.0, 0.0, 0.0), (0.0, 90.0, 90.0), (40.0, 0.0, 170.0)]),
 )
 def test_no_machine_is_used_twice(
-    changes: list[tuple[int, int, int]], steps: list[int | None], notice_s: float, seed: int
+    changes: list[tuple[int, int, int]],
+    steps: list[int | None],
+    notice_s: float,
+    seed: int,
+    begins: tuple[float, ...],
 ) -> None:
     points, now_s = [(0.0, (16, 16))], 0.0
     for seconds, one, two in changes:
         now_s += seconds
         points.append((now_s, (4 * one, 4 * two)))
     given = replace(trace(*points, end_s=now_s + 200), notice_s=notice_s)
-    found = together(given, *steps, seed=seed, searches=16)
+    begins = begins[: len(steps)]
+    found = together(given, *steps, seed=seed, searches=16, begins=begins)
     for results in found.ways.values():
         starts = {segment.start_s for each in results for segment in each.segments}
         for at_s in sorted(starts | {interval.start_s for interval in given.intervals}):
@@ -239,7 +272,8 @@ def test_no_machine_is_used_twice(
             held = [gpus_at(found, each, job, at_s) for job, each in enumerate(results)]
             for pool in range(2):
                 assert sum(gpus[pool] for gpus in held) <= max(gpus[pool] for gpus in recent)
-        for each in results:
+        for each, begins_s in zip(results, begins, strict=True):
+            assert all(s.kind == "idle" for s in each.segments if s.start_s < begins_s)
             parts = (each.useful_s, each.lost_s, each.downtime_s, each.idle_s)
             assert sum(parts) == pytest.approx(each.duration_s)
 
@@ -295,6 +329,11 @@ def test_the_command_shows_both_ways(tmp_path: Path) -> None:
         (("--weights", "1"), '--weights: is "1"; give 2 numbers above 0'),
         (("--weights", "1,nan"), '--weights: is "1,nan"'),
         (("--weights", "1,x"), '--weights: is "1,x"'),
+        (
+            ("--begins", "0,-1"),
+            '--begins: is "0,-1"; give 2 numbers of seconds',
+        ),
+        (("--begins", "0,3000"), '--begins: is "0,3000"'),
         (("--deadline", "99"), "--deadline: is for a single job"),
         (("--plot", "x.svg"), "--plot: is for a single job"),
         (("--policy", "oracle"), '--policy: "oracle" is not known'),
