@@ -81,11 +81,22 @@ def machines_of(found: SharedCluster) -> list[int]:
 
 
 def test_no_machine_stays_idle_that_a_job_can_use() -> None:
-    """Eleven machines in no guessed part: the last one is searched for."""
-    found = shared([scaling(), scaling()], (11,), searches=12)
-    assert sorted(machines_of(found)) == [5, 6]
+    """The other job uses three at most, and no guessed part has seven of ten."""
+    found = shared([lambda up: min(sum(up), 3) ** 0.8, scaling()], (10,), searches=16)
+    assert machines_of(found) == [3, 7]
     assert found.idle == (0,)
-    assert found.together == pytest.approx((5**0.8 + 6**0.8) / 11**0.8)
+    assert found.together == pytest.approx(1 + 0.7**0.8)
+
+
+def test_all_that_is_idle_is_searched_first() -> None:
+    """Four searches: the whole, a half, then all that the other job leaves of its half."""
+    found = shared([lambda up: min(sum(up), 3) ** 0.8, scaling()], (10,), searches=4)
+    assert machines_of(found) == [3, 7]
+
+
+def test_a_machine_goes_to_the_job_that_it_helps_more() -> None:
+    """No guessed part has five or seven of twelve."""
+    assert machines_of(shared([scaling(0.8), scaling(0.5)], (12,))) == [7, 5]
 
 
 def test_weights_count_and_a_job_that_needs_more_gets_it() -> None:
