@@ -30,8 +30,14 @@ gpus = 3
 TOO_LARGE = JOB_FILE.replace("opt-125m", "opt-30b")
 
 
-def run(folder: Path, *more: str, second: str = JOB_FILE, cluster: str = CLUSTER_FILE) -> Result:
-    for name, text in {"a": JOB_FILE, "b": second, "cluster": cluster}.items():
+def run(
+    folder: Path,
+    *more: str,
+    first: str = JOB_FILE,
+    second: str = JOB_FILE,
+    cluster: str = CLUSTER_FILE,
+) -> Result:
+    for name, text in {"a": first, "b": second, "cluster": cluster}.items():
         (folder / f"{name}.toml").write_text(text, encoding="utf-8")
     files = [str(folder / f"{name}.toml") for name in ("a", "b", "cluster")]
     return CliRunner().invoke(main, ["share", *files, "--budget", "2", *more])
