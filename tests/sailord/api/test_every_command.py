@@ -55,6 +55,7 @@ ELSEWHERE = {
     "compare": "tests/planner/compare/test_compare.py",
     "frontier": "tests/planner/test_cost_frontier.py",
     "replay": "tests/planner/replay/test_run_replay.py",
+    "share": "tests/sailord/cli/planning/test_share.py",
     "trace import": "tests/simulator/traces/test_published.py",
     "profile model": "tests/worker/cli/test_profile_run.py",
     "up": "tests/sailord/providers/test_emulated.py",
