@@ -68,6 +68,8 @@ class Gang:
     """When they first announced it."""
     is_free: bool = False
     """They have left their process groups or have ended: their devices are free."""
+    contradicted: tuple[NodeId, ...] = ()
+    """Nodes of ranks whose bits most others contradict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,7 @@ class GangReported(_Event):
     """It failed for lack of memory: bytes that must be free for snapshots."""
     sealing: Sealing | None = None
     """Some workers still seal their state after a loss."""
+    contradicted: tuple[NodeId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

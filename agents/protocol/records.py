@@ -284,6 +284,8 @@ class Report(Measured):
     not prepared."""
     sealing: Sealing | None = None
     """After a loss, until all its workers have sealed their state or failed to."""
+    contradicted: tuple[NodeId, ...] = ()
+    """Nodes of ranks whose bits most others contradict: why ``taking`` is ``failed``."""
 
     def speaks_of(self, generation: GenerationRecord) -> bool:
         """Return whether this is about the generation; other jobs use the same numbers."""
@@ -443,3 +445,5 @@ class Order:
     life: str = ""
     """For a node: the id that a name stood for when a leader first saw this. It does not apply to a
     node that registers later under that name."""
+    wrong_bits: bool = False
+    """For a quarantine: of a node whose bits were contradicted, not of a straggler."""

@@ -36,7 +36,7 @@ from agents.workers.process import (
     wait_exit_code_written,
     write_order,
 )
-from agents.workers.status import WorkerStatus, combine, sealing_of
+from agents.workers.status import WorkerStatus, combine, contradicted_of, sealing_of
 from worker.plain_file import read_plain
 
 IDLE_S = 60.0
@@ -318,7 +318,8 @@ class WorkerGang:
         self._report_failure()
 
     def _report_failure(self) -> None:
-        statuses = (member.present_status() for member in self._gang())
+        found = (member.present_status() for member in self._gang())
+        statuses = [each for each in found if each is not None]
         self.feed(
             GangReported(
                 self.clock.now(),
@@ -327,7 +328,8 @@ class WorkerGang:
                 failure=self._failure,
                 is_bug=self._is_bug,
                 room_needed=self._room_needed,
-                sealing=sealing_of([each for each in statuses if each is not None]),
+                sealing=sealing_of(statuses),
+                contradicted=contradicted_of(statuses),
             )
         )
 

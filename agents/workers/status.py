@@ -44,6 +44,8 @@ class WorkerStatus:
     """The last snapshot that it sealed."""
     withdrew: bool = False
     """It removed its snapshots, since other ranks contradict their bits."""
+    contradicted: tuple[NodeId, ...] = ()
+    """Nodes of ranks whose bits most others contradict."""
     sealing: Sealing | None = None
     """It has lost a peer, and still seals its state."""
 
@@ -62,6 +64,11 @@ def combine(statuses: Sequence[WorkerStatus], *, at: float = 0.0) -> GangReporte
         measured=_measured(statuses),
         sealing=sealing_of(statuses),
     )
+
+
+def contradicted_of(statuses: Sequence[WorkerStatus]) -> tuple[NodeId, ...]:
+    """Return the nodes whose bits the workers contradict."""
+    return tuple(sorted({node for status in statuses for node in status.contradicted}))
 
 
 def sealing_of(statuses: Sequence[WorkerStatus]) -> Sealing | None:

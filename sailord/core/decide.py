@@ -45,6 +45,7 @@ from sailord.core.rules.operator_orders import follow_order
 from sailord.core.rules.phase_rules import advance
 from sailord.core.rules.planner_answer import answer_question
 from sailord.core.rules.probing import probe_suspects
+from sailord.core.rules.quarantine import quarantine_contradicted
 from sailord.core.rules.straggler_rules import decide_stragglers
 
 Rule = Callable[[State, Active], RuleAnswer]
@@ -53,6 +54,8 @@ RULES: tuple[Rule, ...] = (
     # First, and even while a commit is being stored: a probe changes nothing but what is known of
     # the node, and each rule below decides better with the answer.
     probe_suspects,
+    # As early, since it only marks nodes: the rules below must not use them again.
+    quarantine_contradicted,
     # The next generation may begin from the checkpoint that is on its way into the store, so no
     # rule below may open one, close one, or go back to an older checkpoint until its fate is known.
     await_commit,

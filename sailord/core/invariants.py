@@ -48,6 +48,9 @@ def _check_write(state: State, write: WriteGeneration) -> None:
         assert record.number == (1 if last is None else last.number + 1), "a number was left out"
         assert record.state == "open", "a generation begins open"
         assert record.members, "a generation without members"
+        known = [state.nodes[id_] for id_ in record.members if id_ in state.nodes]
+        wrong = [node.record.name for node in known if node.exclusion.wrong_bits]
+        assert not wrong, f"a generation uses {wrong}, whose bits were contradicted"
         durable = write.lowers or state.durables.get(record.job)
         if durable is not None:
             assert record.restore.point.step >= durable.point.step, "durable steps are given up"

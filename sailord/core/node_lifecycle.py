@@ -204,10 +204,13 @@ def mark(node: Node, order: Order, now: float) -> Node:
         case "cordon":
             return replace(node, exclusion=replace(exclusion, is_cordoned=True))
         case "quarantine":
+            if order.wrong_bits:
+                return replace(node, exclusion=replace(exclusion, wrong_bits=order.reason))
             return replace(node, exclusion=replace(exclusion, slow=order.reason))
         case _:  # "uncordon"
-            back = now if exclusion.is_cordoned or exclusion.slow else node.returned_at
-            stays = replace(exclusion, is_cordoned=False, slow="")
+            was_out = exclusion.is_cordoned or exclusion.slow or exclusion.wrong_bits
+            back = now if was_out else node.returned_at
+            stays = replace(exclusion, is_cordoned=False, slow="", wrong_bits="")
             return replace(node, exclusion=stays, returned_at=back)
 
 

@@ -8,6 +8,7 @@ STATES = {
     "is lost": "lost",
     "is draining": "draining",
     "is slow": "slow",
+    "is quarantined": "quarantined",
     "failed": "failed",
     "could help": "added",
 }

@@ -285,6 +285,14 @@ MUTATIONS = [
         ),
     ),
     *core(
+        "sailord/core/rules/quarantine.py",
+        (
+            "any number of nodes is quarantined",
+            "    return out >= max(1, int(state.options.slow_share * len(living)))\n",
+            "    return out > len(living)\n",
+        ),
+    ),
+    *core(
         "sailord/core/queries/replan_triggers.py",
         (
             "a broken connection alone never ends a generation",

@@ -79,6 +79,7 @@ class Checker:
         self.failures_max = self.term_max = 0
         self.pids = 0
         self.commits = self.yields = self.ends = 0
+        self.quarantined: set[NodeId] = set()
         self.announced: dict[tuple[JobId, int, NodeId], Announced] = {}
         self.chosen_at: dict[tuple[JobId, int], float] = {}
         """When the leader chose the restore point of a generation."""
@@ -110,6 +111,10 @@ class Checker:
         self.term_max = max(self.term_max, after.term or 0)
         if after.active is not None and after.term == self.term_max:
             self.failures_max = max(self.failures_max, after.active.attempts.failures)
+        if before.term == after.term and before.nodes is not after.nodes:
+            self.quarantined |= {
+                id_ for id_, node in after.nodes.items() if node.exclusion.wrong_bits
+            }
         if before.term != after.term:
             self.lines.append(Line(self.clock.now, f"{who}: term {before.term} -> {after.term}"))
 

@@ -116,6 +116,16 @@ class FaultInjector:
             if self.random.random() < HALF:
                 self.clock.after(self.random.uniform(5.0, 60.0), lambda: _heal(machine))
 
+    def _wrong_bits(self) -> None:
+        """Let a machine's bits be contradicted; later an operator may let it be used again."""
+        if machine := self._random_machine():
+            self._log(f"wrong_bits {machine.id}")
+            self.world.gangs.contradict(machine)
+            if self.random.random() < HALF:
+                back = Order(f"uncordon-{self.count}", "uncordon", machine.id)
+                wait_s = self.random.uniform(10.0, 60.0)
+                self.clock.after(wait_s, lambda: self.world.give_order(back))
+
     # ---- notices and orders ---------------------------------------------------------------
 
     def _notice(self) -> None:

@@ -18,6 +18,7 @@ from tests.sim.world import (
     MACHINE_FAULTS,
     SLOW_SEALS,
     STRAGGLERS,
+    WRONG_BITS,
     Faults,
     World,
 )
@@ -33,7 +34,14 @@ RESTED_S = 15.0
 def faults_of(seed: int) -> Faults:
     """Return the faults of a life: most have all kinds; some one kind, with stricter checks."""
     slow = Faults(seals_slowly=True)
-    special = {2: slow, 3: STRAGGLERS, 5: CONTROL_PLANE_FAULTS, 6: slow, 8: SLOW_SEALS}
+    special = {
+        2: slow,
+        3: STRAGGLERS,
+        5: CONTROL_PLANE_FAULTS,
+        6: slow,
+        8: SLOW_SEALS,
+        9: WRONG_BITS,
+    }
     return {0: MACHINE_FAULTS, **special}.get(seed % 10, Faults())
 
 
@@ -65,6 +73,8 @@ def run_life(seed: int, wire: Wire | None = None) -> World:
             _check_undisturbed(world)
         if faults is STRAGGLERS:
             _check_slow(world)
+        if faults is WRONG_BITS:
+            _check_quarantine(world)
     except AssertionError as error:
         raise AssertionError(f"seed {seed}: {error}\n{world.checker.account()}") from error
     return world
@@ -151,3 +161,15 @@ def _check_slow(world: World) -> None:
     crawling = active.slowness.speeds.found(state.now, world.options)
     unsaid = [id_ for id_ in crawling if id_ not in active.slowness.kept]
     assert not unsaid, f"stragglers {unsaid} of {len(living)} nodes are kept without a reason"
+
+
+def _check_quarantine(world: World) -> None:
+    """Check that no running generation has a member whose bits were contradicted.
+
+    Each decision is checked not to choose one, too. Marks survive changes of leader.
+    """
+    (leader,) = (head for head in world.heads.values() if head.state.term is not None)
+    active, nodes = leader.state.active, leader.state.nodes
+    marked = {id_ for id_, node in nodes.items() if node.exclusion.wrong_bits}
+    if active is not None and active.generation is not None and isinstance(active.phase, Running):
+        assert not marked.intersection(active.generation.members), "a marked node is a member"

@@ -331,6 +331,7 @@ class Agent(Process):
                 is_bug=gang.is_bug,
                 measured=Measured(busy=((rank, self.world.step_s * self.machine.times_slower),)),
                 sealing=gang.sealing,
+                contradicted=gang.contradicted,
             )
         )
 

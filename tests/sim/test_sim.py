@@ -41,6 +41,12 @@ def test_survivors_are_awaited_and_the_step_that_they_sealed_is_kept() -> None:
     assert checker.kept
 
 
+@pytest.mark.sim
+def test_contradicted_nodes_stay_out() -> None:
+    """Otherwise the lives with wrong bits check nothing."""
+    assert run_life(19).checker.quarantined
+
+
 @pytest.mark.slow
 def test_seed_determines_the_life_under_any_hash_seed() -> None:
     told = {

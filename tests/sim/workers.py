@@ -52,6 +52,8 @@ class Gang:
     """When the seals that are under way will be done, by step."""
     sealing: Sealing | None = None
     """What it announced after a loss."""
+    contradicted: tuple[NodeId, ...] = ()
+    """Nodes whose bits the others contradict."""
     has_lost: bool = False
     """It has lost a peer for good; only where sealing is slow."""
 
@@ -189,6 +191,18 @@ class Gangs:
         gang = machine.gang
         if gang is not None:
             machine.tell(lambda agent: agent.gang_reported(gang))
+
+    def contradict(self, wrong: Machine) -> None:
+        """Let all workers of a running generation find that one machine's bits are wrong."""
+        gang = wrong.gang
+        machines = next((each for each in self._running() if wrong in each), [])
+        for machine in machines:
+            if gang is None or machine.gang is None or machine.gang.taking != "running":
+                continue
+            machine.gang.taking, machine.gang.is_bug = "failed", True
+            machine.gang.failure = f"a piece differs, and most contradict a rank on {wrong.id}"
+            machine.gang.contradicted = (wrong.id,)
+            self._report(machine)
 
     # ---- steps ----------------------------------------------------------------------------
 

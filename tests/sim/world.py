@@ -82,6 +82,16 @@ STRAGGLERS = Faults(
 )
 """Machines become stragglers, and some recover, while others come and go."""
 
+WRONG_BITS = Faults(
+    kinds=(
+        *("wrong_bits", "wrong_bits", "wrong_bits", "add", "add", "reboot", "power_off"),
+        *("agent_killed", "head_killed", "head_frozen", "store_away", "notice", "pause_resume"),
+    ),
+    worker_bug=0.0,
+    setup_fails=0.0,
+)
+"""The bits of machines are contradicted, while others come and go."""
+
 SLOW_SEALS = Faults(
     kinds=("power_off", "power_off", "gang_killed", "gang_killed", "reboot", "add", "add"),
     loss=0.0,

@@ -90,6 +90,8 @@ class Story:
                 return f"  probe {command.node}"
             case commands.Resign():
                 return f"  resign: {command.why}"
+            case commands.GiveOrder():
+                return f"  order {command.order.kind} {command.order.target}"
             case commands.Note():
                 return f"  note: {command.text}"
 
@@ -146,6 +148,7 @@ def _report(story: Story, at: float, names: list[str], values: dict[str, str]) -
         step=int(values.get("step", "0")),
         sealed=tuple(sealed),
         broken_peers=tuple(NodeId(n) for n in values.get("lost", "").split(",") if n),
+        contradicted=tuple(NodeId(n) for n in values.get("contradicts", "").split(",") if n),
         failure=values.get("why", "").replace("_", " "),
         is_bug="bug" in names,
         sealing=_sealing(values),

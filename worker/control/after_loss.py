@@ -6,7 +6,7 @@ The leader plans meanwhile, and then waits for the seal, if that is worth it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,11 @@ from worker.checkpoint.snapshot_manager import SnapshotManager
 from worker.distributed.interface import PeerLostError, TransportError
 from worker.engines.interface import TrainingEngine
 from worker.training.trainer import StepReport
+
+OF_ONE_GENERATION = (
+    *("failure", "is_bug", "room_needed", "broken_peers", "meeting", "withdrew", "contradicted"),
+)
+"""What a worker's status no longer says once it has left the generation."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -84,5 +89,8 @@ class AfterLoss:
 
     def lost_nodes(self, error: TransportError) -> list[str]:
         """Return the nodes that are known to be lost."""
-        node = self.node_of(error.rank) if isinstance(error, PeerLostError) else None
-        return [] if node is None else [node]
+        return self.nodes_of([error.rank] if isinstance(error, PeerLostError) else [])
+
+    def nodes_of(self, ranks: Iterable[int]) -> list[str]:
+        """Return the nodes of ranks, each once."""
+        return sorted({node for rank in ranks if (node := self.node_of(rank)) is not None})

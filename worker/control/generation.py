@@ -31,12 +31,12 @@ from worker.checkpoint.snapshot_manager import (
     check_state,
     load_snapshot,
 )
-from worker.control.after_loss import AfterLoss
+from worker.control.after_loss import OF_ONE_GENERATION, AfterLoss
 from worker.control.assignment import Assignment, OpenJob
 from worker.control.work_folder import hide
 from worker.devices.rank_device import DeviceMissingError, device_failure, set_up
 from worker.distributed.interface import Transport, TransportError
-from worker.distributed.process_groups import STALL_LEAST_S, ProcessTransport
+from worker.distributed.process_groups import ProcessTransport
 from worker.distributed.rank_protocol import OtherCodeError
 from worker.distributed.rendezvous import Meeting, join_meeting, open_meeting, open_transport
 from worker.engines.deepspeed.snapshot_adapter import DeepSpeedEngine
@@ -154,8 +154,7 @@ class GenerationRun:
             self._fail(f"{error.filename}: {error.strerror}", is_bug=False)
         except OSError as error:
             # Snapshots cannot be written, for example, or files cannot be read.
-            is_sound = script_line(error) is None
-            if is_sound:
+            if is_sound := (script_line(error) is None):
                 self._fail(f"{error.filename or ''}: {error.strerror or error}", is_bug=True)
             else:
                 self._fail_in_script(error)
@@ -170,6 +169,7 @@ class GenerationRun:
         except (NotANumberError, ReplicaMismatchError) as error:
             if isinstance(error, ReplicaMismatchError) and self._snapshots is not None:
                 self._extra_status["withdrew"] = self._snapshots.withdraw_if_blamed(error)
+                self._extra_status["contradicted"] = self._after_loss.nodes_of(error.blamed)
             self._fail(str(error), is_bug=True)
         except BaseException as error:
             self._fail_in_script(error)
@@ -346,7 +346,7 @@ class GenerationRun:
             self._end_phase("first_step")
         self.step = step_report.step + 1
         if isinstance(self._transport, ProcessTransport):
-            self._transport.stall_after_s = max(STALL_LEAST_S, 2 * step_report.seconds)
+            self._transport.expect_steps(step_report.seconds)
         self._extra_status["loss"] = step_report.loss if math.isfinite(step_report.loss) else None
         # What the planner predicts; a script's samples count as one token each.
         assert self._trainer is not None
@@ -459,7 +459,7 @@ class GenerationRun:
         if self.assignment.device.type == "cuda" and self._is_reusable:
             torch.cuda.empty_cache()
         self._milestone("left")
-        for key in ("failure", "is_bug", "room_needed", "broken_peers", "meeting", "withdrew"):
+        for key in OF_ONE_GENERATION:
             self._extra_status.pop(key, None)
         if self._is_reusable:
             self._set_state("idle")

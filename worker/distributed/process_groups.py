@@ -103,7 +103,7 @@ class ProcessTransport:
         self.is_stuck = False
         """A group did not open or close, so this process cannot be used again."""
         self.stall_after_s = FIRST_STALL_S
-        """An operation that takes longer is investigated; set to twice the time of a step."""
+        """An operation that takes longer is investigated."""
         self.stall: Blame | None = None
         """The rank to blame, if this rank has waited for longer."""
         self.activity: Callable[[], str] = lambda: "computing"
@@ -282,6 +282,10 @@ class ProcessTransport:
         return _PendingWork(self, operation)
 
     # ---- failures --------------------------------------------------------------------------------
+
+    def expect_steps(self, seconds: float) -> None:
+        """Investigate operations that take long, compared with the last step."""
+        self.stall_after_s = max(STALL_LEAST_S, 2 * seconds)
 
     def check(self) -> None:
         if self._monitor.failure is not None:

@@ -37,7 +37,7 @@ def node_view(
     return types.NodeView(
         **{name: getattr(record, name) for name in same},
         state=_node_state(node),
-        cordoned=node.exclusion.is_cordoned,
+        cordoned=bool(node.exclusion.is_cordoned or node.exclusion.wrong_bits),
         leaves_at=record.leaves_at,
         taking=None if report is None else report.taking,
         generation=None if report is None else report.generation,
@@ -68,7 +68,8 @@ def _node_state(node: Node) -> types.SeenState:
         return "draining"
     if node.exclusion.slow:
         return "slow"
-    return "cordoned" if node.exclusion.is_cordoned else node.record.state
+    is_cordoned = node.exclusion.is_cordoned or node.exclusion.wrong_bits
+    return "cordoned" if is_cordoned else node.record.state
 
 
 def nodes_view(

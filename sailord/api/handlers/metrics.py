@@ -64,6 +64,8 @@ def controller_metrics(api: ApiContext) -> list[Metric]:
                 "Measured over predicted compute time of a step, by GPU kind.",
                 [({"gpu": gpu}, factor) for gpu, factor in sorted(watch.factors.items())]),
         metric("sailor_nodes_slow", "Stragglers.", len(straggler_texts(state))),
+        metric("sailor_nodes_contradicted", "Nodes left out because their bits were contradicted.",
+                sum(bool(node.exclusion.wrong_bits) for node in state.nodes.values())),
         metric("sailor_records_unreadable", "Records and messages that cannot be read now.",
                 len(unreadable.found)),
         metric("sailor_records_unreadable_total", "Those found since the start.",

@@ -27,6 +27,8 @@ class Exclusion:
     is_cordoned: bool = False
     slow: str = ""
     """Why it is left out as a straggler; empty if it is not."""
+    wrong_bits: str = ""
+    """Why it is left out until an operator uncordons it: its bits were contradicted."""
     foreign: str = ""
     """Why its agent's records cannot be read: new plans leave it out, its workers go on."""
 
@@ -103,7 +105,9 @@ class Node:
         """Whether a new plan may use it; a member may stay though it is cordoned."""
         if not isinstance(self.standing, Present | Unreachable) or self.is_draining:
             return False
-        if self.exclusion.slow or self.why_unsound:  # Its record in the store may not say so yet.
+        if self.exclusion.slow or self.exclusion.wrong_bits:
+            return False
+        if self.why_unsound:  # Its record in the store may not say so yet.
             return False
         return self.record.state == "ready" and (is_member or not self.is_closed_to_new_plans)
 
@@ -114,8 +118,8 @@ class Node:
 
     @property
     def why_unusable(self) -> str:
-        """Why no new plan uses it, by its own report or by what its agent writes."""
-        return self.why_unsound or self.exclusion.foreign
+        """Why no new plan uses it, by its own report, its peers' or what its agent writes."""
+        return self.why_unsound or self.exclusion.wrong_bits or self.exclusion.foreign
 
     @property
     def is_notable(self) -> bool:
@@ -126,7 +130,7 @@ class Node:
             or self.workers != UNTROUBLED
             or self.is_draining
             or bool(self.why_unusable)
-            or bool(self.report.broken_peers)
+            or bool(self.report.broken_peers or self.report.contradicted)
         )
 
 

@@ -35,13 +35,14 @@ def is_writing(active: Active) -> bool:
 
 
 def is_explained(state: State, generation: GenerationRecord) -> bool:
-    """Return whether a lost node or a broken device explains the failure of the generation.
+    """Return whether a lost node, a broken device or wrong bits explain the generation's failure.
 
-    It need not be a member: state may have been fetched from another node.
+    The node need not be a member: state may have been fetched from another one.
     """
     broken = broken_members(state, generation)
     reports = (node.report for id_ in broken if (node := state.nodes.get(id_)) is not None)
-    peers = (peer for report in reports if report is not None for peer in report.broken_peers)
+    named = (each for each in reports if each is not None)
+    peers = (peer for each in named for peer in (*each.broken_peers, *each.contradicted))
     involved = (state.nodes.get(id_) for id_ in (*broken, *peers))
     return any(is_gone(node) for node in involved)
 

@@ -49,6 +49,8 @@ def replan_trigger(state: State, active: Active) -> Trigger | None:
         *_orders(active, state.now),
         *_standstill(state, active),
     ]
+    if not any(trigger.is_forced for trigger in found):
+        found += _quarantined(state, active)
     if not found:
         return None
     # Forced ones first: a new node never delays the answer to a loss.
@@ -127,9 +129,16 @@ def _broken_since(state: State, id_: NodeId) -> float | None:
     return None
 
 
+def without_rank(failure: str) -> str:
+    """Return a failure without the rank that reports it."""
+    return _ON_RANK.sub("", failure)
+
+
 def is_gone(node: Node | None) -> bool:
     """Return whether the machine itself is the cause: lost, broken, or short of memory."""
-    return node is None or node.is_lost or bool(node.why_unsound)
+    if node is None or node.is_lost:
+        return True
+    return bool(node.why_unsound or node.exclusion.wrong_bits)
 
 
 def _losses(state: State, active: Active) -> list[Trigger]:
@@ -146,7 +155,7 @@ def _losses(state: State, active: Active) -> list[Trigger]:
         # What a script raises on all ranks alike is told once.
         said = _OF_SAMPLE.sub("", text.partition(" failed: ")[2])
         # So is a node to which several others lost the connection.
-        same = _ON_RANK.sub("", said) or text.partition(_CUT_OFF)[2] or text
+        same = without_rank(said) or text.partition(_CUT_OFF)[2] or text
         if same not in found or due < found[same].due:
             found[same] = Trigger(text, due, is_forced=True)
     return list(found.values())
@@ -181,6 +190,14 @@ def _notices(state: State, active: Active) -> list[Trigger]:
             due = min(due, max(state.now, node.record.leaves_at - state.options.notices_gather_s))
         found.append(Trigger(f"{node.record.name} is draining", due, is_forced=True))
     return found
+
+
+def _quarantined(state: State, active: Active) -> list[Trigger]:
+    """Members whose bits were contradicted after they had been chosen."""
+    members = () if active.generation is None else active.generation.members
+    marked = (state.nodes[id_] for id_ in sorted(state.nodes.notable.intersection(members)))
+    names = [n.record.name for n in marked if n.exclusion.wrong_bits and not n.is_lost]
+    return [Trigger(f"{name} is quarantined", state.now, is_forced=True) for name in names]
 
 
 def _slow_nodes(state: State, active: Active) -> list[Trigger]:

@@ -32,6 +32,8 @@ def _has_failed(node: Node) -> bool:
 
 def _may_be_usable(node: Node) -> bool:
     """Return whether it may become usable without an operator."""
-    if node.is_draining or node.is_closed_to_new_plans or node.exclusion.slow:
+    if node.is_draining or node.is_closed_to_new_plans:
+        return False
+    if node.exclusion.slow or node.exclusion.wrong_bits:
         return False
     return not _has_failed(node) and not (node.report is not None and node.report.fault)

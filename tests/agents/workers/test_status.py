@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agents.protocol.records import NodeId, Sealing
-from agents.workers.status import WorkerStatus, combine
+from agents.workers.status import WorkerStatus, combine, contradicted_of
 
 
 def test_missing_state_is_told_beside_the_peers_that_may_have_had_it():
@@ -24,3 +24,10 @@ def test_node_has_sealed_when_its_slowest_worker_has():
     ]
     assert combine(statuses).sealing == Sealing(41, 3.0)
     assert combine(statuses[:1]).sealing is None
+
+
+def test_all_nodes_that_workers_contradict_are_told():
+    b, c = NodeId("b"), NodeId("c")
+    statuses = [WorkerStatus(3, rank, "failed", contradicted=(c, b)[rank:]) for rank in range(2)]
+    assert contradicted_of(statuses) == (b, c)
+    assert contradicted_of([WorkerStatus(3, 0, "running")]) == ()

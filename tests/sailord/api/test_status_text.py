@@ -75,6 +75,9 @@ UNFIT = report(A, "idle", sealed=(), unfit="setup `make` exited with 2: no make"
 GONE = node(C, report(C, "idle", sealed=()), draining_since=NOW - 60)
 
 LEFT_OUT = node(C, slow="it computes 4.2 times as long as others with the same work")
+CONTRADICTED = node(
+    C, wrong_bits="its bits were contradicted (piece 2 differs); `sailorctl uncordon c` returns it"
+)
 CRAWLS = Straggler(1.8, "it did before", NOW - 200, 10, 40)
 LIMPING = state().active
 assert LIMPING is not None
@@ -107,6 +110,9 @@ CASES = {
     "slow": Case(
         Running(NOW - 7300),
         state=replace(state(None, node(A, SAID), node(B), LEFT_OUT), active=LIMPS),
+    ),
+    "quarantined": Case(
+        Running(NOW - 7300), state=state(None, node(A, SAID), node(B), CONTRADICTED)
     ),
     "uploads_fail": Case(
         Running(NOW - 7300),
@@ -225,6 +231,17 @@ def test_slow_nodes_are_explained_below_the_table():
         " it stays: no plan is better",
         "machine-c is slow: it computes 4.2 times as long as others with the same work",
     ]
+
+
+def test_quarantined_node_counts_as_cordoned_and_says_why():
+    known = state(None, node(A, SAID), CONTRADICTED)
+    shown = json.loads(json.dumps(plain(render.nodes_view(known))))["nodes"]
+    assert [(each["state"], each["cordoned"]) for each in shown] == [
+        ("ready", False),
+        ("cordoned", True),
+    ]
+    why = f"machine-c: {CONTRADICTED.exclusion.wrong_bits}"
+    assert nodes_text(shown).splitlines()[-1] == why
 
 
 def test_status_names_the_jobs_that_are_paused_and_what_ends_that():

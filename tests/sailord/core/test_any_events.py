@@ -229,6 +229,7 @@ class Cluster:
             number=self.numbers[id_],
             of=number,
             broken_peers=broken_peers if taking == "broken" else (),
+            contradicted=broken_peers if taking == "failed" else (),
             uploaded=votes,
         )
         return Reported(self.now, replace(made, sealed=sealed))

@@ -37,7 +37,9 @@ def run_of(tmp_path: Path, report: Any) -> GenerationRun:
     return GenerationRun(assignment, report)
 
 
-def test_contradicted_rank_withdraws_before_it_closes_and_tells_its_agent(tmp_path: Path) -> None:
+def test_contradicted_rank_withdraws_before_it_closes_and_tells_which_node_it_is_on(
+    tmp_path: Path,
+) -> None:
     done, reports = [], []
     run = run_of(tmp_path, lambda status, _: reports.append(status))
 
@@ -56,6 +58,8 @@ def test_contradicted_rank_withdraws_before_it_closes_and_tells_its_agent(tmp_pa
     run.run(differ)
     assert done == [(1,), "closed"]
     assert [s["taking"] for s in reports if s.get("withdrew")] == ["failed"]
+    assert [s["contradicted"] for s in reports if s["taking"] == "failed"] == [["b"]]
+    assert "contradicted" not in reports[-1]
     assert run.state == "idle"
 
 
