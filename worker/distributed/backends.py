@@ -56,7 +56,6 @@ NCCL_DEFAULTS = {
     # The recorder of operations keeps a trace of each one's caller, which takes time in each, and
     # after an error seconds to print. Ours names the rank that hangs.
     "TORCH_FR_BUFFER_SIZE": "0",
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",  # Its name in older versions.
 }
 """Set unless the environment has another value."""
 
