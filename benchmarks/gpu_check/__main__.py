@@ -29,6 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 WITHIN_S = 530.0
 """The whole check ends within 9 minutes."""
 LIMIT_LEAST_S = 5.0
+CLEAN_UP_S = 15.0
+"""How long a part whose time is over may clean up."""
 LIMITS_S: dict[str, float] = {
     "machine": 40.0,
     "kernels": 70.0,
@@ -118,6 +120,10 @@ def run_part(name: str, device: str, is_quick: bool, out: Path, left_s: float) -
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             code = None
+            # It ends what it has started outside its own process group.
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(CLEAN_UP_S)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -63,6 +63,23 @@ def test_part_that_hangs_is_ended_and_reported(tmp_path, monkeypatch):
     assert found["why"].startswith("did not end within 0 s")
 
 
+def test_part_whose_time_is_over_cleans_up(tmp_path, monkeypatch):
+    part = """
+import pathlib, sys, time
+try:
+    time.sleep(60)
+finally:
+    pathlib.Path(sys.argv[-1], "cleaned up").touch()
+"""
+    (tmp_path / "benchmarks/gpu_check").mkdir(parents=True)
+    (tmp_path / "benchmarks/gpu_check/part.py").write_text(part)
+    monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
+    monkeypatch.setitem(gpu_check.LIMITS_S, "machine", 1.0)
+    monkeypatch.setattr(gpu_check, "LIMIT_LEAST_S", 0.0)
+    gpu_check.run_part("machine", "cpu", True, tmp_path, 60.0)
+    assert (tmp_path / "cleaned up").exists()
+
+
 BARE = """
 import sys
 class Bare:
@@ -104,7 +121,11 @@ def test_whole_check_runs_on_a_cpu(tmp_path):
     )
     ranks = found["parts"]["transport"]["found"]["all_ranks"]
     assert all(each["names_the_killed_rank"] for each in ranks["survivors_say"])
+    deaths = found["parts"]["deaths"]["found"]
+    assert deaths["totals"]["deaths"] > 0
+    assert deaths["unexpected"] == []
     assert found["parts"]["recovery"]["found"]["kill_a_rank"]["new_generation"]
+    assert found["parts"]["recovery"]["found"]["kill_a_node"]["new_generation"]
     assert not found["parts"]["recovery"]["found"]["kill_the_agent"]["new_generation"]
     text = (tmp_path / "gpu-check.md").read_text()
     assert "failed" not in text.replace("memory-efficient: failed", "").replace(
