@@ -74,7 +74,7 @@ finally:
     (tmp_path / "benchmarks/gpu_check").mkdir(parents=True)
     (tmp_path / "benchmarks/gpu_check/part.py").write_text(part)
     monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
-    monkeypatch.setitem(gpu_check.LIMITS_S, "machine", 1.0)
+    monkeypatch.setitem(gpu_check.LIMITS_S, "machine", 4.0)
     monkeypatch.setattr(gpu_check, "LIMIT_LEAST_S", 0.0)
     gpu_check.run_part("machine", "cpu", True, tmp_path, 60.0)
     assert (tmp_path / "cleaned up").exists()
