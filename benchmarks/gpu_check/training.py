@@ -99,7 +99,7 @@ def _plain(setting: Setting, place: torch.device, job: Job) -> dict[str, Any]:
     """The same layers in one loop: autocast, torch's AdamW, no sharing, no snapshots."""
     _free(place)
     context = MicroBatchContext()
-    everything = (0, len(job.model.layers))
+    everything = range(len(job.model.layers))
     layers = build_layers(job, everything, context=context, dtype=torch.float32, device=place)
     weights = list({p: None for layer in layers for p in layer.module.parameters()})
     optimizer = torch.optim.AdamW(weights, lr=job.learning_rate, fused=True)

@@ -64,6 +64,7 @@ def check_plan_for_job(plan: Plan, job: Job, *, place: str = "plan") -> tuple[Pr
     _check_layers(plan, job, place, problems)
     unfit = _RepeatedProblems()
     for number, pipeline in enumerate(plan.pipelines):
+        _check_interleaving(plan, pipeline, f"{place}: pipelines[{number}]", problems)
         for index, stage in enumerate(pipeline.stages):
             at = f"{place}: pipelines[{number}].stages[{index}]"
             unfit.judge(("tp", stage.tp), at, partial(tp_problem, stage.tp, job))

@@ -43,15 +43,16 @@ def corrections_of(
 ) -> tuple[Correction, ...]:
     """Return what the ratios of measured to predicted time say of each kind and layer range.
 
-    ``ratios`` is by rank. Of several ranks with the same layers the median counts. Nothing is
-    corrected unless some range is beyond the error bar.
+    ``ratios`` is by rank; a rank's ratio holds for all its chunks. Of several ranks with the same
+    layers the median counts. Nothing is corrected unless some range is beyond the error bar.
     """
     found: defaultdict[tuple[str, int, int], list[float]] = defaultdict(list)
     rank = 0
     for pipeline in plan.pipelines:
-        for stage in pipeline.stages:
-            for _ in range(stage.tp):
-                if rank in ratios:
+        owning = plan.owning_stages(pipeline)
+        for index, owner in enumerate(owning):
+            for _ in range(owner.tp):
+                for stage in pipeline.stages[index :: len(owning)] if rank in ratios else ():
                     found[stage.places[0].gpu, *stage.layers].append(ratios[rank])
                 rank += 1
     medians = {key: statistics.median(each) for key, each in found.items()}

@@ -1,4 +1,4 @@
-"""Random plans, uneven in stages, TP degrees and micro batches."""
+"""Random plans, uneven in stages, TP degrees, micro batches and chunks."""
 
 from __future__ import annotations
 
@@ -28,6 +28,35 @@ def any_plan(
         pipelines.append(Pipeline(share, stages))
     schedule: Schedule = draw.choice(["1f1b", "1f1b", "gpipe"])
     return Plan(size, tuple(pipelines), schedule)
+
+
+def any_interleaved_plan(draw: Random, job: Job, *, ranks_max: int = 10) -> Plan | None:
+    """Return a plan whose device groups have several chunks each, or none if none fits."""
+    layers, batch = len(job.model.layers), job.global_batch
+    size = draw.choice([n for n in range(1, batch + 1) if batch % n == 0])
+    chunks = draw.randint(2, layers // 2)
+    pipelines: list[Pipeline] = []
+    left, ranks = batch // size, ranks_max
+    while left > 0:
+        most = min(layers // chunks, ranks, left)
+        fitting = [n for n in range(2, most + 1) if left % n != 1]
+        if not fitting:
+            return None
+        groups = draw.choice(fitting)
+        rounds = draw.randint(1, left // groups)
+        # What is left must fill the rounds of another pipeline.
+        if left - rounds * groups == 1:
+            rounds -= 1
+        owned = [draw.choice([tp for tp in (1, 2) if job.max_tp % tp == 0]) for _ in range(groups)]
+        owned = owned if sum(owned) <= ranks else [1] * groups
+        ends = itertools.accumulate(_shares(draw, layers, groups * chunks), initial=0)
+        stages = tuple(
+            Stage(span, owned[n % groups], (HERE,), draw.choice(["none", "full"]))
+            for n, span in enumerate(itertools.pairwise(ends))
+        )
+        pipelines.append(Pipeline(rounds * groups, stages))
+        left, ranks = left - rounds * groups, ranks - sum(owned)
+    return Plan(size, tuple(pipelines), "interleaved", chunks)
 
 
 def _shares(draw: Random, total: int, parts: int) -> list[int]:

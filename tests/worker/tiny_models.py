@@ -78,7 +78,7 @@ def layers_of(
     """Build all layers as one rank holds them, with tied layers tied."""
     now = MicroBatch(seed=3, step=7, samples=torch.tensor([4, 0, 6]))
     share = {"tp": tp, "tp_index": index, "group": group}
-    everything = (0, len(job.model.layers))
+    everything = range(len(job.model.layers))
     return build_layers(job, everything, context=MicroBatchContext(now), dtype=dtype, **share)
 
 

@@ -137,8 +137,7 @@ def trained(
             sums.append({k: v for memory in buffers for k, v in checksums(memory).items()})
         return trainer, reports, sums, rank_tensors(trainer.buffers.values())
 
-    size = sum(stage.tp for pipeline in plan.pipelines for stage in pipeline.stages)
-    ranks = run_as_threads(size, body)
+    ranks = run_as_threads(plan.device_count, body)
     disagreements = []
     for step in range(steps):
         known: dict[Any, str] = {}
@@ -164,7 +163,7 @@ class PlainLoop:
     def __init__(self, job: Job, *, dtype: torch.dtype, data: Any = None) -> None:
         self.job, self.data = job, data or SomeLabels(job)
         self._context = MicroBatchContext()
-        everything = (0, len(job.model.layers))
+        everything = range(len(job.model.layers))
         self.layers: list[LocalLayer] = build_layers(
             job, everything, context=self._context, dtype=dtype
         )

@@ -307,7 +307,7 @@ def _summary(
             "pipeline": place.pipeline,
             "stage": place.stage,
             "tp_index": place.index,
-            "layers": list(place.layers),
+            "layers": [list(chunk.layers) for chunk in place.chunks],
             "device": device,
             "peak_memory_bytes": results.summaries[place.rank]["peak_memory_bytes"],
         }

@@ -31,19 +31,39 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
+class Chunk:
+    """One of a rank's stages: it has several under the interleaved schedule."""
+
+    stage: int
+    layers: tuple[int, int]
+    """The first layer, and the one after the last."""
+    recompute: Recompute
+
+
+@dataclass(frozen=True, slots=True)
 class RankPlace:
     """One rank's position in the plan."""
 
     rank: int
     pipeline: int
     stage: int
+    """Its first stage, which is the number of its device group."""
     stages: int
     """The number of stages of its pipeline."""
     tp: int
     index: int
     """Its TP index among the ``tp`` ranks of the stage."""
-    layers: tuple[int, int]
-    recompute: Recompute
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that it computes, ascending."""
+        return tuple(layer for chunk in self.chunks for layer in range(*chunk.layers))
+
+    @property
+    def groups(self) -> int:
+        """The number of device groups of its pipeline."""
+        return self.stages // len(self.chunks)
 
     @property
     def is_first(self) -> bool:
@@ -51,7 +71,7 @@ class RankPlace:
 
     @property
     def is_last(self) -> bool:
-        return self.stage == self.stages - 1
+        return self.chunks[-1].stage == self.stages - 1
 
     @property
     def tp_ranks(self) -> tuple[int, ...]:
@@ -63,18 +83,28 @@ def rank_places(plan: Plan) -> tuple[RankPlace, ...]:
     """Number the ranks of a plan by pipeline, then stage, then TP index."""
     places: list[RankPlace] = []
     for number, pipeline in enumerate(plan.pipelines):
-        for index, stage in enumerate(pipeline.stages):
+        chunks = [
+            Chunk(index, stage.layers, stage.recompute)
+            for index, stage in enumerate(pipeline.stages)
+        ]
+        owning = plan.owning_stages(pipeline)
+        for index, stage in enumerate(owning):
+            mine = tuple(chunks[index :: len(owning)])
             for tp_index in range(stage.tp):
                 where = (len(places), number, index, len(pipeline.stages))
-                places.append(RankPlace(*where, stage.tp, tp_index, stage.layers, stage.recompute))
+                places.append(RankPlace(*where, stage.tp, tp_index, mine))
     return tuple(places)
 
 
 def neighbouring_stage(
     places: tuple[RankPlace, ...], place: RankPlace, *, step: int
 ) -> tuple[RankPlace, ...]:
-    """Return the ranks of the previous (``step`` -1) or next (1) stage of the same pipeline."""
-    wanted = (place.pipeline, place.stage + step)
+    """Return the ranks of the previous (``step`` -1) or next (1) stage of the same pipeline.
+
+    With several chunks, the first device group comes after the last.
+    """
+    stage = place.stage + step
+    wanted = (place.pipeline, stage % place.groups if len(place.chunks) > 1 else stage)
     return tuple(other for other in places if (other.pipeline, other.stage) == wanted)
 
 
@@ -119,12 +149,11 @@ def tensors_by_layer(tables: Iterable[tuple[LogicalTensor, ...]]) -> Tables:
 def layers_held(place: RankPlace, tables: Iterable[tuple[LogicalTensor, ...]]) -> tuple[int, ...]:
     """Return the layers whose tensors a rank holds, in the order of the gradient sums."""
     tables = tuple(tables)
-    first, end = place.layers
     shared = {spec.tied_name for table in tables for spec in table} - {None}
-    uses_shared = (first == 0 and bool(shared)) or any(
-        spec.tied_name is not None for table in tables[first:end] for spec in table
+    uses_shared = (place.is_first and bool(shared)) or any(
+        spec.tied_name is not None for layer in place.layers for spec in tables[layer]
     )
-    return (*reversed(range(first, end)), *((TIED,) if uses_shared else ()))
+    return (*reversed(place.layers), *((TIED,) if uses_shared else ()))
 
 
 def atoms_held(*, tp: int, index: int, atoms: int) -> range:
@@ -362,13 +391,14 @@ def _layout(shapes: Iterable[tuple[LogicalTensor, tuple[int, ...]]]) -> FlatLayo
 def plan_problems(plan: Plan, job: Job, *, place: str = "plan") -> tuple[Problem, ...]:
     """List everything that prevents this runtime from running the job under the plan."""
     found = list(check_plan_for_job(plan, job, place=place))
-    if plan.schedule == "interleaved":
-        what = "the interleaved schedule is not supported by the training runtime"
-        found.append(Problem(f"{place}: schedule", what, "use 1f1b or gpipe"))
     if job.schedule != "constant" and job.steps is None:
         what = f"the {job.schedule} schedule needs an end"
         found.append(Problem("training.steps", what, "set the number of steps"))
     for number, pipeline in enumerate(plan.pipelines):
+        if plan.schedule == "interleaved" and plan.group_count(pipeline) == 1:
+            what = "has one device group, whose chunks would wait for nobody"
+            cure = "give each pipeline of an interleaved plan two device groups, or use 1f1b"
+            found.append(Problem(f"{place}: pipelines[{number}].stages", what, cure))
         for index, stage in enumerate(pipeline.stages):
             at = f"{place}: pipelines[{number}].stages[{index}]"
             if stage.split != (1,) or len(stage.places) != 1:

@@ -7,7 +7,7 @@ and values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -152,7 +152,7 @@ def build_layer(
 
 def build_layers(
     job: Job,
-    indices: tuple[int, int],
+    indices: Iterable[int],
     *,
     tp: int = 1,
     tp_index: int = 0,
@@ -162,7 +162,7 @@ def build_layers(
     device: torch.device | str = "cpu",
     weights: Callable[[int], ShardValues] | None = None,
 ) -> list[LocalLayer]:
-    """Build and tie what a rank holds of consecutive layers; ``weights`` as for ``build_layer``."""
+    """Build and tie what a rank holds of some layers; ``weights`` as for ``build_layer``."""
     layers = [
         build_layer(
             job,
@@ -175,7 +175,7 @@ def build_layers(
             device=device,
             values=None if weights is None else weights(index),
         )
-        for index in range(*indices)
+        for index in indices
     ]
     tie(layers)
     return layers

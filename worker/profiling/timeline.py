@@ -177,7 +177,8 @@ def _rows(member: RankTimeline) -> Iterator[tuple[str, list[Span]]]:
     name = f"stage {place.stage}" + (f" TP {place.index}" if place.tp > 1 else "")
     in_turn = [span for span in member.spans if not span.in_background]
     if in_turn:
-        yield f"{name}: layers {span_text(place.layers)}, rank {place.rank}", in_turn
+        layers = ", ".join(span_text(chunk.layers) for chunk in place.chunks)
+        yield f"{name}: layers {layers}, rank {place.rank}", in_turn
     beside: list[list[Span]] = []
     for span in sorted(member.spans, key=lambda span: span.start_ns):
         if span.in_background and span.end_ns:

@@ -58,12 +58,13 @@ class ProgressDisplay:
         if self.as_json:
             print(json.dumps({"ranks": ranks}), file=sys.stderr)
             return
-        print("rank  pipeline  stage  layers   peak memory", file=sys.stderr)
-        for rank in ranks:
-            first, end = rank["layers"]
+        held = [", ".join(f"{a}-{end - 1}" for a, end in rank["layers"]) for rank in ranks]
+        width = max(7, *map(len, held))
+        print(f"rank  pipeline  stage  {'layers':{width}}  peak memory", file=sys.stderr)
+        for rank, layers in zip(ranks, held, strict=True):
             print(
                 f"{rank['rank']:4}  {rank['pipeline']:8}  {rank['stage']:5}  "
-                f"{f'{first}-{end - 1}':7}  {rank['peak_memory_bytes'] / _MIB:7.1f} MiB",
+                f"{layers:{width}}  {rank['peak_memory_bytes'] / _MIB:7.1f} MiB",
                 file=sys.stderr,
             )
 

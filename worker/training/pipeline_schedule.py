@@ -1,15 +1,20 @@
-"""One rank's passes of a step, in the order of its pipeline schedule (1F1B or GPipe).
+"""One rank's passes of a step, in the order of its schedule (1F1B, GPipe or interleaved 1F1B).
 
 The order is the one that the simulator times (``simulator.estimate.pass_order``). Inputs are
 requested before they are needed, so that transfers overlap; outputs are sent without waiting. Gloo
-sends nothing before it has heard of the receiver's request, so on CPUs the next activation and the
-next gradient are requested as soon as the one before is taken. On GPUs, where a waiting receive
-holds a part of the device, only the next operation's input is.
+sends nothing before it has heard of the receiver's request, so on CPUs the next input from a rank
+is requested as soon as the one before is taken. On GPUs, where a waiting receive holds a part of
+the device, only the next operation's input is.
+
+Tensors from one rank arrive in the order in which it sends them, so it has to send them in the
+order in which they are taken here. With two device groups that send each other both activations and
+gradients, this holds because all schedules pair forwards with backwards alike
+(``tests/worker/training/test_input_requests.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -52,13 +57,13 @@ class ConsumedSamples:
 
 
 class PipelineRank:
-    """One rank of one stage, with its neighbours and its data."""
+    """One rank with its stages, its neighbours and its data."""
 
     def __init__(
         self,
         plan: Plan,
         place: RankPlace,
-        stage: StageRunner,
+        runners: Mapping[int, StageRunner],
         transport: Transport,
         data: DataSource,
         *,
@@ -70,39 +75,55 @@ class PipelineRank:
         of_module: bool,
         steps: int | None = None,
     ) -> None:
+        """``runners`` has the layers of each stage."""
         # Every stage of a user's module needs the batch, and its boundaries may vary in shape.
         self._of_module = of_module
         self._signatures: dict[int, Hashable] = {}
         """By micro batch of this step, once it is loaded: what the shapes at boundaries depend on;
         empty for a built-in model, where they are all alike."""
-        self._plan, self._place, self._stage = plan, place, stage
+        self._samples: dict[int, Samples] = {}
+        """By micro batch: what a later chunk needs, too."""
+        self._plan, self._place, self._runners = plan, place, runners
         self._random_seed, self._device = random_seed, device
         self._dtype, self._wire = precision.compute, precision.wire
         self._recorder, self._busy = recorder, busy
         count = plan.pipelines[place.pipeline].micro_batches
-        orders = device_orders(plan.schedule, stages=place.stages, micro_batches=count)
+        orders = device_orders(
+            plan.schedule,
+            stages=place.stages,
+            micro_batches=count,
+            virtual_stages=plan.virtual_stages,
+        )
         self._order: list[Op] = orders[place.stage]
-        forward = [self._positions(op) for op in self._order if op.kind == "F"]
-        self._forward_positions = forward
-        self._data = ReadAhead(data, forward, steps=steps)
-        is_early = transport.requests_early and not of_module
-        self._expected_first, self._expected_after = requests_of(self._order, is_early=is_early)
+        # All schedules begin the micro batches in their order.
+        self._all_positions = [self._positions(number) for number in range(count)]
+        self._data = ReadAhead(data, self._all_positions, steps=steps)
         places = rank_places(plan)
         before, after = (neighbouring_stage(places, place, step=step) for step in (-1, 1))
+        senders = {
+            kind: sender_for(place, ranks).rank
+            for kind, ranks in (("F", before), ("B", after))
+            if ranks
+        }
+        self._expected_first, self._expected_after = requests_of(
+            self._order,
+            is_early=transport.requests_early and not of_module,
+            source_of=lambda op: senders[op.kind] if self._is_sent(op) else None,
+        )
 
-        def inbox(senders: tuple[RankPlace, ...], shapes: Shapes | None = None) -> Inbox | None:
-            if not senders:
+        def inbox(kind: str, shapes: Shapes | None = None) -> Inbox | None:
+            source = senders.get(kind)
+            if source is None:
                 return None
-            source = sender_for(place, senders).rank
             return Inbox(transport, source, dtype=self._wire, device=device, shapes=shapes)
 
         def outbox(receivers: tuple[RankPlace, ...], *, tells_shapes: bool = True) -> Outbox:
             targets = [target.rank for target in receivers_of(place, receivers)]
             return Outbox(transport, targets, tells_shapes=tells_shapes)
 
-        self._inputs, self._results = inbox(before), outbox(after)
+        self._inputs, self._results = inbox("F"), outbox(after)
         # A gradient has the shape of its activation.
-        self._gradients = inbox(after, self._results.shapes)
+        self._gradients = inbox("B", self._results.shapes)
         self._input_gradients = outbox(before, tells_shapes=False)
 
     def run(self, step: int, *, seed: float, layer_done: Callable[[int], None]) -> ConsumedSamples:
@@ -112,8 +133,8 @@ class PipelineRank:
         ``seed`` is the factor on the sum of losses before it is differentiated.
         """
         consumed = self._nothing()
-        self._signatures.clear()
-        last = max(index for index, op in enumerate(self._order) if op.kind == "B")
+        self._forget_samples()
+        last = {op.stage: index for index, op in enumerate(self._order) if op.kind == "B"}
         for op in self._expected_first:
             self._expect(op)
         for index, op in enumerate(self._order):
@@ -126,7 +147,7 @@ class PipelineRank:
                 work = self._work(op, samples, arrived, step, consumed)
                 self._forward(op, *work, consumed)
             else:
-                done = layer_done if index == last else ignore_layer
+                done = layer_done if index == last[op.stage] else ignore_layer
                 self._backward(op, arrived, seed=seed, layer_done=done)
         with self._recorder.span("wait"):
             self._results.finish()
@@ -136,20 +157,21 @@ class PipelineRank:
     def first_bad_layer(self, step: int) -> int | None:
         """Repeat the forward passes and return the first layer here with a non-finite output."""
         found: list[int] = []
+        self._forget_samples()
         for op in self._order:
             if op.kind == "F":
                 samples = self._load(op, step)
                 x, current = self._work(op, samples, self._take(op), step, self._nothing())
-                bad, result = self._stage.first_bad_layer(x, current=current)
+                bad, result = self._runners[op.stage].first_bad_layer(x, current=current)
                 found += [] if bad is None else [bad]
-                if not self._place.is_last:
-                    self._results.send(result.to(self._wire), self._signature(op))
+                if not self._is_loss(op.stage):
+                    self._results.send(result.to(self._wire), self._signature(op, op.stage))
         self._results.finish()
         return min(found, default=None)
 
     def evaluate(self, data: MapData) -> dict[str, list[float]]:
         """Run forward passes over a data set; the last stage returns sums and counts."""
-        ahead = ReadAhead(OneEpoch(data), self._forward_positions, steps=data.batches())
+        ahead = ReadAhead(OneEpoch(data), self._all_positions, steps=data.batches())
         try:
             return self._evaluate(data, ahead)
         finally:
@@ -157,23 +179,24 @@ class PipelineRank:
 
     def _evaluate(self, data: MapData, ahead: ReadAhead) -> dict[str, list[float]]:
         found: dict[str, list[float]] = {}
+        self._forget_samples()
         for number in range(data.batches()):
             for op in self._order:
-                positions = data.positions_in(number, self._positions(op))
+                positions = data.positions_in(number, self._positions(op.micro_batch))
                 if op.kind == "B" or not positions:
                     continue
-                samples = ahead.batch(number, self._positions(op))
+                samples = self._samples_of(op, ahead, number)
                 self._signatures[op.micro_batch] = "evaluation", signature_of(samples.inputs)
                 arrived = self._take(op)
                 indices = torch.tensor(positions, device=self._device)
                 current = MicroBatch(self._random_seed, number, indices)
                 current.inputs = self._on_device(samples.inputs)
                 x = torch.empty(0, device=self._device) if arrived is None else arrived
-                result = self._stage.evaluate(x, current=current)
+                result = self._runners[op.stage].evaluate(x, current=current)
                 if isinstance(result, Tensor):
                     # No gradient comes back for which this stage would wait.
                     self._results.wait_for_room()
-                    self._results.send(result.to(self._wire), self._signature(op))
+                    self._results.send(result.to(self._wire), self._signature(op, op.stage))
                     continue
                 for name, (total, count) in result.items():
                     sums = found.setdefault(name, [0.0, 0.0])
@@ -186,18 +209,24 @@ class PipelineRank:
         """Load no more samples."""
         self._data.close()
 
-    def _positions(self, op: Op) -> range:
+    def _positions(self, micro_batch: int) -> range:
         """Return the positions of a micro batch's samples in the global batch."""
-        return sample_positions(
-            self._plan, pipeline=self._place.pipeline, micro_batch=op.micro_batch
-        )
+        return sample_positions(self._plan, pipeline=self._place.pipeline, micro_batch=micro_batch)
+
+    def _is_loss(self, stage: int) -> bool:
+        """Return whether a stage computes the loss."""
+        return stage == self._place.stages - 1
+
+    def _is_sent(self, op: Op) -> bool:
+        """Return whether the input of a pass comes from another rank."""
+        return op.stage > 0 if op.kind == "F" else not self._is_loss(op.stage)
 
     def _forward(self, op: Op, x: Tensor, current: MicroBatch, consumed: ConsumedSamples) -> None:
         with self._recorder.span("forward", micro_batch=op.micro_batch), self._busy:
-            result = self._stage.forward(op.micro_batch, x, current=current)
-        if not self._place.is_last:
+            result = self._runners[op.stage].forward(op.micro_batch, x, current=current)
+        if not self._is_loss(op.stage):
             with self._recorder.span("send", micro_batch=op.micro_batch):
-                self._results.send(result.to(self._wire), self._signature(op))
+                self._results.send(result.to(self._wire), self._signature(op, op.stage))
         elif self._place.index == 0:
             consumed.loss_sum += result
             consumed.labels += current.label_count
@@ -206,25 +235,38 @@ class PipelineRank:
         self, op: Op, arrived: Tensor | None, *, seed: float, layer_done: Callable[[int], None]
     ) -> None:
         with self._recorder.span("backward", micro_batch=op.micro_batch), self._busy:
-            below = self._stage.backward(
+            below = self._runners[op.stage].backward(
                 op.micro_batch, seed if arrived is None else arrived, layer_done=layer_done
             )
-        if not self._place.is_first:
+        if op.stage > 0:
             assert below is not None, "activations have gradients"
             with self._recorder.span("send", micro_batch=op.micro_batch):
-                self._input_gradients.send(below.to(self._wire), self._signature(op))
+                signature = self._signature(op, op.stage - 1)
+                self._input_gradients.send(below.to(self._wire), signature)
 
     def _load(self, op: Op, step: int) -> Samples | None:
         """Return the samples of a forward pass, if this stage needs them."""
-        place = self._place
-        is_needed = place.is_first or place.is_last or self._of_module
+        is_needed = op.stage == 0 or self._is_loss(op.stage) or self._of_module
         if op.kind == "B" or not is_needed:
             return None
         with self._recorder.span("data", micro_batch=op.micro_batch):
-            samples = self._data.batch(step, self._positions(op))
+            samples = self._samples_of(op, self._data, step)
         if self._of_module:
             self._signatures[op.micro_batch] = signature_of(samples.inputs)
         return samples
+
+    def _samples_of(self, op: Op, ahead: ReadAhead, step: int) -> Samples:
+        """Return a micro batch's samples, which are loaded once for all chunks."""
+        samples = self._samples.pop(op.micro_batch, None)
+        if samples is None:
+            samples = ahead.batch(step, self._positions(op.micro_batch))
+        if self._of_module and op.stage < self._place.chunks[-1].stage:
+            self._samples[op.micro_batch] = samples
+        return samples
+
+    def _forget_samples(self) -> None:
+        self._signatures.clear()
+        self._samples.clear()
 
     def _work(
         self,
@@ -235,18 +277,18 @@ class PipelineRank:
         consumed: ConsumedSamples,
     ) -> tuple[Tensor, MicroBatch]:
         """Return the input of a forward pass, and what else is known of its micro batch."""
-        place = self._place
-        positions = self._positions(op)
+        index = self._place.index
+        positions = self._positions(op.micro_batch)
         indices = torch.arange(positions.start, positions.stop, device=self._device)
         current = MicroBatch(self._random_seed, step, indices)
         if samples is None:
             assert arrived is not None
             return arrived, current
         current.inputs = self._on_device(samples.inputs)
-        if place.is_first and place.index == 0:
+        if op.stage == 0 and index == 0:
             consumed.samples += len(positions)
             consumed.digest_sum += int(samples.digests.sum())
-        if place.is_last and samples.labels is not None:
+        if self._is_loss(op.stage) and samples.labels is not None:
             current.label_count = int((samples.labels != NO_LABEL).sum())
             current.labels = to_device(samples.labels, self._device)
         if arrived is None:
@@ -262,37 +304,48 @@ class PipelineRank:
     def _expect(self, op: Op) -> None:
         box = self._inbox_for(op)
         if box is not None:
-            box.expect(self._signature(op))
+            box.expect(self._input_signature(op))
 
     def _take(self, op: Op) -> Tensor | None:
         box = self._inbox_for(op)
         if box is None:
             return None
         with self._recorder.span("receive", micro_batch=op.micro_batch):
-            return box.take(self._signature(op)).to(self._dtype)
+            return box.take(self._input_signature(op)).to(self._dtype)
 
     def _inbox_for(self, op: Op) -> Inbox | None:
+        if not self._is_sent(op):
+            return None
         return self._inputs if op.kind == "F" else self._gradients
 
-    def _signature(self, op: Op) -> Hashable:
-        return self._signatures.get(op.micro_batch) if self._of_module else ()
+    def _input_signature(self, op: Op) -> Hashable:
+        return self._signature(op, op.stage - 1 if op.kind == "F" else op.stage)
+
+    def _signature(self, op: Op, stage: int) -> Hashable:
+        """Return what the shape of the tensors after a stage depends on."""
+        return (stage, self._signatures.get(op.micro_batch)) if self._of_module else ()
 
     def _nothing(self) -> ConsumedSamples:
         return ConsumedSamples(torch.zeros((), dtype=torch.float64, device=self._device))
 
 
 def requests_of(
-    order: Sequence[Op], *, is_early: bool
+    order: Sequence[Op], *, is_early: bool, source_of: Callable[[Op], int | None]
 ) -> tuple[tuple[Op, ...], tuple[Op | None, ...]]:
     """Return whose inputs are requested before a step, and after each operation's input arrived.
 
-    If early, an input is requested when the one before of its kind has arrived.
+    If early, an input is requested when the one before of the same rank has arrived. ``source_of``
+    is the rank that an input comes from; ``None``: it comes from no other rank.
     """
     if not is_early:
         return (order[0],), (*order[1:], None)
-    kinds = {kind: [op for op in order if op.kind == kind] for kind in ("F", "B")}
-    after = {op: following for ops in kinds.values() for op, following in pairwise(ops)}
-    return tuple(ops[0] for ops in kinds.values() if ops), tuple(map(after.get, order))
+    by_source: dict[int, list[Op]] = {}
+    for op in order:
+        source = source_of(op)
+        if source is not None:
+            by_source.setdefault(source, []).append(op)
+    after = {op: following for ops in by_source.values() for op, following in pairwise(ops)}
+    return tuple(ops[0] for ops in by_source.values()), tuple(map(after.get, order))
 
 
 def signature_of(batch: Any) -> Hashable:

@@ -25,6 +25,7 @@ from worker.data.map_dataset import MapData
 from worker.distributed.interface import Transport
 from worker.layout.rank_layout import (
     TIED,
+    Chunk,
     TensorSlot,
     atoms_held,
     channels_of,
@@ -214,7 +215,7 @@ class RankTrainer:
             layers = build_module_layers(
                 module,
                 job,
-                range(*self.place.layers),
+                self.place.layers,
                 tp=self.place.tp,
                 tp_index=self.place.index,
                 group=group,
@@ -242,20 +243,25 @@ class RankTrainer:
             if job.zero
             else None
         )
-        self._stage = StageRunner(
-            layers,
-            recomputed=self._recomputed(),
-            context=context,
-            collect=self._collect_gradients,
-            computes_loss=self.place.is_last,
-        )
+        self._layers: tuple[HeldLayer, ...] = tuple(layers)
+        by_number = {layer.index: layer for layer in self._layers}
+        runners = {
+            chunk.stage: StageRunner(
+                [by_number[number] for number in range(*chunk.layers)],
+                recomputed=self._recomputed(chunk),
+                context=context,
+                collect=self._collect_gradients,
+                computes_loss=chunk.stage == self.place.stages - 1,
+            )
+            for chunk in self.place.chunks
+        }
         self._sync = GradientSync(self.place, self.holdings, self.buffers, transport, self.recorder)
         self.world_group = opened.get(tuple(range(len(rank_places(plan)))))
         self._vote = StepVote(rank, self.holdings, self.world_group, self.device)
         self._pipeline = PipelineRank(
             plan,
             self.place,
-            self._stage,
+            runners,
             transport,
             data,
             random_seed=job.data.seed,
@@ -320,10 +326,10 @@ class RankTrainer:
         """Compute the metrics of a data set with the current weights; all ranks do so together."""
         assert self._module is not None, "only scripts evaluate"
         names = self._module.metric_names
-        for layer in self._stage.layers:
+        for layer in self._layers:
             layer.set_training(False)
         found = self._pipeline.evaluate(data)
-        for layer in self._stage.layers:
+        for layer in self._layers:
             layer.set_training(True)
         totals = torch.tensor(
             [found.get(name, [0.0, 0.0]) for name in names], dtype=torch.float64
@@ -413,12 +419,12 @@ class RankTrainer:
         scale = progress.scale.restored(self.precision, self.job)
         self.progress = replace(progress, scale=scale).on(self.progress.data)
 
-    def _recomputed(self) -> frozenset[int]:
+    def _recomputed(self, chunk: Chunk) -> frozenset[int]:
         """Return the layers that keep only their input; not the head, used again at once."""
-        if self.place.recompute == "none":
+        if chunk.recompute == "none":
             return frozenset()
         layers = self.job.model.layers
-        return frozenset(i for i in range(*self.place.layers) if layers[i].checkpoint)
+        return frozenset(i for i in range(*chunk.layers) if layers[i].checkpoint)
 
     def _collect_gradients(self, layer: int) -> None:
         self.buffers[layer].collect_gradients()

@@ -42,7 +42,7 @@ def peak_flops(plan: Plan, precision: str, *, own: str) -> float | None:
     kinds = [
         place.gpu
         for pipeline in plan.pipelines
-        for stage in pipeline.stages
+        for stage in plan.owning_stages(pipeline)
         for place in stage.places
         for _ in range(stage.tp)
     ]

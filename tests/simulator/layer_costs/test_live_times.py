@@ -42,6 +42,18 @@ def test_each_kind_and_range_gets_the_median_of_its_ranks() -> None:
     assert abs(found[0].factor / 2 - 1) < STEP - 1
 
 
+def test_a_rank_with_several_chunks_tells_of_all_their_layers() -> None:
+    cuts = (stage(0, 1, "A", tp=2), stage(1, 2, "B"), stage(2, 3, "A", tp=2), stage(3, 4, "B"))
+    plan = Plan(1, (Pipeline(4, cuts), Pipeline(4, cuts)), "interleaved", 2)
+    ratios = {0: 1.0, 1: 1.0, 2: 2.0, 3: 1.0, 4: 1.0, 5: 2.0}
+    assert corrections_of(plan, ratios, relative_error=0.1) == (
+        Correction("A", 0, 1, 1.0),
+        Correction("A", 2, 3, 1.0),
+        Correction("B", 1, 2, pytest.approx(TWICE)),
+        Correction("B", 3, 4, pytest.approx(TWICE)),
+    )
+
+
 def test_nothing_is_corrected_within_the_error_bar() -> None:
     ratios = dict.fromkeys(range(4), 1.09)
     assert corrections_of(PLAN, ratios, relative_error=0.1) == ()

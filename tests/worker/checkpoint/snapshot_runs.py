@@ -26,25 +26,23 @@ NODES = ("n0", "n1", "n2")
 
 
 def on_nodes(plan: Plan, draw: Random) -> Plan:
-    """Return the plan with each stage on a random node."""
-    pipelines = tuple(
-        replace(
-            pipeline,
-            stages=tuple(
-                replace(stage, places=(Place("cpu", "m", "z", node=draw.choice(NODES)),))
-                for stage in pipeline.stages
-            ),
+    """Return the plan with each device group on a random node."""
+    pipelines = []
+    for pipeline in plan.pipelines:
+        nodes = [draw.choice(NODES) for _ in plan.owning_stages(pipeline)]
+        stages = tuple(
+            replace(stage, places=(Place("cpu", "m", "z", node=nodes[number % len(nodes)]),))
+            for number, stage in enumerate(pipeline.stages)
         )
-        for pipeline in plan.pipelines
-    )
-    return replace(plan, pipelines=pipelines)
+        pipelines.append(replace(pipeline, stages=stages))
+    return replace(plan, pipelines=tuple(pipelines))
 
 
 def node_of(plan: Plan, rank: int) -> str:
     ranks = [
         (stage.places[0].node or "")
         for pipeline in plan.pipelines
-        for stage in pipeline.stages
+        for stage in plan.owning_stages(pipeline)
         for _ in range(stage.tp)
     ]
     return ranks[rank]

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from simulator.models.families import build_model
 from simulator.spec.job import Job
 from tests.worker.checkpoint.snapshot_runs import folders, on_nodes, state_only, train
-from tests.worker.random_plan import any_plan
+from tests.worker.random_plan import any_interleaved_plan, any_plan
 from tests.worker.training_runs import drawn, small_job, trained
 from worker.checkpoint.fetch import PieceNotFoundError
 from worker.checkpoint.snapshot_file import sealed_files
@@ -49,6 +49,8 @@ def test_any_plan_restores_what_any_other_sealed(name, tmp_path, examples):
     assert state_only(before)
     for number in range(2, 2 + max(3, examples // 10)):
         plan = on_nodes(any_plan(draw, job), draw)
+        if number == 3:
+            plan = on_nodes(any_interleaved_plan(draw, job) or plan, draw)
         after = train(job, plan, tmp_path, number=number, steps=0, after=before)
         assert after.step == before.step
         assert state_only(after).keys() == state_only(before).keys()
@@ -65,6 +67,8 @@ def test_training_continues_bit_equal_after_a_restore(name, tmp_path, examples):
     after = None
     for number in range(1, 1 + max(4, examples // 10)):
         plan = on_nodes(any_plan(draw, job), draw)
+        if number == 2:
+            plan = on_nodes(any_interleaved_plan(draw, job) or plan, draw)
         after = train(job, plan, tmp_path, number=number, steps=draw.randint(1, 3), after=after)
         expected += after.reports
     plain = trained(job, any_plan(draw, job), steps=len(expected), compare=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +22,7 @@ from tests.worker.distributed.nccl_rules import (
     _Communicator,
 )
 from tests.worker.distributed.nccl_runs import PHASES, DiedError, closing_within, run_generation
-from tests.worker.random_plan import any_plan
+from tests.worker.random_plan import any_interleaved_plan, any_plan
 from tests.worker.training_runs import drawn, plan_of, small_job, trained
 from worker.checkpoint.snapshot_manager import SnapshotManager, check_state
 from worker.distributed import backends
@@ -35,6 +36,15 @@ pytestmark = pytest.mark.torch
 
 JOB = small_job()
 MIXED = plan_of(2, (2, [(0, 2, 2), (2, 5, 1)]), (2, [(0, 3, 1), (3, 5, 1)]))
+INTERLEAVED = replace(
+    plan_of(
+        1,
+        (2, [(0, 1, 2), (1, 3, 1), (3, 4, 2), (4, 5, 1)]),
+        (6, [(0, 2, 1), (2, 3, 1), (3, 4, 1), (4, 5, 1)]),
+    ),
+    schedule="interleaved",
+    virtual_stages=2,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -51,12 +61,14 @@ def losses(plan):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
 def test_random_plans_train_as_they_do_without_those_rules(schedule, examples):
     draw = drawn(f"nccl {schedule}")
     for _ in range(max(3, examples // 10)):
         plan = any_plan(draw, JOB, ranks_max=6)
         plan = type(plan)(plan.micro_batch_size, plan.pipelines, schedule)
+        if schedule == "interleaved":
+            plan = any_interleaved_plan(draw, JOB, ranks_max=6) or INTERLEAVED
         if plan.device_count == 1:
             continue
         found = run_generation(JOB, plan)
@@ -82,15 +94,16 @@ WORLDS = {
 }
 
 
+@pytest.mark.parametrize("plan", [MIXED, INTERLEAVED], ids=["mixed", "interleaved"])
 @pytest.mark.parametrize("how", WORLDS)
 @pytest.mark.parametrize("phase", PHASES)
-def test_survivors_of_a_death_name_it_and_can_go_on(phase, how):
+def test_survivors_of_a_death_name_it_and_can_go_on(phase, how, plan):
     """Whatever phase it dies in, no survivor is killed, hangs, or names somebody else."""
     rank = {"send": 0, "receive": 4}.get(phase, 2)
     step = 0 if phase in {"met", "verified"} else 1
     with closing_within(3.0):
         world, fail_at = World(**WORLDS[how]), FailPoint(rank, phase, step)
-        found = run_generation(JOB, MIXED, steps=3, fail_at=fail_at, world=world)
+        found = run_generation(JOB, plan, steps=3, fail_at=fail_at, world=world)
     others = [each for number, each in enumerate(found) if number != rank]
     assert found[rank].verdict == "dead"
     # Who was making a communicator with the dead rank cannot be used again; in no step is any made.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -16,6 +18,12 @@ pytestmark = pytest.mark.torch
 
 JOB = small_job(dropout=0.1)
 RANKS = 5
+FOUR = [(0, 1, 1), (1, 3, 2), (3, 4, 1), (4, 5, 2)]
+INTERLEAVED = replace(
+    plan_of(1, (4, FOUR), (4, [(*span, 1) for *span, _ in FOUR])),
+    schedule="interleaved",
+    virtual_stages=2,
+)
 
 
 @pytest.mark.slow
@@ -24,6 +32,7 @@ def test_processes_match_threads_across_generations(tmp_path, examples):
         any_plan(drawn(f"processes {n}"), JOB, ranks_max=RANKS)
         for n in range(max(3, examples // 10))
     ]
+    plans.insert(1, INTERLEAVED)
     ranks = rank_processes.as_processes(
         tmp_path, RANKS, rank_processes.train_generations, JOB, plans, 2
     )

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from simulator.spec.plan import Plan
-from tests.worker.random_plan import any_plan
+from tests.worker.random_plan import any_interleaved_plan, any_plan
 from worker.layout.rank_layout import (
     ALIGNMENT,
     TIED,
@@ -43,6 +43,9 @@ def cases(examples):
         job = draw.choice(JOBS)
         plan = any_plan(draw, job, ranks_max=14)
         yield job, plan, holdings_for(plan, job)
+        interleaved = any_interleaved_plan(draw, job)
+        if interleaved is not None:
+            yield job, interleaved, holdings_for(interleaved, job)
 
 
 def test_every_replica_holds_every_atom_once(examples):
@@ -185,7 +188,14 @@ def test_flat_layout_is_aligned_and_holds_each_element_once():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"schedule": "interleaved"}, "plan: schedule: the interleaved schedule is not supported"),
+        (
+            {"schedule": "interleaved"},
+            "plan: pipelines[0].stages: has one device group, whose chunks would wait for nobody",
+        ),
+        (
+            {"schedule": "interleaved", "virtual_stages": 2},
+            "plan: pipelines[0].stages: has 1 stages, not a multiple of 2 virtual stages",
+        ),
         ({"split": (1, 1)}, "plan: pipelines[0].stages[0].split: stages that split micro batches"),
         ({"tp": 2, "max_tp": 3}, "plan: pipelines[0].stages[0].tp: 2 does not divide"),
         ({"tp": 8}, "plan: pipelines[0].stages[0].tp: "),
@@ -202,7 +212,8 @@ def test_unsupported_plans_are_refused_with_a_reason(change, said):
     stage = plan.pipelines[0].stages[0]
     stage = replace(stage, **{k: v for k, v in change.items() if k in ("layers", "split")})
     pipeline = replace(plan.pipelines[0], stages=(stage,))
-    plan = Plan(4, (pipeline,), schedule=change.get("schedule", "1f1b"))
+    schedule, chunks = change.get("schedule", "1f1b"), change.get("virtual_stages", 1)
+    plan = Plan(4, (pipeline,), schedule, chunks)
     assert any(said in str(problem) for problem in plan_problems(plan, job)), plan_problems(
         plan, job
     )

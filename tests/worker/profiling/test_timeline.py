@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from worker.layout.rank_layout import RankPlace
+from worker.layout.rank_layout import Chunk, RankPlace
 from worker.profiling.activity_board import ActivityBoard
 from worker.profiling.fault_injection import FailPoint, parse_fail_point
 from worker.profiling.timeline import RankTimeline, Recorder, Span, trace
@@ -91,7 +91,8 @@ def test_fail_file_kills_one_rank_once(tmp_path):
 
 
 def rank(number, *spans, pipeline=0, stage=0, tp=1):
-    place = RankPlace(number, pipeline, stage, 2, tp, number % tp, (stage, stage + 2), "none")
+    chunk = Chunk(stage, (stage, stage + 2), "none")
+    place = RankPlace(number, pipeline, stage, 2, tp, number % tp, (chunk,))
     return RankTimeline(place, spans)
 
 

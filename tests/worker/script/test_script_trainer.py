@@ -311,6 +311,9 @@ EVALUATED = SCRIPT.replace(
 )
 
 
+INTERLEAVED = {"schedule": "interleaved", "virtual_stages": 2}
+
+
 @pytest.mark.slow
 def test_evaluations_are_those_of_torch_under_any_plan(script, warm, capsys):
     script.write_text(EVALUATED)
@@ -343,14 +346,16 @@ def test_evaluations_are_those_of_torch_under_any_plan(script, warm, capsys):
         {"micro_batches": 4, "stages": stages(0, 2, 6)},
         {"micro_batches": 2, "stages": stages(0, 6)},
     ]
-    plan.write_text(json.dumps({"micro_batch_size": 1, "pipelines": pipelines}))
-    done = warm.run("run", "--job", script, "--plan", plan, "--json")
-    assert done.code == 0, done.err
-    told = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
-    evaluated = {line["step"]: line["evaluation"] for line in told if "evaluation" in line}
-    for step, metrics in trainer.evaluations.items():
-        assert evaluated[step] == pytest.approx(metrics, rel=1e-5)
-    assert "told 3 eval/loss eval/accuracy" in done.out
+    chunks = [{"micro_batches": n, "stages": stages(0, 1, 3, 5, 6)} for n in (4, 2)]
+    for plans in ({"pipelines": pipelines}, {"pipelines": chunks, **INTERLEAVED}):
+        plan.write_text(json.dumps({"micro_batch_size": 1, **plans}))
+        done = warm.run("run", "--job", script, "--plan", plan, "--json")
+        assert done.code == 0, done.err
+        told = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
+        evaluated = {line["step"]: line["evaluation"] for line in told if "evaluation" in line}
+        for step, metrics in trainer.evaluations.items():
+            assert evaluated[step] == pytest.approx(metrics, rel=1e-5)
+        assert "told 3 eval/loss eval/accuracy" in done.out
 
 
 def test_threads_and_prints_of_a_script_do_not_disturb_a_run(script, warm):

@@ -8,7 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.worker.random_plan import any_plan
+from simulator.models.families import build_model
+from tests.worker.random_plan import any_interleaved_plan, any_plan
 from tests.worker.training_runs import (
     PlainLoop,
     alone,
@@ -18,6 +19,7 @@ from tests.worker.training_runs import (
     small_job,
     trained,
 )
+from worker.layout.rank_layout import plan_problems
 from worker.training.precision import FP64
 
 pytestmark = pytest.mark.torch
@@ -30,18 +32,38 @@ JOBS = {
 }
 
 
+def deep(family, **numbers):
+    """Return a model with enough layers for device groups of several chunks."""
+    return build_model(family, layers=7, hidden=16, heads=4, vocab=30, **numbers)
+
+
+DEEP_JOBS = {
+    "tied": small_job(model=deep("gpt2", tied=True), dropout=0.1),
+    "untied": small_job(model=deep("gpt2", tied=False), gradient_sync="serial"),
+    "grouped heads": small_job(model=deep("llama", tied=False, kv_heads=2, ffn=32), zero=1),
+}
+
+
+FOUR = [(0, 1, 1), (1, 2, 1), (2, 3, 1), (3, 5, 1)]
+"""Four stages of one device each."""
+
+
 @pytest.mark.sim
 @pytest.mark.slow
-def test_gradients_under_any_plan_equal_those_of_one_process(examples):
+@pytest.mark.parametrize(("jobs", "draws"), [(JOBS, any_plan), (DEEP_JOBS, any_interleaved_plan)])
+def test_gradients_under_any_plan_equal_those_of_one_process(jobs, draws, examples):
     oracles = {}
-    for name, job in JOBS.items():
+    for name, job in jobs.items():
         oracles[name] = PlainLoop(job, dtype=torch.float64)
         oracles[name].loss = oracles[name].backward(0)
     for seed in range(examples):
         draw = drawn(seed)
-        name = draw.choice(list(JOBS))
-        job, oracle = JOBS[name], oracles[name]
-        plan = any_plan(draw, job)
+        name = draw.choice(list(jobs))
+        job, oracle = jobs[name], oracles[name]
+        plan = draws(draw, job)
+        if plan is None:
+            continue
+        assert plan_problems(plan, job) == ()
         run = trained(job, plan, precision=FP64)
         where = f"seed {seed}, {name}: {plan}"
         assert run.disagreements == [], where
@@ -96,6 +118,15 @@ def test_replicas_with_different_tp_stay_bit_equal():
     plan = plan_of(2, (1, [(0, 2, 2), (2, 5, 1)]), (2, [(0, 1, 1), (1, 5, 4)]), (1, [(0, 5, 1)]))
     run = trained(job, plan, steps=5)
     assert run.disagreements == []
+
+
+def test_replicas_under_an_interleaved_plan_stay_bit_equal():
+    job = JOBS["tied"]
+    plan = plan_of(1, (2, FOUR), (6, [(0, 2, 2), (2, 3, 1), (3, 4, 2), (4, 5, 1)]))
+    run = trained(job, replace(plan, schedule="interleaved", virtual_stages=2), steps=5)
+    assert run.disagreements == []
+    wanted = trained(job, alone(job), steps=5).reports
+    assert [r.loss for r in run.reports] == pytest.approx([r.loss for r in wanted], rel=1e-5)
 
 
 def test_repeated_run_is_bit_equal():

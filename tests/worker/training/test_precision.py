@@ -187,10 +187,31 @@ def test_precision_follows_its_name():
     assert (on_grid - master).abs().max() <= GRID / 2
 
 
-@pytest.mark.parametrize("layer", [0, 2, 4])
-def test_non_finite_loss_names_step_rank_and_layer(layer):
+PLAIN = plan_of(2, (1, [(0, 2, 2), (2, 5, 1)]), (3, [(0, 2, 1), (2, 5, 1)]))
+CHUNKED = replace(
+    plan_of(
+        1,
+        (2, [(0, 1, 2), (1, 2, 1), (2, 3, 2), (3, 5, 1)]),
+        (6, [(0, 1, 1), (1, 2, 1), (2, 3, 1), (3, 5, 1)]),
+    ),
+    schedule="interleaved",
+    virtual_stages=2,
+)
+
+
+@pytest.mark.parametrize(
+    ("plan", "layer", "rank"),
+    [
+        (PLAIN, 0, 3),
+        (PLAIN, 2, 4),
+        (PLAIN, 4, 4),
+        (CHUNKED, 0, 3),
+        (CHUNKED, 2, 3),
+        (CHUNKED, 4, 4),
+    ],
+)
+def test_non_finite_loss_names_step_rank_and_layer(plan, layer, rank):
     job = small_job(tied=False, skip_nonfinite=0)
-    plan = plan_of(2, (1, [(0, 2, 2), (2, 5, 1)]), (3, [(0, 2, 1), (2, 5, 1)]))
 
     def body(transport):
         trainer = RankTrainer(job, plan, transport.rank, transport, SomeLabels(job))
@@ -205,7 +226,6 @@ def test_non_finite_loss_names_step_rank_and_layer(layer):
             assert same, "weights were touched"
         return str(caught.value)
 
-    rank = 3 if layer < 2 else 4
     wanted = f"step 1: the output of layer {layer} is not finite on rank {rank}, the first"
     for said in run_as_threads(5, body):
         assert said.startswith(wanted)

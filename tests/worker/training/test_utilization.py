@@ -49,6 +49,9 @@ def test_peaks_are_summed_over_the_plans_gpus():
     mixed = plan_on("A100-40", "V100-16", tp=2)
     assert peak_flops(mixed, "fp16", own=V100) == 2 * sum(each)
     assert peak_flops(plan_on("any", "any"), "fp16", own=A100) == 2 * each[0]
+    chunks = (*mixed.pipelines[0].stages, *mixed.pipelines[1].stages) * 2
+    interleaved = Plan(1, (Pipeline(2, chunks),), "interleaved", 2)
+    assert peak_flops(interleaved, "fp16", own=V100) == 2 * sum(each)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from simulator.models.families import build_model
 from simulator.spec.job import Data, Job
 from simulator.spec.plan import Pipeline, Plan, Stage
-from tests.worker.random_plan import HERE, any_plan
+from tests.worker.random_plan import HERE, any_interleaved_plan, any_plan
 from tests.worker.threads import run_as_threads
 from worker.data.open_data import open_data
 from worker.layout.rank_layout import plan_problems
@@ -192,6 +192,9 @@ def test_any_sequence_of_plans_matches_one_rank(name, examples) -> None:
     job = job_of(max_tp=4, **{"learning_rate": 0.01, **EXACT_JOBS[name]})
     draw = Random(name)
     plans = [any_plan(draw, job) for _ in range(max(4, examples // 8))]
+    plans[1:1] = [any_interleaved_plan(draw, job) or plans[0] for _ in range(2)]
+    plans += [any_interleaved_plan(draw, job) or plans[0]]
+    assert any(plan.virtual_stages > 1 for plan in plans)
     state = expected_state = None
     losses = []
     for plan in plans:

@@ -25,7 +25,7 @@ from tests.worker.hf_families import (
     sentences,
 )
 from tests.worker.module_runs import STEPS, assert_close, plain_loop, recipe_of, trained
-from tests.worker.random_plan import any_plan
+from tests.worker.random_plan import any_interleaved_plan, any_plan
 from tests.worker.threads import ThreadTransport, ThreadWorld, run_as_threads
 from tests.worker.training_runs import alone, drawn, plan_of
 from worker.distributed.single_rank import SingleRankTransport
@@ -239,6 +239,9 @@ def test_weights_tied_by_hand_and_rising_dropout_train_alike_under_any_plan():
     for seed in range(4):
         plan = any_plan(drawn(seed), job, ranks_max=5)
         assert_close(trained(recipe, job, plan), wanted, f"seed {seed}: {plan}")
+        interleaved = any_interleaved_plan(drawn(seed), job, ranks_max=5)
+        if interleaved is not None:
+            assert_close(trained(recipe, job, interleaved), wanted, f"{seed}: {interleaved}")
 
 
 @pytest.mark.slow
