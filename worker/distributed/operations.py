@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,17 @@ class OperationLog:
                 self._drop_finished()
                 self._unfinished.append(operation)
         return operation
+
+    @contextmanager
+    def on_host(self, group: str, what: str) -> Iterator[None]:
+        """Number an operation that blocks the host with any library, such as opening a group."""
+        number = self.counts[group] + 1
+        self.counts[group] = number
+        self._waiting = Operation(group, number, what, self._now())
+        try:
+            yield
+        finally:
+            self._waiting = None
 
     def begin_wait(self, operation: Operation) -> None:
         """Record that the host waits for an operation, unless waits do not block it."""

@@ -212,14 +212,19 @@ def _connect(
         try:
             store.set(f"{_PREFIX}/{rank}", json.dumps(server.getsockname()[:2]))
             for lower in range(rank):
-                address = _wait_for_key(store, f"{_PREFIX}/{lower}", deadline, check_cancelled)
-                peer = socket.create_connection(tuple(address), timeout=_remaining(deadline))
+                missing = [lower]
+                address = _wait_for_key(
+                    store, f"{_PREFIX}/{lower}", deadline, missing, check_cancelled
+                )
+                left_s = _remaining(deadline, missing)
+                peer = socket.create_connection(tuple(address), timeout=left_s)
                 meeting.peers[lower] = peer
-                peer.settimeout(min(GREETING_S, _remaining(deadline)))
+                peer.settimeout(min(GREETING_S, left_s))
                 prove(peer, secret, b"", listener=lower, caller=rank)
             while len(meeting.peers) < size - 1:
                 check_cancelled()
-                _remaining(deadline)
+                higher = range(rank + 1, size)
+                _remaining(deadline, [each for each in higher if each not in meeting.peers])
                 time.sleep(_POLL_S)
         except BaseException:
             meeting.end()
@@ -297,18 +302,22 @@ class _Meeting:
 
 
 def _wait_for_key(
-    store: Store, name: str, deadline: float, check_cancelled: Callable[[], None]
+    store: Store,
+    name: str,
+    deadline: float,
+    missing: list[int],
+    check_cancelled: Callable[[], None],
 ) -> Any:
     """Poll for a value of another rank; torch's own wait cannot be cancelled."""
     while not store.check([name]):
         check_cancelled()
-        _remaining(deadline)
+        _remaining(deadline, missing)
         time.sleep(_POLL_S)
     return json.loads(store.get(name))
 
 
-def _remaining(deadline: float) -> float:
+def _remaining(deadline: float, missing: list[int]) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
-        raise TimeoutError("some ranks did not connect in time")
+        raise TimeoutError(f"ranks that did not connect in time: {', '.join(map(str, missing))}")
     return left

@@ -187,15 +187,16 @@ class ProcessTransport:
         store = PrefixStore(name, self._store)
         size, index = len(ranks), ranks.index(self.rank)
         doing = f"opening the group of ranks {ranks}"
-        self.run_guarded(lambda: self._wait_present(store, ranks, doing), doing)
 
         def build() -> Any:
             return self._library.open(name, store, index, size)
 
-        if self._library.blocks_device:
-            group = self._in_own_thread(lambda: self.run_guarded(build, doing), doing)
-        else:
-            group = self.run_guarded(build, doing)
+        with self.operations.on_host(name, doing):
+            self.run_guarded(lambda: self._wait_present(store, ranks, doing), doing)
+            if self._library.blocks_device:
+                group = self._in_own_thread(lambda: self.run_guarded(build, doing), doing)
+            else:
+                group = self.run_guarded(build, doing)
         with self._lock:
             self._groups[name] = group
 
@@ -337,13 +338,20 @@ class ProcessTransport:
         told: Operation | None = None
         while not self._ended.wait(min(WATCH_S, self.deadline_s / 4)):
             oldest = self.operations.oldest()
-            if oldest is None or self._monitor.failure is not None:
+            if self._monitor.failure is not None:
+                continue
+            if oldest is None or oldest[0] is not told:
+                self.stall = None
+            if oldest is None:
                 continue
             operation, waited_s = oldest
             if waited_s > self.stall_after_s and operation is not told:
-                told, self.stall = operation, self._find_blame()
-                if self.stall is not None:
-                    self.on_stall(self.stall)
+                told, found = operation, self._find_blame()
+                after = self.operations.oldest()
+                if found is not None and after is not None and after[0] is operation:
+                    # It still waits, so all that the others answered is of this wait.
+                    self.stall = found
+                    self.on_stall(found)
             if self._library.blocks_device and waited_s > self.deadline_s:
                 self._give_up(operation.what)
 

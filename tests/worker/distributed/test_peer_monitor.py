@@ -166,3 +166,11 @@ def test_peer_that_is_lost_before_the_transport_is_complete_is_named(monkeypatch
             transport.check()
     finally:
         transport.close()
+
+
+def test_ranks_that_do_not_connect_are_named():
+    store, found = HashStore(), {}
+    for thread in [start(store, rank, 4, found) for rank in (0, 2)]:
+        thread.join()
+    assert str(found[0]) == "ranks that did not connect in time: 1, 3"
+    assert str(found[2]) == "ranks that did not connect in time: 1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from random import Random
 
 import pytest
@@ -128,3 +129,73 @@ def test_hang_of_real_ranks_names_the_missing_one():
     assert told
     assert {blame.ranks for _, blame in told} == {(2,)}
     assert "rank 2 loads data" in told[0][1].text
+
+
+def started(ranks, body):
+    """Run ``body(rank, transport)`` for each rank in a thread; return the threads."""
+    store = HashStore()
+
+    def run(rank):
+        transport = ProcessTransport(store, rank, ranks, deadline_s=30.0)
+        transport.activity = lambda: f"rank {rank} loads data"
+        body(rank, transport)
+        transport.close()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def test_rank_that_does_not_open_a_group_is_named():
+    told, release = [], threading.Event()
+
+    def run(rank, transport):
+        transport.stall_after_s = 0.2
+        transport.on_stall = lambda blame: (told.append(blame), release.set())
+        if rank == 2:
+            assert release.wait(20)
+        if rank > 0:
+            transport.group((1, 2))
+
+    for thread in started(3, run):
+        thread.join()
+    assert [blame.ranks for blame in told] == [(2,)]
+    assert told[0].text == "rank 2 has not arrived (rank 2 loads data)"
+
+
+def test_wait_that_ended_while_the_others_were_asked_blames_nobody():
+    """Its rank may wait for the next operation by then, for a moment."""
+    told, ends, asked = [], threading.Event(), threading.Event()
+
+    def run(rank, transport):
+        group = transport.group((0, 1))
+        if rank == 1:
+            assert asked.wait(20)
+            group.all_reduce(torch.zeros(1))
+            assert ends.wait(20)
+            group.all_reduce(torch.zeros(1))
+            return
+        transport.stall_after_s = 0.2
+        transport.on_stall = told.append
+        ask = transport._monitor.ask_positions
+
+        def late(wait_s):
+            answers = ask(wait_s)
+            if not asked.is_set():
+                asked.set()
+                # The first two are the opening of the group and the sum that was waited for.
+                while (now := transport.operations.oldest()) is None or now[0].number < 3:
+                    time.sleep(0.001)
+                transport.stall_after_s = 60.0
+            ends.set()
+            return answers
+
+        transport._monitor.ask_positions = late
+        group.all_reduce(torch.zeros(1))
+        group.all_reduce(torch.zeros(1))
+        assert transport.stall is None
+
+    for thread in started(2, run):
+        thread.join()
+    assert not told
