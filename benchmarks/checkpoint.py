@@ -41,10 +41,10 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from worker.checkpoint import snapshot_file
 from worker.checkpoint.load_state import flat_states
-from worker.checkpoint.snapshot_manager import SnapshotManager, SnapshotTarget
-from worker.checkpoint.stall_stats import StallStats
+from worker.checkpoint.snapshots.snapshot_manager import SnapshotManager, SnapshotTarget
+from worker.checkpoint.snapshots.stall_stats import StallStats
 from worker.control.preload import preload
-from worker.data.synthetic import SyntheticTokens
+from worker.data.sources.synthetic import SyntheticTokens
 from worker.distributed.process_groups import ProcessTransport
 from worker.training.snapshot_hook import NoSnapshots
 from worker.training.trainer import RankTrainer

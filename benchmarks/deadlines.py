@@ -23,9 +23,9 @@ from benchmarks.policies import CachedSearch
 from planner.move_policy.deadline import DEADLINE_RULES
 from planner.problem.question import Question
 from planner.replay.run_replay import Replay, replayed
-from sailord.cli.described_job import JobFile
 from sailord.cli.planning.question import read_question
 from sailord.cli.planning.replay import machines_taken
+from sailord.cli.shared.described_job import JobFile
 from sailord.text.table import table
 from simulator.traces.play_types import ReconfigurationCosts
 from simulator.traces.trace import Interval, Trace

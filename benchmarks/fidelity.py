@@ -50,7 +50,7 @@ from simulator.inputs.job_file import load_job
 from simulator.inputs.plan_file import plan_to_json
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
-from worker.data.open_data import open_data
+from worker.data.sources.open_data import open_data
 
 WITHIN_S = 180.0
 WAITED_MOST = 0.05

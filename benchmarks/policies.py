@@ -22,9 +22,9 @@ from planner.api import find_plan
 from planner.problem.question import Answer, Question
 from planner.replay.run_replay import POLICIES, replayed
 from planner.search.search_cache import SearchCache
-from sailord.cli.described_job import JobFile
 from sailord.cli.planning.question import read_question
 from sailord.cli.planning.replay import machines_taken
+from sailord.cli.shared.described_job import JobFile
 from sailord.text.table import table
 from simulator.documents.problems import InputError
 from simulator.spec.job import Goal

@@ -23,7 +23,7 @@ from simulator.models.families import build_model
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from worker.data.batch import DataSource, Samples
-from worker.data.synthetic import SyntheticTokens
+from worker.data.sources.synthetic import SyntheticTokens
 from worker.distributed.single_rank import SingleRankTransport
 from worker.training.trainer import RankTrainer
 

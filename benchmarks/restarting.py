@@ -18,7 +18,7 @@ from torch.distributed import TCPStore
 
 from simulator.inputs.job_file import load_job
 from simulator.inputs.plan_file import load_plan
-from worker.data.open_data import open_data
+from worker.data.sources.open_data import open_data
 from worker.distributed.process_groups import ProcessTransport
 from worker.training.full_tensors import flats_by_kind
 from worker.training.trainer import RankTrainer

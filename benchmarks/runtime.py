@@ -37,7 +37,7 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from worker.checkpoint.load_state import bit_sums
 from worker.checkpoint.placement import state_shape
-from worker.data.synthetic import SyntheticTokens
+from worker.data.sources.synthetic import SyntheticTokens
 from worker.distributed.process_groups import ProcessTransport
 from worker.distributed.single_rank import SingleRankTransport
 from worker.models.apply_plan import build_layer

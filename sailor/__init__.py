@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from worker.script.mistakes_hook import tell_mistakes
 
 if TYPE_CHECKING:
-    from worker.data.blend import Blend
-    from worker.data.packing import Packed
-    from worker.data.padding import pad
-    from worker.data.stream import Stream
-    from worker.data.token_dataset import Tokens
+    from worker.data.datasets.blend import Blend
+    from worker.data.datasets.packing import Packed
+    from worker.data.datasets.padding import pad
+    from worker.data.datasets.stream import Stream
+    from worker.data.datasets.token_dataset import Tokens
     from worker.reporting.loggers import JsonLines, MLflow, TensorBoard, WandB
     from worker.script.hf_model import hf
     from worker.script.script_trainer import Trainer
@@ -38,11 +38,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Blend": "worker.data.blend",
-    "Packed": "worker.data.packing",
-    "Stream": "worker.data.stream",
-    "Tokens": "worker.data.token_dataset",
-    "pad": "worker.data.padding",
+    "Blend": "worker.data.datasets.blend",
+    "Packed": "worker.data.datasets.packing",
+    "Stream": "worker.data.datasets.stream",
+    "Tokens": "worker.data.datasets.token_dataset",
+    "pad": "worker.data.datasets.padding",
     "Trainer": "worker.script.script_trainer",
     "from_transformers": "worker.script.transformers_trainer",
     "hf": "worker.script.hf_model",

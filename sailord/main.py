@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import click
 
 from agents.daemon.version import own_version
-from sailord.cli.errors import Group
+from sailord.cli.shared.errors import Group
 from simulator.documents.problems import InputError, Problem
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from simulator.models.families import build_model
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 from tests.worker.random_plan import any_plan
-from worker.data.open_data import open_data
+from worker.data.sources.open_data import open_data
 from worker.devices.rank_device import set_up
 from worker.distributed.interface import DeadlineError, PeerLostError, TransportError
 from worker.distributed.process_groups import ProcessTransport

@@ -107,7 +107,7 @@ def _difference(place: torch.device) -> float:
 def _copies(setting: Setting, place: torch.device) -> dict[str, Any]:
     if place.type != "cuda":
         raise SkippedError("a CPU has no memory of its own")
-    from worker.checkpoint.snapshot_writer import pin, unpin  # noqa: PLC0415 - needs xxhash
+    from worker.checkpoint.snapshots.snapshot_writer import pin, unpin  # noqa: PLC0415 - needs xxhash
 
     size = 2**26 if setting.is_quick else 2**30
     there = torch.empty(size, dtype=torch.uint8, device=place)
@@ -136,7 +136,7 @@ def _pin_file(setting: Setting, place: torch.device) -> dict[str, bool]:
     """CUDA may refuse to pin a file that is not on tmpfs; training goes on with slower copies."""
     if place.type != "cuda":
         raise SkippedError("a CPU has no memory of its own")
-    from worker.checkpoint.snapshot_writer import pin, unpin  # noqa: PLC0415 - needs xxhash
+    from worker.checkpoint.snapshots.snapshot_writer import pin, unpin  # noqa: PLC0415 - needs xxhash
 
     with tempfile.NamedTemporaryFile(dir=setting.out) as file:
         file.truncate(2**20)

@@ -12,7 +12,7 @@ from benchmarks.gpu_check.setting import ZONE, Setting
 from simulator.models.families import build_model
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Schedule, Stage
-from worker.data.open_data import open_data
+from worker.data.sources.open_data import open_data
 from worker.distributed.single_rank import SingleRankTransport
 from worker.training.trainer import RankTrainer
 

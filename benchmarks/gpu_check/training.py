@@ -18,7 +18,7 @@ from simulator.api import estimator, load_measurements
 from simulator.cluster.cluster_file import load_cluster
 from simulator.hardware.catalogue import load_catalogue
 from simulator.spec.job import Job
-from worker.data.open_data import open_data
+from worker.data.sources.open_data import open_data
 from worker.models.apply_plan import build_layers
 from worker.models.random_numbers.microbatch_context import MicroBatch, MicroBatchContext
 from worker.training.utilization import model_flops

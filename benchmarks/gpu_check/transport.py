@@ -25,7 +25,7 @@ from benchmarks.gpu_check.setting import (
     seconds_of,
     share_gpu,
 )
-from worker.data.open_data import open_data
+from worker.data.sources.open_data import open_data
 from worker.devices.rank_device import set_up
 from worker.distributed.backends import NcclBackends
 from worker.distributed.interface import PeerLostError, TransportError

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from sailord.cli.errors import Group
-from sailord.cli.options import FILE, JSON, show
+from sailord.cli.shared.errors import Group
+from sailord.cli.shared.options import FILE, JSON, show
 from sailord.text.table import table
 from sailord.text.units import timestamp
 from simulator.documents.problems import InputError, Problem

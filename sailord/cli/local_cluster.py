@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from sailord.cli.exit_codes import FAILED
-from sailord.cli.options import FILE
+from sailord.cli.shared.exit_codes import FAILED
+from sailord.cli.shared.options import FILE
 from sailord.client import ServerProblem, default_folder
 from sailord.local.cluster import ClusterError, LocalCluster
 from sailord.local.control import listen

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from sailord.cli.exit_codes import FAILED
-from sailord.cli.options import FILE, FiniteRange
+from sailord.cli.shared.exit_codes import FAILED
+from sailord.cli.shared.options import FILE, FiniteRange
 from sailord.client import ServerProblem, default_folder
 from sailord.local.control_client import CONTROL_SOCKET, ask
 from simulator.documents.problems import InputError, Problem

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from sailord.cli.exit_codes import TEXT
-from sailord.cli.lazy_group import LazyGroup, Sections
+from sailord.cli.shared.exit_codes import TEXT
+from sailord.cli.shared.lazy_group import LazyGroup, Sections
 
 SECTIONS: Sections = {
     "Plan and simulate, without a cluster": {
@@ -25,7 +25,10 @@ SECTIONS: Sections = {
             "Replay an availability TRACE under several replanning policies.",
         ),
         "share": ("planning.share", "Split CLUSTER among several jobs, by their weights."),
-        "trace": ("trace", "Make traces for `replay`, from published logs and sailord's own."),
+        "trace": (
+            "planning.trace",
+            "Make traces for `replay`, from published logs and sailord's own.",
+        ),
         "validate": ("planning.simulate", "Compare predictions with measured runs."),
         "profile": ("profile", "Measure a model's layers and a cluster's links."),
     },
@@ -35,41 +38,50 @@ SECTIONS: Sections = {
         "local": ("local_control", "Add and kill nodes of `sailorctl up`, and change its links."),
     },
     "Look at a running cluster": {
-        "status": ("cluster", "Show the job, its plan and the nodes."),
-        "nodes": ("nodes", "List all nodes, or show one: what would its loss cost?"),
-        "jobs": ("jobs", "List all jobs."),
-        "events": ("cluster", "Print recent events of the whole cluster."),
-        "history": ("jobs", "Show a job's state transitions, each with its reason."),
-        "moves": ("jobs", "Show how long each reconfiguration took, measured and predicted."),
-        "why": ("jobs", "Explain a job's state, its generation and its plan."),
-        "logs": ("nodes", "Show the last output of a node's workers."),
-        "goodput": ("goodput", "Show what paid GPU time and money were spent on, by cause."),
+        "status": ("cluster.status", "Show the job, its plan and the nodes."),
+        "nodes": ("cluster.nodes", "List all nodes, or show one: what would its loss cost?"),
+        "jobs": ("cluster.jobs", "List all jobs."),
+        "events": ("cluster.status", "Print recent events of the whole cluster."),
+        "history": ("cluster.jobs", "Show a job's state transitions, each with its reason."),
+        "moves": (
+            "cluster.jobs",
+            "Show how long each reconfiguration took, measured and predicted.",
+        ),
+        "why": ("cluster.jobs", "Explain a job's state, its generation and its plan."),
+        "logs": ("cluster.nodes", "Show the last output of a node's workers."),
+        "goodput": (
+            "cluster.goodput",
+            "Show what paid GPU time and money were spent on, by cause.",
+        ),
         "capacity": (
-            "cluster",
+            "cluster.status",
             "Show rented instances per pool, refused requests, quotas and cost.",
         ),
         "token": ("token", "Make, list and revoke tokens for people, on the head node."),
-        "doctor": ("doctor", "List the cluster's problems with their cures."),
+        "doctor": ("cluster.doctor", "List the cluster's problems with their cures."),
     },
     "Jobs": {
-        "submit": ("submit", "Queue the job of FILE."),
+        "submit": ("submit.submit", "Queue the job of FILE."),
         "pause": (
-            "jobs",
+            "cluster.jobs",
             "Pause a job at the end of its step; the next queued job gets the cluster.",
         ),
-        "resume": ("jobs", "Resume a job that is paused or held."),
-        "cancel": ("jobs", "End a job for good; its checkpoints stay in storage."),
+        "resume": ("cluster.jobs", "Resume a job that is paused or held."),
+        "cancel": ("cluster.jobs", "End a job for good; its checkpoints stay in storage."),
         "checkpoint": (
-            "checkpoint",
+            "checkpoints.checkpoint",
             "List, make, verify, pin and export checkpoints, and roll back.",
         ),
     },
     "Nodes": {
-        "drain": ("nodes", "Move the job off a node without losing a step."),
-        "preempt": ("nodes", "Announce that a node will be preempted, as a cloud's notice would."),
-        "withdraw": ("nodes", "Cancel a drain or a preemption notice: the node stays."),
-        "cordon": ("nodes", "Exclude a node from new plans; what runs on it continues."),
-        "uncordon": ("nodes", "Allow a node in new plans again."),
+        "drain": ("cluster.nodes", "Move the job off a node without losing a step."),
+        "preempt": (
+            "cluster.nodes",
+            "Announce that a node will be preempted, as a cloud's notice would.",
+        ),
+        "withdraw": ("cluster.nodes", "Cancel a drain or a preemption notice: the node stays."),
+        "cordon": ("cluster.nodes", "Exclude a node from new plans; what runs on it continues."),
+        "uncordon": ("cluster.nodes", "Allow a node in new plans again."),
     },
     "Certificates": {
         "ca": ("ca", "Make, renew and revoke certificates of the cluster's authority."),

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from sailord.cli.child_process import expect_success
-from sailord.cli.options import FILE
 from sailord.cli.profile_network import network
+from sailord.cli.shared.child_process import expect_success
+from sailord.cli.shared.options import FILE
 from simulator.documents.problems import InputError, Problem
 
 

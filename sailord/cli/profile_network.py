@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from sailord.cli.options import FILE, show
-from sailord.cli.server import server_command
+from sailord.cli.shared.options import FILE, show
+from sailord.cli.shared.server import server_command
 from sailord.client import Client, ServerProblem
 from sailord.text.network_text import network_text
 from sailord.text.units import counted

@@ -9,8 +9,8 @@ from typing import cast
 
 import click
 
-from sailord.cli.errors import Group
-from sailord.cli.options import FILE, JSON, FiniteRange, show
+from sailord.cli.shared.errors import Group
+from sailord.cli.shared.options import FILE, JSON, FiniteRange, show
 from sailord.text.table import table
 from sailord.text.units import timestamp
 from sailord.tokens import ROLES, Role, Token, create_token, read_tokens, revoke_token

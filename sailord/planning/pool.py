@@ -39,7 +39,7 @@ BACKGROUND_NICENESS = 19
 FOREGROUND_NICENESS = 2
 """For processes that answer requests: a search must not starve the event loop."""
 PRELOADED = (
-    "sailord.cli.errors",
+    "sailord.cli.shared.errors",
     "sailord.planning.plan_search",
     "sailord.planning.capacity_search",
 )

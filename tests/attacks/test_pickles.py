@@ -20,10 +20,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from sailord.planning.job_spec import read_job
 from simulator.documents.problems import InputError
 from tests.sailord.checkpoints.made import SPEC
-from worker.checkpoint.convert import import_deepspeed
-from worker.checkpoint.megatron import import_megatron
-from worker.checkpoint.plain_pickle import DcpReader
-from worker.checkpoint.torch_dcp import (
+from worker.checkpoint.other_formats.convert import import_deepspeed
+from worker.checkpoint.other_formats.megatron import import_megatron
+from worker.checkpoint.other_formats.plain_pickle import DcpReader
+from worker.checkpoint.other_formats.torch_dcp import (
     DcpFolder,
     Entry,
     write_dcp,
@@ -153,7 +153,7 @@ def test_only_named_places_read_pickles():
     )
     allowed = {
         # Exactly the classes of DCP's metadata.
-        "worker/checkpoint/plain_pickle.py",
+        "worker/checkpoint/other_formats/plain_pickle.py",
         # Bytes that this process itself made, in its memory.
         "sailord/planning/precomputed.py",
     }

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from worker.checkpoint import compatibility, placement, snapshot_manager
+from worker.checkpoint import compatibility, placement
+from worker.checkpoint.snapshots import snapshot_manager
 from worker.training import precision
 
 _to, _float = torch.Tensor.to, torch.Tensor.float

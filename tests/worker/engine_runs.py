@@ -10,7 +10,7 @@ from torch.distributed import FileStore
 
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
-from worker.data.open_data import open_data
+from worker.data.sources.open_data import open_data
 from worker.distributed.process_groups import ProcessTransport
 from worker.engines.deepspeed.config import read_config
 from worker.engines.deepspeed.engine import DeepSpeedTrainer

@@ -17,7 +17,7 @@ from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from tests.worker.checksums import checksums
 from tests.worker.threads import ThreadTransport, run_as_threads
 from worker.data.batch import NO_LABEL, Samples
-from worker.data.synthetic import SyntheticImages
+from worker.data.sources.synthetic import SyntheticImages
 from worker.layout.tensor_table import tensors_of
 from worker.models.apply_plan import LocalLayer, build_layers
 from worker.models.random_numbers.microbatch_context import MicroBatch, MicroBatchContext

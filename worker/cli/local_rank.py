@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from simulator.documents.problems import InputError
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
-from worker.checkpoint.resume import ResumePoint
+from worker.checkpoint.by_tensor.resume import ResumePoint
 from worker.cli.local_launcher import PeerFailedError, RunFailedError, SendMessage
 from worker.cli.own_output import printing_to_stderr
 from worker.data.batch import DataSource

@@ -24,15 +24,15 @@ from simulator.inputs.job_file import load_job
 from simulator.inputs.plan_file import load_plan
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
+from worker.checkpoint.by_tensor.resume import OPTION, ResumePoint, open_resume_point
 from worker.checkpoint.compatibility import dtype_of
-from worker.checkpoint.convert import external_names, write_config
-from worker.checkpoint.resume import OPTION, ResumePoint, open_resume_point
+from worker.checkpoint.other_formats.convert import external_names, write_config
 from worker.cli.local_launcher import ended_by_signals, in_fork, run_ranks
 from worker.cli.local_rank import RunSpec, train
 from worker.cli.own_output import printing_to_stderr
 from worker.control.preload import preload
 from worker.data.batch import DataSource
-from worker.data.open_data import open_data
+from worker.data.sources.open_data import open_data
 from worker.engines import select
 from worker.engines.deepspeed import config as deepspeed_config
 from worker.layout.rank_layout import TIED, RankPlace, plan_problems, rank_places

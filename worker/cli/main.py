@@ -204,7 +204,7 @@ def convert_tokens(
 
     Each text is a document; of a file *.jsonl each line is one, by its "text".
     """
-    from worker.data.tokenize_text import convert_text  # noqa: PLC0415 - loads numpy
+    from worker.data.sources.tokenize_text import convert_text  # noqa: PLC0415 - loads numpy
 
     count = convert_text(texts, out, tokenizer, end_of_text=end_of_text)
     click.echo(f"{out}: {count:,} tokens")
@@ -235,9 +235,9 @@ def export_checkpoint(manifest: str, out: Path, form: str, job: Path | None) -> 
     With the script or job file of a model of transformers, config and tokenizer come along;
     Megatron's form needs it for such a model.
     """
-    from worker.checkpoint import convert  # noqa: PLC0415 - loads torch, which takes seconds
-    from worker.checkpoint.megatron import export_megatron  # noqa: PLC0415 - the same
-    from worker.checkpoint.saved_state import open_saved_state  # noqa: PLC0415 - the same
+    from worker.checkpoint.by_tensor.saved_state import open_saved_state  # noqa: PLC0415 - the same
+    from worker.checkpoint.other_formats import convert  # noqa: PLC0415 - loads torch, which takes seconds
+    from worker.checkpoint.other_formats.megatron import export_megatron  # noqa: PLC0415 - the same
     from worker.script.open_job import open_module  # noqa: PLC0415 - the same
 
     convert.return_freed_memory()
@@ -291,8 +291,8 @@ def import_checkpoint(
     """
     from simulator.documents.files import load_document  # noqa: PLC0415 - as below
     from simulator.inputs.job_file import load_job  # noqa: PLC0415 - as below
-    from worker.checkpoint import convert  # noqa: PLC0415 - loads torch, which takes seconds
-    from worker.checkpoint.megatron import import_megatron  # noqa: PLC0415 - the same
+    from worker.checkpoint.other_formats import convert  # noqa: PLC0415 - loads torch, which takes seconds
+    from worker.checkpoint.other_formats.megatron import import_megatron  # noqa: PLC0415 - the same
     from worker.script.hf_job import names_hf  # noqa: PLC0415 - the same
     from worker.script.open_job import names_module, open_job  # noqa: PLC0415 - the same
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.checkpoint.snapshot_manager import SnapshotManager
+from worker.checkpoint.snapshots.snapshot_manager import SnapshotManager
 from worker.distributed.interface import PeerLostError, TransportError
 from worker.engines.interface import TrainingEngine
 from worker.training.trainer import StepReport

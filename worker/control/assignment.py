@@ -22,10 +22,10 @@ from worker.checkpoint.fetch import (
     PeerTls,
     Source,
 )
-from worker.checkpoint.snapshot_manager import SnapshotTarget
+from worker.checkpoint.snapshots.snapshot_manager import SnapshotTarget
 from worker.control import work_folder
 from worker.data.batch import DataSource
-from worker.data.open_data import open_data
+from worker.data.sources.open_data import open_data
 from worker.devices.rank_device import rank_device
 from worker.distributed.rendezvous import RendezvousInfo
 from worker.layout.rank_layout import plan_problems, rank_places

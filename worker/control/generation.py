@@ -25,7 +25,7 @@ from worker.checkpoint.compatibility import model_of
 from worker.checkpoint.fetch import FetchedPieces, PieceNotFoundError, fetch
 from worker.checkpoint.placement import pieces_needed
 from worker.checkpoint.snapshot_file import NoRoomError
-from worker.checkpoint.snapshot_manager import (
+from worker.checkpoint.snapshots.snapshot_manager import (
     SnapshotManager,
     check_node,
     check_state,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from simulator.models.layers import Model
 from simulator.spec.job import Data, Job, ParameterGroup
-from worker.data.open_data import open_data
+from worker.data.sources.open_data import open_data
 from worker.layer_profiles.null_collective import NullCollective
 from worker.layout.rank_layout import TIED, atoms_held
 from worker.layout.shards import shard_of

@@ -17,7 +17,7 @@ from simulator.models.layers import Model
 from simulator.spec.job import Job
 from worker.data.batch import DataSource, Samples
 from worker.data.data_files import DataFile, files_of
-from worker.data.open_data import SampleForm, open_samples
+from worker.data.sources.open_data import SampleForm, open_samples
 from worker.script.hf_model import hf
 from worker.script.losses import cross_entropy
 from worker.script.recipe import Recipe

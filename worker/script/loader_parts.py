@@ -15,9 +15,9 @@ from torch.utils.data import (
 )
 
 from simulator.documents.problems import InputError, Problem
-from worker.data.blend import Blend
-from worker.data.map_dataset import Collate, Dataset
-from worker.data.stream import Stream
+from worker.data.datasets.blend import Blend
+from worker.data.datasets.map_dataset import Collate, Dataset
+from worker.data.datasets.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,8 @@ from simulator.documents.problems import InputError, Problem
 from simulator.models.layers import Model, Precision
 from simulator.spec.job import Data, Job, ParameterGroup, RecomputePolicy
 from worker.data.batch import DataSource
-from worker.data.blend import Blend
-from worker.data.generator_turns import turn
-from worker.data.map_dataset import (
+from worker.data.datasets.blend import Blend
+from worker.data.datasets.map_dataset import (
     Collate,
     Dataset,
     MapData,
@@ -29,7 +28,8 @@ from worker.data.map_dataset import (
     default_collate,
     sizes_of,
 )
-from worker.data.packing import Packed
+from worker.data.datasets.packing import Packed
+from worker.data.generator_turns import turn
 from worker.data.sample_checks import check_sample, limits_of
 from worker.models.apply_plan import Metrics
 from worker.models.random_numbers.microbatch_context import batch_on_device

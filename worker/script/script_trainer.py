@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader
 from simulator.documents.problems import InputError, Problem
 from simulator.models.layers import Precision
 from simulator.spec.job import RecomputePolicy
-from worker.data.blend import Blend
-from worker.data.map_dataset import Collate, Dataset, default_collate
-from worker.data.stream import Stream
+from worker.data.datasets.blend import Blend
+from worker.data.datasets.map_dataset import Collate, Dataset, default_collate
+from worker.data.datasets.stream import Stream
 from worker.distributed.single_rank import SingleRankTransport
 from worker.layout.tensor_table import tensors_of
 from worker.reporting.loggers import Logger

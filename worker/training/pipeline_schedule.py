@@ -26,7 +26,7 @@ from simulator.estimate.pass_order import Op, device_orders
 from simulator.spec.plan import Plan
 from worker.data.batch import NO_LABEL, DataSource, Samples
 from worker.data.batch_tree import leaves_of
-from worker.data.map_dataset import MapData, OneEpoch
+from worker.data.datasets.map_dataset import MapData, OneEpoch
 from worker.data.read_ahead import ReadAhead
 from worker.devices.rank_device import to_device
 from worker.distributed.interface import Transport

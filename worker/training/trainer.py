@@ -21,7 +21,7 @@ from simulator.spec.job import Job, ParameterGroup
 from simulator.spec.plan import Plan
 from worker.data.batch import FIRST_HASH, DataSource, next_hash
 from worker.data.data_files import check_identity, identity_of
-from worker.data.map_dataset import MapData
+from worker.data.datasets.map_dataset import MapData
 from worker.distributed.interface import Transport
 from worker.layout.rank_layout import (
     TIED,

@@ -18,12 +18,12 @@ from planner.compare.registry import SAILOR, baseline, names
 from planner.compare.sub_clusters import sub_clusters
 from planner.problem.preference import PlanEstimate, why_tied
 from planner.problem.question import Question
-from sailord.cli.described_job import JobFile, takes_script
-from sailord.cli.exit_codes import FAILED
-from sailord.cli.inputs import ESTIMATOR, PROFILES
-from sailord.cli.options import FILE, JSON, show
 from sailord.cli.planning.question import chosen_names, judge_of, read_question, rejected_text
 from sailord.cli.planning.timed_result import SearchKilled, TimedResult, measured
+from sailord.cli.shared.described_job import JobFile, takes_script
+from sailord.cli.shared.exit_codes import FAILED
+from sailord.cli.shared.inputs import ESTIMATOR, PROFILES
+from sailord.cli.shared.options import FILE, JSON, show
 from sailord.text.table import table
 from simulator.api import Estimator
 from simulator.documents.problems import InputError

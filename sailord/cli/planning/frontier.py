@@ -12,11 +12,11 @@ import click
 from planner.api import plan_job
 from planner.cost_frontier import DEFAULT_POINTS, Frontier, Point
 from planner.cost_frontier import frontier as find_frontier
-from sailord.cli.described_job import JobFile, takes_script
-from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs
-from sailord.cli.options import FILE, JSON, show
 from sailord.cli.planning.estimate_text import gpus_text
 from sailord.cli.planning.question import BUDGET, exit_without_plan, read_question
+from sailord.cli.shared.described_job import JobFile, takes_script
+from sailord.cli.shared.inputs import ESTIMATOR, PROFILES, check_outputs
+from sailord.cli.shared.options import FILE, JSON, show
 from sailord.plots.figure import check_picture
 from sailord.plots.frontier import draw_frontier
 from sailord.text.table import table

@@ -22,9 +22,6 @@ from planner.problem.question import DEFAULT_BUDGETS, SPACES, Answer, Question, 
 from planner.replan.nodes import nodes_of
 from planner.replan.replan_tables import ReplanTables
 from planner.what_if import explained
-from sailord.cli.described_job import JobFile, takes_script
-from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs
-from sailord.cli.options import FILE, JSON, show
 from sailord.cli.planning.estimate_text import estimate_text
 from sailord.cli.planning.host_memory import HostMemory
 from sailord.cli.planning.question import (
@@ -34,6 +31,9 @@ from sailord.cli.planning.question import (
     read_question,
     rejected_text,
 )
+from sailord.cli.shared.described_job import JobFile, takes_script
+from sailord.cli.shared.inputs import ESTIMATOR, PROFILES, check_outputs
+from sailord.cli.shared.options import FILE, JSON, show
 from sailord.plots.figure import check_picture
 from sailord.plots.plan import write_plot
 from sailord.text.units import duration

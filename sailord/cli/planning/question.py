@@ -11,9 +11,9 @@ import click
 
 from planner.compare.judge_all import Entry
 from planner.problem.question import Question, Space, read_ahead
-from sailord.cli.described_job import JobFile
-from sailord.cli.exit_codes import FAILED
-from sailord.cli.inputs import load_job_and_cluster
+from sailord.cli.shared.described_job import JobFile
+from sailord.cli.shared.exit_codes import FAILED
+from sailord.cli.shared.inputs import load_job_and_cluster
 from simulator.api import Estimator, estimator, load_measurements
 from simulator.documents.problems import InputError, Problem, nearest
 from simulator.spec.job import Job

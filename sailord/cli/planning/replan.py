@@ -20,11 +20,11 @@ from planner.replan.match_nodes import MatchedNodes, match_nodes, with_pools_of
 from planner.replan.nodes import cluster_with, is_placed, lots_on, nodes_used
 from planner.replan.replanner import Replan, Replanner
 from planner.replan.transfers import Transfers
-from sailord.cli.described_job import JobFile, takes_script
-from sailord.cli.inputs import PROFILES, check_outputs, load_all
-from sailord.cli.options import FILE, JSON, FiniteRange, show
 from sailord.cli.planning.estimate_text import estimate_text
 from sailord.cli.planning.question import exit_without_plan
+from sailord.cli.shared.described_job import JobFile, takes_script
+from sailord.cli.shared.inputs import PROFILES, check_outputs, load_all
+from sailord.cli.shared.options import FILE, JSON, FiniteRange, show
 from simulator.api import load_measurements
 from simulator.cluster.cluster import Cluster
 from simulator.documents.problems import InputError, Problems

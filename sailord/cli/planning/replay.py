@@ -23,13 +23,13 @@ from planner.replay.run_replay import (
 from planner.replay.several_jobs import WAYS, replayed_together
 from planner.replay.trace_plans import DEFAULT_SEARCHES
 from planner.search.search_cache import SearchCache
-from sailord.cli.described_job import JobFile
-from sailord.cli.exit_codes import FAILED
-from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs
-from sailord.cli.options import FILE, JSON, FiniteRange, show
 from sailord.cli.planning.question import BUDGET, chosen_names, exit_without_plan, read_question
 from sailord.cli.planning.replay_jobs import check_together, text_of, to_json
 from sailord.cli.planning.several_jobs import WEIGHTS, begins_of, weights_of
+from sailord.cli.shared.described_job import JobFile
+from sailord.cli.shared.exit_codes import FAILED
+from sailord.cli.shared.inputs import ESTIMATOR, PROFILES, check_outputs
+from sailord.cli.shared.options import FILE, JSON, FiniteRange, show
 from sailord.plots.figure import check_picture
 from sailord.plots.replay import draw_replay
 from sailord.text.table import table

@@ -16,12 +16,12 @@ from planner.problem.question import Answer, Question
 from planner.search.search_cache import SearchCache
 from planner.share.share_cluster import JobPart, SharedCluster, share_cluster
 from planner.share.split_machines import Machines
-from sailord.cli.described_job import JobFile
-from sailord.cli.exit_codes import FAILED
-from sailord.cli.inputs import ESTIMATOR, PROFILES
-from sailord.cli.options import FILE, JSON, show
 from sailord.cli.planning.question import BUDGET, read_question
 from sailord.cli.planning.several_jobs import WEIGHTS, job_names, refuse_deadlines, weights_of
+from sailord.cli.shared.described_job import JobFile
+from sailord.cli.shared.exit_codes import FAILED
+from sailord.cli.shared.inputs import ESTIMATOR, PROFILES
+from sailord.cli.shared.options import FILE, JSON, show
 from sailord.text.table import table
 from simulator.cluster.cluster import Cluster
 from simulator.documents.problems import InputError, Problem, Problems

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from sailord.cli.described_job import JobFile, takes_script
-from sailord.cli.exit_codes import DOES_NOT_FIT, FAILED
-from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs, load_all
-from sailord.cli.options import FILE, JSON, show
 from sailord.cli.planning.estimate_text import estimate_text, validation_text
+from sailord.cli.shared.described_job import JobFile, takes_script
+from sailord.cli.shared.exit_codes import DOES_NOT_FIT, FAILED
+from sailord.cli.shared.inputs import ESTIMATOR, PROFILES, check_outputs, load_all
+from sailord.cli.shared.options import FILE, JSON, show
 from sailord.plots.plan import write_plot
 from sailord.plots.timeline import write_timeline
 from sailord.text.units import counted

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from sailord.cli.child_process import killed_text
+from sailord.cli.shared.child_process import killed_text
 
 _Result = TypeVar("_Result")
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import transformers
 
 from tests.sailord.checkpoints.made import read_full
-from worker.checkpoint.convert import external_names
+from worker.checkpoint.other_formats.convert import external_names
 from worker.engines.deepspeed import build_ops
 
 

@@ -24,7 +24,8 @@ from sailord.checkpoints.verify import compose
 from sailord.core.model.commands import WriteManifest
 from sailord.planning.job_spec import job_shape, read_job
 from simulator.spec.job import Job
-from worker.checkpoint.saved_state import open_saved_state
+from worker.checkpoint.by_tensor.saved_state import open_saved_state
+from worker.checkpoint.by_tensor.write_snapshot import write_snapshot
 from worker.checkpoint.snapshot_file import (
     Header,
     SavedProgress,
@@ -33,7 +34,6 @@ from worker.checkpoint.snapshot_file import (
     partial_header,
     read_header,
 )
-from worker.checkpoint.write_snapshot import write_snapshot
 from worker.layout.rank_layout import TIED
 from worker.layout.tensor_table import tensors_of
 from worker.models.weight_files.foreign_tensors import TensorId, whole_tensor

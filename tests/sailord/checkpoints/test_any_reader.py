@@ -21,10 +21,10 @@ from tests.worker.engine_runs import state_of
 from tests.worker.engine_runs import train as train_by
 from tests.worker.rank_processes import as_processes
 from tests.worker.training_runs import alone, drawn, plan_of
-from worker.checkpoint.convert import export_deepspeed
+from worker.checkpoint.by_tensor.resume import open_resume_point
+from worker.checkpoint.by_tensor.saved_state import open_saved_state
 from worker.checkpoint.fetch import DurableSource
-from worker.checkpoint.resume import open_resume_point
-from worker.checkpoint.saved_state import open_saved_state
+from worker.checkpoint.other_formats.convert import export_deepspeed
 
 pytestmark = pytest.mark.torch
 

@@ -19,9 +19,9 @@ from sailord.checkpoints.resume import take_in
 from sailord.planning.job_spec import read_job
 from simulator.documents.files import load_document
 from tests.sailord.checkpoints.made import JOB
-from worker.checkpoint.piece_blocks import PieceMap
+from worker.checkpoint.by_tensor.piece_blocks import PieceMap
+from worker.checkpoint.by_tensor.write_snapshot import write_snapshot
 from worker.checkpoint.snapshot_file import SavedProgress, read_header
-from worker.checkpoint.write_snapshot import write_snapshot
 from worker.models.weight_files.foreign_tensors import whole_tensor
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -19,8 +19,8 @@ from simulator.documents.problems import InputError
 from simulator.inputs.job_file import load_job
 from tests.sailord.checkpoints.made import SPEC, make, read_full, write_full
 from tests.worker.hf_families import language_model
-from worker.checkpoint.convert import export_dcp, import_dcp, import_huggingface
-from worker.checkpoint.saved_state import open_saved_state
+from worker.checkpoint.by_tensor.saved_state import open_saved_state
+from worker.checkpoint.other_formats.convert import export_dcp, import_dcp, import_huggingface
 from worker.checkpoint.snapshot_file import read_header, read_piece
 from worker.cli.main import main
 from worker.models.weight_files.foreign_tensors import module_name

@@ -18,9 +18,13 @@ from sailord.cli.main import main
 from sailord.planning.job_spec import read_job
 from simulator.documents.problems import InputError
 from tests.sailord.checkpoints.made import SPEC, flip, make, read_full, whole_state, write_full
-from worker.checkpoint.convert import export_deepspeed, export_huggingface, import_deepspeed
+from worker.checkpoint.by_tensor.saved_state import open_saved_state
 from worker.checkpoint.manifest import hash_of
-from worker.checkpoint.saved_state import open_saved_state
+from worker.checkpoint.other_formats.convert import (
+    export_deepspeed,
+    export_huggingface,
+    import_deepspeed,
+)
 from worker.checkpoint.snapshot_file import read_header, read_piece
 
 ROOT = Path(__file__).resolve().parents[3]

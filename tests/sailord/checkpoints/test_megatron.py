@@ -19,10 +19,10 @@ from simulator.documents.files import load_document
 from simulator.documents.problems import InputError
 from tests.sailord.checkpoints.made import SPEC, make, write_full
 from tests.worker.hf_families import language_model
-from worker.checkpoint.megatron import export_megatron, import_megatron
-from worker.checkpoint.saved_state import open_saved_state
+from worker.checkpoint.by_tensor.saved_state import open_saved_state
+from worker.checkpoint.other_formats.megatron import export_megatron, import_megatron
+from worker.checkpoint.other_formats.torch_dcp import DcpFolder, Entry, write_dcp
 from worker.checkpoint.snapshot_file import read_header, read_piece
-from worker.checkpoint.torch_dcp import DcpFolder, Entry, write_dcp
 from worker.cli.main import main
 from worker.models.weight_files.foreign_tensors import Window, module_name
 from worker.script.hf_job import described_job

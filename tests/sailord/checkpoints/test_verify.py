@@ -23,7 +23,7 @@ from sailord.checkpoints.catalog import Checkpoints
 from sailord.checkpoints.manifest import manifest_bytes, read_manifest
 from sailord.checkpoints.object_storage import Storage, StorageError, open_storage
 from sailord.checkpoints.verify import compose, faults_of
-from sailord.cli import stored_checkpoint
+from sailord.cli.checkpoints import stored
 from sailord.cli.main import main
 from sailord.core.model.commands import CheckDurable, WriteManifest
 from tests.sailord.checkpoints.made import JOB, SPEC, chain, flip, make
@@ -102,7 +102,7 @@ def test_checkpoint_that_retention_deletes_while_it_is_read_is_not_called_damage
             path.unlink()
         return faults_of(*args, **kwargs)
 
-    monkeypatch.setattr(stored_checkpoint, "faults_of", slow_faults_of)
+    monkeypatch.setattr(stored, "faults_of", slow_faults_of)
     done = verify("j", "--at", f"file://{tmp_path}")
     assert done.exit_code == 2
     assert "damaged" not in done.output

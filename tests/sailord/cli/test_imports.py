@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from sailord.cli.exit_codes import TEXT
 from sailord.cli.main import main
+from sailord.cli.shared.exit_codes import TEXT
 from tests.sailord.cli.imported import excess_of, modules_of
 
 HEAVY = ("torch", "deepspeed", "numpy", "aiohttp", "google", "grpc", "matplotlib", "fsspec")

@@ -22,7 +22,7 @@ from typing import Any
 import pyte
 import pytest
 
-from tests.sailord.cli.test_orders import Head, Reply, head, said
+from tests.sailord.cli.cluster.test_orders import Head, Reply, head, said
 
 ROOT = Path(__file__).resolve().parents[3]
 STORM = json.loads((Path(__file__).parent / "storm.json").read_text(encoding="utf-8"))

@@ -17,7 +17,11 @@ from tests.worker.training_runs import SomeLabels
 from worker.checkpoint.compatibility import model_of
 from worker.checkpoint.fetch import LocalSource, Source, fetch
 from worker.checkpoint.placement import pieces_needed
-from worker.checkpoint.snapshot_manager import SnapshotManager, SnapshotTarget, load_snapshot
+from worker.checkpoint.snapshots.snapshot_manager import (
+    SnapshotManager,
+    SnapshotTarget,
+    load_snapshot,
+)
 from worker.layout.tensor_table import tensors_of
 from worker.training.full_tensors import TensorKey, merge_ranks, rank_tensors
 from worker.training.trainer import RankTrainer, StepReport

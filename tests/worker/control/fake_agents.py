@@ -30,7 +30,7 @@ from simulator.inputs.plan_file import plan_text
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from tests.worker.training_runs import alone, trained
 from worker.checkpoint import snapshot_file
-from worker.data.open_data import open_data
+from worker.data.sources.open_data import open_data
 from worker.layout.rank_layout import rank_places
 
 WAIT_S = 20.0

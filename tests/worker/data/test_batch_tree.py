@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from worker.data.batch_tree import leaves_of, map_tensors
-from worker.data.map_dataset import default_collate
+from worker.data.datasets.map_dataset import default_collate
 
 pytestmark = pytest.mark.torch
 

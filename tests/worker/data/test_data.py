@@ -15,10 +15,10 @@ from simulator.documents.problems import InputError
 from simulator.models.families import build_model
 from simulator.spec.job import Data, Job
 from worker.data.batch import FIRST_HASH, next_hash
-from worker.data.open_data import open_data
 from worker.data.shuffle import sample_numbers
-from worker.data.token_file import open_tokens
-from worker.data.tokenize_text import convert_text
+from worker.data.sources.open_data import open_data
+from worker.data.sources.token_file import open_tokens
+from worker.data.sources.tokenize_text import convert_text
 
 TEXT = build_model("gpt2", layers=1, hidden=8, heads=2, vocab=256, sequence=16)
 VISION = build_model("vit", layers=1, hidden=8, heads=2, image=16, patch=8, classes=3)

@@ -13,9 +13,9 @@ import sailor
 from simulator.documents.problems import InputError
 from simulator.spec.job import Data
 from tests.worker.training_runs import alone, small_job
-from worker.data.image_data import ImageData, open_image_arrays
-from worker.data.map_dataset import MapData, default_collate
-from worker.data.open_data import open_data
+from worker.data.datasets.map_dataset import MapData, default_collate
+from worker.data.sources.image_data import ImageData, open_image_arrays
+from worker.data.sources.open_data import open_data
 from worker.distributed.single_rank import SingleRankTransport
 from worker.layout.tensor_table import tensors_of
 from worker.training.full_tensors import merge_ranks, rank_tensors

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from worker.data.batch import Samples
-from worker.data.map_dataset import MapData, default_collate
+from worker.data.datasets.map_dataset import MapData, default_collate
 from worker.data.read_ahead import AHEAD, ReadAhead
 
 pytestmark = pytest.mark.torch

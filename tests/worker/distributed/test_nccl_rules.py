@@ -24,7 +24,7 @@ from tests.worker.distributed.nccl_rules import (
 from tests.worker.distributed.nccl_runs import PHASES, DiedError, closing_within, run_generation
 from tests.worker.random_plan import any_interleaved_plan, any_plan
 from tests.worker.training_runs import drawn, plan_of, small_job, trained
-from worker.checkpoint.snapshot_manager import SnapshotManager, check_state
+from worker.checkpoint.snapshots.snapshot_manager import SnapshotManager, check_state
 from worker.distributed import backends
 from worker.distributed.backends import NCCL_DEFAULTS, NCCL_SETTINGS
 from worker.distributed.process_groups import ProcessTransport

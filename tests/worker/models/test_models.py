@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from tests.worker.random_plan import any_plan
 from tests.worker.tiny_models import MODELS, job_of
 from tests.worker.training_runs import alone, drawn, trained
-from worker.data.open_data import open_data
+from worker.data.sources.open_data import open_data
 from worker.training.precision import FP64
 
 pytestmark = [pytest.mark.torch, pytest.mark.sim]

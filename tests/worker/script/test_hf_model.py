@@ -18,7 +18,7 @@ from tests.worker.hf_families import FAMILIES, MIXTURES, image_model, language_m
 from tests.worker.random_plan import any_plan
 from tests.worker.threads import run_as_threads
 from tests.worker.training_runs import drawn
-from worker.data.map_dataset import default_collate
+from worker.data.datasets.map_dataset import default_collate
 from worker.layout.tensor_table import tensors_of
 from worker.script.recipe import Recipe
 from worker.training.full_tensors import merge_ranks, rank_tensors

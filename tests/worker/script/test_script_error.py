@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from simulator.documents.problems import InputError
-from worker.data.map_dataset import MapData, default_collate
+from worker.data.datasets.map_dataset import MapData, default_collate
 from worker.script.load import load_script
 from worker.script.script_error import script_line, script_traceback, sentence
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import sailor
 from simulator.documents.problems import InputError
-from worker.data.map_dataset import default_collate
+from worker.data.datasets.map_dataset import default_collate
 
 pytestmark = pytest.mark.torch
 

@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from tests.worker.checkpoint.snapshot_runs import on_nodes, train
 from tests.worker.random_plan import any_plan
 from tests.worker.training_runs import alone, drawn, small_job, trained
-from worker.data.open_data import open_data
+from worker.data.sources.open_data import open_data
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 

@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job, ParameterGroup
+from worker.data.datasets.map_dataset import MapData
 from worker.data.generator_turns import turn_if_free, turns_taken
-from worker.data.map_dataset import MapData
 from worker.data.sample_checks import row_out_of_bounds
 from worker.distributed.interface import Collective
 from worker.layout.shards import shard_of, take_shard

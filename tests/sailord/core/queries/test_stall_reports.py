@@ -29,7 +29,8 @@ from tests.sailord.core.states import (
     state,
 )
 from tests.worker.training_runs import SomeLabels, alone, small_job
-from worker.checkpoint import snapshot_file, snapshot_writer
+from worker.checkpoint import snapshot_file
+from worker.checkpoint.snapshots import snapshot_writer
 from worker.control.assignment import Assignment, OpenJob
 from worker.control.generation import GenerationRun
 

@@ -15,7 +15,7 @@ from simulator.spec.job import Data, Job
 from simulator.spec.plan import Pipeline, Plan, Stage
 from tests.worker.random_plan import HERE, any_interleaved_plan, any_plan
 from tests.worker.threads import run_as_threads
-from worker.data.open_data import open_data
+from worker.data.sources.open_data import open_data
 from worker.layout.rank_layout import plan_problems
 from worker.models.apply_plan import build_layer, tie
 from worker.models.built_in.exact import exact_problems

@@ -10,7 +10,7 @@ pytest.importorskip("transformers", reason="their models are the oracle")
 from torch import nn
 
 from tests.worker.hf_families import FAMILIES, image_model, language_model, sentences
-from worker.data.map_dataset import default_collate
+from worker.data.datasets.map_dataset import default_collate
 from worker.models.user_module.cut_module import CutModule
 from worker.models.user_module.module_cut import CutError, find_cut, kinds_of
 

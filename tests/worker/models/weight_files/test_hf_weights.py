@@ -19,8 +19,8 @@ from simulator.models.huggingface import model_from_config
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from tests.worker.threads import run_as_threads
-from worker.checkpoint.convert import external_names
-from worker.data.open_data import open_data
+from worker.checkpoint.other_formats.convert import external_names
+from worker.data.sources.open_data import open_data
 from worker.models.apply_plan import build_layer, tie
 from worker.models.random_numbers.microbatch_context import MicroBatchContext
 from worker.models.weight_files.hf_weights import open_checkpoint

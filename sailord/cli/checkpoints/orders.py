@@ -1,0 +1,145 @@
+"""The commands ``checkpoint ...`` that ask sailord: list, make, pin and roll back."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import click
+
+from sailord.cli.shared.exit_codes import FAILED
+from sailord.cli.shared.options import show
+from sailord.cli.shared.server import ask_about, job_question, order_options, server_command
+from sailord.client import Client, ServerProblem, part
+from sailord.text.table import table
+
+WAIT_S = 0.2
+DONE = re.compile(r"step (\d+) is durable, as ordered")
+NOT_DONE = re.compile(r"step \d+ did not become durable in time|no checkpoint: .*")
+"""What the leader's notes say once the order is settled."""
+
+
+def _list_text(value: dict[str, Any]) -> str:
+    if value["uri"] is None:
+        return f"{value['job']} has no [checkpoint] uri"
+    rows = []
+    for each in value["checkpoints"]:
+        marks = [word for word in ("durable", "pinned") if each[f"is_{word}"]]
+        numbers = (each["step"], each["generation"], each["bytes"], each["samples"])
+        step, generation, size, samples = (f"{number:,}" for number in numbers)
+        rows.append((step, generation, size, samples, ", ".join(marks)))
+    for each in value["unreadable"]:
+        step, generation = f"{each['step']:,}", f"{each['generation']:,}"
+        rows.append((step, generation, "-", "-", f"unreadable: {each['why']}"))
+    header = ("step", "generation", "bytes", "samples", "")
+    lines = [table(header, rows) if rows else "no checkpoint yet"]
+    if value["unreadable"]:
+        lines.append("unreadable checkpoints are skipped when the job is restored")
+    lines.append(f"at {value['uri']}/{value['job']}")
+    if value["unfinished_bytes"]:
+        lines.append(f"{value['unfinished_bytes']:,} bytes of unfinished uploads")
+    return "\n".join([*lines, *([value["trouble"]] if value["trouble"] else [])])
+
+
+ls = job_question("checkpoints", _list_text, "List a job's checkpoints.", name="ls")
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option("--wait/--no-wait", default=True, help="Wait until it is durable.", show_default=True)
+@server_command
+def now(client: Client, job: str | None, wait: bool, as_json: bool) -> None:
+    """Make a durable checkpoint now, regardless of the interval.
+
+    Default JOB: the active one.
+    """
+    job, _ = ask_about(client, "job", job, lambda name: client.ask("GET", f"/v1/jobs/{name}"))
+    mark = max((each["id"] for each in _events(client, 0)), default=0)
+    earlier = client.ask("GET", f"/v1/jobs/{part(job)}/checkpoints")["trouble"]
+    ordered = client.order(f"/v1/jobs/{part(job)}/checkpoint", {})
+    if not wait:
+        show(ordered, as_json, lambda _: f"checkpoint {job}: ordered")
+        return
+    reported: list[str] = []
+    while (step := _settled_step(client, job, mark)) is None:
+        time.sleep(WAIT_S)
+        state = client.ask("GET", f"/v1/jobs/{part(job)}/checkpoints")
+        # What failed before may have been mended: the order is tried all the same.
+        if state["trouble"] not in ("", None, earlier) or state["uri"] is None:
+            click.echo(f"error: {state['trouble'] or _list_text(state)}", err=True)
+            raise SystemExit(FAILED)
+        _expect_running(client, job)
+        if (troubles := _troubles(client, job)) != reported:
+            reported = troubles
+            click.echo("\n".join(["still waiting", *troubles]), err=True)
+    show({"job": job, "step": step}, as_json, lambda _: f"step {step} is durable")
+
+
+def _events(client: Client, after: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = client.ask("GET", f"/v1/events?follow=false&after={after}")[
+        "events"
+    ]
+    return found
+
+
+def _settled_step(client: Client, job: str, mark: int) -> int | None:
+    """Return the step that an event after ``mark`` tells to be durable as ordered.
+
+    Raises if one tells that the order has failed; ``None``: it is not settled yet.
+    """
+    for text in [each["text"] for each in _events(client, mark) if each["job"] == job]:
+        if (done := DONE.fullmatch(text)) is not None:
+            return int(done[1])
+        if NOT_DONE.fullmatch(text):
+            raise ServerProblem(text)
+    return None
+
+
+def _expect_running(client: Client, job: str) -> None:
+    """Raise if the job does not run, since it will make no further checkpoint."""
+    found = client.ask("GET", f"/v1/jobs/{part(job)}")
+    state, durable = found["state"], found["durable"]
+    if state == "running":
+        return
+    durable_step = None if durable is None else durable["point"]["step"]
+    newest = "none is durable" if durable_step is None else f"the newest is of step {durable_step}"
+    raise ServerProblem(f"{job} is {state}, so no further checkpoint is made; {newest}")
+
+
+def _troubles(client: Client, job: str) -> list[str]:
+    active = client.ask("GET", "/v1/status")["job"]
+    return active["troubles"] if active is not None and active["id"] == job else []
+
+
+def _pinning(order: str, about: str) -> click.Command:
+    @click.command(order, help=about)
+    @click.argument("job")
+    @click.argument("step", type=click.IntRange(0))
+    @server_command
+    def command(client: Client, job: str, step: int, as_json: bool) -> None:
+        path = f"/v1/jobs/{{}}/checkpoints/{step}/{order}"
+        full, value = ask_about(
+            client, "job", job, lambda name: client.ask("POST", path.format(name), {})
+        )
+        show(value, as_json, lambda _: f"step {step} of {full} is {order}ned")
+
+    return command
+
+
+pin = _pinning("pin", "Keep a checkpoint, whatever the retention says.")
+unpin = _pinning("unpin", "Leave a checkpoint to the retention again.")
+
+
+@click.command()
+@click.argument("job")
+@click.argument("step", type=click.IntRange(0))
+@order_options
+@server_command
+def rollback(client: Client, job: str, step: int, order: dict[str, Any], as_json: bool) -> None:
+    """Roll a job back to an older checkpoint; later steps are discarded."""
+    path = f"/v1/jobs/{{}}/checkpoints/{step}/rollback"
+    full, value = ask_about(
+        client, "job", job, lambda name: client.order(path.format(name), order), is_order=True
+    )
+    show(value, as_json, lambda _: f"rollback of {full} to step {step}: ordered")

@@ -1,0 +1,117 @@
+"""Commands about nodes: list, logs, drain, cordon, preemption notices."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+from urllib.parse import unquote
+
+import click
+
+from sailord.cli.shared.options import FiniteRange, json_line, show
+from sailord.cli.shared.server import (
+    ask_about,
+    order_command,
+    order_options,
+    report_outage,
+    server_command,
+)
+from sailord.client import Client, Patience
+from sailord.text import cluster_text as text
+from sailord.text.log_text import log_text, whole_lines
+from sailord.text.units import duration
+
+FOLLOW_S = 1.0
+
+
+@click.command()
+@click.argument("node", required=False)
+@server_command
+def nodes(client: Client, node: str | None, as_json: bool) -> None:
+    """List all nodes, or show one: what would its loss cost?"""
+    if node is None:
+        show(client.ask("GET", "/v1/nodes"), as_json, lambda v: text.nodes_text(v["nodes"]))
+        return
+    _, found = ask_about(client, "node", node, lambda name: client.ask("GET", f"/v1/nodes/{name}"))
+    show(found, as_json, lambda v: "\n\n".join(map(text.node_text, v["nodes"])))
+
+
+@click.command()
+@click.argument("node")
+@click.option("--rank", type=click.IntRange(0, 99_999), metavar="N", help="Only this rank.")
+@click.option("--setup", "is_setup", is_flag=True, help="The job's setup commands instead.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines.")
+@server_command
+def logs(
+    client: Client, node: str, rank: int | None, is_setup: bool, follow: bool, as_json: bool
+) -> None:
+    """Show the last output of a node's workers.
+
+    A step is one line; --json has the output as it was written.
+    """
+    mark, rest, patience = "", "", Patience(report_outage)
+
+    def ask() -> tuple[str, str]:
+        nonlocal node
+        node, found = ask_about(client, "node", node, ask_log)
+        return found
+
+    def ask_log(name: str) -> tuple[str, str]:
+        return client.log(unquote(name), rank, mark, is_setup=is_setup)
+
+    while True:
+        fresh, mark = patience.insist(ask) if follow else ask()
+        if as_json:
+            click.echo(json_line({"node": node, "text": fresh}) + "\n" if fresh else "", nl=False)
+        else:
+            lines, rest = whole_lines(rest + fresh) if follow else (fresh, "")
+            click.echo(log_text(lines), nl=False)
+        if not follow:
+            return
+        sys.stdout.flush()
+        if not fresh:
+            time.sleep(FOLLOW_S)
+
+
+drain = order_command(
+    "node",
+    "drain",
+    "Move the job off a node without losing a step.\n\n"
+    "`nodes` says when the node is safe to stop; `withdraw` cancels the drain.",
+)
+cordon = order_command(
+    "node", "cordon", "Exclude a node from new plans; what runs on it continues."
+)
+uncordon = order_command("node", "uncordon", "Allow a node in new plans again.")
+withdraw = order_command(
+    "node", "withdraw", "Cancel a drain or a preemption notice: the node stays."
+)
+
+
+@click.command()
+@click.argument("node")
+@click.option(
+    "--notice", "notice_s", type=FiniteRange(0.0, 86_400.0), help="Seconds until the node goes."
+)
+@order_options
+@server_command
+def preempt(
+    client: Client, node: str, notice_s: float | None, order: dict[str, Any], as_json: bool
+) -> None:
+    """Announce that a node will be preempted, as a cloud's notice would.
+
+    The job moves off it in time; `withdraw` cancels the notice.
+    """
+    body, text_of = dict(order), " will be preempted"
+    if notice_s is not None:
+        body["notice_s"] = notice_s
+        text_of += f" in {duration(notice_s)}"
+    full, answer = ask_about(
+        client,
+        "node",
+        node,
+        lambda name: client.order(f"/v1/nodes/{name}/preempt", body),
+        is_order=True,
+    )
+    show(answer, as_json, lambda _: f"{full}{text_of}")

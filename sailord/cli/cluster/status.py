@@ -1,0 +1,86 @@
+"""Commands about the whole cluster: status, capacity and events."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import click
+
+from sailord.cli.shared.options import json_line, show
+from sailord.cli.shared.server import report_outage, server_command
+from sailord.client import Client, Patience, ServerProblem
+from sailord.text import cluster_text as text
+from sailord.text.capacity_text import capacity_text
+from sailord.text.event_lines import fold, line_text
+
+WATCH_S = 1.0
+
+
+@click.command()
+@click.option(
+    "-w", "--watch", is_flag=True, help="Stay and redraw; with --json, one line each second."
+)
+@server_command
+def status(client: Client, watch: bool, as_json: bool) -> None:
+    """Show the job, its plan and the nodes."""
+    if not watch:
+        show(client.ask("GET", "/v1/status"), as_json, text.status_text)
+    elif not as_json and sys.stdout.isatty():
+        from sailord.screen.watch import watch as watch_on_screen  # noqa: PLC0415 - see ADR 87
+
+        click.echo(watch_on_screen(client))
+    else:
+        _print_repeatedly(client, as_json)
+
+
+def _print_repeatedly(client: Client, as_json: bool) -> None:
+    """Print the status every second, for a pipe."""
+
+    def report(problem: ServerProblem) -> None:
+        click.echo(json_line({"error": str(problem)}) if as_json else f"error: {problem}")
+        sys.stdout.flush()
+
+    patience = Patience(report)
+    while True:
+        value = patience.insist(lambda: client.ask("GET", "/v1/status"))
+        click.echo(json_line(value) if as_json else text.status_text(value))
+        sys.stdout.flush()
+        time.sleep(WATCH_S)
+
+
+@click.command()
+@click.option("--retry", is_flag=True, help="Rent again from pools that were stopped.")
+@server_command
+def capacity(client: Client, retry: bool, as_json: bool) -> None:
+    """Show rented instances per pool, refused requests, quotas and cost."""
+    method, path = ("POST", "/v1/capacity/retry") if retry else ("GET", "/v1/capacity")
+    show(client.ask(method, path), as_json, capacity_text)
+
+
+@click.command()
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new events, one line each.")
+@click.option("--all", "is_whole", is_flag=True, help="Each step of a reconfiguration, too.")
+@server_command
+def events(client: Client, follow: bool, is_whole: bool, as_json: bool) -> None:
+    """Print recent events of the whole cluster.
+
+    A reconfiguration is one line, and what repeats is told once; --json prints every event.
+    """
+    line_of = json_line if as_json else text.event_text
+    patience = Patience(report_outage)
+
+    def ask() -> Any:
+        return client.ask("GET", "/v1/events?follow=false")
+
+    found = (patience.insist(ask) if follow else ask())["events"]
+    is_whole |= as_json
+    for line in map(line_of, found) if is_whole else map(line_text, fold(found)):
+        click.echo(line)
+    if follow:
+        sys.stdout.flush()
+        for event in client.follow(found[-1]["id"] if found else 0, patience):
+            if is_whole or not event.get("is_detail"):
+                click.echo(line_of(event))
+                sys.stdout.flush()

@@ -1,0 +1,1 @@
+"""The command ``submit``, for job files and for scripts with their folder."""

@@ -1,0 +1,94 @@
+"""Copies from a GPU: the thread's device, one stream for life, pinned memory; CUDA is recorded."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+from worker.checkpoint.snapshots import snapshot_writer
+from worker.checkpoint.snapshots.snapshot_writer import SnapshotCopier, pin, unpin
+
+pytestmark = pytest.mark.torch
+
+
+class FakeCuda:
+    """What the copier asks of torch.cuda, written down."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, object]] = []
+        self.registered: dict[int, int] = {}
+        self.Stream = self.make_stream
+
+    def set_device(self, _):
+        self.calls.append(("device", threading.current_thread().name))
+
+    def make_stream(self, device):
+        self.calls.append(("stream", device))
+        return SimpleNamespace(
+            wait_event=lambda event: self.calls.append(("waits for", event)),
+            synchronize=lambda: self.calls.append(("finished", None)),
+        )
+
+    def stream(self, _):
+        return nullcontext()
+
+    def cudart(self):
+        def register(address, length, _):
+            self.registered[address] = length
+            return 0
+
+        unregister = self.registered.pop
+        return SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister)
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    fake = FakeCuda()
+    monkeypatch.setattr(snapshot_writer, "_cuda", fake)
+    return fake
+
+
+def test_each_thread_selects_its_device_and_keeps_one_stream(cuda):
+    copier, source, target = SnapshotCopier(), torch.arange(4.0), torch.zeros(4)
+    for number in range(3):
+        thread = threading.Thread(
+            target=copier.copy, args=([source], [target], f"event {number}"), name=f"t{number}"
+        )
+        thread.start()
+        thread.join()
+    assert torch.equal(source, target)
+    assert [name for what, name in cuda.calls if what == "device"] == ["t0", "t1", "t2"]
+    assert len([each for each in cuda.calls if each[0] == "stream"]) == 1
+    kinds = [what for what, _ in cuda.calls if what in {"waits for", "finished"}]
+    assert kinds == ["waits for", "finished"] * 3
+
+
+def test_files_are_pinned_while_they_are_mapped(cuda):
+    body = mmap.mmap(-1, 8192)
+    assert pin(body)
+    assert list(cuda.registered.values()) == [8192]
+    unpin(body)
+    assert not cuda.registered
+
+
+def test_a_refused_file_leaves_no_error_to_the_next_step(cuda, monkeypatch, capsys):
+    left = []
+
+    def refuse(*_):
+        left.append("invalid argument")
+        return 1
+
+    def launch(*_, **__):
+        raise RuntimeError(f"CUDA error: {left.pop()}")
+
+    monkeypatch.setattr(cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=refuse))
+    monkeypatch.setattr(torch, "zeros", launch)
+    assert not pin(mmap.mmap(-1, 8192))
+    assert not left
+    assert "a folder on tmpfs such as /dev/shm can be pinned" in capsys.readouterr().out

@@ -1,0 +1,1 @@
+"""A whole checkpoint, read or written one tensor at a time."""

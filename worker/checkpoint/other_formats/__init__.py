@@ -1,0 +1,1 @@
+"""Other programs' checkpoints, in and out."""

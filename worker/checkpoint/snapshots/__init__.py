@@ -1,0 +1,1 @@
+"""A rank takes snapshots while it trains: when, how, at what cost."""

@@ -1,0 +1,1 @@
+"""Data sets of scripts, and how a run numbers their samples."""

@@ -1,0 +1,1 @@
+"""The data that a job file names: token files, images, synthetic samples."""
