@@ -1,0 +1,109 @@
+"""Every module has a docstring, a plain name and at most 500 lines; a silenced check says why."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.python_files import ROOT, Module, modules, within
+
+NAMES_BANNED = ("common", "helper", "helpers", "manager", "managers", "misc", "util", "utils")
+LINES_MAX = 500
+
+
+def document_breaches(module: Module) -> Iterator[str]:
+    """Modules, and public classes and functions, that do not say what they are."""
+    if not _is_sentence(ast.get_docstring(module.tree)):
+        yield f"{module.name} has no docstring whose first paragraph is a sentence"
+    for node in module.tree.body:
+        match node:
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                if not node.name.startswith("_") and not ast.get_docstring(node):
+                    yield f"{module.name}:{node.lineno} {node.name} has no docstring"
+
+
+def _is_sentence(docstring: str | None) -> bool:
+    return docstring is not None and docstring.partition("\n\n")[0].rstrip().endswith(
+        (".", "?", "!", ":")
+    )
+
+
+def silencer_breaches(module: Module) -> Iterator[str]:
+    """Silenced checks that name no rule or give no reason."""
+    reasoned = re.compile(r"noqa: [A-Z]+\d+\W+\w+ \w+|type: ignore\[[\w, -]+\]\W+\w+ \w+")
+    for number, line in enumerate(module.source.splitlines(), start=1):
+        if re.search(r"#\s*(noqa|type:\s*ignore)", line) and not reasoned.search(line):
+            yield f"{module.name}:{number} silences a check without its rule and a reason"
+
+
+def shape_breaches(module: Module) -> Iterator[str]:
+    """Names that mean nothing, and files too long for one reading."""
+    if within(module.path.stem, NAMES_BANNED):
+        yield f"{module.name}: a shared noun lives in the lowest package that means it"
+    lines = len(module.source.splitlines())
+    if lines > LINES_MAX:
+        yield f"{module.name} has {lines} lines; one reading is {LINES_MAX}"
+
+
+CHECKS = (document_breaches, silencer_breaches, shape_breaches)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_no_module_breaks_the_rule(check):
+    assert [breach for module in modules(ROOT) for breach in check(module)] == []
+
+
+def test_a_class_name_stands_for_one_thing_in_its_package():
+    places: dict[tuple[str, str], list[str]] = {}
+    for module in modules(ROOT):
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault((module.package, node.name), []).append(module.name)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_tests_and_programs_keep_their_shape():
+    found = modules(ROOT, ("tests", "benchmarks", "examples", "scripts"))
+    breaches = [
+        breach
+        for module in found
+        for check in (shape_breaches, silencer_breaches)
+        for breach in check(module)
+        if module.path != Path(__file__).resolve()  # Holds offences as examples, below.
+    ]
+    breaches += [f"{module.name} has no docstring" for module in found if not _says(module)]
+    assert breaches == []
+
+
+def _says(module: Module) -> bool:
+    return _is_sentence(ast.get_docstring(module.tree))
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "check"),
+    [
+        ("simulator.spec.plan", "x = 1", document_breaches),
+        ("simulator.spec.plan", '"""A sentence."""\ndef f(): ...', document_breaches),
+        ("simulator.spec.plan", "x = 1  # noqa", silencer_breaches),
+        ("simulator.spec.plan", "x = 1  # noqa: E501", silencer_breaches),
+        ("simulator.spec.plan", "x = 1  # type: ignore[misc]", silencer_breaches),
+        ("simulator.spec.utils", "", shape_breaches),
+        ("simulator.spec.plan", "\n" * (LINES_MAX + 1), shape_breaches),
+    ],
+)
+def test_a_breach_is_seen(name, line, check):
+    assert list(check(_module(name, line)))
+
+
+def test_allowed_code_passes_every_check():
+    source = '"""A sentence."""\nimport x  # noqa: PLC0415 - a slow import'
+    module = _module("simulator.spec.plan", source)
+    assert [breach for check in CHECKS for breach in check(module)] == []
+
+
+def _module(name: str, source: str) -> Module:
+    return Module(name, Path(*name.split(".")).with_suffix(".py"), source, ast.parse(source))
