@@ -24,6 +24,14 @@ STOP_MUTATIONS = [
         ),
     ),
     *core(
+        "sailord/core/queries/restore_choice.py",
+        (
+            "a job that is back does not hear what nodes kept of it",
+            " or _speak_of_another(state, active):",
+            ":",
+        ),
+    ),
+    *core(
         "sailord/core/rules/phase_rules.py",
         (
             "a pause ends although a member is lost before its step is kept",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from agents.core import decide as agent
 from agents.core import model
 from agents.protocol.records import (
+    ENDED,
     LIVE,
     Durable,
     Fence,
@@ -58,6 +59,8 @@ class Machine:
         self.sealed_at: dict[Point, float] = {}
         self.sealed: tuple[Sealed, ...] = ()
         """Sealed snapshots in its memory, of ``job``, its workers' last job."""
+        self.of_others: dict[JobId, tuple[Sealed, ...]] = {}
+        """Those of earlier jobs, which have not ended."""
         self.kept = model.State(self.record)
         """The agent's state on disk."""
         self.agent: Agent | None = None
@@ -70,7 +73,19 @@ class Machine:
         self.gang = None
 
     def had_sealed(self, job: JobId, point: Point) -> bool:
-        return self.job == job and any(sealed.point == point for sealed in self.sealed)
+        return any(sealed.point == point for sealed in self.sealed_of(job))
+
+    def sealed_of(self, job: JobId | None) -> tuple[Sealed, ...]:
+        """Return the snapshots of a job in its memory."""
+        return self.sealed if job == self.job else self.of_others.get(job or JobId(""), ())
+
+    def serve(self, job: JobId) -> None:
+        """Begin to work for a job; snapshots of the last one stay in memory."""
+        if self.job != job:
+            before, kept = self.job, self.sealed
+            self.job, self.sealed = job, self.of_others.pop(job, ())
+            if before is not None:
+                self.of_others[before] = kept
 
     def kill_agent(self, *, for_good: bool = False) -> None:
         if self.agent is not None:
@@ -153,10 +168,13 @@ class Agent(Process):
     def feed(self, event: model.Event) -> None:
         if not self.is_up:
             return
+        job = self.state.job
         self.state, commands = agent.decide(self.state, event)
         self.machine.kept, self.machine.record = self.state, self.state.node
         for command in commands:
             self._perform(command)
+        if self.state.job not in (None, job):
+            self.snapshots_changed()
 
     def _perform(self, command: model.Command) -> None:
         machine, gangs = self.machine, self.world.gangs
@@ -176,6 +194,7 @@ class Agent(Process):
             case model.ReleaseSnapshots():
                 machine.release(command)
             case model.DeleteJobSnapshots():
+                machine.of_others.pop(command.job, None)
                 if machine.job == command.job:
                     machine.sealed = ()
                     self.snapshots_changed()
@@ -250,9 +269,10 @@ class Agent(Process):
         if self.has_other_job != bool(live - {self.world.first_job}):
             self.has_other_job = not self.has_other_job
             self.prepared()
-        mine = jobs.get(f"/job/{self.machine.job}/state")
-        if isinstance(mine, JobRecord) and mine.state in {"done", "cancelled"}:
-            self.feed(model.JobEnded(self.now, mine.id))
+        for job in sorted({*self.machine.of_others, self.machine.job} - {None}):
+            mine = states.get(job)
+            if mine is not None and mine.state in ENDED:
+                self.feed(model.JobEnded(self.now, mine.id))
 
     def _poll_store(self) -> None:
         self._look()
@@ -295,7 +315,8 @@ class Agent(Process):
         self.feed(model.UnfitChanged(self.now, unfit))
 
     def snapshots_changed(self) -> None:
-        self.feed(model.SnapshotsChanged(self.now, self.machine.sealed, self.machine.job))
+        job = self.machine.job if self.state.job is None else self.state.job
+        self.feed(model.SnapshotsChanged(self.now, self.machine.sealed_of(job), job))
 
     def upload_done(self, job: JobId, uploaded: Uploaded) -> None:
         self.feed(model.UploadDone(self.now, job, uploaded))

@@ -79,8 +79,7 @@ class Gangs:
     def join(self, machine: Machine, record: GenerationRecord) -> None:
         old, checker = machine.gang, self.world.checker
         assert old is None or old.taking == "left", "a device has two owners"
-        if machine.job != record.job:
-            machine.job, machine.sealed = record.job, ()
+        machine.serve(record.job)
         pid = checker.next_pid() if old is None else old.pid
         gang = Gang(pid, record, "fetching", record.restore.point.step)
         machine.gang = gang
@@ -147,7 +146,7 @@ class Gangs:
         for machine in self.world.up():
             if among is not None and machine.id not in among:
                 continue
-            for sealed in machine.sealed if machine.job == job else ():
+            for sealed in machine.sealed_of(job):
                 if machine.sealed_at.get(sealed.point, 0.0) > before:
                     continue
                 held.setdefault(sealed.point, set()).update(part.layer for part in sealed.holds)

@@ -45,6 +45,9 @@ class Options:
     """It is stuck after the time of this many steps, if that is longer than ``stall_s``."""
     broken_s: float = 1.0
     """A generation whose members lost connections ends after so long, regardless of cause."""
+    turn_s: ClassVar[float] = 5.0
+    """After its turn has come again, a job waits so long for nodes that still report about another
+    job to tell which of its snapshots they hold."""
     probe_s: float = 0.2
     """Seconds between two probes of a node that may be dead."""
     reconsider_s: float = 600.0

@@ -20,7 +20,7 @@ def holders_reported(state: State, active: Active) -> bool:
     """
     if active.generation is None:
         return True
-    if awaits_seals(state, active):
+    if awaits_seals(state, active) or _speak_of_another(state, active):
         return False
     members = (state.nodes.get(id_) for id_ in active.generation.members)
     heard = all(n is None or n.is_lost or _speaks(n) or ignores_probes(state, n) for n in members)
@@ -29,6 +29,21 @@ def holders_reported(state: State, active: Active) -> bool:
         node.report is None and node.absent_since is None and not ignores_probes(state, node)
         for node in state.nodes.values()
         if not node.is_lost
+    )
+
+
+def _speak_of_another(state: State, active: Active) -> bool:
+    """Return whether a node may hold snapshots of a job that is back, and reports about another.
+
+    Agents read in the store whose turn it is, and only then report what they hold of that job.
+    """
+    phase, last = active.phase, active.generation
+    if not isinstance(phase, Waiting) or last is None or last.state != "closed":
+        return False
+    return state.now < phase.since + state.options.turn_s and any(
+        node.report is not None and node.report.job not in {None, active.job}
+        for node in state.nodes.values()
+        if not node.is_lost and node.absent_since is None
     )
 
 
