@@ -192,9 +192,17 @@ def test_files_shown_can_be_parsed(block):
     assert isinstance(parse(block.text), dict | list)
 
 
+COMMAND = re.compile(
+    r"^\s*(\$ |(sailorctl|sailord|sailor-agent|python|make|torchrun) [\w-])", re.MULTILINE
+)
+
+
 def test_every_command_block_is_fenced_as_console():
+    shells = ("sh", "bash", "shell", "zsh", "shell-session")
     hidden = [
-        b.place for b in BLOCKS if b.language in ("sh", "bash", "shell", "zsh", "shell-session")
+        b.place
+        for b in BLOCKS
+        if b.language in shells or (b.language in ("", "text") and COMMAND.search(b.text))
     ]
     assert hidden == [], "fence commands as `console`, with `$ ` before each"
 
