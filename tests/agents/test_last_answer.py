@@ -39,7 +39,9 @@ def test_an_agent_that_crashes_again_and_again_counts_on(tmp_path: Path, at) -> 
     assert started(tmp_path / "x").left_s(100.0) == 100.0
 
 
-def test_after_a_stop_or_a_boot_it_counts_anew(tmp_path: Path, at, monkeypatch) -> None:
+def test_time_without_leader_is_counted_anew_after_a_stop_or_boot(
+    tmp_path: Path, at, monkeypatch
+) -> None:
     started(tmp_path / "x").forget()
     at["s"] += 500.0
     assert started(tmp_path / "x").left_s(600.0) == 600.0

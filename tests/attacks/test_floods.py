@@ -65,7 +65,7 @@ def test_a_flood_takes_no_leadership(head, kind, cost):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", HANDSHAKES)
-def test_a_flood_of_handshakes_keeps_nobody_out(tls_head, kind, cost):
+def test_a_flood_of_handshakes_does_not_block_other_clients(tls_head, kind, cost):
     """A user at another address is served meanwhile."""
 
     def ask() -> int:

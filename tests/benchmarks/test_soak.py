@@ -23,7 +23,7 @@ def series(values):
     ],
     ids=["rising", "rising noisily", "level", "a step", "a rise that ends", "falling"],
 )
-def test_only_what_still_rises_is_rising(values, is_rising):
+def test_series_that_levelled_off_is_not_rising(values, is_rising):
     verdict = judge(series(values), 1 * MIB)
     assert verdict is not None
     assert verdict.is_rising == is_rising

@@ -54,7 +54,7 @@ machine."""
         ({"fired": frozenset({*MUST_FIRE, "SailorNoLeader"})}, ["SailorNoLeader fired"]),
     ],
 )
-def test_each_disagreement_is_told(changed: dict[str, Any], said: list[str]) -> None:
+def test_each_disagreement_is_reported(changed: dict[str, Any], said: list[str]) -> None:
     assert replace(CALM, **changed).problems() == said
 
 

@@ -179,7 +179,7 @@ def test_free_gpus_cost_nothing_and_have_reasons(estimator: str) -> None:
 
 @pytest.mark.parametrize("estimator", ["event", "paper"])
 @pytest.mark.parametrize("most", EXTREMES)
-def test_any_budget_is_kept_or_told(estimator: str, most: float) -> None:
+def test_any_limit_in_dollars_is_kept_or_the_answer_names_it(estimator: str, most: float) -> None:
     case = random_case(random.Random("budget"), gpus_max=3, layers_max=3)
     objective = Objective(max_usd_per_iteration=most, max_usd_per_hour=most)
     question = Question(

@@ -101,7 +101,7 @@ def test_a_job_written_anew_keeps_what_a_newer_version_added(tmp_path):
     in_a_store(tmp_path, play)
 
 
-def test_a_generation_keeps_it_only_for_as_long_as_it_is_the_same(tmp_path):
+def test_unknown_fields_of_a_record_are_kept_while_its_generation_is_the_same(tmp_path):
     async def play(gateway: Gateway):
         await gateway.store.put(KEYS.leader, b"me")
         term = (await gateway.store.get(KEYS.leader)).created

@@ -83,7 +83,7 @@ def test_a_run_is_read_predicted_and_reported() -> None:
     assert found["memory"]["cases"][0]["measured"] == 8e9
 
 
-def test_facts_change_what_the_runtime_does() -> None:
+def test_facts_of_a_run_change_its_prediction() -> None:
     usual = report_of(RUN).comparisons[0]
     sent = {"gradient_allreduce_bytes": 4}
     plain, fused = (

@@ -111,7 +111,7 @@ def test_peer_that_stops_reading_breaks_the_link_in_time():
             exchange([ours], send=1 << 30, receive=0, end_at=time.monotonic() + 0.05)
 
 
-def test_peer_that_goes_breaks_the_link():
+def test_lost_peer_breaks_the_link():
     ours, theirs = socket.socketpair()
     with ours:
         ours.setblocking(False)

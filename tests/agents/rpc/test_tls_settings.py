@@ -77,7 +77,7 @@ def test_sailord_with_an_authority_needs_nothing_else(tmp_path):
         ("insecure = 1", "give true or false"),
     ],
 )
-def test_contradictions_are_told(tmp_path, text, why):
+def test_contradicting_settings_are_refused(tmp_path, text, why):
     with pytest.raises(InputError, match=why):
         read(tmp_path, f"[tls]\n{text}")
 

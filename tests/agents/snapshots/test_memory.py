@@ -314,7 +314,7 @@ async def test_a_replica_is_stored_if_it_is_complete_and_signed(served, tmp_path
 
 
 @pytest.mark.asyncio
-async def test_the_room_of_a_replica_whose_sender_fell_silent_is_freed(served, monkeypatch):
+async def test_the_room_of_a_replica_is_freed_when_its_sender_stops(served, monkeypatch):
     monkeypatch.setattr("agents.snapshots.http.SILENT_S", 0.2)
     path = "/v1/memory/job/1-3/7.snap?header=0"
     header, _ = sign_request(KEY, RECEIVER, "PUT", path, b"", at=time.time())

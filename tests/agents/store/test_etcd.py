@@ -125,7 +125,7 @@ async def test_members_that_are_down_are_skipped(cluster, prefix):
         await store.put(prefix + "a", b"")
 
 
-async def test_a_silent_member_is_left_and_its_write_is_unknown(cluster, prefix):
+async def test_an_etcd_member_without_answer_is_left_and_its_write_is_unknown(cluster, prefix):
     store = await open_store(cluster.url)
     await wait_answer(store)
     await wait_put(store, prefix + "a", b"")
@@ -146,7 +146,7 @@ async def test_a_silent_member_is_left_and_its_write_is_unknown(cluster, prefix)
     await store.close()
 
 
-async def test_a_watch_leaves_a_member_that_falls_silent(cluster, prefix):
+async def test_a_watch_leaves_an_etcd_member_that_stops_answering(cluster, prefix):
     store = await cluster.open()
     after = (await wait_answer(store)).revision
     async with aclosing(store.watch(prefix, after=after)) as news:

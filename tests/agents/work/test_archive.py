@@ -47,7 +47,7 @@ def test_what_is_unpacked_is_what_was_packed(files, tmp_path_factory):
     assert {str(p.relative_to(root / "b")): p.read_bytes() for p in found} == files
 
 
-def test_the_same_content_has_the_same_name_wherever_and_whenever_it_lies(tmp_path):
+def test_a_package_name_depends_on_its_content_alone(tmp_path):
     files = {"train.py": b"print()", "inner/data": b"x" * 100_000, "é": b""}
     one = packed(tmp_path, tmp_path / "one", fill(tmp_path / "one", files), "1")
     two = packed(tmp_path, tmp_path / "two", fill(tmp_path / "two", files)[::-1], "2")

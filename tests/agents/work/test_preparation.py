@@ -167,7 +167,7 @@ async def test_a_long_preparation_makes_the_node_unfit_until_it_is_done(
 
 
 @pytest.mark.asyncio
-async def test_another_job_ends_what_was_said_of_the_last(node):
+async def test_preparation_of_another_job_clears_the_problems_of_the_last(node):
     node.text = '[work]\npackage = "' + "0" * 64 + '-1"\n'
     with contextlib.closing(node.preparation):
         node.preparation.look(RUNNING)
@@ -300,7 +300,7 @@ async def test_whatever_fails_is_told_and_tried_again(tmp_path, node, sources, m
 
 
 @pytest.mark.asyncio
-async def test_a_copy_that_was_cancelled_and_goes_on_is_never_taken_as_complete(
+async def test_a_copy_that_runs_on_after_its_cancellation_never_counts_as_complete(
     tmp_path, node, sources, monkeypatch
 ):
     bucket, attempts = tmp_path / "bucket", []

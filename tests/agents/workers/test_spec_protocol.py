@@ -61,7 +61,7 @@ async def test_a_fork_server_that_is_too_old_is_told_with_the_cure(answers, tmp_
     client.check_version()
 
 
-def test_the_fork_server_says_what_its_workers_speak() -> None:
+def test_the_fork_server_reports_the_protocol_of_its_workers() -> None:
     server: Any = ForkServer.__new__(ForkServer)
     assert server._answer({"ask": "sync", "new": 1}, []) == {"speaks": SPEAKS}
     assert why_apart(SPEAKS, NEEDS) == ""

@@ -6,7 +6,7 @@ from agents.protocol.records import NodeId, Sealing
 from agents.workers.status import WorkerStatus, combine, contradicted_of
 
 
-def test_missing_state_is_told_beside_the_peers_that_may_have_had_it():
+def test_missing_state_is_reported_with_the_peers_that_may_have_had_it():
     fetched = WorkerStatus(generation=2, rank=0, taking="rebuilding")
     missing = WorkerStatus(
         2, 1, "broken", broken_peers=(NodeId("b"),), failure="no source has piece 2 of layer 1"
@@ -26,7 +26,7 @@ def test_node_has_sealed_when_its_slowest_worker_has():
     assert combine(statuses[:1]).sealing is None
 
 
-def test_all_nodes_that_workers_contradict_are_told():
+def test_all_contradicted_nodes_are_reported():
     b, c = NodeId("b"), NodeId("c")
     statuses = [WorkerStatus(3, rank, "failed", contradicted=(c, b)[rank:]) for rank in range(2)]
     assert contradicted_of(statuses) == (b, c)

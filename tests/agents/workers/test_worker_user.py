@@ -302,7 +302,7 @@ def read(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-async def test_the_service_does_not_listen_to_workers(folder):
+async def test_the_service_refuses_connections_of_workers(folder):
     """They have its user, and could have it kill and fork what the agent has not ordered."""
     async with service_of(folder):
         code = (

@@ -223,7 +223,7 @@ def test_with_cost_as_the_goal_only_one_stage_was_searched() -> None:
     assert stages == {"published": {1}, "fixed": {1, 2}}, "of two GPUs each"
 
 
-def test_replicas_go_down_until_it_gets_worse_and_a_budget_is_kept() -> None:
+def test_search_lowers_replicas_until_the_plan_gets_worse_and_keeps_the_budget() -> None:
     case = inputs(kind("a", 1.0), zones=(("z", "r", (8,)),))
     free = search(case, Sosp25Goal(), "fixed")
     families: dict[tuple[int, int], list[tuple[int, float]]] = {}

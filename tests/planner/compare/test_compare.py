@@ -193,7 +193,7 @@ def test_a_planner_that_uses_all_gpus_is_asked_about_fewer(small: list[str]) -> 
     assert part["peak_bytes"] > 0
 
 
-def test_answers_that_cannot_be_told_apart_are_said(small: list[str]) -> None:
+def test_answers_that_cannot_be_told_apart_are_named(small: list[str]) -> None:
     """The same plan of two planners."""
     result = run(*small, "--planners", "sailor,megatron,whale")
     tied = [line for line in result.stdout.splitlines() if "cannot be told apart" in line]

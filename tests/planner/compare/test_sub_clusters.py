@@ -16,7 +16,7 @@ def parts(*pools: Pool) -> list[dict[str, int]]:
     return [{f"{p.gpu}@{p.zone}": p.gpus for p in one.pools} for one in found]
 
 
-def test_the_whole_cluster_comes_first() -> None:
+def test_the_whole_cluster_is_searched_first() -> None:
     some = parts(pool("A100-40", "a", 4), pool("T4", "b", 2))
     assert some[0] == {"A100-40@a": 16, "T4@b": 8}
     assert {"A100-40@a": 16} in some

@@ -131,7 +131,7 @@ QUICK = ("fig7-opt-128", "fig8b-opt-32+96", "fig10-opt-5x32", "neo-v100", "opt-g
 
 
 @pytest.mark.sim
-def test_it_is_never_worse_than_the_published_answers(reference: Path, examples: int) -> None:
+def test_search_is_never_worse_than_the_published_answers(reference: Path, examples: int) -> None:
     document = json.loads((reference / "planner_cases.json").read_text(encoding="utf-8"))
     measurements = load_measurements(reference, catalogue=load_catalogue())
     for case in document["cases"]:

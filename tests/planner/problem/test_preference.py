@@ -76,7 +76,7 @@ def test_the_simplest_of_equally_cheap_plans_is_taken() -> None:
     assert preferred(fast, [judged(10.3, 3.03, HALVES)], "throughput") is fast
 
 
-def test_little_is_given_away_where_errors_are_large() -> None:
+def test_a_large_error_bar_does_not_make_a_much_slower_plan_equal() -> None:
     """V100s and T4s differ by 40 % within their error bar: the best guess is still 40 %."""
     fast, cheap = judged(10.0, 3.0, WHOLE), judged(11.0, 0.1, plan_of(Stage((0, 8), 1, (T4,))))
     assert are_tied(fast, cheap, "throughput")
@@ -121,7 +121,7 @@ def test_what_is_simpler_is_said() -> None:
     assert simpler_by(WHOLE, WHOLE) == ""
 
 
-def test_a_tie_is_said_with_its_error_bar() -> None:
+def test_a_tie_is_printed_with_its_error_bar() -> None:
     old, new = judged(10.4, 1.0, WHOLE), judged(10.0, 1.0, HALVES)
     assert why_tied(old, new, "throughput") == "4.0% faster, ±5.0%: cannot be told apart"
     assert why_tied(judged(11.0, 1.0, WHOLE), new, "throughput") is None

@@ -187,7 +187,7 @@ def test_a_job_that_comes_later_takes_its_part_from_the_other() -> None:
     assert found.of_alone(SHARE)[1] == pytest.approx(0.5**0.8, rel=0.05)
 
 
-def test_in_line_those_that_come_first_go_first() -> None:
+def test_in_line_jobs_run_in_the_order_of_arrival() -> None:
     found = together(STILL, 50, 50, 50, begins=(300.0, 0.0, 300.0))
     first, second, third = (found.ways[LINE][job] for job in (1, 0, 2))
     begins = [

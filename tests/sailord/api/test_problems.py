@@ -38,7 +38,7 @@ def told(service: Service = WELL, *nodes: NodeView, now: float = 1000.0) -> tupl
     return problems_of(service, None, nodes or (NODE,), now)
 
 
-def test_nothing_is_said_of_a_cluster_that_is_well() -> None:
+def test_doctor_lists_nothing_for_a_healthy_cluster() -> None:
     assert told() == ()
     assert told(WELL, replace(NODE, state="draining", leaves_at=1000.0 - OVERDUE_S)) == ()
     refused = Refusals(REFUSALS_MANY - 1, {"token": 9}, 999.0, "h", "token")
@@ -56,7 +56,7 @@ def test_nothing_is_said_of_a_cluster_that_is_well() -> None:
         ({"leaves_at": 900.0}, "sailorctl withdraw a"),
     ],
 )
-def test_each_trouble_of_a_node_is_told(changes: dict[str, Any], words: str) -> None:
+def test_doctor_lists_each_problem_of_a_node(changes: dict[str, Any], words: str) -> None:
     (found,) = told(WELL, replace(NODE, **changes))
     assert words in found
 
@@ -78,7 +78,7 @@ def test_a_draining_spot_node_is_no_problem(state: Any) -> None:
         ({"refusals": Refusals(REFUSALS_MANY, {}, 1.0, "h", "token")}, "10 requests within"),
     ],
 )
-def test_each_trouble_of_the_service_is_told(changes: dict[str, Any], words: str) -> None:
+def test_doctor_lists_each_problem_of_the_service(changes: dict[str, Any], words: str) -> None:
     (found,) = told(replace(WELL, **changes))
     assert words in found
 
@@ -120,7 +120,7 @@ def test_status_tells_the_first_problem(problems: list[str], line: str) -> None:
     assert status_text(status).splitlines()[1] == line
 
 
-def test_a_held_job_that_gave_the_cluster_away_is_not_forgotten() -> None:
+def test_doctor_lists_a_held_job_that_yielded_the_cluster() -> None:
     yielded = PausedJob("first", "paused", "second has the cluster; held: 3 attempts failed")
     by_hand = PausedJob("other", "paused", "lunch (by alice)")
     (said,) = problems_of(WELL, None, (NODE,), 1000.0, (yielded, by_hand))

@@ -55,7 +55,7 @@ def test_until_an_agent_registers_three_instances_are_rented():
     assert story.asks() == [(A, 5)], "now all others are"
 
 
-def test_nobody_is_late_while_agents_cannot_be_counted():
+def test_no_agent_is_late_while_agents_cannot_be_counted():
     story = rent(Story(), 1.0, 1, 2, 3).count(300.0, {})
     assert story.hear(AgentsCounted(1200.0, {})).orders == (), "the store was away"
     assert story.count(1205.0, {f"n{n}": Agent(4) for n in (1, 2, 3)}).of(Delete) == []

@@ -79,7 +79,7 @@ def test_a_job_that_falls_behind_buys_on_demand_and_says_so_once():
     assert story.at(3601.0, step=90).told() == [], "the figures alone are no news"
 
 
-def test_on_demand_goes_once_the_job_has_caught_up_for_good():
+def test_on_demand_instances_are_released_once_the_job_has_caught_up():
     story = Due().at(3600.0, step=90)
     story.at(4000.0, step=135)
     assert story.firm == 2, "as soon as it were given back it would be behind again"
@@ -88,7 +88,7 @@ def test_on_demand_goes_once_the_job_has_caught_up_for_good():
     assert "waits" in story.why
 
 
-def test_on_demand_goes_once_spot_instances_are_there():
+def test_on_demand_instances_are_released_once_spot_instances_are_up():
     story = Due().at(3600.0, step=90)
     assert story.firm == 2
     story.options(FED).at(3700.0, step=95)
@@ -116,7 +116,7 @@ def test_work_that_a_loss_repeats_brings_the_last_chance_forward():
     assert story.at(5000.0, redo_s=2000.0).firm == 2
 
 
-def test_steps_that_are_slower_than_predicted_bring_it_forward():
+def test_slower_steps_than_predicted_start_on_demand_instances_earlier():
     assert Due(FED).at(5000.0, slower=2.0).firm == 2
 
 
@@ -188,7 +188,7 @@ def test_a_deadline_that_will_be_missed_is_told_once_as_at_risk():
     assert story.firm == 2, "it is to be late by as little as possible"
 
 
-def test_no_on_demand_instance_to_be_had_is_told():
+def test_a_lack_of_on_demand_instances_is_announced():
     story = Due(replace(STARVED, on_demand=None, fastest=None, why_not="no quota"))
     story.at(5000.0)
     assert story.told() == [("no on-demand instances can be had for the deadline: no quota", False)]

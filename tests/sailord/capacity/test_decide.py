@@ -252,7 +252,7 @@ def test_surplus_in_use_stays_if_its_cost_would_not_suffice(usd_per_hour_max):
     assert story.hear(Tick(9999.0)).of(Drain) == []
 
 
-def test_surplus_above_the_hourly_limit_goes_at_once():
+def test_surplus_above_the_hourly_limit_is_deleted_at_once():
     agents = {"n1": Agent(4), "n2": Agent(4)}
     story = Story(CapacityPolicy(usd_per_hour_max=7.2)).see(11.0, machine(1), machine(2))
     story.hear(AgentsCounted(20.0, agents, frozenset({"n2"}))).hear(TargetSet(30.0, {A: 1}))

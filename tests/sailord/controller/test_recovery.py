@@ -55,7 +55,7 @@ def test_nodes_that_run_a_later_generation_than_the_store_holds_are_asked():
     assert asked(*ahead, records=())[0] == ["a:1", "b:1"]
 
 
-def test_a_node_that_lies_is_not_asked_while_another_runs_what_the_store_holds():
+def test_a_node_that_lies_is_not_asked_while_another_runs_the_stored_generation():
     liar = node(B, report(B, heard=AHEAD))
     assert asked(node(A), liar)[0] == []
     broken = node(A, report(A, "failed"))

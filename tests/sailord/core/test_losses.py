@@ -442,7 +442,7 @@ def test_stopped_leader_gives_up_no_node_for_its_own_silence() -> None:
     assert lost(later) == {B: "its lease expired and no step was done since"}
 
 
-def test_steps_during_a_short_pause_of_the_leader_are_heard_first() -> None:
+def test_reports_from_a_short_pause_of_the_leader_are_read_first() -> None:
     before = state(None, node(A), SILENT, advanced_at=NOW - 9)
     woken, _ = act(before, Ticked(NOW + 1.3))
     assert lost(woken) == {}

@@ -200,7 +200,7 @@ def test_joining_node_is_new_once_it_is_ready() -> None:
     assert act(state(None, node(A), node(B), joining), seen)[0].nodes[C].since == NOW
 
 
-def test_orders_about_gone_nodes_are_forgotten_first() -> None:
+def test_orders_about_lost_nodes_are_dropped_first() -> None:
     said = (order("cordon", B, "it"),)
     marks = {B: said, **{NodeId(f"gone-{n}"): (order("cordon", C, f"x{n}"),) for n in range(5000)}}
     after, _ = act(replace(state(), marks=marks), OrderGiven(NOW, order("cordon", A)))

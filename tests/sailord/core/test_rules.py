@@ -438,7 +438,7 @@ def test_reporting_node_without_a_lease_still_holds_snapshots() -> None:
         assert (B in {id_ for id_, _ in in_memory(now, active_of(now))}) is is_there
 
 
-def test_opened_older_checkpoint_becomes_the_newest() -> None:
+def test_older_checkpoint_that_a_generation_opens_from_becomes_the_newest() -> None:
     record = replace(G4, restore=Restore(Point(20, 3), "durable"))
     before = replace(state(Opening(record, proposal(), durable(20))), durables={JOB: durable(30)})
     after, _ = act(before, GenerationWritten(NOW, record))

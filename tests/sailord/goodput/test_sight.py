@@ -131,7 +131,7 @@ def test_rented_instances_are_paid_for_while_no_agent_runs_there() -> None:
     }  # fmt: skip
 
 
-def test_a_node_whose_instance_is_gone_is_not_taken_for_one_that_nobody_rents() -> None:
+def test_a_node_of_an_ended_instance_is_not_booked_as_a_node_of_the_operators() -> None:
     ended = frozenset({"machine-b", "forgotten"})
     assert held(state(None), Renting(ended_nodes=ended)) == {"step_under_way": 1}
     again = Rented("machine-b", 1, 20.0, has_joined=True, is_leaving=False)

@@ -51,7 +51,7 @@ def test_lying_agent_changes_nothing(factor, seed):
 
 
 @pytest.mark.slow
-def test_lost_link_is_retried_less_and_less_and_measured_once_it_is_back():
+def test_lost_link_is_retried_with_backoff_and_measured_once_it_is_back():
     cluster = SimulatedCluster(
         nodes_of({"a": 2, "b": 2, "c": 1}), LINKS, down={("a", "c"), ("c", "a")}
     )

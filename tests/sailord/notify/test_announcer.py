@@ -246,7 +246,7 @@ def test_a_message_of_a_risk_that_was_sent_is_not_sent_again_with_the_line() -> 
     assert [published.announcer._lines.get_nowait()[2] for _ in range(2)] == [(), ()]
 
 
-def test_a_deadline_that_instances_are_rented_for_is_told_by_who_rents_them() -> None:
+def test_a_deadline_that_instances_are_rented_for_is_announced_once_by_capacity() -> None:
     published, now = Published(), costly()
     assert published.announcer.risks(now).keys() == {"budget_at_risk", "deadline_at_risk"}
     published.announcer.keeps_deadline = lambda job: job == JOB
@@ -356,7 +356,7 @@ async def test_history_lines_wait_for_the_store_and_are_written_after_their_term
     await store.close()
 
 
-def test_each_drain_of_a_node_is_told_once_whoever_leads() -> None:
+def test_each_drain_of_a_node_is_announced_once_across_leaders() -> None:
     published, now, told = Published(), RUNS, list[str]()
     steps = (
         order("drain", A, "one"),

@@ -82,7 +82,7 @@ def test_a_leader_elected_again_does_not_store_its_curve_before_it_has_read_the_
     assert mine == others
 
 
-def test_it_is_written_only_if_it_has_grown_and_a_long_one_is_small(tmp_path: Path) -> None:
+def test_curve_is_stored_only_if_it_has_grown_and_a_long_one_is_thinned(tmp_path: Path) -> None:
     async def play(gateway: Gateway) -> tuple[int, int, int]:
         term, mine = await lead(gateway), curve(SAMPLES_MAX)
         keeper = CurveKeeper(gateway, mine)

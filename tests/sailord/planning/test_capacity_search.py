@@ -70,7 +70,7 @@ def test_a_job_whose_goal_is_cost_has_a_fastest_choice_besides():
 
 
 @pytest.mark.slow
-def test_no_on_demand_machine_is_told():
+def test_a_choice_without_on_demand_machines_gives_the_reason():
     none = replace(DUE.pools[1], obtainable=0)
     choices = choose_capacity(replace(DUE, pools=(POOL, none))).choices
     assert (choices.on_demand, choices.why_not) == (None, "none can be had")

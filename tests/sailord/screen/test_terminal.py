@@ -153,7 +153,9 @@ def test_a_change_of_size_is_drawn_at_once_without_a_new_answer(server: Head) ->
         assert "tale: " in terminal.end(), "a summary is left on the screen"
 
 
-def test_k_kills_a_node_of_this_launcher_and_says_so(server: Head, tmp_path: Path) -> None:
+def test_key_k_kills_a_node_of_this_launcher_and_prints_its_name(
+    server: Head, tmp_path: Path
+) -> None:
     (tmp_path / "token").write_text("t")
     with drawn(UP, server, str(tmp_path)) as terminal:
         terminal.wait(lambda lines: "kill" in lines[23])

@@ -72,7 +72,7 @@ def test_kinds_of_gpus_have_independent_errors() -> None:
     assert error(BASE, plan_of(HALVES[0], split)) == pytest.approx(math.hypot(REPEATED, 0.5 / 8))
 
 
-def test_told_apart_beyond_the_error_bar_only() -> None:
+def test_plans_differ_only_beyond_the_error_bar() -> None:
     assert not are_told_apart(1.0, 1.05, 0.05)
     assert not are_told_apart(1.05, 1.0, 0.05)
     assert are_told_apart(1.0, 1.051, 0.05)

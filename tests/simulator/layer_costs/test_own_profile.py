@@ -83,7 +83,7 @@ def costs_of(profile: Profile | None, job: Job = JOB) -> LayerCosts:
     return LayerCosts(job, profile=profile, catalogue=cluster.catalogue, network=network)
 
 
-def test_all_of_it_is_written_and_read_again() -> None:
+def test_profile_is_equal_after_writing_and_reading() -> None:
     once = profile_to_json(read(OWN))
     assert once["did_not_fit"] == OWN["did_not_fit"]
     assert once["timings"][0]["measured"] == OWN["timings"][0]["measured"]
@@ -178,7 +178,7 @@ def test_the_spread_is_the_error_bar() -> None:
     assert times.forward.tolist() == [0.1, 0.4, 0.3]
 
 
-def test_a_small_spread_does_not_promise_more_than_a_measurement_can() -> None:
+def test_an_error_bar_has_a_lower_limit_however_small_the_spread() -> None:
     steady = changed()
     for timing in steady["timings"]:
         timing["measured"]["spread"] = 0.0

@@ -59,7 +59,7 @@ def problems(raw: dict[str, Any]) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_a_final_norm_of_its_own_becomes_part_of_the_head() -> None:
+def test_separate_final_norm_is_merged_into_the_head() -> None:
     profile = read(FILE)
     assert profile.layer_names == ("embedding", "transformer_1", "lm_head")
     timing = profile.timings["V100-16", 1, 2]

@@ -95,7 +95,7 @@ def test_the_thread_ends_when_its_owner_is_deleted():
     assert not thread.is_alive()
 
 
-def test_deleting_it_does_not_wait_for_the_load_under_way():
+def test_deleting_a_reader_does_not_wait_for_its_load_under_way():
     """The garbage collector may drop it while its caller has a lock that the thread waits for."""
     may_go_on = threading.Event()
 

@@ -60,7 +60,7 @@ def noisy() -> Iterator[float]:
         (noisy(), 1e9, SAMPLES_MOST),
     ],
 )
-def test_sampling_ends_when_it_is_sure_or_out_of_time(
+def test_sampling_ends_at_a_small_spread_or_at_its_time_limit(
     totals: Iterator[float], until_s: float, rounds: int
 ) -> None:
     clock, told = Clock(totals), []

@@ -114,12 +114,12 @@ def slowed(clock: Clock, *, waits_s: float = 0.0, for_peers_s: float = 0.0) -> f
     return clock.now - begin
 
 
-def test_a_slower_node_does_not_feel_that_it_shares_its_cores(clock):
+def test_an_emulated_slower_node_is_not_slowed_by_shared_cores(clock):
     assert slowed(clock) == slowed(clock, waits_s=1.5) == 3.0
     assert slowed(clock, waits_s=5.0) == 6.0  # More than can be made up for.
 
 
-def test_a_slower_node_does_not_feel_that_it_shares_its_caches(clock):
+def test_an_emulated_slower_node_is_not_slowed_by_shared_caches(clock):
     account, taken = ComputeTimer(times_slower=lambda: 3.0), []
     for seconds in (1.0, 1.5, 4.0):
         account.begin_step()

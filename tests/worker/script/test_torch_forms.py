@@ -112,7 +112,7 @@ def test_epochs_that_end_with_a_whole_batch_have_no_step_more():
     assert trainer.recipe.steps == 15_625
 
 
-def test_trained_parts_in_evaluation_are_told():
+def test_trained_parts_in_evaluation_mode_are_reported():
     """A part of a pretrained model comes in evaluation, and a script may not mean it."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)).eval())
     model[0].requires_grad_(requires_grad=False).eval()

@@ -111,7 +111,7 @@ def test_roles_names_and_ends(head):
     assert not any(token in log for token in (*made.values(), TOKEN))
 
 
-def test_mistakes_are_told(tmp_path):
+def test_mistakes_in_a_token_file_are_reported(tmp_path):
     file = tmp_path / "tokens.json"
     assert "cannot be read" in typed("token", "list", "--file", str(file)).output
     token = create_token(file, "a", "viewer", None)
@@ -190,7 +190,7 @@ print(wire.recv(4096).decode().rpartition("\\n")[2])
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can call as another user")
 @pytest.mark.asyncio
-async def test_the_kernel_says_who_calls():
+async def test_the_caller_on_a_unix_socket_is_read_from_the_kernel():
 
     config = SimpleNamespace(operators=None, viewers=None)
 

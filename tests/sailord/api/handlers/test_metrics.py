@@ -33,7 +33,7 @@ def began(saving: Saving = PLACE, known: Durable | None = None) -> State:
     return state if known is None else replace(state, durables={JOB: known})
 
 
-def test_a_held_job_that_gave_the_cluster_away_is_counted_as_held() -> None:
+def test_a_held_job_that_yielded_the_cluster_is_counted_as_held() -> None:
     left = [node(id_, report(id_, "idle", sealed=())) for id_ in (A, B)]
     closed = generation(state="closed")
     before = state_of(

@@ -41,7 +41,7 @@ def run(child: Path, does: str, *words: str) -> Result:
         ("exit 0", 0, ""),
     ],
 )
-def test_the_end_of_a_child_is_told(child: Path, does: str, code: int, said: str) -> None:
+def test_the_end_of_a_child_is_explained(child: Path, does: str, code: int, said: str) -> None:
     done = run(child, does)
     assert done.exit_code == code
     assert said in done.output

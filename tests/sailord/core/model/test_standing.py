@@ -33,7 +33,7 @@ TRANSITIONS = {
 }
 
 
-def test_the_table_of_transitions_is_what_the_code_does():
+def test_the_table_of_transitions_matches_the_code():
     assert standing.__doc__ is not None
     rows = [line.split() for line in standing.__doc__.splitlines() if line.startswith("    ")]
     (_, *signals), *drawn = rows

@@ -142,7 +142,7 @@ def test_wait_follows_the_measured_step_if_that_is_longer():
     ],
     ids=["lost", "unreachable", "silent", "no report for three intervals"],
 )
-def test_survivor_that_is_not_heard_is_not_awaited(change: dict[str, Any]) -> None:
+def test_survivor_without_a_fresh_report_is_not_awaited(change: dict[str, Any]) -> None:
     assert is_awaited(after_loss(survivor()))
     assert not is_awaited(after_loss(survivor(**change)))
 

@@ -140,7 +140,7 @@ def test_a_held_job_yields_to_the_next_one_if_no_step_is_lost() -> None:
     assert [(each.id, each.state) for each in written] == [(JOB, "paused"), (NEXT.id, "running")]
 
 
-def test_a_held_job_keeps_the_cluster_while_nobody_waits() -> None:
+def test_a_held_job_keeps_the_cluster_while_the_queue_is_empty() -> None:
     before = held(*NOTHING_SEALED)
     after, commands = act(before, Ticked(NOW + 9999))
     assert (phase(after), after.jobs, commands) == (phase(before), before.jobs, ())
@@ -177,7 +177,7 @@ def test_a_held_job_yields_only_after_its_workers_have_ended() -> None:
     assert active_of(act(is_dead, Ticked(NOW))[0]).job == NEXT.id
 
 
-def test_a_held_job_yields_only_after_every_possible_holder_was_heard() -> None:
+def test_a_held_job_yields_only_after_every_possible_holder_has_reported() -> None:
     unheard = held(Node(record(A), NOW - 1), node(B, said(B))).with_job(NEXT)
     after, _ = act(unheard, Ticked(NOW))
     assert active_of(after).job == JOB

@@ -247,7 +247,7 @@ def test_order_by_name_does_not_apply_to_the_next_node_of_that_name() -> None:
     assert led.nodes[D].exclusion.draining_since is None, "a new leader knows whom it meant"
 
 
-def test_oldest_orders_about_gone_nodes_are_forgotten(
+def test_oldest_orders_about_lost_nodes_are_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(learn, "MARKS_MAX", 3)

@@ -130,7 +130,7 @@ def test_pause_stops_a_generation_that_trains_though_a_new_leader_took_it_for_st
     assert isinstance(phase(after), Stopping)
 
 
-def test_pause_hears_what_survivors_of_a_loss_seal() -> None:
+def test_pause_counts_the_snapshots_that_survivors_of_a_loss_seal() -> None:
     """They have a moment to say so."""
     just = replace(WAITING, since=NOW - 0.05)
     durable_now = replace(after_a_loss(just, "pause"), durables={JOB: durable(40)})

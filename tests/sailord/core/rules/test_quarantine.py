@@ -79,7 +79,7 @@ def test_node_stays_out_under_a_new_leader_until_it_is_uncordoned():
     assert not [each for each in commands if isinstance(each, GiveOrder)]
 
 
-def test_no_rule_takes_it_back_and_the_job_says_why_it_waits():
+def test_no_rule_ends_a_quarantine_and_the_job_shows_why_it_waits():
     marked = node(B, wrong_bits=WHY)
     waiting = state(Waiting("it failed", NOW - 60), marked, generation=generation(B))
     after, commands = decide(waiting, Ticked(NOW))
@@ -99,7 +99,7 @@ def test_one_node_may_be_left_out_and_no_more_than_a_quarter():
 
 
 @pytest.mark.parametrize("of", [2, 4])
-def test_reports_of_other_generations_and_of_strangers_mark_nobody(of: int):
+def test_reports_of_other_generations_and_of_unknown_nodes_mark_no_node(of: int):
     after, _ = decide(four(), failed(A, B, of=of))
     assert not after.nodes[B].exclusion.wrong_bits
     stranger, _ = decide(state(None, node(A), node(B), node(C)), failed(A, C))

@@ -174,7 +174,7 @@ def test_marked_stragglers_count_towards_the_share():
     assert phase(after) == Running(BEGAN)
 
 
-def test_loss_comes_before_stragglers():
+def test_a_loss_is_handled_before_stragglers():
     before = four(B)
     nodes = before.nodes.with_({D: changed(before.nodes[D], draining_since=NOW - 1)})
     after, _ = act(replace(before, nodes=nodes), Ticked(NOW))

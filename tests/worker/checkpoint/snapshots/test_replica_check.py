@@ -295,7 +295,7 @@ def test_restored_state_is_compared_with_its_moments(what):
     assert len(set(found)) == 1
 
 
-def test_nobody_is_blamed_for_what_was_restored():
+def test_no_rank_is_blamed_for_bits_that_were_restored():
     """Two ranks that have read one wrong copy would outvote the one with the right copy."""
 
     def body(transport: ThreadTransport) -> ReplicaMismatchError | None:

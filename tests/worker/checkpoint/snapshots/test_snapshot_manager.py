@@ -254,7 +254,7 @@ def test_piece_that_the_lost_rank_alone_kept_leaves_nothing_new_to_seal(gated):
     assert keeper.expected_seal(rolls_forward=False, lost=frozenset({0})) is None
 
 
-def test_snapshot_that_is_under_way_is_left_whoever_is_lost(gated):
+def test_snapshot_under_way_is_expected_whichever_rank_is_lost(gated):
     keeper, gate = gated
     gate.is_open.clear()
     train_unsealed(keeper, 2)

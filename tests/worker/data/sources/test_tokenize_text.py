@@ -100,7 +100,7 @@ def test_a_long_text_is_converted_in_pieces_where_that_changes_nothing(encoders)
     assert prefixed == 1
 
 
-def test_the_end_of_a_text_is_what_the_folder_says(tmp_path):
+def test_the_token_at_the_end_of_a_text_is_read_from_the_folder(tmp_path):
     made = byte_level()
     made.add_special_tokens(["<stop>"])
     made.save(str(tmp_path / "tokenizer.json"))
