@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
@@ -30,9 +32,10 @@ KINDS = {
 }
 
 
-def adapted(kind: str) -> torch.nn.Module:
+def adapted(kind: str, **changes: Any) -> torch.nn.Module:
     """Return a model whose adapters already have an effect."""
-    config = peft.LoraConfig(r=4, lora_dropout=0.0, task_type="CAUSAL_LM", **KINDS[kind])
+    settings = {"r": 4, "lora_dropout": 0.0, "task_type": "CAUSAL_LM", **KINDS[kind], **changes}
+    config = peft.LoraConfig(**settings)
     model = peft.get_peft_model(language_model("llama"), config).double()
     draw = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
@@ -47,8 +50,9 @@ def test_adapters_train_under_any_plan_as_in_a_plain_loop(kind):
     with all_in_fp64():
         recipe = recipe_of(lambda: adapted(kind))
         job = recipe.job()
+        assert job.max_tp > 1, recipe.splits.why_not_more
         wanted = plain_loop(recipe, adapted(kind))
-        for seed in range(3):
+        for seed in range(6):
             plan = any_plan(drawn(seed), job, ranks_max=5)
             found = trained(recipe, job, plan)
             assert_close(found, wanted, f"seed {seed}: {plan}")
@@ -56,13 +60,52 @@ def test_adapters_train_under_any_plan_as_in_a_plain_loop(kind):
             assert all("lora_" in name or "modules_to_save" in name for name in found.weights)
 
 
-def test_the_reason_against_tensor_parallelism_is_the_true_one():
-    recipe = recipe_of(lambda: adapted("attention"))
-    assert recipe.splits.max_tp == 1
-    assert recipe.splits.why_not_more == (
-        "base_model.model.model.layers.0.self_attn.q_proj is a peft.tuners.lora.layer.Linear, "
-        "not a plain nn.Linear"
-    )
+@pytest.mark.slow
+def test_dropout_of_adapters_is_the_same_under_any_plan():
+    with all_in_fp64():
+        recipe = recipe_of(lambda: adapted("attention", lora_dropout=0.3))
+        job = recipe.job()
+        assert job.max_tp > 1, recipe.splits.why_not_more
+        wanted = trained(recipe, job, alone(job))
+        without = plain_loop(recipe_of(lambda: adapted("attention")), adapted("attention"))
+        assert wanted.losses[0] != pytest.approx(without.losses[0], rel=1e-6)
+        for seed in range(4):
+            plan = any_plan(drawn(seed), job, ranks_max=5)
+            assert_close(trained(recipe, job, plan), wanted, f"seed {seed}: {plan}")
+
+
+def test_matrices_follow_the_layer_that_they_adapt():
+    recipe = recipe_of(lambda: adapted("all"))
+    attention = "base_model.model.model.layers.0.self_attn"
+    kinds = {path.removeprefix(f"{attention}."): kind for path, kind in recipe.splits.kinds.items()}
+    for part, kind in {
+        "q_proj.base_layer": "columns",
+        "q_proj.lora_B.default": "adapter columns",
+        "o_proj.base_layer": "rows",
+        "o_proj.lora_A.default": "adapter rows",
+    }.items():
+        assert kinds[part] == kind, part
+    assert not {"q_proj.lora_A.default", "o_proj.lora_B.default"}.intersection(kinds)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (
+            {"use_dora": True},
+            "base_model.model.model.layers.0.self_attn.q_proj is a peft.tuners.lora.layer.Linear, "
+            "not a plain nn.Linear",
+        ),
+        (
+            {"target_modules": "all-linear", "lora_dropout": 0.1},
+            "base_model.model.model.layers.0 has dropout inside a part that would be split",
+        ),
+    ],
+    ids=["dora", "dropout of split inputs"],
+)
+def test_other_adapters_say_why_they_are_not_split(changes, why):
+    recipe = recipe_of(lambda: adapted("attention", **changes))
+    assert (recipe.splits.max_tp, recipe.splits.why_not_more) == (1, why)
 
 
 @pytest.mark.parametrize("parts", ["attention", "and a head"])

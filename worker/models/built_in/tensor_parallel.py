@@ -7,6 +7,7 @@ sums in each direction.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -99,7 +100,7 @@ class ColumnLinear(PartialLinear):
 class EntryLinear(ColumnLinear):
     """Some outputs of a linear layer, behind an entry that it may share with others."""
 
-    def __init__(self, whole: nn.Linear, entry: SharedEntry) -> None:
+    def __init__(self, whole: nn.Linear, entry: Callable[[Tensor], Tensor]) -> None:
         super().__init__(whole)
         self._entry = entry
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -19,7 +20,12 @@ from worker.distributed.interface import Collective
 from worker.layout.shards import shard_of, take_shard
 from worker.layout.tensor_table import table_of
 from worker.models.apply_plan import LocalTensor, Metrics
-from worker.models.built_in.tensor_parallel import EntryLinear, RowLinear, SharedEntry
+from worker.models.built_in.tensor_parallel import (
+    EntryLinear,
+    RowLinear,
+    SharedEntry,
+    copy_to_tp,
+)
 from worker.models.loss import whole_or_nan
 from worker.models.random_numbers.keyed_random import (
     FusedAttentionDropoutError,
@@ -277,5 +283,9 @@ def _split(
             continue
         whole = skeleton.get_submodule(path)
         assert isinstance(whole, nn.Linear), "only linear layers are declared"
-        part = EntryLinear(whole, entry) if kind == "columns" else RowLinear(whole, group)
+        if kind in ("rows", "adapter rows"):
+            part: nn.Module = RowLinear(whole, group)
+        else:
+            own = partial(copy_to_tp, group=group)
+            part = EntryLinear(whole, entry if kind == "columns" else own)
         skeleton.set_submodule(path, part)

@@ -19,7 +19,10 @@ from worker.layout.split_spec import splits_of
 from worker.models.user_module.cut_module import BlockArguments, CutModule
 from worker.models.user_module.module_cut import DrawRecorder, ModuleCut, kinds_of
 
-Split = Literal["columns", "rows", "partial"]
+Split = Literal["columns", "rows", "partial", "adapter columns", "adapter rows"]
+"""``columns`` and ``rows`` are those of ``worker.layout.split_spec``; the inputs and outputs of an
+adapter's are small, and its own. ``partial``: every rank has all of a part, and computes a part of
+its gradient."""
 
 _STYLES: Mapping[str, Split] = {
     "colwise": "columns",
@@ -47,9 +50,9 @@ class ModuleSplits:
         """
         path, _, kind = name.rpartition(".")
         match self.kinds.get(path):
-            case "columns":
+            case "columns" | "adapter columns":
                 return 0, self.max_tp
-            case "rows" if kind == "weight":
+            case "rows" | "adapter rows" if kind == "weight":
                 return 1, self.max_tp
             case "partial":
                 return 0, 1
@@ -138,16 +141,46 @@ def declared_splits(module: nn.Module, cut: ModuleCut) -> tuple[Mapping[str, Spl
         if unknown:
             return {}, f"its tensor-parallel plan says {unknown}, which is not supported"
     parts = dict(module.named_modules())
+    found = dict(_with_adapters(found, parts))
     for path, kind in found.items():
         part = parts.get(path)
         if part is None:
             return {}, f"{path} is declared, and the block has no such part"
-        if kind in ("columns", "rows") and type(part) is not nn.Linear:
-            name = f"{type(part).__module__}.{type(part).__qualname__}"
-            return {}, f"{path} is a {name}, not a plain nn.Linear"
+        if kind != "partial" and type(part) is not nn.Linear:
+            return {}, f"{path} is a {_name_of(part)}, not a plain nn.Linear"
     if not any(kind == "columns" for kind in found.values()):
         return {}, f"{type(module).__name__} declares no tensor-parallel plan"
     return found, ""
+
+
+def _with_adapters(
+    found: Mapping[str, Split], parts: Mapping[str, nn.Module]
+) -> Iterator[tuple[str, Split]]:
+    """Yield all parts, with peft's LoRA layers taken apart: their matrices follow what they adapt.
+
+    B has the outputs of the adapted layer, and A its inputs: one is split, the other every rank has
+    in full. Between them is a small tensor, which the ranks sum, or its gradient.
+    """
+    for path, kind in found.items():
+        part = parts.get(path)
+        if part is None or kind not in ("columns", "rows") or not _is_plain_lora(part):
+            yield path, kind
+            continue
+        yield f"{path}.base_layer", kind
+        matrix: Split = "adapter columns" if kind == "columns" else "adapter rows"
+        split = "lora_B" if kind == "columns" else "lora_A"
+        for name in parts[f"{path}.{split}"]._modules:
+            yield f"{path}.{split}.{name}", matrix
+
+
+def _is_plain_lora(part: nn.Module) -> bool:
+    """Return whether a part adds the product of two matrices to a linear layer, and no more."""
+    is_lora = _name_of(part) == "peft.tuners.lora.layer.Linear"
+    return is_lora and not getattr(part, "lora_variant", {}) and not getattr(part, "merged", False)
+
+
+def _name_of(part: nn.Module) -> str:
+    return f"{type(part).__module__}.{type(part).__qualname__}"
 
 
 def _of_classes(module: nn.Module, cut: ModuleCut) -> Iterator[tuple[str, Any]]:
