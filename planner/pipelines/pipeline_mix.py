@@ -42,7 +42,7 @@ class PipelineMix:
 
     @property
     def paced(self) -> Iterator[tuple[Template, int]]:
-        """The same, with the rough times of the placement."""
+        """The same mix, with the rough times of its placement."""
         if self.together != 1:
             return self.pairs
         return ((replace(t, level_s=t.beside[0], fill_s=t.beside[1]), n) for t, n in self.pairs)

@@ -1,4 +1,4 @@
-"""Upper bounds of how many micro batches a stage can run within a given time.
+"""Upper bounds of the number of micro batches that a stage can run within a given time.
 
 Under 1F1B a stage waits until its first micro batch has passed the layers before it, runs its share
 of every micro batch, and the last gradient returns through those layers. With ``k`` stages behind

@@ -187,7 +187,7 @@ class Announcer:
         log.warning(text, job=job)
         told = replace(event, id=self.feed.next_id(state.now), text=f"{WORDS[kind]}: {text}")
         self.feed.add(told)
-        # Line and message are stored together: whoever reads the line knows that it is sent.
+        # Stored together: a line in the history always has its message in the outbox.
         self._keep(job, _history_line(told), (f"{job}.{kind}", event))
 
     def tell_deadline(self, job: JobId, text: str, state: State, *, is_at_risk: bool) -> None:

@@ -396,7 +396,7 @@ def plan_problems(plan: Plan, job: Job, *, place: str = "plan") -> tuple[Problem
         found.append(Problem("training.steps", what, "set the number of steps"))
     for number, pipeline in enumerate(plan.pipelines):
         if plan.schedule == "interleaved" and plan.group_count(pipeline) == 1:
-            what = "has one device group, whose chunks would wait for nobody"
+            what = "has one device group, so chunks would shorten no wait"
             cure = "give each pipeline of an interleaved plan two device groups, or use 1f1b"
             found.append(Problem(f"{place}: pipelines[{number}].stages", what, cure))
         for index, stage in enumerate(pipeline.stages):

@@ -1,4 +1,4 @@
-"""An instance that the provider bills, and how much of it.
+"""An instance that the provider bills, and what it has cost.
 
 Its fields are keys in the store, as those of ``CapacityRecord``.
 """

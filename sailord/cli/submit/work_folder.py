@@ -1,4 +1,4 @@
-"""Packs the work folder of a script: what of it travels, and the archive."""
+"""Packs the work folder of a script: chooses its files, and writes the archive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VIRTUAL_ENVIRONMENT = "pyvenv.cfg"
 """A folder with this file is a virtual environment, which holds paths of this machine."""
 LARGEST_SHOWN = 3
 LOOKED_AT_MAX = 200_000
-"""Entries looked at: enough to name the largest ones, and a second's work."""
+"""Most entries to look at: enough to name the largest ones, in about a second."""
 CURE = "list what nodes do not need in .gitignore, name data with --mount, or another --workdir"
 
 
@@ -35,7 +35,7 @@ class Selection:
 
 
 def select(root: Path, *, mounts: Collection[str] = ()) -> Selection:
-    """Choose what travels of a folder; raises ``InputError`` if that is too much.
+    """Choose the files of a folder that travel; raises ``InputError`` if that is too much.
 
     ``.gitignore`` files hold as git reads them: nested ones, and those above in its repository.
     Links that lead outside are refused. The names in ``mounts`` are left out: nodes have the data
@@ -86,7 +86,7 @@ class _Spec:
         return _Spec(GitIgnoreSpec.from_lines(text.splitlines()), inner, above)
 
     def says(self, name: str) -> bool | None:
-        """Return whether it ignores the name; ``None``: it says nothing of it."""
+        """Return whether it ignores the name; ``None``: no pattern of it matches."""
         return self.patterns.check_file(self.above + name.removeprefix(self.inner)).include
 
 
@@ -132,7 +132,7 @@ def _entries(
 
 
 def _is_ignored(name: str, specs: tuple[_Spec, ...]) -> bool:
-    """Return what the innermost file says that says anything."""
+    """Return the answer of the innermost file that has a matching pattern."""
     return next((said for each in specs if (said := each.says(name)) is not None), False)
 
 

@@ -190,7 +190,7 @@ def test_flat_layout_is_aligned_and_holds_each_element_once():
     [
         (
             {"schedule": "interleaved"},
-            "plan: pipelines[0].stages: has one device group, whose chunks would wait for nobody",
+            "plan: pipelines[0].stages: has one device group, so chunks would shorten no wait",
         ),
         (
             {"schedule": "interleaved", "virtual_stages": 2},

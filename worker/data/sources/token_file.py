@@ -19,7 +19,7 @@ Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 
 _CONVERT = "make one with `python -m worker convert-tokens TEXT --out FILE`"
 CHECKED_AT_ONCE = 2**28
-"""How many tokens are checked when a file is opened, which takes a few seconds at most."""
+"""Number of tokens that are checked when a file is opened: at most a few seconds' work."""
 _CHUNK = 2**24
 
 
