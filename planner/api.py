@@ -48,6 +48,9 @@ def _search(
         if question.gap is not None:
             cure = "use --estimator event, or leave it out"
             raise InputError(Problem("--gap", "works under the event estimator only", cure))
+        if question.allow:
+            cure = "use --estimator event, or leave it out"
+            raise InputError(Problem("--allow", "works under the event estimator only", cure))
         answer = plan_by_formula(question, lots, limits)
         return replace(answer, space=SEARCHED[question.estimator, question.space])
     return plan_by_events(question, lots, limits, cache)

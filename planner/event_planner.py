@@ -19,9 +19,10 @@ from planner.problem.bounds import ROUNDING, Bounds
 from planner.problem.inventory import Lot, grants_of
 from planner.problem.job_options import micro_batch_sizes, tp_degrees
 from planner.problem.objective import Limits
-from planner.problem.preference import error_between, objective_of, simpler_by
+from planner.problem.preference import error_between, objective_of, preferred, simpler_by
 from planner.problem.question import (
     DEFAULT_BUDGETS,
+    OUTSIDE,
     SEARCHED,
     Answer,
     BestByEstimate,
@@ -30,6 +31,7 @@ from planner.problem.question import (
     Why,
 )
 from planner.search.bound import GAP_WORK_MAX, QUICK_WORK_MAX, TRIPS_TIMES, WORK_MAX, EventBound
+from planner.search.chunks import best_in_chunks
 from planner.search.local_search import EventSearch, JudgedPlan
 from planner.search.search_cache import SearchCache
 from planner.search.simpler import simpler_or_cheaper
@@ -118,7 +120,21 @@ class _Asked:
         if question.prefer == "simple":
             assert self.search is not None
             self.taken = simpler_or_cheaper(self.search, self.best)
+        if "interleaved" in question.allow:
+            self._try_chunks()
         self._explain()
+
+    def _try_chunks(self) -> None:
+        """Take a plan with chunks if it is better, and not only by what nobody can tell apart."""
+        assert self.search is not None
+        assert self.taken is not None
+        found = best_in_chunks(self.search)
+        if found is None or self.best is None or found.score >= self.best.score:
+            return
+        self.best = found
+        if self.question.prefer == "simple":
+            found = preferred(found, [self.taken], self.limits.objective.goal)
+        self.taken = found
 
     def take_best_so_far(self) -> bool:
         """Take the best plan of all searches after an interruption; false if there is none."""
@@ -153,8 +169,14 @@ class _Asked:
             why=self.why,
             note=self.note,
             instead_of=_instead_of(best, taken, goal),
-            space=SEARCHED["event", "all judged" if self.search.is_complete else "full"],
+            space=self._space(taken.plan),
         )
+
+    def _space(self, plan: Plan) -> str:
+        """Which plans the bounds cover, and whether the plan is one of them."""
+        assert self.search is not None
+        space = SEARCHED["event", "all judged" if self.search.is_complete else "full"]
+        return space if plan.schedule == "1f1b" else f"{space}; {OUTSIDE}"
 
     def _search(self, within: Limits, given: tuple[Plan, ...], times: int = 1) -> EventSearch:
         """Search within some limits; its best plan is the best so far if these are the job's."""

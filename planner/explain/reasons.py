@@ -116,7 +116,9 @@ def _mix_family(lots: Sequence[Lot], judged: JudgedPlan) -> str:
     stages = sorted({len(t.stages) for t in judged.mix.templates})
     size = judged.mix.templates[0].micro_batch
     tp = _tp({x.tp for t in judged.mix.templates for x in t.stages})
-    return f"{' + '.join(kinds)}{tp}, {'/'.join(map(str, stages))} stages, micro batch {size}"
+    chunks = judged.plan.virtual_stages
+    more = "" if chunks == 1 else f" of {chunks} chunks"
+    return f"{' + '.join(kinds)}{tp}, {'/'.join(map(str, stages))} stages{more}, micro batch {size}"
 
 
 def _tp(degrees: Collection[int]) -> str:

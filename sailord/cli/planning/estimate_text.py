@@ -37,9 +37,10 @@ def _totals(plan: Plan, job: Job, estimate: Estimate) -> Iterable[str]:
     if job.sequence > 1:
         of, tokens = f", sequence {job.sequence}", f", {samples * job.sequence:,.0f} tokens/s"
     yield f"job         {job.name}: {job.model.name}, {job.precision}{of}"
+    shape = f"{counted(len(plan.pipelines), 'pipeline')}{_placed(plan)}{_chunks(plan)}"
     yield (
-        f"plan        {counted(len(plan.pipelines), 'pipeline')}{_placed(plan)}, micro batch "
-        f"{plan.micro_batch_size}, {estimate.samples_per_iteration} samples an iteration"
+        f"plan        {shape}, micro batch {plan.micro_batch_size}, "
+        f"{estimate.samples_per_iteration} samples an iteration"
     )
     yield f"devices     {gpus_text(plan)}"
     yield f"iteration   {_seconds(estimate.iteration_s)} ({estimate.estimator} estimator)"
@@ -66,6 +67,11 @@ def _placed(plan: Plan) -> str:
     return f" placed {plan.together} at a time" if plan.together > 1 else " placed one by one"
 
 
+def _chunks(plan: Plan) -> str:
+    """Say how many chunks a device group holds, if several."""
+    return f", {plan.virtual_stages} chunks each" if plan.virtual_stages > 1 else ""
+
+
 def gpus_text(plan: Plan) -> str:
     """Return the GPUs of a plan: 8 x A100-40@us-west1-a, ..."""
     return ", ".join(f"{count} x {name}" for name, count in plan.gpus_used().items())
@@ -75,12 +81,14 @@ def _stages(plan: Plan, estimate: Estimate) -> str:
     """Return one row per kind of stage group."""
     rows: dict[tuple[str, ...], list[int]] = {}
     for p, pipeline in enumerate(plan.pipelines):
-        for s, stage in enumerate(plan.owning_stages(pipeline)):
+        owning = plan.owning_stages(pipeline)
+        for s, stage in enumerate(owning):
+            chunks = [each.layers for each in pipeline.stages[s :: len(owning)]]
             device = estimate.memory[p][s]
             place = stage.places[0]
             row = [
                 str(s),
-                f"{stage.layers[0]}-{stage.layers[1] - 1}",
+                ", ".join(f"{first}-{end - 1}" for first, end in chunks),
                 _devices(stage),
                 place.zone,
                 str(pipeline.micro_batches),

@@ -18,7 +18,15 @@ from planner.event_planner import SMALL_BUDGET, STOPPED
 from planner.move_policy.deadline_outlook import Outlook, deadline_outlook
 from planner.move_policy.node_lifetimes import History
 from planner.move_policy.spot_losses import expected_losses, history_of
-from planner.problem.question import DEFAULT_BUDGETS, SPACES, Answer, Question, Space
+from planner.problem.question import (
+    ALLOWED,
+    DEFAULT_BUDGETS,
+    SPACES,
+    Allowed,
+    Answer,
+    Question,
+    Space,
+)
 from planner.replan.nodes import nodes_of
 from planner.replan.replan_tables import ReplanTables
 from planner.what_if import explained
@@ -106,6 +114,13 @@ def _share(_context: click.Context, _option: click.Parameter, text: str | None) 
     " estimate; default: the job's, which is simple, and fastest with --gap.",
 )
 @click.option(
+    "--allow",
+    type=click.Choice(ALLOWED),
+    multiple=True,
+    help="interleaved: devices may hold several chunks of layers in turn (interleaved 1F1B), where"
+    " that is faster; for `python -m worker run`, not for submitted jobs.",
+)
+@click.option(
     "--trace",
     type=FILE,
     help="An availability trace: losses as in it, for the warning about spot machines, instead of"
@@ -126,6 +141,7 @@ def plan(
     budget: int | None,
     gap: float | None,
     prefer: Preference | None,
+    allow: tuple[Allowed, ...],
     trace: Path | None,
     save: Path | None,
     plot: Path | None,
@@ -147,7 +163,7 @@ def plan(
     if planner == SAILOR:
         prefer = _preference(prefer, question, gap)
         told = None if as_json or gap is None else _progress(time.monotonic)
-        asked = replace(question, gap=gap, prefer=prefer, is_stoppable=True, told=told)
+        asked = replace(question, gap=gap, prefer=prefer, allow=allow, is_stoppable=True, told=told)
         found = _search(asked, explain=explain)
     else:
         found = _run_baseline(question, planner, mode)
@@ -232,8 +248,10 @@ def _with_placement(found: _Found, question: Question, trace: Trace | None) -> _
     lines: tuple[str, ...] = ()
     tables = ReplanTables(question.job, question.cluster, question.measurements)
     nodes = nodes_of(question.cluster)
+    # Nodes are assigned to unsplit stages, each on devices of its own.
     is_split = any(len(s.places) > 1 for each in found.plan.pipelines for s in each.stages)
-    placed = None if is_split else tables.place(found.plan, nodes)
+    has_chunks = found.plan.virtual_stages > 1
+    placed = None if is_split or has_chunks else tables.place(found.plan, nodes)
     if placed is not None:
         memory = HostMemory.of(question.job, placed, nodes, question.cluster)
         told["host_memory"], lines = memory.to_json(), memory.lines

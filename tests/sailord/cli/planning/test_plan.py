@@ -355,3 +355,36 @@ def test_a_mixture_counts_on_the_spot_machines_of_the_trace(tmp_path: Path) -> N
     given = {"objective": objective, "training": "steps = 100", "pools": text}
     told = run(tmp_path, "--trace", str(trace), **given).output
     assert "if spot is there 10% of the time (as in past), at most" in told
+
+
+LARGE = """
+model.preset = "opt-6.7b"
+[training]
+global_batch = 16
+sequence = 2048
+precision = "bf16"
+"""
+MACHINE = '[[pool]]\nzone = "us-central1-a"\nmachine = "a2-highgpu-8g"\nmachines = 1\n'
+
+
+@pytest.mark.slow
+def test_a_plan_with_chunks_says_so_and_names_the_layers_of_each(tmp_path: Path) -> None:
+    saved = tmp_path / "plan.json"
+    options = ("--allow", "interleaved", "--budget", "40", "--save", str(saved))
+    result = run(tmp_path, *options, job=LARGE, pools=MACHINE)
+    assert result.exit_code == 0, result.output
+    plan = load_plan(saved)
+    assert f", {plan.virtual_stages} chunks each, micro batch 1" in result.output
+    (*_, last) = plan.pipelines[0].stages
+    first = plan.pipelines[0].stages[plan.group_count(plan.pipelines[0]) - 1]
+    layers = f"{first.layers[0]}-{first.layers[1] - 1}, "
+    assert re.search(
+        rf" {layers}.*{last.layers[0]}-{last.layers[1] - 1} +A100-40 x1", result.output
+    )
+    assert "the plan itself has chunks, and is outside)" in result.output
+
+
+def test_what_no_estimator_judges_cannot_be_allowed(tmp_path: Path) -> None:
+    result = run(tmp_path, "--allow", "interleaved", "--estimator", "paper")
+    assert result.exit_code == 2
+    assert "--allow: works under the event estimator only" in result.output

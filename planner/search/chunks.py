@@ -1,0 +1,118 @@
+"""Plans with several chunks of layers on each device group: interleaved variants of judged plans.
+
+Chunks divide the bubble of a pipeline, and multiply its messages. So only pipelines with few micro
+batches gain from them. The device groups and their layers stay as they are, and each group's
+layers are divided into chunks that take turns with those of the other groups.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+from planner.search.local_search import EventSearch, JudgedPlan
+from simulator.inputs.plan_check import split_in_proportion
+from simulator.spec.plan import Pipeline, Plan, Stage, equal_cuts
+
+CHUNKS = (2, 3, 4)
+"""Numbers of chunks that are tried."""
+FAMILIES_MAX = 20
+"""Families of plans; variants with chunks of the best plan of each are judged, best first."""
+BUBBLE_MIN = 0.02
+"""Plans whose pipelines wait for a smaller share of the iteration are not tried."""
+
+
+def best_in_chunks(search: EventSearch) -> JudgedPlan | None:
+    """Judge variants with chunks of good plans, and return the best that keeps all limits.
+
+    They are judged on top of the budget.
+    """
+    plain = [one for one in search.judged if one.keeps_limits and _bubble(one.plan) >= BUBBLE_MIN]
+    families: dict[Hashable, JudgedPlan] = {}
+    for one in sorted(plain, key=lambda one: one.score):
+        # The best plans are often variants of one; with chunks another family may be best.
+        if _in_rounds(one.plan.pipelines) is not None:
+            families.setdefault(_family(one.plan), one)
+    found = [
+        search.judge_plan(plan, one.mix)
+        for one in [*families.values()][:FAMILIES_MAX]
+        for plan in in_chunks(one.plan)
+    ]
+    keeping = [one for one in found if one is not None and one.keeps_limits]
+    return min(keeping, key=lambda one: one.score, default=None)
+
+
+def in_chunks(plan: Plan) -> Iterator[Plan]:
+    """All variants of a plan without split stages in which its device groups hold chunks."""
+    rounds = _in_rounds(plan.pipelines)
+    if rounds is None:
+        return
+    layers = plan.pipelines[0].stages[-1].layers[1]
+    for chunks in CHUNKS:
+        divided = {
+            stages: _divided(stages, chunks, layers)
+            for stages in dict.fromkeys(pipeline.stages for pipeline in rounds)
+        }
+        ways = min(map(len, divided.values()))
+        for way in range(ways):
+            pipelines = tuple(replace(p, stages=divided[p.stages][way]) for p in rounds)
+            yield replace(plan, pipelines=pipelines, schedule="interleaved", virtual_stages=chunks)
+
+
+def _family(plan: Plan) -> Hashable:
+    """What plans of one family have in common."""
+    shapes = {tuple((stage.places, stage.tp) for stage in each.stages) for each in plan.pipelines}
+    return plan.micro_batch_size, len(plan.pipelines), frozenset(shapes)
+
+
+def _bubble(plan: Plan) -> float:
+    """The least share of its time that a pipeline's device group waits, without messages."""
+    waits = ((len(each.stages) - 1, each.micro_batches) for each in plan.pipelines)
+    return min(groups / (groups + count) for groups, count in waits)
+
+
+def _in_rounds(pipelines: Sequence[Pipeline]) -> tuple[Pipeline, ...] | None:
+    """The pipelines with a multiple of their device groups as micro batches; none if impossible."""
+    depths = {len(each.stages) for each in pipelines}
+    if min(depths) < 2:
+        return None
+    if all(each.micro_batches % len(each.stages) == 0 for each in pipelines):
+        return tuple(pipelines)
+    (depth,) = depths if len(depths) == 1 else (0,)
+    counts = [each.micro_batches for each in pipelines]
+    if not depth or sum(counts) % depth or sum(counts) // depth < len(counts):
+        return None
+    shares = split_in_proportion(sum(counts) // depth, counts)
+    return tuple(
+        replace(each, micro_batches=depth * share)
+        for each, share in zip(pipelines, shares, strict=True)
+    )
+
+
+def _divided(stages: tuple[Stage, ...], chunks: int, layers: int) -> list[tuple[Stage, ...]]:
+    """The stages divided into chunks: each with its layers, or all chunks equal; at most 3 ways."""
+    sizes = [stage.layers[1] - stage.layers[0] for stage in stages]
+    cuts = []
+    if min(sizes) >= chunks:
+        for is_late in (False, True):
+            shares = [_shares(size, chunks, is_late=is_late) for size in sizes]
+            turns = zip(*shares, strict=True)
+            cuts.append(tuple(accumulate(itertools.chain.from_iterable(turns), initial=0)))
+    if layers >= chunks * len(stages):
+        cuts.append(equal_cuts(layers, chunks * len(stages)))
+    return [
+        tuple(
+            replace(stages[number % len(stages)], layers=span)
+            for number, span in enumerate(pairwise(cut))
+        )
+        for cut in dict.fromkeys(cuts)
+    ]
+
+
+def _shares(size: int, chunks: int, *, is_late: bool) -> list[int]:
+    """Divide a stage's layers; those that remain go one each to the last or the first chunks."""
+    each, rest = divmod(size, chunks)
+    shares = [each + (number < rest) for number in range(chunks)]
+    return shares[::-1] if is_late else shares
