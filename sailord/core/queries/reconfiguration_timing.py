@@ -5,6 +5,8 @@ From the controller's own phases and from what the nodes' reports measure:
 - *detect*: from the first sign of the trigger to the question to the planner, the gathering
   window included
 - *plan*: until the planner answers
+- *no_plan*: after the answer that there is no plan for the nodes that are up, until it is asked
+  again, if that was so
 - *retries*: generations in between that were opened and never ran, if there were any
 - *quiesce*: until the old generation is left and the next one is stored
 - *fetch*, *rebuild*, *verify*, *first_step*: as the slowest node reports; unreported phases are
@@ -18,6 +20,7 @@ from dataclasses import dataclass, replace
 from sailord.core.model.phases import Held, Opening, Running, Starting, Stopping, Waiting
 from sailord.core.model.standing import Lost
 from sailord.core.model.state import Active, Question, State
+from sailord.core.queries.active_job import is_rolling_back
 
 START = "start"
 """A reconfiguration before which nothing ran: the first one, or one after a pause."""
@@ -68,6 +71,10 @@ class Reconfiguring:
     """The last step before."""
     reached: int = 0
     """The highest step before."""
+    refused_at: float | None = None
+    """Since when there is no plan for the nodes that are up."""
+    without_plan_s: float = 0.0
+    """Earlier such times."""
     retried_s: float = 0.0
     """Spent on generations in between that never ran."""
     steps_lost: int = 0
@@ -85,6 +92,8 @@ def follow(
     active = after.active
     if after.term is None or active is None or isinstance(active.phase, Held):
         return None, None
+    if before.active is not None and before.active.job != active.job:
+        under_way = None  # That of the job before, which gave the cluster to this one at once.
     if active.question is not None:
         return _asked(under_way, before, after, active, active.question)
     was = None if before.active is None else before.active.phase
@@ -101,6 +110,12 @@ def follow(
             under_way = replace(under_way, opened_at=after.now)
         case Running() if under_way is not None:
             return _running(under_way, after, active)
+        case Waiting() if active.asked.is_refused:
+            if under_way is None:
+                sign_at, kind = _sign(before, after, active, None)
+                under_way = Reconfiguring(sign_at, after.now, kind, active.phase.reason)
+            if under_way.refused_at is None:
+                under_way = replace(under_way, refused_at=after.now)
         case _:
             pass
     return under_way, None
@@ -110,6 +125,14 @@ def _asked(
     under_way: Reconfiguring | None, before: State, after: State, active: Active, question: Question
 ) -> tuple[Reconfiguring | None, ReconfigurationTiming | None]:
     """Follow an open question."""
+    if under_way is not None and under_way.refused_at is not None:
+        waited_s = after.now - under_way.refused_at
+        under_way = replace(
+            under_way,
+            asked_at=under_way.asked_at + waited_s,  # The planner had no part in it.
+            refused_at=None,
+            without_plan_s=under_way.without_plan_s + waited_s,
+        )
     if under_way is None:
         sign_at, kind = _sign(before, after, active, question)
         under_way = Reconfiguring(sign_at, after.now, kind, question.reason)
@@ -141,6 +164,8 @@ def _left(seen: Reconfiguring, state: State, active: Active, *, is_planned: bool
     return replace(
         seen,
         answered_at=answered_at,
+        # Also where a loss was first: what is repeated, the order decided.
+        kind="order" if seen.kind != START and is_rolling_back(active) else seen.kind,
         is_planned=is_planned and active.phase.record.restore.source == "memory",
         stood_at=stood_at,
         reached=reached,
@@ -168,9 +193,10 @@ def _running(
     downtime_s = max(downtime_s, 0.0)
     paid_s, rate = downtime_s + seen.steps_lost * seen.step_s, record.usd_per_hour
     phases = {
-        "detect": seen.asked_at - seen.sign_at - seen.retried_s,
+        "detect": seen.asked_at - seen.sign_at - seen.retried_s - seen.without_plan_s,
         **({"retries": seen.retried_s} if seen.retried_s > 0 else {}),
         "plan": seen.answered_at - seen.asked_at,
+        **({"no_plan": seen.without_plan_s} if seen.without_plan_s > 0 else {}),
         "quiesce": seen.opened_at - seen.answered_at,
         **_measured(state, active),
     }
@@ -203,8 +229,10 @@ def _measured(state: State, active: Active) -> dict[str, float]:
     return {name: found[name] for name in MEASURED if name in found}
 
 
-def _sign(before: State, state: State, active: Active, question: Question) -> tuple[float, str]:
-    """Return when the trigger was first seen, and its kind."""
+def _sign(
+    before: State, state: State, active: Active, question: Question | None
+) -> tuple[float, str]:
+    """Return when the trigger was first seen, and its kind; a job that waits needs no question."""
     phase, generation = active.phase, active.generation
     assert isinstance(phase, Waiting | Starting | Running), "no question is open in other phases"
     if isinstance(phase, Waiting) and (generation is None or generation.state == "closed"):
@@ -223,6 +251,7 @@ def _sign(before: State, state: State, active: Active, question: Question) -> tu
             return min([*seen, *(broken if kind == "loss" else ())]), kind
     if isinstance(phase, Waiting):
         return phase.since, "failure"
+    assert question is not None, "only a job that waits has nobody to ask about"
     if question.slow:
         return state.now, "slow"
     if question.is_forced:

@@ -77,7 +77,10 @@ def _first_plan(state: State, active: Active, phase: Waiting) -> Trigger:
         due = max(due, max(ready, default=state.now) + options.start_gather_s)
         if ready and any(_is_preparing(node) for node in state.nodes.values()):
             due = max(due, min(state.now, min(ready) + options.start_s) + options.start_gather_s)
-    return Trigger(phase.reason, due, is_forced=True)
+    ordered = _rollback(active)
+    is_told = not ordered or ordered in phase.reason
+    reason = phase.reason if is_told else f"{ordered}; {phase.reason}"
+    return Trigger(reason, due, is_forced=True)
 
 
 def _is_preparing(node: Node) -> bool:
@@ -239,13 +242,20 @@ def _orders(active: Active, now: float) -> list[Trigger]:
     order = next_order(active)
     if order is not None and order.kind == "replan":
         return [Trigger("a new plan was ordered", now, is_forced=True)]
-    if order is not None and order.kind == "rollback":
-        assert order.durable is not None, "a rollback names its checkpoint"
-        reason = f"a rollback to step {order.durable.point.step} was ordered"
-        return [Trigger(reason, now, is_forced=True)]
+    if ordered := _rollback(active):
+        return [Trigger(ordered, now, is_forced=True)]
     if active.generation is not None and active.generation.state == "stopping":
         return [Trigger("the generation was told to stop", now, is_forced=True)]
     return []
+
+
+def _rollback(active: Active) -> str:
+    """Return the next order in words if it is a rollback, else an empty text."""
+    order = next_order(active)
+    if order is None or order.kind != "rollback":
+        return ""
+    assert order.durable is not None, "a rollback names its checkpoint"
+    return f"a rollback to step {order.durable.point.step} was ordered"
 
 
 def _standstill(state: State, active: Active) -> list[Trigger]:

@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 
 from agents.protocol.records import (
+    Durable,
     Fence,
     GenerationRecord,
     JobId,
     JobRecord,
     NodeId,
     NodeRecord,
+    Order,
     Point,
     Report,
     Restore,
@@ -109,6 +111,63 @@ def test_a_move_costs_its_downtime_and_the_steps_that_are_done_again():
     (move,) = film.moves
     assert (move.downtime_s, move.steps_lost) == (4.5, 1)
     assert move.usd == pytest.approx((4.5 + 0.5) * 720.0 / 3600)
+
+
+def waits_for_nodes(film, asked, refused):
+    film.at(asked, Planning(1, (A,), "why", True, 99.0, before=Waiting("w", asked)))
+    film.at(refused, Waiting("w", asked), is_refused=True)
+
+
+def test_time_without_enough_nodes_is_no_time_of_the_planner():
+    film = Film()
+    film.nodes[B] = node(B, absent_since=11.0, lost_at=12.0)
+    waits_for_nodes(film, 12.25, 12.5)
+    film.at(600.0)
+    film.at(700.0, is_refused=False)
+    film.plan(700.0, 700.25)
+    film.run(700.5, 700.75, 701.0, 702.0)
+    (move,) = film.moves
+    assert (move.kind, dict(move.phases)["no_plan"]) == ("loss", 687.5)
+    assert (dict(move.phases)["detect"], dict(move.phases)["plan"]) == (1.25, 0.5)
+
+
+def test_time_without_any_node_is_no_detection():
+    """The planner is not even asked then."""
+    film = Film()
+    film.nodes[B] = node(B, absent_since=11.0, lost_at=12.0)
+    film.at(12.25, Waiting("b is lost", 12.0), is_refused=True)
+    film.at(612.25, is_refused=False)
+    film.plan(612.25, 612.5)
+    film.run(612.5, 612.75, 613.0, 614.0)
+    (move,) = film.moves
+    phases = dict(move.phases)
+    assert (phases["detect"], phases["no_plan"], phases["plan"]) == (1.25, 600.0, 0.25)
+
+
+def test_rollback_that_was_ordered_while_a_job_waited_is_the_cause():
+    film = Film()
+    film.nodes[B] = node(B, absent_since=11.0, lost_at=12.0)
+    waits_for_nodes(film, 12.25, 12.5)
+    ordered = Order("o", "rollback", JOB.id, durable=Durable(Point(20, 1), "m", ""))
+    film.at(600.0, orders=(ordered,))
+    film.at(700.0, is_refused=False)
+    film.plan(700.0, 700.25)
+    film.run(700.25, 700.75, 701.0, 702.0, of=record(2, (A, B), 20, "durable"))
+    (move,) = film.moves
+    assert (move.kind, move.steps_lost) == ("order", 81)
+
+
+def test_job_is_timed_from_its_own_turn():
+    """The one before it waited, was cancelled, and gave it the cluster in one decision."""
+    film = Film()
+    film.at(10.0, Waiting("too few", 10.0), generation=None)
+    waits_for_nodes(film, 11.0, 11.5)
+    film.at(70.0, Waiting("its turn came", 70.0), job=JobId("second"), is_refused=False)
+    film.plan(71.0, 71.5, Waiting("its turn came", 70.0))
+    film.run(71.5, 72.0, 73.0, 74.0, of=record(1, (A, B), 0))
+    (move,) = film.moves
+    assert (move.kind, move.at, move.total_s) == ("start", 70.0, 4.0)
+    assert "no_plan" not in dict(move.phases)
 
 
 def test_planned_reconfiguration_loses_no_step_and_starts_at_the_stop():
