@@ -39,6 +39,8 @@ from simulator.layer_costs.live_times import Correction, corrections_of
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 
+HURRIED = "found in a hurry, and may leave nodes unused: all nodes are planned for again after"
+
 
 def answer(request: PlanRequest) -> FoundPlan | str:
     """Answer one question."""
@@ -151,12 +153,13 @@ def _from_running(
     if request.slow:
         return _without_slow(job, replanner, running, nodes, request)
     found = replanner.replan(running, nodes)
-    if found.needed is None and not request.is_urgent:
+    is_hurried = found.needed is not None or request.is_urgent
+    if not is_hurried:
         # The running plan continues meanwhile, so the search may take longer.
         found = replanner.improve(running, nodes)
     if found.plan is None:
         return "; ".join(map(str, found.problems)) or "no plan fits"
-    told = _judged(replanner, job, running, found, nodes, request.past)
+    told = _judged(replanner, job, running, found, nodes, request.past, is_hurried=is_hurried)
     if not live:
         return told
     # Later measurements are compared with predictions, so `busy` stays uncorrected.
@@ -245,8 +248,13 @@ def _judged(
     found: Replan,
     nodes: Sequence[Node],
     past: MoveContext,
+    *,
+    is_hurried: bool = False,
 ) -> FoundPlan:
-    """Judge whether the job should reconfigure to the plan."""
+    """Judge whether the job should reconfigure to the plan.
+
+    One that was found in a hurry may leave nodes unused: soon the whole search follows.
+    """
     plan, estimate, _, move = found.found
     ages = dict(past.age_s)
     again = _again(replanner, plan, estimate, nodes)
@@ -273,6 +281,7 @@ def _judged(
         again=again,
         why=(
             verdict.sentence,
+            *((f"{HURRIED} {past.settle_s:.0f} s",) if is_hurried else ()),
             # After a loss the job waits for this answer.
             *(() if found.needed else _warnings(replanner, plan, estimate, nodes, past)),
         ),
@@ -280,7 +289,7 @@ def _judged(
         is_worth_it=verdict.moves,
         move_s=move.seconds,
         move=move.to_json(),
-        ask_again_s=verdict.ask_again_s,
+        ask_again_s=past.settle_s if is_hurried else verdict.ask_again_s,
     )
 
 
@@ -333,7 +342,8 @@ def precompute_next() -> tuple[frozenset[str], frozenset[str], FoundPlan] | None
                 continue  # A request for this loss will say why there is no plan.
             nodes = ahead.without(lost)
             past = current.request.past
-            judged = _judged(ahead.replanner, current.job, ahead.running, found, nodes, past)
+            about = ahead.replanner, current.job, ahead.running, found, nodes, past
+            judged = _judged(*about, is_hurried=True)
             judged = _with_hazard(judged, current.job, nodes, past)
             return lost, ahead.used, judged
     return None

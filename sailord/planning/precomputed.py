@@ -32,7 +32,8 @@ class PrecomputedPlans:
     def answer(self, request: PlanRequest) -> FoundPlan | None:
         """Return the stored answer to this request, if there is one.
 
-        If nodes have joined since, the answer asks to be reconsidered once they have settled.
+        As all answers that were found in a hurry, it is soon reconsidered, also if nodes have
+        joined since.
         """
         ours = self.request
         if request.slow or _asked(request) != _asked(ours):
@@ -48,11 +49,7 @@ class PrecomputedPlans:
             if packed and nodes <= there:
                 found = pickle.loads(zlib.decompress(packed))
                 assert isinstance(found, FoundPlan)
-                found = _predicted_anew(found, request)
-                if new:
-                    soon = replace(found.proposal, ask_again_s=request.past.settle_s)
-                    return replace(found, proposal=soon)
-                return found
+                return _predicted_anew(found, request)
         return None
 
 

@@ -292,7 +292,8 @@ def nodes_text(nodes: list[dict[str, Any]]) -> str:
         rows.append((n["name"], state, n["zone"], n["machine"], gpus, taking, step, _loss_cell(n)))
     unsound = [f"{n['name']}: {n['unsound']}" for n in nodes if n["unsound"]]
     slow = [f"{n['name']} is slow: {n['slow']}" for n in nodes if n["slow"]]
-    return "\n".join([table(header, rows), *unsound, *slow])
+    idle = [f"{n['name']} is idle: {n['idle']}" for n in nodes if n.get("idle")]
+    return "\n".join([table(header, rows), *unsound, *slow, *idle])
 
 
 def _loss_cell(node: dict[str, Any]) -> str:
@@ -320,6 +321,7 @@ def node_text(node: dict[str, Any]) -> str:
         "failure": node["failure"],
         "unsound": node["unsound"],
         "slow": node["slow"],
+        "idle": node.get("idle", ""),
         "trouble": node["trouble"],
         "if it died now": idle if loss is None else loss["text"],
     }
@@ -393,6 +395,7 @@ def why_text(why: dict[str, Any]) -> str:
     if why.get("deadline"):
         lines.append(f"deadline: {why['deadline']}")
     lines += [f"this plan: {sentence}" for sentence in why["plan"]]
+    lines += [f"idle: {idle}" for idle in why.get("idle", ())]
     lines += [f"draining, but cannot: {stuck}" for stuck in why["stuck"]]
     lines += [f"steps: {drift}; sailorctl profile model measures it" for drift in why["drift"]]
     lines += ["before:", *(f"  {event_text(line)}" for line in why["last"])]

@@ -18,18 +18,25 @@ from sailord.core.model.phases import Opening, Running, Starting, Stopping, Wait
 from sailord.core.model.standing import Unreachable
 from sailord.core.model.state import Active, State
 from sailord.core.queries.drain_status import drained, stuck
+from sailord.core.queries.idle_nodes import idle_nodes
 from sailord.core.queries.job_cost import billed, costs
 from sailord.core.queries.job_queue import in_queue
 from sailord.core.queries.replan_triggers import usable, why_no_node
 from sailord.core.queries.restore_choice import why_queue_stands
 from sailord.core.queries.straggler_queries import drifts, straggler_texts
 from sailord.notify.outbox import committed_id
+from sailord.text.causes import some
 
 NO_OTHER_NODE = "no other node can take over its part: add nodes, start its agent again, or cancel"
 
 
 def node_view(
-    node: Node, *, safe_to_stop: bool, slow: str, loss: types.LossView | None = None
+    node: Node,
+    *,
+    safe_to_stop: bool,
+    slow: str,
+    idle: str = "",
+    loss: types.LossView | None = None,
 ) -> types.NodeView:
     """One node."""
     record, report = node.record, node.report
@@ -48,6 +55,7 @@ def node_view(
         safe_to_stop=safe_to_stop,
         unsound=node.why_unusable,
         slow=slow,
+        idle=idle,
         loss=loss,
     )
 
@@ -84,9 +92,15 @@ def nodes_view(
     ``unreadable``: the ids of nodes with unreadable records, and why.
     """
     free = drained(state)
-    slow = straggler_texts(state)
+    slow, idle = straggler_texts(state), idle_nodes(state)
     views = [
-        node_view(node, safe_to_stop=id_ in free, slow=slow.get(id_, ""), loss=losses.get(id_))
+        node_view(
+            node,
+            safe_to_stop=id_ in free,
+            slow=slow.get(id_, ""),
+            idle=idle.get(id_, ""),
+            loss=losses.get(id_),
+        )
         for id_, node in state.nodes.items()
         if only is None or id_ in only
     ]
@@ -375,8 +389,17 @@ def why_view(
         stuck=()
         if active is None
         else tuple(f"{each.name}: {each.stuck}" for each in leaving_view(state) if each.stuck),
+        idle=() if active is None else _idle(state),
         spent=None if active is None else _spent(state.job, active.generation, state.now),
     )
+
+
+def _idle(state: State) -> tuple[str, ...]:
+    """Each reason once, with the nodes that are idle for it."""
+    by_reason: dict[str, list[str]] = {}
+    for id_, why in idle_nodes(state).items():
+        by_reason.setdefault(why, []).append(state.nodes[id_].record.name)
+    return tuple(f"{some(sorted(names))}: {why}" for why, names in by_reason.items())
 
 
 def read_plan(text: bytes | None) -> dict[str, Any] | None:

@@ -112,6 +112,8 @@ class NodeView:
     cannot read, or another protocol."""
     slow: str
     """How much slower than predicted a straggler is, and why it is used nevertheless."""
+    idle: str = ""
+    """Why no plan uses it though one could, and when it is looked at next."""
     loss: LossView | None = None
     """Null: the node is lost, no job is active, or it has not begun."""
 
@@ -453,6 +455,8 @@ class Why:
     """GPU kinds that compute slower or faster than their profile says, beyond its error bar."""
     stuck: tuple[str, ...] = ()
     """Nodes whose drain cannot end, why, and what ends it."""
+    idle: tuple[str, ...] = ()
+    """Nodes that the plan could use and does not, and when they are looked at next."""
     spent: Spent | None = None
     """If it has the cluster: what it cost."""
     deadline: str = ""

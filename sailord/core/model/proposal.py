@@ -22,7 +22,8 @@ class Proposal:
     move_s: float = 0.0
     """Predicted seconds of the reconfiguration."""
     ask_again_s: float | None = None
-    """If it is only too early: seconds until the planner should be asked again."""
+    """If it is only too early, or the plan was found in a hurry: seconds until the planner should
+    be asked again."""
     usd_per_hour: float | None = None
     """``None``: a price is not known."""
     busy: Busy | None = None

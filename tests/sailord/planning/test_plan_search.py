@@ -12,7 +12,7 @@ from planner.replan.past_moves import PastMove
 from planner.replan.replanner import Replanner
 from sailord.planning.machine_lifetimes import pool_of
 from sailord.planning.messages import FoundPlan, MoveContext
-from sailord.planning.plan_search import answer
+from sailord.planning.plan_search import answer, precompute_next, start_precomputing
 from sailord.planning.precomputed import PrecomputedPlans
 from tests.sailord.planning.requests import NODES, QUESTION, ROOT, node
 
@@ -167,3 +167,30 @@ def test_new_node_of_a_stormy_pool_is_used_once_waiting_has_cost_enough():
     assert judged(old).is_worth_it
     # As if it had been up forever, but the job has just moved.
     assert not judged(replace(old, age_s=(), last_move_s=59.0)).is_worth_it
+
+
+def test_answer_in_a_hurry_is_followed_by_the_whole_search():
+    """The first good plan after a loss may leave nodes unused that a slower search would use."""
+    first = answer(QUESTION)
+    assert isinstance(first, FoundPlan)
+    gone = min(first.proposal.members)
+    left = tuple(record for record in NODES if record.id != gone)
+    past = MoveContext(settle_s=25.0)
+    lost = replace(QUESTION, nodes=left, running=first.plan, ran_on=NODES, past=past)
+    for question in (lost, replace(lost, is_urgent=True)):
+        hurried = answer(question)
+        assert isinstance(hurried, FoundPlan)
+        assert hurried.proposal.ask_again_s == 25.0
+        assert any("found in a hurry" in said for said in hurried.about["why"])
+    calm = answer(replace(lost, running=hurried.plan, ran_on=left))
+    assert isinstance(calm, FoundPlan)
+    assert calm.proposal.ask_again_s is None
+
+
+def test_precomputed_answers_are_followed_by_the_whole_search():
+    first = answer(QUESTION)
+    assert isinstance(first, FoundPlan)
+    start_precomputing(replace(QUESTION, running=first.plan, ran_on=NODES))
+    step = precompute_next()
+    assert step is not None
+    assert step[2].proposal.ask_again_s == MoveContext().settle_s

@@ -1,0 +1,36 @@
+"""Which nodes the plan leaves unused though a plan could use them, and when they are looked at."""
+
+from __future__ import annotations
+
+from agents.protocol.records import NodeId
+from sailord.core.model.phases import Running, Starting
+from sailord.core.model.state import State
+from sailord.core.queries.replan_triggers import replan_trigger
+from sailord.text.units import duration
+
+
+def idle_nodes(state: State) -> dict[NodeId, str]:
+    """Return why each node is idle that the running plan could use, and what happens next."""
+    active = state.active
+    if active is None or active.generation is None:
+        return {}
+    if not isinstance(active.phase, Running | Starting):
+        return {}
+    idle = [id_ for id_ in state.nodes.free if id_ not in active.generation.members]
+    if not idle:
+        return {}
+    asked_for = () if active.question is None else active.question.nodes
+    again = "once the present generation runs"
+    if isinstance(active.phase, Running):
+        trigger = replan_trigger(state, active)
+        assert trigger is not None, "while a job runs its plan is looked at again some time"
+        again = f"in {duration(max(trigger.due - state.now, 0.0))}"
+
+    def why(id_: NodeId) -> str:
+        if id_ in asked_for:
+            return "not in the plan; a plan for it is being looked for now"
+        is_new = id_ not in active.asked.nodes
+        reason = "not planned for yet" if is_new else "the plan does without it"
+        return f"{reason}; all nodes are planned for again {again}"
+
+    return {id_: why(id_) for id_ in idle}

@@ -1,0 +1,76 @@
+"""Of nodes that a plan could use and does not: why, and when the planner looks at them next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sailord.core.model.commands import RequestPlan
+from sailord.core.model.events import PlanFound, Ticked
+from sailord.core.model.phases import Running, Waiting
+from sailord.core.queries.idle_nodes import idle_nodes
+from tests.sailord.core.states import (
+    FROM_NOTHING,
+    NOW,
+    QUESTION,
+    STARTING,
+    WAITING,
+    A,
+    B,
+    C,
+    D,
+    act,
+    active_of,
+    generation,
+    node,
+    proposal,
+    state,
+)
+
+NODES = node(A), node(B), node(C)
+KNOWN = frozenset((A, B, C))
+
+
+def test_hurried_plan_that_leaves_nodes_idle_is_soon_followed_by_a_question_for_all() -> None:
+    """After a loss one of two pipelines was dropped; its other nodes could do more."""
+    question = replace(FROM_NOTHING, nodes=(A, B, C))
+    hurried = proposal(A, B, ask_again_s=30.0)
+    after, _ = act(state(question, *NODES, considered=KNOWN), PlanFound(NOW, 4, hurried))
+    asked = active_of(after).asked
+    before = state(Running(NOW), *NODES, asked=asked, generation=generation(number=4))
+    told = "the plan does without it; all nodes are planned for again in 30.0 s"
+    assert idle_nodes(before) == {C: told}
+    later, commands = act(before, Ticked(NOW + 29.9))
+    assert commands == ()
+    _, (request,) = act(later, Ticked(NOW + 30.0))
+    assert isinstance(request, RequestPlan)
+    assert (request.nodes, request.is_urgent) == ((A, B, C), False)
+
+
+@pytest.mark.parametrize(
+    ("before", "told"),
+    [
+        (state(None, *NODES, considered=KNOWN, considered_at=NOW), "planned for again in 10 min"),
+        (state(None, *NODES, node(D, since=NOW - 10)), "not planned for yet; all nodes are"),
+        (state(None, *NODES, node(D, since=NOW - 10)), "again in 20.0 s"),
+        (state(replace(QUESTION, nodes=(A, B, C)), *NODES), "is being looked for now"),
+        (state(STARTING, *NODES), "again once the present generation runs"),
+    ],
+)
+def test_what_is_said_of_an_idle_node(before, told) -> None:
+    assert told in idle_nodes(before)[C]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        state(WAITING, *NODES),
+        state(None, *NODES[:2]),
+        state(None, *NODES[:2], node(C, is_cordoned=True)),
+        replace(state(None, *NODES), active=None),
+        state(Waiting("its turn came", NOW), *NODES, generation=None),
+    ],
+)
+def test_nothing_is_said_where_nothing_runs_or_no_plan_may_use_it(before) -> None:
+    assert idle_nodes(before) == {}
