@@ -8,10 +8,10 @@ from agents.protocol.records import GenerationRecord, JobId, JobRecord, JobState
 from sailord.core.learn import learn
 from sailord.core.model.events import OrderGiven
 from sailord.core.model.nodes import Node
-from sailord.core.model.phases import Closing, Held
+from sailord.core.model.phases import Closing, Held, Waiting
 from sailord.core.model.state import Active, State
-from sailord.core.queries.job_cost import billed, why_unpaid
-from sailord.core.queries.replan_triggers import last_steering_order
+from sailord.core.queries.job_cost import billed, paid, why_unpaid
+from sailord.core.queries.replan_triggers import last_steering_order, why_waiting
 from sailord.text.cures import SPEND_MORE
 from simulator.documents.problems import Problem
 
@@ -37,9 +37,9 @@ def why_without_effect(state: State, order: Order, reserve_s: float = 0.0) -> Pr
     if order.kind in {"drain", "preempt", "withdraw", "cordon", "uncordon"}:
         return _of_node(state, order)
     if active is not None and active.job == order.target:
-        bill = billed(state.job, active.generation, state.now)
+        bill = billed(state.job, paid(state, active.generation), state.now)
         unpaid = _unpaid(replace(state.job, bill=bill), active.generation, reserve_s)
-        return _of_active(state.job, active, order.kind, unpaid)
+        return _of_active(state, active, order.kind, unpaid)
     job = state.jobs.get(JobId(order.target))
     if job is None:
         return None
@@ -63,7 +63,8 @@ def _of_job(state: State, job: JobRecord, order: Order, unpaid: str) -> Problem 
     return _nothing(job.id, order.kind, f"it is {job.state}", INSTEAD[job.state])
 
 
-def _of_active(job: JobRecord, active: Active, kind: OrderKind, unpaid: str) -> Problem | None:
+def _of_active(state: State, active: Active, kind: OrderKind, unpaid: str) -> Problem | None:
+    job, phase = state.job, active.phase
     record, heading = active.generation, last_steering_order(active)
     if heading == "cancel" or _ends(active):
         return _nothing(job.id, kind, "it is about to end", "see sailorctl status")
@@ -86,6 +87,9 @@ def _of_active(job: JobRecord, active: Active, kind: OrderKind, unpaid: str) -> 
             return _nothing(job.id, kind, "it names no place for checkpoints", cure)
         case "checkpoint" if record is None or record.state == "closed":
             return _nothing(job.id, kind, "it does not run", "see sailorctl why")
+        case "checkpoint" if isinstance(phase, Waiting) and active.asked.is_refused:
+            why = f"it waits for a plan: {why_waiting(state, active, phase)}"
+            return _nothing(job.id, kind, why, "order it once the job runs; see sailorctl why")
         case _:
             return None
 

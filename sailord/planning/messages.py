@@ -62,8 +62,8 @@ class PlanRequest:
     relative_error: float = 0.0
     """The error bar of that prediction."""
     slow: tuple[tuple[str, float], ...] = ()
-    """Stragglers of the running plan, left out of ``nodes``, and their slowdown factors: is
-    there a better plan without them?"""
+    """Stragglers and cordoned nodes of the running plan, left out of ``nodes``, and their slowdown
+    factors (1 if only cordoned): is there a better plan without them?"""
     is_behind: bool = False
     """On-demand machines were rented for the job's deadline: speed counts, not cost."""
     begun: int = 0

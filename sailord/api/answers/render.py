@@ -19,9 +19,9 @@ from sailord.core.model.standing import Unreachable
 from sailord.core.model.state import Active, State
 from sailord.core.queries.drain_status import drained, stuck
 from sailord.core.queries.idle_nodes import idle_nodes
-from sailord.core.queries.job_cost import billed, costs
+from sailord.core.queries.job_cost import billed, costs, paid
 from sailord.core.queries.job_queue import in_queue
-from sailord.core.queries.replan_triggers import usable, why_no_node
+from sailord.core.queries.replan_triggers import why_waiting
 from sailord.core.queries.restore_choice import why_queue_stands
 from sailord.core.queries.straggler_queries import drifts, straggler_texts
 from sailord.notify.outbox import committed_id
@@ -238,8 +238,8 @@ def phase_view(state: State, active: Active) -> types.PhaseView:
     if isinstance(phase, Opening | Starting):  # The job's reason is why it began at all.
         coming = phase.record if isinstance(phase, Opening) else active.generation
         reason = None if coming is None else coming.reason
-    if isinstance(phase, Waiting) and state.nodes and not usable(state, active):
-        reason = why_no_node(state)
+    if isinstance(phase, Waiting):
+        reason = why_waiting(state, active, phase)
     name: Any = type(phase).__name__.lower()
     return types.PhaseView(
         name=name,
@@ -290,7 +290,7 @@ def active_view(
         storage_trouble=active.checkpointing.trouble,
         troubles=_troubles(state, members),
         failures=active.attempts.failures,
-        spent=_spent(state.job, active.generation, now),
+        spent=_spent(state.job, paid(state, active.generation), now),
         drift=_drift(active, about),
         safe_step=None if safe is None else max(safe.step, durable_step),
         checkpoint_uri=state.job.saving.uri,
@@ -390,7 +390,9 @@ def why_view(
         if active is None
         else tuple(f"{each.name}: {each.stuck}" for each in leaving_view(state) if each.stuck),
         idle=() if active is None else _idle(state),
-        spent=None if active is None else _spent(state.job, active.generation, state.now),
+        spent=None
+        if active is None
+        else _spent(state.job, paid(state, active.generation), state.now),
     )
 
 

@@ -20,7 +20,7 @@ from sailord.core.model.phases import Held, Opening, Running, Starting, Stopping
 from sailord.core.model.proposal import Proposal
 from sailord.core.model.state import State
 from sailord.core.queries.drain_status import holders
-from sailord.core.queries.job_cost import billed, costs
+from sailord.core.queries.job_cost import billed, costs, paid
 from sailord.planning.messages import DeadlineChoices, MachineChoice, PoolSupply
 from sailord.providers.interface import Pool
 
@@ -79,7 +79,7 @@ def progress_of(state: State) -> JobProgress | None:
     durable = state.durables.get(job.id)
     is_saved = job.saving.uri is not None
     since = max(step - (0 if durable is None else durable.point.step), 0) if is_saved else 0
-    bill = billed(job, ran, state.now)
+    bill = billed(job, paid(state, ran), state.now)
     return JobProgress(
         job.id,
         job.submitted_at,

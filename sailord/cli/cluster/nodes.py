@@ -81,7 +81,10 @@ drain = order_command(
     "`nodes` says when the node is safe to stop; `withdraw` cancels the drain.",
 )
 cordon = order_command(
-    "node", "cordon", "Exclude a node from new plans; what runs on it continues."
+    "node",
+    "cordon",
+    "Exclude a node from new plans; what runs on it continues.\n\n"
+    "A better plan moves the job off it, one after a loss may keep it; `drain` moves it now.",
 )
 uncordon = order_command("node", "uncordon", "Allow a node in new plans again.")
 withdraw = order_command(

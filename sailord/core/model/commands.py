@@ -30,8 +30,8 @@ class RequestPlan:
     nodes: tuple[NodeId, ...]
     running: GenerationRecord | None
     slow: Mapping[NodeId, float] = field(default_factory=dict)
-    """Stragglers among the members, which are not among ``nodes``, and how many times as long as
-    predicted they take: is a plan without them better than going on with them?"""
+    """Stragglers and cordoned nodes among the members, which are not among ``nodes``, and how many
+    times as long as predicted they take: is a plan without them better than going on with them?"""
     is_urgent: bool = False
     """Nothing runs while the planner searches."""
     repeats: bool = False

@@ -103,17 +103,26 @@ class Node:
 
     def is_usable(self, *, is_member: bool) -> bool:
         """Whether a new plan may use it; a member may stay though it is cordoned."""
-        if not isinstance(self.standing, Present | Unreachable) or self.is_draining:
-            return False
-        if self.exclusion.slow or self.exclusion.wrong_bits:
-            return False
-        if self.why_unsound:  # Its record in the store may not say so yet.
+        if self.is_draining or not self._is_sound:
             return False
         return self.record.state == "ready" and (is_member or not self.is_closed_to_new_plans)
 
     @property
+    def is_leaving(self) -> bool:
+        """Whether it could go on until it leaves, where nothing else can take over."""
+        return self.is_draining and self._is_sound
+
+    @property
+    def _is_sound(self) -> bool:
+        if not isinstance(self.standing, Present | Unreachable):
+            return False
+        if self.exclusion.slow or self.exclusion.wrong_bits:
+            return False
+        return not self.why_unsound  # Its record in the store may not say so yet.
+
+    @property
     def is_closed_to_new_plans(self) -> bool:
-        """New plans leave it out, unless the job runs on it already."""
+        """New plans leave it out; one that must follow what runs there already may keep it."""
         return self.exclusion.is_cordoned or bool(self.exclusion.foreign)
 
     @property

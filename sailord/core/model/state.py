@@ -73,6 +73,9 @@ class LastQuestion:
     at: float = 0.0
     is_refused: bool = False
     """There is no plan for these nodes."""
+    is_last_resort: bool = False
+    """The question was repeated with the members that leave, since without them there is no
+    plan."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from sailord.core.queries.replan_triggers import (
     Trigger,
     broken_members,
     is_gone,
+    is_last_resort,
     next_order,
     usable,
 )
@@ -55,6 +56,8 @@ def is_due(state: State, active: Active, trigger: Trigger | None) -> bool:
     if order is not None and order.kind == "replan":
         return True
     asked = active.asked
+    if is_last_resort(state, active):
+        return True
     is_same_question = asked.is_refused and asked.nodes == frozenset(usable(state, active))
     return not is_same_question or state.now >= asked.at + state.options.reconsider_s
 

@@ -1,8 +1,8 @@
 """The cost of a job so far, kept in its record, and whether it is over the job's budget.
 
 A generation costs what its plan's devices cost per hour, from its opening to its end, whether or
-not it trains. The sum is stored every ``WRITTEN_EVERY_S`` and whenever the rate changes; in
-between, it follows from the rate and the time since.
+not it trains; lost nodes cost nothing more. The sum is stored every ``WRITTEN_EVERY_S`` and
+whenever the rate changes; in between, it follows from the rate and the time since.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ def charge(before: State, after: State) -> Step:
         return Step(after)
     then = before.active
     is_same_job = then is not None and then.job == active.job
-    ran = then.generation if then is not None and is_same_job else active.generation
+    ran = now = paid(after, active.generation)
+    if then is not None and is_same_job:
+        ran = paid(before, then.generation)
     until = after.job.bill.until
-    if ran == active.generation:
+    if ran == now and ran is not None:
         is_due = until is None or after.now >= until + WRITTEN_EVERY_S
         if ran.usd_per_hour is None or not is_due or not costs(ran):
             return Step(after)
@@ -38,8 +40,27 @@ def costs(record: GenerationRecord | None) -> bool:
     return record is not None and record.state != "closed"
 
 
+def paid(state: State, record: GenerationRecord | None) -> GenerationRecord | None:
+    """Return the generation at the price of those of its nodes that are not lost.
+
+    The record has one price for all of them, so each GPU counts the same.
+    """
+    if record is None or record.usd_per_hour is None:
+        return record
+    notable = state.nodes.notable.intersection(record.members)
+    lost = frozenset(id_ for id_ in notable if state.nodes[id_].is_lost)
+    if not lost:
+        return record
+    gpus = {
+        id_: max(state.nodes[id_].record.gpus, 1) if id_ in state.nodes else 1
+        for id_ in record.members
+    }
+    share = sum(count for id_, count in gpus.items() if id_ not in lost) / sum(gpus.values())
+    return replace(record, usd_per_hour=record.usd_per_hour * share)
+
+
 def billed(job: JobRecord, ran: GenerationRecord | None, now: float) -> Bill:
-    """Return the bill up to now; ``ran`` is the generation to charge for."""
+    """Return the bill up to now; ``ran`` is the generation to charge for, as ``paid``."""
     bill = job.bill
     if ran is None or not costs(ran) or bill.until is None:
         return replace(bill, until=now)
@@ -54,7 +75,7 @@ def over_budget(state: State) -> str:
     active = state.active
     if active is None or state.job.bill.usd_max is None:
         return ""
-    return why_unpaid(billed(state.job, active.generation, state.now))
+    return why_unpaid(billed(state.job, paid(state, active.generation), state.now))
 
 
 def why_unpaid(bill: Bill, usd_per_hour: float | None = None, reserve_s: float = 0.0) -> str:

@@ -90,17 +90,52 @@ def _is_preparing(node: Node) -> bool:
 
 
 def usable(state: State, active: Active) -> tuple[NodeId, ...]:
-    """Return the nodes that a new plan may use, sorted."""
-    nodes, members = state.nodes, active.generation.members if active.generation else ()
-    kept = (id_ for id_ in members if id_ in nodes and nodes[id_].is_closed_to_new_plans)
-    stay = [id_ for id_ in kept if nodes[id_].is_usable(is_member=True)]
+    """Return the nodes that a new plan may use, sorted; see ``set_aside``."""
+    nodes, stay = state.nodes, set_aside(state, active)
     return tuple(sorted((*nodes.free, *stay))) if stay else nodes.free
+
+
+def set_aside(state: State, active: Active) -> tuple[NodeId, ...]:
+    """Return the members that only a plan uses that must follow what runs, as after a loss.
+
+    They are cordoned: the running plan keeps them, and a better one does without them.
+    """
+    nodes, generation = state.nodes, active.generation
+    if generation is None or generation.state == "closed":
+        return ()
+    kept = (id_ for id_ in generation.members if id_ in nodes)
+    closed = (id_ for id_ in kept if nodes[id_].is_closed_to_new_plans)
+    return tuple(id_ for id_ in closed if nodes[id_].is_usable(is_member=True))
+
+
+def leaving(state: State, active: Active) -> tuple[NodeId, ...]:
+    """Return the draining members on which a job that waits could go on until they leave."""
+    generation = active.generation
+    if generation is None or generation.state == "closed":
+        return ()
+    members = state.nodes.notable.intersection(generation.members)
+    return tuple(sorted(id_ for id_ in members if state.nodes[id_].is_leaving))
+
+
+def is_last_resort(state: State, active: Active) -> bool:
+    """Return whether the job waits only because its nodes are drained: better that it trains on."""
+    asked = active.asked
+    if not isinstance(active.phase, Waiting) or not asked.is_refused or asked.is_last_resort:
+        return False
+    return asked.nodes == frozenset(usable(state, active)) and bool(leaving(state, active))
 
 
 def why_no_node(state: State) -> str:
     """Return why there is no node to plan for, as the nodes report it."""
     unsound = [n for _, n in sorted(state.nodes.items()) if n.why_unusable and not n.is_lost]
     return f"no node is ready: {why_unsound(unsound)}" if unsound else "no node is ready"
+
+
+def why_waiting(state: State, active: Active, phase: Waiting) -> str:
+    """Return why the job waits, and which rollback is carried out once it need not."""
+    is_bare = state.nodes and not usable(state, active)
+    why, ordered = why_no_node(state) if is_bare else phase.reason, _rollback(active)
+    return f"{why}; {ordered}" if ordered and ordered not in why else why
 
 
 def why_unsound(nodes: Iterable[Node]) -> str:

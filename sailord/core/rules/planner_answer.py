@@ -16,7 +16,7 @@ from sailord.core.queries.active_job import (
     is_running_plan,
     is_too_late_to_stop,
 )
-from sailord.core.queries.replan_triggers import usable
+from sailord.core.queries.replan_triggers import leaving, usable
 from sailord.core.queries.restore_choice import holders_reported
 from sailord.core.rules.straggler_rules import answer_to_slow, leave_out
 from sailord.core.rules.transitions import (
@@ -37,7 +37,11 @@ def answer_question(state: State, active: Active) -> RuleAnswer:
     alive = is_alive(state, active)
     if not alive and not isinstance(active.phase, Waiting):
         return fail(state, active)
-    if not set(question.nodes) <= set(usable(state, active)):
+    there = {
+        *usable(state, active),
+        *(leaving(state, active) if active.asked.is_last_resort else ()),
+    }
+    if not there.issuperset(question.nodes):
         # One of its nodes is no longer usable; the next question leaves it out.
         return _drop(state, active)
     kept = answer_to_slow(state, active, question)

@@ -31,9 +31,12 @@ from sailord.core.queries.generation_record import next_record
 from sailord.core.queries.job_cost import why_unpaid
 from sailord.core.queries.replan_triggers import (
     Trigger,
+    is_last_resort,
     last_steering_order,
+    leaving,
     next_order,
     replan_trigger,
+    set_aside,
     usable,
     why_no_node,
 )
@@ -49,11 +52,23 @@ from sailord.text.units import counted
 def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
     """Ask the planner for a plan on all usable nodes, for this reason."""
     assert trigger is not None
-    nodes = tuple(id_ for id_ in usable(state, active) if id_ not in trigger.slow)
-    considered = replace(active, asked=LastQuestion(frozenset(nodes), state.now))
-    settled: tuple[Command, ...] = ()
     order = next_order(active)
-    if order is not None and order.kind == "replan":
+    is_replan = order is not None and order.kind == "replan"
+    alive = is_alive(state, active)
+    is_running = isinstance(active.phase, Starting | Running) and alive
+    nodes = tuple(id_ for id_ in usable(state, active) if id_ not in trigger.slow)
+    aside: tuple[NodeId, ...] = ()
+    if is_running and (is_replan or not trigger.is_forced):
+        aside = set_aside(state, active)
+    # A cordoned node that alone is left stays.
+    nodes, aside = _without(nodes, aside)
+    is_last = is_last_resort(state, active)
+    asked = LastQuestion(frozenset(nodes), state.now, is_refused=is_last, is_last_resort=is_last)
+    considered = replace(active, asked=asked)
+    if is_last:
+        nodes = tuple(sorted((*nodes, *leaving(state, active))))
+    settled: tuple[Command, ...] = ()
+    if order is not None and is_replan:
         settled = (SettleOrder(order.id),)
         considered = without(considered, order)
     if not nodes and trigger.slow:
@@ -61,8 +76,6 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
     if not nodes:
         refused = replace(considered, asked=replace(considered.asked, is_refused=True))
         return Step(replace(state, active=refused), (*settled, note(active, why_no_node(state))))
-    alive = is_alive(state, active)
-    is_running = isinstance(active.phase, Starting | Running) and alive
     request = state.requests + 1
     deadline = state.now + state.options.plan_s
     question = Question(
@@ -77,21 +90,31 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
             considered, asked=LastQuestion(frozenset(active.generation.members), state.now)
         )
     phase = active.phase if is_running else Waiting(trigger.reason, state.now)
-    asked = replace(considered, phase=phase, question=question)
+    asking = replace(considered, phase=phase, question=question)
     command = RequestPlan(
         request=request,
         job=active.job,
         nodes=nodes,
         running=active.generation,
-        slow={id_: slow.times for id_, slow in trigger.slow.items()},
+        # Going on with a cordoned node is no slower.
+        slow=dict.fromkeys(aside, 1.0) | {id_: slow.times for id_, slow in trigger.slow.items()},
         is_urgent=is_urgent,
         repeats=repeats,
         factors=active.slowness.speeds.factors if trigger.slow else {},
         ratios=() if trigger.slow or is_urgent else measured_ratios(state, active),
     )
-    text = f"planning for {counted(len(nodes), 'node')}: {trigger.reason}"
+    some = ", those that leave among them" if is_last else ""
+    text = f"planning for {counted(len(nodes), 'node')}{some}: {trigger.reason}"
     told = note(active, text, is_detail=True)
-    return Step(replace(state, active=asked, requests=request), (*settled, told, command))
+    return Step(replace(state, active=asking, requests=request), (*settled, told, command))
+
+
+def _without(
+    nodes: tuple[NodeId, ...], aside: tuple[NodeId, ...]
+) -> tuple[tuple[NodeId, ...], tuple[NodeId, ...]]:
+    """Return the nodes without those set aside, and which these are; all, if none would be left."""
+    rest = tuple(id_ for id_ in nodes if id_ not in aside)
+    return (rest, tuple(id_ for id_ in aside if id_ in nodes)) if rest else (nodes, ())
 
 
 def _can_repeat(active: Active, nodes: tuple[NodeId, ...]) -> bool:

@@ -66,6 +66,8 @@ USELESS = [
     (state(orders=(order("cancel"),)), "pause", JOB, "about to end", "status"),
     (state(Closing("done", "all done")), "cancel", JOB, "about to end", "status"),
     (HELD, "replan", JOB, "on hold", "resume"),
+    (state(Waiting("b is lost", NOW), is_refused=True, job=job(saving=KEPT)), "checkpoint", JOB,
+     "it waits for a plan: b is lost", "once the job runs"),
     (state(Waiting("none", NOW), generation=None, job=job(saving=KEPT)), "checkpoint", JOB,
      "does not run", "why"),
     (nodes(), "uncordon", "machine-a", "it is not cordoned", "cordoned"),

@@ -9,17 +9,20 @@ from sailord.core.model.commands import WriteGeneration, WriteJob
 from sailord.core.model.events import Elected, Event, GenerationWritten, Ticked
 from sailord.core.model.phases import Closing, Held, Opening, Running
 from sailord.core.model.state import State
-from sailord.core.queries.job_cost import WRITTEN_EVERY_S, billed
+from sailord.core.queries.job_cost import WRITTEN_EVERY_S, billed, charge, over_budget, paid
 from tests.sailord.core.states import (
     BEGAN,
     G4,
     JOB,
     NOW,
+    WAITING,
     A,
+    B,
     G,
     act,
     active_of,
     job,
+    node,
     order,
     phase,
     proposal,
@@ -86,6 +89,22 @@ def test_unpriced_time_is_counted() -> None:
     unpriced = replace(G, usd_per_hour=None)
     record = job(bill=Bill(until=NOW))
     assert billed(record, unpriced, NOW + 9) == Bill(until=NOW + 9, unpriced_s=9.0)
+
+
+def test_lost_nodes_of_a_waiting_job_cost_nothing_more() -> None:
+    """It waited for eleven minutes with two nodes, and paid for five."""
+    lost = node(B, lost_at=NOW, why_lost="x")
+    bill = Bill(until=NOW - 10)
+    alive = state(Running(BEGAN), generation=PRICED, job=job(bill=bill))
+    waits = state(WAITING, node(A), lost, generation=PRICED, job=job(bill=bill), is_refused=True)
+    step = charge(alive, waits)
+    assert bill_of(step.state) == Bill(usd=0.1, until=NOW), "the rate changes: it is charged"
+    later = replace(step.state, now=NOW + 20)
+    assert bill_of(charge(step.state, later).state) == Bill(usd=0.2, until=NOW + 20)
+    assert over_budget(replace(later, jobs={JOB: job(bill=Bill(0.0, NOW, usd_max=0.15))})) == ""
+    bigger = replace(lost, record=replace(lost.record, gpus=3))
+    known = state(WAITING, node(A), bigger, generation=PRICED)
+    assert paid(known, PRICED).usd_per_hour == 36.0 / 4
 
 
 def test_spent_budget_holds_the_job() -> None:

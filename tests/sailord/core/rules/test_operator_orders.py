@@ -27,12 +27,14 @@ from sailord.core.model.events import (
     NodesObserved,
     OrderGiven,
     PlanFound,
+    PlanRefused,
     Reported,
     Ticked,
 )
 from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Closing, Held, Opening, Running, Stopping, Waiting
 from sailord.core.model.state import State
+from sailord.core.queries.replan_triggers import why_waiting
 from tests.sailord.core.states import (
     BEGAN,
     FROM_NOTHING,
@@ -49,6 +51,7 @@ from tests.sailord.core.states import (
     act,
     active_of,
     changed,
+    durable,
     job,
     node,
     order,
@@ -287,6 +290,49 @@ def test_cordon_keeps_members_but_no_new_plan_uses_the_node() -> None:
     assert (phase(after), commands) == (Running(BEGAN), ())
 
 
+CORDONED = node(B, is_cordoned=True)
+FRESH = replace(node(C, report(C, "idle")), since=NOW - 60)
+
+
+def test_better_plan_does_without_a_cordoned_member() -> None:
+    """It had 29 s of peace, until two nodes joined and a new plan gave it more layers."""
+    _, (asked,) = act(state(None, node(A), CORDONED, FRESH), Ticked(NOW))
+    assert isinstance(asked, RequestPlan)
+    assert (asked.nodes, asked.slow) == ((A, C), {B: 1.0})
+
+
+def test_plan_that_an_operator_orders_does_without_a_cordoned_member() -> None:
+    before = state(None, node(A), CORDONED)
+    _, (_, asked) = act(before, OrderGiven(NOW, order("replan")))
+    assert isinstance(asked, RequestPlan)
+    assert (asked.nodes, asked.slow) == ((A,), {B: 1.0})
+
+
+def test_plan_after_a_loss_may_keep_a_cordoned_member() -> None:
+    lost = node(C, lost_at=NOW - 1, why_lost="x")
+    record = replace(G, members=(A, B, C))
+    waits = Waiting("c is lost", NOW - 1)
+    _, (asked,) = act(state(waits, node(A), CORDONED, lost, generation=record), Ticked(NOW))
+    assert isinstance(asked, RequestPlan)
+    assert (asked.nodes, asked.slow) == ((A, B), {})
+
+
+def test_job_whose_nodes_are_all_cordoned_goes_on_there() -> None:
+    alone = state(None, node(A, is_cordoned=True), CORDONED)
+    _, (_, asked) = act(alone, OrderGiven(NOW, order("replan")))
+    assert isinstance(asked, RequestPlan)
+    assert (asked.nodes, asked.slow) == ((A, B), {})
+
+
+def test_paused_job_is_resumed_without_cordoned_nodes() -> None:
+    """Nothing runs on them any more."""
+    closed = replace(G, state="closed")
+    before = state(Waiting("its turn came", NOW - 9), node(A), CORDONED, generation=closed)
+    _, (asked,) = act(before, Ticked(NOW))
+    assert isinstance(asked, RequestPlan)
+    assert asked.nodes == (A,)
+
+
 def test_replan_order_asks_the_planner() -> None:
     after, commands = act(state(), OrderGiven(NOW, order("replan")))
     assert commands == (SettleOrder("order"), RequestPlan(1, JOB, (A, B), G))
@@ -324,3 +370,22 @@ def test_new_leader_repeats_no_notes() -> None:
     jobs = (job(id=JobId("j"), state="queued"), job(id=JobId("k"), state="paused"))
     _, commands = decide(State(now=NOW), Elected(NOW, TERM, (), jobs, ()))
     assert told(commands) == ["j running: its turn came"]
+
+
+def test_rollback_that_was_ordered_while_the_job_waits_is_shown_and_is_the_reason_later() -> None:
+    waits = Waiting("machine-b is lost", NOW - 1)
+    back = order("rollback", durable=durable(20))
+    before = state(waits, node(A), is_refused=True, considered=frozenset((A,)), considered_at=NOW)
+    after, commands = act(before, OrderGiven(NOW, back))
+    assert commands == (), "there are still too few nodes"
+    pending = "machine-b is lost; a rollback to step 20 was ordered"
+    active = active_of(after)
+    assert isinstance(active.phase, Waiting)
+    assert why_waiting(after, active, active.phase) == pending
+    grown = replace(after, nodes=Nodes({A: node(A), C: node(C)}))
+    asked, _ = act(grown, Ticked(NOW + 1))
+    reason = "a rollback to step 20 was ordered; machine-b is lost"
+    assert active_of(asked).question.reason == reason
+    refused, _ = act(asked, PlanRefused(NOW + 1, 1, "too few"))
+    again, _ = act(replace(refused, nodes=before.nodes), Ticked(NOW + 2))
+    assert active_of(again).question.reason == reason, "it is told once"
