@@ -6,7 +6,6 @@ from agents.protocol.records import NodeId
 from sailord.core.model.phases import Running, Starting
 from sailord.core.model.state import State
 from sailord.core.queries.replan_triggers import replan_trigger
-from sailord.text.units import duration
 
 
 def idle_nodes(state: State) -> dict[NodeId, str]:
@@ -24,7 +23,7 @@ def idle_nodes(state: State) -> dict[NodeId, str]:
     if isinstance(active.phase, Running):
         trigger = replan_trigger(state, active)
         assert trigger is not None, "while a job runs its plan is looked at again some time"
-        again = f"in {duration(max(trigger.due - state.now, 0.0))}"
+        again = f"in {max(trigger.due - state.now, 0.0):.0f} s"
 
     def why(id_: NodeId) -> str:
         if id_ in asked_for:

@@ -39,7 +39,7 @@ def test_hurried_plan_that_leaves_nodes_idle_is_soon_followed_by_a_question_for_
     after, _ = act(state(question, *NODES, considered=KNOWN), PlanFound(NOW, 4, hurried))
     asked = active_of(after).asked
     before = state(Running(NOW), *NODES, asked=asked, generation=generation(number=4))
-    told = "the plan does without it; all nodes are planned for again in 30.0 s"
+    told = "the plan does without it; all nodes are planned for again in 30 s"
     assert idle_nodes(before) == {C: told}
     later, commands = act(before, Ticked(NOW + 29.9))
     assert commands == ()
@@ -51,9 +51,9 @@ def test_hurried_plan_that_leaves_nodes_idle_is_soon_followed_by_a_question_for_
 @pytest.mark.parametrize(
     ("before", "told"),
     [
-        (state(None, *NODES, considered=KNOWN, considered_at=NOW), "planned for again in 10 min"),
+        (state(None, *NODES, considered=KNOWN, considered_at=NOW), "planned for again in 600 s"),
         (state(None, *NODES, node(D, since=NOW - 10)), "not planned for yet; all nodes are"),
-        (state(None, *NODES, node(D, since=NOW - 10)), "again in 20.0 s"),
+        (state(None, *NODES, node(D, since=NOW - 10)), "again in 20 s"),
         (state(replace(QUESTION, nodes=(A, B, C)), *NODES), "is being looked for now"),
         (state(STARTING, *NODES), "again once the present generation runs"),
     ],
