@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.api import plan_job
+from planner.compare.judge_all import case_of
 from planner.problem.question import Question
 from sailord.text.table import table
 from simulator.api import Measurements
@@ -70,12 +71,25 @@ def random_question(seed: int, budget: int | None) -> Question:
     )
     question = Question(job, Cluster(tuple(pools), load_catalogue()), Measurements(), budget=budget)
     if rng.random() < 0.2:
-        answer = plan_job(replace(question, budget=20, proves=False))
-        if answer.estimate is not None and answer.estimate.money.total_usd:
-            usd = answer.estimate.money.total_usd * rng.uniform(0.8, 1.2)
-            objective = Objective(goal="throughput", max_usd_per_iteration=usd)
-            question = replace(question, job=replace(job, objective=objective))
+        _, usd = perfect_figures(question)
+        objective = Objective(goal="throughput", max_usd_per_iteration=usd * rng.uniform(1.5, 4))
+        question = replace(question, job=replace(job, objective=objective))
     return question
+
+
+def perfect_figures(question: Question) -> tuple[float, float]:
+    """Seconds on all GPUs, and dollars on the cheapest kind, if GPUs did nothing but compute.
+
+    Limits of random questions are multiples of these, for a limit taken from a plan would move
+    with the planner that is measured.
+    """
+    costs, pools = case_of(question).costs, question.cluster.pools
+    gpu_s = {}
+    for gpu in {pool.gpu for pool in pools}:
+        times = costs.times(gpu, tp=1, samples=1)
+        gpu_s[gpu] = float((times.forward + times.backward).sum()) * question.job.global_batch
+    least_usd = min(PRICES[gpu] / 3600 * seconds for gpu, seconds in gpu_s.items())
+    return 1 / sum(pool.gpus / gpu_s[pool.gpu] for pool in pools), least_usd
 
 
 def class_of(question: Question) -> str:

@@ -1,4 +1,4 @@
-"""Plans under the event estimator: collect starting plans, run the search, bound the result."""
+"""Plans under the event estimator: run the search, bound the result, explain it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from planner.baselines.megatron.planner import MegatronPlanner
-from planner.baselines.varuna.planner import VarunaPlanner
-from planner.baselines.whale.planner import WhalePlanner
-from planner.compare.interface import Case
 from planner.explain.reasons import explain_event
 from planner.formula_planner import formula_search
 from planner.pipelines.pipeline_mix import PipelineMix, mix_of_shape
@@ -36,9 +32,6 @@ from planner.search.local_search import EventSearch, JudgedPlan
 from planner.search.search_cache import SearchCache
 from planner.search.simpler import simpler_or_cheaper
 from simulator.documents.problems import InputError, Problem
-from simulator.estimate.event_estimator import EventEstimator
-from simulator.inputs.plan_check import check_plan
-from simulator.inputs.plan_file import complete_plan
 from simulator.spec.job import Goal
 from simulator.spec.plan import Plan
 
@@ -46,8 +39,8 @@ FORMULA_PLACES_MAX = 6
 """With more (zone, GPU kind) pairs than this, no starting plans come from the paper's formula."""
 FORMULA_PLANS_MAX = 8
 """Starting plans taken from the search under the paper's formula."""
-BASELINE_PLANS_MAX = 3
-"""Starting plans taken from each of the quick baseline planners."""
+RELAXED_PLANS_MAX = 3
+"""Plans of a search with relaxed limits that keep all limits, from which the search starts anew."""
 GAP_TIMES = 10
 """So many times the budget is searched where a gap is asked for and was not reached."""
 SMALL_BUDGET = 400
@@ -101,14 +94,12 @@ class _Asked:
     def find(self) -> None:
         """Search, bound the result, and look for a simpler or cheaper plan."""
         question, limits = self.question, self.limits
-        judge, _ = self.cache.event(question, self.lots)
-        given = _baseline_plans(question, judge)
-        search = self._search(limits, given)
+        search = self._search(limits)
         if self.best is None and not search.is_complete:
             for easier in limits.relaxed():
-                keeping = _ranked(self._search(easier, given).keeping(limits))
+                keeping = _ranked(self._search(easier).keeping(limits))
                 if keeping:
-                    plans = tuple(judged.plan for judged in keeping[:BASELINE_PLANS_MAX])
+                    plans = tuple(judged.plan for judged in keeping[:RELAXED_PLANS_MAX])
                     self._search(limits, plans)
         if self.best is None:
             return
@@ -178,7 +169,7 @@ class _Asked:
         space = SEARCHED["event", "all judged" if self.search.is_complete else "full"]
         return space if plan.schedule == "1f1b" else f"{space}; {OUTSIDE}"
 
-    def _search(self, within: Limits, given: tuple[Plan, ...], times: int = 1) -> EventSearch:
+    def _search(self, within: Limits, given: tuple[Plan, ...] = (), times: int = 1) -> EventSearch:
         """Search within some limits; its best plan is the best so far if these are the job's."""
         question, lots, job = self.question, self.lots, self.question.job
         judge, maker = self.cache.event(question, lots)
@@ -326,18 +317,3 @@ def _formula_plans(
     best = search.bench.best
     chosen = ([best] if best is not None else []) + list(found[:FORMULA_PLANS_MAX])
     return tuple(dict.fromkeys(mix_of_shape(one.shape, maker) for one in chosen))
-
-
-def _baseline_plans(question: Question, judge: EventEstimator) -> tuple[Plan, ...]:
-    """The first valid plans of three quick baselines, so that the answer is never worse."""
-    case = Case(question.job, question.cluster, judge.costs, judge.network, judge.sites)
-    found = []
-    for planner in (MegatronPlanner(), WhalePlanner(), VarunaPlanner()):
-        try:
-            proposals = planner.proposals(case, "fixed")
-        except InputError:
-            continue  # This baseline does not support the case.
-        plans = (one.plan for one in proposals[:BASELINE_PLANS_MAX] if one.plan is not None)
-        complete = (complete_plan(plan, question.cluster) for plan in plans)
-        found += [p for p in complete if not check_plan(p, question.job, question.cluster)]
-    return tuple(found)

@@ -46,7 +46,7 @@ WINGS: dict[str, dict[str, str]] = {
         "baselines.shared": "compare",
         "baselines.megatron": "baselines.shared",
         "baselines": "baselines.shared baselines.megatron",
-        ".": "explain baselines",
+        ".": "explain",
         "replan": ".",
         "move_policy": "replan",
         "library": "move_policy",

@@ -13,7 +13,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from planner.pipelines.pipeline_mix import PipelineMix, room_for, rough_seconds, take
+import numpy as np
+
+from planner.pipelines.pipeline_mix import PipelineMix, room_for, rough_seconds, seconds_of, take
 from planner.pipelines.pipeline_template import (
     Template,
     TemplateMaker,
@@ -24,8 +26,11 @@ from planner.pipelines.pipeline_template import (
 from planner.problem.inventory import Grant, Lot
 from planner.problem.job_options import recompute_choices
 from planner.problem.objective import Limits
+from planner.search.packing import best_packing
 from planner.search.pricing import quickest_equal_pipelines
+from planner.search.rough_sums import RoughSums
 from planner.search.stage_limits import StageTimeTables
+from simulator.arrays import Floats
 from simulator.estimate.event_estimator import EventEstimator
 from simulator.spec.job import Job
 from simulator.spec.plan import Recompute
@@ -40,6 +45,10 @@ SMALLER_MIXED = (0.75, 0.5, 0.35, 0.25)
 """Shares of the pipelines that fit, tried where fewer may be better, ..."""
 FEW = (1, 2, 4)
 """... and numbers of pipelines, where dollars count."""
+PACKED = 3
+"""Times for which the master problem is solved, one after the other."""
+PACKED_WHOLE = 1e-6
+"""So near below a whole number a count is that number."""
 ROUGH_BREACH = 40.0
 """Penalty slope for limits that a draft breaks by its rough figures."""
 FAMILIES_SHARE = 0.5
@@ -82,8 +91,8 @@ class EventDrafts:
         init=False, default_factory=dict
     )
     _twins: dict[object, tuple[int, ...]] = field(init=False, default_factory=dict)
-    _syncs: dict[object, float] = field(init=False, default_factory=dict)
-    _steps: dict[object, float] = field(init=False, default_factory=dict)
+    sums: RoughSums = field(init=False)
+    """Rough times of gradient sums."""
     tables: StageTimeTables = field(init=False)
     """Lower bounds of stage times."""
     alone: TemplateMaker = field(init=False)
@@ -94,6 +103,7 @@ class EventDrafts:
 
     def __post_init__(self) -> None:
         self.alone = self.maker.alone()
+        self.sums = RoughSums(self.maker, self.lots)
         self.tables = StageTimeTables(
             self.maker,
             self.lots,
@@ -262,13 +272,59 @@ class EventDrafts:
                     yield self.filled([], list(each), total)
         if 2 <= len(chosen) <= LOTS_MAX:
             rest = [pure[lot][0] for lot in chosen if pure[lot]]
+            pool = [template for lot in chosen for template in pure[lot]]
             for size in range(2, 1 + (min(len(chosen), SMALL_LOTS) if self.is_small else 2)):
                 for some_lots in itertools.combinations(chosen, size):
                     for mixed in self.templates(some_lots, micro_batch, total)[
                         : self.kept(PAIRS_KEPT)
                     ]:
+                        pool.append(mixed)
                         yield self.filled([mixed], rest, total)
                         yield self.filled([mixed], [], total)
+            staying = [t for t in pool if len({self.lots[lot].zone for lot, _ in t.gpus}) == 1]
+            for some in [pool, staying] if staying != pool else [pool]:
+                yield from self._packed(some, total)
+
+    def _packed(self, pool: list[Template], total: int) -> Iterator[PipelineMix]:
+        """Mixes of any templates, from the master problem: the most micro batches within a time.
+
+        The time begins with that of a simple mix, and is then the one that the last mix needs.
+        """
+        uses = np.zeros((len(self.lots), len(pool)))
+        for column, template in enumerate(pool):
+            for (lot, tp), groups in template.gpus.items():
+                uses[lot, column] += tp * groups
+        room = np.array([float(lot.gpus) for lot in self.lots])
+        mix = self.filled([], pool, total)
+        for _ in range(PACKED if pool else 0):
+            seconds = seconds_of(mix, total) + self.sums.seconds(mix)
+            runs = np.array([self._runs(t, mix.pipelines, seconds) for t in pool])
+            counts = best_packing(runs, uses, room)
+            chosen = [n for n in np.argsort(-counts, kind="stable") if counts[n] > 0]
+            found = self._rounded([pool[n] for n in chosen], counts[chosen], total)
+            if not found.counts or found == mix:
+                return
+            yield found
+            mix = found
+
+    def _runs(self, template: Template, pipelines: int, seconds: float) -> float:
+        """Micro batches of a pipeline within a time, its gradient sums included."""
+        left = seconds - self.sums.seconds(PipelineMix((template,), (pipelines,))) - template.fill_s
+        return 0.0 if left < 0 else 1 + left / template.level_s
+
+    def _rounded(self, templates: list[Template], counts: Floats, total: int) -> PipelineMix:
+        """Whole numbers of pipelines near these, and as many more as fit."""
+        taken: dict[int, dict[int, int]] = {}
+        whole = [0] * len(templates)
+        for share in (counts + PACKED_WHOLE, [float(total)] * len(templates)):
+            for n, template in enumerate(templates):
+                left = min(int(share[n]) - whole[n], total - sum(whole))
+                count = min(room_for(template, self.lots, taken), left)
+                if count > 0:
+                    whole[n] += count
+                    take(taken, template, count)
+        used = [n for n, count in enumerate(whole) if count]
+        return PipelineMix(tuple(templates[n] for n in used), tuple(whole[n] for n in used))
 
     def kept(self, usual: int) -> int:
         """How many templates are kept; mixes of two of them grow with the budget."""
@@ -325,7 +381,7 @@ class EventDrafts:
 
     def rough(self, mix: PipelineMix, seconds: float) -> float:
         """Rough objective of an iteration, given the rough time of its passes."""
-        seconds += self._sync_s(mix)
+        seconds += self.sums.seconds(mix)
         if not self.limits.needs_prices:
             return seconds
         hourly = sum(
@@ -341,50 +397,6 @@ class EventDrafts:
                 # drop it.
                 score *= 1 + ROUGH_BREACH * (value / max(most, 1e-12) - 1)
         return score
-
-    def _sync_s(self, mix: PipelineMix) -> float:
-        members = mix.pipelines
-        if members < 2:
-            return 0.0
-        used = sorted({key for template in mix.templates for key in template.gpus})[:6]
-        synced = [pair for template in mix.templates for pair in template.synced]
-        most = max(size for size, _ in synced)
-        near = self._is_near(mix, used)
-        piece = min(self.maker.costs.runtime.sync_bucket_bytes, most)
-        key = (*used, members, piece, near)
-        per_byte = self._syncs.get(key)
-        if per_byte is None:
-            pairs = [(one, other) for one in used for other in used]
-            per_byte = max(self._step_s(*pair, piece / members, near=near) for pair in pairs)
-            per_byte *= 2 * (members - 1) / piece
-            self._syncs[key] = per_byte
-        return max(0.0, *(per_byte * size - home for size, home in synced))
-
-    def _is_near(self, mix: PipelineMix, used: list[tuple[int, int]]) -> bool:
-        """Whether all replicas of a stage are on one machine, placed side by side."""
-        if len({lot for lot, _ in used}) > 1:
-            return False
-        lot = self.lots[used[0][0]]
-        side_by_side = mix.together is None and all(
-            lot.gpus_per_machine % (mix.pipelines * tp) == 0 for _, tp in used
-        )
-        gpus = sum(tp * n for tp, n in mix.groups()[used[0][0]].items())
-        return side_by_side or gpus <= lot.gpus_per_machine
-
-    def _step_s(
-        self, one: tuple[int, int], other: tuple[int, int], bytes_each: float, *, near: bool
-    ) -> float:
-        """Rough seconds of one ring step over this hop, within a machine or between two."""
-        key = (one, other, bytes_each, near)
-        if key not in self._steps:
-            a, b = self.lots[one[0]].place, self.lots[other[0]].place
-            flows, network = min(one[1], other[1]), self.maker.network
-            self._steps[key] = (
-                network.within_node(a, gpus=2 * flows, bytes_each=bytes_each)
-                if near
-                else network.ring_between_nodes(a, b, flows=flows, bytes_each=bytes_each)
-            )
-        return self._steps[key]
 
     def best_per_family_first(self, ranked: list[PipelineMix], count: int) -> list[PipelineMix]:
         """Put the best mix of each family before the second of any, for a share of ``count``."""

@@ -1,0 +1,117 @@
+"""The master problem against exhaustive search, and mixes that only it finds."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.pipelines.pipeline_mix import PipelineMix
+from planner.pipelines.pipeline_template import Template, TemplateStage
+from planner.problem.inventory import lots_of
+from planner.problem.objective import Limits
+from planner.problem.question import Question
+from planner.search.local_search import EventSearch
+from planner.search.packing import best_packing
+from planner.search.search_cache import SearchCache
+from simulator.api import Measurements
+from simulator.cluster.cluster import Cluster, Pool
+from simulator.cluster.place_facts import PlaceFacts
+from simulator.hardware.catalogue import load_catalogue
+from simulator.models.presets import preset
+from simulator.spec.job import Job, Objective
+
+SIZES = st.integers(0, 4)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[list[int], list[list[int]], list[int]]:
+    """Values of things, what each uses of each resource (something of at least one), and rooms."""
+    rows, columns = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    uses = draw(
+        st.lists(
+            st.lists(SIZES, min_size=rows, max_size=rows).filter(any),
+            min_size=columns,
+            max_size=columns,
+        )
+    )
+    values = draw(st.lists(SIZES, min_size=columns, max_size=columns))
+    return values, uses, draw(st.lists(st.integers(0, 9), min_size=rows, max_size=rows))
+
+
+def best_vertex(values: list[int], uses: list[list[int]], room: list[int]) -> float:
+    """The best value over all vertices, each found by solving its equations."""
+    rows, columns = len(room), len(values)
+    table = np.hstack([np.array(uses, dtype=float).T, np.eye(rows)])
+    best = 0.0
+    for basis in itertools.combinations(range(columns + rows), rows):
+        square = table[:, basis]
+        if abs(np.linalg.det(square)) < 1e-9:
+            continue
+        found = np.linalg.solve(square, room)
+        if (found >= -1e-9).all():
+            worth = [values[b] if b < columns else 0.0 for b in basis]
+            best = max(best, float(found @ worth))
+    return best
+
+
+@given(problems())
+def test_a_packing_is_the_best_vertex(
+    problem: tuple[list[int], list[list[int]], list[int]],
+) -> None:
+    values, uses, room = problem
+    found = best_packing(np.array(values, float), np.array(uses, float).T, np.array(room, float))
+    assert (found >= 0).all()
+    assert (np.array(uses, float).T @ found <= np.array(room) + 1e-6).all()
+    assert float(found @ values) == pytest.approx(best_vertex(values, uses, room), abs=1e-6)
+
+
+def search_in_two_zones() -> EventSearch:
+    """32 A100 and 32 V100 in each of two zones, in machines of four."""
+    pools = tuple(
+        Pool(zone, gpu, f"{gpu}x4", 4, 32)
+        for zone in ("us-central1-a", "us-central1-b")
+        for gpu in ("A100-40", "V100-16")
+    )
+    cluster = Cluster(pools, load_catalogue())
+    job = Job("two zones", preset("opt-350m"), 1024, 2048, precision="fp32", max_tp=4)
+    question = Question(job, cluster, Measurements())
+    lots = lots_of(cluster, PlaceFacts(cluster, question.measurements.network))
+    judge, maker = SearchCache().event(question, lots)
+    return EventSearch(job, lots, (), maker, judge, Limits(Objective()), (4,), (1, 2, 4), 100)
+
+
+def lots_of_template(template: Template) -> set[int]:
+    return {stage.lot for stage in template.stages}
+
+
+def test_drafts_have_pipelines_over_two_kinds_in_each_zone_at_once() -> None:
+    search = search_in_two_zones()
+    zone = {n: lot.zone for n, lot in enumerate(search.lots)}
+    found = [
+        mix
+        for mix in search.mixes()
+        if len(mix.templates) == 2
+        and all(len(lots_of_template(t)) == 2 for t in mix.templates)
+        and all(len({zone[n] for n in lots_of_template(t)}) == 1 for t in mix.templates)
+    ]
+    assert found
+
+
+def test_layers_are_summed_over_the_gpus_that_hold_them() -> None:
+    """The first stage takes longest, whatever groups sum the second one."""
+    search = search_in_two_zones()
+    a100, v100 = (
+        next(n for n, lot in enumerate(search.lots) if lot.gpu == gpu)
+        for gpu in ("A100-40", "V100-16")
+    )
+
+    def sums_s(tp: int) -> float:
+        stages = (TemplateStage(v100, 1, "none"), TemplateStage(a100, tp, "none"))
+        template = search.maker.timed(stages, 4, (0, 16, 26))
+        return search.sums.seconds(PipelineMix((template,), (8,)))
+
+    assert 0 < sums_s(4) == sums_s(1)
