@@ -25,7 +25,7 @@ from benchmarks.gpu_check.setting import Setting, finish, share_gpu
 from simulator.models.families import build_model
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
-from tests.worker.random_plan import any_plan
+from tests.worker.random_plan import any_interleaved_plan, any_plan
 from worker.data.sources.open_data import open_data
 from worker.devices.rank_device import set_up
 from worker.distributed.interface import DeadlineError, PeerLostError, TransportError
@@ -234,6 +234,8 @@ def _job(setting: Setting) -> Job:
 def _plan(draw: Random, job: Job, ranks: int) -> Plan:
     while True:
         plan = any_plan(draw, job, ranks_max=ranks)
+        if draw.random() < 0.3:
+            plan = any_interleaved_plan(draw, job, ranks_max=ranks) or plan
         if plan.device_count == ranks:
             return plan
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass, replace
 
@@ -92,6 +93,43 @@ def test_a_checkpoint_inside_a_block_is_left_to_the_plan(reentrant):
     assert inside.model == plain.model
     plan = any_plan(drawn(1), inside, ranks_max=4)
     assert trained(recipes[0], inside, plan)[0] == trained(recipes[1], plain, plan)[0]
+
+
+class Widening(torch.nn.Module):
+    """A block whose output has another width than its input."""
+
+    def __init__(self, width, out):
+        super().__init__()
+        self.linear = torch.nn.Linear(width, out)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x))
+
+
+def test_chunks_hand_on_states_of_different_shapes():
+    """What a rank sends has one shape after each of its stages, not one for all of them."""
+
+    def make():
+        torch.manual_seed(0)
+        widths = [16, 24, 8, 12, 16]
+        blocks = [Widening(*pair) for pair in itertools.pairwise(widths)]
+        return torch.nn.Sequential(torch.nn.Linear(4, 16), *blocks, torch.nn.Linear(16, 1))
+
+    rows = [(torch.randn(4), torch.randn(1)) for _ in range(16)]
+    recipe = recipe_of(
+        make,
+        dataset=rows,
+        loss=lambda out, batch: torch.nn.functional.mse_loss(out, batch[1]),
+    )
+    job = recipe.job()
+    assert len(job.model.layers) == 8, "all modules of a sequence are blocks"
+    plan = plan_of(1, (4, [(0, 2, 1), (2, 4, 1), (4, 5, 1), (5, 8, 1)]), (4, FOUR_CHUNKS))
+    plan = replace(plan, schedule="interleaved", virtual_stages=2)
+    found, wanted = trained(recipe, job, plan), trained(recipe, job, alone(job))
+    assert_close(found, wanted, "chunks")
+
+
+FOUR_CHUNKS = [(0, 2, 1), (2, 3, 1), (3, 5, 1), (5, 8, 1)]
 
 
 @pytest.mark.slow
