@@ -54,7 +54,7 @@ def share_of(spec: Mapping[str, Any]) -> Share:
         held = (*atoms_held(tp=seat.tp, index=seat.index, atoms=atoms), atoms)
         # Shared tensors belong to the ranks of the first and the last layer.
         shared = (layers,) if seat.is_first or seat.is_last else ()
-        for layer in (*range(*seat.layers), *shared):
+        for layer in (*seat.layers, *shared):
             for piece in held:
                 holders[layer, piece].append((seat.rank, str(place.node)))
     own = {key: ranks for key, ranks in holders.items() if any(r == spec["rank"] for r, _ in ranks)}

@@ -39,7 +39,7 @@ def buffers(job, plan, place, group):
             dtype=torch.float64,
             device="cpu",
         )
-        for index in range(*place.layers)
+        for index in place.layers
     ]
     tie(layers)
     held = atoms_held(tp=place.tp, index=place.index, atoms=job.max_tp)
