@@ -272,8 +272,8 @@ MUTATIONS = [
         "sailord/core/model/nodes.py",
         (
             "a draining node is planned for",
-            " or self.is_draining:",
-            ":",
+            "        if self.is_draining or not self._is_sound:",
+            "        if not self._is_sound:",
         ),
     ),
     *core(

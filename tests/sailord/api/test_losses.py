@@ -51,7 +51,9 @@ def test_the_list_has_the_steps_and_one_node_the_sentence() -> None:
     known = of_three_layers(*RING, keeps(D))
     views = nodes_view(known, losses=losses_view(known))
     shown = json.loads(json.dumps(plain(views)))["nodes"]
-    assert [line[-12:] for line in nodes_text(shown).splitlines()[2:]] == ["0 steps lost"] * 4
+    *lines, idle = nodes_text(shown).splitlines()[2:]
+    assert [line[-12:] for line in lines] == ["0 steps lost"] * 4
+    assert idle.startswith("machine-d is idle: ")
     assert node_text(shown[0]).splitlines()[-1] == (
         "if it died now  0 steps lost, state is kept on machine-b and machine-c"
     )
