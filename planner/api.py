@@ -67,10 +67,14 @@ def _refusals(question: Question, cache: SearchCache) -> tuple[Problem, ...]:
         times_gpus: int = 1,
         recompute: RecomputePolicy | None = None,
         *,
+        max_tp: int | None = None,
         budget: int | None = None,
     ) -> Answer:
         job = replace(
-            question.job, objective=objective, recompute=recompute or question.job.recompute
+            question.job,
+            objective=objective,
+            recompute=recompute or question.job.recompute,
+            max_tp=max_tp or question.job.max_tp,
         )
         more = tuple(_with_more_gpus(lot, times_gpus, sites) for lot in lots)
         budget = budget or question.budget
@@ -78,7 +82,8 @@ def _refusals(question: Question, cache: SearchCache) -> tuple[Problem, ...]:
             question, job=job, budget=budget, is_bounded=False, is_stoppable=False, told=None
         )
         steps = Limits(objective, limits.steps, limits.seconds_left if objective.deadline else None)
-        return _search(asked, more, steps, cache)
+        # What is cached holds for one ``max_tp``.
+        return _search(asked, more, steps, cache if max_tp is None else SearchCache())
 
     return refusals(question.job, lots, limits, ask)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from planner.problem.inventory import Lot
+from planner.problem.job_options import tp_degrees
 from planner.problem.objective import NO_MONEY_LIMITS, Breach, Figures, Limits
 from planner.problem.question import Answer
 from simulator.documents.problems import Problem
@@ -24,7 +25,7 @@ _TOGETHER = "relax one of them, or raise --budget"
 
 
 class Ask(Protocol):
-    """Search again with other limits, more GPUs or another recomputation policy."""
+    """Search again with other limits, more GPUs, another recomputation policy or larger TP."""
 
     def __call__(
         self,
@@ -32,6 +33,7 @@ class Ask(Protocol):
         times_gpus: int = 1,
         recompute: RecomputePolicy | None = None,
         *,
+        max_tp: int | None = None,
         budget: int | None = None,
     ) -> Answer: ...
 
@@ -62,7 +64,10 @@ def _too_small(job: Job, lots: Sequence[Lot], ask: Ask) -> Problem:
             cures.append(f"it fits on {gpus * times} such GPUs")
             break
     if job.max_tp == 1:
-        cures.append("raise training.max_tp")
+        machine = max((lot.gpus_per_machine for lot in lots), default=1)
+        tp = max(tp_degrees(replace(job, max_tp=machine)))
+        if tp > 1 and ask(_NO_LIMITS, max_tp=tp, budget=FIT_BUDGET).plan is not None:
+            cures.append(f"set training.max_tp = {tp}, with which it fits")
     states_gb = job.model.parameters * state_bytes_per_parameter(job) / 1e9
     return Problem(
         "cluster",

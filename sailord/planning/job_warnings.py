@@ -1,9 +1,13 @@
-"""Warns about files of a submitted job that each node looks up in its own data folder."""
+"""Warns about a submitted job: files that each node looks up itself, and a model too large."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+from simulator.cluster.cluster_file import load_cluster
+from simulator.documents.problems import InputError
+from simulator.estimate.memory import state_bytes_per_parameter
 from simulator.spec.job import Job
 
 
@@ -30,3 +34,20 @@ def _warning(name: str) -> str:
     if not Path(name).is_absolute():
         return "is relative: each agent resolves it in the data folder of its configuration"
     return ""
+
+
+def size_warnings(job: Job, gpus: Mapping[str, int], cluster_file: Path) -> tuple[str, ...]:
+    """Return whether the model's state alone is too large for all ``gpus``, counted by kind."""
+    try:
+        known = load_cluster(cluster_file).catalogue
+        there = sum(known.gpu(gpu).usable_memory_bytes * count for gpu, count in gpus.items())
+    except InputError:
+        return ()  # The planner tells what is wrong with the file, or with a node's kind.
+    state = job.model.parameters * state_bytes_per_parameter(job)
+    if not there or state <= there:
+        return ()
+    return (
+        f"[model] is too large for the {sum(gpus.values())} GPUs that are there: its weights,"
+        f" gradients and optimizer states alone take {state / 1e9:,.4g} GB, and these GPUs have"
+        f" {there / 1e9:,.4g} GB together; it waits until there are more",
+    )

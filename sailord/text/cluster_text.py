@@ -332,15 +332,18 @@ def submitted_text(submitted: dict[str, Any]) -> str:
     """Return where a submitted job stands in the queue."""
     before, blocked = submitted["waits_for"], submitted["blocked"]
     place = f" behind {_some(before)}" if before else ""
-    gib = submitted["snapshot_bytes"] / 2**30
-    room = f"snapshots will take about {gib:.3g} GiB of memory, over all its nodes"
+    gib = number(submitted["snapshot_bytes"] / 2**30)
+    room = f"snapshots will take about {gib} GiB of memory, over all its nodes"
     return "\n".join([f"{submitted['id']} is queued{place}", room] + [blocked] * bool(blocked))
 
 
 def jobs_text(jobs: list[dict[str, Any]]) -> str:
-    """Return all jobs as a table."""
+    """Return all jobs as a table; an older sailord does not tell the phase of the active one."""
     rows = [
-        (j["id"], j["state"], str(j["priority"]), timestamp(j["submitted_at"]), j["reason"])
+        (
+            *(j["id"], j.get("phase") or j["state"], str(j["priority"])),
+            *(timestamp(j["submitted_at"]), j["reason"]),
+        )
         for j in jobs
     ]
     return table(("job", "state", "priority", "submitted", "reason"), rows)

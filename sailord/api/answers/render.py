@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -21,7 +21,7 @@ from sailord.core.queries.drain_status import drained, stuck
 from sailord.core.queries.idle_nodes import idle_nodes
 from sailord.core.queries.job_cost import billed, costs, paid
 from sailord.core.queries.job_queue import in_queue
-from sailord.core.queries.replan_triggers import why_waiting
+from sailord.core.queries.replan_triggers import why_waiting, with_answer
 from sailord.core.queries.restore_choice import why_queue_stands
 from sailord.core.queries.straggler_queries import drifts, straggler_texts
 from sailord.notify.outbox import committed_id
@@ -194,11 +194,16 @@ def leaving_view(state: State) -> tuple[types.Leaving, ...]:
 
 def jobs_view(state: State) -> types.Jobs:
     """All jobs: the active one first, then the queue."""
-    active = None if state.active is None else state.active.job
+    active = state.active
+    first = None if active is None else active.job
     ordered = sorted(
-        state.jobs.values(), key=lambda j: (j.id != active, -j.priority, j.submitted_at, j.id)
+        state.jobs.values(), key=lambda j: (j.id != first, -j.priority, j.submitted_at, j.id)
     )
-    return types.Jobs(tuple(ordered))
+    rows = [types.ListedJob(**fields_of(job)) for job in ordered]
+    if active is not None:
+        phase = phase_view(state, active)
+        rows[0] = replace(rows[0], phase=phase.name, reason=phase.reason)
+    return types.Jobs(tuple(rows))
 
 
 def job_view(state: State, id_: JobId) -> types.JobView | None:
@@ -222,19 +227,20 @@ def job_view(state: State, id_: JobId) -> types.JobView | None:
 
 def fields_of(job: JobRecord) -> dict[str, Any]:
     """A record's fields, for a type that extends it."""
-    return {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
+    return {field.name: getattr(job, field.name) for field in fields(job)}
 
 
 def phase_view(state: State, active: Active) -> types.PhaseView:
     """The job's phase and its deadline."""
     phase, question = active.phase, active.question
     if question is not None:
-        return types.PhaseView("planning", None, question.deadline, question.reason)
+        why = with_answer(active, question.reason)
+        return types.PhaseView("planning", None, question.deadline, why)
     deadline = phase.deadline if isinstance(phase, Starting | Stopping) else None
     if isinstance(phase, Stopping) and active.checkpointing.securing is not None:
         # The job is stopped, and its state is being made durable.
         deadline = max(phase.deadline, active.checkpointing.securing.until)
-    reason = getattr(phase, "reason", None)
+    reason: str | None = getattr(phase, "reason", None)
     if isinstance(phase, Opening | Starting):  # The job's reason is why it began at all.
         coming = phase.record if isinstance(phase, Opening) else active.generation
         reason = None if coming is None else coming.reason
@@ -330,11 +336,12 @@ def _measured(
     state: State, active: Active, step_rate: StepRate, about: Mapping[str, Any]
 ) -> types.Measured:
     """Measurements reported by workers; else the step rate as sailord observed it."""
-    is_running = isinstance(active.phase, Running) or active.question is not None
-    seen_s = step_rate.iteration_s if is_running else None
+    trains = isinstance(active.phase, Running | Stopping)
+    seen_s = step_rate.iteration_s if trains else None
     reports = _reports(state, active)
     said = next((r.tokens_per_s for r in reports if r.tokens_per_s is not None), None)
-    rate = _rate(about.get("tokens_per_iteration"), seen_s) if said is None else said
+    # What was reported before it stopped is its speed no longer.
+    rate = _rate(about.get("tokens_per_iteration"), seen_s) if said is None or not trains else said
     loss = next((r.loss for r in reports if r.loss is not None), None)
     stalls = [r.stall_s for r in reports if r.stall_s is not None]
     return types.Measured(seen_s, rate, loss, max(stalls, default=None))

@@ -155,6 +155,13 @@ class JobView(JobRecord):
 
 
 @dataclass(frozen=True, slots=True)
+class ListedJob(JobRecord):
+    """A job's record; of the active job with its phase, and the reason for that."""
+
+    phase: PhaseName | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Submitted(JobRecord):
     """A submitted job's record, with warnings."""
 
@@ -172,7 +179,7 @@ class Submitted(JobRecord):
 class Jobs:
     """All jobs: the active one first, then the queue and those that ended."""
 
-    jobs: tuple[JobRecord, ...]
+    jobs: tuple[ListedJob, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -30,9 +31,10 @@ from sailord.capacity.core.planner_view import possible_supplies
 from sailord.checkpoints.object_storage import StorageError
 from sailord.checkpoints.resume import begins_from
 from sailord.cluster_records import Transition
+from sailord.core.model.state import State
 from sailord.core.queries.restore_choice import why_queue_stands
 from sailord.planning.job_spec import job_shape, read_job, saving_of
-from sailord.planning.job_warnings import warnings_of
+from sailord.planning.job_warnings import size_warnings, warnings_of
 from sailord.planning.messages import EndRequest
 from sailord.text.units import YEAR_S, duration, timestamp
 from simulator.documents.problems import InputError, Problem, nearest
@@ -107,12 +109,25 @@ async def submit_job(request: web.Request) -> web.Response:
     before = render.waits_for(led, id_)
     submitted = types.Submitted(
         **render.fields_of(record),
-        warnings=(*warnings_of(job), *await limit_warnings(api, record, body["job"])),
+        warnings=(
+            *warnings_of(job),
+            *await asyncio.to_thread(size_warnings, job, _gpus_of(led), api.config.cluster_file),
+            *await limit_warnings(api, record, body["job"]),
+        ),
         snapshot_bytes=usual_room(job),
         waits_for=before,
         blocked=why_queue_stands(led) if before else "",
     )
     return answer(submitted, status=201, headers={"Location": f"/v1/jobs/{id_}"})
+
+
+def _gpus_of(state: State) -> Counter[str]:
+    """The GPUs of all nodes that are not lost, counted by kind."""
+    found = Counter[str]()
+    for node in state.nodes.values():
+        if not node.is_lost:
+            found[node.record.gpu] += node.record.gpus
+    return found
 
 
 def _check_mounts(work: Work, allowed: Sequence[str]) -> None:

@@ -76,6 +76,9 @@ class LastQuestion:
     is_last_resort: bool = False
     """The question was repeated with the members that leave, since without them there is no
     plan."""
+    said: str = ""
+    """What the planner answered last in this phase, if nothing followed: why there is no plan, or
+    why the running one stays."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,9 +133,18 @@ def why_no_node(state: State) -> str:
 
 def why_waiting(state: State, active: Active, phase: Waiting) -> str:
     """Return why the job waits, and which rollback is carried out once it need not."""
-    is_bare = state.nodes and not usable(state, active)
-    why, ordered = why_no_node(state) if is_bare else phase.reason, _rollback(active)
+    why, ordered = phase.reason, _rollback(active)
+    if usable(state, active):
+        why = with_answer(active, why)
+    elif state.nodes:
+        why = why_no_node(state)
     return f"{why}; {ordered}" if ordered and ordered not in why else why
+
+
+def with_answer(active: Active, reason: str) -> str:
+    """Return a reason, and why the planner has no plan if the job waits for one."""
+    said = active.asked.said if isinstance(active.phase, Waiting) else ""
+    return f"{reason}; {said}" if said else reason
 
 
 def why_unsound(nodes: Iterable[Node]) -> str:

@@ -32,7 +32,7 @@ def take_next_job(state: State) -> Step | None:
     last = generations.pop(job.id, None)
     past = replace(job.past, since=state.now, departures=0)
     job = replace(job, state="running", reason="its turn came", past=past)
-    phase = Waiting("nothing was planned yet", state.now)
+    phase = Waiting("its turn came", state.now)
     step = last.restore.point.step if last is not None else 0
     active = Active(job.id, phase, last, progress=Progress(step, state.now))
     state, commands = write_job(state, job)

@@ -55,10 +55,10 @@ def answer_question(state: State, active: Active) -> RuleAnswer:
             not_before = state.now + state.options.failure_pause_s
             again = replace(active, attempts=replace(active.attempts, not_before=not_before))
             why = f": {question.trouble}" if question.trouble else " in time"
-            return _drop(state, again, note(active, f"the planner did not answer{why}"))
+            return _say(state, again, f"the planner did not answer{why}")
         case str() as why:
             refused = replace(active, asked=replace(active.asked, is_refused=True))
-            return _drop(state, refused, note(active, f"no plan: {why}"))
+            return _say(state, refused, f"no plan: {why}")
         case Proposal() as proposal if alive:
             return _change_or_stay(state, active, question, proposal)
         case Proposal() as proposal:
@@ -72,6 +72,12 @@ def _drop(state: State, active: Active, *said: Note) -> Step:
     return Step(replace(state, active=replace(active, question=None)), said)
 
 
+def _say(state: State, active: Active, text: str) -> Step:
+    """Close the question with an answer that changes nothing; it is told until the next one."""
+    told = replace(active, asked=replace(active.asked, said=text))
+    return _drop(state, told, note(active, text))
+
+
 def _change_or_stay(
     state: State, active: Active, question: Question, proposal: Proposal
 ) -> RuleAnswer:
@@ -80,9 +86,9 @@ def _change_or_stay(
         return open_next(state, active, proposal, question.reason)
     if not question.is_forced and not proposal.is_worth_it:
         later = with_ask_again(state, active, proposal.ask_again_s)
-        return _drop(state, later, note(active, f"stays: {proposal.why}"))
+        return _say(state, later, f"stays: {proposal.why}")
     if is_running_plan(active, proposal):
-        return _drop(state, active, note(active, "stays: no better plan"))
+        return _say(state, active, "stays: no better plan")
     cannot_stop = is_joining(state, active) or is_too_late_to_stop(state, active, proposal)
     cannot_stop = cannot_stop and holders_reported(state, active)
     if cannot_stop and (looked := check_before_restore(state, active)) is not PASS:

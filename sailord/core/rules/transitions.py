@@ -63,7 +63,7 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
     # A cordoned node that alone is left stays.
     nodes, aside = _without(nodes, aside)
     is_last = is_last_resort(state, active)
-    asked = LastQuestion(frozenset(nodes), state.now, is_refused=is_last, is_last_resort=is_last)
+    asked = LastQuestion(frozenset(nodes), state.now, is_last, is_last, active.asked.said)
     considered = replace(active, asked=asked)
     if is_last:
         nodes = tuple(sorted((*nodes, *leaving(state, active))))
@@ -74,7 +74,7 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
     if not nodes and trigger.slow:
         return keep_stragglers(state, active, trigger.slow, "no other node is usable")
     if not nodes:
-        refused = replace(considered, asked=replace(considered.asked, is_refused=True))
+        refused = replace(considered, asked=replace(asked, is_refused=True, said=""))
         return Step(replace(state, active=refused), (*settled, note(active, why_no_node(state))))
     request = state.requests + 1
     deadline = state.now + state.options.plan_s
@@ -86,10 +86,13 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
     if repeats:
         assert active.generation is not None
         # Only the members count as asked about: other nodes cause the next question.
+        members = frozenset(active.generation.members)
         considered = replace(
-            considered, asked=LastQuestion(frozenset(active.generation.members), state.now)
+            considered, asked=LastQuestion(members, state.now, said=active.asked.said)
         )
-    phase = active.phase if is_running else Waiting(trigger.reason, state.now)
+    # A job that waits goes on waiting: for this reason, and since then.
+    stays = is_running or isinstance(active.phase, Waiting)
+    phase = active.phase if stays else Waiting(trigger.reason, state.now)
     asking = replace(considered, phase=phase, question=question)
     command = RequestPlan(
         request=request,
@@ -275,9 +278,11 @@ def finish(state: State, active: Active, then: JobState, reason: str) -> Step:
 
 
 def enter(state: State, phase: Phase, *commands: Command) -> Step:
-    """Enter a phase; an open question is dropped."""
+    """Enter a phase; an open question is dropped, and the answer to the last one."""
     assert state.active is not None
-    return Step(replace(state, active=replace(state.active, phase=phase, question=None)), commands)
+    asked = replace(state.active.asked, said="")
+    active = replace(state.active, phase=phase, question=None, asked=asked)
+    return Step(replace(state, active=active), commands)
 
 
 def with_ask_again(state: State, active: Active, seconds: float | None) -> Active:

@@ -225,7 +225,6 @@ def phase(of: State) -> Phase | Planning | None:
 
 
 WAITING = Waiting("a reason", NOW - 1)
-ASKED = Waiting("a reason", NOW)
 QUESTION = Planning(4, (A, B), "a reason", True, NOW + 60)
 FROM_NOTHING = replace(QUESTION, before=WAITING)
 STOPPING = Stopping(proposal(A), "a reason", NOW + 20)

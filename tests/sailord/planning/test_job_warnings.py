@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from sailord.client import ServerProblem
 from sailord.planning.job_spec import read_job
-from sailord.planning.job_warnings import warnings_of
+from sailord.planning.job_warnings import size_warnings, warnings_of
 from simulator.documents.problems import Problem
 from tests.sailord.daemon.running import JOB
+
+LARGE = """
+[model]
+preset = "opt-30b"
+[training]
+global_batch = 8
+sequence = 512
+"""
 
 
 def with_data(data: str) -> tuple[str, ...]:
@@ -42,3 +51,17 @@ def test_problem_names_the_submitted_file() -> None:
         "x.toml: line 3, column 1: is wrong\njobs: are not it; look"
     )
     assert str(ServerProblem("it is away").about("job", "x.toml")) == "it is away"
+
+
+def test_model_whose_state_exceeds_all_gpus_is_warned_about(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    pool = {"zone": "us-central1-a", "gpu": "T4", "gpus_per_machine": 1, "gpus": 1}
+    rows = (f"{key} = {json.dumps(value)}" for key, value in pool.items())
+    file.write_text("\n".join(["[[pool]]", *rows, ""]), encoding="utf-8")
+    small, large = read_job(JOB), read_job(LARGE)
+    assert size_warnings(small, {"T4": 5}, file) == ()
+    assert size_warnings(large, {}, file) == (), "nodes may still come"
+    assert size_warnings(large, {"T4": 5, "H100-80": 64}, file) == ()
+    (warning,) = size_warnings(large, {"T4": 5}, file)
+    assert "too large for the 5 GPUs that are there" in warning
+    assert "take 539.5 GB, and these GPUs have 79.19 GB" in warning

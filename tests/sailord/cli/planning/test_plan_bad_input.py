@@ -29,10 +29,12 @@ def run(
     model: str = SMALL.format(layers=2),
     batch: int = 8,
     objective: str = "",
+    max_tp: int = 2,
 ) -> Result:
     job, cluster = folder / "job.toml", folder / "cluster.toml"
     job.write_text(
-        f"[model]\n{model}\n[training]\nglobal_batch = {batch}\nsequence = 512\nmax_tp = 2\n"
+        f"[model]\n{model}\n[training]\nglobal_batch = {batch}\nsequence = 512\n"
+        f"max_tp = {max_tp}\n"
         f"[objective]\n{objective}\n",
         encoding="utf-8",
     )
@@ -79,6 +81,15 @@ def test_a_gpu_that_is_too_small_gets_a_suggestion(tmp_path: Path) -> None:
     nearly = run(tmp_path, pools=pool("T4", 1), model='preset = "opt-1.3b"')
     assert nearly.exit_code == 1
     assert "it fits on" in nearly.stderr
+
+
+def test_larger_tp_is_a_cure_only_where_the_model_then_fits(tmp_path: Path) -> None:
+    wide = 'family = "llama"\nlayers = 1\nhidden = 12288\nheads = 96\nvocab = 512'
+    helped = run(tmp_path, pools=pool("T4", 8), model=wide, max_tp=1)
+    assert "set training.max_tp = 8, with which it fits" in helped.stderr
+    hopeless = run(tmp_path, pools=pool("T4", 8), model='preset = "opt-30b"', max_tp=1)
+    assert "does not fit" in hopeless.stderr
+    assert "max_tp" not in hopeless.stderr
 
 
 def test_contradicting_limits_are_reported_with_the_needed_change(tmp_path: Path) -> None:

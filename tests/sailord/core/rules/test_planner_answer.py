@@ -12,7 +12,6 @@ from sailord.core.model.events import Event, PlanFound, PlanRefused, Ticked
 from sailord.core.model.phases import Opening, Phase, Running, Stopping, Waiting
 from sailord.core.model.state import State
 from tests.sailord.core.states import (
-    ASKED,
     BEGAN,
     FROM_NOTHING,
     JOB,
@@ -53,28 +52,28 @@ WAITS: list[Row] = [
         "then the planner is asked; the last plan may be repeated",
         state(WAITING),
         Ticked(NOW),
-        Planning(1, (A, B), "a reason", True, NOW + 60, before=ASKED),
+        Planning(1, (A, B), "a reason", True, NOW + 60, before=WAITING),
         (RequestPlan(1, JOB, (A, B), G, is_urgent=True, repeats=True),),
     ),
     (
         "after one failure too",
         state(WAITING, failures=1),
         Ticked(NOW),
-        Planning(1, (A, B), "a reason", True, NOW + 60, before=ASKED),
+        Planning(1, (A, B), "a reason", True, NOW + 60, before=WAITING),
         (RequestPlan(1, JOB, (A, B), G, is_urgent=True, repeats=True),),
     ),
     (
         "a plan that failed twice in a row is not repeated",
         state(WAITING, failures=2),
         Ticked(NOW),
-        Planning(1, (A, B), "a reason", True, NOW + 60, before=ASKED),
+        Planning(1, (A, B), "a reason", True, NOW + 60, before=WAITING),
         (RequestPlan(1, JOB, (A, B), G, is_urgent=True),),
     ),
     (
         "after a pause the plan is not repeated",
         state(replace(WAITING, since=NOW - 5), generation=replace(G, state="closed")),
         Ticked(NOW),
-        Planning(1, (A, B), "a reason", True, NOW + 60, before=replace(ASKED, since=NOW)),
+        Planning(1, (A, B), "a reason", True, NOW + 60, before=replace(WAITING, since=NOW - 5)),
         (RequestPlan(1, JOB, (A, B), replace(G, state="closed"), is_urgent=True),),
     ),
     (
@@ -95,14 +94,14 @@ WAITS: list[Row] = [
         "unless reconsider_s has passed",
         state(WAITING, is_refused=True, considered_at=NOW - 600),
         Ticked(NOW),
-        Planning(1, (A, B), "a reason", True, NOW + 60, before=ASKED),
+        Planning(1, (A, B), "a reason", True, NOW + 60, before=WAITING),
         (RequestPlan(1, JOB, (A, B), G, is_urgent=True),),
     ),
     (
         "or there is another node",
         state(WAITING, node(A), node(B), node(C), is_refused=True),
         Ticked(NOW),
-        Planning(1, (A, B, C), "a reason", True, NOW + 60, before=ASKED),
+        Planning(1, (A, B, C), "a reason", True, NOW + 60, before=WAITING),
         (RequestPlan(1, JOB, (A, B, C), G, is_urgent=True),),
     ),
     (
@@ -122,7 +121,7 @@ WAITS: list[Row] = [
             node(D, record=record(D, state="joining")),
         ),
         Ticked(NOW),
-        Planning(1, (A,), "a reason", True, NOW + 60, before=ASKED),
+        Planning(1, (A,), "a reason", True, NOW + 60, before=WAITING),
         (RequestPlan(1, JOB, (A,), G, is_urgent=True),),
     ),
 ]
@@ -168,7 +167,7 @@ PLANS: list[Row] = [
         "a node of the question is lost: ask again",
         state(replace(FROM_NOTHING, nodes=(A, B, C)), node(A), node(B), node(C, lost_at=NOW)),
         PlanFound(NOW, 4, proposal(A, B, C)),
-        Planning(1, (A, B), "a reason", True, NOW + 60, before=ASKED),
+        Planning(1, (A, B), "a reason", True, NOW + 60, before=WAITING),
         (RequestPlan(1, JOB, (A, B), G, is_urgent=True, repeats=True),),
     ),
     (
