@@ -92,3 +92,15 @@ def _is_over(folder: Folder, durable: Durable, generation: int) -> bool:
     if folder.point.step < durable.point.step:
         return True
     return folder.point.generation < generation and not folder.manifests
+
+
+def discarded(parents: Mapping[Point, Point | None], newest: Point) -> frozenset[Point]:
+    """Return the checkpoints that are no part of the job's past: a rollback left their steps.
+
+    ``parents`` has all checkpoints. What is older than the last known part of the past is not
+    judged: retention may have deleted what led to it.
+    """
+    past = [newest]
+    while (parent := parents.get(past[-1])) is not None and parent not in past:
+        past.append(parent)
+    return frozenset(p for p in parents if p not in past and p.step >= past[-1].step)

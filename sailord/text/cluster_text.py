@@ -41,7 +41,10 @@ def status_text(status: dict[str, Any]) -> str:
         lines += [f"            {status['blocked']}"] if status["blocked"] else []
     lines += _paused_lines(status.get("paused", ()))
     counts = ", ".join(f"{n} {state}" for state, n in status["nodes"].items())
-    lines.append(f"nodes       {counts or 'none'}")
+    unfit = len(status["unsound"])
+    lines.append(
+        f"nodes       {counts or 'none'}{f'; {unfit} of them cannot run the job' * bool(unfit)}"
+    )
     if status["job"] is None or status["job"]["phase"]["name"] != "waiting":  # It says so.
         lines += [f"            {unsound}" for unsound in _unsound(status["unsound"])]
     for node in status["leaving"]:
@@ -145,7 +148,7 @@ def cure_of_hold(job: str, spent: dict[str, Any] | None) -> str:
     """Return what ends the hold of a job; one that has spent its budget cannot be resumed."""
     if spent and spent["usd_max"] is not None and spent["usd"] >= spent["usd_max"]:
         return SPEND_MORE
-    return f"sailorctl resume {job} tries again, sailorctl cancel {job} ends it"
+    return f"mend the cause, then sailorctl resume {job}; sailorctl cancel {job} ends it"
 
 
 def eta_s(job: Mapping[str, Any]) -> float | None:

@@ -158,7 +158,8 @@ def live_document(state: State, kept: Kept, about: Surroundings) -> dict[str, An
         "capacity": None if about.service.capacity is None else plain(about.service.capacity),
         "problems": list(
             problems_of(
-                about.service, job, rows.views, state.now, render.paused_view(state), about.risks
+                *(about.service, job, rows.views, state.now, render.paused_view(state)),
+                *(about.risks, render.stuck_view(state)),
             )
         ),
     }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from agents.protocol.codec import plain
 from sailord.api.answers.types import (
@@ -21,6 +22,13 @@ from sailord.text.units import duration
 
 REFUSALS_MANY = 10
 """Refused requests within an hour that are reported; fewer may be typing errors."""
+CURES = {
+    "suspect": "its lease has ended: unless its agent is heard soon it counts as lost; "
+    "see whether it is up and reaches the store",
+    "lost": "if it is up, read the log of its sailor-agent and start it again",
+}
+"""Of a node's state."""
+NO_NODE = "no node is ready"
 OVERDUE_S = 60.0
 """Report a node that is still up so long after its notice ran out."""
 
@@ -45,17 +53,24 @@ def problems_of(
     now: float,
     paused: Iterable[PausedJob] = (),
     risks: Iterable[str] = (),
+    stuck: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[str, ...]:
-    """Return all problems, those of the service first; ``risks``: to the job's budget and end."""
-    jobs = (*_job_problems(job, risks), *_yielded(paused))
-    return (*_service_problems(service), *jobs, *_node_problems(nodes, now))
+    """Return all problems, those of the service first.
+
+    ``risks``: to the job's budget and end. ``stuck``: nodes whose drain cannot end, and why.
+    """
+    views = tuple(nodes)
+    jobs = (*_job_problems(job, views, risks), *_yielded(paused))
+    kept = [f"{name} leaves, but cannot: {why}" for name, why in stuck.items()]
+    return (*_service_problems(service), *jobs, *kept, *_node_problems(views, now))
 
 
 def _yielded(paused: Iterable[PausedJob]) -> Iterator[str]:
     """Yield the jobs that were held, and gave the cluster to the next one."""
     for job in paused:
         if why := why_yielded(job.reason):
-            yield f"{job.id} was held ({why}) and has not been resumed: sailorctl resume {job.id}"
+            cure = f"mend that, then sailorctl resume {job.id}"
+            yield f"{job.id} was held ({why}) and has not been resumed; {cure}"
 
 
 def _service_problems(service: Service) -> Iterator[str]:
@@ -90,17 +105,31 @@ def capacity_problems(glance: CapacityGlance) -> Iterator[str]:
         yield "instances are missing, requests were refused; see sailorctl capacity"
 
 
-def _job_problems(job: ActiveView | None, risks: Iterable[str]) -> Iterator[str]:
+def _job_problems(
+    job: ActiveView | None, nodes: Sequence[NodeView], risks: Iterable[str]
+) -> Iterator[str]:
     if job is None:
         return
     if job.state == "held":
         cure = cure_of_hold(job.id, plain(job.spent))
         yield f"{job.id} is held: {job.phase.reason}; {cure}"
     elif job.phase.name == "waiting":
-        yield f"{job.id} waits: {job.phase.reason}"
+        cures = _cures_of_wait(nodes) if job.phase.reason.startswith(NO_NODE) else []
+        yield "; ".join([f"{job.id} waits: {job.phase.reason}", *cures])
     if job.storage_trouble:
         yield f"checkpoints fail: {job.storage_trouble}"
     yield from (f"{job.id}: {risk}" for risk in risks)
+
+
+def _cures_of_wait(nodes: Sequence[NodeView]) -> list[str]:
+    """Return what would make a node usable, by what keeps nodes out."""
+    cures = {
+        "sailorctl uncordon {name} lets plans use it again": "cordoned",
+        "sailorctl withdraw {name} cancels its drain": "draining",
+    }
+    named = ((cure, [n.name for n in nodes if n.state == state]) for cure, state in cures.items())
+    found = [cure.format(name=names[0]) for cure, names in named if names]
+    return found or ["mend its cause, or add nodes"]
 
 
 def _node_problems(nodes: Iterable[NodeView], now: float) -> Iterator[str]:
@@ -112,7 +141,8 @@ def _node_problems(nodes: Iterable[NodeView], now: float) -> Iterator[str]:
             continue  # As expected of spot nodes.
         if is_gone or node.failure:
             why = node.failure or node.why_lost
-            yield f"{node.name} is {node.state}{f': {why}' if why else ''}"
+            cure = f"; {CURES[node.state]}" if node.state in CURES else ""
+            yield f"{node.name} is {node.state}{f': {why}' if why else ''}{cure}"
         if node.unsound:
             yield f"{node.name} is not used: {node.unsound}"
         if node.state == "lost":

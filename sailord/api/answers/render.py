@@ -27,7 +27,10 @@ from sailord.core.queries.straggler_queries import drifts, straggler_texts
 from sailord.notify.outbox import committed_id
 from sailord.text.causes import some
 
-NO_OTHER_NODE = "no other node can take over its part: add nodes, start its agent again, or cancel"
+NO_OTHER_NODE = (
+    "no other node can take over its part: add nodes, start its agent again, or "
+    "cancel the drain (sailorctl withdraw {name})"
+)
 
 
 def node_view(
@@ -178,18 +181,24 @@ def unsound_view(state: State) -> dict[str, str]:
 
 def leaving_view(state: State) -> tuple[types.Leaving, ...]:
     """The draining nodes, by announced end; those without one last."""
-    free, kept = drained(state), stuck(state)
+    free, kept = drained(state), stuck_view(state)
     leaving = [
         types.Leaving(
             node.record.name,
             node.record.leaves_at,
             safe_to_stop=id_ in free,
-            stuck=NO_OTHER_NODE if id_ in kept else "",
+            stuck=kept.get(node.record.name, ""),
         )
         for id_, node in state.nodes.items()
         if node.is_draining and not node.is_lost
     ]
     return tuple(sorted(leaving, key=lambda n: (n.leaves_at is None, n.leaves_at or 0.0, n.name)))
+
+
+def stuck_view(state: State) -> dict[str, str]:
+    """By name: the nodes whose drain cannot end, why, and what ends it."""
+    names = sorted(state.nodes[id_].record.name for id_ in stuck(state))
+    return {name: NO_OTHER_NODE.format(name=name) for name in names}
 
 
 def jobs_view(state: State) -> types.Jobs:
@@ -395,7 +404,7 @@ def why_view(
         drift=() if active is None else _drift(active, about),
         stuck=()
         if active is None
-        else tuple(f"{each.name}: {each.stuck}" for each in leaving_view(state) if each.stuck),
+        else tuple(f"{name}: {why}" for name, why in stuck_view(state).items()),
         idle=() if active is None else _idle(state),
         spent=None
         if active is None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from aiohttp import web
 
@@ -17,10 +19,13 @@ from sailord.api.handlers.orders import REASON_MAX, named, store_order, tell_giv
 from sailord.checkpoints.catalog import Checkpoints, Unreadable, folders_at, look_at
 from sailord.checkpoints.manifest import Manifest, folder_of
 from sailord.checkpoints.object_storage import Missing
-from sailord.checkpoints.retention import Folder
+from sailord.checkpoints.retention import Folder, discarded
 from sailord.checkpoints.verify import faults_of
 from sailord.core.queries.reconfiguration_timing import ReconfigurationTiming
+from sailord.notify.outbox import committed_id
 from simulator.documents.problems import InputError, Problem
+
+Role = Literal["newest", "older", "discarded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +37,14 @@ class CheckpointView:
     bytes: int
     manifest: str
     is_durable: bool
-    """The one that the job would resume from."""
+    """The one that the job would resume from; older ones are usable, too."""
     is_pinned: bool
     samples: int
     label_tokens: int
+    role: Role
+    """``discarded``: a rollback left its steps, and the job has gone another way since."""
+    at: float | None
+    """When it was committed; null: not known any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,8 @@ class CheckpointsView:
     """Why the last upload to the storage failed."""
     unreadable: tuple[UnreadableView, ...]
     """Checkpoints whose manifests cannot be read."""
+    keep: int
+    """How many of the last checkpoints are kept, besides pinned ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +106,21 @@ async def list_checkpoints(request: web.Request) -> web.Response:
     active = api.last_led.active
     trouble = active.checkpointing.trouble if active is not None and active.job == job.id else ""
     if job.saving.uri is None:
-        return answer(CheckpointsView(job.id, None, (), 0, trouble, ()))
+        return answer(CheckpointsView(job.id, None, (), 0, trouble, (), job.saving.keep))
     storage = api.controller.effects.checkpoints
     folders, complete, broken = await storage.threads.run(
         _look, storage, job.saving.uri, JobId(job.id)
     )
     durable = api.last_led.durables.get(JobId(job.id))
     complete.sort(key=lambda pair: (pair[0].point, pair[0].term))
-    shown = tuple(_view(m, d, folders.get(m.point), is_durable=d == durable) for m, d in complete)
+    shown = _views(JobId(job.id), folders, complete, durable, api.controller.announcer.outbox.at_of)
     unfinished = sum(f.bytes for f in folders.values() if not f.manifests)
     unreadable = tuple(
         UnreadableView(each.point.step, each.point.generation, each.manifest, each.why)
         for each in broken
     )
-    return answer(CheckpointsView(job.id, job.saving.uri, shown, unfinished, trouble, unreadable))
+    uri, keep = job.saving.uri, max(job.saving.keep, 1)
+    return answer(CheckpointsView(job.id, uri, shown, unfinished, trouble, unreadable, keep))
 
 
 def _look(
@@ -119,20 +131,35 @@ def _look(
     return folders, *look_at(storage, job)
 
 
-def _view(
-    manifest: Manifest, durable: Durable, folder: Folder | None, *, is_durable: bool
-) -> CheckpointView:
-    point, progress = manifest.point, manifest.progress
-    return CheckpointView(
-        step=point.step,
-        generation=point.generation,
-        bytes=manifest.bytes,
-        manifest=durable.manifest,
-        is_durable=is_durable,
-        is_pinned=folder is not None and folder.is_pinned,
-        samples=progress.samples,
-        label_tokens=progress.label_tokens,
-    )
+def _views(
+    job: JobId,
+    folders: Mapping[Point, Folder],
+    complete: Sequence[tuple[Manifest, Durable]],
+    newest: Durable | None,
+    at_of: Mapping[str, float],
+) -> tuple[CheckpointView, ...]:
+    parents = {m.point: None if m.parent is None else m.parent.point for m, _ in complete}
+    left = frozenset[Point]() if newest is None else discarded(parents, newest.point)
+    views = []
+    for manifest, durable in complete:
+        point, progress = manifest.point, manifest.progress
+        folder = folders.get(point)
+        role: Role = "newest" if durable == newest else "older"
+        views.append(
+            CheckpointView(
+                step=point.step,
+                generation=point.generation,
+                bytes=manifest.bytes,
+                manifest=durable.manifest,
+                is_durable=durable == newest,
+                is_pinned=folder is not None and folder.is_pinned,
+                samples=progress.samples,
+                label_tokens=progress.label_tokens,
+                role="discarded" if point in left else role,
+                at=at_of.get(committed_id(job, durable)),
+            )
+        )
+    return tuple(views)
 
 
 async def pin_checkpoint(request: web.Request) -> web.Response:

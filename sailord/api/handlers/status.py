@@ -75,6 +75,7 @@ async def status(request: web.Request) -> web.Response:
                 now,
                 render.paused_view(state),
                 api.controller.announcer.risks(state).values(),
+                render.stuck_view(state),
             ),
         )
     )

@@ -12,7 +12,7 @@ from sailord.cli.shared.exit_codes import FAILED
 from sailord.cli.shared.options import show
 from sailord.cli.shared.server import ask_about, job_question, order_options, server_command
 from sailord.client import Client, ServerProblem, part
-from sailord.text.table import table
+from sailord.text.checkpoint_text import checkpoints_text
 
 WAIT_S = 0.2
 DONE = re.compile(r"step (\d+) is durable, as ordered")
@@ -20,29 +20,7 @@ NOT_DONE = re.compile(r"step \d+ did not become durable in time|no checkpoint: .
 """What the leader's notes say once the order is settled."""
 
 
-def _list_text(value: dict[str, Any]) -> str:
-    if value["uri"] is None:
-        return f"{value['job']} has no [checkpoint] uri"
-    rows = []
-    for each in value["checkpoints"]:
-        marks = [word for word in ("durable", "pinned") if each[f"is_{word}"]]
-        numbers = (each["step"], each["generation"], each["bytes"], each["samples"])
-        step, generation, size, samples = (f"{number:,}" for number in numbers)
-        rows.append((step, generation, size, samples, ", ".join(marks)))
-    for each in value["unreadable"]:
-        step, generation = f"{each['step']:,}", f"{each['generation']:,}"
-        rows.append((step, generation, "-", "-", f"unreadable: {each['why']}"))
-    header = ("step", "generation", "bytes", "samples", "")
-    lines = [table(header, rows) if rows else "no checkpoint yet"]
-    if value["unreadable"]:
-        lines.append("unreadable checkpoints are skipped when the job is restored")
-    lines.append(f"at {value['uri']}/{value['job']}")
-    if value["unfinished_bytes"]:
-        lines.append(f"{value['unfinished_bytes']:,} bytes of unfinished uploads")
-    return "\n".join([*lines, *([value["trouble"]] if value["trouble"] else [])])
-
-
-ls = job_question("checkpoints", _list_text, "List a job's checkpoints.", name="ls")
+ls = job_question("checkpoints", checkpoints_text, "List a job's checkpoints.", name="ls")
 
 
 @click.command()
@@ -52,11 +30,13 @@ ls = job_question("checkpoints", _list_text, "List a job's checkpoints.", name="
 def now(client: Client, job: str | None, wait: bool, as_json: bool) -> None:
     """Make a durable checkpoint now, regardless of the interval.
 
+    It is one of the last `keep` that are retained, so the oldest of them goes, unless it is pinned.
     Default JOB: the active one.
     """
     job, _ = ask_about(client, "job", job, lambda name: client.ask("GET", f"/v1/jobs/{name}"))
     mark = max((each["id"] for each in _events(client, 0)), default=0)
-    earlier = client.ask("GET", f"/v1/jobs/{part(job)}/checkpoints")["trouble"]
+    before = client.ask("GET", f"/v1/jobs/{part(job)}/checkpoints")
+    earlier, keep = before["trouble"], before.get("keep")  # An older sailord does not tell it.
     ordered = client.order(f"/v1/jobs/{part(job)}/checkpoint", {})
     if not wait:
         show(ordered, as_json, lambda _: f"checkpoint {job}: ordered")
@@ -67,13 +47,14 @@ def now(client: Client, job: str | None, wait: bool, as_json: bool) -> None:
         state = client.ask("GET", f"/v1/jobs/{part(job)}/checkpoints")
         # What failed before may have been mended: the order is tried all the same.
         if state["trouble"] not in ("", None, earlier) or state["uri"] is None:
-            click.echo(f"error: {state['trouble'] or _list_text(state)}", err=True)
+            click.echo(f"error: {state['trouble'] or checkpoints_text(state)}", err=True)
             raise SystemExit(FAILED)
         _expect_running(client, job)
         if (troubles := _troubles(client, job)) != reported:
             reported = troubles
             click.echo("\n".join(["still waiting", *troubles]), err=True)
-    show({"job": job, "step": step}, as_json, lambda _: f"step {step} is durable")
+    place = f"; it is one of the last {keep} that are kept" if keep else ""
+    show({"job": job, "step": step}, as_json, lambda _: f"step {step} is durable{place}")
 
 
 def _events(client: Client, after: int) -> list[dict[str, Any]]:

@@ -126,9 +126,27 @@ def is_last_resort(state: State, active: Active) -> bool:
 
 
 def why_no_node(state: State) -> str:
-    """Return why there is no node to plan for, as the nodes report it."""
-    unsound = [n for _, n in sorted(state.nodes.items()) if n.why_unusable and not n.is_lost]
-    return f"no node is ready: {why_unsound(unsound)}" if unsound else "no node is ready"
+    """Return why there is no node to plan for: as the nodes report it, or what they are."""
+    living = [node for _, node in sorted(state.nodes.items()) if not node.is_lost]
+    unsound = [node for node in living if node.why_unusable]
+    causes = [why_unsound(unsound)] if unsound else []
+    kinds: dict[str, list[str]] = {}
+    for node in living:
+        if not node.why_unusable and (kind := _kind_of_unready(node)):
+            kinds.setdefault(kind, []).append(node.record.name)
+    causes += [f"{few(names, ', ')} {kind}" for kind, names in kinds.items()]
+    return f"no node is ready: {'; '.join(causes)}" if causes else "no node is ready"
+
+
+def _kind_of_unready(node: Node) -> str:
+    """Return in a word why no plan may use a node that is well itself."""
+    if node.absent_since is not None:
+        return "suspect"
+    if node.is_draining:
+        return "draining"
+    if node.exclusion.slow:
+        return "slow"
+    return "cordoned" if node.exclusion.is_cordoned else ""
 
 
 def why_waiting(state: State, active: Active, phase: Waiting) -> str:

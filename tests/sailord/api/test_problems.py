@@ -13,10 +13,11 @@ from sailord.api.answers.problems import OVERDUE_S, REFUSALS_MANY, Service, prob
 from sailord.api.answers.types import CapacityGlance, NodeView, PausedJob, Refusals, StoreView
 from sailord.capacity.core.deadline import LATE
 from sailord.controller.step_rate import StepRate
+from sailord.core.model.phases import Held, Waiting
 from sailord.core.model.state import Progress
 from sailord.core.queries.forecast import at_risk
 from sailord.text.cluster_text import status_text
-from tests.sailord.core.states import NOW, generation, job
+from tests.sailord.core.states import NOW, A, B, generation, job, node
 from tests.sailord.core.states import state as state_of
 
 WELL = Service(
@@ -48,8 +49,11 @@ def test_doctor_lists_nothing_for_a_healthy_cluster() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"state": "suspect"}, "a is suspect"),
-        ({"state": "lost", "why_lost": "its agent is silent"}, "a is lost: its agent is silent"),
+        ({"state": "suspect"}, "a is suspect; its lease has ended: unless its agent is heard"),
+        (
+            {"state": "lost", "why_lost": "its agent is silent"},
+            "a is lost: its agent is silent; if it is up, read the log of its sailor-agent",
+        ),
         ({"failure": "out of memory"}, "a is ready: out of memory"),
         ({"unsound": "GPU 3 is broken"}, "a is not used: GPU 3 is broken"),
         ({"trouble": "no room for snapshots"}, "a: no room for snapshots"),
@@ -126,3 +130,29 @@ def test_doctor_lists_a_held_job_that_yielded_the_cluster() -> None:
     (said,) = problems_of(WELL, None, (NODE,), 1000.0, (yielded, by_hand))
     assert said.startswith("first was held (3 attempts failed)")
     assert "sailorctl resume first" in said
+
+
+def test_a_job_without_a_ready_node_is_told_with_what_would_make_one_ready() -> None:
+    cordoned, leaves = node(A, is_cordoned=True), node(B, draining_since=NOW - 9)
+    state = state_of(Waiting("a reason", NOW - 60), cordoned, leaves, generation=None)
+    view = render.active_view(state, StepRate(), None, {}, {}, NOW)
+    nodes = render.nodes_view(state).nodes
+    (said,) = problems_of(WELL, view, nodes, NOW)
+    assert "no node is ready: machine-a cordoned; machine-b draining" in said
+    assert "sailorctl uncordon machine-a" in said
+    assert "sailorctl withdraw machine-b" in said
+
+
+def test_a_drain_that_cannot_end_is_told_with_the_order_that_cancels_it() -> None:
+    leaves = node(B, draining_since=NOW - 9)
+    state = state_of(None, node(A), leaves, is_refused=True, considered=frozenset((A,)))
+    (said,) = problems_of(WELL, None, (NODE,), NOW, stuck=render.stuck_view(state))
+    assert said.startswith("machine-b leaves, but cannot: no other node can take over its part")
+    assert "sailorctl withdraw machine-b" in said
+
+
+def test_a_held_job_is_to_be_mended_before_it_is_resumed() -> None:
+    state = state_of(Held("3 attempts failed", NOW - 60), job=job(state="held"))
+    view = render.active_view(state, StepRate(), None, {}, {}, NOW)
+    (said,) = problems_of(WELL, view, (NODE,), NOW)
+    assert "mend the cause, then sailorctl resume job" in said

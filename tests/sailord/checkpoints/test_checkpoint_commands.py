@@ -39,7 +39,7 @@ def test_checkpoints_are_listed_pinned_and_rolled_back_to(place):
     listed = call(place, "checkpoint", "ls", JOB)
     assert "  20           1" in listed.output, listed.output
     assert f"at file://{kept}/j" in listed.output
-    assert "durable" in listed.output
+    assert "newest" in listed.output
     assert call(place, "checkpoint", "pin", JOB, "10").output == "step 10 of j is pinned\n"
     assert (kept / "j" / "1-10" / "pin").exists()
     assert "pinned" in call(place, "checkpoint", "ls", JOB).output
@@ -71,7 +71,9 @@ def test_checkpoints_are_listed_pinned_and_rolled_back_to(place):
     assert job["generation"]["restore"]["source"] == "durable"
     assert job["generation"]["restore"]["point"] == {"step": 10, "generation": 1}
     assert job["durable"]["point"]["step"] == 10
-    assert "durable" in call(place, "checkpoint", "ls", JOB).output
+    kinds = json.loads(call(place, "checkpoint", "ls", JOB, "--json").output)["checkpoints"]
+    roles = {(each["step"], each["generation"]): each["role"] for each in kinds}
+    assert (roles[20, 1], roles[10, 1]) == ("discarded", "newest")
 
     wait_until(lambda: json.loads(call(place, "moves", JOB, "--json").output)["moves"])
     moves = json.loads(call(place, "moves", JOB, "--json").output)["moves"]

@@ -17,7 +17,7 @@ from agents.protocol.records import (
 )
 from sailord.checkpoints.catalog import Checkpoints
 from sailord.checkpoints.object_storage import Entry, Missing
-from sailord.checkpoints.retention import folders_of, garbage
+from sailord.checkpoints.retention import discarded, folders_of, garbage
 from sailord.core.model.commands import CollectGarbage
 
 J = JobId("j")
@@ -107,3 +107,15 @@ def test_pinning_fails_if_retention_has_deleted_the_checkpoint_meanwhile(tmp_pat
 
     asyncio.run(pin_late())
     assert sorted(path.name for path in (tmp_path / "j").iterdir()) == ["1-20"]
+
+
+def test_checkpoints_whose_steps_a_rollback_left_are_discarded():
+    ten, twenty, thirty = (Point(step, 1) for step in (10, 20, 30))
+    anew, later = Point(15, 2), Point(40, 2)
+    parents = {ten: None, twenty: ten, thirty: twenty}
+    assert discarded(parents, thirty) == frozenset()
+    assert discarded(parents, ten) == {twenty, thirty}, "just rolled back"
+    went_on = parents | {anew: ten, later: anew}
+    assert discarded(went_on, later) == {twenty, thirty}, "also once it is past their steps"
+    pinned = {Point(5, 1): None, later: anew}
+    assert discarded(pinned, later) == frozenset(), "what led to it may have been deleted"

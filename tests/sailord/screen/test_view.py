@@ -250,7 +250,7 @@ def test_held_and_paused_jobs_name_the_command_that_resumes_them():
     seen.take(STORM["status"] | {"job": job, "paused": paused}, seen.nodes, [])
     text = "\n".join(shown(seen, 80, 24))
     assert "3 attempts failed" in text
-    assert "sailorctl resume tale tries again" in text
+    assert "sailorctl resume tale;" in text
     assert "other is paused: pause was ordered" in text
 
 

@@ -45,7 +45,7 @@ class Head(http.server.ThreadingHTTPServer):
         if path.endswith("/checkpoints"):
             if self.told not in self.events and self.told is not None:
                 self.events.append(self.told)
-            return {"trouble": self.troubles.pop(0), "uri": "file:///kept"}
+            return {"trouble": self.troubles.pop(0), "uri": "file:///kept", "keep": 3}
         if path == "/v1/status":
             return {"job": None}
         return {"state": "running", "durable": {"point": {"step": 40}}}
@@ -99,7 +99,7 @@ def noted(*, uri: str | None, step: int) -> str:
 @pytest.mark.parametrize(
     ("uri", "step", "code", "said"),
     [
-        ("file:///kept", 40, 0, "step 40 is durable\n"),
+        ("file:///kept", 40, 0, "step 40 is durable; it is one of the last 3 that are kept\n"),
         ("file:///kept", 20, 1, "error: step 40 did not become durable in time\n"),
         (None, 20, 1, "error: no checkpoint: the job names no place for them\n"),
     ],

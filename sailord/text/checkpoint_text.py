@@ -1,0 +1,45 @@
+"""Text of ``sailorctl checkpoint ls``: a job's checkpoints, and which of them are kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sailord.text.table import table
+from sailord.text.units import timestamp
+
+ROLES = {
+    "newest": "newest: the job resumes from it",
+    "older": "older, usable",
+    "discarded": "discarded by a rollback",
+}
+
+
+def checkpoints_text(value: dict[str, Any]) -> str:
+    """Return a job's checkpoints as a table, and how many are kept.
+
+    Steps have no thousands separators: they are given to other commands as they stand.
+    """
+    if value["uri"] is None:
+        return f"{value['job']} has no [checkpoint] uri"
+    rows = []
+    for each in value["checkpoints"]:
+        # An older sailord tells neither the role nor the time.
+        role = each.get("role") or ("newest" if each["is_durable"] else "older")
+        state = ROLES[role] + (", pinned" if each["is_pinned"] else "")
+        at = each.get("at")
+        when = "-" if at is None else timestamp(at)
+        size, samples = f"{each['bytes']:,}", f"{each['samples']:,}"
+        rows.append((str(each["step"]), str(each["generation"]), when, size, samples, state))
+    for each in value["unreadable"]:
+        why = f"unreadable: {each['why']}"
+        rows.append((str(each["step"]), str(each["generation"]), "-", "-", "-", why))
+    header = ("step", "generation", "when", "bytes", "samples", "state")
+    lines = [table(header, rows) if rows else "no checkpoint yet"]
+    if value["unreadable"]:
+        lines.append("unreadable checkpoints are skipped when the job is restored")
+    lines.append(f"at {value['uri']}/{value['job']}")
+    if keep := value.get("keep"):
+        lines.append(f"the last {keep} are kept ([checkpoint] keep), and pinned ones")
+    if value["unfinished_bytes"]:
+        lines.append(f"{value['unfinished_bytes']:,} bytes of unfinished uploads")
+    return "\n".join([*lines, *([value["trouble"]] if value["trouble"] else [])])

@@ -1,0 +1,42 @@
+"""The list of a job's checkpoints, as ``checkpoint ls`` prints it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sailord.text.checkpoint_text import checkpoints_text
+from sailord.text.units import timestamp
+
+EACH: dict[str, Any] = {
+    **{"step": 1700, "generation": 2, "bytes": 95232, "samples": 27200, "is_durable": False},
+    **{"is_pinned": False, "role": "older", "at": 1e9, "label_tokens": 0},
+}
+ALL: dict[str, Any] = {
+    "job": "tale", "uri": "file:///kept", "unreadable": [], "unfinished_bytes": 0, "trouble": "",
+    "keep": 3,
+}  # fmt: skip
+
+
+def listed(*rows: dict[str, Any], **about: Any) -> list[str]:
+    return checkpoints_text({**ALL, "checkpoints": rows, **about}).splitlines()
+
+
+def test_steps_are_printed_as_other_commands_take_them() -> None:
+    header, _, row, *_ = listed(EACH)
+    assert header.split() == ["step", "generation", "when", "bytes", "samples", "state"]
+    assert row.split()[0] == "1700"
+    assert timestamp(1e9) in row
+    assert row.endswith("older, usable")
+
+
+def test_each_row_tells_whether_the_job_would_resume_from_it() -> None:
+    newest, left = EACH | {"role": "newest", "is_pinned": True}, EACH | {"role": "discarded"}
+    rows = listed(left, newest)[2:4]
+    assert rows[0].endswith("discarded by a rollback")
+    assert rows[1].endswith("newest: the job resumes from it, pinned")
+    old = {name: value for name, value in newest.items() if name not in ("role", "at")}
+    assert "newest" in listed(old | {"is_durable": True})[2], "of an older sailord"
+
+
+def test_how_many_are_kept_is_told() -> None:
+    assert "the last 3 are kept ([checkpoint] keep), and pinned ones" in listed(EACH)
