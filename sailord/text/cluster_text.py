@@ -13,6 +13,8 @@ from sailord.text.units import YEAR_S, counted, duration, number_ranges, timesta
 SAFE_TO_STOP = "drained, safe to stop"
 NAMES_MAX = 6
 CAUSES_MAX = 5
+FAR_OFF = 0.7
+"""Told in words: a speed below this share of the prediction, or as far above it."""
 PIPELINES_MAX = 4
 """Columns of a plan's table; more kinds of pipelines go into further tables below."""
 
@@ -97,7 +99,10 @@ def unreadable_lines(status: dict[str, Any]) -> list[str]:
 
 
 def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMES_MAX]) + (" ..." if len(names) > NAMES_MAX else "")
+    """Return the names; of many the first ones, and how many more there are."""
+    if len(names) <= NAMES_MAX + 2:
+        return ", ".join(names)
+    return f"{', '.join(names[:NAMES_MAX])} and {len(names) - NAMES_MAX} more"
 
 
 def _unsound(nodes: Mapping[str, str]) -> list[str]:
@@ -121,7 +126,7 @@ def _job_lines(job: dict[str, Any], at: float) -> list[str]:
     )
     of = "" if job["steps"] is None else f" of {job['steps']}"
     lines = [f"job         {job['id']}: {phase['name']}{since}{until}"]
-    if phase["reason"]:
+    if phase["reason"] and phase["name"] != "running":  # The last move tells that.
         lines.append(f"reason      {phase['reason']}")
         if ": setup `" in phase["reason"]:
             lines.append("            sailorctl logs NODE --setup shows what it printed")
@@ -130,6 +135,9 @@ def _job_lines(job: dict[str, Any], at: float) -> list[str]:
     if generation is not None:
         members = _some(job["members"])
         lines.append(f"generation  {generation['number']} ({generation['state']}) on {members}")
+    for kind in ("move", "order"):
+        if told := job.get(f"last_{kind}"):  # An older sailord does not tell it.
+            lines.append(f"last {kind:6} {timestamp(told['at'])}  {told['text']}")
     measured, predicted = job["measured"], job["predicted"]
     loss = "" if measured["loss"] is None else f", loss {measured['loss']:.4g}"
     lines.append(f"step        {job['step']}{of}{loss}, {duration(job['step_age_s'])} ago")
@@ -167,6 +175,9 @@ def usd_to_come(job: Mapping[str, Any]) -> float | None:
 
 def _end(job: dict[str, Any], at: float) -> str:
     left_s, usd = eta_s(job), usd_to_come(job)
+    if job["steps"] is None:
+        budget = " or its budget is spent" * (job["spent"]["usd_max"] is not None)
+        return f"none: it trains until it is cancelled{budget}"
     if left_s is None:
         return ""
     when = f", {timestamp(at + left_s)}" if left_s < YEAR_S else ""
@@ -181,9 +192,16 @@ def _throughput(measured: dict[str, Any], predicted: dict[str, Any], unit: str) 
         text += f" (predicted {number(expected)}"
         share = share_of_prediction(measured, predicted)
         text += ", computed without a profile" if share is None else f", {share:.0%} of it"
-        text += ")"
+        text += f"){_far_off(share)}"
     stall_s = measured["stall_s"]
     return text + ("" if not stall_s else f"; a snapshot stalls training for {stall_s:.2g} s")
+
+
+def _far_off(share: float | None) -> str:
+    """Say in words that the measured speed is not what was predicted."""
+    if share is None or FAR_OFF < share < 1 / FAR_OFF:
+        return ""
+    return f", much {'slower' if share < 1 else 'faster'} than predicted"
 
 
 def share_of_prediction(measured: dict[str, Any], predicted: dict[str, Any]) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Reversible, Sequence
 from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +24,7 @@ from sailord.core.queries.job_queue import in_queue
 from sailord.core.queries.replan_triggers import why_waiting, with_answer
 from sailord.core.queries.restore_choice import why_queue_stands
 from sailord.core.queries.straggler_queries import drifts, straggler_texts
+from sailord.notify.feed import EventKind, FeedEvent
 from sailord.notify.outbox import committed_id
 from sailord.text.causes import some
 
@@ -272,11 +273,12 @@ def active_view(
     reported_at: Mapping[str, float],
     now: float,
     safe: Point | None = None,
+    feed: Reversible[FeedEvent] = (),
 ) -> types.ActiveView | None:
     """The active job: progress, prediction and measurement.
 
     ``reported_at`` has the time of each reported fact, by message id; ``safe`` is the newest point
-    that survives the loss of any one node.
+    that survives the loss of any one node; ``feed`` has the last events, the oldest first.
     """
     active = state.active
     if active is None:
@@ -309,7 +311,14 @@ def active_view(
         drift=_drift(active, about),
         safe_step=None if safe is None else max(safe.step, durable_step),
         checkpoint_uri=state.job.saving.uri,
+        last_move=_last(feed, "reconfigured", active.job),
+        last_order=_last(feed, "order", active.job),
     )
+
+
+def _last(feed: Reversible[FeedEvent], kind: EventKind, job: JobId) -> types.Told | None:
+    found = next((each for each in reversed(feed) if each.kind == kind and each.job == job), None)
+    return None if found is None else types.Told(found.at, found.text)
 
 
 def _drift(active: Active, about: Mapping[str, Any]) -> tuple[str, ...]:

@@ -253,6 +253,18 @@ class ActiveView:
     none, or not known yet."""
     checkpoint_uri: str | None = None
     """Where its checkpoints go; null: it names no place, so it has no durable ones."""
+    last_move: Told | None = None
+    """Its last reconfiguration, in one line; null: none, or too long ago to be known."""
+    last_order: Told | None = None
+    """The last order about it or a node, and who gave it; null as above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What happened, and when."""
+
+    at: float
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

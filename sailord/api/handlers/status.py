@@ -49,7 +49,8 @@ async def status(request: web.Request) -> web.Response:
     plan, about = await plan_of(api, state)
     leader, outbox = api.leader, api.controller.announcer.outbox
     step_rate, safe = api.controller.cluster.step_rate, api.controller.safe_point()
-    job = render.active_view(state, step_rate, plan, about, outbox.at_of, now, safe)
+    feed = api.controller.announcer.feed.kept
+    job = render.active_view(state, step_rate, plan, about, outbox.at_of, now, safe, feed)
     service = service_of(api)
     return answer(
         types.Status(

@@ -21,8 +21,16 @@ from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Held, Opening, Phase, Running, Starting, Stopping, Waiting
 from sailord.core.model.state import KeptStraggler, Securing, State
 from sailord.core.model.stragglers import Speeds, Straggler
+from sailord.notify.feed import FeedEvent
 from sailord.notify.outbox import committed_id
-from sailord.text.cluster_text import eta_s, nodes_text, status_text, usd_to_come
+from sailord.text.cluster_text import (
+    _job_lines,
+    _some,
+    eta_s,
+    nodes_text,
+    status_text,
+    usd_to_come,
+)
 from tests.sailord.core.states import (
     JOB,
     NOW,
@@ -66,6 +74,7 @@ class Case:
     securing: Securing | None = None
     queue: tuple[str, ...] = ()
     step_s: float | None = None
+    feed: tuple[FeedEvent, ...] = ()
 
 
 SAID = report(A, "running", step=40, loss=3.14159, tokens_per_s=900_000.0, stall_s=0.02)
@@ -106,6 +115,12 @@ CASES = {
         steps=1000,
         queue=("next", "third"),
         step_s=2.25,
+        feed=(
+            FeedEvent(1, NOW - 9000, "reconfigured", "started on 2 nodes from step 0, 8.1 s", JOB),
+            FeedEvent(2, NOW - 7300, "reconfigured", "c lost → moved to 2 nodes", JOB),
+            FeedEvent(3, NOW - 60, "order", "cordon d was ordered (by alice)", JOB),
+            FeedEvent(4, NOW - 50, "order", "pause other was ordered", "other"),
+        ),
     ),
     "slow": Case(
         Running(NOW - 7300),
@@ -171,7 +186,7 @@ def shown(case: Case) -> str:
     pace = StepRate()
     if case.step_s is not None:
         pace.seen.extend((NOW + n * case.step_s, 38 + n) for n in range(3))
-    seen = render.active_view(known, pace, plan, about, told_at, NOW)
+    seen = render.active_view(known, pace, plan, about, told_at, NOW, feed=case.feed)
     store = (
         StoreView(False, NOW - 42, "etcd refused: etcdserver: permission denied")
         if case.is_away
@@ -258,3 +273,24 @@ def test_status_names_the_jobs_that_are_paused_and_what_ends_that():
     text = status_text(shown_now | {"paused": [paused]})
     assert "job         none" in text
     assert "paused      other: pause was ordered; sailorctl resume other goes on" in text
+
+
+def test_a_speed_far_from_the_prediction_is_told_in_words():
+    def line(rate: float) -> str:
+        about = {"estimate": {"iteration_s": 2.0, "source": "measured"}}
+        known = state(None, node(A, replace(SAID, tokens_per_s=rate)), node(B))
+        view = render.active_view(
+            known, StepRate(), None, about | {"tokens_per_iteration": 2000}, {}, NOW
+        )
+        shown_job = json.loads(json.dumps(plain(view)))
+        return next(each for each in _job_lines(shown_job, NOW) if each.startswith("throughput"))
+
+    assert "100% of it)" in line(1000.0)
+    assert "than predicted" not in line(1000.0)
+    assert "60% of it), much slower than predicted" in line(600.0)
+    assert "200% of it), much faster than predicted" in line(2000.0)
+
+
+def test_a_few_names_more_than_usual_are_not_hidden():
+    assert _some("abcdefgh") == "a, b, c, d, e, f, g, h"
+    assert _some("abcdefghi") == "a, b, c, d, e, f and 3 more"
