@@ -322,7 +322,11 @@ def _loss_cell(node: dict[str, Any]) -> str:
     loss = node.get("loss")
     if loss is None:
         return "-"
-    return "not known yet" if loss["steps"] is None else f"{counted(loss['steps'], 'step')} lost"
+    if loss["steps"] is None:
+        return "not known yet"
+    seconds = loss.get("seconds")
+    again = f", {duration(seconds)}" if seconds else ""
+    return f"{counted(loss['steps'], 'step')}{again} lost"
 
 
 def node_text(node: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from agents.protocol.records import NodeId
 from sailord.api.answers.types import LossView
 from sailord.core.model.state import State
 from sailord.core.queries.node_loss import NodeLoss, node_losses
+from sailord.text.units import duration
 
 NAMES_MAX = 4
 
@@ -17,18 +18,24 @@ def losses_view(state: State) -> dict[NodeId, LossView]:
     found = {}
     for id_, loss in node_losses(state).items():
         names = tuple(state.nodes[other].record.name for other in loss.kept_on)
-        text = _sentence(loss, names)
-        found[id_] = LossView(loss.steps, loss.step, loss.source, names, loss.keepers, text)
+        step_s = None if state.active is None else state.active.progress.step_s
+        seconds = None if loss.steps is None or step_s is None else loss.steps * step_s
+        text = _sentence(loss, names, seconds)
+        found[id_] = LossView(
+            loss.steps, loss.step, seconds, loss.source, names, loss.keepers, text
+        )
     return found
 
 
-def _sentence(loss: NodeLoss, names: Sequence[str]) -> str:
+def _sentence(loss: NodeLoss, names: Sequence[str], seconds: float | None) -> str:
     if loss.steps is None:
         return "not known yet: nodes have still to report what they keep"
     if loss.source is None:
         return "0 steps lost: the job does not train on it"
     count = f"{loss.steps:,} step{'' if loss.steps == 1 else 's'} lost"
     lost = f"at most {count}" if loss.steps else count
+    if seconds:
+        lost += f" ({duration(seconds)} to train again)"
     match loss.source:
         case "memory":
             return f"{lost}, state is kept on {_joined(names, loss.keepers) or 'other nodes'}"

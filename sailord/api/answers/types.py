@@ -43,28 +43,6 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class CertificateView:
-    """An agent's certificate, and the list of those that are valid no longer."""
-
-    certificate: str
-    """PEM; empty where none was asked for."""
-    revoked: str
-    """A list of revoked certificates, PEM."""
-
-
-@dataclass(frozen=True, slots=True)
-class PackageView:
-    """A package: the work folder of a script, packed."""
-
-    package: str
-    """``HASH-BYTES``."""
-    part_bytes: int
-    """The size of each part but the last."""
-    missing: tuple[int, ...]
-    """The parts that are still to be uploaded."""
-
-
-@dataclass(frozen=True, slots=True)
 class LossView:
     """What the active job would lose if a node died now, by the last reports."""
 
@@ -73,6 +51,8 @@ class LossView:
     keep."""
     step: int | None
     """The step from which it would go on."""
+    seconds: float | None
+    """What training these steps again takes, without the move itself; null: not known."""
     source: Literal["start", "memory", "durable"] | None
     """Where that step is; null: not known, or the job would not be interrupted."""
     kept_on: tuple[str, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
@@ -11,11 +12,20 @@ from agents.rpc.identity import Identity
 from agents.rpc.server import answer_signed
 from agents.rpc.tls import peer_of, why_refused
 from sailord.api.answers.responses import Refusal, answer
-from sailord.api.answers.types import CertificateView
 from sailord.api.handlers.agent_reports import refuse_signature
 from sailord.api.handlers.context import CONTEXT
 from sailord.authority import REVOKED, Authority
 from simulator.documents.problems import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateView:
+    """An agent's certificate, and the list of those that are valid no longer."""
+
+    certificate: str
+    """PEM; empty where none was asked for."""
+    revoked: str
+    """A list of revoked certificates, PEM."""
 
 
 async def certificates(request: web.Request) -> web.StreamResponse:

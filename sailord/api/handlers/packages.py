@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 
 from aiohttp import web
 
@@ -12,13 +13,24 @@ from agents.rpc.server import answer_signed
 from agents.rpc.unsigned_bodies import read_in_time
 from agents.work.package import BYTES_MAX, PART_BYTES, Package, hash_of
 from sailord.api.answers.responses import Refusal, answer, refusal
-from sailord.api.answers.types import PackageView
 from sailord.api.handlers.agent_reports import refuse_signature
 from sailord.api.handlers.context import CONTEXT, ApiContext
 from sailord.checkpoints.object_storage import Missing, Storage, open_storage
 from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError, Problem
 from simulator.inputs.work_section import work_of
+
+
+@dataclass(frozen=True, slots=True)
+class PackageView:
+    """A package: the work folder of a script, packed."""
+
+    package: str
+    """``HASH-BYTES``."""
+    part_bytes: int
+    """The size of each part but the last."""
+    missing: tuple[int, ...]
+    """The parts that are still to be uploaded."""
 
 
 def package_storage(api: ApiContext) -> Storage:

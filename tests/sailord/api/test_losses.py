@@ -13,9 +13,10 @@ from agents.protocol.records import Durable, JobId, NodeId
 from sailord.api.answers.losses import losses_view
 from sailord.api.answers.render import nodes_view
 from sailord.core.model.nodes import Node
+from sailord.core.model.state import Progress
 from sailord.text.cluster_text import node_text, nodes_text
 from tests.sailord.core.queries.test_node_loss import RING, keeps, of_three_layers
-from tests.sailord.core.states import JOB, A, B, C, D, durable, node
+from tests.sailord.core.states import JOB, NOW, A, B, C, D, durable, node
 
 SOME = [NodeId(f"k{n}") for n in range(6)]
 ALONE = keeps(A, (40, (0,))), keeps(B, (40, (1, 2)))
@@ -58,3 +59,13 @@ def test_the_list_has_the_steps_and_one_node_the_sentence() -> None:
         "if it died now  0 steps lost, state is kept on machine-b and machine-c"
     )
     assert node_text(shown[3]).endswith("0 steps lost: the job does not train on it")
+
+
+def test_what_a_loss_costs_in_seconds_is_told_beside_the_steps() -> None:
+    known = of_three_layers(*ALONE)
+    assert known.active is not None
+    progress = Progress(40, NOW, 2.5)
+    known = replace(known, active=replace(known.active, progress=progress))
+    shown = json.loads(json.dumps(plain(nodes_view(known, losses=losses_view(known)))))["nodes"]
+    assert "40 steps, 100.0 s lost" in nodes_text(shown)
+    assert "at most 40 steps lost (100.0 s to train again): only it keeps" in node_text(shown[0])
