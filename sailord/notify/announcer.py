@@ -28,6 +28,7 @@ from sailord.notify.message_formats import WORDS
 from sailord.notify.outbox import Message, Outbox, committed_id
 from sailord.notify.summaries import summary_of
 from sailord.notify.telemetry import TraceSender
+from sailord.text.units import duration
 
 log = structlog.get_logger("sailord")
 
@@ -203,10 +204,10 @@ class Announcer:
     def tell_order(self, order: Order, state: State) -> None:
         """Tell who ordered what: in the feed, and in the history of the job that it concerns.
 
-        The reason names who it was, if it was not root or the service itself.
+        The reason names who it was.
         """
         default = f"{order.kind} was ordered"
-        said = f"{order.kind} {order.target} was ordered"
+        said = f"{order.kind} {order.target} was ordered{_aim(order, state.now)}"
         if order.reason.startswith(default):
             said += order.reason.removeprefix(default)
         elif order.reason:
@@ -300,6 +301,13 @@ class Announcer:
         except StoreError:
             return False
         return True
+
+
+def _aim(order: Order, now: float) -> str:
+    """Say which step a rollback goes to, and when a node leaves."""
+    if order.durable is not None:
+        return f" (to step {order.durable.point.step})"
+    return "" if order.leaves_at is None else f" (leaves in {duration(order.leaves_at - now)})"
 
 
 def _kind_of(line: Transition) -> EventKind:

@@ -11,6 +11,7 @@ STATES = {
     "is quarantined": "quarantined",
     "failed": "failed",
     "could help": "added",
+    "could help again": "back",
 }
 """The words of a trigger about a node, and their short form."""
 NAMES_MAX = 4

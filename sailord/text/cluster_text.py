@@ -13,6 +13,15 @@ from sailord.text.units import YEAR_S, counted, duration, number_ranges, timesta
 SAFE_TO_STOP = "drained, safe to stop"
 NAMES_MAX = 6
 CAUSES_MAX = 5
+REFUSED = {
+    "token": "no valid token",
+    "certificate": "no valid certificate",
+    "signature": "a webhook or an agent without a valid signature or token",
+    "user": "a user without rights",
+    "crowd": "too many connections",
+    "flood": "too many requests",
+    "malformed": "not a valid request",
+}
 FAR_OFF = 0.7
 """Told in words: a speed below this share of the prediction, or as far above it."""
 PIPELINES_MAX = 4
@@ -89,7 +98,8 @@ def refused_line(status: dict[str, Any]) -> str:
     refusals = status.get("refusals") or {"last_hour": 0}
     if not refusals["last_hour"]:
         return ""
-    last = f"last {refusals['address'] or 'from an unknown address'} ({refusals['cause']})"
+    cause = REFUSED.get(refusals["cause"], refusals["cause"])
+    last = f"last {refusals['address'] or 'from an unknown address'} ({cause})"
     return f"{counted(refusals['last_hour'], 'request')} within the hour, {last}"
 
 

@@ -28,8 +28,6 @@ class Caller:
 
     name: str
     role: Role
-    is_host: bool = False
-    """Root or the service's own user, on this host."""
 
 
 def caller_with(tokens: TokenFile, header: str) -> Caller | None:
@@ -48,7 +46,7 @@ def caller_at(request: web.Request, config: Config) -> Caller | None:
     _, uid, gid = _CREDENTIALS.unpack(raw)
     name, groups = _about(uid, gid, int(time.monotonic() / GROUPS_S))
     if uid in (0, os.getuid()):
-        return Caller(name, "admin", is_host=True)
+        return Caller(name, "admin")
     if config.operators is not None and config.operators in groups:
         return Caller(name, "operator")
     if config.viewers is not None and config.viewers in groups:

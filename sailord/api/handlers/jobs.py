@@ -83,7 +83,7 @@ async def submit_job(request: web.Request) -> web.Response:
     durable = await checkpoints.threads.run(begin)
     bill = Bill(usd_max=job.objective.max_usd_total)
     caller = caller_of(request)
-    by = "" if caller is None or caller.is_host else f" by {caller.name}"
+    by = "" if caller is None else f" by {caller.name}"
     reason = f"submitted{by}"
     deadline = job.objective.deadline
     record = JobRecord(

@@ -59,14 +59,12 @@ def read_order(kind: str, target: str, body: dict[str, Any]) -> Order:
 
 
 def named(request: web.Request, order: Order) -> Order:
-    """Add to the reason who gave the order; without a name it is root's or the service's own."""
+    """Add to the reason who gave the order; on this host it is the user's name."""
     caller = caller_of(request)
     if caller is None:
         return order
     about = {"order": order.kind, "target": order.target, "id": order.id}
     log.info("order", by=caller.name, role=caller.role, reason=order.reason, **about)
-    if caller.is_host:
-        return order
     reason = order.reason or f"{order.kind} was ordered"
     return replace(order, reason=f"{reason} (by {caller.name})")
 
@@ -76,7 +74,7 @@ def tell_given(request: web.Request, said: str, job: JobId | None = None) -> Non
     api, caller = request.app[CONTEXT], caller_of(request)
     if caller is not None:
         log.info("order", by=caller.name, role=caller.role, order=said, target=job)
-        said += "" if caller.is_host else f" (by {caller.name})"
+        said += f" (by {caller.name})"
     api.controller.announcer.tell_given(said, job, None, api.state)
 
 

@@ -37,6 +37,7 @@ _SIGNATURE = re.compile(r"t=([0-9]{1,12}),v1=([0-9a-f]{64})\Z", re.ASCII)
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,252}\Z")
 ALERTS_MAX = 500
 SEE = "docs/api.md describes the forms of webhooks"
+NO_WEBHOOKS = "no webhooks are configured here ([webhooks] in sailord.toml)"
 Form = Literal["plain", "pubsub", "alertmanager"]
 PREEMPTED = "compute.instances.preempted"
 
@@ -63,6 +64,8 @@ async def read_message(request: web.Request) -> tuple[Form, dict[str, Any]]:
     api = request.app[CONTEXT]
     hooks, header = api.config.webhooks, request.headers.get(SIGNATURE_HEADER)
     kind: Form = "plain"
+    if hooks.secret is None and hooks.alertmanager_token is None and api.pubsub_keys is None:
+        raise _unauthenticated(NO_WEBHOOKS)
     if header is not None:
         await _check_signature(request, hooks.secret, header)
     else:

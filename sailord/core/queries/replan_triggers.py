@@ -280,9 +280,14 @@ def _additions(state: State, active: Active) -> list[Trigger]:
     new = [id_ for id_ in unknown if state.nodes[id_].is_usable(is_member=False)]
     if not new:
         return []
-    names = few([state.nodes[id_].record.name for id_ in new], ", ")
     due = max(state.nodes[id_].since for id_ in new) + state.options.additions_gather_s
-    return [Trigger(f"{names} could help", due, is_forced=False)]
+    # One whose drain or cordon was taken back has been there all along.
+    names: dict[str, list[str]] = {}
+    for id_ in new:
+        word = "could help" if state.nodes[id_].returned_at is None else "could help again"
+        names.setdefault(word, []).append(state.nodes[id_].record.name)
+    reason = "; ".join(f"{few(each, ', ')} {word}" for word, each in names.items())
+    return [Trigger(reason, due, is_forced=False)]
 
 
 def next_order(active: Active) -> Order | None:

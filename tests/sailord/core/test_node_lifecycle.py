@@ -159,6 +159,13 @@ def test_gathering_window_starts_with_the_newest_node() -> None:
     assert change.due == NOW - 4 + now.options.additions_gather_s
 
 
+def test_a_node_whose_drain_or_cordon_was_taken_back_counts_as_back_not_as_new() -> None:
+    now = state(None, node(A), node(B), node(C, returned_at=NOW - 1), node(D))
+    change = replan_trigger(now, active_of(now))
+    assert change is not None
+    assert change.reason == "machine-c could help again; machine-d could help"
+
+
 @pytest.mark.parametrize(("of", "is_lost"), [(3, True), (2, False)])
 def test_broken_peers_of_another_generation_are_ignored(of: int, is_lost: bool) -> None:
     says = node(A, report(A, of=of, broken_peers=(B,)))

@@ -37,6 +37,7 @@ from tests.sailord.core.states import (
     Planning,
     act,
     changed,
+    durable,
     generation,
     job,
     order,
@@ -82,15 +83,19 @@ def test_generation_replanned_as_soon_as_it_runs_is_announced_too() -> None:
         (order("cordon", "machine-b", reason="cordon was ordered (by eve)"),
          "cordon machine-b was ordered (by eve)"),
         (order("pause"), "pause job was ordered"),
+        (order("preempt", "machine-b", leaves_at=NOW + 30),
+         "preempt machine-b was ordered (leaves in 30.0 s)"),
+        (order("rollback", durable=durable(20), reason="loss jumped (by eve)"),
+         "rollback job was ordered (to step 20): loss jumped (by eve)"),
     ],
-    ids=["reason", "none", "by root"],
+    ids=["reason", "none", "by a daemon", "preempt", "rollback"],
 )  # fmt: skip
 def test_orders_are_told_with_who_gave_them(given: Order, said: str) -> None:
     published = Published()
     published.announcer.tell_order(given, RUNS)
     assert published.texts("order") == [said]
     (kept,) = published.announcer.feed.kept
-    assert (kept.job, kept.node) == (JOB, None if given.kind == "pause" else "machine-b")
+    assert (kept.job, kept.node) == (JOB, None if given.target == JOB else "machine-b")
     _, line, _ = published.announcer._lines.get_nowait()
     later = Published()
     later.announcer.restore(JOB, [line])

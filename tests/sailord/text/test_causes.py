@@ -17,6 +17,7 @@ from sailord.text.causes import short_cause
         ),
         ("c1 failed", "c1 failed"),
         ("a4 could help", "a4 added"),
+        ("a4 could help; a1, a2 could help again", "a4 added; a1, a2 back"),
     ],
 )
 def test_cause_keeps_the_explanation_of_a_failure_alone(reason, short):

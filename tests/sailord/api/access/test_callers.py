@@ -211,10 +211,10 @@ async def test_the_caller_on_a_unix_socket_is_read_from_the_kernel():
         done = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE)
         return (await done.communicate())[0].decode().strip()
 
-    assert await call("0") == "Caller(name='root', role='admin', is_host=True)"
+    assert await call("0") == "Caller(name='root', role='admin')"
     assert await call("65534") == "None"
     config.viewers = "nogroup"
-    assert await call("65534") == "Caller(name='nobody', role='viewer', is_host=False)"
+    assert await call("65534") == "Caller(name='nobody', role='viewer')"
     config.operators = "nogroup"
     assert "role='operator'" in await call("65534")
     await runner.cleanup()
