@@ -191,8 +191,10 @@ class ProcessTransport:
         def build() -> Any:
             return self._library.open(name, store, index, size)
 
+        # Two operations, since each has the whole deadline.
         with self.operations.on_host(name, doing):
             self.run_guarded(lambda: self._wait_present(store, ranks, doing), doing)
+        with self.operations.on_host(name, doing):
             if self._library.blocks_device:
                 group = self._in_own_thread(lambda: self.run_guarded(build, doing), doing)
             else:

@@ -63,5 +63,7 @@ def job_names(questions: Iterable[Question]) -> list[str]:
     names: list[str] = []
     for number, question in enumerate(questions, start=1):
         name = question.job.name
-        names.append(name if name not in names else f"{name} {number}")
+        while name in names:
+            name = f"{name} {number}"
+        names.append(name)
     return names

@@ -106,7 +106,10 @@ def _save(found: SharedCluster, names: Sequence[str], folder: Path | None) -> li
         folder.mkdir(parents=True, exist_ok=True)
         for number, (part, name) in enumerate(zip(found.parts, names, strict=True)):
             if part.known is not None:
-                path = folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}.json"
+                stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+                path = folder / f"{stem}.json"
+                if path in files:  # Another name that differs in other signs only.
+                    path = folder / f"{stem}-{number + 1}.json"
                 path.write_text(plan_text(part.known.plan), encoding="utf-8")
                 files[number] = path
     except OSError as error:

@@ -51,10 +51,14 @@ def paid(state: State, record: GenerationRecord | None) -> GenerationRecord | No
     lost = frozenset(id_ for id_ in notable if state.nodes[id_].is_lost)
     if not lost:
         return record
-    gpus = {
-        id_: max(state.nodes[id_].record.gpus, 1) if id_ in state.nodes else 1
+    known = {
+        id_: state.nodes[id_].record.gpus
         for id_ in record.members
+        if id_ in state.nodes and state.nodes[id_].record.gpus
     }
+    # Of a node that a new leader has not heard of yet it knows the name only.
+    usual = sum(known.values()) / len(known) if known else 1.0
+    gpus = {id_: known.get(id_, usual) for id_ in record.members}
     share = sum(count for id_, count in gpus.items() if id_ not in lost) / sum(gpus.values())
     return replace(record, usd_per_hour=record.usd_per_hour * share)
 

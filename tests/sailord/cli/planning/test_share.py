@@ -60,6 +60,17 @@ def test_each_job_gets_machines_and_a_plan_by_its_weight(tmp_path: Path) -> None
     assert json.loads(judged.stdout)["iteration_s"] == found["jobs"][0]["iteration_s"]
 
 
+def test_names_that_give_one_file_name_get_files_of_their_own(tmp_path: Path) -> None:
+    for name, text in {"my job": JOB_FILE, "my-job": JOB_FILE, "cluster": CLUSTER_FILE}.items():
+        (tmp_path / f"{name}.toml").write_text(text, encoding="utf-8")
+    files = [str(tmp_path / f"{name}.toml") for name in ("my job", "my-job", "cluster")]
+    options = ["--budget", "2", "--searches", "2", "--save", str(tmp_path / "plans")]
+    done = CliRunner().invoke(main, ["share", *files, *options])
+    assert done.exit_code == 0, done.output
+    found = sorted(each.name for each in (tmp_path / "plans").iterdir())
+    assert found == ["my-job-2.json", "my-job.json"]
+
+
 def test_a_job_without_a_plan_leaves_everything_to_the_other(tmp_path: Path) -> None:
     done = run(tmp_path, "--searches", "2", second=TOO_LARGE)
     assert done.exit_code == 0, done.output

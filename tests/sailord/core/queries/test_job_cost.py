@@ -107,6 +107,14 @@ def test_lost_nodes_of_a_waiting_job_cost_nothing_more() -> None:
     assert paid(known, PRICED).usd_per_hour == 36.0 / 4
 
 
+def test_node_that_a_new_leader_knows_by_name_only_counts_as_the_others_do() -> None:
+    eight, nameless = node(A), node(B, lost_at=NOW, why_lost="x")
+    eight = replace(eight, record=replace(eight.record, gpus=8))
+    nameless = replace(nameless, record=replace(nameless.record, gpus=0))
+    known = state(WAITING, eight, nameless, generation=PRICED)
+    assert paid(known, PRICED).usd_per_hour == 36.0 / 2
+
+
 def test_spent_budget_holds_the_job() -> None:
     """Money spent is never more than the budget and one decision's time."""
     budget = running(usd=9.95, usd_max=10.0)
