@@ -184,8 +184,8 @@ def test_wait_that_ended_while_the_others_were_asked_blames_nobody():
             answers = ask(wait_s)
             if not asked.is_set():
                 asked.set()
-                # The first two are the opening of the group and the sum that was waited for.
-                while (now := transport.operations.oldest()) is None or now[0].number < 3:
+                # The first three are the two halves of opening the group and the awaited sum.
+                while (now := transport.operations.oldest()) is None or now[0].number < 4:
                     time.sleep(0.001)
                 transport.stall_after_s = 60.0
             ends.set()
