@@ -128,7 +128,7 @@ def _learn(state: State, event: Event) -> Decision:
         case FreeMemoryMeasured():
             return _learn_free_memory(state, event), ()
         case UnfitChanged():
-            return replace(state, unfit=event.why), ()
+            return replace(state, unfit=event.why, unfit_for=event.job), ()
         case ReleaseReceived():
             # Only by order of the present leader, and for the present job.
             if event.term < state.heard.term or event.job != state.job:
@@ -478,6 +478,7 @@ def _report(state: State) -> Decision:
         trouble=state.trouble,
         fault=state.fault,
         sealing=gang.sealing,
+        unfit_for=state.unfit_for if state.unfit else None,
         unfit=state.unfit or ("" if state.shortage is None else state.shortage.why),
         **{each.name: getattr(gang.measured, each.name) for each in fields(Measured)},
     )

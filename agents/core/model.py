@@ -107,6 +107,8 @@ class State:
     trouble: str = ""
     unfit: str = ""
     """Why the live job cannot run on this node, or not yet; empty: it can."""
+    unfit_for: JobId | None = None
+    """That job; ``None``: not known."""
     shortage: Shortage | None = None
     """No plan can use this node for the job until it has room."""
     store_silent_since: float | None = None
@@ -244,6 +246,7 @@ class UnfitChanged(_Event):
     """The reason has changed why the live job cannot run on this node; empty: it can."""
 
     why: str
+    job: JobId | None = None
 
 
 @dataclass(frozen=True, slots=True)

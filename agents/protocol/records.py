@@ -282,6 +282,8 @@ class Report(Measured):
     unfit: str = ""
     """Why the live job cannot run on this node: no memory for its snapshots, or its work folder is
     not prepared."""
+    unfit_for: JobId | None = None
+    """The job that ``unfit`` is about, if that is its work folder; ``None``: not known."""
     sealing: Sealing | None = None
     """After a loss, until all its workers have sealed their state or failed to."""
     contradicted: tuple[NodeId, ...] = ()

@@ -156,7 +156,7 @@ class Preparation:
     def _set_unfit(self, why: str) -> None:
         if why != self._unfit:
             self._unfit = why
-            self.feed(UnfitChanged(self.clock.now(), why))
+            self.feed(UnfitChanged(self.clock.now(), why, self.job))
         self._changed.set()
 
     async def _prepare(self, job: JobId) -> None:

@@ -151,6 +151,9 @@ class Announcer:
             # A node that failed in a generation is in the history already.
             if node is known or after.active is None or why in ("", PREPARING):
                 continue
+            of = None if node.report is None else node.report.unfit_for
+            if of not in (None, after.active.job):
+                continue  # It has still to prepare for this job.
             text = f"{node.record.name} {_UNFIT}: {why}"
             if node.workers.failed_since is not None or (after.active.job, text) in self._unfit:
                 continue
@@ -351,6 +354,13 @@ def _changes(before: State, after: State) -> Iterator[tuple[FeedEvent, str]]:
             text = f"{node.record.name} is draining"
             event = _event("node_preempted", text, after, node=node.record.name)
             yield event, _leaving_id(id_, when, after.marks.get(id_, ()))
+    is_less = after.term == before.term and len(after.nodes) < len(before.nodes)
+    for id_ in sorted(before.nodes.keys() - after.nodes.keys()) if is_less else ():
+        node = before.nodes[id_]
+        if not node.is_lost:  # That was told when it was given up.
+            announced = ", as it was announced" if node.is_draining else ""
+            text = f"{node.record.name} is gone: its lease ended{announced}"
+            yield _event("note", text, after, node=node.record.name), ""
     trouble = "" if after.active is None else after.active.checkpointing.trouble
     if after.active is not None and trouble:
         known_trouble = "" if before.active is None else before.active.checkpointing.trouble

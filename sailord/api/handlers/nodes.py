@@ -56,6 +56,11 @@ def nodes_of(request: web.Request) -> list[Node]:
     nodes = request.app[CONTEXT].last_led.nodes.values()
     found = [node for node in nodes if name in (node.record.id, node.record.name)]
     if not found:
+        events = request.app[CONTEXT].controller.announcer.feed.kept
+        last = next((each for each in reversed(events) if each.node == name), None)
+        if last is not None:
+            cure = "if it comes back, it joins as a new node; see sailorctl events"
+            raise Refusal(404, Problem(name, f"no such node any more: {last.text}", cure))
         known = nearest(name[:64], (node.record.name for node in nodes))
         raise Refusal(404, Problem(name[:64], "no such node", known))
     return found

@@ -33,6 +33,7 @@ from agents.core.model import (
     StoreFailed,
     StoreOrder,
     Ticked,
+    UnfitChanged,
 )
 from agents.protocol.records import Fence, Holding, Order, Point, Restore, Uploaded
 from tests.agents.core.life import (
@@ -439,6 +440,11 @@ def test_a_resumed_agent_reads_from_its_workers_before_it_parks_them() -> None:
         woken, _ = act(woken, Ticked(at))
     assert woken.gang is not None
     assert woken.gang.taking == "failed", "it counts anew after the agent resumed"
+
+
+def test_what_fails_is_reported_with_its_job() -> None:
+    (report,) = said(state(), UnfitChanged(NOW, "setup `exit 3` exited with 3", OTHER))
+    assert (report.unfit, report.unfit_for) == ("setup `exit 3` exited with 3", OTHER)
 
 
 def test_a_shortage_of_memory_is_reported_for_short_s_at_least() -> None:

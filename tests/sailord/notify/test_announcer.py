@@ -18,7 +18,8 @@ from agents.store.interface import Put, StoreUnavailable, WriteRejected
 from agents.store.sqlite_store import EmbeddedStore
 from sailord.cluster_records import Gateway
 from sailord.core.model.commands import Note
-from sailord.core.model.events import OrderGiven, Reported
+from sailord.core.model.events import NodesObserved, OrderGiven, Reported
+from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Running, Starting
 from sailord.core.model.state import Progress, State
 from sailord.core.queries.reconfiguration_timing import ReconfigurationTiming
@@ -34,14 +35,17 @@ from tests.sailord.core.states import (
     QUESTION,
     A,
     B,
+    C,
     Planning,
     act,
     changed,
     durable,
     generation,
     job,
+    node,
     order,
     proposal,
+    record,
     report,
     state,
 )
@@ -159,6 +163,16 @@ def unfit(why: str, number: int = 9, taking: Taking = "idle") -> State:
     """A job of which one node reports that it cannot run it."""
     said = report(A, taking, number=number, unfit=why)
     return act(RUNS, Reported(NOW, said))[0]
+
+
+def test_error_of_the_job_before_is_not_told_of_the_job_that_has_the_cluster() -> None:
+    published = Published()
+    said = report(A, "idle", number=9, unfit="setup `exit 3` exited with 3", unfit_for="other")
+    published.announcer.observe(RUNS, act(RUNS, Reported(NOW, said))[0])
+    assert published.texts("note") == []
+    said = replace(said, number=10, unfit_for=JOB)
+    published.announcer.observe(RUNS, act(RUNS, Reported(NOW, said))[0])
+    assert published.texts("note") == ["machine-a cannot run it: setup `exit 3` exited with 3"]
 
 
 def test_why_a_node_cannot_run_the_job_is_kept_in_the_history_once() -> None:
@@ -293,12 +307,25 @@ def test_plan_request_during_the_start_does_not_announce_a_running_generation() 
 
 def test_each_lost_node_is_announced_once() -> None:
     published = Published()
-    node = ASKS.nodes[B]
-    lost = replace(ASKS, nodes=ASKS.nodes.with_({B: changed(node, lost_at=NOW, why_lost="gone")}))
+    known = ASKS.nodes[B]
+    lost = replace(ASKS, nodes=ASKS.nodes.with_({B: changed(known, lost_at=NOW, why_lost="gone")}))
     published.announcer.observe(ASKS, lost)
     heard = replace(lost.nodes[B], heard_at=NOW)
     published.announcer.observe(lost, replace(lost, nodes=lost.nodes.with_({B: heard})))
     assert published.texts("node_lost") == ["machine-b is lost: gone"]
+
+
+def test_node_that_leaves_without_a_job_on_it_is_told() -> None:
+    """A preempted node ends at its deadline, when the job has moved off it long ago."""
+    published = Published()
+    nodes = Nodes({**ASKS.nodes, C: node(C, draining_since=NOW - 30)})
+    before = replace(ASKS, nodes=nodes)
+    after, _ = act(before, NodesObserved(NOW, (record(A), record(B))))
+    assert C not in after.nodes
+    published.announcer.observe(before, after)
+    told = "machine-c is gone: its lease ended, as it was announced"
+    assert published.texts("note") == [told]
+    assert published.announcer.feed.kept[-1].node == "machine-c"
 
 
 MOVE = ReconfigurationTiming(

@@ -1,0 +1,37 @@
+"""Of a node that is gone the last event is told, instead of that there never was one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sailord.api.answers.responses import Refusal
+from sailord.api.handlers.context import CONTEXT
+from sailord.api.handlers.nodes import nodes_of
+from sailord.notify.feed import Feed, FeedEvent
+from tests.sailord.core.states import NOW, state
+
+
+def asked_for(name: str, feed: Feed) -> Any:
+    """A request about a node, as far as the handler reads one."""
+    controller = SimpleNamespace(announcer=SimpleNamespace(feed=feed))
+    context = SimpleNamespace(last_led=state(), controller=controller)
+    return SimpleNamespace(app={CONTEXT: context}, match_info={"node": name})
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("c3", "no such node any more: c3 is gone: its lease ended"),
+        ("machine-x", "no such node"),
+    ],
+)
+def test_what_is_said_of_a_node_that_is_not_there(name: str, said: str) -> None:
+    feed = Feed()
+    feed.add(FeedEvent(1, NOW, "note", "c3 is lost", node="c3"))
+    feed.add(FeedEvent(2, NOW, "note", "c3 is gone: its lease ended", node="c3"))
+    with pytest.raises(Refusal) as refused:
+        nodes_of(asked_for(name, feed))
+    assert str(refused.value).startswith(f"{name}: {said}")
