@@ -216,11 +216,19 @@ def _order(state: State, order: Order) -> Step:
         return Step(replace(state, active=replace(active, orders=(*active.orders, order))))
     settle = SettleOrder(order.id)
     job = state.jobs.get(JobId(order.target))
+    if job is not None and order.kind == "rollback" and job.state in ("paused", "queued"):
+        before = state.rollbacks.get(job.id)
+        kept = replace(state, rollbacks={**state.rollbacks, job.id: order})
+        return Step(kept, () if before is None else (SettleOrder(before.id),))
     to = None if job is None else _ORDERED.get((job.state, order.kind))
     if job is None or to is None or (to == "queued" and why_unpaid(job.bill)):
         return Step(state, (settle,))
     job = replace(job, state=to, reason=order.reason or f"{order.kind} was ordered")
     state, commands = write_job(state, job)
+    if to == "cancelled" and job.id in state.rollbacks:
+        rollbacks = dict(state.rollbacks)
+        commands = (*commands, SettleOrder(rollbacks.pop(job.id).id))
+        state = replace(state, rollbacks=rollbacks)
     return Step(state, (*commands, settle))
 
 

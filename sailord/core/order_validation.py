@@ -17,7 +17,7 @@ from simulator.documents.problems import Problem
 
 INSTEAD: dict[JobState, str] = {
     "queued": "it runs when its turn comes; it can be paused or cancelled",
-    "paused": "it can be resumed or cancelled",
+    "paused": "it can be resumed, rolled back or cancelled",
     "failed": "it can be resumed",
     "done": "submit it again, under another id",
     "cancelled": "submit it again, under another id",
@@ -58,7 +58,8 @@ def _of_job(state: State, job: JobRecord, order: Order, unpaid: str) -> Problem 
     """An order about a job without the cluster takes effect at once or never."""
     if unpaid and order.kind == "resume" and job.state in {"paused", "failed"}:
         return _nothing(job.id, order.kind, unpaid, SPEND_MORE)
-    if learn(state, OrderGiven(state.now, order)).state.jobs != state.jobs:
+    after = learn(state, OrderGiven(state.now, order)).state
+    if (after.jobs, after.rollbacks) != (state.jobs, state.rollbacks):
         return None
     return _nothing(job.id, order.kind, f"it is {job.state}", INSTEAD[job.state])
 
@@ -81,7 +82,7 @@ def _of_active(state: State, active: Active, kind: OrderKind, unpaid: str) -> Pr
         case "replan" if heading == "pause":
             return _nothing(job.id, kind, "it is being paused", "resume it: that plans anew")
         case "rollback" if heading == "pause":
-            return _nothing(job.id, kind, "it is being paused", "resume it first")
+            return _nothing(job.id, kind, "it is being paused", "order it once it is paused")
         case "checkpoint" if job.saving.uri is None:
             cure = "submit jobs with a uri under [checkpoint], and scripts with --checkpoint"
             return _nothing(job.id, kind, "it names no place for checkpoints", cure)

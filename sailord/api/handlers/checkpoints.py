@@ -186,11 +186,12 @@ async def roll_back(request: web.Request) -> web.Response:
     id_ = body.get("id") or uuid.uuid4().hex
     check_id(id_, "id")
     active = api.last_led.active
-    if active is None or active.job != job.id:
-        cure = "only the active job can be rolled back: resume it, or wait for its turn"
-        return refusal(409, Problem(job.id, f"is {job.state}, not active", cure))
+    is_active = active is not None and active.job == job.id
+    if not is_active and job.state not in ("paused", "queued"):
+        cure = "a job that has the cluster, waits for it or is paused can be rolled back"
+        return refusal(409, Problem(job.id, f"is {job.state}", cure))
     _, durable = await _found(api, job, request.match_info["step"])
-    newest = api.last_led.durables.get(active.job)
+    newest = api.last_led.durables.get(JobId(job.id))
     if newest is not None and durable.point.step > newest.point.step:
         what = f"step {durable.point.step} is beyond the durable step {newest.point.step}"
         return refusal(409, Problem("step", what, "give an older step"))

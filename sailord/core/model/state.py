@@ -193,6 +193,8 @@ class State:
     """The ids of all orders that were taken in: each has one effect."""
     marks: Mapping[str, tuple[Order, ...]] = field(default_factory=dict)
     """Orders about each node id, in order: they hold for as long as that node lives."""
+    rollbacks: Mapping[JobId, Order] = field(default_factory=dict)
+    """Of jobs without the cluster: carried out once the job gets it."""
     unreadable: frozenset[JobId] = frozenset()
     """Jobs that may have the cluster, but whose records cannot be read: no other gets it."""
     requests: int = 0

@@ -30,13 +30,17 @@ def take_next_job(state: State) -> Step | None:
         return None
     generations = dict(state.generations)
     last = generations.pop(job.id, None)
+    rollbacks = dict(state.rollbacks)
+    ordered = rollbacks.pop(job.id, None)
     past = replace(job.past, since=state.now, departures=0)
     job = replace(job, state="running", reason="its turn came", past=past)
     phase = Waiting("its turn came", state.now)
     step = last.restore.point.step if last is not None else 0
-    active = Active(job.id, phase, last, progress=Progress(step, state.now))
+    orders = () if ordered is None else (ordered,)
+    active = Active(job.id, phase, last, orders=orders, progress=Progress(step, state.now))
     state, commands = write_job(state, job)
-    return Step(replace(state, generations=generations, active=active), commands)
+    changed = replace(state, generations=generations, rollbacks=rollbacks, active=active)
+    return Step(changed, commands)
 
 
 def yield_cluster(state: State, active: Active, phase: Held) -> RuleAnswer:

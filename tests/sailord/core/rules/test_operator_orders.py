@@ -34,6 +34,7 @@ from sailord.core.model.events import (
 from sailord.core.model.nodes import Nodes
 from sailord.core.model.phases import Closing, Held, Opening, Running, Stopping, Waiting
 from sailord.core.model.state import State
+from sailord.core.order_validation import why_without_effect
 from sailord.core.queries.replan_triggers import why_waiting
 from tests.sailord.core.states import (
     BEGAN,
@@ -57,6 +58,7 @@ from tests.sailord.core.states import (
     order,
     phase,
     proposal,
+    record,
     report,
     state,
 )
@@ -370,6 +372,51 @@ def test_new_leader_repeats_no_notes() -> None:
     jobs = (job(id=JobId("j"), state="queued"), job(id=JobId("k"), state="paused"))
     _, commands = decide(State(now=NOW), Elected(NOW, TERM, (), jobs, ()))
     assert told(commands) == ["j running: its turn came"]
+
+
+PAUSED = replace(
+    state().with_job(job(state="paused", saving=KEPT)),
+    active=None,
+    generations={JOB: replace(G, state="closed")},
+    durables={JOB: durable(30)},
+)
+BACK = order("rollback", id_="back", durable=durable(20))
+
+
+def resumed(before: State) -> State:
+    """The job gets the cluster again, and its plan is found."""
+    after, _ = act(before, OrderGiven(NOW, order("resume", id_="resume")))
+    after, _ = act(after, Ticked(NOW + 5))
+    return act(after, PlanFound(NOW + 6, after.requests, proposal()))[0]
+
+
+def test_paused_job_is_rolled_back_where_it_is_resumed() -> None:
+    """Its bad weights need not train first."""
+    assert why_without_effect(PAUSED, BACK) is None
+    ordered, commands = act(PAUSED, OrderGiven(NOW, BACK))
+    assert (commands, ordered.active) == ((), None)
+    opening = phase(resumed(ordered))
+    assert isinstance(opening, Opening)
+    assert (opening.record.restore.point, opening.lowers) == (BACK.durable.point, BACK.durable)
+    assert resumed(ordered).rollbacks == {}
+
+
+def test_new_leader_keeps_the_rollback_of_a_paused_job() -> None:
+    paused = PAUSED.jobs[JOB]
+    nodes, closed = (record(A), record(B)), (PAUSED.generations[JOB],)
+    took = Elected(NOW, TERM, nodes, (paused,), closed, ((JOB, durable(30)),), (BACK,))
+    after, commands = act(State(), took)
+    assert (after.rollbacks, commands) == ({JOB: BACK}, ())
+
+
+def test_last_rollback_of_a_paused_job_counts_until_it_is_cancelled() -> None:
+    once, _ = act(PAUSED, OrderGiven(NOW, order("rollback", id_="first", durable=durable(10))))
+    twice, commands = act(once, OrderGiven(NOW, BACK))
+    assert commands == (SettleOrder("first"),)
+    ended, commands = act(twice, OrderGiven(NOW, order("cancel", id_="cancel")))
+    assert ended.rollbacks == {}
+    settled = [each.id for each in commands if isinstance(each, SettleOrder)]
+    assert settled == ["back", "cancel"]
 
 
 def test_rollback_that_was_ordered_while_the_job_waits_is_shown_and_is_the_reason_later() -> None:
