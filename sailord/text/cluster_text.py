@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
+from sailord.text.causes import short_cause
 from sailord.text.cures import SPEND_MORE
 from sailord.text.event_lines import fold, line_text
 from sailord.text.table import table
@@ -22,6 +24,7 @@ REFUSED = {
     "flood": "too many requests",
     "malformed": "not a valid request",
 }
+COLUMNS = 100
 FAR_OFF = 0.7
 """Told in words: a speed below this share of the prediction, or as far above it."""
 PIPELINES_MAX = 4
@@ -391,31 +394,27 @@ def event_text(event: dict[str, Any]) -> str:
 
 
 def moves_text(moves: list[dict[str, Any]]) -> str:
-    """Return a job's reconfigurations with their phases in seconds, predictions in brackets."""
-    if not moves:
-        return "no reconfiguration yet"
-    names = list(dict.fromkeys(name for move in moves for name, _ in move["phases"]))
-    header = ["when", "kind", "to", "lost", "cost", "downtime", "predicted", "in all", *names]
-    rows = []
-    for move in moves:
-        predicted = {name: f" ({seconds:.2f})" for name, seconds in move["predicted"]}
-        phases = {
-            name: f"{seconds:.2f}{predicted.get(name, '')}" for name, seconds in move["phases"]
-        }
-        lost = ("-", "-", "-", "-")  # A start interrupts nothing.
-        if move["kind"] != "start":
-            downtime, expected = f"{move['downtime_s']:.2f} s", f"{move['predicted_s']:.2f} s"
-            usd = move.get("usd")  # An older sailord does not say it.
-            cost = "-" if usd is None else f"${usd:,.2f}"
-            lost = (counted(move["steps_lost"], "step"), cost, downtime, expected)
-        rows.append(
-            (
-                *(timestamp(move["at"]), move["kind"], str(move["generation"])),
-                *(*lost, f"{move['total_s']:.2f} s"),
-                *(phases.get(name, "-") for name in names),
-            )
-        )
-    return table(header, rows)
+    """Return a job's reconfigurations: cause and cost of each, and the seconds of its phases."""
+    return "\n".join(line for move in moves for line in _move_lines(move)) or (
+        "no reconfiguration yet"
+    )
+
+
+def _move_lines(move: dict[str, Any]) -> list[str]:
+    begin = f"{timestamp(move['at'])}  {move['kind']} → generation {move['generation']}"
+    cost = [f"{move['total_s']:.2f} s in all"]
+    if move["kind"] != "start":  # A start interrupts nothing.
+        usd = move.get("usd")  # An older sailord does not say it.
+        lost = [f"{counted(move['steps_lost'], 'step')} lost"]
+        lost += [] if usd is None else [f"${usd:,.2f}"]
+        downtime = f"downtime {move['downtime_s']:.2f} s (predicted {move['predicted_s']:.2f} s)"
+        cost = [*lost, downtime, *cost]
+    lines = [f"{begin}: {short_cause(move['reason'])}", f"  {', '.join(cost)}"]
+    for name in ("phases", "predicted"):
+        seconds = ", ".join(f"{each.replace('_', ' ')} {s:.2f}" for each, s in move[name])
+        word = f"  {'took' if name == 'phases' else name:9} "
+        lines += wrap(seconds, COLUMNS, initial_indent=word, subsequent_indent=" " * len(word))
+    return lines
 
 
 def why_text(why: dict[str, Any]) -> str:
@@ -432,7 +431,11 @@ def why_text(why: dict[str, Any]) -> str:
         lines.append(f"this generation: {why['generation_reason']}")
     if why.get("deadline"):
         lines.append(f"deadline: {why['deadline']}")
+    if why.get("iteration_s") is not None:  # An older sailord does not tell it.
+        lines.append(f"this plan: {number(why['iteration_s'])} s a step, as predicted")
     lines += [f"this plan: {sentence}" for sentence in why["plan"]]
+    if why.get("said") and phase in ("running", "planning"):
+        lines.append(f"the planner's last answer: {why['said']}")
     lines += [f"idle: {idle}" for idle in why.get("idle", ())]
     lines += [f"draining, but cannot: {stuck}" for stuck in why["stuck"]]
     lines += [f"steps: {drift}; sailorctl profile model measures it" for drift in why["drift"]]

@@ -38,14 +38,19 @@ def _said(said: Mapping[str, Any]) -> str:
     begin = f"{clock(at)}  " if isinstance(at, int | float) else ""
     about = f"step {said['step']}" + (f" of {said['job']}" if said.get("job") else "")
     figures = said.get("evaluation", {name: said[name] for name in said if name not in _TOLD})
-    words = [
-        _figure(name, value) if name == "seconds" else f"{name} {_figure(name, value)}"
-        for name, value in figures.items()
-    ]
+    words = [_word(name, value) for name, value in figures.items()]
     what = "evaluation after " if "evaluation" in said else ""
     return f"{begin}{what}{about}: {', '.join(words)}"
 
 
+def _word(name: str, value: Any) -> str:
+    """A figure with its name: ``loss 3.2``, ``34.4 samples/s``, ``0.47 s``."""
+    if name.endswith(_PER_S):
+        return f"{_figure(name, value)} {name.removesuffix(_PER_S)}/s"
+    return _figure(name, value) if name == "seconds" else f"{name} {_figure(name, value)}"
+
+
+_PER_S = "_per_s"
 _TOLD = ("at", "job", "step", "generation", "sample_hash")
 
 
@@ -53,4 +58,5 @@ def _figure(name: str, value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "-" if value is None else str(value)
     text = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-    return f"{text} s" if name == "seconds" or name.endswith("_s") else text
+    is_time = name == "seconds" or (name.endswith("_s") and not name.endswith(_PER_S))
+    return f"{text} s" if is_time else text

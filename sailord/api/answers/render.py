@@ -415,6 +415,8 @@ def why_view(
         if active is None
         else tuple(f"{name}: {why}" for name, why in stuck_view(state).items()),
         idle=() if active is None else _idle(state),
+        iteration_s=(about.get("estimate") or {}).get("iteration_s"),
+        said="" if active is None else active.asked.said,
         spent=None
         if active is None
         else _spent(state.job, paid(state, active.generation), state.now),

@@ -460,6 +460,11 @@ class Why:
     """If it has the cluster: what it cost."""
     deadline: str = ""
     """If it has one: what is rented for it, and why."""
+    iteration_s: float | None = None
+    """What a step of this plan takes, as predicted."""
+    said: str = ""
+    """What the planner answered last, if nothing followed: why this plan stays, or why there is
+    none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,12 @@ _KNOWN_ELSEWHERE = {
     "ps": ["jobs"],
     "run": ["submit"],
     "stop": ["pause", "cancel"],
+    "undrain": ["withdraw"],
+    "orders": ["history", "events"],
+    "down": [],
 }
-"""What other tools call a command, and what we call it, where a group has it."""
+"""What other tools call a command, and what we call it, where a group has it; nothing else that
+is merely spelt alike is proposed instead."""
 
 
 class Group(click.Group):
@@ -34,8 +38,7 @@ class Group(click.Group):
 
             known = self.list_commands(ctx)
             close = difflib.get_close_matches(args[0], known, n=3)
-            elsewhere = [n for n in _KNOWN_ELSEWHERE.get(args[0], []) if n in known]
-            meant = dict.fromkeys([*elsewhere, *close])
+            meant = [n for n in _KNOWN_ELSEWHERE.get(args[0], close) if n in known]
             if not meant:
                 raise
             guess = f"{error.message} Did you mean {' or '.join(map(repr, meant))}?"

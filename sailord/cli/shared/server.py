@@ -174,11 +174,18 @@ def _begins_with(listed: list[dict[str, Any]], kind: str, name: str) -> str | No
 
 
 def active_job(client: Client) -> str:
-    """Return the id of the job that runs on the cluster: the default where no job is named."""
+    """Return the id of the job that is meant where none is named.
+
+    That is the one that has the cluster, else the only one that has not ended, else the only one.
+    """
     active = client.ask("GET", "/v1/status")["job"]
-    if active is None:
-        raise ServerProblem("no job is active; name one (sailorctl jobs lists all)")
-    return str(active["id"])
+    if active is not None:
+        return str(active["id"])
+    jobs = client.ask("GET", "/v1/jobs")["jobs"]
+    for found in ([each for each in jobs if each["state"] not in GONE], jobs):
+        if len(found) == 1:
+            return str(found[0]["id"])
+    raise ServerProblem("no job is active; name one (sailorctl jobs lists all)")
 
 
 def report_outage(problem: ServerProblem) -> None:

@@ -131,7 +131,7 @@ LINES = (
     Line("events --all", "generation 1 on "),
     *both("history", "started on 1 node from step 0"),
     Line("history --all", "generation 1 on "),
-    *both("moves j", "predicted", lambda cluster: "started on" in str(cluster.history())),
+    *both("moves j", "s in all", lambda cluster: "started on" in str(cluster.history())),
     *both("why", "j is running"),
     *both("logs a", ""),
     *both("doctor", "no problems found"),

@@ -52,3 +52,14 @@ def test_a_job_that_has_spent_its_budget_is_not_told_to_resume() -> None:
     assert SPEND_MORE in told(usd_max=10.0)
     assert "resume" not in told(usd_max=10.0)
     assert f"sailorctl resume {JOB}" in told(usd_max=11.0)
+
+
+def test_a_running_job_tells_what_a_step_takes_and_why_its_plan_stays() -> None:
+    stays = "stays: the best plan is 7.2% faster, ±12.8%"
+    known = state(Running(BEGAN), said=stays)
+    view = job_view(known, JOB)
+    assert view is not None
+    about = {"estimate": {"iteration_s": 0.5}, "why": ["rejected: 3 stages, 0.9 s"]}
+    lines = why_text(plain(why_view(known, view, about, (), None))).splitlines()
+    assert "this plan: 0.5 s a step, as predicted" in lines
+    assert f"the planner's last answer: {stays}" in lines

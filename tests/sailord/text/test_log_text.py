@@ -35,3 +35,10 @@ def test_output_of_a_script_is_printed_unchanged():
 def test_an_unfinished_line_is_printed_once_complete():
     assert whole_lines("a\nb") == ("a\n", "b")
     assert whole_lines("b") == ("", "b")
+
+
+def test_speeds_are_told_per_second():
+    line = (
+        '{"job": "j", "step": 20, "samples_per_s": 34.4, "tokens_per_s": 2201, "seconds": 0.465}\n'
+    )
+    assert log_text(line) == "step 20 of j: 34.4 samples/s, 2,201 tokens/s, 0.465 s\n"

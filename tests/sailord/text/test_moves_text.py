@@ -1,30 +1,38 @@
-"""The table of a job's moves: what each took, and what it cost."""
+"""A job's moves: cause, cost and phases of each, in at most 100 columns."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from sailord.text.cluster_text import moves_text
+from sailord.text.units import timestamp
 
+PHASES = ("detect", "plan", "quiesce", "fetch", "rebuild", "verify", "first_step")
 LOSS: dict[str, Any] = {
     **{"at": 0.0, "kind": "loss", "generation": 2, "steps_lost": 1, "downtime_s": 4.5},
-    **{"predicted_s": 3.0, "total_s": 5.0, "usd": 1.25},
-    **{"phases": [["plan", 0.25]], "predicted": [["plan", 0.5]]},
+    **{"predicted_s": 3.0, "total_s": 5.0, "usd": 1.25, "reason": "a2 is lost: its lease expired"},
+    **{"phases": [[name, 12.25] for name in PHASES], "predicted": [["plan", 0.5]]},
 }
 
 
-def row(**about: Any) -> list[str]:
-    return moves_text([LOSS | about]).splitlines()[-1].split()
+def test_a_move_tells_its_cause_its_cost_and_its_phases():
+    assert moves_text([LOSS]).splitlines() == [
+        f"{timestamp(0.0)}  loss → generation 2: a2 lost",
+        "  1 step lost, $1.25, downtime 4.50 s (predicted 3.00 s), 5.00 s in all",
+        "  took      detect 12.25, plan 12.25, quiesce 12.25, fetch 12.25, rebuild 12.25,"
+        " verify 12.25, first",
+        "            step 12.25",
+        "  predicted plan 0.50",
+    ]
+    assert max(map(len, moves_text([LOSS]).splitlines())) <= 100
 
 
-def test_a_move_shows_its_cost_where_the_price_is_known():
-    header = moves_text([LOSS]).splitlines()[0].split()
-    assert header[:5] == ["when", "kind", "to", "lost", "cost"]
-    assert row()[2:8] == ["loss", "2", "1", "step", "$1.25", "4.50"]
-    assert row(usd=None)[6] == "-"
-    assert [each for each in row(kind="start") if each == "-"] == ["-"] * 4
+def test_a_start_interrupts_nothing():
+    line = moves_text([LOSS | {"kind": "start"}]).splitlines()[1]
+    assert line == "  5.00 s in all"
 
 
-def test_a_move_that_an_older_sailord_tells_has_no_cost():
+def test_a_move_without_a_known_price_has_no_cost():
     old = {name: value for name, value in LOSS.items() if name != "usd"}
     assert moves_text([old]) == moves_text([LOSS | {"usd": None}])
+    assert "$" not in moves_text([old])

@@ -15,6 +15,8 @@ from sailord.cli.main import main
         ("checkpoint list", "'ls'"),
         ("checkpoint pni", "'pin'"),
         ("stop j", "'pause' or 'cancel'"),
+        ("undrain a1", "'withdraw'"),
+        ("orders", "'history' or 'events'"),
     ],
 )
 def test_unknown_command_is_answered_with_those_that_may_be_meant(typed, answer):
@@ -24,7 +26,8 @@ def test_unknown_command_is_answered_with_those_that_may_be_meant(typed, answer)
 
 
 def test_unknown_command_that_resembles_none_is_answered_without_a_guess():
-    done = CliRunner().invoke(main, ["xyzzy"])
-    assert done.exit_code == 2
-    assert "Did you mean" not in done.stderr
-    assert "No such command 'xyzzy'" in done.stderr
+    for word in ("xyzzy", "down"):  # There is ``cordon``, which is something else.
+        done = CliRunner().invoke(main, [word])
+        assert done.exit_code == 2
+        assert "Did you mean" not in done.stderr
+        assert f"No such command '{word}'" in done.stderr
