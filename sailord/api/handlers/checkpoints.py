@@ -228,4 +228,4 @@ async def _found(api: ApiContext, job: types.JobView, step: str) -> tuple[Manife
 
 def _missing(job: JobId, error: Missing) -> Refusal:
     cure = f"sailorctl checkpoint ls {job} lists all"
-    return Refusal(404, Problem("", str(error), cure))
+    return Refusal(404, Problem(f"job {job}", str(error), cure))

@@ -97,7 +97,7 @@ async def submit_job(request: web.Request) -> web.Response:
             # A job that has ended keeps its id, and its checkpoints are found by its id.
             export = f"`sailorctl checkpoint export {id_} --to DIR --form dcp`"
             cure += f"; {export} and `checkpoint import DIR --form dcp --name ID` copy its state"
-        return refusal(409, Problem("", f"job {id_} exists already", cure))
+        return refusal(409, Problem(f"job {id_}", "exists already", cure))
     api.store_changed.set()
     if api.state.term is not None:
         # So that the submitter's next request finds the job.
