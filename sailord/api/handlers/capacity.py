@@ -27,7 +27,7 @@ from sailord.providers.interface import Pool
 
 ORPHAN_AFTER = 3
 """Deletions ordered before a machine counts as an orphan; a cloud may take a minute for one."""
-MachineState = Literal["awaited", "up", "leaving", "silent", "going", "ended"]
+MachineState = Literal["awaited", "up", "quarantined", "leaving", "silent", "going", "ended"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +236,8 @@ def _state_of(machine: RentedInstance) -> MachineState:
         return "leaving"
     if machine.absent_since is not None:
         return "silent"
+    if machine.is_out:
+        return "quarantined"
     return "up" if machine.joined_at is not None else "awaited"
 
 

@@ -257,6 +257,7 @@ def _count_agents(state: CapacityState, event: model.AgentsCounted) -> CapacityS
             joined_at=machine.joined_at or state.now,
             absent_since=None,
             is_leaving=agent.is_leaving,
+            is_out=agent.is_out,
             idle_since=(machine.idle_since or state.now) if is_idle else None,
             gpus=gpus,
         )
@@ -363,9 +364,12 @@ def _shrink(state: CapacityState) -> Decision:
     """
     if not state.is_target_set:
         return state, ()
+    # A quarantined one stays to be looked at for as long as anything is wanted.
+    is_any_wanted = any(state.target.values())
     live: dict[Pool, list[RentedInstance]] = {}
     for machine in state.machines.values():
-        if machine.is_live and machine.instance.request_id:
+        is_here = machine.is_live if is_any_wanted else machine.is_staying
+        if is_here and machine.instance.request_id:
             live.setdefault(machine.instance.pool, []).append(machine)
     since: dict[Pool, float] = {}
     spare: list[RentedInstance] = []
@@ -421,7 +425,8 @@ def _blocking_surplus(state: CapacityState, spare: list[RentedInstance]) -> list
     if most is None or not spare:
         return []
     running = [m for m in state.machines.values() if m.ended_at is None]
-    room = most - usd_per_hour(state) + sum(m.usd_per_hour or 0.0 for m in running if not m.is_live)
+    going = (m.usd_per_hour or 0.0 for m in running if not m.is_staying)
+    room = most - usd_per_hour(state) + sum(going)
     within_reach = room + sum(m.usd_per_hour or 0.0 for m in spare)
     needed, there = 0.0, supply(state)
     for pool in sorted(state.target, key=lambda pool: state.prices.get(pool, 0.0)):

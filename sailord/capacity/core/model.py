@@ -348,6 +348,8 @@ class Agent:
     gpus: int | None
     """``None``: not known, since its record has gone."""
     is_leaving: bool = False
+    is_out: bool = False
+    """Its node is quarantined."""
 
 
 @dataclass(frozen=True, slots=True)

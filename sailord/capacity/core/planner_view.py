@@ -34,6 +34,7 @@ def agents_of(state: State) -> tuple[Mapping[str, Agent], frozenset[str]]:
         _name(node): Agent(
             node.record.gpus if node.record.machine else None,
             node.is_draining or node.record.leaves_at is not None,
+            bool(node.exclusion.wrong_bits),
         )
         for node in state.nodes.values()
         if not node.is_lost
@@ -126,7 +127,7 @@ def pool_supplies(
     for node in state.nodes.values():
         record = node.record
         is_useful = not node.is_lost and not node.is_draining and not node.is_closed_to_new_plans
-        if not is_useful or not record.gpus:
+        if not is_useful or node.exclusion.wrong_bits or not record.gpus:
             continue
         pool = Pool(record.zone, record.machine, record.gpu, record.gpus, record.spot)
         ready[pool] += node.absent_since is None and record.leaves_at is None

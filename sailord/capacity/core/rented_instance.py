@@ -32,6 +32,8 @@ class RentedInstance:
     """Since when its agent is no longer registered."""
     is_leaving: bool = False
     """Its node is draining, by whatever order or notice, or will end."""
+    is_out: bool = False
+    """Its node is quarantined: another one is requested, and it stays to be looked at."""
     idle_since: float | None = None
     """Since when it is leaving and the job needs nothing on it."""
     is_drained: bool = False
@@ -70,7 +72,12 @@ class RentedInstance:
 
     @property
     def is_live(self) -> bool:
-        """Whether it is usable: up, its agent present, not draining, not marked for deletion."""
+        """Whether it is usable: it stays, and its node is not quarantined."""
+        return self.is_staying and not self.is_out
+
+    @property
+    def is_staying(self) -> bool:
+        """Whether it is up, its agent present, not draining, not marked for deletion."""
         is_up = self.instance.state in ("pending", "running") and self.ended_at is None
         is_going = self.is_leaving or self.is_drained or self.is_retiring
         is_well = not is_going and self.absent_since is None

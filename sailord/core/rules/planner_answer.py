@@ -43,7 +43,7 @@ def answer_question(state: State, active: Active) -> RuleAnswer:
     }
     if not there.issuperset(question.nodes):
         # One of its nodes is no longer usable; the next question leaves it out.
-        return _drop(state, active)
+        return _drop(state, _unanswered(active))
     kept = answer_to_slow(state, active, question)
     if kept is not None:
         return kept
@@ -53,7 +53,8 @@ def answer_question(state: State, active: Active) -> RuleAnswer:
         case None:
             # This says nothing about the nodes: the same question may be asked again.
             not_before = state.now + state.options.failure_pause_s
-            again = replace(active, attempts=replace(active.attempts, not_before=not_before))
+            attempts = replace(active.attempts, not_before=not_before)
+            again = replace(_unanswered(active), attempts=attempts)
             why = f": {question.trouble}" if question.trouble else " in time"
             return _say(state, again, f"the planner did not answer{why}")
         case str() as why:
@@ -65,6 +66,11 @@ def answer_question(state: State, active: Active) -> RuleAnswer:
             # Nothing runs that must be stopped, but every snapshot holder must be heard first.
             is_time = holders_reported(state, active)
             return open_next(state, active, proposal, question.reason) if is_time else WAIT
+
+
+def _unanswered(active: Active) -> Active:
+    """Return the job so that a last resort may be asked again: only a refusal rules it out."""
+    return replace(active, asked=replace(active.asked, is_last_resort=False))
 
 
 def _drop(state: State, active: Active, *said: Note) -> Step:

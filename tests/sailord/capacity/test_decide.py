@@ -287,6 +287,38 @@ def test_a_replacement_is_requested_at_the_notice():
     assert story.hear(AgentsCounted(30.0, {"n1": Agent(4, is_leaving=True)})).asks() == [(A, 1)]
 
 
+def _one_of_four_is_out() -> tuple[Story, dict[str, Agent]]:
+    """Four are wanted, rented and joined; one is quarantined."""
+    story = Story().see(11.0, *(machine(number) for number in range(1, 5)))
+    agents = {f"n{number}": Agent(4) for number in range(1, 5)}
+    story.hear(TargetSet(11.0, {A: 4})).hear(AgentsCounted(20.0, agents, frozenset(agents)))
+    assert story.orders == ()
+    return story, {**agents, "n4": Agent(4, is_out=True)}
+
+
+def test_a_quarantined_instance_is_replaced_and_stays():
+    story, agents = _one_of_four_is_out()
+    story.hear(AgentsCounted(30.0, agents, frozenset({"n1", "n2", "n3"})))
+    assert story.asks() == [(A, 1)]
+    story.count(1000.0, agents, frozenset({"n1", "n2", "n3"}))
+    assert (story.of(Drain), story.of(Delete)) == ([], [])
+
+
+def test_a_quarantined_instance_goes_once_nothing_is_wanted():
+    story, agents = _one_of_four_is_out()
+    story.hear(AgentsCounted(30.0, agents)).hear(TargetSet(40.0, {}))
+    assert story.count(330.0, agents).of(Delete) == []
+    assert story.count(350.0, agents).of(Delete) == [Delete(("1", "2", "3", "4"))]
+
+
+def test_the_cost_of_a_quarantined_instance_is_not_freed():
+    """It stays, so the job must not move off another one in the hope of its money."""
+    story = _surplus_in_use(10.7)
+    agents = {"n1": Agent(4), "n2": Agent(4, is_out=True)}
+    story.hear(TargetSet(30.0, {B: 1})).count(400.0, agents, frozenset({"n1"}))
+    assert [order.node for order in story.of(Drain)] == []
+
+
 def test_a_preempted_instance_is_deleted_and_costs_nothing_more():
     story = Story().see(11.0, machine()).hear(TargetSet(11.0, {A: 1}))
     taken = (Preemption("1", 1010.0),)

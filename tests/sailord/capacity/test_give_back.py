@@ -12,12 +12,13 @@ from sailord.capacity.core.decide import supply
 from sailord.capacity.core.model import (
     AgentsCounted,
     CapacityPolicy,
+    CapacityState,
     Delete,
     Drain,
     PricesRead,
     TargetSet,
 )
-from sailord.capacity.core.planner_view import agents_of, holding
+from sailord.capacity.core.planner_view import agents_of, holding, pool_supplies
 from sailord.core.model.events import Ticked
 from sailord.core.model.nodes import Node, Nodes
 from sailord.core.model.phases import Starting
@@ -116,6 +117,26 @@ def test_an_instance_that_is_drained_stays_until_the_job_has_left_it():
     idle = node(B, report(B, "idle", sealed=()), draining_since=NOW)
     assert cluster.live(SURPLUS_S, state(None, node(A), idle, generation=generation(A))) == []
     assert cluster.live(20) == ["machine-b"]
+
+
+def test_an_instance_whose_node_is_quarantined_is_replaced_and_stays():
+    cluster = Cluster(moved(node(A, STAYS), 50))
+    assert cluster.live(20) == []
+    assert cluster.story.asks() == []
+    out = moved(node(A, STAYS, wrong_bits="its bits differ"), 50)
+    assert cluster.live(20, out) == []
+    assert sum(count for _, count in cluster.story.asks()) == 1
+    assert cluster.live(3 * SURPLUS_S) == []
+    assert cluster.drained == []
+
+
+def test_a_quarantined_node_of_ones_own_is_no_supply():
+    def supplies(*others: Node) -> list[tuple[int, int, int]]:
+        found = pool_supplies(CapacityState(), (), state(None, node(A), *others))
+        return [(each.up, each.unrented, each.ready) for each in found]
+
+    assert supplies(node(B)) == [(2, 2, 2)]
+    assert supplies(node(B, wrong_bits="its bits differ")) == [(1, 1, 1)]
 
 
 # ---- left by the job ----------------------------------------------------------------------------

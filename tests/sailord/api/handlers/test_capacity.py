@@ -42,6 +42,12 @@ def story() -> Story:
     return story
 
 
+def test_a_quarantined_instance_does_not_count_as_up(story):
+    out = model.Agent(4, is_out=True)
+    view = view_of(story.hear(model.AgentsCounted(30.0, {"n1": out})), NAMED)
+    assert (view.pools[0].up, view.machines[0].state) == (0, "quarantined")
+
+
 def test_the_view_shows_supply_target_and_cooldowns(story):
     view = view_of(story, NAMED)
     a, b = view.pools

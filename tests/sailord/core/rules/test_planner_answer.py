@@ -9,6 +9,7 @@ import pytest
 from agents.protocol.records import Past
 from sailord.core.model.commands import Command, ProbeAgent, RequestPlan, WriteGeneration, WriteJob
 from sailord.core.model.events import Event, PlanFound, PlanRefused, Ticked
+from sailord.core.model.nodes import Node
 from sailord.core.model.phases import Opening, Phase, Running, Stopping, Waiting
 from sailord.core.model.state import State
 from tests.sailord.core.states import (
@@ -30,6 +31,8 @@ from tests.sailord.core.states import (
     Row,
     act,
     active_of,
+    changed,
+    generation,
     job,
     node,
     opened,
@@ -39,6 +42,8 @@ from tests.sailord.core.states import (
     report,
     state,
 )
+
+GABC = generation(A, B, C)
 
 WAITS: list[Row] = [
     (
@@ -259,6 +264,40 @@ def test_planner_without_answer_is_asked_again_after_a_pause():
     assert commands == ()
     _, (asked,) = act(waits, Ticked(NOW + pause_s))
     assert isinstance(asked, RequestPlan)
+
+
+def _last_resort(*draining: Node) -> State:
+    """The job waits, there was no plan, and the question with those that leave is open."""
+    before = state(WAITING, *draining, generation=GABC, is_refused=True, considered=frozenset())
+    after, (asked,) = act(before, Ticked(NOW))
+    assert isinstance(asked, RequestPlan)
+    assert asked.nodes == (A, B)
+    return after
+
+
+def test_last_resort_that_lost_a_node_before_the_answer_is_asked_without_it():
+    gone = node(C, lost_at=NOW - 2)
+    a, b = (node(id_, draining_since=NOW - 10) for id_ in (A, B))
+    asked = _last_resort(a, b, gone)
+    lost = changed(asked.nodes[B], lost_at=NOW)
+    _, (again,) = act(replace(asked, nodes=asked.nodes.with_({B: lost})), Ticked(NOW + 1))
+    assert isinstance(again, RequestPlan)
+    assert again.nodes == (A,)
+
+
+def test_last_resort_without_answer_is_asked_again_but_a_refused_one_is_not():
+    gone = node(C, lost_at=NOW - 2)
+    a, b = (node(id_, draining_since=NOW - 10) for id_ in (A, B))
+    asked = _last_resort(a, b, gone)
+    question = active_of(asked).question
+    assert question is not None
+    late, _ = act(asked, PlanRefused(NOW + 1, question.request, "it died", is_known=False))
+    pause_s = late.options.failure_pause_s
+    _, (again,) = act(late, Ticked(NOW + 1 + pause_s))
+    assert isinstance(again, RequestPlan)
+    assert again.nodes == (A, B)
+    refused, _ = act(asked, PlanRefused(NOW + 1, question.request, "nothing fits"))
+    assert act(refused, Ticked(NOW + 1 + pause_s))[1] == ()
 
 
 def test_plan_that_leaves_new_nodes_out_is_reconsidered_soon():
