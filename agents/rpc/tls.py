@@ -28,6 +28,7 @@ HANDSHAKE: ContextVar[socket.socket | None] = ContextVar("handshake", default=No
 """The socket of a server's handshake, in the task that begins it."""
 LOOK_S = 1.0
 """How often the files are looked at."""
+_END_OF_LIST = b"-----END X509 CRL-----"
 RENEW = "renew it: sailorctl ca renew"
 OURS = "both ends need a certificate of the same authority (sailorctl ca issue)"
 SENTENCES = (
@@ -203,7 +204,8 @@ class Tls:
         _take(files.ca, "certificates", context.load_verify_locations)
         if files.revoked is not None:
             _take(files.revoked, "certificates", context.load_verify_locations)
-            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+            if _has_list_of_each(files.ca, files.revoked):
+                context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
         if files.certificate is not None:
             key = files.key
             _take(files.certificate, "a certificate of that key",
@@ -219,6 +221,16 @@ def _take(path: Path, what: str, load: Any) -> None:
         raise InputError(problem) from None
     except OSError as error:
         raise InputError(Problem(str(path), f"cannot be read: {error.strerror}")) from None
+
+
+def _has_list_of_each(ca: Path, revoked: Path) -> bool:
+    """Return whether there is a list of revoked certificates for each authority.
+
+    While one replaces the other there is none of one. OpenSSL would refuse all certificates of that
+    one; servers look at the list themselves, with each request.
+    """
+    authorities = ca.read_bytes().count(b"BEGIN CERTIFICATE")
+    return revoked.read_bytes().count(b"BEGIN X509 CRL") >= authorities
 
 
 def read_certificate(path: Path) -> tuple[Identity, float]:
@@ -249,7 +261,11 @@ def _read_revoked(path: Path | None) -> frozenset[int]:
     if path is None:
         return frozenset()
     try:
-        return frozenset(each.serial_number for each in x509.load_pem_x509_crl(path.read_bytes()))
+        *lists, _ = path.read_bytes().split(_END_OF_LIST)
+        if not lists:
+            raise ValueError("there is none in it")
+        found = [x509.load_pem_x509_crl(each + _END_OF_LIST) for each in lists]
+        return frozenset(entry.serial_number for each in found for entry in each)
     except (OSError, ValueError) as error:
         raise InputError(
             Problem(str(path), f"is not a list of revoked certificates: {error}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,15 +53,23 @@ class Agent:
     environment: dict[str, str] = field(default_factory=dict)
     """Of the agent, beside this process's."""
     lease_s: float = LEASE_S
+    enrols_at: str = ""
+    """With TLS: the address of its sailord. Then it has copies of the key and of ``ca.pem``."""
 
     def start(self) -> None:
         """Start the agent, or restart it with the same node id."""
-        config = self.folder / f"{self.name}.toml"
+        config, key, tls = self.folder / f"{self.name}.toml", "key", ""
+        if self.enrols_at:
+            key, ca = f"{self.name}.key", f"{self.name}.ca.pem"
+            tls = f'[tls]\nca = "{ca}"\nenrol = "{self.enrols_at}"\n'
+            for copy, source in ((key, "key"), (ca, "ca/ca.pem")):
+                if not (self.folder / copy).exists():
+                    shutil.copy(self.folder / source, self.folder / copy)
         config.write_text(
-            f'cluster_name = "test"\nname = "{self.name}"\nstate = "{self.name}"\nkey = "key"\n'
+            f'cluster_name = "test"\nname = "{self.name}"\nstate = "{self.name}"\nkey = "{key}"\n'
             f'lease_s = {self.lease_s}\nstore = "{self.store}"\nzone = "us-central1-b"\n'
             f'worker = "tests.fakes.worker"\n'
-            f"[listen]\nport = 0\n[options]\npark_s = {PARK_S}\n"
+            f"[listen]\nport = 0\n[options]\npark_s = {PARK_S}\n{tls}"
         )
         with (self.folder / f"{self.name}.log").open("ab") as out:
             self.process = subprocess.Popen(
@@ -130,6 +139,8 @@ class Cluster:
     """Addresses of metadata servers, by node."""
     agents_lease_s: float = LEASE_S
     """Longer where agents are restarted: on a busy machine that takes seconds."""
+    agents_enrol: bool = False
+    """At the first sailord, which has an authority in the folder ``ca``."""
 
     @property
     def head(self) -> Place:
@@ -156,6 +167,8 @@ class Cluster:
         for name in names:
             self.agents[name] = Agent(self.folder, name, self.heads[0].store_url)
             self.agents[name].lease_s = self.agents_lease_s
+            if self.agents_enrol:
+                self.agents[name].enrols_at = f"127.0.0.1:{self.heads[0].port}"
             self.agents[name].metadata = self.metadata.get(name, Agent.metadata)
             self.agents[name].start()
         wait_until(lambda: self.head.status()["nodes"].get("ready") == len(self.agents))

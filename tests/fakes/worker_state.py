@@ -10,6 +10,7 @@ import hashlib
 import http.client
 import json
 import os
+import ssl
 import urllib.error
 import urllib.request
 from collections import defaultdict
@@ -23,6 +24,7 @@ from simulator.documents.files import parse_document
 from simulator.inputs.job_file import job_from_document
 from simulator.inputs.plan_file import load_plan
 from worker.checkpoint import snapshot_file
+from worker.checkpoint.fetch import PeerTls
 from worker.layout.rank_layout import atoms_held, rank_places
 
 PIECE_BYTES = 1024
@@ -164,21 +166,25 @@ def fetch(share: Share) -> tuple[str, list[str]]:
 def _take_from(share: Share, address: str, wanted: set[tuple[int, int]]) -> None:
     """Fetch what a peer has of the wanted pieces, which are then wanted no more."""
     restore, job = share.spec["restore"], share.spec["job"]
-    base = f"http://{address}/v1/memory/{job}/{restore['generation']}-{restore['step']}"
-    for each in json.loads(_get(base, share.spec["ticket"])):
+    tls = PeerTls.of(share.spec.get("tls"))
+    scheme, context = ("http", None) if tls is None else ("https", tls.context)
+    if context is not None:
+        context.check_hostname = False  # Real workers compare it.
+    base = f"{scheme}://{address}/v1/memory/{job}/{restore['generation']}-{restore['step']}"
+    for each in json.loads(_get(base, share.spec["ticket"], context)):
         header = snapshot_file.header_from(each["header"], name=each["file"])
         for piece in header.pieces:
             if piece.key in wanted:
                 end = piece.offset + piece.bytes - 1
                 ticket, span = share.spec["ticket"], f"bytes={piece.offset}-{end}"
-                data = _get(f"{base}/{each['file']}", ticket, span)
+                data = _get(f"{base}/{each['file']}", ticket, context, span)
                 snapshot_file.check_piece(data, piece, name=base)
                 if data == content(job, piece.key, restore["step"]):
                     wanted.discard(piece.key)
 
 
-def _get(url: str, ticket: str, span: str | None = None) -> bytes:
+def _get(url: str, ticket: str, context: ssl.SSLContext | None, span: str | None = None) -> bytes:
     headers = {TICKET_HEADER: ticket, **({} if span is None else {"Range": span})}
     request = urllib.request.Request(url, headers=headers)
-    with urllib.request.urlopen(request, timeout=2.0) as answer:
+    with urllib.request.urlopen(request, timeout=2.0, context=context) as answer:
         return bytes(answer.read())

@@ -11,11 +11,11 @@ from aiohttp import web
 from agents.rpc.identity import Identity
 from agents.rpc.server import answer_signed
 from agents.rpc.tls import peer_of, why_refused
-from sailord.api.answers.responses import Refusal, answer
+from sailord.api.answers.responses import Refusal, answer, refusal
 from sailord.api.handlers.agent_reports import refuse_signature
 from sailord.api.handlers.context import CONTEXT
 from sailord.authority import REVOKED, Authority
-from simulator.documents.problems import Problem
+from simulator.documents.problems import InputError, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,10 @@ async def _answer(request: web.Request) -> web.Response:
     # The connection may have been made before the certificate was revoked.
     if owner is not None and (why := why_refused(request.transport)):
         return Refusal(401, Problem(str(owner), why, "enrol on a new connection")).response
-    return answer(await asyncio.to_thread(_view, folder, body, owner))
+    try:
+        return answer(await asyncio.to_thread(_view, folder, body, owner))
+    except InputError as error:
+        return refusal(422, *error.problems)  # Signed as well, or the agent would not believe it.
 
 
 def _view(folder: Path, request: bytes | None, owner: Identity | None) -> CertificateView:

@@ -337,3 +337,42 @@ async def test_files_that_cannot_be_used_say_which_and_why(authority, tmp_path):
 async def test_unknown_errors_keep_their_text():
     assert "odd" in explain(ssl.SSLError("odd"))
     assert explain(http.client.BadStatusLine("x")) == "x"
+
+
+async def test_while_authorities_change_both_are_trusted_with_the_list_of_one(tmp_path, session):
+    """Servers still refuse what their list names."""
+    old, new = (Authority.create(tmp_path / name, "test") for name in ("old", "new"))
+    head = member(new, "sailord", "head", tmp_path / "head")
+    agent = member(old, "agent", "n1", tmp_path / "n1")
+    away = member(new, "agent", "n2", tmp_path / "n2")
+    new.revoke("agent/n2")
+    new.copy_public(tmp_path / "head")
+    both = b"".join((each.folder / "ca.pem").read_bytes() for each in (new, old))
+    for name in ("head", "n1", "n2"):
+        (tmp_path / name / "ca.pem").write_bytes(both)
+    head, agent, away = (
+        Tls(files_in(tmp_path / each), "test", role)
+        for each, role in (("head", "sailord"), ("n1", "agent"), ("n2", "agent"))
+    )
+    async with serving(head, "agent") as address:
+        assert await ask(session, address, agent, "sailord") == (200, "done")
+        why = "the certificate is revoked"
+        assert await ask(session, address, away, "sailord") == (403, why)
+
+
+async def test_two_lists_of_revoked_certificates_are_read(tmp_path):
+    one, two = (Authority.create(tmp_path / name, "test") for name in ("one", "two"))
+    for each in (one, two):
+        each.issue("agent", "n1", tmp_path / "n1")
+        each.revoke("agent/n1")
+    own = files_in(tmp_path / "n1")
+    for name in ("ca.pem", "revoked.pem"):
+        texts = ((each.folder / name).read_bytes() for each in (two, one))
+        (tmp_path / "n1" / name).write_bytes(b"".join(texts))
+    tls = Tls(own, "test", "agent")
+    serials = {int(each.serial, 16) for made in (one, two) for each in made.issued()}
+    assert tls._revoked == serials
+    assert tls.client.verify_flags & ssl.VERIFY_CRL_CHECK_LEAF
+    own.revoked.write_bytes(own.ca.read_bytes())
+    with pytest.raises(InputError, match="is not a list of revoked certificates"):
+        Tls(own, "test", "agent")
