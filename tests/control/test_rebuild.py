@@ -60,7 +60,11 @@ def move(cluster: Cluster, name: str, *, back: bool = False) -> None:
     """Move the job off a node, or back onto all."""
     order(cluster.head, "withdraw" if back else "drain", name)
     members = sorted(cluster.agents) if back else sorted({*cluster.agents} - {name})
-    wait_until(lambda: cluster.is_running() and sorted(cluster.job()["members"]) == members)
+
+    def has_moved() -> bool:
+        return cluster.is_running() and sorted(cluster.job()["members"]) == members
+
+    wait_until(has_moved, within_s=120.0)
 
 
 def lost_steps(cluster: Cluster) -> list[str]:
