@@ -269,7 +269,8 @@ class Agent(Process):
         if self.has_other_job != bool(live - {self.world.first_job}):
             self.has_other_job = not self.has_other_job
             self.prepared()
-        for job in sorted({*self.machine.of_others, self.machine.job} - {None}):
+        kept = {*self.machine.of_others, self.machine.job}
+        for job in sorted(each for each in kept if each is not None):
             mine = states.get(job)
             if mine is not None and mine.state in ENDED:
                 self.feed(model.JobEnded(self.now, mine.id))
