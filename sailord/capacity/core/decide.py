@@ -29,12 +29,7 @@ from sailord.capacity.core.budget import (
     usd_per_hour_limit,
 )
 from sailord.capacity.core.cooldowns import cool_down, end_stockouts
-from sailord.capacity.core.deadline import (
-    keep_deadline,
-    keep_job_budget,
-    pace_of,
-    pace_record,
-)
+from sailord.capacity.core.deadline import keep_deadline, keep_job_budget, pace_of, pace_record
 from sailord.capacity.core.model import CapacityState
 from sailord.capacity.core.reconcile import adopt, observe
 from sailord.capacity.core.rented_instance import RentedInstance
