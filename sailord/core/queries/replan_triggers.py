@@ -41,11 +41,12 @@ def replan_trigger(state: State, active: Active) -> Trigger | None:
     """Return the most urgent trigger, joined with those due as early; ``None``: there is none."""
     if isinstance(active.phase, Waiting):
         return _first_plan(state, active, active.phase)
+    added = _additions(state, active)
     found = [
         *_losses(state, active),
         *_notices(state, active),
         *_slow_nodes(state, active),
-        *_additions(state, active),
+        *added,
         *_orders(active, state.now),
         *_standstill(state, active),
     ]
@@ -55,7 +56,9 @@ def replan_trigger(state: State, active: Active) -> Trigger | None:
         return None
     # Forced ones first: a new node never delays the answer to a loss.
     first = min(found, key=lambda trigger: (not trigger.is_forced, trigger.due, trigger.reason))
-    joined = [c for c in found if c.is_forced == first.is_forced and c.due <= first.due]
+    # Each question includes the new nodes: they are named also before their own time.
+    alike = [c for c in found if c.is_forced == first.is_forced]
+    joined = [c for c in alike if c.due <= first.due or c in added]
     reasons = dict.fromkeys(trigger.reason for trigger in joined)
     slow = {id_: each for trigger in joined for id_, each in trigger.slow.items()}
     return Trigger(few(reasons, "; "), first.due, first.is_forced, slow)

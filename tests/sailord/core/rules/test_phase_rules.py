@@ -238,6 +238,21 @@ RUNS: list[Row] = [
         (RequestPlan(1, JOB, (A, B), G),),
     ),
     (
+        "nodes that joined are named by a question that was due before their own",
+        state(
+            None,
+            node(A),
+            node(B),
+            replace(node(C, report(C, "idle")), since=NOW),
+            considered_at=NOW - 600,
+        ),
+        Ticked(NOW),
+        Planning(
+            1, (A, B, C), "machine-c could help; a better plan may exist by now", False, NOW + 60
+        ),
+        (RequestPlan(1, JOB, (A, B, C), G),),
+    ),
+    (
         "notices are gathered",
         state(None, node(A), node(B, draining_since=NOW - 0.4)),
         Ticked(NOW),
