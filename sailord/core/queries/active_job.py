@@ -84,7 +84,8 @@ def is_too_late_to_stop(state: State, active: Active, proposal: Proposal) -> boo
         for id_ in active.generation.members
         if (node := state.nodes.get(id_)) is not None and node.is_draining
     ]
-    needed = state.now + 1.5 * proposal.iteration_s
+    step_s = active.progress.step_s or proposal.iteration_s
+    needed = state.now + 1.5 * step_s
     return any(leaves_at is not None and leaves_at < needed for leaves_at in leaving)
 
 

@@ -226,6 +226,18 @@ PLANS: list[Row] = [
         (WriteGeneration(STOPPED, replaces=G),),
     ),
     (
+        "a stop if the measured steps are shorter than those of the next plan",
+        state(
+            replace(QUESTION, nodes=(A,)),
+            node(A),
+            node(B, draining_since=NOW - 1, record=record(B, leaves_at=NOW + 0.7)),
+            step_s=0.4,
+        ),
+        PlanFound(NOW, 4, proposal(A)),
+        Stopping(proposal(A), "a reason", NOW + 61.5),
+        (WriteGeneration(STOPPED, replaces=G),),
+    ),
+    (
         "unheard snapshot holders are waited for",
         state(FROM_NOTHING, node(A), replace(node(B), report=None)),
         PlanFound(NOW, 4, proposal()),
