@@ -7,6 +7,7 @@ from collections.abc import Sequence
 STATES = {
     "is lost": "lost",
     "is draining": "draining",
+    "is preempted": "preempted",
     "is slow": "slow",
     "is quarantined": "quarantined",
     "failed": "failed",

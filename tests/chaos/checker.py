@@ -319,8 +319,10 @@ def i15(story: Story) -> Iterator[str]:
 def i16(story: Story) -> Iterator[str]:
     """A notice takes effect once: no reconfiguration drains a node that is not a member."""
     for before, after in pairwise(story.opened):
-        name, _, rest = after.reason.partition(" is draining")
-        if after.reason.endswith(" is draining") and not rest:
+        for word in (" is draining", " is preempted"):
+            name, found, rest = after.reason.partition(word)
+            if not found or rest:
+                continue
             yield ASKED
             names = {member.partition(".")[0] for member in before.members}
             if not names & set(name.replace(" and ", ", ").split(", ")):

@@ -39,7 +39,7 @@ def test_a_notice_drains_the_node_and_dead_nodes_are_lost(tmp_path):
             )
             await asyncio.to_thread(here.wait_until_moved)
             lines = here.cluster.history()
-            assert any("0 steps lost): a is draining" in line for line in lines), lines
+            assert any("0 steps lost): a is preempted" in line for line in lines), lines
             idle_s = await here.until_gone(here.taken.kill_node)
             (busy_s,) = await here.event_delays_s(here.kept.kill_node, is_lost)
             await asyncio.to_thread(wait_until, lambda: has_stored_the_loss(here))
@@ -64,6 +64,6 @@ def test_three_signals_of_one_preemption_cause_one_reconfiguration(tmp_path):
             assert len([one for one in events if is_stopping(one)]) == before + 1, events
             _, *moves = (line for line in here.cluster.history() if " lost): " in line)
             assert len(moves) == 1, moves
-            assert "0 steps lost): a is draining" in moves[0]
+            assert "0 steps lost): a is preempted" in moves[0]
 
     asyncio.run(play())

@@ -254,9 +254,11 @@ def _notices(state: State, active: Active) -> list[Trigger]:
         if node.is_lost or since is None:
             continue
         due = since + state.options.notices_gather_s
-        if node.record.leaves_at is not None:
-            due = min(due, max(state.now, node.record.leaves_at - state.options.notices_gather_s))
-        found.append(Trigger(f"{node.record.name} is draining", due, is_forced=True))
+        leaves_at = node.record.leaves_at
+        if leaves_at is not None:
+            due = min(due, max(state.now, leaves_at - state.options.notices_gather_s))
+        word = "is draining" if leaves_at is None else "is preempted"
+        found.append(Trigger(f"{node.record.name} {word}", due, is_forced=True))
     return found
 
 

@@ -267,7 +267,7 @@ RUNS: list[Row] = [
             node(B, draining_since=NOW - 0.1, record=record(B, leaves_at=NOW + 0.4)),
         ),
         Ticked(NOW),
-        Planning(1, (A,), "machine-b is draining", True, NOW + 60),
+        Planning(1, (A,), "machine-b is preempted", True, NOW + 60),
         (RequestPlan(1, JOB, (A,), G),),
     ),
     (
