@@ -93,10 +93,12 @@ def _replanner(
 def replanner_for(
     request: PlanRequest, nodes: Sequence[Node], live: tuple[Correction, ...] = ()
 ) -> Replanner:
-    """The cached replanner; one for all requests about the same kinds of machines."""
+    """The replanner, cached by kinds of machines; past moves are those of this request."""
     kinds = {(n.gpu, n.machine, n.zone, n.spot): replace(n, id="") for n in sorted(nodes)}
     about = request.spec, request.cluster_file, request.profiles, request.links
-    return _replanner(*about, tuple(kinds.values()), live, request.is_behind, request.begun)
+    found = _replanner(*about, tuple(kinds.values()), live, request.is_behind, request.begun)
+    found.times = replace(DEFAULT_TIMES, past=request.past.moves)
+    return found
 
 
 def _live_corrections(
@@ -226,7 +228,6 @@ def _tables_for(request: PlanRequest, before: Plan) -> tuple[Replanner, Running]
     nodes = [*map(planner_node, request.nodes), *_ran_on(before, request)]
     live = _live_corrections(request, before, nodes)
     replanner = replanner_for(request, nodes, live)
-    replanner.times = replace(DEFAULT_TIMES, past=request.past.moves)
     key = request.running, live
     known = _RUNNING.get(key)
     if known is None or known[0] is not replanner:

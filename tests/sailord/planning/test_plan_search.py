@@ -74,6 +74,14 @@ def test_measured_moves_correct_predictions_also_of_plans_computed_before_them()
     assert ahead.answer(question) == plain
 
 
+def test_a_restart_is_predicted_with_the_moves_of_its_own_request():
+    slow = PastMove(False, (("verify", 1.0),), (("verify", 3.0),))
+    questions = QUESTION, replace(QUESTION, past=MoveContext(moves=(slow,))), QUESTION
+    answers = [answer(question) for question in questions]
+    verify_s = [found.about["again"]["phases"]["verify_s"] for found in answers]
+    assert verify_s[1] > verify_s[0] == verify_s[2]
+
+
 def test_a_proposal_says_how_often_its_nodes_are_lost_and_how_long_a_checkpoint_takes():
     calm = answer(QUESTION)
     assert isinstance(calm, FoundPlan)
