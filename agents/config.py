@@ -43,7 +43,7 @@ class Config:
     shutdown_s: float
     """From the start of a system shutdown to the end of the instance."""
     drain_s: float
-    """After a stop of the service: workers that still train then are left alone."""
+    """The longest drain after a stop of the service; workers that still train then go on alone."""
     lease_s: float
     alone_s: float | None
     """The agent ends its workers and exits after that long without a leader, so that a rented
@@ -78,7 +78,7 @@ class Config:
     """``None``: plain HTTP."""
 
     def options_on(self, *, is_emulated: bool) -> Options:
-        """Return the time limits; unless ``abort_s`` is set, it is longer on GPUs."""
+        """Return the time limits; on GPUs ``abort_s`` is ``GPU_ABORT_S`` unless it is set."""
         if is_emulated or self.sets_abort_s:
             return self.options
         return replace(self.options, abort_s=GPU_ABORT_S)
@@ -92,7 +92,7 @@ class Config:
 def load_config(path: Path, *, opens_store: bool = True) -> Config:
     """Read the file; ``InputError`` lists all mistakes in it.
 
-    A process that opens no store need not be able to read the secrets that its address names.
+    Without ``opens_store`` the secrets that the store's address names need not be readable.
     """
     problems = Problems()
     top = open_table(load_document(path, flaws_raise=False), problems)

@@ -1,7 +1,7 @@
 """When a sailord last answered this node, also across crashes of its agent.
 
-With ``alone_s`` a node that hears no leader for that long powers itself off. An agent that crashes
-again and again does not begin to count anew each time; only an orderly end does that.
+With ``alone_s`` a node that hears no leader for that long powers itself off. Crashes of the agent
+do not restart the count; an orderly end and a boot do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agents.daemon.clock import boot_id
 WRITTEN_S = 15.0
 """The file is at most this much older than the answer."""
 AT_LEAST_S = 60.0
-"""An agent that starts tries for so long, whatever it reads: a sailord may be back."""
+"""An agent waits at least so long after its start (or ``alone_s``, if shorter) for a sailord."""
 
 
 @dataclass(eq=False)
@@ -30,7 +30,7 @@ class LastAnswer:
     path: Path | None = None
     """``None``: it is not kept."""
     clock: Callable[[], float] = time.monotonic
-    """It goes on from one process to the next."""
+    """Must go on from one process to the next, as the kernel's monotonic clock does."""
     at_s: float = field(init=False)
     began_s: float = field(init=False)
     _written_s: float = -math.inf
@@ -40,7 +40,7 @@ class LastAnswer:
 
     @classmethod
     def read(cls, path: Path | None, clock: Callable[[], float] = time.monotonic) -> LastAnswer:
-        """Read what the agent before left, unless it ended in order or the machine has booted."""
+        """Read what the last agent left, unless it ended in order or the machine has booted."""
         found = cls(path, clock)
         if path is None:
             return found
@@ -52,7 +52,7 @@ class LastAnswer:
         return found
 
     def note(self) -> None:
-        """A sailord has answered."""
+        """Note that a sailord has answered."""
         self.at_s = self.clock()
         if self.at_s - self._written_s >= WRITTEN_S:
             self._write()
@@ -65,7 +65,7 @@ class LastAnswer:
                 replace_file(self.path, text, is_durable=False)
 
     def forget(self) -> None:
-        """The agent ends in order: the next one counts anew."""
+        """Let the next agent count anew, since this one ends in order."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 

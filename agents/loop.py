@@ -50,7 +50,7 @@ TICK_S = 0.1
 MEASURE_TICKS = 10
 """Ticks between two measurements of free memory, while a node lacks room for snapshots."""
 START_S = 20
-"""The start timeout of systemd, which each tick extends until the node is registered."""
+"""Until the node is registered, each tick extends systemd's start timeout to this time from now."""
 
 
 def describe(state: State) -> str:
@@ -59,7 +59,7 @@ def describe(state: State) -> str:
     work = "no worker" if gang is None else f"generation {gang.generation} of {state.job}"
     trouble = "; the store does not answer" if state.store_silent_since is not None else ""
     if state.is_leaving:
-        return f"draining, ends when no worker is needed: {work} is here{trouble}"
+        return f"draining, ends when no worker is needed: {work} runs here{trouble}"
     if not state.is_healthy:
         return f"not ready: {state.why_not or state.fault or 'its devices are tested'}{trouble}"
     if not state.is_registered:
@@ -128,7 +128,7 @@ class AgentLoop:
                 self._notify_systemd(event)
 
     def _notify_systemd(self, event: Event) -> None:
-        """Send READY once registered; this loop feeds the watchdog, which so sees it stuck."""
+        """Send READY once registered; feed the watchdog from here, so that a stuck loop is seen."""
         if not self._is_ready and self.state.is_registered:
             self._is_ready = True
             notify("READY=1")

@@ -72,9 +72,9 @@ from simulator.hardware.catalogue import Catalogue, load_catalogue
 
 FAILED, INVALID_INPUT, NOT_USED, ALONE = 1, 2, 3, 76
 LEAVE_S = 10.0
-"""The store may be gone with the leader."""
+"""The longest wait to leave the store, which may be gone with the leader."""
 SHUTDOWN_LEFT_S = 5.0
-"""Of the time until the machine is off: what the end of workers and agent may take."""
+"""The last part of the time until the machine is off, for the end of workers and agent."""
 RETEST_S = 5.0
 
 CONFIG = click.option(
@@ -388,7 +388,7 @@ async def _listen(
 async def _run_until_stopped(
     loop: AgentLoop, stop: Stop, *others: Coroutine[Any, Any, None]
 ) -> bool:
-    """Run until SIGINT, until the loop exits after SIGTERM, or until no leader was there for long.
+    """Run until SIGINT, until the loop exits after SIGTERM, or until ``alone_s`` without a leader.
 
     Return whether the node is over.
     """
@@ -447,7 +447,7 @@ async def _test_until_passed(loop: AgentLoop, devices: Devices, state: Path) -> 
 
 @dataclass(eq=False)
 class Stop:
-    """The stop of the service, or of the whole machine: a drain, and its end after a time."""
+    """The end of the service, or of the whole machine: a drain with a time limit."""
 
     loop: AgentLoop
     notices: Notices
@@ -466,7 +466,7 @@ class Stop:
         self.terminated.set()
 
     async def drain(self, interrupted: asyncio.Event) -> None:
-        """Drain once it is time, and interrupt the agent if that does not end."""
+        """Drain after SIGTERM or SIGPWR, and interrupt the agent at the time limit."""
         await self.terminated.wait()
         notify("STOPPING=1")
         limit_s = self.config.drain_s
@@ -476,7 +476,7 @@ class Stop:
         self.loop.events.put_nowait(StopRequested(self.loop.clock.now()))
         await asyncio.sleep(limit_s)
         if self.loop.state.gang is None:
-            log.warning("leaves: no generation has asked for its snapshots", waited_s=limit_s)
+            log.warning("exiting, though other nodes may need its snapshots", waited_s=limit_s)
             self.loop.ended.set()
             return
         self.was_given_up = not self.is_shutdown
@@ -487,7 +487,7 @@ class Stop:
         interrupted.set()
 
     async def wait_alone(self) -> None:
-        """End the agent once no leader was there for ``alone_s``."""
+        """End the agent once no leader has answered for ``alone_s``."""
         if self.config.alone_s is not None:
             await self.loop.sender.last_answer.wait(self.config.alone_s)
             log.error(f"no leader has answered for {self.config.alone_s:,.0f} s (alone_s)")

@@ -269,7 +269,7 @@ class Registration:
 
     async def details_of(self, record: GenerationRecord) -> GenerationDetails | None:
         """Read all that workers need of a generation; ``None``: not available now."""
-        with contextlib.suppress(StoreError, UnicodeDecodeError, WireError):  # The poll tells it.
+        with contextlib.suppress(StoreError, UnicodeDecodeError, WireError):  # The poll reports it.
             plan, spec, durable, (nodes, left) = await asyncio.gather(
                 self.store.get(self.keys.plan(record.job, record.plan)),
                 self.store.get(self.keys.spec(record.job)),
@@ -309,7 +309,7 @@ class Registration:
         return None
 
     async def package_sources(self) -> list[str]:
-        """Return addresses that may have a job's package: the leader, then all other nodes."""
+        """Return addresses that may have a job's package: the leader, then all nodes."""
         nodes = [node.address for node in await self.nodes() if node.address]
         return [*([] if self.leader is None else [self.leader]), *nodes]
 

@@ -39,7 +39,7 @@ class ReportSender:
     client: SignedClient
     leader: Callable[[], str | None]
     last_answer: LastAnswer = field(default_factory=LastAnswer)
-    """Of a sailord, whatever it said."""
+    """When a sailord last answered, whatever the answer."""
     unreadable: UnreadableRecords = field(default_factory=UnreadableRecords)
     answered: Callable[[Report, ReportReply], None] = lambda *_: None
     _newest: Report | None = None

@@ -62,7 +62,7 @@ class AgentServer:
     strangers: Strangers = field(default_factory=Strangers)
 
     async def open(self, host: str, port: int) -> tuple[web.AppRunner, Listener]:
-        """Listen; return the listener and the runner, to be closed in this order."""
+        """Listen; return the runner and the listener, which is to be closed first."""
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._check_signature])
         app[UNSIGNED] = {}
         self.snapshots.add_to(app.router)

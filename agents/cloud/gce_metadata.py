@@ -19,10 +19,11 @@ from agents.daemon.backoff import Backoff
 HOST = "metadata.google.internal"
 ANSWER_S = 2.0
 WAIT_S = 5.0
-"""The server answers at once after a change; a dead connection is noticed after this time."""
+"""How long a request waits for a change. The server answers at once after one, and a dead
+connection is noticed ``ANSWER_S`` later."""
 RETRY_S = 0.5
 RETRY_S_MAX = 5.0
-"""Seconds between attempts until the server has answered once."""
+"""The longest pause between attempts until the server has answered once."""
 INSTANCE_S = 10.0
 """How long to wait for a slow server to identify the instance."""
 HEADERS = {"Metadata-Flavor": "Google"}
@@ -52,7 +53,7 @@ class NoServerError(Exception):
 async def read_instance(
     session: aiohttp.ClientSession, within_s: float = INSTANCE_S
 ) -> Instance | None:
-    """Return the machine type and zone; ``None``: this is no instance of that cloud."""
+    """Return the machine type and zone; ``None``: no server answered within ``within_s``."""
     try:
         async with asyncio.timeout(within_s):
             machine_type = await _ask_until_answered(session, "machine-type")
@@ -83,7 +84,7 @@ async def follow(session: aiohttp.ClientSession, what: str) -> AsyncIterator[str
         if fresh is not None:
             is_same, answer = fresh == answer, fresh
             yield fresh.value
-            # A server that does not wait for a change, though asked to, is asked at a slower rate.
+            # Ask a server that ignores wait_for_change at a slower rate.
             if fresh.etag is not None and not (is_same and loop.time() < asked_at + RETRY_S):
                 continue
         await asyncio.sleep(backoff.next_s() if answer is None else RETRY_S)
@@ -92,7 +93,7 @@ async def follow(session: aiohttp.ClientSession, what: str) -> AsyncIterator[str
 async def ask(
     session: aiohttp.ClientSession, what: str, *, after: str | None = None
 ) -> MetadataValue | None:
-    """Return one value; with ``after`` wait until its ETag is another one.
+    """Return one value; with ``after`` wait up to ``WAIT_S`` until its ETag is another one.
 
     ``None``: there was no complete answer, and a retry may help.
     """

@@ -68,9 +68,9 @@ from agents.protocol.records import (
 Decision = tuple[State, tuple[Command, ...]]
 RULES_MAX = 16
 SERVICE_STOP_PREFIX = "end-"
-"""How the ids of notices begin that came from a stop of the agent's service."""
+"""Prefix of the ids of notices that come from a stop of the agent's service."""
 PARK_STEPS = 3
-"""Workers are parked only after the time of this many steps."""
+"""Workers are parked only after the time of this many steps without progress."""
 SEAL_S_MAX = 600.0
 """The longest time that workers get to seal their state after a loss."""
 
@@ -298,7 +298,7 @@ def _learn_notice(state: State, event: NoticeGiven) -> Decision:
         node = replace(state.node, leaves_at=told)  # It leaves earlier than was announced.
         return replace(state, node=node), (Register(node),)
     node = replace(state.node, state="draining", leaves_at=event.leaves_at)
-    order = Order(event.id, "preempt", node.id, event.leaves_at, "the machine said so")
+    order = Order(event.id, "preempt", node.id, event.leaves_at, "the machine announced its end")
     noticed = replace(state, node=node, notices=state.notices | {event.id})
     return noticed, (Register(node), StoreOrder(order))
 
@@ -311,7 +311,7 @@ def _learn_withdrawal(state: State, event: NoticeWithdrawn) -> Decision:
         return replace(state, notices=left), ()  # Another notice remains.
     stays: NodeState = "ready" if state.is_healthy else "joining"
     node = replace(state.node, state=stays, leaves_at=None)
-    order = Order(f"{event.id}-withdrawn", "withdraw", node.id, None, "the machine stays")
+    order = Order(f"{event.id}-withdrawn", "withdraw", node.id, None, "notice withdrawn")
     return replace(state, node=node, notices=left), (Register(node), StoreOrder(order))
 
 
@@ -383,7 +383,7 @@ def _is_needed_by_others(state: State) -> bool:
 
 
 def _give_up_cut_off(state: State, gang: Gang) -> Decision | None:
-    """Give up workers without progress while the store is silent: others may have moved on."""
+    """Give up workers without progress while the store is silent: a new generation may be open."""
     if state.store_silent_since is None or gang.taking == "failed":
         return None
     still_since = max(state.store_silent_since, gang.advanced_at, state.resumed_at)
@@ -447,10 +447,10 @@ def _end_gang(state: State, gang: Gang) -> Decision | None:
 
 
 def leave_by(options: Options, gang: Gang, abort_sent_at: float) -> float:
-    """Return when aborted workers are killed: what they seal would be lost with them.
+    """Return when aborted workers are killed, with which anything they still seal is lost.
 
-    Their announcement follows from the bytes of their state. It counts from the first one, and at
-    most ``SEAL_S_MAX``, so that workers that hang cannot put it off.
+    Workers that announced a seal get ``SEAL_SLACK`` times the announced time, from their first
+    announcement on, and at most ``SEAL_S_MAX``: workers that hang cannot put their end off.
     """
     by = abort_sent_at + options.abort_s
     if gang.sealing is None or gang.sealing_since is None:

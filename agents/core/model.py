@@ -163,8 +163,7 @@ class GenerationRead(_Event):
 
 @dataclass(frozen=True, slots=True)
 class StoreSetBack(_Event):
-    """The store has a leader of a lower term than was heard: it is new, or older than this node's
-    knowledge."""
+    """The store's leader has a lower term than was heard: the store is new, or was restored."""
 
     term: int
 
@@ -360,7 +359,7 @@ class SendStop:
 
 @dataclass(frozen=True, slots=True)
 class AbortGang:
-    """Tell the workers to leave the generation at once, without a snapshot."""
+    """Tell the workers to leave the generation; they may still seal their last step."""
 
     generation: int
 

@@ -21,7 +21,7 @@ ANY = "*"
 BUCKETS = ("gs://", "gcs://", "s3://", "s3a://", "az://", "abfs://")
 """Object stores, whose addresses name a bucket and no host."""
 _HOSTS = ("http", "ftp", "ftps", "sftp", "ssh", "smb", "github", "git", "jupyter", "dask")
-"""They name hosts, and would have this machine connect to any of them."""
+"""Never allowed: these name hosts, and would have this machine connect to any of them."""
 _FORM = re.compile(r"[a-z][a-z0-9+.-]*://[^\x00-\x20\x7f]*\Z", re.ASCII)
 _UNSAFE = re.compile(r"[\"'`$\\]")
 """Characters that a prefix must not contain, since it is written into scripts and TOML files."""
@@ -54,12 +54,12 @@ CHECKPOINTS = Purpose(
 MOUNTS = Purpose(
     "data",
     "[mounts] of sailord.toml and agent.toml",
-    # Links in a folder would lead an agent, which copies with its own rights, to its secrets.
+    # The agent copies with its own rights, and links in a folder could lead it to its secrets.
     frozenset((*_HOSTS, "file", "local")),
     (*BUCKETS, "abfss://", "hf://", "https://"),
     '["gs://bucket/", "https://data.internal/"]',
 )
-"""``https://`` alone leads to public addresses only."""
+"""``https://`` alone allows public addresses only."""
 
 
 def read_allowed(table: Table, purpose: Purpose) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ def check_prefix(prefix: str, purpose: Purpose) -> str:
 
 
 def _other_form(prefix: str) -> str:
-    """Refuse a prefix that no request would begin with, as clients write addresses."""
+    """Return why no request, as clients write it, begins with an https prefix; empty: one can."""
     try:
         url = URL(prefix)
         form = str(url.with_user(None).with_fragment(None)) if url.host else ""
@@ -120,7 +120,7 @@ def check_uri(uri: str, allowed: Sequence[str], purpose: Purpose, place: str) ->
     is_sound = _FORM.match(uri) and "::" not in path and scheme not in purpose.never
     if is_sound and ".." not in unquote(path).split("/"):
         if scheme == "file":
-            # Links are followed: what they lead to has to be allowed.
+            # Resolve links: the folder that they lead to has to be allowed.
             folders = [each[7:] for each in allowed if each.startswith("file://")]
             real = os.path.realpath(path)
             if path.startswith("/") and any(_is_below(real, os.path.realpath(f)) for f in folders):
@@ -142,7 +142,7 @@ def is_host_allowed(uri: str, allowed: Sequence[str]) -> bool:
 
 
 def is_public(address: str) -> bool:
-    """Return whether an IP address is one of the internet, also as IPv6 writes those of IPv4."""
+    """Return whether an IP address is public; IPv4 addresses written as IPv6 are judged as IPv4."""
     try:
         parsed = ip_address(address.partition("%")[0])
     except ValueError:

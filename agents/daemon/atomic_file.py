@@ -42,15 +42,12 @@ def replace_file(path: Path, content: str | bytes, *, is_durable: bool = True) -
         with replacing(path, is_durable=is_durable) as file:
             file.write(content.encode() if isinstance(content, str) else content)
     except OSError as error:
-        error.filename = error.filename or str(path)  # A write of a descriptor knows no name.
+        error.filename = error.filename or str(path)  # A write to a descriptor names none.
         raise
 
 
 def said_of(error: Exception, place: Path) -> str:
-    """Say in a sentence what failed, with the place where the system refused something.
-
-    ``place`` is named if the error knows none.
-    """
+    """Describe an error in a sentence, with the file that an ``OSError`` names, else ``place``."""
     if isinstance(error, OSError) and error.strerror:
         cure = "; free room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         return f"{error.filename or place}: {error.strerror}{cure}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from worker.plain_file import open_plain
 
 DISK_BYTES_MAX = 64 * 2**20
-"""Most disk space of one file; beyond it, the space of its beginning is freed."""
+"""Disk space of one file above which all but its last ``KEPT_BYTES`` is freed."""
 KEPT_BYTES = 32 * 2**20
 BOUND_S = 5.0
 """How often files are looked at."""
@@ -34,7 +34,7 @@ async def keep_bounded(files: Callable[[], Iterable[Path]]) -> None:
 
 
 def own_log() -> Iterator[Path]:
-    """Yield the file that standard error is written to, if it is one that is appended to."""
+    """Yield the file that standard error is written to, if it is a regular file."""
     with contextlib.suppress(OSError, ValueError):
         descriptor = sys.stderr.fileno()
         if stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -70,7 +70,7 @@ def _for_journal(text: str, line: Mapping[str, Any]) -> tuple[tuple[str], dict[s
 
 
 class _Others(logging.Handler):
-    """Passes on what libraries log with Python's own module; of each kind, few lines a minute."""
+    """Forwards what libraries log through ``logging``: few lines a minute from each place."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -43,7 +43,7 @@ def kill_all(folder: Path, variable: str = MARK) -> list[int]:
     """Kill all processes with the mark; return the pids that are left after ``GONE_S``."""
     begin, killed = time.monotonic(), set[int]()
     left, found_none = cluster_pids(folder, variable), False
-    # A process that is being forked has no environment yet, so nothing must be found twice.
+    # A process that is being forked has no environment yet, so stop after two empty searches.
     while (left or not found_none) and time.monotonic() < begin + GONE_S:
         found_none = not left
         spares = time.monotonic() < begin + TRACKER_S

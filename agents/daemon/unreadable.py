@@ -32,7 +32,7 @@ class UnreadableRecords:
             return False
         self.found[name] = why
         self.total += 1
-        log.error("passed over what cannot be read", record=name, why=why)
+        log.error("skipped an unreadable record", record=name, why=why)
         return True
 
     def clear(self, name: str) -> None:
@@ -40,7 +40,7 @@ class UnreadableRecords:
         self.found.pop(name, None)
 
     def note_all(self, found: Mapping[str, str], *, prefixes: Iterable[str]) -> list[str]:
-        """Note all that a look at these prefixes found; return the new ones."""
+        """Note what was found below these prefixes, clear all else there; return the new ones."""
         places = tuple(prefixes)
         for name in [name for name in self.found if name.startswith(places)]:
             if name not in found:

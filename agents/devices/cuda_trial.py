@@ -1,8 +1,8 @@
-"""Makes a CUDA context on each device, as workers will; ``python -m`` and their count run it.
+"""Makes a CUDA context on each device: ``python -m agents.devices.cuda_trial COUNT``.
 
-The driver's management library answers although CUDA cannot be used: without ``/dev/nvidia-uvm``,
-with a CUDA library of another version, or on a device that hangs. It runs in a process of its own,
-since a context takes memory for as long as its process lives, and a broken driver may block.
+NVML answers although CUDA cannot be used: without ``/dev/nvidia-uvm``, with a CUDA library of
+another version, or on a device that hangs. The trial runs in a process of its own, since a context
+takes memory for as long as its process lives, and a broken driver may block.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SAME_VERSION = "install the driver's own CUDA library (libcuda1, or libnvidia-co
 
 async def try_cuda(count: int) -> str:
     """Return why CUDA cannot be used on these devices, or an empty text."""
-    # The order of the driver's management library, whose numbers our messages have.
+    # Order devices as NVML does, whose numbers our messages have.
     environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "agents.devices.cuda_trial", str(count),
@@ -55,8 +55,7 @@ async def try_cuda(count: int) -> str:
 def cuda_fault(count: int, *, uvm: Path = UVM, load: Callable[[str], Any] | None = None) -> str:
     """Make and destroy a context on each device; return what is wrong, or an empty text.
 
-    ``uvm`` tells why CUDA cannot begin, and no more: CUDA may make that file itself, and WSL has
-    none.
+    ``uvm`` only explains why CUDA cannot begin: CUDA may make that file itself, and WSL has none.
     """
     lack = ""
     try:

@@ -137,7 +137,7 @@ def _refuse_constant(name: str) -> float:
 
 
 class _Wrong(Exception):  # noqa: N818 - never leaves this module
-    """The place is put together while the error propagates, so that valid data costs nothing."""
+    """Invalid data; its place is put together as this propagates, so valid data costs nothing."""
 
     def __init__(self, what: str, place: str = "") -> None:
         super().__init__(what)

@@ -16,14 +16,14 @@ class LinkOrder:
     both_ways: bool
     """The peer sends as much at the same time."""
     sizes_bytes: tuple[int, ...]
-    """Of each transfer; growing."""
+    """The bytes of each transfer, in growing order."""
     bytes_max: int
-    """Of all transfers of this measurement, both ways together."""
+    """The limit for all transfers of this measurement, both ways together."""
     seconds_max: float
     quiet_bytes_per_s: float
-    """More traffic than this on one of the two nodes, and nothing is measured."""
+    """Nothing is measured if one of the two nodes has more traffic than this."""
     look_s: float = 0.25
-    """How long the nodes look at their traffic before."""
+    """How long the nodes watch their traffic before they measure."""
 
 
 @dataclass(frozen=True, slots=True)

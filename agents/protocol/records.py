@@ -268,7 +268,7 @@ class Report(Measured):
     broken_peers: tuple[NodeId, ...] = ()
     """Nodes to which a worker lost the connection."""
     failure: str = ""
-    """Why ``taking`` is ``failed``, or which state lost peers had that is missing."""
+    """Why ``taking`` is ``failed``, or which state is missing that only lost peers had."""
     is_bug: bool = False
     """The job's own fault (an exception, out of memory), not a lost machine."""
     job: JobId | None = None

@@ -44,8 +44,8 @@ class Enrolment:
     key: ClusterKey
     session: aiohttp.ClientSession
     _unsaved: dict[str, str] | None = None
-    """A sailord's answer until it is on the disk: it signs nothing more for a stranger whose name
-    has a certificate."""
+    """A sailord's answer until it is saved: sailord signs no second certificate of a name for a
+    caller that shows none."""
 
     async def first(self) -> Tls:
         """Return the TLS of this process, once it has a certificate; wait for a sailord if not."""
@@ -108,13 +108,13 @@ class Enrolment:
 
     @property
     def _next_key(self) -> Path:
-        """The key of the certificate that is asked for, until that has replaced the last one."""
+        """The key of the requested certificate, until that has replaced the present one."""
         key = self.settings.files.key
         assert key is not None
         return key.with_name(f".{key.name}.next")
 
     def _take_next_key(self) -> None:
-        """Use the next key if the certificate is of it, also after a crash between the two."""
+        """Use the next key if it is the certificate's, also after a crash between both writes."""
         files = self.settings.files
         assert files.key is not None
         assert files.certificate is not None

@@ -27,14 +27,14 @@ SILENT_S = 30.0
 one for 15 s."""
 HANDSHAKE_S = 5.0
 HANDSHAKES_MAX = 1_024
-"""At once; for a further one another ends."""
+"""Concurrent handshakes; for a further one another ends."""
 QUIET_S = 10.0
 """How long the same failure of the same address is not logged again."""
 MINUTE_S = 60.0
 LINES_MAX = 30
-"""About failures of all addresses, in a minute."""
+"""Log lines a minute about failures of all addresses."""
 PAUSE_S = 0.2
-"""After the process ran out of descriptors."""
+"""Pause after descriptors or memory ran out."""
 EVICTED = 64
 _ABORT = struct.pack("ii", 1, 0)
 
@@ -47,7 +47,7 @@ class _Refusals:
     _minute: float = -math.inf
     _lines: int = 0
     _silent: int = 0
-    """Failures since the last line that had none of their own."""
+    """Failures that were not logged since the last line."""
 
     def note(self, peer: object, why: str) -> None:
         now, key = time.monotonic(), (place_of(peer), why)
@@ -66,7 +66,7 @@ class _Refusals:
 
 @dataclass(eq=False)
 class _Handshakes:
-    """Those under way. If there are too many, the oldest of the address with the most ends."""
+    """Handshakes under way. If there are too many, the oldest of the address with the most ends."""
 
     strangers: Strangers
     _of: dict[str, dict[asyncio.Task[None], None]] = field(default_factory=dict)

@@ -1,10 +1,10 @@
 """Limits what senders who have not authenticated themselves may cost, by address.
 
-A new connection is a stranger's until a request on it is authenticated. An address pays for each of
-its connections and of its unauthenticated requests from a budget that fills slowly; an
-authenticated request pays nothing back but its connection. An address without budget is sent away
-as soon as it connects. If too many strangers are connected, the oldest of the address with the most
-makes room.
+A new connection is a stranger's until a request on it is authenticated. Each connection and each
+unauthenticated request takes a token from its address's bucket, which fills slowly; the first
+authenticated request of a connection returns the connection's token. An address without tokens is
+sent away as soon as it connects. If too many strangers are connected, the oldest of the address
+with the most makes room.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ log = structlog.get_logger("sailor.strangers")
 RefusalCause = Literal["certificate", "crowd", "flood", "malformed", "signature", "token", "user"]
 BURST = 2_000.0
 PER_S = 200.0
-"""Connections and unauthenticated requests that an address may begin with, and per second."""
+"""Tokens of an address: ``BURST`` at first and at most, and ``PER_S`` more a second."""
 ADDRESSES_MAX = 10_000
 CONNECTIONS_MAX = 2_048
 """Connections on which nothing was authenticated yet."""
 RECENT_MAX = 1_000
 """Most refusals whose times are remembered."""
 LOG_S = 60.0
-"""At most one line about refusals in so long."""
+"""Seconds between two log lines about refusals."""
 
 
 @dataclass(eq=False)
@@ -121,7 +121,7 @@ class Strangers:
     refused: Counter[RefusalCause] = field(default_factory=Counter)
     """How many requests and connections were refused, by cause."""
     last: tuple[float, str, str] | None = None
-    """When, whom and why we refused last."""
+    """Time, address and cause of the last refusal."""
     _moments: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
     _connected: dict[str, dict[EvictableConnection, None]] = field(default_factory=dict)
     _count: int = 0
@@ -129,14 +129,14 @@ class Strangers:
     _logged: int = 0
 
     def admits(self, address: str) -> bool:
-        """Whether an address may connect; it pays for that."""
+        """Return whether an address may connect, which costs it a token."""
         if self.budgets.of(address).take():
             return True
         self.refuse(address, "flood")
         return False
 
     def add(self, connection: EvictableConnection) -> None:
-        """Take in a connection, for which another may have to go."""
+        """Add a connection; evict another if there are too many."""
         if self._count >= CONNECTIONS_MAX:
             self.evict(1)
         self._connected.setdefault(connection.address, {})[connection] = None
@@ -153,7 +153,7 @@ class Strangers:
                 oldest.transport.abort()
 
     def discard(self, connection: EvictableConnection) -> None:
-        """Forget a connection: it is closed, or no stranger's any more."""
+        """Forget a connection: it is closed, or was authenticated."""
         of_address = self._connected.get(connection.address, {})
         if connection in of_address:
             del of_address[connection]
@@ -162,8 +162,7 @@ class Strangers:
                 del self._connected[connection.address]
 
     def by_cause(self) -> Mapping[str, int]:
-        """Return how many were refused by each cause, also by none: a counter that appears with
-        its first fifty at once did not grow, to Prometheus."""
+        """Return the refusals by cause, zeros included, so that Prometheus sees the first ones."""
         return {cause: self.refused[cause] for cause in get_args(RefusalCause)}
 
     def count_within(self, seconds: float) -> int:
@@ -172,7 +171,7 @@ class Strangers:
         return sum(moment >= since for moment in self._moments)
 
     def refuse(self, address: str, why: RefusalCause) -> None:
-        """Count a refusal, and tell of it now and then."""
+        """Count a refusal; log at most one line every ``LOG_S``."""
         self.refused[why] += 1
         self.last = time.time(), address, why
         self._moments.append(time.monotonic())
@@ -184,7 +183,7 @@ class Strangers:
 
 
 def place_of(peer: object) -> str:
-    """The address that pays: of IPv6 the network, in which one sender has many addresses."""
+    """Return the address that is charged: of IPv6 the /64 network, which one sender may have."""
     text = str(peer[0]) if isinstance(peer, tuple) and peer else ""
     if ":" not in text:
         return text
@@ -198,7 +197,7 @@ AUTHENTICATED = web.RequestKey("authenticated", bool)
 
 
 def note_authenticated(request: web.Request) -> None:
-    """Note that the sender of a request is who he claims to be."""
+    """Note that the sender of a request is authenticated."""
     request[AUTHENTICATED] = True
     connection = request.protocol
     if isinstance(connection, EvictableConnection) and not connection.is_known:
@@ -208,7 +207,7 @@ def note_authenticated(request: web.Request) -> None:
 
 
 def charge(request: web.Request, why: RefusalCause | Literal[""]) -> bool:
-    """Have the sender of an unauthenticated request pay; ``False`` if he cannot.
+    """Charge the sender of an unauthenticated request; ``False`` if it has no token left.
 
     The first request of a connection was paid for with it.
     """

@@ -1,6 +1,6 @@
 """TLS between the processes of a cluster: both ends show a certificate of the cluster's authority.
 
-The files are looked at once a second, when a connection is made. New connections use the new ones.
+New connections use changed files, which are looked for at most once a second.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SENTENCES = (
     ("eof occurred", "the connection ended in the handshake",
      "the other end's log says why; it may not accept our certificate"),
 )  # fmt: skip
-"""What OpenSSL says (a part of it), what that means, and the cure."""
+"""A part of OpenSSL's message, what it means, and the cure."""
 
 
 def explain(error: BaseException) -> str:
@@ -110,7 +110,7 @@ class Tls:
     """When it expires, in seconds since the epoch."""
     _stamp: tuple[Any, ...] = ()
     _failed: tuple[Any, ...] = ()
-    """The files that could not be used a look ago: they may have been written at that moment."""
+    """Files that failed to load once: they may have been half written, so try once more."""
     _looked_s: float = float("-inf")
     _client: ssl.SSLContext = field(init=False)
     _server: ssl.SSLContext | None = None
@@ -226,8 +226,8 @@ def _take(path: Path, what: str, load: Any) -> None:
 def _has_list_of_each(ca: Path, revoked: Path) -> bool:
     """Return whether there is a list of revoked certificates for each authority.
 
-    While one replaces the other there is none of one. OpenSSL would refuse all certificates of that
-    one; servers look at the list themselves, with each request.
+    While one authority replaces the other, one of them has no list, and OpenSSL would refuse all of
+    its certificates. Servers check the lists themselves, at each request.
     """
     authorities = ca.read_bytes().count(b"BEGIN CERTIFICATE")
     return revoked.read_bytes().count(b"BEGIN X509 CRL") >= authorities
@@ -316,6 +316,6 @@ class _Context(ssl.SSLContext):
         made = super().wrap_bio(incoming, outgoing, *args, **kwargs)
         assert isinstance(made, _SslObject)
         made.outgoing = outgoing
-        # What a handler of this connection asks of others is theirs, and not to be told here.
+        # Only of the server's side: the handler's own connections to others inherit the variable.
         made.wire = HANDSHAKE.get() if made.server_side else None
         return made

@@ -1,6 +1,6 @@
 """Reads bodies whose senders are unknown until all of it is there.
 
-They get 5 s, and if too many are waited for, the oldest is dropped. Well-behaved senders send head
+They get 5 s, and beyond 512 waiting bodies the oldest is dropped. Well-behaved senders send head
 and body together and never wait.
 """
 
@@ -14,7 +14,7 @@ from aiohttp import web
 BODY_S = 5.0
 """Time for a body to arrive: 1 MiB at 2 Mbit/s; most bodies are some hundred bytes."""
 BYTES_PER_S_MIN = 64 * 1024
-"""A body of a known sender gets the time that it takes at this rate besides."""
+"""A known sender gets, beyond ``BODY_S``, the time that its body takes at this rate."""
 UNSIGNED_MAX = 512
 """Unauthenticated bodies waited for at the same time."""
 UNSIGNED = web.AppKey("unsigned", dict[asyncio.Timeout, None])

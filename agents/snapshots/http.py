@@ -33,7 +33,7 @@ from worker.plain_file import open_plain
 POINT = re.compile(r"([0-9]{1,12})-([0-9]{1,12})\Z", re.ASCII)
 CHUNK_BYTES = 1 << 20
 SILENT_S = 60.0
-"""A sender that sends nothing for so long has ended; senders wait half as long for us."""
+"""A sender that sends nothing for so long is given up; senders wait half as long."""
 DONE = "the replica is here\n"
 
 
@@ -191,7 +191,7 @@ def _defect(path: Path, checksum: str) -> str:
         with open_plain(path) as file:
             for piece in header.pieces:
                 for _ in snapshot_file.piece_chunks(file.fileno(), piece, name=str(path)):
-                    pass  # Piece by piece it could be more than the free memory.
+                    pass  # In chunks: a piece may be larger than the free memory.
     except (OSError, snapshot_file.SnapshotError) as error:
         return str(error)
     return ""

@@ -25,7 +25,7 @@ from worker.checkpoint import snapshot_file
 
 POINTS_LINKED = 2
 """Points whose files may wait for the durable store; more would fill the memory in an outage. A
-point is useful only with the files of all ranks, so that a begun one is linked to its end."""
+point is useful only with the files of all ranks, so if one is linked, all are."""
 
 
 class Workers(Protocol):
@@ -226,7 +226,7 @@ class SnapshotLifecycle:
         return not is_there and self.is_present(snapshot) and snapshot.path.exists()
 
     def _is_leaving_soon(self) -> bool:
-        """Return whether it is known when this node will be gone, and others are left."""
+        """Return whether this node's end is known, and other nodes were seen lately."""
         node = self.state().node
         is_known = node.state == "draining" and node.leaves_at is not None
         return is_known and len(self.cluster.known) > 1

@@ -2,7 +2,8 @@
 
 Each is a file ``JOB/GENERATION-STEP/RANK.snap`` in a folder in memory. A worker writes it under
 another name and seals it by renaming; other nodes' replicas arrive over HTTP and are sealed in the
-same way. Only the agent deletes files. A file outlives the worker that wrote it, and the agent.
+same way. Only the agent deletes files, but a worker may reuse or withdraw its own. A file outlives
+the worker that wrote it, and the agent.
 """
 
 from __future__ import annotations

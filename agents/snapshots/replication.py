@@ -51,16 +51,16 @@ class Replicator:
     """Reads all registered nodes from the store."""
     rate_bytes_s: float
     is_present: Callable[[SnapshotFile], bool]
-    """It belongs to the present generation."""
+    """Whether a snapshot belongs to the present generation."""
     done: Callable[[SnapshotFile, str], None]
     """Called when a snapshot is handled; the text says what could not be replicated, and why."""
     patience_s: float = PATIENCE_S
     outlives_zone: Callable[[JobId], bool] = lambda _: False
-    """The job's replicas must be in another zone."""
+    """Whether the job's replicas must be in another zone."""
     _has_given_up: bool = False
     _waiting: list[SnapshotFile] = field(default_factory=list)
     _sent: tuple[SnapshotFile, asyncio.Timeout] | None = None
-    """The snapshot that is being replicated, and what ends that."""
+    """The snapshot that is being replicated, and the timeout that ends that."""
     _seen: tuple[NodeRecord, ...] = ()
     _seen_at: float = float("-inf")
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
@@ -71,7 +71,7 @@ class Replicator:
         return not self._waiting
 
     def add(self, snapshot: SnapshotFile) -> None:
-        """Queue a snapshot; training waits for none of a past generation, which are left out."""
+        """Queue a snapshot, and give up one of a past generation: training waits no longer for it."""
         self._waiting.append(snapshot)
         self._woken.set()
         if self._sent is not None and self._is_superseded(self._sent[0]):
@@ -170,10 +170,10 @@ class Replicator:
         return f"replicas stay in {zone}: no node in another zone is ready"
 
     async def _candidates(self, job: JobId, buddy: NodeId) -> list[NodeRecord]:
-        """Order the nodes to try: the named buddy, then those of this zone, as egress costs money.
+        """Order the nodes to try: the named buddy, those of this zone, then others, since egress costs.
 
-        If the job must outlive the zone, nodes of other zones come first, and of this zone only
-        the named buddy is tried.
+        If the job must outlive the zone, nodes of other zones come first, and of this zone only the
+        named buddy is tried.
         """
         own, chosen = self.node(), None if buddy == ANY_NODE else self.find(buddy)
         is_far = self.outlives_zone(job)

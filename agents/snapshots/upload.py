@@ -36,9 +36,9 @@ class Uploader:
     uri: Callable[[JobId], str | None]
     """The durable store of a job; ``None``: it has none."""
     is_wanted: Callable[[SnapshotFile], bool]
-    """Its generation is the present one, and it is not uploaded yet."""
+    """Whether its generation is the present one, and it is not uploaded yet."""
     is_paused: Callable[[], bool]
-    """Nothing is started: this node is about to leave, and others can hold the bytes."""
+    """Whether to start nothing: this node is about to leave, and others can hold the bytes."""
     done: Callable[[SnapshotFile, Uploaded | None], None]
     """Called when it is uploaded, or with ``None`` when it is not wanted any more."""
     failed: Callable[[SnapshotFile, str], None]

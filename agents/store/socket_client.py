@@ -29,7 +29,7 @@ from agents.store.interface import (
 from agents.store.socket_frames import FrameError
 
 RETRY_S = 0.05
-"""Between two attempts to connect."""
+"""Seconds between two attempts to connect."""
 
 
 T = TypeVar("T")

@@ -53,7 +53,7 @@ class PackageFetcher:
 
     async def _part(self, package: Package, part: int, sources: list[str]) -> bytes:
         """Ask one source after the other; those that do not have it are not asked again."""
-        why = "no sailord leads"
+        why = "no leader elected yet"
         while sources:
             try:
                 status, body = await self.client.call(

@@ -51,8 +51,8 @@ def check_paths(mounts: Mapping[str, str]) -> None:
 async def copy_data(mounts: Mapping[str, str], cache: Path, allowed: Sequence[str]) -> None:
     """Copy data from allowed buckets, unless it is already here.
 
-    What was copied under an earlier list of the operator's stays of use to jobs, which sailord
-    takes by its present list: a running one goes on.
+    A copy stays in use after the operator has shortened the list, so that a running job goes on;
+    sailord checks new jobs by its present list.
 
     A thread cannot be cancelled, so each attempt copies into a folder of its own, which is renamed
     at the end unless the attempt was cancelled.

@@ -27,7 +27,7 @@ class Package:
 
     @staticmethod
     def named(name: str) -> Package | None:
-        """Read a name; ``None``: it names no package that may be."""
+        """Parse a package's name; ``None`` if it is no valid one, or the package is too large."""
         if not PACKAGE.fullmatch(name):
             return None
         sha256, _, size = name.partition("-")

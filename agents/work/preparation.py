@@ -50,7 +50,7 @@ RETRY_S = 60.0
 RETRY_S_MAX = 3600.0
 FETCH_AGAIN_S = 2.0
 FETCH_AGAIN_S_MAX = 60.0
-"""A package is fetched again soon: sailord may only be restarting."""
+"""Pauses between attempts to fetch a package: sailord may only be restarting."""
 READ_AGAIN_S = 0.3
 EXPECTED = (
     ArchiveError,
@@ -177,7 +177,7 @@ class Preparation:
                 if late is not None:
                     late.cancel()
                 said = said_of(error, self.folder)
-                if (kind := _kind_of(error, said)) != last:  # Or it says the same differently.
+                if (kind := _kind_of(error, said)) != last:  # Report each kind of failure once.
                     last, failure = kind, said
                 trace = None if isinstance(error, EXPECTED) else error
                 log.warning(f"the work folder cannot be prepared: {error}", job=job, exc_info=trace)
@@ -269,5 +269,5 @@ class Preparation:
 
 
 def _kind_of(error: Exception, said: str) -> tuple[object, ...]:
-    """Return what is the same of two failures that only differ in their details, after a colon."""
+    """Return the kind of a failure: without its details, which follow a colon."""
     return type(error), getattr(error, "errno", None), said.partition(": ")[0]

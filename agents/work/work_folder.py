@@ -22,7 +22,7 @@ from agents.daemon.process_cleanup import kill_all
 from simulator.spec.job import Work
 
 KEPT = 4
-"""Work folders that stay on a node, and packages."""
+"""How many work folders, packages and copies of data stay on a node."""
 SETUP = "SAILOR_SETUP"
 """Marks the processes of setup commands: the folder that they prepare."""
 UNFINISHED = "unfinished-"

@@ -22,7 +22,7 @@ from worker.plain_file import read_plain
 from worker.spec_protocol import NEEDS, SPEAKS, why_apart
 
 START_S = 120.0
-"""For the fork server to import what workers need."""
+"""Seconds for the fork server to import what workers need."""
 SERVICE_S = 30.0
 """Seconds for systemd to restart a service of another user."""
 ANSWER_S = 60.0
@@ -52,7 +52,7 @@ class ForkClient:
     _process: asyncio.subprocess.Process | None = None
     """The fork server, if we started it."""
     _speaks: int = SPEAKS
-    """What its workers speak, as it said last."""
+    """The protocol of its workers, as it said last."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _tasks: Tasks = field(default_factory=Tasks)
 

@@ -2,12 +2,12 @@
 
 ``python -m agents.workers.fork_server SOCKET MODULE [ORPHAN_S]`` listens for the agent. As
 ``sailor-agent workers`` it is a service of another user, and so are the workers and setup commands
-that it starts: it listens to the agent only, and ends processes for it. It serves
-one connection to its end before it accepts the next, so that a new agent's first request is
-answered only when all requests of the previous agent are done. It outlives agents, and workers
-outlive it. It ends when its socket is deleted, or when no agent has called for ``ORPHAN_S`` and no
-worker is left. SIGTERM while no agent runs, as systemd sends it to whatever is left at a shutdown,
-ends it and its workers; while one runs, the agent decides.
+that it starts: it listens to the agent only, and ends processes for it. It serves one connection to
+its end before it accepts the next, so that a new agent's first request is answered only when all
+requests of the previous agent are done. It outlives agents, and workers outlive it. It ends when
+its socket is deleted, or when no agent has called for ``ORPHAN_S`` and no worker is left. SIGTERM
+while no agent runs, as systemd sends it to whatever is left at a shutdown, ends it and its workers;
+while one runs, the agent decides.
 """
 
 from __future__ import annotations

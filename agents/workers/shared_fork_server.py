@@ -2,8 +2,8 @@
 
 ``python -m agents.workers.shared_fork_server MODULE`` reads from each line of its input the socket
 path of a fork server and, after a tab, the file of its network namespace (nothing: this one); it
-forks that server, and prints its pid. An agent that finds its fork server
-running starts none. When its input ends it ends, and the fork servers go on.
+forks that server, and prints its pid. An agent that finds its fork server running starts none. When
+its input ends it ends, and the fork servers go on.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class WorkerStatus:
     """From rank 0: those before it, the oldest first."""
     phases: tuple[tuple[str, float], ...] = ()
     meeting: str = ""
-    """From rank 0: ``host:port`` where the ranks of the generation meet."""
+    """From rank 0: where the ranks of the generation meet, as ``HOST:PORT#SECRET``."""
     sealed_at: Point | None = None
     """The last snapshot that it sealed."""
     withdrew: bool = False

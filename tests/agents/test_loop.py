@@ -28,7 +28,7 @@ STOPPED = replace(NODE, state="draining")
         (state(), "running: generation 3 of job"),
         (
             state(is_leaving=True, node=STOPPED),
-            "draining, ends when no worker is needed: generation 3 of job is here",
+            "draining, ends when no worker is needed: generation 3 of job runs here",
         ),
         (state(node=STOPPED), "draining, running: generation 3 of job"),
     ],

@@ -197,7 +197,7 @@ async def test_a_worker_can_report_for_its_own_rank_only(tmp_path, cost, monkeyp
     assert meetings == [], "rank 0 alone says where all ranks meet"
     gang.members.clear()
     await gang.close(is_over=False)
-    assert errors == ["passed over what cannot be read"]
+    assert errors == ["skipped an unreadable record"]
     cost(f"a worker forges {len(lines)} statuses", "not tried", "believed of its own rank alone")
 
 

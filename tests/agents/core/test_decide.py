@@ -59,8 +59,8 @@ STOPPING = replace(G, state="stopping", stop_at=41)
 FAILED = replace(RUNS, taking="failed", failure="no memory")
 JOINING = replace(NODE, state="joining")
 LEAVING = replace(NODE, state="draining", leaves_at=NOW + 30)
-PREEMPTED = Order("n1", "preempt", ME, NOW + 30, "the machine said so")
-KEPT = Order("n1-withdrawn", "withdraw", ME, None, "the machine stays")
+PREEMPTED = Order("n1", "preempt", ME, NOW + 30, "the machine announced its end")
+KEPT = Order("n1-withdrawn", "withdraw", ME, None, "notice withdrawn")
 
 
 def aborted(at: float = NOW) -> Gang:
