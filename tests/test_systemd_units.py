@@ -1,4 +1,4 @@
-"""The tree that `make install DESTDIR=…` lays out: systemd finds nothing to say about it."""
+"""The tree that `make install DESTDIR=…` lays out passes systemd's own checks."""
 
 from __future__ import annotations
 
@@ -96,15 +96,15 @@ def test_a_unit_is_watched_and_stopped_as_its_service_expects(tree, unit):
 
 
 @pytest.mark.parametrize("unit", [*UNITS, WORKERS])
-def test_crashes_without_end_become_failed_however_slowly_they_follow(tree, unit):
-    """The slowest start as late as they may, then hang, and take as long as they may to end."""
+def test_slowest_crash_loop_makes_the_unit_failed(tree, unit):
+    """Each start takes its timeout, hangs until the watchdog acts, and takes the stop timeout."""
     found = settings(tree, unit)
     assert found["OnFailure"] == ["sailor-failed@%n.service"]
     keys = ("TimeoutStartSec", "WatchdogSec", "TimeoutStopSec", "RestartSec")
     slowest_s = sum(float(found[key][0]) for key in keys)
     burst, within_s = int(found["StartLimitBurst"][0]), float(found["StartLimitIntervalSec"][0])
     assert burst * slowest_s < within_s
-    # A service that hangs at each start is told of within half an hour.
+    # A service that hangs at each start becomes `failed` within half an hour.
     assert unit == WORKERS or burst * (float(found["WatchdogSec"][0]) + 5) < 1800
 
 

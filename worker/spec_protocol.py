@@ -1,9 +1,9 @@
-"""The number of what an agent tells the fork server and the workers of its node.
+"""The protocol number of what an agent tells the fork server and the workers of its node.
 
 They keep the code with which they were started until the node drains, so that an agent may be of
 another version. A key that an older worker may pass over needs no new number. If one is renamed,
-removed or means something else, ``SPEAKS`` grows, and ``NEEDS`` with it. What agents and sailord
-tell each other has a number of its own (``agents.protocol.versions``).
+removed or means something else, ``SPEAKS`` grows, and ``NEEDS`` with it. Agents and sailord have a
+number of their own (``agents.protocol.versions``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 SPEAKS = 1
 """What workers of this version understand; those before there was a number: 0."""
 NEEDS = 0
-"""The least that workers must speak to act on what an agent of this version tells them."""
+"""The least number of workers that can act on what an agent of this version tells them."""
 
 
 def why_apart(speaks: int, needs: int) -> str:

@@ -71,7 +71,7 @@ class Replicator:
         return not self._waiting
 
     def add(self, snapshot: SnapshotFile) -> None:
-        """Queue a snapshot, and give up one of a past generation: training waits no longer for it."""
+        """Queue a snapshot; give up one of a past generation: training no longer waits for it."""
         self._waiting.append(snapshot)
         self._woken.set()
         if self._sent is not None and self._is_superseded(self._sent[0]):
@@ -170,7 +170,7 @@ class Replicator:
         return f"replicas stay in {zone}: no node in another zone is ready"
 
     async def _candidates(self, job: JobId, buddy: NodeId) -> list[NodeRecord]:
-        """Order the nodes to try: the named buddy, those of this zone, then others, since egress costs.
+        """Order the nodes to try: the named buddy, those of this zone, others, as egress costs.
 
         If the job must outlive the zone, nodes of other zones come first, and of this zone only the
         named buddy is tried.

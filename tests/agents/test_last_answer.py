@@ -1,4 +1,4 @@
-"""How long no sailord has answered is counted on across crashes of the agent, not across stops."""
+"""The time without a sailord is counted across crashes of the agent, not across stops."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def at() -> dict[str, float]:
     return NOW
 
 
-def test_an_agent_that_crashes_again_and_again_counts_on(tmp_path: Path, at) -> None:
+def test_crashes_do_not_restart_the_count(tmp_path: Path, at) -> None:
     started(tmp_path / "x").note()
     for _ in range(10):
         at["s"] += 350.0
@@ -60,7 +60,7 @@ def test_a_damaged_file_or_a_folder_that_cannot_be_written_counts_anew(tmp_path,
     assert started(tmp_path / "none" / "x").left_s(600.0) == 600.0
 
 
-def test_an_answer_is_written_now_and_then(tmp_path: Path, at) -> None:
+def test_answers_are_saved_at_most_every_15_s(tmp_path: Path, at) -> None:
     agent = started(tmp_path / "x")
     written = (tmp_path / "x").read_text()
     at["s"] += 1.0

@@ -124,7 +124,7 @@ def test_unreadable_node_is_not_among_the_nodes(tmp_path):
     in_a_store(tmp_path, play)
 
 
-def test_leader_of_another_protocol_is_told_once_and_reported_to(tmp_path):
+def test_leader_of_another_protocol_is_logged_once_and_gets_reports(tmp_path):
     async def play(store: Store, agent: Registration, _: list[Event]) -> None:
         leader = Leader("d", "h", "b", 1, "s", "head:1", 1, Protocol(99, 98))
         await store.put(KEYS.leader, encode(leader))

@@ -125,7 +125,7 @@ def asked(port: int, token: str, *, source: str = "", tls: ssl.SSLContext | None
 
 
 def test_an_answer_to_a_stranger_ends_the_connection(head):
-    """So what was sent ahead is not even looked at."""
+    """So the requests that were sent ahead are not even read."""
     for path, code in (("/v1/status", 401), ("/openapi.json", 200), ("/none", 401)):
         with socket.create_connection(("127.0.0.1", head.port), timeout=10) as wire:
             wire.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode() * 10)
@@ -144,7 +144,7 @@ def test_an_answer_to_a_stranger_ends_the_connection(head):
 @pytest.mark.slow
 @pytest.mark.asyncio
 async def test_half_bodies_at_an_agent_end_and_leave_no_trace(tmp_path, cost):
-    """8: unsigned ones are refused before the body; of those that look signed few may wait."""
+    """Unsigned ones are refused before the body; few that look signed may wait at a time."""
     async with cluster_at(tmp_path) as place:
         place.start()
         node = await place.ready()

@@ -1,4 +1,4 @@
-"""A node with the cluster's key reports nonsense: sailord refuses it, or lives with it."""
+"""A node with the cluster's key reports nonsense: sailord refuses it, or goes on in spite of it."""
 
 from __future__ import annotations
 
@@ -88,8 +88,7 @@ def test_absurd_reports_neither_stop_nor_move_sailord(head, cost):
     ["/v1/jobs/..%2f..%2fetc", "/v1/jobs/../../etc/passwd", "/v1/packages/..%2f..%2fx/1",
      "/v1/nodes/%2e%2e/logs", "/v1/jobs/j/checkpoints/..%2f1/pin", "/v1/jobs/j%00/why"],
 )  # fmt: skip
-def test_paths_lead_nowhere(head, path):
-    """2: refused since ever."""
+def test_path_traversal_is_refused(head, path):
     assert head.ask("GET", path)[0] in (401, 404, 405, 422)
 
 

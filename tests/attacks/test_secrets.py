@@ -91,7 +91,7 @@ def test_planted_secrets_are_found_nowhere(tmp_path, cost):
 
 
 def answers_of(place: Place) -> list[str]:
-    """What sailord answers to everything that can be read, and to the doctor's questions."""
+    """Return what sailord answers to everything that can be read, and to the doctor's questions."""
     said = []
     for route in ROUTES:
         if route.method == "GET" and route.name not in ("events", "live"):

@@ -1,4 +1,4 @@
-"""Jobs name hosts and folders that are none of their business; sailord touches none of them."""
+"""Jobs name hosts and folders that the operator did not allow; sailord touches none of them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_jobs_reach_no_host_and_no_folder_but_the_allowed(head, cost):
 
 @pytest.mark.slow
 def test_storage_that_hangs_blocks_no_other_request(head, cost):
-    """7: a pipe stands for a file system that never answers."""
+    """A pipe stands for a file system that never answers."""
     hanging = head.folder / "kept" / "hang" / "1-1"
     hanging.mkdir(parents=True)
     os.mkfifo(hanging / "manifest-1.json")
@@ -121,7 +121,7 @@ BAD_DATA = (
 
 @pytest.mark.slow
 def test_data_comes_from_no_host_and_no_folder_but_the_allowed(head, cost):
-    """Redirects and names that lead there: ``test_public_https.py`` beside the tests of agents."""
+    """``test_public_https.py`` of the agents' tests has redirects and names that lead there."""
     package, (before, training) = f"{'0' * 64}-1", JOB.split("[training]")
     described = inline_description(read_job(f"{before}[training]{training}").model)
     toml = f'script = "train.py"\ndescription = {toml_value(described)}'

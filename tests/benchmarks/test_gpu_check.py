@@ -1,4 +1,4 @@
-"""The check for the day a GPU is there: it runs on a CPU, in parts that leave each other alone."""
+"""`make gpu-check` runs on a CPU, too, and its parts do not affect each other."""
 
 from __future__ import annotations
 

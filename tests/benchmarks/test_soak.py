@@ -1,4 +1,4 @@
-"""What the soak calls rising, and what level."""
+"""Which series the soak calls rising, and which level."""
 
 from __future__ import annotations
 

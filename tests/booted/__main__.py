@@ -1,7 +1,7 @@
 """``python -m tests.booted``: boot the units under a real systemd, in a container, and drill them.
 
 Exit codes: 0 every drill passed; 1 one failed; 3 with ``--if-cached``: no tree is cached; 4 this
-machine cannot boot a container, which says what is missing.
+machine cannot boot a container; the output names what is missing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A systemd of its own on a tree of its own: boot it, run commands in it, end it.
 
-``systemd-nspawn`` boots an overlay over the tree, in namespaces of its own, without a network.
-Nothing here enters any namespaces but those of the process that it started, and nothing is booted
-or run on ``/``: ``systemd-tmpfiles`` of a booted system empties ``/tmp``.
+``systemd-nspawn`` boots an overlay over the tree, in namespaces of its own, without a network. Only
+namespaces of the process that this module started are entered, and nothing is booted or run on
+``/``: ``systemd-tmpfiles`` of a booted system empties ``/tmp``.
 """
 
 from __future__ import annotations

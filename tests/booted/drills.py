@@ -1,4 +1,4 @@
-"""What is done to a booted system, with the limits: each drill checks what it promises."""
+"""Drills on a booted system, each with its time limit and the checks of what it promises."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Drills:
         wait("training", is_training, limit_s)
 
     def wait_ready(self, limit_s: float) -> None:
-        """Return once the node is `ready` by sailord's word."""
+        """Return once sailord reports the node as `ready`."""
         wait("ready node", lambda: self.node_state() == "ready", limit_s)
 
     def check_kept(self, workers: frozenset[tuple[int, int]], generation: int) -> None:
@@ -393,7 +393,7 @@ class Drills:
     # ---- the end -------------------------------------------------------------------------------
 
     def failed_unit_pages(self) -> None:
-        """A sailord that crashes again and again ends in `failed`, and somebody is told."""
+        """A crash loop of sailord ends in `failed`, and /etc/sailor/on-failure runs."""
         config = self.box.path("/etc/sailor/on-failure")
         config.write_text("#!/bin/sh\necho $1 > /run/paged\n")
         drop_in = self.box.path("/etc/systemd/system/sailord.service.d/drill.conf")

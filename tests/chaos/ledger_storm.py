@@ -39,9 +39,9 @@ EVERY_S = 5.0
 """Mean time between faults."""
 LOOK_S = 0.02
 WAIT_S = 240.0
-"""For what must come; planners and workers share the cores."""
+"""Longest wait for an event that must come; planners and workers share the cores."""
 SHARE_MAX, USD_MAX = 0.001, 0.01
-"""What the ledger may differ from the bill by."""
+"""The most by which the ledger may differ from the bill."""
 FAULTS = {
     "instance": 5,
     "workers": 2,
@@ -142,7 +142,7 @@ class Result:
     fired: frozenset[str]
 
     def problems(self) -> list[str]:
-        """Say what is not as it must be."""
+        """Return what is not as it must be."""
         said = self.ledger
         causes_gpu_s = sum(each["gpu_s"] for each in said["causes"]) - said["ahead_gpu_s"]
         causes_usd = sum(each["usd"] for each in said["causes"]) - said["ahead_usd"]

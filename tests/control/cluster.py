@@ -51,7 +51,7 @@ class Agent:
     """Address of its metadata server; by default nothing listens there."""
     process: subprocess.Popen[bytes] | None = None
     environment: dict[str, str] = field(default_factory=dict)
-    """Of the agent, beside this process's."""
+    """Variables of the agent, in addition to this process's."""
     lease_s: float = LEASE_S
     enrols_at: str = ""
     """With TLS: the address of its sailord. Then it has copies of the key and of ``ca.pem``."""

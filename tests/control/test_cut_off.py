@@ -62,7 +62,7 @@ def _carry(one: socket.socket, other: socket.socket) -> None:
 @pytest.fixture
 def cluster(tmp_path):
     """Two nodes, of which b reaches the store through a proxy."""
-    # The leader must wait longer than the agent, which parks its workers by itself.
+    # The leader must wait longer than the agent's `park_s`.
     made = Cluster(tmp_path, [Place(tmp_path, options="suspect_s = 12.0\n")])
     yield made
     made.end()

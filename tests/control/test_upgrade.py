@@ -130,7 +130,7 @@ def move(cluster: Cluster) -> None:
 
 
 def check(cluster: Cluster) -> None:
-    """Check that nobody finds anything unreadable, and that the job goes on."""
+    """Check that no process reports an unreadable record, and that the job goes on."""
     cluster.wait_steps()
     assert wait_until(cluster.head.status)["unreadable"] == {}
 

@@ -55,7 +55,7 @@ def delivered(tmp_path_factory):
         receiver.server_close()
 
 
-def test_a_budget_that_does_not_pay_is_told_when_it_is_given(delivered):
+def test_too_small_budget_is_warned_of_at_submission(delivered):
     assert "max_usd_total: " in delivered["submitted"]["warnings"][-1]
 
 

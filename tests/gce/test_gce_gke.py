@@ -1,7 +1,7 @@
 """A node pool of GKE: a group for each zone, and agents in pods, which end before their machines.
 
-Nothing here waits for the clock: the test itself ends the pod as soon as the job has left. That
-agents tell of the shorter time is what sailord has to hear.
+Nothing here waits for the clock: the test itself ends the pod as soon as the job has left. What
+counts is that agents announce the pod's shorter time, and that sailord uses it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.processes import until
 from tests.sailord.providers.emulated_cluster import wait_until
 
 POD_S = 15.0
-"""Of a Spot machine's 30 s, GKE leaves so many to pods that are not the system's own."""
+"""Seconds of a Spot machine's 30 that GKE leaves to pods that are not the system's own."""
 CAPACITY = """
 surplus_s = 4.0
 lost_s = 3.0

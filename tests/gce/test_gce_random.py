@@ -22,7 +22,7 @@ SEEDS_OF_BUGS = (371,)
 """Seeds that once found a bug."""
 GROUPS = 25
 UNSEEN_USD = 0.2
-"""The dearest machine costs that in a minute and a half, in which storm and list may hide it."""
+"""What the dearest machine costs in a minute and a half, for which storm and list may hide it."""
 TICK_S = 4.0
 WISH = Counter({POOLS[0]: 2, POOLS[5]: 1, POOLS[8]: 1})
 

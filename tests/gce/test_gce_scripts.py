@@ -21,7 +21,7 @@ SCRIPTS = int(os.environ.get("SAILOR_SCRIPTS", "30"))
 """``test_gce_random`` plays further ones, with all of this in them and a cloud."""
 GROUPS = 10
 UNSEEN_USD = 0.2
-"""The dearest machine costs that in the time for which a request may be in doubt."""
+"""What the dearest machine costs while a request may be in doubt."""
 
 
 def play(seed: int) -> Run:

@@ -14,9 +14,9 @@ delete_again_s = 3.0
 rest_max_s = 6.0
 """
 LEASE_S = 10.0
-"""Long: a machine whose agent is silent is given up, and here no other one takes its place."""
+"""Long: a machine whose agent is silent is given up, and no other one takes its place here."""
 WITHIN_S = 600.0
-"""One is rented once lives and additions seen let it pay for itself: that may take minutes."""
+"""Renting waits until observed lifetimes and additions make it pay, which may take minutes."""
 
 
 @pytest.mark.at_length

@@ -30,7 +30,7 @@ NEW = {"text": "of a later version", "list": [1, None, {"deep": True}]}
 
 
 def test_this_protocol_is_on_record():
-    """Each kind has a file, but for one that came later, which the next number will have."""
+    """Each kind has a file; a kind that was added later gets one with the next number."""
     folder = HERE / str(versions.SPEAKS)
     if os.environ.get("SAILOR_RETELL") and not folder.exists():
         folder.mkdir()
@@ -40,8 +40,8 @@ def test_this_protocol_is_on_record():
     assert folder.exists(), "SAILOR_RETELL=1 writes it"
 
 
-def test_protocols_are_understood_as_long_as_they_say():
-    """Files of protocols that nobody needs to read any more are deleted."""
+def test_files_are_kept_for_every_understood_protocol():
+    """Files of older protocols are deleted."""
     numbers = sorted(int(folder.name) for folder in HERE.iterdir())
     assert numbers == list(range(max(versions.UNDERSTANDS_FROM, 1), versions.SPEAKS + 1))
 
@@ -54,7 +54,7 @@ def test_recorded_records_are_read_whole(file: Path):
 
 
 def _of(now: Any, then: Any) -> Any:
-    """Return what was there then of what is there now."""
+    """Return the part of a present value that the recorded one has."""
     if isinstance(then, dict):
         return {name: _of(now.get(name), each) for name, each in then.items()}
     if isinstance(then, list):
@@ -149,7 +149,7 @@ WORDS = [(name, at) for name, kind in KINDS.items() for at in _literals(kind)]
 
 
 @pytest.mark.parametrize(("name", "at"), WORDS, ids=str)
-def test_unknown_word_is_said_with_its_place(name: str, at: tuple[str | int, ...]):
+def test_unknown_literal_is_named_with_its_place(name: str, at: tuple[str | int, ...]):
     raw = codec.plain(example(KINDS[name]))
     *way, last = at
     inner = raw

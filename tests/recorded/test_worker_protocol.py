@@ -80,7 +80,7 @@ def test_workers_act_on_recorded_specs(number, tmp_path):
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_workers_of_a_recorded_number_find_every_key_in_todays_specs(number, tmp_path):
-    """An agent may add keys, and take none away without a new number that they need."""
+    """An agent may add keys, but take one away only with a new number that workers need."""
     then = json.loads((HERE / str(number) / "spec.json").read_text())
     now = present(tmp_path)
     assert keys_of(then) <= keys_of(now)

@@ -35,7 +35,7 @@ def test_seeds_that_once_failed_are_clean(seed: int) -> None:
 
 @pytest.mark.sim
 def test_survivors_are_awaited_and_the_step_that_they_sealed_is_kept() -> None:
-    """Otherwise the lives with slow seals check nothing."""
+    """Guards that lives with slow seals check something."""
     checker = run_life(8).checker
     assert checker.awaited
     assert checker.kept
@@ -43,7 +43,7 @@ def test_survivors_are_awaited_and_the_step_that_they_sealed_is_kept() -> None:
 
 @pytest.mark.sim
 def test_contradicted_nodes_stay_out() -> None:
-    """Otherwise the lives with wrong bits check nothing."""
+    """Guards that lives with wrong bits check something."""
     assert run_life(19).checker.quarantined
 
 

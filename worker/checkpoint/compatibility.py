@@ -46,7 +46,7 @@ def differences(job: Job, was: Job, *, step: int, place: str) -> list[Problem]:
     for key in ("kind", "seed", "tokens", "images", "labels", "samples"):
         now, before = getattr(job.data, key), getattr(was.data, key)
         both = isinstance(now, str) and isinstance(before, str)
-        # Of files the names only: the folder may differ between machines.
+        # Compare files by name only: the folder may differ between machines.
         if now != before and not (both and Path(now).name == Path(before).name):
             what = f"it was made with [data] {key} = {before!r}, and the job has {now!r}"
             problems.add(place, what, "use a checkpoint of this job, with the same data")

@@ -35,7 +35,7 @@ READS_MAX = 4
 """Concurrent read requests."""
 LISTINGS_MAX = 32
 SAID_BYTES_MAX = 500
-"""Of what a peer says when it refuses."""
+"""The most bytes of a peer's refusal that are shown."""
 
 Body = bytearray | memoryview
 """Writable, as torch wants it; writing to it changes no file."""

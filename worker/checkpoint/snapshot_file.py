@@ -76,9 +76,9 @@ class SavedProgress:
     samples: int
     label_tokens: int
     nonfinite: int = 0
-    """Absent from files of before, when no such step was skipped."""
+    """How many steps in a row were not finite; absent from older files, when none was skipped."""
     data: str = ""
-    """Which files the samples are from; absent from files of before."""
+    """Which files the samples are from; absent from older files."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ _EXIT_S = 60.0
 """Seconds for the other ranks to exit after one has exited successfully."""
 _PR_SET_PDEATHSIG = 1
 
-# A rank's last message: a peer failed, it failed itself, or the input was wrong.
+# The last message of a rank: a peer failed, it failed itself, or the input was wrong.
 _BROKEN, _FAILED, _REFUSED = "broken", "failed", "refused"
 _LAST_MESSAGES = (_BROKEN, _FAILED, _REFUSED)
 

@@ -62,7 +62,7 @@ class RunSpec:
     module: Path | None = None
     """A script or job file that gives module and data; each rank opens it anew."""
     arguments: tuple[str, ...] = ()
-    """Those of the script."""
+    """The arguments of the script."""
     keeps_spans: bool = False
     fail_at: FailPoint | None = None
     beginning: ResumePoint | None = None

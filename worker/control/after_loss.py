@@ -18,7 +18,7 @@ from worker.training.trainer import StepReport
 OF_ONE_GENERATION = (
     *("failure", "is_bug", "room_needed", "broken_peers", "meeting", "withdrew", "contradicted"),
 )
-"""What a worker's status no longer says once it has left the generation."""
+"""Keys that leave a worker's status with its generation."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -41,11 +41,11 @@ class AfterLoss:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def announce(self, error: TransportError) -> None:
-        """Announce the seal, or withdraw what was announced if there is nothing to be sealed.
+        """Announce the seal, or withdraw the announcement if there is nothing to be sealed.
 
         Called first by the thread that notices the loss, since the main thread may compute for
-        seconds; then by the main thread, which knows the step. A first call that comes after the
-        second changes nothing.
+        seconds; then by the main thread, which knows the step. If the main thread was faster, the
+        other call changes nothing.
         """
         lost = frozenset((error.rank,) if isinstance(error, PeerLostError) else ())
         with self._lock:

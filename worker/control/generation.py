@@ -121,7 +121,7 @@ class GenerationRun:
             self._snapshots.stop_at = stop_at
 
     def replicated(self, step: int) -> None:
-        """Record that all replicas of this node's pieces of that point exist."""
+        """Record that this rank's replicas of that step are stored, or were given up."""
         self._replicated = max(step, self._replicated)
         if self._snapshots is not None:
             self._snapshots.replicated(step)

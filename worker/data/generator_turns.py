@@ -24,7 +24,7 @@ def turn() -> Iterator[None]:
 
 @contextmanager
 def turn_if_free() -> Iterator[bool]:
-    """Keep the generators unless another thread has them or waits for them; tell which."""
+    """Keep the generators unless another thread has them or waits for them; yield whether."""
     is_mine = not _waiting and _in_use.acquire(blocking=False)
     try:
         yield is_mine

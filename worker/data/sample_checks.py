@@ -20,7 +20,7 @@ Limits = Mapping[str, int]
 
 
 def limits_of(module: nn.Module, *, labels: bool) -> dict[str, int]:
-    """Return what a module's tokens are below, and its labels, as far as it tells."""
+    """Return what a module's tokens and labels are below, as far as it declares that."""
     found = {}
     ends: list[Any] = [
         getattr(module, f"get_{name}_embeddings", lambda: None)() for name in ("input", "output")

@@ -25,14 +25,14 @@ from worker.distributed.proof import prove, receive_proof
 
 _PREFIX = "watch"
 GREETING_S = 30.0
-"""The longest time in which a peer proves itself."""
+"""Seconds for a peer to prove that it knows the secret."""
 STRANGERS_MAX = 64
-"""Connections that have not proved themselves."""
+"""Connections, besides one for each rank, that may be unproven at a time."""
 KEEPALIVE_S, KEEPALIVES = 1, 4
 """A peer is lost if its machine's kernel does not answer for 5 s; it answers for a hung process,
 too."""
 _POLL_S = 0.002
-"""Seconds between two checks whether the other ranks have connected, or the meeting is over."""
+"""Seconds between two checks whether the others have connected, or the meeting is over."""
 
 
 class PeerMonitor:
@@ -161,7 +161,7 @@ class PeerMonitor:
                         self.fail(PeerLostError(rank, "the peer monitor"))
 
     def _heard_last_of(self, peer: int) -> None:
-        """Await no vote of this peer: it came with a failure, or will never come."""
+        """Expect no vote of this peer any more: it came with a failure, or will never come."""
         self._last_heard_of.add(peer)
         if self._last_heard_of >= self._peers.keys():
             self._all_heard.set()
@@ -285,7 +285,7 @@ class _Meeting:
                 threading.Thread(target=self._greet, args=(peer,), daemon=True).start()
 
     def _greet(self, peer: socket.socket) -> None:
-        """Challenge who connects, and take it in if it is the rank that it says."""
+        """Challenge a caller, and accept it if it is the rank that it says."""
         try:
             peer.settimeout(GREETING_S)
             caller = receive_proof(peer, self.secret, b"", self.rank)

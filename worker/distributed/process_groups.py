@@ -105,7 +105,7 @@ class ProcessTransport:
         self.stall_after_s = FIRST_STALL_S
         """An operation that takes longer is investigated."""
         self.stall: Blame | None = None
-        """The rank to blame, if this rank has waited for longer."""
+        """Whom to blame for the present wait, if that is longer than ``stall_after_s``."""
         self.activity: Callable[[], str] = lambda: "computing"
         """Returns what this rank does while it waits for no operation."""
         self.on_stall: Callable[[Blame], None] = _print_blame

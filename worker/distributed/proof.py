@@ -51,5 +51,5 @@ def _about(purpose: bytes, listener: int, caller: int) -> bytes:
 
 
 def _mac(secret: bytes, *parts: bytes) -> bytes:
-    """All parts but the first have a fixed length for each purpose."""
+    """Hash the parts; all but the first have a fixed length for each purpose."""
     return hmac.digest(secret, b"".join(parts), "sha256")

@@ -1,8 +1,8 @@
-"""The number of what the ranks of a generation tell each other while they train.
+"""The protocol number of the messages between the ranks of a generation while they train.
 
 It grows whenever collectives between ranks change, or their order, or what is compared: ranks of
 both kinds would wait for each other in vain, or add up what does not belong together. So all ranks
-must be of one number. What agents tell their workers has another (``worker.spec_protocol``).
+must speak the same number. Agents and workers have another (``worker.spec_protocol``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from torch._C._distributed_c10d import Store
 
 SPEAKS = 1
-"""What ranks of this version speak; those before there was a number: 0."""
+"""The number of this version; of versions before there was one: 0."""
 _KEY = "code"
 
 
@@ -46,7 +46,7 @@ class OtherCodeError(Exception):
 
 
 def announce_code(store: Store) -> None:
-    """Tell, as rank 0 and before others come, which code the ranks of this generation run."""
+    """Store, as rank 0 and before other ranks come, which code the ranks of this generation run."""
     store.set(_KEY, json.dumps(asdict(RankCode(SPEAKS, VERSION))))
 
 

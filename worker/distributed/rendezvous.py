@@ -29,7 +29,7 @@ from worker.distributed.store_gate import (
 )
 
 RENDEZVOUS_S = 60.0
-"""Seconds for all ranks to arrive."""
+"""Seconds in which a rank must reach the store of rank 0."""
 _POLL_S = 0.02
 _SECRET = "#"
 

@@ -11,7 +11,7 @@ from worker.distributed.interface import AbortedError, Transport, VoteRecord
 
 
 class SingleRankTransport(Transport):
-    """Only an abort from another thread, and the vote that it may interrupt, concern one rank."""
+    """Only an abort from another thread, and the vote that it may interrupt, matter to one rank."""
 
     def __init__(self) -> None:
         self.rank, self.size = 0, 1

@@ -22,7 +22,7 @@ LOOPBACK = "127.0.0.1"
 GREETING_S = 30.0
 CONNECT_S = 10.0
 STRANGERS_MAX = 64
-"""Most connections that have not proved yet that they know the secret."""
+"""Connections, besides one for each rank, that may be unproven at a time."""
 _READ_BYTES = 1 << 16
 _WAITING_BYTES_MAX = 1 << 20
 """Bytes that wait for a slow receiver; with more, reading from its sender stops."""

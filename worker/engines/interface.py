@@ -41,7 +41,7 @@ class TrainingEngine(Protocol):
         """Train on the next batch; all ranks take the same steps together."""
 
     def log(self, report: StepReport) -> None:
-        """Tell a script's loggers of a step."""
+        """Pass a step's report to a script's loggers."""
 
     def evaluate_if_due(self) -> dict[str, float] | None:
         """Evaluate if that is due after the last step, which another process may have done."""

@@ -1,4 +1,4 @@
-"""Why a device is in use, so that measuring it would measure others, too, and disturb them."""
+"""Why a device is in use: measuring it would measure other programs, and disturb them."""
 
 from __future__ import annotations
 

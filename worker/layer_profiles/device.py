@@ -25,7 +25,7 @@ from worker.profiling.compute_time import core_seconds
 T = TypeVar("T")
 
 _MEMORY_KEPT_FREE = 0.1
-"""Share of a CPU's memory that is not used, since a process that takes too much is killed."""
+"""Share of a CPU's memory to leave free, since a process that takes too much is killed."""
 
 
 class Device(Protocol):
@@ -40,16 +40,16 @@ class Device(Protocol):
     """How many rounds are queued before the host waits for them."""
 
     def mark(self) -> Any:
-        """Note the moment at which what is queued now will be done; do not wait for it."""
+        """Record the moment at which the work queued so far will be done; do not wait."""
 
     def seconds(self, marks: Sequence[Any]) -> list[float]:
         """Wait for the last mark, and return the seconds between neighbours."""
 
     def bytes_over(self, run: Callable[[], T]) -> tuple[T, int]:
-        """Run something; return its result and by how many bytes its memory peaked over before."""
+        """Run something; return its result and by how many bytes its memory peaked above before."""
 
     def check_fits(self, needed_bytes: float) -> None:
-        """Raise ``DoesNotFitError`` where trying it would be dangerous."""
+        """Raise ``DoesNotFitError`` where trying would be dangerous."""
 
 
 def open_device(wanted: str | None, kind: str | None, catalogue: Catalogue) -> Device:
@@ -84,7 +84,7 @@ class CpuDevice:
         self.bytes_over(lambda: None)  # The first time takes seconds.
 
     def mark(self) -> float:
-        # What this thread waited for a core belongs to other programs.
+        # Time in which this thread waited for a core belongs to other programs.
         return time.perf_counter() - core_seconds()[1]
 
     def seconds(self, marks: Sequence[float]) -> list[float]:

@@ -28,16 +28,16 @@ _OPTIMIZER_SHARE = 0.1
 
 
 class Reporter(Protocol):
-    """Hears how far the profiler is."""
+    """Is told how far the profiler is."""
 
     def sampling(self, what: str, samples: int) -> None:
-        """Hear that one more round was taken."""
+        """Report that one more round was taken."""
 
     def finished(self, what: str, figures: Figures) -> None:
-        """Hear that a micro batch is measured."""
+        """Report that a micro batch is measured."""
 
     def ended(self, what: str, why: str) -> None:
-        """Hear why larger micro batches are not measured."""
+        """Report why larger micro batches are not measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 SAMPLES_LEAST = 5
-"""Quartiles of fewer say little; so many are taken even when the time is out."""
+"""The fewest samples, taken even when the time is out: quartiles of fewer say little."""
 SAMPLES_MOST = 200
 CONFIDENT = 0.01
 """Measuring ends when the median of a round's total is known to within 1 %."""
@@ -50,7 +50,7 @@ def sample(
 ) -> list[Row]:
     """Take rounds until the median of their totals is known well, or the time is out.
 
-    ``take`` returns the rounds that were queued together; ``told`` hears how many there are.
+    ``take`` returns the rounds that were queued together; ``told`` is called with their number.
     """
     rows: list[Row] = []
     while True:

@@ -43,8 +43,8 @@ Mark = Callable[[], None]
 def distinct_layers(model: Model) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the layers to compute, and for each layer of the model which of these stands for it.
 
-    The layer before one that is computed must hand on as much as the one before it in the model;
-    where it does not, the layers between are computed as well.
+    A computed layer needs an input as large as in the model; where the layer before it would hand
+    on another size, the layers between are computed as well.
     """
     chain: list[int] = []
     known: dict[Any, int] = {}
@@ -188,7 +188,7 @@ class ShortModel:
             self.buffers[TIED].collect_gradients()
 
     def weight_storages(self) -> set[int]:
-        """Return where the weights are: what a layer keeps of them takes no memory."""
+        """Return where the weights are: a layer keeps references to them, which take no memory."""
         flats = [flat for b in self.buffers.values() for flat in (b.master, b.compute)]
         others = [p for layer in self.layers for p in _all_tensors(layer)]
         return {each.untyped_storage().data_ptr() for each in (*flats, *others)}

@@ -77,7 +77,7 @@ class LocalLayer:
     module: nn.Module
     tensors: tuple[LocalTensor, ...]
     vocabulary: int
-    # The ranks among which this layer's logits are split; None: each has all of them.
+    # The ranks among which this layer's logits are split; ``None``: each has all of them.
     loss_group: Collective | None
 
     def __call__(self, x: Tensor) -> Tensor:

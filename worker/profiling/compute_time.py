@@ -89,8 +89,8 @@ class ComputeTimer:
         """Sleep until the work has taken as long as the test wants.
 
         On a CPU this is a multiple of the least time on a core that this piece of a step has taken
-        so far. What the thread waited for a core, and what others in the same caches cost it, a
-        node of its own would not feel: both are taken off the sleep. Waits for peers stay.
+        so far. Waits for a core, and slowdowns by other processes that share the caches, would not
+        occur on a node of its own: both are taken off the sleep. Waits for peers stay.
         """
         if isinstance(self._begun, torch.cuda.Event):
             torch.cuda.synchronize()

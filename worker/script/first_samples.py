@@ -12,7 +12,7 @@ from worker.data.batch_tree import leaves_of
 from worker.script.losses import label_count
 
 LOOKED_AT = 64
-"""Among so many samples the longest is looked for, and two with different numbers of labels."""
+"""How many samples are searched for the longest, and for two with different numbers of labels."""
 
 
 def with_other_labels(data: DataSource, count: int) -> int | None:
@@ -31,7 +31,7 @@ def lengths(data: DataSource, count: int) -> list[int]:
 
 
 def note_of(found: list[int]) -> list[str]:
-    """Tell whose costs are planned, if lengths differ."""
+    """Note for which samples costs are planned, if lengths differ."""
     if len(set(found)) == 1:
         return []
     what = f"samples have {min(found):,} to {max(found):,} numbers"

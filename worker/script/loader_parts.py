@@ -31,7 +31,7 @@ class LoaderParts:
     drop_last: bool = False
     """Whether an epoch leaves out what would not fill a batch."""
     notes: tuple[str, ...] = ()
-    """What the loader says and we do not do."""
+    """What the loader asks for and Sailor does not do."""
 
 
 def data_of(given: Dataset | DataLoader[Any], place: str) -> LoaderParts:

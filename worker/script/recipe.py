@@ -92,7 +92,7 @@ class Recipe:
     drop_last: bool = False
     """Whether an epoch leaves out the samples that would not fill a batch."""
     ignored: tuple[str, ...] = ()
-    """What the script says and we do not do, to be told once."""
+    """What the script asks for and Sailor does not do, to be noted once."""
     eval_dataset: Dataset | None = None
     eval_collate: Collate | None = None
     """How batches of ``eval_dataset`` are made, if not as those of ``dataset``."""
@@ -106,7 +106,7 @@ class Recipe:
     _caching: list[Any] = field(default_factory=list, repr=False)
     """Configurations whose cache was switched off."""
     _changed: list[str] = field(default_factory=list, repr=False)
-    """What was done to the module that the script has not asked for."""
+    """Changes to the module that the script has not asked for."""
     _untried: list[str] = field(default_factory=list, repr=False)
     """Blocks whose splits were not tried by numbers."""
     _told: list[str] = field(default_factory=list, repr=False)

@@ -81,7 +81,7 @@ def settings_of(
 
 
 def _refuse_what_is_not_read(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse moments of steps before, and hooks: ranks make optimizers of their own."""
+    """Refuse moments of earlier steps, and hooks: ranks make optimizers of their own."""
     if optimizer.state:
         what = "has the state of steps before, which would be dropped"
         cure = "import the checkpoint that it came from: sailorctl checkpoint import --form dcp"

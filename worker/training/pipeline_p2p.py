@@ -17,7 +17,7 @@ from worker.distributed.interface import Pending, Transport
 
 _DIMS_MAX = 7
 _AHEAD_MAX = 2
-"""Tensors that are on their way to each receiver, where their number is limited."""
+"""The most tensors on their way to each receiver, where their number is limited."""
 _POLL_S = 0.001
 
 Shapes = dict[Hashable, tuple[int, ...]]

@@ -29,7 +29,7 @@ class SnapshotHook(Protocol):
         """Wait until the state may be changed."""
 
     def before_giving_up(self) -> None:
-        """Raise a better reason than a number that is not finite; all ranks call it."""
+        """Raise a better reason than a non-finite number, if there is one; all ranks call it."""
 
 
 class NoSnapshots:

@@ -88,10 +88,10 @@ class TrainingProgress:
     nonfinite: int = 0
     """Steps in a row whose update was skipped although no smaller loss scale would help."""
     data: str = ""
-    """Which files the samples are from, if they are from files."""
+    """Which files the samples are from, if any."""
 
     def on(self, data: str) -> TrainingProgress:
-        """Go on with these files; ``InputError`` if they are others than before."""
+        """Continue with these files; ``InputError`` if they are others than before."""
         check_identity(data, self.data)
         return replace(self, data=data)
 

@@ -1,7 +1,7 @@
 """ZeRO-1: one holder of each bucket keeps the optimizer's moments and updates the weights.
 
-Gradients are summed as without it. Then the owner of a bucket updates the weights and broadcasts
-them to the other holders, which keep no moments for it.
+Gradients are summed as without ZeRO-1. Then the owner of a bucket updates the weights and
+broadcasts them to the other holders, which keep no moments for it.
 """
 
 from __future__ import annotations

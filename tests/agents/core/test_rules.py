@@ -1,4 +1,4 @@
-"""Rules that no other test covers; each test was found by breaking its rule."""
+"""Rules that no other test covers; each test fails when its rule is broken."""
 
 from __future__ import annotations
 

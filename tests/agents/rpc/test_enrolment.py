@@ -107,7 +107,7 @@ class FullDisk:
 
 
 async def until(event: asyncio.Event, task: asyncio.Task[Any]) -> None:
-    """Wait for an event that the task brings about, or for its end."""
+    """Wait for an event that the task causes, or for the task's end."""
     waiting = asyncio.create_task(event.wait())
     await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()

@@ -1,4 +1,4 @@
-"""What leaves this machine needs TLS, or an explicit word against it."""
+"""What leaves this machine needs TLS, or insecure = true."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_on_this_machine_plain_http_is_the_default(tmp_path, host):
         ({"store": "etcd://127.0.0.1,other:2379"}, "store: other:2379"),
     ],
 )
-def test_another_machine_needs_tls_or_the_word(tmp_path, what, place):
+def test_another_machine_needs_tls_or_insecure(tmp_path, what, place):
     with pytest.raises(InputError, match=r"has no TLS; .*insecure = true") as refused:
         read(tmp_path, "", **what)
     assert place in str(refused.value)

@@ -75,7 +75,7 @@ def test_the_files_of_all_ranks_of_two_points_wait_for_the_store(node):
 
 
 @pytest.mark.asyncio
-async def test_a_third_point_waits_for_neither_rank_and_says_so_until_one_is_stored(node):
+async def test_third_point_is_skipped_for_all_ranks_and_reported_until_one_is_stored(node):
     node.seal(5)
     node.seal(10)
     node.queued.clear()

@@ -1,4 +1,4 @@
-"""A node that prepares for a job, and fakes of those from whom it fetches."""
+"""A node that prepares for a job, and fakes of the sources from which it fetches."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ async def test_a_node_with_other_packages_is_unfit_and_tries_again(tmp_path, nod
         await node.prepared()
 
 
-def test_other_packages_are_named_but_not_all_of_them():
+def test_error_names_three_packages_and_counts_the_rest():
     agreed = "".join(f"p{number}==1\n" for number in range(9))
     check_agreed({f"p{number}": "1" for number in range(9)}, agreed)
     with pytest.raises(PackagesDifferError, match="p2 is missing here and 1 there and 6 more"):

@@ -1,4 +1,4 @@
-"""A node prepares for the job that runs, and says when it cannot."""
+"""A node prepares for the job that runs, and reports when it cannot."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ async def test_preparation_of_another_job_clears_the_problems_of_the_last(node):
 
 
 @pytest.mark.asyncio
-async def test_a_failing_setup_is_told_once_and_tried_again(tmp_path, node, sources):
+async def test_failing_setup_is_reported_once_and_retried(tmp_path, node, sources):
     archive = packed(tmp_path, train=b"print()")
     sources.packages = {"leader:1": {str(package_of(archive)): archive}}
     count = tmp_path / "count"
@@ -201,7 +201,7 @@ async def test_a_failing_setup_is_told_once_and_tried_again(tmp_path, node, sour
 
 
 @pytest.mark.asyncio
-async def test_the_newest_kind_of_failure_is_told_and_a_repeated_one_once(
+async def test_newest_kind_of_failure_is_reported_and_a_repeated_one_once(
     tmp_path, node, sources, monkeypatch
 ):
     archive = packed(tmp_path, train=b"print()")
@@ -283,7 +283,7 @@ async def test_nothing_that_a_job_brings_ends_the_agent(tmp_path, node, sources)
 
 
 @pytest.mark.asyncio
-async def test_whatever_fails_is_told_and_tried_again(tmp_path, node, sources, monkeypatch):
+async def test_any_failure_is_reported_and_retried(tmp_path, node, sources, monkeypatch):
     def fails(*_: object) -> None:
         raise ValueError("a surprise")
 
@@ -339,7 +339,7 @@ async def test_a_copy_that_runs_on_after_its_cancellation_never_counts_as_comple
 
 
 @pytest.mark.asyncio
-async def test_who_asked_for_another_job_does_not_get_this_ones_folder(node):
+async def test_view_of_one_job_does_not_return_another_jobs_folder(node):
     with contextlib.closing(node.preparation):
         asking = asyncio.create_task(node.preparation.view(JOB))
         await asyncio.sleep(0)
@@ -352,7 +352,7 @@ async def test_who_asked_for_another_job_does_not_get_this_ones_folder(node):
 
 
 @pytest.mark.asyncio
-async def test_a_generation_is_not_let_down_by_a_look_that_does_not_know_its_job(node):
+async def test_look_without_the_awaited_job_does_not_cancel_its_preparation(node):
     with contextlib.closing(node.preparation):
         asking = asyncio.create_task(node.preparation.view(JOB))
         while node.preparation.job != JOB:
@@ -404,7 +404,7 @@ async def test_a_missing_secret_is_named_before_anything_is_set_up(tmp_path, nod
 
 
 @pytest.mark.asyncio
-async def test_data_is_linked_into_the_folder_and_missed_when_it_goes(tmp_path, node, sources):
+async def test_data_is_linked_and_checked_before_each_generation(tmp_path, node, sources):
     archive = packed(tmp_path, train=b"print()")
     sources.packages = {"leader:1": {str(package_of(archive)): archive}}
     there, bucket = tmp_path / "there", tmp_path / "bucket"
@@ -445,7 +445,7 @@ async def test_data_is_linked_into_the_folder_and_missed_when_it_goes(tmp_path, 
         )
 
 
-def test_the_oldest_are_deleted_but_never_the_present_one(tmp_path):
+def test_oldest_entries_are_deleted_but_never_those_in_use(tmp_path):
     paths = [tmp_path / str(number) for number in range(KEPT + 3)]
     for number, path in enumerate(paths):
         path.mkdir() if number % 2 else path.touch()

@@ -65,7 +65,7 @@ async def test_the_rendezvous_is_asked_at_the_present_address_of_rank_0s_node(
 
 @pytest.mark.asyncio
 async def test_a_generation_that_is_over_once_the_node_is_prepared_starts_nothing(monkeypatch):
-    """Nor does it refuse: what failed is told of the present generation."""
+    """It is not refused either: failures are reported of the present generation."""
     gang: Any = SimpleNamespace(job=JobId("j"), generation=2)
 
     async def details_of(_: GenerationRecord) -> Any:

@@ -42,7 +42,7 @@ async def answers(tmp_path: Path) -> AsyncIterator[dict[str, bytes]]:
 
 
 @pytest.mark.asyncio
-async def test_a_fork_server_that_is_too_old_is_told_with_the_cure(answers, tmp_path, monkeypatch):
+async def test_too_old_fork_server_is_reported_with_the_cure(answers, tmp_path, monkeypatch):
     client = ForkClient(tmp_path, "unused", 60.0)
     await client.ensure_running()  # Today's agent directs those without a number.
     monkeypatch.setattr(fork_client, "NEEDS", 2)

@@ -37,7 +37,7 @@ def run_of(tmp_path: Path, report: Any) -> GenerationRun:
     return GenerationRun(assignment, report)
 
 
-def test_contradicted_rank_withdraws_before_it_closes_and_tells_which_node_it_is_on(
+def test_contradicted_rank_withdraws_before_it_closes_and_reports_its_node(
     tmp_path: Path,
 ) -> None:
     done, reports = [], []
@@ -63,7 +63,7 @@ def test_contradicted_rank_withdraws_before_it_closes_and_tells_which_node_it_is
     assert run.state == "idle"
 
 
-def test_ranks_of_two_versions_are_told_apart_and_it_is_no_bug_of_the_job(tmp_path: Path) -> None:
+def test_ranks_of_two_versions_fail_and_it_is_no_bug_of_the_job(tmp_path: Path) -> None:
     reports: list[dict[str, Any]] = []
     run = run_of(tmp_path, lambda status, _: reports.append(status))
     run._ended.set()

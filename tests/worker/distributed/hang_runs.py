@@ -61,7 +61,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Told:
-    """What the ranks told."""
+    """What the ranks reported."""
 
     place: str = ""
     """What the rank that was hit did."""
@@ -74,7 +74,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether those who were to be blamed were blamed."""
+    """Whether those who were to be blamed were blamed. A *voice* is one rank's first blame."""
 
     kind: str
     ranks: int

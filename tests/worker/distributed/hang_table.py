@@ -61,7 +61,7 @@ def missing(done: Sequence[dict[str, Any]], faults: int, steps: int) -> Iterator
 
 def table(done: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of a table of the faults, and one about clean steps."""
-    yield "| fault | injected | right by all ranks | voices | right | named after (median, most) |"
+    yield "| fault | injected | right by all ranks | blames | right | named after (median, most) |"
     yield "|---|---|---|---|---|---|"
     faults = [line for line in done if "fault" in line]
     for kind in [*KINDS, "all"]:
@@ -85,7 +85,7 @@ def table(done: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield from (f"  {alarm}" for alarm in alarms[:20])
     for line in faults:
         if not line["voices"] or line["wrong"]:
-            voices = "; ".join(line["wrong"]) or "nobody said anything"
+            voices = "; ".join(line["wrong"]) or "no rank blamed any"
             yield f"fault {line['fault']} ({line['kind']} {line['place']}): {voices}"
 
 

@@ -40,13 +40,13 @@ def test_clean_steps_blame_nobody() -> None:
         ("other order", (2,), (0, 1), "ranks (0, 1) wait for each other (x)", False),
     ],
 )
-def test_voice_counts_as_right_only_if_it_names_the_culprit_and_where(
+def test_blame_counts_as_right_only_if_it_names_the_culprit_and_where(
     kind, ranks, blamed, text, is_right
 ):
     told = Told(PLACE, 10.0, 0.1, {0: (blamed, text, 13.0)})
     verdict = judge(Fault(kind, ranks, 0.5), 4, told)
     assert (verdict.is_right, verdict.named_s, len(verdict.wrong)) == (is_right, 3.0, not is_right)
-    assert not judge(Fault(kind, ranks, 0.5), 4, Told(PLACE, 10.0)).is_right, "nobody said anything"
+    assert not judge(Fault(kind, ranks, 0.5), 4, Told(PLACE, 10.0)).is_right, "no rank blamed any"
 
 
 def test_run_goes_on_where_it_was_interrupted() -> None:
@@ -54,7 +54,7 @@ def test_run_goes_on_where_it_was_interrupted() -> None:
     assert list(missing(done, 3, 1000)) == [("clean", 1), ("fault", 2)]
 
 
-def test_alarms_and_wrong_voices_are_shown() -> None:
+def test_false_alarms_and_wrong_blames_are_shown() -> None:
     clean = {"clean": 0, "steps": 500, "alarms": ["rank 0: x"], "longest_wait_s": 4.0}
     wrong = {
         "fault": 0, "kind": "stall", "place": PLACE, "voices": 2, "right": 1, "named_s": 3.1,

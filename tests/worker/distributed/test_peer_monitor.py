@@ -37,7 +37,7 @@ def start(store, rank, size, found, secret=SECRET):
     return thread
 
 
-def test_ranks_that_know_the_secret_meet_though_strangers_knock():
+def test_ranks_that_know_the_secret_meet_though_strangers_connect():
     store, found = HashStore(), {}
     threads = [start(store, 0, 3, found)]
     address = tuple(json.loads(store.get("watch/0")))

@@ -39,7 +39,7 @@ def test_a_distributed_sampler_says_whether_it_shuffles():
     assert not data_of(DataLoader(DATA, 4, sampler=sampler), "dataset").shuffled
 
 
-def test_drop_last_of_a_loader_is_taken_and_its_workers_are_told():
+def test_drop_last_of_a_loader_is_taken_and_its_workers_get_a_note():
     parts = data_of(DataLoader(DATA, 4, drop_last=True, num_workers=1), "dataset")
     assert parts.drop_last
     assert parts.notes == (

@@ -87,7 +87,7 @@ def test_a_model_that_keeps_a_parameter_outside_of_its_parts_is_refused():
         trainer(Net(heads=2)).recipe.job()
 
 
-def test_callbacks_that_look_at_the_model_are_told_once_what_they_see(capsys):
+def test_callbacks_that_read_the_model_get_one_note(capsys):
     model = Net()
     seen = []
     trainer(model, callbacks=[lambda *_: seen.append(model.state_dict())]).train()
@@ -96,6 +96,6 @@ def test_callbacks_that_look_at_the_model_are_told_once_what_they_see(capsys):
     assert "callbacks see the model's initial weights" in note
 
 
-def test_other_callbacks_are_told_nothing(capsys):
+def test_other_callbacks_get_no_note(capsys):
     trainer(Net(), callbacks=[lambda step, values: (step, values["loss"])]).train()
     assert "note:" not in capsys.readouterr().out

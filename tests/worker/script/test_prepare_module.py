@@ -84,7 +84,7 @@ def test_a_module_that_was_compiled_in_place_computes_by_its_own_code():
 
 
 @with_compiler
-def test_a_compiled_module_trains_as_itself_and_is_told(capsys):
+def test_compiled_module_trains_uncompiled_with_a_note(capsys):
     def trainer(prepare):
         torch.manual_seed(3)
         module = prepare(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)))

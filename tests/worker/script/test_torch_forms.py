@@ -90,7 +90,7 @@ def test_dropout_and_batch_norm_in_evaluation_stay_there_also_after_evaluations(
     assert_trained_as_by_torch(model, eval_every=1)
 
 
-def test_drop_last_shortens_an_epoch_and_ignored_workers_are_told_once(capsys):
+def test_drop_last_shortens_an_epoch_and_ignored_workers_get_one_note(capsys):
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     data = [(torch.ones(2), index % 2) for index in range(10)]
     given = {"drop_last": True, "num_workers": 1}

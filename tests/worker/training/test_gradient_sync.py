@@ -173,7 +173,7 @@ class AtOnce(Collective):
 
 
 def test_copies_of_finished_sums_are_freed_before_the_last_layer():
-    """A rank that is coarser than its replicas sums copies; they would add up to its gradients."""
+    """A rank that is coarser than its replicas sums copies, together as large as its gradients."""
     plan = plan_of(4, (1, [(0, 5, 4)]), (1, [(0, 5, 1)]))
     holdings, place = holdings_for(plan, TIED_JOB), rank_places(plan)[4]
     kept = buffers(TIED_JOB, plan, place, None)

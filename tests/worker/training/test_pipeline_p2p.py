@@ -1,4 +1,4 @@
-"""Shapes of boundary tensors are told once, and not believed if a death may have cut them short."""
+"""Shapes of boundary tensors are sent once, and refused if a death may have cut them short."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Counted:
         return self._transport.send(tensor, to=to)
 
 
-def test_shape_is_told_once_for_each_signature():
+def test_shape_is_sent_once_for_each_signature():
     world = ThreadWorld(2)
     sender = Counted(world.transport(0))
     outbox = Outbox(sender, [1])

@@ -1,7 +1,7 @@
 """Where the elements of a tensor are in the pieces of a job; without torch.
 
-A tensor is read and written in *blocks*: some of its rows, or what one atom has of them, which are
-contiguous in a piece. A block is small, so a checkpoint of any size passes through little memory.
+A tensor is read and written in *blocks*: some of its rows, or the part of them in one atom, which
+is contiguous in a piece. A block is small, so a checkpoint of any size needs little memory.
 """
 
 from __future__ import annotations

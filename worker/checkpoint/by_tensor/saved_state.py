@@ -1,7 +1,7 @@
 """Reads a checkpoint one tensor at a time, whatever plan it was made under.
 
-When it is opened, every byte is read once and every checksum verified; objects never change, so
-the tensors are read later without.
+When it is opened, every byte is read once and every checksum verified; objects never change, so the
+tensors are read later without.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Objects:
 
 
 _AHEAD_BYTES = 16 * 2**20
-"""An object store is asked for so many bytes at once."""
+"""Bytes of one request to an object store."""
 
 
 @dataclass(frozen=True)

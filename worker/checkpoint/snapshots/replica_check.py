@@ -1,4 +1,4 @@
-"""Checks that all holders of a piece have the same bits, and finds the rank that has others.
+"""Checks that all holders of a piece have the same bits, and finds ranks with other bits.
 
 One all-reduce of two numbers for each piece tells every rank whether all digests are equal. Only if
 they are not, a second one collects the digests by rank.
@@ -19,7 +19,7 @@ from worker.training.snapshot_hook import ReplicaMismatchError
 _ABSENT = -(2**63)
 """In place of the digest of a piece that a rank does not hold."""
 _NAMED_MAX = 16
-"""Of how many differing pieces the digests are collected."""
+"""The most differing pieces whose digests are collected."""
 
 
 def check_replicas(

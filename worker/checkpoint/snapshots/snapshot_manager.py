@@ -2,8 +2,8 @@
 
 Which steps are kept is a function of the step, so all ranks keep the same ones. A rank votes on
 such a step only after it has sealed its last snapshot and, where replicas are needed, its agent has
-replicated the one before that. So a completed vote tells every rank which points are complete on
-all ranks.
+replicated the one before that or given up. So a completed vote tells every rank which points are
+complete on all ranks.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ class SnapshotManager:
     _noted: tuple[int, list[PieceKey], torch.Tensor | None] | None = None
     """A step and the sums of this rank's bits after it, until they are compared."""
     _compared: int = 0
-    """The last step whose bits are compared; those of the first are when the generation opens."""
+    """The last step whose bits are compared; the first ones were compared as the generation
+    opened."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     @classmethod
@@ -181,7 +182,7 @@ class SnapshotManager:
     # ---- from other threads ---------------------------------------------------------------------
 
     def replicated(self, step: int) -> None:
-        """Record that all replicas of this node's pieces of that point exist."""
+        """Record that this rank's replicas of that step are stored, or were given up."""
         self.stalls.replicated(step)
         with self._changed:
             self._replicated = max(self._replicated, step)
@@ -197,7 +198,8 @@ class SnapshotManager:
         return self.target.persist_every is not None and step % self.target.persist_every == 0
 
     def wants_to_stop(self, step: int) -> bool:
-        """Return this rank's vote before it makes a step: whether the generation ends with it.
+        """Return this rank's vote before it makes a step: whether the generation ends with that
+        step.
 
         If a snapshot follows the step, wait first until the last one is sealed and, where copies on
         other nodes are needed, the one before it is replicated. If bits were noted, compare them.
@@ -269,9 +271,9 @@ class SnapshotManager:
     def _compare(self) -> None:
         """Check that all holders had the same bits when they were noted.
 
-        All holders are compared, since one that has drifted trains with wrong weights. GPU
-        kinds may round differently, so only ranks with the GPU kind of a piece's writer are
-        compared.
+        That includes holders that keep no snapshot of the piece, since one that has drifted trains
+        with wrong weights. GPU kinds may round differently, so only holders with the GPU kind of a
+        piece's writer are compared.
         """
         if self._noted is None:
             return
@@ -322,7 +324,7 @@ class SnapshotManager:
         self._compare()
 
     def _all_replicated(self, is_replicated: bool) -> bool:
-        """Have all ranks replicated the last snapshot, if replicas are needed?"""
+        """Return whether all ranks have replicated the last snapshot, if replicas are needed."""
         group = self.trainer.world_group
         if group is None:
             return True

@@ -98,7 +98,7 @@ class StallStats:
             self._settled.append(took_s)
 
     def replicated(self, step: int) -> None:
-        """Record that all replicas of a snapshot exist; two may be in transfer at once."""
+        """Record that a snapshot's replicas are stored or given up; two may be under way."""
         for each in [each for each in list(self._sealed) if each <= step]:
             begun_s, took_s = self._sealed.pop(each)
             if each == step:

@@ -57,7 +57,7 @@ class MapData:
     sizes: tuple[int, ...] = ()
     """How many samples each data set had when the job began; default: as many as it has now."""
     limits: Limits = field(default_factory=dict)
-    """The least integers that are too large, by key; an error names the sample that has one."""
+    """By key, the least integer that is too large; an error names a sample that reaches it."""
     _reader: StreamReader | None = None
 
     def __post_init__(self) -> None:

@@ -59,7 +59,7 @@ def optimizer_of(job: Job) -> dict[str, Any]:
     rate = {"lr": job.learning_rate}
     decay = job.update.decay(job.optimizer)
     if job.optimizer == "sgd":
-        # torch refuses Nesterov's way without momentum, with which it changes nothing.
+        # torch refuses Nesterov momentum without momentum, where it changes nothing.
         nesterov = job.update.nesterov and job.update.momentum > 0
         momentum = {"momentum": job.update.momentum, "nesterov": nesterov}
         return {"type": "SGD", "params": {**rate, **momentum, "weight_decay": decay}}

@@ -38,7 +38,7 @@ class _NoCheckpoint:
 
 
 def _no_checkpoint(*_: Any, **__: Any) -> Iterator[None]:
-    """Take the place of torch's other one, a generator around the call."""
+    """Take the place of torch's non-reentrant checkpoint, a generator around the call."""
     yield
 
 

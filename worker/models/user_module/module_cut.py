@@ -162,7 +162,7 @@ def _with_memory(parts: Sequence[tuple[nn.Module, Any]]) -> Iterator[None]:
 
 @contextmanager
 def _followed(module: nn.Module) -> Iterator[None]:
-    """Let gradients be followed from all parameters of floats for a while."""
+    """Let autograd follow all parameters of floats for a while."""
     before = {each: each.requires_grad for _, each in _all_parameters(module)}
     for each in before:
         each.requires_grad_(each.is_floating_point())

@@ -20,8 +20,8 @@ from worker.models.user_module.cut_module import BlockArguments, CutModule
 from worker.models.user_module.module_cut import DrawRecorder, ModuleCut, kinds_of
 
 Split = Literal["columns", "rows", "partial", "adapter columns", "adapter rows"]
-"""``columns`` and ``rows`` are those of ``worker.layout.split_spec``; the inputs and outputs of an
-adapter's are small, and its own. ``partial``: every rank has all of a part, and computes a part of
+"""``columns`` and ``rows`` are those of ``worker.layout.split_spec``. An adapter's have small
+inputs and outputs of its own. ``partial``: every rank has all of a part, and computes a part of
 its gradient."""
 
 _STYLES: Mapping[str, Split] = {

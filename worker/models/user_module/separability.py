@@ -1,4 +1,4 @@
-"""Checks that a module treats samples alone, so that a plan may put them into any micro batch."""
+"""Checks that a module computes each sample alone, so that any micro batch may have it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from worker.models.user_module.module_skeleton import set_parameter
 
 _TOLERANCE = 1e-3
 _TOLERANCE_OF_LOSSES = 2e-5
-"""Two samples whose losses are alike hide a mean over the labels of both: a miss in about 1,000
-draws. Rounding is a tenth of it."""
+"""Relative to the loss. Two samples whose losses are alike hide a mean over the labels of both:
+a miss in about 1,000 draws. Rounding is a tenth of it."""
 _TOLERANCE_OF_DOCUMENTS = 1e-6
-"""What is masked counts exactly zero times, so that nothing is rounded otherwise."""
+"""Relative. Masked values count exactly zero times, so no sum is rounded differently."""
 _CURE = "a sample's result must depend on that sample alone, and collate must draw nothing"
 
 

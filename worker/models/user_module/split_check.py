@@ -27,7 +27,8 @@ from worker.models.user_module.module_layers import ModuleSource, build_module_l
 from worker.types import LogicalTensor
 
 _TOLERANCE = 1e-5
-"""Of the largest value; code that computes in fp32 inside is no mistake, a wrong split is one."""
+"""Relative to the largest value. Code that computes in fp32 inside is no mistake; a wrong split
+is."""
 _PRODUCTS_MAX = 2 * 10**10
 """Larger blocks, in parameters times tokens, would take more than some seconds."""
 _WAIT_S = 60.0
@@ -217,9 +218,9 @@ class _Member(Collective):
         return tensor
 
     def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Pending:
-        """Not needed by blocks."""
+        """Do nothing: blocks do not need this."""
         raise NotImplementedError
 
     def start_broadcast(self, tensor: Tensor, *, source: int) -> Pending:
-        """Not needed by blocks."""
+        """Do nothing: blocks do not need this."""
         raise NotImplementedError

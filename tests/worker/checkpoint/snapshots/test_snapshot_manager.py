@@ -68,8 +68,8 @@ def sealed(memory: Path) -> dict[int, snapshot_file.SealedFile]:
     return found
 
 
-def test_rank_that_waits_for_its_seal_says_so(keeper, monkeypatch):
-    """Peers that wait for it ask what it does."""
+def test_rank_that_waits_for_its_seal_reports_that_activity(keeper, monkeypatch):
+    """Peers that wait for it ask for its activity."""
     train_unsealed(keeper, 1)
     seen, recorder = [], keeper.trainer.recorder
     monkeypatch.setattr(keeper.writer, "wait_sealed", lambda: seen.append(recorder.activity_text))

@@ -230,7 +230,7 @@ def test_micro_batches_may_be_of_different_lengths():
             assert_close(trained(recipe, job, plan), wanted, f"seed {seed}: {plan}")
 
 
-def test_shapes_of_micro_batches_that_are_alike_are_told_once(monkeypatch):
+def test_shape_of_like_micro_batches_is_sent_once(monkeypatch):
     """Not before each tensor: on a GPU, sender and receiver would wait for each other."""
     shapes, send = [], ThreadTransport.send
 

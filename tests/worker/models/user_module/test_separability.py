@@ -169,8 +169,8 @@ def collate(rows):
 
 
 @pytest.mark.parametrize("counts", [(2, 2), (2, 3)])
-def test_shapes_between_layers_that_depend_on_plain_numbers_are_told(counts):
-    """One stage trains with them; several would not know what to receive."""
+def test_shapes_between_layers_that_depend_on_plain_numbers_are_noted(counts):
+    """One stage trains with them; several would not know which shapes to receive."""
     data = [{"x": torch.ones(4), "count": counts[i % 2], "labels": i % 3} for i in range(4)]
     loss = mean_of_samples
     recipe = Recipe(
