@@ -126,7 +126,7 @@ class OptimizerStep:
             self.of_group(group).apply(weight[part], gradient[part], here)
 
     def apply(self, weight: Tensor, gradient: Tensor, moments: tuple[Tensor, ...]) -> None:
-        """Update the weights in place; only the exact form leaves the gradient unchanged."""
+        """Update the weights in place; the fused kernel changes the gradient, too."""
         if self.is_fused:
             self._fused(weight, gradient, *moments)
             return

@@ -98,7 +98,7 @@ class TrainingProgress:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """The result of one step; all but ``seconds`` is the same on every rank."""
+    """The result of one step; all but ``seconds`` and ``at_peak_s`` is the same on every rank."""
 
     step: int  # Steps done before this one.
     loss: float

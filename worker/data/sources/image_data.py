@@ -85,7 +85,7 @@ class ImageFolder:
     image: int
     channels: int
     files: tuple[DataFile, ...] = ()
-    """None: an image that changes is read as it is now."""
+    """Empty: an image that changes is read as it is now."""
 
     def pixels(self, number: int) -> Pixels:
         from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - only folders need it
