@@ -318,15 +318,20 @@ def _timelines(figure: Figure, run: Mapping[str, Any]) -> None:
         _bars(axes, told, top + 0.46, 0.34, alpha=0.55)
     axes.set_ylim(len(ranks), -0.2)
     axes.set_yticks([top + 0.4 for top in range(len(ranks))])
-    axes.set_yticklabels(
-        [f"{rank['node']}, layers {rank['place']['layers'][0]}-{rank['place']['layers'][1] - 1}"
-         for rank in ranks]
-    )  # fmt: skip
+    axes.set_yticklabels([f"{rank['node']}, layers {_layers_of(rank['place'])}" for rank in ranks])
     axes.set_xlabel("seconds; upper bars measured, lower ones predicted")
     for kind in KIND_NAMES:
         axes.barh(0, 0, color=KIND_COLOURS[kind], label=KIND_NAMES[kind])
     axes.legend(loc="upper right", frameon=False, ncols=4, bbox_to_anchor=(1, 1.12))
     figure.tight_layout()
+
+
+def _layers_of(place: Mapping[str, Any]) -> str:
+    """Return the layers of a rank; a record from before there were chunks has one range."""
+    spans = (
+        [chunk["layers"] for chunk in place["chunks"]] if "chunks" in place else [place["layers"]]
+    )
+    return ", ".join(f"{begin}-{end - 1}" for begin, end in spans)
 
 
 def _bars(

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import asdict
 
-from benchmarks.fidelity_report import DOCUMENT, MOVES, PLANS, moves_table, summary_lines
+import pytest
+from matplotlib.figure import Figure
+
+from benchmarks.fidelity_report import (
+    DOCUMENT,
+    MOVES,
+    PLANS,
+    _timelines,
+    moves_table,
+    summary_lines,
+)
+from tests.worker.training_runs import plan_of
+from worker.layout.rank_layout import rank_places
 
 
 @pytest.mark.parametrize("marks", [PLANS, MOVES])
@@ -30,6 +42,18 @@ def test_every_phase_of_a_move_is_shown_and_zeros_have_a_ratio():
     assert row.removeprefix("loss of a").split() == cells.split()
     found = {line.split()[0]: float(line.split()[1]) for line in ratios}
     assert found == {"downtime": 0.5, "plan": 1.0, "quiesce": 4.0, "rebuild": 0.01}
+
+
+def test_timelines_are_drawn_of_chunks_and_of_records_from_before_them():
+    span = {"activity": "forward", "start_ns": 0, "end_ns": 9}
+    place = asdict(rank_places(plan_of(4, (1, [(0, 5, 1)])))[0])
+    older = {"pipeline": 0, "stage": 0, "layers": [0, 5]}
+    for each in (place, older):
+        ranks = [{"node": "a", "place": each, "spans": [span]}]
+        figure = Figure()
+        _timelines(figure, {"measured": {"ranks": ranks}, "predicted": {"timeline": []}})
+        (label,) = figure.axes[0].get_yticklabels()
+        assert label.get_text() == "a, layers 0-4"
 
 
 def test_plans_inside_their_error_bars_are_counted():

@@ -58,6 +58,8 @@ NCCL_DEFAULTS = {
     "TORCH_FR_BUFFER_SIZE": "0",
 }
 """Set unless the environment has another value."""
+OLD_RECORDER = "TORCH_NCCL_TRACE_BUFFER_SIZE"
+"""The recorder's size under its older name, which torch reads only where the newer is not set."""
 
 
 class Backends(Protocol):
@@ -167,6 +169,8 @@ class NcclBackends:
 def prepare_environment(host: str = "") -> None:
     """Set how torch and NCCL handle errors and connect; both read it when they make a group."""
     os.environ.update(NCCL_SETTINGS)
+    if (asked := os.environ.get(OLD_RECORDER)) is not None:
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", asked)
     for name, value in NCCL_DEFAULTS.items():
         os.environ.setdefault(name, value)
     interface = interface_of(host) if host else None

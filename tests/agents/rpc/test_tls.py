@@ -369,6 +369,7 @@ async def test_two_lists_of_revoked_certificates_are_read(tmp_path):
     for name in ("ca.pem", "revoked.pem"):
         texts = ((each.folder / name).read_bytes() for each in (two, one))
         (tmp_path / "n1" / name).write_bytes(b"".join(texts))
+    own.ca.write_bytes(2 * own.ca.read_bytes())  # As if the procedure's first step was done twice.
     tls = Tls(own, "test", "agent")
     serials = {int(each.serial, 16) for made in (one, two) for each in made.issued()}
     assert tls._revoked == serials

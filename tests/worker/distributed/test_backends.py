@@ -12,6 +12,7 @@ pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from worker.distributed.backends import (
     NCCL_DEFAULTS,
     NCCL_SETTINGS,
+    OLD_RECORDER,
     interface_of,
     prepare_environment,
 )
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch):
-    for name in (*NCCL_SETTINGS, *NCCL_DEFAULTS, "NCCL_SOCKET_IFNAME"):
+    for name in (*NCCL_SETTINGS, *NCCL_DEFAULTS, OLD_RECORDER, "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "unset")
         monkeypatch.delenv(name)
 
@@ -35,6 +36,13 @@ def test_interface_that_is_set_already_stays(monkeypatch):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
     prepare_environment("127.0.0.1")
     assert os.environ["NCCL_SOCKET_IFNAME"] == "eth7"
+
+
+@pytest.mark.parametrize("name", [OLD_RECORDER, "TORCH_FR_BUFFER_SIZE"])
+def test_recorder_that_is_switched_on_stays_on(monkeypatch, name):
+    monkeypatch.setenv(name, "20000")
+    prepare_environment()
+    assert os.environ["TORCH_FR_BUFFER_SIZE"] == "20000"
 
 
 @pytest.mark.parametrize("host", ["", "192.0.2.7", "no such host.invalid"])

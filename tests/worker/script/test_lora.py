@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +13,9 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 pytest.importorskip("transformers", reason="their models are adapted")
 peft = pytest.importorskip("peft", reason="its adapters are trained")
 
+from simulator.documents.problems import InputError
+from simulator.spec.job import Job
+from simulator.spec.plan import Plan
 from tests.conftest import the_first_quick
 from tests.worker.hf_families import all_in_fp64, language_model, sentences
 from tests.worker.module_runs import assert_close, plain_loop, recipe_of, trained
@@ -17,6 +23,7 @@ from tests.worker.random_plan import any_plan
 from tests.worker.training_runs import alone, drawn
 from worker.distributed.single_rank import SingleRankTransport
 from worker.layout.tensor_table import tensors_of
+from worker.models.user_module.module_splits import _is_plain_lora
 from worker.training.full_tensors import merge_ranks, rank_tensors
 from worker.training.trainer import RankTrainer
 
@@ -106,6 +113,28 @@ def test_matrices_follow_the_layer_that_they_adapt():
 def test_other_adapters_say_why_they_are_not_split(changes, why):
     recipe = recipe_of(lambda: adapted("attention", **changes))
     assert (recipe.splits.max_tp, recipe.splits.why_not_more) == (1, why)
+
+
+def test_adapters_of_a_peft_that_does_not_tell_their_variant_are_not_plain():
+    part = adapted("attention").base_model.model.model.layers[0].self_attn.q_proj
+    assert _is_plain_lora(part)
+    del part.lora_variant
+    assert not _is_plain_lora(part)
+
+
+def test_node_whose_packages_split_less_than_the_plan_refuses_to_train():
+    recipe = recipe_of(lambda: adapted("attention"))
+    job = recipe.job()
+    plan = next(p for p in plans_of(job) if any(s.tp > 1 for s in p.pipelines[0].stages))
+    less = replace(recipe.splits, max_tp=1, why_not_more="its peft is older")
+    vars(recipe)["splits"] = less
+    with pytest.raises(InputError, match=r"split over \d ranks here: its peft is older"):
+        trained(recipe, job, plan)
+
+
+def plans_of(job: Job) -> Iterator[Plan]:
+    """Yield random plans of a job."""
+    return (any_plan(drawn(seed), job, ranks_max=5) for seed in itertools.count())
 
 
 @pytest.mark.parametrize("parts", ["attention", "and a head"])

@@ -238,6 +238,10 @@ def build_module_layers(
 ) -> list[ModuleLayer]:
     """Build some layers of a user's module; parameters of the others take no memory."""
     assert (group is None) == (tp == 1), "ranks that share a layer need a group"
+    if tp > 1 and source.splits.max_tp % tp:
+        why = source.splits.why_not_more or f"no more than {source.splits.max_tp} can"
+        cure = "install the packages with which the job was submitted"
+        raise InputError(Problem("model", f"cannot be split over {tp} ranks here: {why}", cure))
     skeleton, cut = source.skeleton(), source.cut
     move_skeleton(skeleton, device=device, dtype=compute)
     module = CutModule(skeleton, cut, source.call)

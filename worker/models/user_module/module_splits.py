@@ -175,8 +175,10 @@ def _with_adapters(
 
 def _is_plain_lora(part: nn.Module) -> bool:
     """Return whether a part adds the product of two matrices to a linear layer, and no more."""
-    is_lora = _name_of(part) == "peft.tuners.lora.layer.Linear"
-    return is_lora and not getattr(part, "lora_variant", {}) and not getattr(part, "merged", False)
+    if _name_of(part) != "peft.tuners.lora.layer.Linear":
+        return False
+    # Versions of peft without this attribute keep variants such as DoRA elsewhere.
+    return getattr(part, "lora_variant", None) == {} and not getattr(part, "merged", False)
 
 
 def _name_of(part: nn.Module) -> str:
