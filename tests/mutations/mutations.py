@@ -251,8 +251,8 @@ MUTATIONS = [
         ),
         (
             "a stop is ordered although a member leaves within a step",
-            "needed = state.now + 1.5 * proposal.iteration_s",
-            "needed = state.now - 1.5 * proposal.iteration_s",
+            "needed = state.now + 1.5 * step_s",
+            "needed = state.now - 1.5 * step_s",
         ),
     ),
     *core(
